@@ -1,4 +1,4 @@
-//! The two kinds of file, to the letter as the kubelet writes and reads them (`docs/spec/pull.md §8.2`).
+//! The kubelet's two record file formats, byte for byte (`docs/spec/pull.md §8.2`).
 
 use std::{
     collections::BTreeMap,
@@ -21,16 +21,15 @@ const VERSION_BEFORE: &str = "kubelet.config.k8s.io/v1alpha1";
 const KIND_INTENT: &str = "ImagePullIntent";
 const KIND_RECORD: &str = "ImagePulledRecord";
 
-/// The access to an image, by the names it was pulled under.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PulledRecord {
     pub(crate) image_ref: String,
     pub(crate) updated: Option<SystemTime>,
-    /// Name without tag and digest, as the user spelled it → the access under it.
+    /// Name without tag and digest, as the user spelled it → access recorded for it.
     pub(crate) mapping: BTreeMap<String, ImageAccess>,
 }
 
-/// Whose credentials opened an image.
+/// The credentials that opened an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ImageAccess {
@@ -38,12 +37,12 @@ pub(crate) struct ImageAccess {
     pub(crate) kubernetes_secrets: Vec<RecordedSecret>,
     #[serde(default, deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub(crate) kubernetes_service_accounts: Vec<RecordedServiceAccount>,
-    /// Anonymous access or the node's own credentials did: each pod may use it.
+    /// Anonymous access or node credentials opened the image: each pod may use it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) node_pods_accessible: bool,
 }
 
-/// A pull secret, by where it is and what it holds.
+/// A pull secret, by its identity and its content hash.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct RecordedSecret {
@@ -53,7 +52,6 @@ pub(crate) struct RecordedSecret {
     pub(crate) credential_hash: String,
 }
 
-/// A service account.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecordedServiceAccount {
@@ -62,7 +60,6 @@ pub(crate) struct RecordedServiceAccount {
     pub(crate) name: String,
 }
 
-/// The content of a file is not a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct DecodeError(String);
@@ -74,12 +71,12 @@ pub(super) struct Decoded<T> {
     pub(super) outdated: bool,
 }
 
-/// That a pull was begun.
+/// An intent: a pull of this image has started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullIntent {
     /// The image as the user spelled it.
     pub(super) image: String,
-    /// What that means; `None` where it is no reference, as an image's id.
+    /// `None` where the spelling is not a reference, such as an image id.
     pub(super) reference: Option<Reference>,
 }
 
@@ -90,15 +87,14 @@ impl PullIntent {
     }
 }
 
-/// What is kept one in a file.
 pub(super) trait RecordFile: Sized {
-    /// What it is about; its file is named by that.
+    /// The subject; the file name is its hash.
     fn key(&self) -> &str;
     fn encode(&self) -> Vec<u8>;
     fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError>;
 }
 
-/// The name of the file of an image reference or id.
+/// The file name for an image reference or id.
 pub(super) fn file_name(key: &str) -> String {
     format!("sha256-{}", Digest::of(key.as_bytes()).hex())
 }
@@ -141,7 +137,7 @@ impl RecordFile for PulledRecord {
     }
 }
 
-/// Decodes JSON, or the YAML that the kubelet takes as well and never writes. Complains in the kubelet's words.
+/// Decodes JSON, or YAML, which the kubelet accepts and never writes. Errors use the kubelet's words.
 fn decode<T: DeserializeOwned>(bytes: &[u8], kind: &str) -> Result<(T, bool), DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|error| DecodeError(error.to_string()))?;
     let header: Header = parse(text)?;
@@ -171,7 +167,7 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, DecodeError> {
         Err(_) if text.trim().is_empty() => return Err(DecodeError(format!("Object 'Kind' is missing in '{text}'"))),
         Err(error) => match serde_saphyr::from_str(text) {
             Ok(file) => return Ok(file),
-            // What looks like JSON is to be mended as JSON.
+            // Report what looks like JSON as JSON.
             Err(_) if text.trim_start().starts_with('{') => error.to_string(),
             Err(error) => error.to_string(),
         },
@@ -192,7 +188,6 @@ fn line(file: &impl Serialize) -> Vec<u8> {
     bytes
 }
 
-/// What says how to read the rest.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Header {
@@ -224,7 +219,7 @@ struct RecordDocument {
     credential_mapping: BTreeMap<String, ImageAccess>,
 }
 
-/// RFC 3339, UTC, whole seconds; `null` when never.
+/// RFC 3339, UTC, whole seconds; `null` for the zero time.
 #[derive(Default)]
 struct WireTime(Option<SystemTime>);
 
@@ -246,7 +241,7 @@ impl<'de> Deserialize<'de> for WireTime {
         let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(Self(None)) };
         let timestamp: Timestamp = text.parse().map_err(|error| match text.get(..4) {
             Some(year) if year.bytes().all(|byte| byte.is_ascii_digit()) => D::Error::custom(error),
-            // In Go's words, which looks for a year there.
+            // Go's error text; its parser expects a year there.
             _ => D::Error::custom(format!(
                 "parsing time \"{text}\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"{text}\" as \"2006\""
             )),

@@ -1,4 +1,4 @@
-//! How many intents and records there are, under the kubelet's names (`docs/spec/pull.md §9.1`).
+//! Gauges of intents and records, under the kubelet's names (`docs/spec/pull.md §9.1`).
 
 use std::sync::{Arc, OnceLock};
 
@@ -24,11 +24,10 @@ const fn gauge(name: &'static str, help: &'static str) -> Family {
     Family { name, help, kind: MetricKind::Gauge, labels: &[] }
 }
 
-/// Where they are shown, once that is known.
+/// The metrics to report to, once attached.
 #[derive(Debug, Default)]
 pub(super) struct Gauges(OnceLock<Arc<Metrics>>);
 
-/// What of one folder is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Filling {
     pub(super) on_disk: usize,
@@ -36,7 +35,7 @@ pub(super) struct Filling {
 }
 
 impl Gauges {
-    /// Shows them here from now on. The first place stays.
+    /// Reports to these metrics from now on; a second call changes nothing.
     pub(super) fn attach(&self, metrics: Arc<Metrics>) {
         for family in [&INTENTS, &RECORDS, &INTENTS_MEMORY, &RECORDS_MEMORY] {
             metrics.declare(family);

@@ -1,18 +1,18 @@
-//! Whether a pull that was begun may have brought an image that is here. Touches nothing.
+//! Whether an open intent may have pulled an image that is present; pure functions.
 
 use std::collections::BTreeSet;
 
 use super::file::PullIntent;
 use crate::image::{Image, Reference};
 
-/// All that an image which is here may have been pulled under.
+/// All names a present image may have been pulled under.
 #[derive(Debug)]
 pub(super) struct PullNames<'a> {
     id: &'a str,
-    /// As it is asked for now; empty where no request does.
+    /// The requested name; empty where there is no request.
     asked: &'a str,
     references: Vec<Reference>,
-    /// Repositories it has a digest of and no tag: a tag was there, and has moved on to a newer image.
+    /// Repositories with a digest and no tag: the tag has moved to a newer image.
     tag_lost: BTreeSet<String>,
 }
 
@@ -27,7 +27,7 @@ impl<'a> PullNames<'a> {
         Self { id: image.id.as_str(), asked, references, tag_lost }
     }
 
-    /// Whether this pull may have brought the image. In doubt it has.
+    /// Whether this intent may have pulled the image; true in doubt.
     pub(super) fn include(&self, begun: &PullIntent) -> bool {
         if begun.image == self.asked || begun.image == self.id {
             return true;

@@ -1,8 +1,8 @@
 //! What the kubelet of the node has recorded: read, and never changed.
 //!
-//! A plain file named by an image's id is proof enough that it pulled the image, whatever a later version writes into it
-//! or a crash left of it; only a record that can be read says since when. What says it is about another image, and
-//! what is no plain file, the manager itself would pass over, too.
+//! A plain file named by an image id proves that the kubelet pulled the image, also in a later format or cut off by a
+//! crash. Only a readable record says since when. A record about another image and anything but a plain file is
+//! skipped, as the kubelet skips it.
 
 use std::{
     fs::{self, OpenOptions},
@@ -21,42 +21,42 @@ use super::{
 };
 use crate::image::ImageId;
 
-/// Most files of one folder that are looked at; a kubelet has one for each image that it pulled.
+/// Most files read per folder; a kubelet has one for each image that it pulled.
 const FILES_MAX: usize = 50_000;
 
-/// Another manager's records of pulls, below its data root.
+/// Another manager's pull records, below its data root.
 #[derive(Clone, Debug)]
 pub struct KubeletRecords {
     pulled: PathBuf,
 }
 
-/// What they say of an image.
+/// What these records say about one image.
 #[derive(Debug)]
 pub enum KubeletEvidence {
-    /// Nothing: it did not pull it.
+    /// No record: the kubelet did not pull the image.
     Nothing,
-    /// It pulled it; since when it is recorded, where the record says so.
+    /// The kubelet pulled the image; the time is present where the record has one.
     Pulled(Option<SystemTime>),
-    /// It pulled it, and what it wrote of it cannot be read.
+    /// The kubelet pulled the image, and its record cannot be read.
     Unreadable(io::Error),
 }
 
-/// All they say.
+/// All records of the kubelet.
 #[derive(Debug, Default)]
 pub struct KubeletRecordList {
-    /// Images it pulled, and since when each is recorded.
+    /// The pulled images, each with the time of its record.
     pub dated: Vec<(ImageId, SystemTime)>,
-    /// Records that cannot be read, or that say they are about another image: by file, and why.
+    /// Unreadable records and records about another image: file and reason.
     pub passed_over: Vec<(String, io::Error)>,
 }
 
 impl KubeletRecords {
-    /// Those below this data root; it need not be there.
+    /// The records below this data root, which may be missing.
     pub fn below(root: &Path) -> Self {
         Self { pulled: root.join("image_manager").join("pulled") }
     }
 
-    /// What they say of one image.
+    /// The evidence for one image.
     pub fn of(&self, id: &ImageId) -> KubeletEvidence {
         if id.as_str().is_empty() {
             return KubeletEvidence::Nothing;
@@ -69,10 +69,10 @@ impl KubeletRecords {
         }
     }
 
-    /// All they say, as far as it can be read.
+    /// Reads all records; unreadable ones are listed with their reason.
     ///
     /// # Errors
-    /// When the folder is there and cannot be read.
+    /// When the folder exists and cannot be read.
     pub fn all(&self) -> io::Result<KubeletRecordList> {
         let mut list = KubeletRecordList::default();
         let entries = match fs::read_dir(&self.pulled) {
@@ -101,7 +101,7 @@ impl KubeletRecords {
 
     /// `None` where there is no plain file of this name.
     fn read(&self, name: &str) -> io::Result<Option<PulledRecord>> {
-        // A pipe must not block, and a link says nothing of its origin.
+        // A pipe must not block the open, and a symlink does not prove its origin.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(self.pulled.join(name)) {
             Err(error) if is_absent(&error) => return Ok(None),
@@ -119,7 +119,7 @@ impl KubeletRecords {
     }
 }
 
-/// Not there, or a link.
+/// Missing, or a symlink.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
         || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())

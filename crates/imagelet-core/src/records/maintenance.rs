@@ -1,4 +1,4 @@
-//! What is set right now and then: cut-off pulls, records of images that are gone, writes that failed.
+//! Periodic maintenance: interrupted pulls, records of removed images, failed writes.
 
 use std::{
     borrow::Borrow,
@@ -13,43 +13,43 @@ use super::{
 };
 use crate::image::{Image, ImageId};
 
-/// Most images of which it is known one by one when they were last pulled.
+/// Most images whose last pull time is tracked individually.
 const TOUCHED_MAX: usize = 4096;
 
-/// A pull that was cut off is over for certain when its image was looked for so often, a collection apart, and not found.
+/// An interrupted pull is over when its image is still missing after this many checks, one collection apart.
 const LOOKS_MAX: u8 = 2;
 
-/// What a look for cut-off pulls found.
+/// The result of a check for interrupted pulls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Pulls that had finished without a word: their images now ask for credentials.
+    /// Pulls that had finished unrecorded; their images now require credentials.
     pub finished: usize,
     /// Pulls that never finished.
     pub unfinished: usize,
 }
 
-/// A moment before the images were listed. What is recorded after it outlives a pruning with it.
+/// A moment before the images were listed. Pruning with it keeps records that are newer.
 #[derive(Clone, Copy, Debug)]
 pub struct PruneMark {
     until: SystemTime,
     sequence: u64,
 }
 
-/// An image that was pulled and is not recorded.
+/// A pulled image whose record could not be written.
 #[derive(Debug, Default)]
 pub(super) struct Unrecorded {
-    /// Spellings whose intents stay until it is, each once.
+    /// Spellings whose intents stay until the record is written.
     held: BTreeSet<String>,
-    /// What to write, once that works.
+    /// The record to write.
     last: Option<(String, ImageAccess)>,
 }
 
-/// Which images were pulled since when. A clock that is set back does not matter here.
+/// The sequence number of each image's last pull; independent of the wall clock.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
     sequence: u64,
     by_id: HashMap<ImageId, u64>,
-    /// Up to here, any image may have been.
+    /// Up to this number any image may have been pulled.
     forgotten: u64,
 }
 
@@ -68,46 +68,45 @@ impl Touched {
     }
 }
 
-/// What becomes of an intent whose image is not here.
+/// What happens to an intent whose image is not present.
 #[derive(Clone, Copy, Debug)]
 enum Unfinished {
-    /// Nothing: the image may still come.
+    /// Stays: the image may still arrive.
     Stays,
-    /// It is taken back when its image was looked for often enough.
+    /// Removed after enough checks.
     GoesAfterLooks,
-    /// It is taken back.
+    /// Removed at once.
     Goes,
 }
 
 impl PullRecords {
-    /// After a start: of the pulls an earlier process began, those whose image is here did finish.
+    /// Resolves the intents of an earlier process after a start: a pull whose image is present did finish.
     ///
-    /// Their images get a record that names no client, so that each has to show credentials.
+    /// Such an image gets a record without a client, so each client has to present credentials.
     ///
     /// # Errors
-    /// When one of them could not be closed; its intent stays, and all others are.
+    /// When an intent could not be closed; it stays, and all others are closed.
     pub fn recover(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
         self.resolve_idle(images, now, Unfinished::Stays)
     }
 
-    /// The same at the start of a store's only owner: what is not here never comes, so its intent goes.
+    /// As [`Self::recover`], for a store's only owner: a missing image never arrives, so its intent is removed.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::recover`].
     pub fn recover_exclusive(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
         self.resolve_idle(images, now, Unfinished::Goes)
     }
 
-    /// Whether there are intents that no pull stands behind.
+    /// Whether there are intents without a running pull.
     pub fn has_open_intents(&self) -> bool {
         self.intents.count() > self.state().running.len()
     }
 
-    /// The same as [`Self::recover`] now and then: pulls that were cut off may have finished, too. An intent goes after
-    /// its image was looked for and not found more than once.
+    /// As [`Self::recover`], periodically. An intent is removed after its image was missing in more than one check.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::recover`].
     pub fn resolve_open_intents(
         &self,
         images: &[impl Borrow<Image>],
@@ -149,7 +148,7 @@ impl PullRecords {
         first_failure.map_or(Ok(recovered), Err)
     }
 
-    /// Notes that a cut-off pull has brought nothing so far; in the end, takes it back.
+    /// Counts a check without result; removes the intent after the last one.
     fn leave_unfinished(&self, begun: &PullIntent, unfinished: Unfinished) -> Result<(), RecordsError> {
         let looks_max = match unfinished {
             Unfinished::Stays => return Ok(()),
@@ -179,7 +178,7 @@ impl PullRecords {
     fn close_intent(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
         for id in ids {
             let _turn = self.records.lock(id.as_str());
-            // One that cannot be read keeps everybody out as well, and may be mended.
+            // An unreadable record rejects every client as well, and may be repaired.
             if !matches!(self.records.find(id.as_str()), Ok(None)) {
                 continue;
             }
@@ -187,7 +186,7 @@ impl PullRecords {
             self.records.write(record).map_err(|source| failed("write", id.as_str(), source))?;
         }
         let _turn = self.intents.lock(&begun.image);
-        // A pull that has begun meanwhile stands behind the same intent.
+        // A new pull of the same spelling uses the same intent.
         if self.is_running(&begun.image) {
             self.state().left.remove(&begun.image);
             return Ok(());
@@ -195,12 +194,12 @@ impl PullRecords {
         self.end_left(&begun.image)
     }
 
-    /// A moment to prune by, taken before the images are listed.
+    /// A mark for pruning, taken before the images are listed.
     pub fn mark(&self, now: SystemTime) -> PruneMark {
         PruneMark { until: now, sequence: self.state().touched.sequence }
     }
 
-    /// Removes the records, older than a mark, of images that are gone. Answers how many went, and what failed.
+    /// Removes records of missing images that are older than a mark. Returns the number removed and the failures.
     ///
     /// `present` has every image on the node, those in use and pinned ones too, as listed after the mark.
     pub fn prune(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) -> (usize, Vec<RecordsError>) {
@@ -229,7 +228,7 @@ impl PullRecords {
         (removed, failures)
     }
 
-    /// Remembers that an image was pulled and could not be recorded.
+    /// Keeps an image whose record could not be written, for a later retry.
     pub(super) fn keep_unrecorded(&self, id: &ImageId, image: &str, access: &ImageAccess) {
         let is_held_already = {
             let mut state = self.state();
@@ -241,11 +240,11 @@ impl PullRecords {
             unrecorded.last = Some((image.to_owned(), access.clone()));
             !unrecorded.held.insert(image.to_owned())
         };
-        // One pull behind the intent keeps it; the others would keep it for ever.
+        // One pull keeps the intent; a further one would keep it for ever.
         if is_held_already && let Err(error) = self.release(image) {
             tracing::warn!(image, %error, "the intent of a pull that ended stays recorded");
         }
-        // A name may move on to another image before the next start, and an id cannot.
+        // A name may move to another image before the next start; an id cannot.
         if self.guards_images() {
             let _turn = self.intents.lock(id.as_str());
             if let Err(error) = self.intents.write(PullIntent::new(id.as_str())) {
@@ -254,7 +253,7 @@ impl PullRecords {
         }
     }
 
-    /// An image is recorded now: its intents are removed. Called with the record's lock.
+    /// Removes the intents of a recorded image. Called with the record's lock.
     pub(super) fn is_recorded(&self, id: &ImageId) {
         let Some(unrecorded) = self.state().unrecorded.remove(id) else { return };
         for image in unrecorded.held.iter().map(String::as_str).chain([id.as_str()]) {
@@ -265,7 +264,7 @@ impl PullRecords {
         }
     }
 
-    /// Writes what could not be written before, and forgets what is gone.
+    /// Retries failed writes and drops missing images.
     fn retry_unrecorded(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) {
         let (here, gone): (Vec<_>, Vec<_>) = {
             let state = self.state();

@@ -1,8 +1,8 @@
-//! What a record says after one more pull (`docs/spec/pull.md §8.5`). Touches nothing.
+//! Merges one more pull into a record (`docs/spec/pull.md §8.5`); pure functions.
 
 use super::file::{ImageAccess, PulledRecord};
 
-/// Adds whose credentials opened the image under a name. Answers whether anything changed.
+/// Adds the credentials that opened the image under a name. Returns whether the record changed.
 pub(super) fn merge(record: &mut PulledRecord, name: &str, access: &ImageAccess) -> bool {
     if *access == ImageAccess::default() {
         return false;
@@ -74,7 +74,7 @@ mod tests {
             let changed =
                 merge(&mut record, input["mapping_key"].as_str().expect("a name"), &access.unwrap_or_default());
             assert_eq!(Some(changed), expected["changed"].as_bool(), "{}", case["name"]);
-            // What changed is written with its time; that it is then is a vector of the life of records.
+            // That a changed record is written with its time is covered by another vector.
             assert_eq!(Some(changed), expected["last_updated_time_bumped"].as_bool(), "{}", case["name"]);
             assert_eq!(record.mapping, mapping(&expected["mapping"]), "{}", case["name"]);
         }

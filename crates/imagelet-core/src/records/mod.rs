@@ -5,10 +5,10 @@
 //! ROOT/image_manager/pulled/sha256-…    one file per image that was pulled: ImagePulledRecord
 //! ```
 //!
-//! Folders, file names and contents are the kubelet's own, so that a node can be taken over in place, and given back. A
-//! file is named by the SHA-256 of what it is about, and written beside, synced and renamed. All files may vanish: an
-//! image without a record counts as preloaded. One that cannot be read is kept, and lets no client in. One process owns the
-//! folder; memory mirrors it, so that asking reads no disk.
+//! Folders, file names and contents are the kubelet's own, so that a node can be taken over in place and given back. A
+//! file is named by the SHA-256 of its subject, and written by temporary file, sync and rename. An image without a
+//! record counts as preloaded, so all files may vanish. An unreadable record is kept and rejects every client. One
+//! process owns the folder; memory mirrors it, so a lookup reads no disk.
 
 mod cached_dir;
 mod file;
@@ -48,47 +48,46 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Most images that could not be recorded and are remembered each; beyond that, all are taken for one.
+/// Most unrecorded images that are tracked individually; beyond that, every image counts as unrecorded.
 const UNRECORDED_MAX: usize = 1024;
 
-/// What was pulled for which client, and the access that follows from it.
+/// The recorded pulls, and the access of clients that follows from them.
 pub struct PullRecords {
-    /// `None`: nothing is recorded, and everybody may use everything.
+    /// `None`: recording is off, and every client may use every image.
     settings: Option<RecordsSettings>,
     intents: CachedDir<PullIntent>,
     records: CachedDir<PulledRecord>,
-    /// Held for moments, and never while a folder is asked.
+    /// Locked for moments, never during disk I/O.
     state: Mutex<RecordsState>,
     gauges: Gauges,
 }
 
-/// What the disk does not have.
+/// State that is not on disk.
 #[derive(Debug, Default)]
 struct RecordsState {
-    /// Spelling → how many pulls of this process stand behind its intent.
+    /// Spelling → number of running pulls that share its intent.
     running: HashMap<String, usize>,
-    /// Intents without a running pull, whose result is unknown → how often it was looked for.
+    /// Spelling of an intent without a running pull → number of checks for its image.
     left: HashMap<String, u8>,
-    /// What was pulled and is not recorded.
     unrecorded: HashMap<ImageId, Unrecorded>,
-    /// There was more of that than could be remembered.
+    /// More images are unrecorded than the map can hold.
     unrecorded_overflow: bool,
     touched: Touched,
 }
 
-/// What is recorded about an image that is here. Looked up before [`PullRecords::judge`].
+/// What is recorded about a present image. Looked up before [`PullRecords::judge`].
 #[derive(Clone, Debug)]
 pub(crate) enum Evidence {
-    /// The image has no id, so it is not here.
+    /// The image has no id, so it is not present.
     Absent,
     Unreadable,
     Record(Arc<PulledRecord>),
-    /// No record; a pull that was begun may have brought it, or none was.
+    /// No record; true where an open intent may have pulled the image.
     Begun(bool),
 }
 
 impl Evidence {
-    /// Whether a service account may open the image: it takes a credential provider to know a client's.
+    /// Whether a service account may open the image, which only a credential provider can supply.
     pub(crate) fn names_service_accounts(&self) -> bool {
         match self {
             Evidence::Record(record) => {
@@ -103,14 +102,14 @@ impl Evidence {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordsError {
-    /// The disk said no.
+    /// The disk access failed.
     #[error("could not {action} the pull record of `{subject}`")]
     Io {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// On what.
+        /// The subject of the record.
         subject: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The image has no name to record it under.
@@ -118,7 +117,7 @@ pub enum RecordsError {
     Name {
         /// The image.
         image: String,
-        /// What is wrong with it.
+        /// The cause.
         source: ReferenceError,
     },
 }
@@ -129,10 +128,10 @@ impl PullRecords {
         Self::from_folders(root, settings.into(), Folder::open)
     }
 
-    /// Reads what is recorded below a data root that takes no writes. What is learnt ends with the process.
+    /// Reads the records below a read-only data root. Changes end with the process.
     ///
     /// # Errors
-    /// When a folder is there and cannot be read: without its records everybody might use what is here.
+    /// When a folder exists and cannot be read: without its records every client could use the present images.
     pub fn open_read_only(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
         Self::from_folders(root, settings.into(), Folder::open_read_only)
     }
@@ -157,12 +156,12 @@ impl PullRecords {
         })
     }
 
-    /// Records that end with the process; what was not pulled by it counts as preloaded.
+    /// Records that end with the process; an image it did not pull counts as preloaded.
     pub fn in_memory() -> Self {
         Self::in_memory_with(VerificationPolicy::NeverVerifyPreloadedImages)
     }
 
-    /// The same under other settings.
+    /// As [`Self::in_memory`], with other settings.
     pub fn in_memory_with(settings: impl Into<RecordsSettings>) -> Self {
         let settings = settings.into();
         Self {
@@ -174,12 +173,12 @@ impl PullRecords {
         }
     }
 
-    /// None: nothing is recorded, and everybody may use what is here.
+    /// Turns recording off: every client may use the present images.
     pub fn off() -> Self {
         Self { settings: None, ..Self::in_memory() }
     }
 
-    /// Whether anything is recorded and verified.
+    /// Whether pulls are recorded and verified.
     pub fn is_on(&self) -> bool {
         self.settings.is_some()
     }
@@ -189,7 +188,7 @@ impl PullRecords {
         self.is_on() && self.records.is_durable()
     }
 
-    /// Does what may wait for a disk off the async threads. Dropped, it is still done to its end.
+    /// Runs blocking disk work off the async threads. Dropping the future does not cancel the work.
     pub(crate) async fn on_disk<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Arc<Self>) -> T + Send + 'static,
@@ -202,37 +201,36 @@ impl PullRecords {
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    /// How many intents and records there are.
+    /// The number of intents and of records.
     pub fn counts(&self) -> (usize, usize) {
         (self.intents.count(), self.records.count())
     }
 
-    /// Shows in a program's metrics how many there are, from now on.
+    /// Reports the counts in these metrics from now on.
     pub(crate) fn export_to(&self, metrics: Arc<Metrics>) {
         self.gauges.attach(metrics);
         self.show();
     }
 
-    /// What is recorded for an image; `None` also for a record that cannot be read.
     #[cfg(test)]
     pub(crate) fn record(&self, id: &ImageId) -> Option<Arc<PulledRecord>> {
         let _turn = self.records.lock(id.as_str());
         self.records.find(id.as_str()).ok().flatten()
     }
 
-    /// Records that an image is about to be pulled. Durable on return.
+    /// Records that a pull of an image starts. Durable on return.
     pub(crate) fn intend(self: &Arc<Self>, image: &str) -> Result<Intent, RecordsError> {
         let mut intent = Intent { records: Arc::clone(self), image: image.to_owned(), held: false };
         if !self.is_on() {
             return Ok(intent);
         }
         let turn = self.intents.lock(image);
-        // One that is there already was left by a pull that may have brought something; this one's end says nothing of it.
+        // An interrupted pull left this intent and may have brought an image; the end of this pull does not resolve it.
         if self.guards_images() && !self.is_running(image) && !matches!(self.intents.find(image), Ok(None)) {
             self.state().left.entry(image.to_owned()).or_default();
         }
         if let Err(source) = self.intents.write(PullIntent::new(image)) {
-            // It may be in its place nevertheless, and nothing was begun by it.
+            // The failed write may have reached the disk nevertheless, and no pull started.
             if !self.is_running(image) && !self.state().left.contains_key(image) {
                 let _ = self.intents.remove(image);
             }
@@ -245,8 +243,7 @@ impl PullRecords {
         Ok(intent)
     }
 
-    /// What is recorded about an image that is here. May wait for a disk; where memory has the record, it is found
-    /// without a copy or a read.
+    /// Looks up what is recorded about a present image. May wait for a disk; a hit in memory costs no copy and no read.
     pub(crate) fn look_up(&self, image: &str, found: &Image) -> Evidence {
         let id = found.id.as_str();
         if !self.is_on() {
@@ -268,10 +265,10 @@ impl PullRecords {
         })
     }
 
-    /// Decides whether a client may use an image that is here, by what [`Self::look_up`] found.
+    /// Decides from the evidence of [`Self::look_up`] whether a client may use a present image.
     ///
     /// # Errors
-    /// What `proof` failed with; it is called only where its answer matters.
+    /// The error of `proof`, which is called only where its result matters.
     pub(crate) fn judge<P: Into<Arc<AccessProof>>, E>(
         &self,
         image: &str,
@@ -290,10 +287,10 @@ impl PullRecords {
         verify::judge(&settings.policy, image, record, begun, proof).map(Some)
     }
 
-    /// Adds whose credentials opened an image, creating its record where there is none. Durable on return.
+    /// Adds the credentials that opened an image; creates a missing record. Durable on return.
     ///
     /// # Errors
-    /// Then the image is remembered as pulled, and lets no client in before this worked.
+    /// The image is kept as unrecorded and rejects every client until a retry succeeds.
     pub(crate) fn learn(
         &self,
         image: &str,
@@ -330,7 +327,7 @@ impl PullRecords {
         learned
     }
 
-    /// Whether a pull that was begun may have brought this image. Called with the record's lock held.
+    /// Whether an open intent may have pulled this image. Called with the record's lock held.
     fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Unreadable> {
         let is_begun = |name: &str| {
             let _turn = self.intents.lock(name);
@@ -342,7 +339,7 @@ impl PullRecords {
         if !self.guards_images() || self.intents.is_known_empty() {
             return Ok(false);
         }
-        // An intent that cannot be read is known by its name alone.
+        // An unreadable intent is known by its file name alone.
         for name in found.tags.iter().chain(&found.digests) {
             if is_begun(name)? {
                 return Ok(true);
@@ -379,7 +376,7 @@ impl PullRecords {
         released
     }
 
-    /// Forgets one pull of an image; its intent goes with the last, unless another was cut off.
+    /// Ends one pull of an image; the last one removes the intent, unless another was interrupted.
     fn release_locked(&self, image: &str) -> Result<(), RecordsError> {
         {
             let mut state = self.state();
@@ -399,7 +396,7 @@ impl PullRecords {
         Ok(())
     }
 
-    /// Forgets one pull of an image that may have brought it: its intent stays until a pass has looked.
+    /// Ends one pull of an image that may have brought it: the intent stays until a check.
     fn leave(&self, image: &str) {
         let mut state = self.state();
         state.left.insert(image.to_owned(), 0);
@@ -428,22 +425,21 @@ impl fmt::Debug for PullRecords {
 
 /// The recorded intent of a pull.
 ///
-/// Dropped, the pull was cut off: what it brought may be here nevertheless, or be a moment later. So the intent stays,
-/// until [`PullRecords::resolve_open_intents`] has looked.
+/// A drop means an interrupted pull, whose image may be present or arrive later. The intent then stays until
+/// [`PullRecords::resolve_open_intents`] checks it.
 #[derive(Debug)]
 #[must_use = "dropping an intent says that the end of the pull is unknown"]
 pub(crate) struct Intent {
     records: Arc<PullRecords>,
     image: String,
-    /// Whether there is something to take back.
     held: bool,
 }
 
 impl Intent {
-    /// Records that the pull succeeded, and by whose credentials. Durable on return.
+    /// Records a successful pull and its credentials. Durable on return.
     ///
     /// # Errors
-    /// Then the intent stays recorded, and the image counts as pulled under all its names: a full disk lets no client in.
+    /// The intent stays, and the image counts as pulled under all its names: a full disk opens no image to a client.
     pub(crate) fn fulfil(mut self, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
@@ -457,10 +453,10 @@ impl Intent {
         self.records.release(&self.image)
     }
 
-    /// Takes it back: the pull failed, and has brought nothing.
+    /// Withdraws the intent of a failed pull that brought no image.
     ///
     /// # Errors
-    /// Then the image still counts as one that is being pulled.
+    /// The image still counts as being pulled.
     pub(crate) fn withdraw(mut self) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
@@ -478,7 +474,7 @@ impl Drop for Intent {
     }
 }
 
-/// A record that names no client: each has to show credentials.
+/// A record without a client: each client has to present credentials.
 fn empty(id: &ImageId) -> PulledRecord {
     PulledRecord { image_ref: id.to_string(), ..PulledRecord::default() }
 }

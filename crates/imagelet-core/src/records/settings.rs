@@ -1,53 +1,51 @@
-//! How records are kept, and how strictly.
+//! The settings of the pull records: memory limits, strictness and expiry.
 
 use std::time::Duration;
 
 use super::verify::VerificationPolicy;
 
-/// Most pods of a node: the kubelet's default.
+/// The kubelet's default.
 const PODS_MAX: usize = 110;
-/// Most intents in memory, however many pods there are.
 const INTENTS_MAX: usize = 1024;
-/// Most records in memory, however many pods there are.
 const RECORDS_MAX: usize = 2000;
-/// So many writes at once where the number of pulls has no bound.
+/// The number of lock shards where the number of parallel pulls has no limit.
 const STRIPES: i64 = 31;
 
-/// How records are kept, and how strictly.
+/// The settings of the pull records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordsSettings {
-    /// For which images a client has to show credentials.
+    /// The images for which a client has to present credentials.
     pub policy: VerificationPolicy,
-    /// What a pull guards that was begun and whose end is not recorded.
+    /// What an open intent protects.
     pub guard: Guard,
-    /// After how long without a pull a record expires; `None`: never.
+    /// A record without a pull for this long expires; `None`: never.
     pub age_max: Option<Duration>,
-    /// Most intents in memory; the others are looked for on disk.
+    /// Most intents in memory; others are read from disk.
     pub intents_max: usize,
-    /// Most records in memory; the others are looked for on disk.
+    /// Most records in memory; others are read from disk.
     pub records_max: usize,
-    /// How many writes of either kind may run at once, within 1 to 31.
+    /// The number of parallel writes of either kind, within 1 to 31.
     pub stripes: i64,
 }
 
-/// What a pull guards that was begun and whose end is not recorded.
+/// What an open intent protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// The one spelling it was begun under, as the kubelet does. Meanwhile any other spelling of the image is open to
-    /// all, after a crash for good; and whole seconds identify a record that is older than a collection.
+    /// Only the spelling it was recorded under, as in the kubelet. Every other spelling of the image stays open to all
+    /// clients, after a crash permanently; whole seconds identify a record that is older than a collection.
     Spelling,
     /// The image, under each of its names.
     Image,
 }
 
 impl RecordsSettings {
-    /// For a node with the kubelet's default number of pods, and any number of pulls.
+    /// Settings for the kubelet's default number of pods and any number of pulls.
     pub fn new(policy: VerificationPolicy) -> Self {
         Self { policy, guard: Guard::Image, age_max: None, intents_max: 0, records_max: 0, stripes: STRIPES }
             .sized(PODS_MAX, None)
     }
 
-    /// Memory for so many pods, and so many pulls at once.
+    /// Sizes memory for a number of pods and of parallel pulls.
     #[must_use]
     pub fn sized(self, pods_max: usize, parallel_max: Option<usize>) -> Self {
         let pulls = parallel_max.unwrap_or_default();

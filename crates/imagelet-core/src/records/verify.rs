@@ -1,4 +1,4 @@
-//! Whether a client may use an image that is here (`docs/spec/pull.md §8.3, §8.4`). Touches nothing.
+//! Whether a client may use a present image (`docs/spec/pull.md §8.3, §8.4`); pure functions.
 
 use std::sync::Arc;
 
@@ -8,51 +8,51 @@ use crate::image::trim_tag_and_digest;
 /// Most secrets recorded for one name of an image.
 const SECRETS_MAX: usize = 100;
 
-/// For which images that are here a client has to show credentials.
+/// The present images for which a client has to present credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VerificationPolicy {
-    /// For none.
+    /// No image.
     NeverVerify,
-    /// For those that were pulled, not for those that were here before.
+    /// Pulled images, and not preloaded ones.
     NeverVerifyPreloadedImages,
-    /// For all but these.
+    /// All images but these.
     NeverVerifyAllowlistedImages(Allowlist),
-    /// For all.
+    /// All images.
     AlwaysVerify,
 }
 
-/// Names of images that every client may use: exact ones, and prefixes that end in `/*`.
+/// Image names that every client may use: exact names, and prefixes that end in `/*`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowlist {
     exact: Vec<String>,
     prefixes: Vec<String>,
 }
 
-/// A text is no pattern.
+/// The text is not a valid pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllowlistError {
-    /// It begins or ends with white space.
+    /// Leading or trailing white space.
     #[error("leading/trailing spaces are not allowed: {0}")]
     Spaces(String),
-    /// Nothing is left of it.
+    /// The pattern is empty.
     #[error("the supplied pattern is too short: {0}")]
     Short(String),
-    /// It has a star in another place.
+    /// A star in another place than the end.
     #[error("not a valid wildcard pattern, only patterns ending with '/*' are allowed: {0}")]
     Wildcard(String),
-    /// It is a slash alone.
+    /// A slash alone.
     #[error("at least registry hostname is required")]
     Hostname,
-    /// It is no name.
+    /// Not an image name.
     #[error("failed to parse as an image name: {0}")]
     Name(String),
-    /// It has a tag or a digest.
+    /// A tag or a digest.
     #[error("neither tag nor digest is accepted in an image reference: {0}")]
     Tagged(String),
 }
 
 impl Allowlist {
-    /// Checks and takes patterns.
+    /// Parses the patterns.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Result<Self, AllowlistError> {
         let mut list = Self::default();
         for pattern in patterns {
@@ -89,7 +89,7 @@ impl Allowlist {
 }
 
 impl VerificationPolicy {
-    /// Whether credentials matter for an image, given whether it was pulled by us.
+    /// Whether an image needs credentials; `pulled`: this manager pulled it.
     fn wants_credentials(&self, image: &str, pulled: bool) -> bool {
         match self {
             Self::NeverVerify => false,
@@ -100,30 +100,28 @@ impl VerificationPolicy {
     }
 }
 
-/// What a client can show.
+/// The credentials a client can present.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessProof {
-    /// Its pull secrets that match the image.
+    /// Pull secrets that match the image.
     pub(crate) secrets: Vec<RecordedSecret>,
-    /// Its service account, where a credential came from one.
+    /// The service account that supplied a credential.
     pub(crate) service_account: Option<RecordedServiceAccount>,
 }
 
-/// What a check of the records is counted as.
+/// The metric label of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CheckResult {
-    /// The policy asks for no credentials.
+    /// The policy requires no credentials.
     PolicyAllowed,
-    /// The record names what the client shows.
+    /// The record names one of the client's credentials.
     RecordFound,
-    /// The registry has to be asked.
+    /// The registry has to decide.
     MustAuthenticate,
-    /// The records cannot be read.
     Error,
 }
 
 impl CheckResult {
-    /// The value of the metric's label.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PolicyAllowed => "credentialPolicyAllowed",
@@ -134,14 +132,13 @@ impl CheckResult {
     }
 }
 
-/// Whether a client may use an image that is here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// `false`: the registry has to be asked.
+    /// `false`: the registry has to decide.
     pub(crate) allowed: bool,
-    /// What the check is counted as; `None`: it is not counted.
+    /// `None`: the check is not counted.
     pub(crate) result: Option<CheckResult>,
-    /// What is to be added to the record.
+    /// The access to add to the record.
     pub(crate) learned: Option<ImageAccess>,
 }
 
@@ -150,7 +147,7 @@ impl Verdict {
         Self { allowed, result: Some(result), learned: None }
     }
 
-    /// Whether the registry let the client in before, by the record.
+    /// Whether the record grants access, from an earlier answer of the registry.
     pub(crate) fn is_by_record(&self) -> bool {
         self.result == Some(CheckResult::RecordFound)
     }
@@ -158,16 +155,15 @@ impl Verdict {
     const POLICY: Self = Self::new(true, CheckResult::PolicyAllowed);
     const FOUND: Self = Self::new(true, CheckResult::RecordFound);
     const AUTHENTICATE: Self = Self::new(false, CheckResult::MustAuthenticate);
-    /// There is no image to use.
     pub(super) const ABSENT: Self = Self { allowed: false, result: None, learned: None };
-    /// The record cannot be read: it lets no client in.
+    /// An unreadable record rejects every client.
     pub(super) const UNREADABLE: Self = Self::new(false, CheckResult::Error);
 }
 
-/// Chooses. `record`: what is recorded for the image's id; `intended`: a pull of this spelling was begun.
+/// Decides access. `record`: the record of the image id; `intended`: there is an open intent for this spelling.
 ///
 /// # Errors
-/// What `proof` failed with; it is called only where its answer matters.
+/// The error of `proof`, which is called only where its result matters.
 pub(super) fn judge<P: Into<Arc<AccessProof>>, E>(
     policy: &VerificationPolicy,
     image: &str,
@@ -258,7 +254,7 @@ mod tests {
             assert_eq!(expected["error"], list.is_err(), "{name}");
             let text = list.as_ref().err().map(ToString::to_string);
             assert_eq!(text.as_deref(), expected["error_text"].as_str(), "{name}");
-            // Whether the image was pulled by us says nothing under this policy.
+            // Under this policy it does not matter whether this manager pulled the image.
             let pulled = input["records_exist"].as_bool().unwrap();
             let wants = list.ok().map(|list| {
                 let policy = VerificationPolicy::NeverVerifyAllowlistedImages(list);

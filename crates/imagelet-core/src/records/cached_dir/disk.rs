@@ -11,27 +11,26 @@ use std::{
 
 use crate::failpoint::Step;
 
-/// Longest file that is read. A full record has some hundred entries of some hundred bytes.
+/// A full record has some hundred entries of some hundred bytes.
 pub(crate) const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
 pub(crate) const PREFIX: &str = "sha256-";
 pub(crate) const UNFINISHED: &str = ".tmp";
-/// A write takes milliseconds; what has lain unfinished for this long was left by a crash, not by another process.
+/// A write takes milliseconds; an unfinished file older than this is the remains of a crash.
 const UNFINISHED_AGE: Duration = Duration::from_mins(1);
 
-/// One folder of small files.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
-    /// Counted once and kept, as the folder has one owner.
+    /// Counted once at open; the folder has one owner.
     files: AtomicUsize,
-    /// Its file system takes no writes: what is there is read, and a change is taken for done.
+    /// The file system is read-only: reads work, a change is skipped and reported as success.
     is_read_only: bool,
     #[cfg(test)]
     faults: super::faults::Faults,
 }
 
 impl Folder {
-    /// Makes the folder, for its owner only, and removes what crashes left in it.
+    /// Creates the folder with owner-only access and removes files left by crashes.
     pub(crate) fn open(path: PathBuf) -> io::Result<Self> {
         let folder = Self {
             path,
@@ -46,7 +45,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// One on a file system that takes no writes; it need not be there.
+    /// Opens a folder on a read-only file system; a missing folder counts as empty.
     pub(crate) fn open_read_only(path: PathBuf) -> io::Result<Self> {
         let folder = Self {
             path,
@@ -59,7 +58,6 @@ impl Folder {
         Ok(folder)
     }
 
-    /// How many files there are, readable or not.
     pub(crate) fn count(&self) -> usize {
         self.files.load(Ordering::Relaxed)
     }
@@ -70,14 +68,13 @@ impl Folder {
             let is_unfinished = entry.file_name().as_encoded_bytes().ends_with(UNFINISHED.as_bytes());
             let age = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
             if is_unfinished && age().is_ok_and(|age| age > UNFINISHED_AGE) {
-                // If it stays, the next start tries again.
+                // The next start retries a failed removal.
                 let _ = fs::remove_file(entry.path());
             }
         }
         Ok(())
     }
 
-    /// Reads one file; `None` where it is absent.
     pub(crate) fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         match read(&self.path.join(name)) {
             Ok(content) => Ok(Some(content)),
@@ -86,7 +83,6 @@ impl Folder {
         }
     }
 
-    /// Reads all files: name and content, or why it could not be read.
     pub(crate) fn read_all(&self) -> io::Result<Vec<(String, io::Result<Vec<u8>>)>> {
         let names = self.names()?;
         Ok(names
@@ -112,7 +108,7 @@ impl Folder {
         Ok(names)
     }
 
-    /// Writes a file beside, syncs it, renames it, syncs the folder: afterwards it is there whole, or as it was before.
+    /// Writes a temporary file, syncs it, renames it, syncs the folder: after a crash the file is the old or the new one.
     /// Called with the lock of the file.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
         if self.is_read_only {
@@ -127,7 +123,7 @@ impl Folder {
             fs::rename(&unfinished, finished)
         });
         if let Err(error) = written {
-            // What is left of a failed write is overwritten by the next, so failing to remove it changes nothing.
+            // The next write overwrites the temporary file, so a failed removal changes nothing.
             let _ = fs::remove_file(&unfinished);
             return Err(error);
         }
@@ -141,7 +137,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes a file. Absent is success.
+    /// Removes a file; a missing file counts as success.
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         if self.is_read_only {
             return Ok(());
@@ -164,7 +160,7 @@ impl Folder {
         self.sync(&file)
     }
 
-    /// Whether a change waits for a disk; one whose failures a test has in hand does not, and so is the same each time.
+    /// Whether a change waits for a disk; with injected faults it does not, which keeps tests deterministic.
     #[cfg(not(test))]
     #[expect(clippy::unused_self, reason = "a test's folder knows which disk fails")]
     pub(crate) fn waits(&self) -> bool {
@@ -191,7 +187,7 @@ impl Folder {
         Ok(())
     }
 
-    /// What changes the disk comes next: where a test lets the disk fail, or the process end.
+    /// Injection point of the next disk change: a test can fail it or end the process before it.
     #[cfg(not(test))]
     #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "a test's folder knows which disk fails")]
     fn effect(&self) -> io::Result<()> {
@@ -204,7 +200,7 @@ impl Folder {
     }
 }
 
-/// Makes a folder and what lacks above it, for the owner only. Durable on return.
+/// Creates a folder and its missing parents with owner-only access. Durable on return.
 pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     let made: Vec<&Path> = path.ancestors().take_while(|folder| !folder.exists()).collect();
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;

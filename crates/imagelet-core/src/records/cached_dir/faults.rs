@@ -13,32 +13,32 @@ thread_local! {
     static ARMED: RefCell<Faults> = RefCell::default();
 }
 
-/// Says of each change of a disk whether it happens. Clones share all state; the default never fails anything.
+/// Decides for each disk change whether it succeeds. Clones share all state; the default fails nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults(Option<Arc<FaultState>>);
 
 #[derive(Debug, Default)]
 struct FaultState {
-    /// The change that fails, counted from 1; 0 is none.
+    /// The change that fails, counted from 1; 0 means no change fails.
     fails_in: AtomicUsize,
-    /// The change before which the process ends; 0 is none.
+    /// The change before which the process ends; 0 means it does not end.
     ends_in: AtomicUsize,
     has_ended: AtomicBool,
     has_failed: AtomicBool,
     effects: AtomicUsize,
-    /// After how many changes each sync came.
+    /// The number of changes before each sync.
     syncs: Mutex<Vec<usize>>,
 }
 
 impl Faults {
-    /// A disk of its own, for the folders that this thread opens while the guard lives.
+    /// A disk for the folders that this thread opens while the guard lives.
     pub(crate) fn arm() -> Self {
         let faults = Self(Some(Arc::default()));
         ARMED.with_borrow_mut(|armed| *armed = faults.clone());
         faults
     }
 
-    /// Folders opened from now on are on a common disk.
+    /// Folders opened from now on use the common disk.
     pub(crate) fn disarm() {
         ARMED.with_borrow_mut(|armed| *armed = Self::default());
     }
@@ -51,18 +51,17 @@ impl Faults {
         self.0.is_some()
     }
 
-    /// Lets one change fail: the next one is number 1. Zero takes it back.
+    /// Fails one later change: 1 is the next one; 0 disarms.
     pub(crate) fn fail_in(&self, changes: usize) {
         self.state().has_failed.store(false, Ordering::Relaxed);
         self.state().fails_in.store(changes, Ordering::Relaxed);
     }
 
-    /// Ends the process before a change: from then on nothing reaches the disk. Zero takes it back.
+    /// Ends the process before a change: no later change reaches the disk; 0 disarms.
     pub(crate) fn end_in(&self, changes: usize) {
         self.state().ends_in.store(changes, Ordering::Relaxed);
     }
 
-    /// Ends it now.
     pub(crate) fn end(&self) {
         self.state().has_ended.store(true, Ordering::Relaxed);
     }
@@ -71,17 +70,15 @@ impl Faults {
         self.state().has_ended.load(Ordering::Relaxed)
     }
 
-    /// Whether the change that was to fail has.
     pub(crate) fn has_failed(&self) -> bool {
         self.state().has_failed.load(Ordering::Relaxed)
     }
 
-    /// How many changes were made, or tried.
+    /// The number of attempted changes.
     pub(crate) fn effects(&self) -> usize {
         self.state().effects.load(Ordering::Relaxed)
     }
 
-    /// After how many changes each sync came.
     pub(crate) fn syncs(&self) -> Vec<usize> {
         self.state().syncs.lock().unwrap().clone()
     }
@@ -111,7 +108,6 @@ impl Faults {
     }
 }
 
-/// Whether this was the one that was counted for.
 fn count_down(counter: &AtomicUsize) -> bool {
     counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) == Ok(1)
 }

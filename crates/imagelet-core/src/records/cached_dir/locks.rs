@@ -1,29 +1,28 @@
-//! So many locks for any number of keys (`docs/spec/pull.md §8.8`).
+//! Sharded locks: a fixed number of locks for any number of keys (`docs/spec/pull.md §8.8`).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Most locks of a set. The kubelet's number; more pulls than this share some.
+/// The kubelet's number; more parallel pulls than this share locks.
 const STRIPES_MAX: usize = 31;
 
-/// A set of locks. Equal keys share one, and different ones may.
+/// Equal keys share a lock, and different keys may.
 #[derive(Debug)]
 pub(super) struct ShardedLocks {
     locks: Vec<Mutex<()>>,
 }
 
 impl ShardedLocks {
-    /// As many as were asked for, within what is allowed.
+    /// `wanted` is clamped to the permitted range.
     pub(super) fn new(wanted: i64) -> Self {
         let count = usize::try_from(wanted).unwrap_or_default().clamp(1, STRIPES_MAX);
         Self { locks: (0..count).map(|_| Mutex::default()).collect() }
     }
 
-    /// Waits for the lock of a key.
     pub(super) fn one(&self, key: &str) -> MutexGuard<'_, ()> {
         self.locks[self.index(key)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for all, always in the same order, so that no two callers block one another.
+    /// Waits for all locks, always in the same order, so that two callers cannot deadlock.
     pub(super) fn all(&self) -> Vec<MutexGuard<'_, ()>> {
         self.locks.iter().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner)).collect()
     }
@@ -33,7 +32,7 @@ impl ShardedLocks {
     }
 }
 
-/// FNV-1 of 32 bits, which multiplies before it mixes in.
+/// 32-bit FNV-1, which multiplies before the XOR.
 fn fnv1(key: &str) -> u32 {
     const OFFSET_BASIS: u32 = 0x811c_9dc5;
     const PRIME: u32 = 0x0100_0193;
@@ -52,7 +51,7 @@ mod tests {
             let stripes = ShardedLocks::new(case["input"]["requested"].as_i64().expect("a number"));
             let count = stripes.locks.len();
             assert_eq!(Some(count as u64), case["expected"]["stripes"].as_u64(), "{}", case["name"]);
-            // Where the kubelet's older releases index past their locks, every key here finds one.
+            // Older kubelet releases index past their locks; here every key maps to a lock.
             for key in 0..1000 {
                 drop(stripes.one(&key.to_string()));
             }

@@ -1,15 +1,14 @@
-//! What of a folder is held in memory: the least recently asked for goes first (`docs/spec/pull.md §8.7`).
+//! The in-memory LRU part of a folder (`docs/spec/pull.md §8.7`).
 
 use std::collections::HashMap;
 
-/// Some of the files of a folder, or all of them.
 #[derive(Debug)]
 pub(super) struct Memory<T> {
     kept: HashMap<Box<str>, Slot<T>>,
     capacity: usize,
-    /// Counts what was asked for, so that each slot knows when it was the last time.
+    /// Logical time of the last lookup.
     clock: u64,
-    /// All there is is in here: what is missed does not exist.
+    /// Memory has every file of the folder: a key that is missing here does not exist.
     is_complete: bool,
 }
 
@@ -20,12 +19,12 @@ struct Slot<T> {
 }
 
 impl<T: Clone> Memory<T> {
-    /// An empty one. It is complete as long as nothing is in the folder.
+    /// Creates an empty cache; it is complete as long as the folder is empty.
     pub(super) fn new(capacity: usize) -> Self {
         Self { kept: HashMap::new(), capacity: capacity.max(1), clock: 0, is_complete: false }
     }
 
-    /// Takes what a folder lists. `is_whole`: the list has everything.
+    /// Adds a folder listing. `is_whole`: the listing has every file.
     pub(super) fn fill(&mut self, listed: impl ExactSizeIterator<Item = (Box<str>, T)>, is_whole: bool) {
         if self.is_complete {
             return;
@@ -42,7 +41,7 @@ impl<T: Clone> Memory<T> {
         }
     }
 
-    /// Finds one, and remembers that it was asked for.
+    /// Returns an item and marks it as used.
     pub(super) fn get(&mut self, key: &str) -> Option<&T> {
         self.clock += 1;
         let slot = self.kept.get_mut(key)?;
@@ -50,7 +49,7 @@ impl<T: Clone> Memory<T> {
         Some(&slot.content)
     }
 
-    /// Keeps one. Where there is no room, another is forgotten, and memory no longer has everything.
+    /// Adds an item. A full cache evicts another item and is no longer complete.
     pub(super) fn insert(&mut self, key: &str, content: T) {
         self.clock += 1;
         let used = self.clock;
@@ -59,7 +58,7 @@ impl<T: Clone> Memory<T> {
             return;
         }
         if self.kept.len() >= self.capacity {
-            // A look at each of some hundred, beside the write of a file.
+            // A scan of some hundred items costs little compared with the file write.
             let oldest = self.kept.iter().min_by_key(|(_, slot)| slot.used).map(|(key, _)| key.clone());
             if let Some(oldest) = oldest {
                 self.kept.remove(&oldest);
@@ -81,7 +80,6 @@ impl<T: Clone> Memory<T> {
         self.is_complete
     }
 
-    /// Rounded down.
     pub(super) fn usage_percent(&self) -> usize {
         100 * self.kept.len() / self.capacity
     }

@@ -19,17 +19,17 @@ use super::{
     gauges::Filling,
 };
 
-/// The files of one folder. What is written or removed is so on disk first; both hold the key's lock.
+/// The files of one folder. A change reaches the disk first; disk and memory change under the key's lock.
 #[derive(Debug)]
 pub(super) struct CachedDir<T> {
-    /// `None`: memory is all there is.
+    /// `None`: memory only.
     folder: Option<Folder>,
     locks: ShardedLocks,
-    /// Held for moments, never over a disk.
+    /// Locked for moments, never during disk I/O.
     memory: Mutex<Memory<Arc<T>>>,
 }
 
-/// A file is there, or may be, and says nothing.
+/// A file exists, or may exist, and cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreadable {
     #[error(transparent)]
@@ -40,16 +40,15 @@ pub(super) enum Unreadable {
     Forgotten,
 }
 
-/// What a folder holds.
 #[derive(Debug)]
 pub(super) struct Listed<T> {
     pub(super) whole: Vec<Arc<T>>,
-    /// One for each file that could not be read, and for a folder that could not.
+    /// One for each unreadable file, and one for an unreadable folder.
     pub(super) failures: Vec<Unreadable>,
 }
 
 impl<T: RecordFile> CachedDir<T> {
-    /// Reads a folder, and rewrites what an older version wrote.
+    /// Reads a folder and rewrites files of an older version.
     pub(super) fn open(folder: Folder, capacity: usize, stripes: i64) -> Self {
         let dir =
             Self { folder: Some(folder), locks: ShardedLocks::new(stripes), memory: Mutex::new(Memory::new(capacity)) };
@@ -59,7 +58,6 @@ impl<T: RecordFile> CachedDir<T> {
         dir
     }
 
-    /// One that ends with the process.
     pub(super) fn in_memory(capacity: usize) -> Self {
         let mut memory = Memory::new(capacity);
         memory.fill(std::iter::empty(), true);
@@ -71,21 +69,19 @@ impl<T: RecordFile> CachedDir<T> {
         self.folder.as_ref().is_some_and(Folder::waits)
     }
 
-    /// Waits until no other call changes what is kept under a key.
     pub(super) fn lock(&self, key: &str) -> MutexGuard<'_, ()> {
         self.locks.one(key)
     }
 
-    /// Waits until no other call changes anything.
     pub(super) fn lock_all(&self) -> Vec<MutexGuard<'_, ()>> {
         self.locks.all()
     }
 
-    /// Whether this holds for any; reads the disk where memory lacks some.
+    /// Whether any item matches; reads the disk where memory is incomplete.
     pub(super) fn any(&self, mut wanted: impl FnMut(&T) -> bool) -> bool {
         {
             let memory = self.memory();
-            // Asked by value: looking at all of them says nothing about which will be asked for again.
+            // By value: a full scan says nothing about which items will be used again.
             if memory.is_complete() {
                 return memory.values().any(|kept| wanted(kept));
             }
@@ -93,13 +89,13 @@ impl<T: RecordFile> CachedDir<T> {
         self.list().whole.iter().any(|kept| wanted(kept))
     }
 
-    /// Whether nothing is kept, for certain.
+    /// Whether the folder is certainly empty.
     pub(super) fn is_known_empty(&self) -> bool {
         let memory = self.memory();
         memory.is_complete() && memory.values().len() == 0
     }
 
-    /// Finds what is kept under a key; reads the disk where memory does not know.
+    /// Returns the item of a key; reads the disk where memory is incomplete.
     pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Unreadable> {
         {
             let mut memory = self.memory();
@@ -111,7 +107,7 @@ impl<T: RecordFile> CachedDir<T> {
         let Some(folder) = &self.folder else { return Err(Unreadable::Forgotten) };
         let Some(content) = folder.read(&file_name(key))? else { return Ok(None) };
         let found = T::decode(&content)?.content;
-        // A file that is about something else says nothing about this.
+        // A file with another key's content says nothing about this key.
         if found.key() != key {
             return Ok(None);
         }
@@ -120,7 +116,7 @@ impl<T: RecordFile> CachedDir<T> {
         Ok(Some(found))
     }
 
-    /// Keeps something. Durable on return.
+    /// Writes an item. Durable on return.
     pub(super) fn write(&self, item: T) -> io::Result<()> {
         let item = Arc::new(item);
         if let Some(folder) = &self.folder {
@@ -130,7 +126,7 @@ impl<T: RecordFile> CachedDir<T> {
         Ok(())
     }
 
-    /// Forgets what is kept under a key. Nothing is success.
+    /// Removes an item; a missing item counts as success.
     pub(super) fn remove(&self, key: &str) -> io::Result<()> {
         if let Some(folder) = &self.folder {
             folder.remove(&file_name(key))?;
@@ -139,13 +135,13 @@ impl<T: RecordFile> CachedDir<T> {
         Ok(())
     }
 
-    /// Reads all files; memory takes them up where it lacked some. Called without a lock.
+    /// Reads all files and fills an incomplete memory. Called without a lock.
     pub(super) fn list(&self) -> Listed<T> {
         let _turn = self.lock_all();
         self.list_locked()
     }
 
-    /// The same, called with all locks.
+    /// As [`Self::list`], called with all locks held.
     pub(super) fn list_locked(&self) -> Listed<T> {
         let Some(folder) = &self.folder else {
             let memory = self.memory();
@@ -153,7 +149,7 @@ impl<T: RecordFile> CachedDir<T> {
             return Listed { whole: memory.values().cloned().collect(), failures };
         };
         let mut listed = Listed { whole: Vec::new(), failures: Vec::new() };
-        // A file under another's name is never asked for, and is not taken for what it says it is.
+        // A file under another key's name is never looked up, so its content is not used.
         let mut taken: Vec<(Box<str>, Arc<T>)> = Vec::new();
         match folder.read_all() {
             Err(error) => listed.failures.push(error.into()),

@@ -23,7 +23,7 @@ fn shelf(root: &Path, capacity: u64) -> CachedDir<PullIntent> {
     CachedDir::open(Folder::open(root.to_owned()).unwrap(), capacity, 1)
 }
 
-/// A file that makes each list fail in part.
+/// A file that makes each listing fail in part.
 fn break_list(root: &Path) {
     std::fs::write(root.join(file_name("broken")), "{").unwrap();
 }
@@ -85,7 +85,6 @@ fn list_vector_holds(place: &str, root: &Path, input: &Value, expected: &Value) 
     let shelf = shelf(root, 50);
     let before = remembered(&shelf);
     assert_eq!((is_complete(&shelf), before.len() as u64), (complete, number(&input["cached_before"])));
-    // What the disk has by now.
     for index in 10..13 {
         put(root, &name(index));
     }
@@ -117,7 +116,7 @@ fn exists_vector_holds(place: &str, root: &Path, input: &Value, expected: &Value
     match input["on_disk"].as_bool() {
         Some(true) => put(root, &image),
         Some(false) => assert!(!path.exists(), "{place}"),
-        // A hit in memory does not ask the disk: it may say what it likes.
+        // A hit in memory does not read the disk, so its content does not matter.
         None if is(&input["in_memory"]) => std::fs::remove_file(&path).unwrap(),
         None => {}
     }
@@ -152,7 +151,7 @@ fn write_vector_holds(place: &str, root: &Path, input: &Value, expected: &Value)
     let effects = faults.effects();
     let written = shelf.write(PullIntent::new(image.as_str()));
     assert_eq!(written.is_err(), is(&expected["error"]), "{place}");
-    // Memory follows the disk: it was asked, and where it failed memory has nothing.
+    // Memory follows the disk: after a failed disk access memory has nothing.
     assert_eq!(faults.effects() > effects, is(&expected["disk_written_first"]), "{place}");
     assert_eq!(remembered(&shelf).contains(&image), written.is_ok(), "{place}");
     assert_eq!(root.join(file_name(&image)).exists(), written.is_ok(), "{place}");

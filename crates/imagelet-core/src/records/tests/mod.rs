@@ -1,4 +1,4 @@
-//! What the records promise, over real files.
+//! Tests of the pull records over real files.
 
 mod vectors;
 
@@ -13,7 +13,6 @@ pub(super) fn open(root: &Path) -> Arc<PullRecords> {
     Arc::new(PullRecords::open(root, DEFAULT).unwrap())
 }
 
-/// As the kubelet guards.
 pub(super) fn open_as_kubelet(root: &Path) -> Arc<PullRecords> {
     let settings = RecordsSettings { guard: Guard::Spelling, ..RecordsSettings::new(DEFAULT) };
     Arc::new(PullRecords::open(root, settings).unwrap())
@@ -28,7 +27,7 @@ pub(super) fn judged(records: &PullRecords, image: &str, found: &Image, proof: A
     records.judge(image, &evidence, SystemTime::now(), || Ok::<_, Infallible>(proof)).unwrap().unwrap()
 }
 
-/// Whether a pod without credentials may use an image that is here under the one name it asks for.
+/// Whether a pod without credentials may use a present image under this one name.
 pub(super) fn allowed(records: &PullRecords, name: &str, id: &str) -> bool {
     judged(records, name, &image(id, name), AccessProof::default()).allowed
 }
@@ -70,7 +69,7 @@ fn a_pull_that_was_cut_off_guards_what_it_may_still_bring_until_that_was_looked_
     for name in ["reg.io/app:v1", "reg.io/gone:v1"] {
         drop(records.intend(name).unwrap());
     }
-    // Another pull of the name, of another image, says nothing about what the first has brought.
+    // A pull of the same name that brings another image does not resolve the first pull.
     let other = records.intend("reg.io/app:v1").unwrap();
     other.fulfil(&ImageId::new("sha256:2"), &node_wide(), now).unwrap();
     assert!(records.has_open_intents());
@@ -179,7 +178,7 @@ fn what_is_pulled_after_the_mark_outlives_the_pruning_even_when_nothing_new_is_l
         records.learn("app:v1", id, &node_wide(), now).unwrap();
     }
     let mark = records.mark(now + Duration::from_secs(1));
-    // Listed as gone, pulled again with the same right: the record does not change. The clock is set back meanwhile.
+    // Listed as missing, pulled again with the same credentials: the record does not change. The clock is set back.
     records.learn("app:v1", &again, &node_wide(), now - Duration::from_hours(1)).unwrap();
     assert_eq!(records.prune(&BTreeSet::new(), &mark).0, 1);
     assert!(records.record(&again).is_some());
@@ -204,7 +203,7 @@ fn an_older_version_is_rewritten_and_an_unreadable_file_is_kept() {
     assert!(rewritten.contains("v1beta1"), "{rewritten}");
     records.prune(&BTreeSet::new(), &records.mark(SystemTime::now()));
     assert!(pulled.join(file_name("broken")).exists());
-    // Who proves a right makes it whole.
+    // A client that proves its access repairs the record.
     records.learn("app", &ImageId::new("broken"), &node_wide(), SystemTime::now()).unwrap();
     assert!(allowed(&records, "app", "broken"));
 }
@@ -231,7 +230,7 @@ fn a_record_that_cannot_be_written_keeps_everybody_out_until_it_is() {
     Faults::disarm();
     let id = ImageId::new("sha256:1");
     let digest = format!("reg.io/app@sha256:{}", "a".repeat(64));
-    // Its tag has moved on to a newer image meanwhile.
+    // Its tag has moved to a newer image.
     let found =
         Image { tags: vec!["reg.io/app:stable".into()], digests: vec![digest.clone()], ..image("sha256:1", "") };
     let intent = records.intend("reg.io/app:v1").unwrap();
@@ -241,11 +240,11 @@ fn a_record_that_cannot_be_written_keeps_everybody_out_until_it_is() {
         [&digest, "reg.io/app:stable"].iter().all(|name| !judged(records, name, &found, AccessProof::default()).allowed)
     };
     assert!(guarded(&records));
-    // The next pull of the name brings another image, and takes its own intent back alone.
+    // The next pull of the name brings another image, and withdraws only its own intent.
     let next = records.intend("reg.io/app:v1").unwrap();
     next.fulfil(&ImageId::new("sha256:2"), &node_wide(), SystemTime::now()).unwrap();
     assert!(guarded(&records));
-    // It outlives the process, too.
+    // It survives a restart, too.
     assert!(guarded(&open(root.path())));
     let recovered = open(root.path());
     recovered.recover(std::slice::from_ref(&found), SystemTime::now()).unwrap();

@@ -42,7 +42,6 @@ fn record_of(value: &Value) -> PulledRecord {
     }
 }
 
-/// Records as the program keeps them in a way.
 fn open_in(way: Way, root: &std::path::Path) -> Arc<PullRecords> {
     let settings = RecordsSettings { guard: way.guard(), ..RecordsSettings::new(DEFAULT) };
     Arc::new(PullRecords::open(root, settings).unwrap())
@@ -51,7 +50,7 @@ fn open_in(way: Way, root: &std::path::Path) -> Arc<PullRecords> {
 #[test]
 fn every_vector_of_who_must_pull_holds_in_both_ways() {
     for way in Way::BOTH {
-        // What does not go through memory in the vector is asked of the disk here; the answer has to be the same.
+        // Where the vector bypasses memory, the test reads the disk; the answer has to be the same.
         for holds_all in [true, false] {
             let mut run = VectorRun::of("pull-records-must-attempt.json", way);
             while let Some(case) = run.next_case() {
@@ -113,7 +112,7 @@ fn must_attempt(case: &VectorCase, way: Way, holds_all: bool) -> Value {
     let verdict = match verdict {
         Ok(verdict) => verdict.expect("the records are on"),
         Err(error) => {
-            // Counted and reported by the manager, whose vectors show it.
+            // The manager counts and reports this; its vectors cover it.
             return json!({
                 "must_pull": true, "metric_result": "error", "error": error, "record_written": false,
                 "credentials_looked_up": looked_up.get(),
@@ -188,7 +187,7 @@ fn pull_recorded(input: &Value, way: Way) -> Value {
     let counter = running(&records, &asked);
     let file = root.path().join("image_manager/pulling").join(file_name(&asked));
 
-    // Told by the files alone.
+    // Derived from the files alone.
     let after = open_in(way, root.path());
     let record = after.record(&id).unwrap();
     for other in existing.iter().filter(|other| other.image_ref != record.image_ref) {
@@ -302,7 +301,7 @@ fn pruned_by_collection(case: &VectorCase, way: Way) -> Value {
     assert!(failures.is_empty(), "{place}: {failures:?}");
     let kept = record_ids(&records);
     assert_eq!(pruned, written.len() - kept.len(), "{place}");
-    // In the vector's order, which means nothing.
+    // The order in the vector has no meaning.
     let wanted = texts(&expected["records_kept_unordered"]);
     let place = |id: &String| wanted.iter().position(|wanted| wanted == id);
     let mut kept = kept;
@@ -310,7 +309,6 @@ fn pruned_by_collection(case: &VectorCase, way: Way) -> Value {
     json!({"records_kept_unordered": kept})
 }
 
-/// Reading old versions is the same in both ways.
 fn migrated(input: &Value) -> Value {
     let root = tempfile::tempdir().unwrap();
     drop(open(root.path()));
@@ -378,13 +376,13 @@ fn every_gauge_vector_holds() {
     assert_eq!((cases.len(), steps), (2, 15));
 }
 
-/// Does what a gauge vector names, by what the manager and the collector call.
+/// Runs an operation of a gauge vector through the calls of the manager and the collector.
 fn carry_out(records: &Arc<PullRecords>, op: &str) {
     let write_intent = |image: &str| std::mem::forget(records.intend(image).unwrap());
     let write_record = |id: &str| {
         records.learn("app", &ImageId::new(id), &node_wide(), SystemTime::UNIX_EPOCH).unwrap();
     };
-    // The kubelet's accessor counts nothing; here an intent goes with the last of its pulls.
+    // The kubelet's accessor counts nothing; here the last pull removes the intent.
     let delete_intent = |image: &str| {
         records.state().running.remove(image);
         records.release(image).unwrap();
