@@ -1,4 +1,4 @@
-//! What is asked for credentials beyond documents, and what it answers.
+//! The port for credentials beyond configuration documents, with its query and result.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use async_trait::async_trait;
 
 use super::TrackedCredential;
 
-/// Which pod pulls from which repository.
+/// The pod and the repository of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CredentialQuery {
     /// The image's normalised repository, without tag and digest.
     pub repository: String,
-    /// The asking pod's namespace; empty where no pod asks.
+    /// The pod's namespace; empty without a pod.
     pub namespace: String,
     /// The pod's name.
     pub pod_name: String,
@@ -21,21 +21,21 @@ pub struct CredentialQuery {
     pub service_account: Option<String>,
 }
 
-/// What providers had to give.
+/// The result of all providers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Provided {
-    /// In the order in which to try them.
+    /// In the order to try them.
     pub credentials: Vec<TrackedCredential>,
-    /// Providers that should have answered and did not, in the order of the configuration.
+    /// Providers that failed, in the order of the configuration.
     pub failures: Vec<ProviderFailure>,
 }
 
-/// That one provider gave nothing, and why. Holds no secret.
+/// The failure of one provider. Holds no secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderFailure {
     /// Its name in the configuration.
     pub provider: String,
-    /// The whole chain of causes.
+    /// The error with its whole chain of causes.
     pub message: String,
 }
 
@@ -45,10 +45,10 @@ impl fmt::Display for ProviderFailure {
     }
 }
 
-/// Knows credentials for images that no document holds. Never fails as a whole: a pull goes on with what there is.
+/// Supplies credentials that no document holds. Never fails as a whole: a pull continues with what is available.
 #[async_trait]
 pub trait CredentialProvider: fmt::Debug + Send + Sync {
-    /// All credentials for a repository. Dropped, it gives up whatever it began.
+    /// All credentials for a repository. Dropping the future cancels its work.
     async fn provide(&self, query: &CredentialQuery) -> Provided;
 }
 

@@ -11,10 +11,10 @@ use super::{
 };
 use crate::text::json_error;
 
-/// The default registry in the names of images, and as helpers know it.
+/// The default registry in image names, and as credential helpers know it.
 const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
-/// Longest document that is read; a Kubernetes secret holds at most this much.
+/// Longest document read; a Kubernetes secret holds at most this much.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
 
 /// The two types of secret that hold registry credentials.
@@ -27,7 +27,7 @@ pub enum PullSecretKind {
 }
 
 impl PullSecretKind {
-    /// The kind by its name in the Kubernetes API; `None` for secrets that hold something else.
+    /// The kind for a secret type of the Kubernetes API; `None` for other secrets.
     pub fn from_type(name: &str) -> Option<Self> {
         match name {
             "kubernetes.io/dockerconfigjson" => Some(Self::DockerConfigJson),
@@ -45,26 +45,25 @@ impl PullSecretKind {
     }
 }
 
-/// A document's entries by the keys they were written under.
+/// A document's entries by their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DockerConfig {
     /// Keys as written: hosts, URLs, globs.
     pub(crate) entries: BTreeMap<String, DockerEntry>,
-    /// Programs that know more. The kubelet reads none.
+    /// Credential helpers. The kubelet reads none.
     pub(crate) helpers: HelperNames,
 }
 
 /// The credential helpers that a document names: `credsStore` and `credHelpers`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HelperNames {
-    /// For all registries.
     store: String,
-    /// For one registry, by its host. An empty name turns the helper off for that registry.
+    /// Registry host → helper. An empty name turns the helper off for that registry.
     by_host: BTreeMap<String, String>,
 }
 
 impl HelperNames {
-    /// The helper for a repository, and the server it is asked for, as `docker` does.
+    /// The helper for a repository, and the server name to pass to it, as `docker` does.
     pub(super) fn helper_for(&self, repository: &str) -> Option<(&str, String)> {
         let registry = if is_default_registry(repository) { DOCKER_HUB } else { registry_key(repository) };
         let name = self.by_host.get(registry).unwrap_or(&self.store);
@@ -84,19 +83,19 @@ impl HelperNames {
 pub(crate) struct DockerEntry {
     pub(crate) username: String,
     pub(crate) password: Secret,
-    /// Takes part in the credential's hash and in nothing else.
+    /// Used in the credential's hash only.
     pub(crate) email: String,
 }
 
-/// A document cannot be read. Prints nothing of what it holds.
+/// A document cannot be read. Its text shows nothing of the document.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DockerConfigError {
     #[error("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")]
     TooLong,
-    /// It is no JSON, or a field is not of the type it should be; in Go's words, with at most one character of it.
+    /// Not JSON, or a field of a wrong type; in Go's words, with at most one character of the document.
     #[error("{0}")]
     Json(String),
-    /// An `auth` field is not what it should be.
+    /// An invalid `auth` field.
     #[error(transparent)]
     Auth(#[from] AuthError),
 }
@@ -106,13 +105,12 @@ pub(crate) enum DockerConfigError {
 pub(crate) enum AuthError {
     #[error("illegal base64 data at input byte {0}")]
     Base64(usize),
-    /// It does not hold a user and a password.
+    /// The field does not hold a user and a password.
     #[error("unable to parse auth field, must be formatted as base64(username:password)")]
     NoColon,
 }
 
 impl DockerConfig {
-    /// Reads a document.
     pub(crate) fn parse(kind: PullSecretKind, document: &[u8]) -> Result<Self, DockerConfigError> {
         if document.len() > DOCKER_CONFIG_LENGTH_MAX {
             return Err(DockerConfigError::TooLong);
@@ -127,7 +125,7 @@ impl DockerConfig {
         Ok(config)
     }
 
-    /// Names match in any case, unknown ones are passed over, the last one counts.
+    /// Names match in any case, unknown names are ignored, the last value wins.
     fn read(&mut self, root: Value) -> Result<(), DockerConfigError> {
         let members = match root {
             Value::Null => return Ok(()),
@@ -142,7 +140,7 @@ impl DockerConfig {
             } else if name.eq_ignore_ascii_case("credHelpers")
                 && let Value::Object(members) = value
             {
-                // A value that is not a text is skipped: the kubelet ignores this field, so it must not refuse the document.
+                // A value that is not a text is skipped: the kubelet ignores this field, so it must not reject the document.
                 let named = members.into_iter().filter_map(|(host, name)| Some((host, text(name)?)));
                 named.for_each(|(host, name)| self.helpers.take(&host, name));
             }
@@ -150,7 +148,7 @@ impl DockerConfig {
         Ok(())
     }
 
-    /// The field is what Go names a wrong type by, where it knows one.
+    /// `field`: the name in Go's type error, where Go has one.
     fn read_entries(&mut self, value: Value, field: Option<&str>) -> Result<(), DockerConfigError> {
         match value {
             Value::Null => {}
@@ -165,7 +163,7 @@ impl DockerConfig {
     }
 }
 
-/// Go's names of the types, which its errors show.
+/// Go type names, as shown in its errors.
 const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
 const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
 const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
@@ -177,7 +175,7 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-/// A wrong type, in Go's words: by the field it stands in, where it is a field.
+/// Go's error for a wrong type.
 fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> DockerConfigError {
     let found = match found {
         Value::Null => "null",
@@ -215,7 +213,6 @@ fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigE
     Ok(DockerEntry { username, password: Secret::new(password), email })
 }
 
-/// User and password of an `auth` field.
 fn decode_auth(auth: &str) -> Result<(String, String), AuthError> {
     let padded = auth.trim().ends_with('=');
     let decoded = Zeroizing::new(decode_base64(auth.as_bytes(), padded)?);
@@ -224,7 +221,7 @@ fn decode_auth(auth: &str) -> Result<(String, String), AuthError> {
     Ok((text(&decoded[..colon]), text(&decoded[colon + 1..])))
 }
 
-/// Standard base64 as Go reads it: line ends are passed over, stray trailing bits too; an error names the byte.
+/// Standard base64 as Go reads it: line ends and stray trailing bits are ignored; an error names the byte.
 fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, AuthError> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
@@ -237,13 +234,13 @@ fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, AuthError> {
             let sextet = ALPHABET.iter().position(|known| known == symbol).ok_or(AuthError::Base64(*at))?;
             bits = bits << 6 | u32::try_from(sextet).unwrap_or_default();
         }
-        // What does not belong there: padding too early, something else in its place, or anything behind it.
+        // Invalid: padding too early, something else in its place, or anything behind it.
         let stray = match (quantum.get(filled), quantum.get(3)) {
             (Some((at, _)), _) if filled < 2 => Some(*at),
             (Some(_), None) => Some(input.len()),
             (Some(_), Some((at, symbol))) if *symbol != b'=' => Some(*at),
             (Some(_), _) => symbols.get(4 * (number + 1)).map(|(at, _)| *at),
-            // Go points at the start of the quantum that is not whole.
+            // Go points at the start of the incomplete quantum.
             (None, None) if filled == 1 || padded => Some(input.len() - filled),
             (None, _) => None,
         };

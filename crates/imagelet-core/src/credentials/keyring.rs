@@ -16,38 +16,38 @@ use crate::{
 
 const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
 
-/// Credentials by the registries and repositories they are for. `Debug` shows for which and whose, nothing more.
+/// Credentials by registry and repository. `Debug` shows keys and sources only.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
-    /// Longest and most literal keys first: reverse lexical order.
+    /// Reverse lexical order: longest and most literal keys first.
     index: BTreeMap<Reverse<String>, Vec<TrackedCredential>>,
 }
 
-/// A credential and where it came from.
+/// A credential and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrackedCredential {
-    /// What the registry is shown.
+    /// The credential sent to the registry.
     pub credential: Credential,
-    /// Whose it is.
+    /// The owner.
     pub source: CredentialSource,
     /// What identifies it in the pull records (`docs/spec/pull.md §6.6`).
     pub hash: String,
 }
 
-/// Whose a credential is.
+/// The owner of a credential.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialSource {
-    /// The node's: each pod may use what it opens.
+    /// The node: every pod may use an image that it opens.
     Node,
-    /// It came with the request.
+    /// The request itself.
     Request,
-    /// A pull secret's.
+    /// A pull secret.
     Secret(ObjectIdentity),
-    /// A service account's.
+    /// A service account.
     ServiceAccount(ObjectIdentity),
 }
 
-/// Which object of the cluster.
+/// The identity of a Kubernetes object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ObjectIdentity {
     /// Its uid.
@@ -58,18 +58,18 @@ pub struct ObjectIdentity {
     pub name: String,
 }
 
-/// A pull secret, unread.
+/// A pull secret before parsing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullSecret {
-    /// Which.
+    /// The object's identity.
     pub identity: ObjectIdentity,
-    /// How to read it.
+    /// The document format.
     pub kind: PullSecretKind,
-    /// The document. An empty one is passed over.
+    /// The document. An empty one is skipped.
     pub document: Secret,
 }
 
-/// A pull secret cannot be read. Prints nothing of what it holds.
+/// A pull secret cannot be read. Its text shows nothing of the secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the pull secret `{namespace}/{name}`")]
 pub(crate) struct KeyringError {
@@ -80,22 +80,22 @@ pub(crate) struct KeyringError {
 }
 
 impl Keyring {
-    /// One without credentials.
+    /// An empty keyring.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One of pull secrets, in order.
+    /// Builds a keyring from pull secrets, in order.
     ///
     /// # Errors
-    /// When a single one cannot be read, as with the kubelet.
+    /// When any of them cannot be read, as in the kubelet.
     pub(crate) fn from_secrets(secrets: &[PullSecret]) -> Result<Self, KeyringError> {
         let mut keyring = Self::new();
         secrets.iter().try_for_each(|secret| keyring.add_secret(secret))?;
         Ok(keyring)
     }
 
-    /// One of those pull secrets that can be read, and why each of the others cannot.
+    /// Builds a keyring from the readable pull secrets, and returns the error of each other one.
     pub(crate) fn from_readable_secrets(secrets: &[PullSecret]) -> (Self, Vec<KeyringError>) {
         let mut keyring = Self::new();
         let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret).err()).collect();
@@ -113,7 +113,7 @@ impl Keyring {
         Ok(())
     }
 
-    /// Adds a document's entries behind those that are there. An entry whose key is no URL is passed over.
+    /// Appends a document's entries. An entry whose key is not a URL is skipped.
     pub(crate) fn add(&mut self, source: &CredentialSource, document: DockerConfig) {
         for (entry_key, entry) in document.entries {
             let key = match Location::parse(&with_scheme(&entry_key)) {
@@ -128,21 +128,21 @@ impl Keyring {
                 ("password", entry.password.expose()),
                 ("email", &entry.email),
             ]);
-            // No address goes with it: the runtime would compare it with the host it asks, and a key may be a glob.
+            // No server address: the runtime would compare it with the registry host, and a key may be a glob.
             let credential = Credential::basic("", entry.username, entry.password);
             let tracked = TrackedCredential { credential, source: source.clone(), hash };
             self.index.entry(Reverse(key)).or_default().push(tracked);
         }
     }
 
-    /// Adds one credential for all repositories that a key matches: `reg.io`, `*.reg.io/team`.
+    /// Adds a credential for all repositories that a key matches: `reg.io`, `*.reg.io/team`.
     pub fn add_credential(&mut self, key: &str, source: CredentialSource, credential: Credential) {
         let hash = hash_of(&credential);
         let tracked = TrackedCredential { credential, source, hash };
         self.index.entry(Reverse(key.to_owned())).or_default().push(tracked);
     }
 
-    /// All credentials for a repository, in the order in which to try them.
+    /// All credentials for a repository, in the order to try them.
     pub fn lookup(&self, repository: &str) -> Vec<TrackedCredential> {
         let found: Vec<TrackedCredential> = self
             .index
@@ -156,15 +156,15 @@ impl Keyring {
         found
     }
 
-    /// For which registries and repositories there are credentials, in the order in which they are tried.
+    /// The keys, in the order they are tried.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.index.keys().map(|Reverse(key)| key.as_str())
     }
 }
 
 impl TrackedCredential {
-    /// Itself, unless it is an entry without user and password. `docker` leaves such entries beside a credential store:
-    /// they hold no credential, and a registry that is shown one answers 401 for what is public.
+    /// `None` for an entry without user and password. `docker` leaves such entries beside a credential store, and a
+    /// registry that receives one answers 401 for public images.
     pub fn usable(self) -> Option<Self> {
         let is_empty = match &self.credential.kind {
             CredentialKind::Basic { username, password } => username.is_empty() && password.expose().is_empty(),
@@ -173,13 +173,11 @@ impl TrackedCredential {
         (!is_empty).then_some(self)
     }
 
-    /// The node's own, as a helper knows it.
     pub(super) fn from_node(credential: Credential) -> Self {
         let hash = hash_of(&credential);
         Self { credential, source: CredentialSource::Node, hash }
     }
 
-    /// One that came with the request itself.
     pub(crate) fn from_request(credential: Credential) -> Self {
         let hash = hash_of(&credential);
         Self { credential, source: CredentialSource::Request, hash }
@@ -223,7 +221,7 @@ fn credential_hash(fields: &[(&str, &str)]) -> String {
 }
 
 fn canonical_json(fields: &[(&str, &str)]) -> String {
-    // Six bytes for one at most, so that it never moves and leaves a copy behind.
+    // An escape takes at most six bytes, so the buffer never moves and leaves no copy of the secret.
     let length = fields.iter().map(|(name, value)| name.len() + 6 * value.len() + 8).sum();
     let mut json = String::with_capacity(length);
     json.push('{');

@@ -24,12 +24,12 @@ pub use secret_encodings::spellings;
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 
-/// What a registry is shown. `Debug` hides the secret.
+/// A credential for a registry. `Debug` hides the secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
-    /// The proof itself.
+    /// The kind, with the secret.
     pub kind: CredentialKind,
-    /// The registry this was given for; sent along with every pull over CRI.
+    /// The registry it was given for; CRI sends it with every pull.
     pub server_address: String,
 }
 
@@ -45,7 +45,7 @@ pub enum CredentialKind {
     },
     /// A refresh token, exchanged at the token service.
     IdentityToken(Secret),
-    /// A bearer token, sent to the registry as it is.
+    /// A bearer token, sent to the registry unchanged.
     RegistryToken(Secret),
 }
 

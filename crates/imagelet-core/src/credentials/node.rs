@@ -1,4 +1,4 @@
-//! The node's own docker configuration, looked for where the kubelet looks and read anew now and then (`docs/spec/pull.md §6.5`).
+//! The node's own docker configuration: searched as the kubelet does, reread periodically (`docs/spec/pull.md §6.5`).
 
 use std::{
     ffi::OsString,
@@ -19,23 +19,23 @@ use super::{
 };
 use crate::trusted_files;
 
-/// What was read is good for this long; the kubelet's number.
+/// The kubelet's cache time.
 const CACHED_FOR: Duration = Duration::from_mins(5);
 
-/// The node's own credentials, as its files have them now or had them a short while ago.
+/// The node's own credentials, cached for a few minutes.
 #[derive(Debug)]
 pub struct NodeKeyring {
     state: Mutex<NodeKeyringState>,
-    /// `None`: what a document names is not run.
+    /// `None`: credential helpers do not run.
     helpers: Option<CredentialHelpers>,
 }
 
 #[derive(Debug, Default)]
 struct NodeKeyringState {
-    /// The first of these that is there and reads is used.
+    /// The first readable file is used.
     files: Vec<NodeFile>,
     cached: Option<Cached>,
-    /// Grows with each replacement, so that what was read for earlier files is not kept for these.
+    /// Grows with each replacement, so that a read of earlier files is not cached for these.
     generation: u64,
 }
 
@@ -43,15 +43,14 @@ struct NodeKeyringState {
 struct Cached {
     keyring: Arc<Keyring>,
     helpers: Arc<NodeHelpers>,
-    /// `None`: for good.
+    /// `None`: no expiry.
     until: Option<Instant>,
 }
 
-/// The credential helpers of the node's document.
 #[derive(Debug, Default)]
 struct NodeHelpers {
     names: HelperNames,
-    /// Why none of them is run: others may change the document.
+    /// The reason why no helper runs: other users may change the document.
     refused: Option<String>,
 }
 
@@ -62,7 +61,7 @@ struct NodeFile {
     kind: PullSecretKind,
 }
 
-/// A file cannot be used. Shows nothing of what it holds.
+/// A file cannot be used. Its text shows no content.
 #[derive(Debug, thiserror::Error)]
 enum NodeFileError {
     #[error(transparent)]
@@ -72,7 +71,7 @@ enum NodeFileError {
 }
 
 impl NodeKeyring {
-    /// One that reads no file.
+    /// A fixed keyring that reads no file.
     pub fn fixed(keyring: Keyring) -> Self {
         let cached = Cached { keyring: Arc::new(keyring), helpers: Arc::default(), until: None };
         Self {
@@ -81,20 +80,20 @@ impl NodeKeyring {
         }
     }
 
-    /// Runs the credential helpers that the node's document names, with these variables, each for so long at most.
+    /// Runs the credential helpers of the node's document with these variables and this time limit.
     #[must_use]
     pub fn running_helpers(self, environment: Vec<(OsString, OsString)>, limit: Duration) -> Self {
         Self { helpers: Some(CredentialHelpers::new(environment, limit)), ..self }
     }
 
-    /// One of a single `config.json`.
+    /// Reads a single `config.json`.
     pub fn from_file(path: impl Into<PathBuf>) -> Self {
         Self::from_files(vec![NodeFile { path: path.into(), kind: PullSecretKind::DockerConfigJson }])
     }
 
-    /// One that looks where the kubelet looks: the first `config.json` that reads in its root directory, the working
-    /// directory, `$HOME/.docker` or `/.docker`; else the first such `.dockercfg` in its root directory, the working
-    /// directory, `$HOME` or `/`.
+    /// Searches as the kubelet does: the first readable `config.json` in its root directory, the working directory,
+    /// `$HOME/.docker` or `/.docker`; else the first such `.dockercfg` in its root directory, the working directory,
+    /// `$HOME` or `/`.
     pub fn searching(root: &Path, home: Option<&Path>) -> Self {
         let folders = |below_home: &str| {
             [
@@ -115,8 +114,7 @@ impl NodeKeyring {
         Self { state: Mutex::new(NodeKeyringState { files, ..NodeKeyringState::default() }), helpers: None }
     }
 
-    /// What the helper knows of a repository that the node's document names for it, and what keeps it from answering.
-    /// Dropped, it ends what it started.
+    /// The credential of the repository's helper, and the failure of that helper. Dropping the future ends the helper.
     pub async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
         let Some(helpers) = &self.helpers else { return (None, None) };
         let named = self.read_now().await.helpers;
@@ -135,8 +133,8 @@ impl NodeKeyring {
         }
     }
 
-    /// What the files hold; reads them where what is cached is too old, also when it is that there are none. While files
-    /// are there and none reads, what was read before holds.
+    /// The current keyring; rereads the files when the cache has expired, an empty one too. While files exist and none is
+    /// readable, the previous keyring stays.
     pub async fn keyring(&self) -> Arc<Keyring> {
         self.read_now().await.keyring
     }
@@ -173,8 +171,8 @@ impl NodeKeyring {
         cached
     }
 
-    /// Looks where another one looks, and reads at the next question. Where what is there does not read, what was read
-    /// before stays in force.
+    /// Takes over the search of another instance; the next call reads its files. While they are unreadable, the previous
+    /// keyring stays.
     pub fn replace(&self, by: Self) {
         let by = by.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
@@ -188,15 +186,14 @@ impl NodeKeyring {
     }
 }
 
-/// What a look at the files came to.
 enum FoundDocument {
     Document(Keyring, NodeHelpers),
-    /// None reads, and one is there.
+    /// A file exists, and none is readable.
     Broken,
     Nothing,
 }
 
-/// A file that is there and does not read is reported and passed over: another one may read.
+/// An unreadable file is logged and skipped: another one may be readable.
 fn first_readable(files: &[NodeFile]) -> FoundDocument {
     let mut found = FoundDocument::Nothing;
     for NodeFile { path, kind } in files {
@@ -218,10 +215,10 @@ fn first_readable(files: &[NodeFile]) -> FoundDocument {
     found
 }
 
-/// A document, and why what it says about programs does not count: others may have written it.
+/// A document, and the reason why its helpers are ignored: other users may have written it.
 fn read(path: &Path, kind: PullSecretKind) -> Result<(DockerConfig, Option<String>), NodeFileError> {
     let mut document = Zeroizing::new(Vec::new());
-    // One byte more than is allowed, so that a file that is too long is refused and not cut.
+    // One byte over the limit, so that a file that is too long is rejected and not cut.
     let length_max = u64::try_from(DOCKER_CONFIG_LENGTH_MAX).unwrap_or(u64::MAX);
     let mut file = File::open(path)?;
     let refused = trusted_files::check(path, &file).err().map(|error| error.to_string().replace('\n', "; "));

@@ -1,8 +1,8 @@
-//! Which registry a repository's name means, and whether a key with wildcards matches it (`docs/spec/pull.md §6.7`).
+//! Maps repository names to registries and matches keys with wildcards (`docs/spec/pull.md §6.7`).
 
 use crate::text::quoted;
 
-/// Whether a name belongs to the registry that is meant when none is named.
+/// Whether a name belongs to the default registry.
 pub(super) fn is_default_registry(repository: &str) -> bool {
     match repository.split_once('/') {
         Some(("", _)) => false,
@@ -12,21 +12,18 @@ pub(super) fn is_default_registry(repository: &str) -> bool {
     }
 }
 
-/// The registry under which a credential provider's answer is kept: the repository up to its first slash.
+/// The registry part of a response's cache key: the repository up to its first slash.
 pub(super) fn registry_key(repository: &str) -> &str {
     repository.split_once('/').map_or(repository, |(registry, _)| registry)
 }
 
-/// Host and path of a URL, decoded, as Go's parser reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
-    /// Host, and port where one is written.
     pub(super) host: String,
-    /// What follows, with its leading slash.
     pub(super) path: String,
 }
 
-/// The text is no URL; prints what Go prints.
+/// Not a URL; prints Go's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LocationError {
     #[error("net/url: invalid control character in URL")]
@@ -47,16 +44,16 @@ pub(super) enum LocationError {
     Scheme,
 }
 
-/// What is wrong with a pattern, in Go's words; `None` where nothing is.
+/// Go's error for an invalid pattern; `None` for a valid one.
 pub(super) fn complaint(pattern: &str) -> Option<String> {
     let url = format!("https://{pattern}");
     let error = Location::parse(&url).err()?;
-    // Go has cut the fragment off by then.
+    // Go has removed the fragment by then.
     let shown = url.split_once('#').map_or(url.as_str(), |(shown, _)| shown);
     Some(format!("parse {}: {error}", quoted(shown)))
 }
 
-/// Whether a glob matches a repository; neither has a scheme, and what cannot be parsed matches nothing.
+/// Whether a glob matches a repository, both without a scheme; unparsable text matches nothing.
 pub(super) fn matches(glob: &str, target: &str) -> bool {
     match (Location::parse(&format!("https://{glob}")), Location::parse(&format!("https://{target}"))) {
         (Ok(glob), Ok(target)) => glob.covers(&target),
@@ -65,7 +62,6 @@ pub(super) fn matches(glob: &str, target: &str) -> bool {
 }
 
 impl Location {
-    /// Reads `http://…` or `https://…`.
     pub(super) fn parse(url: &str) -> Result<Self, LocationError> {
         let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
         if url.bytes().any(|byte| byte.is_ascii_control()) {
@@ -111,9 +107,9 @@ fn split_port(host: &str) -> (&str, &str) {
     }
 }
 
-/// `*` stands for any characters of one label; all else for itself.
+/// `*` matches any characters of one label.
 fn label_matches(glob: &str, label: &str) -> bool {
-    // Brackets are left only around an address without port, and there they act as a class of characters.
+    // Brackets remain only around an address without port; there they act as a character class.
     if let Some(class) = glob.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         let mut characters = label.chars();
         return matches!((characters.next(), characters.next()), (Some(only), None) if class.contains(only));
@@ -154,7 +150,7 @@ fn check_host(host: &str) -> Result<(), LocationError> {
         let plain =
             character.is_ascii_alphanumeric() || "-._~!$&'()*+,;=:[]<>\"".contains(character) || !character.is_ascii();
         if character == '%' {
-            // An escape in a host may hide no ASCII character; only the zone's own percent sign is let through.
+            // An escape in a host may not hide an ASCII character, except the zone's percent sign.
             let value = escaped(&host.as_bytes()[index..]).ok_or_else(|| escape_error(&host[index..]))?;
             if value < 0x80 && value != b'%' {
                 return Err(escape_error(&host[index..]));
@@ -181,13 +177,11 @@ fn unescape(text: &str) -> Result<String, LocationError> {
     Ok(String::from_utf8_lossy(&decoded).into_owned())
 }
 
-/// The byte behind the escape a text begins with.
 fn escaped(text: &[u8]) -> Option<u8> {
     let [b'%', high, low, ..] = text else { return None };
     Some(hex(*high)? << 4 | hex(*low)?)
 }
 
-/// Go shows the percent sign and at most two more bytes.
 fn escape_error(text: &str) -> LocationError {
     let end = (0..=3.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     LocationError::Escape(text[..end].to_owned())

@@ -1,26 +1,26 @@
-//! A text that must not be seen.
+//! A secret text: hidden in output, overwritten in memory.
 
 use std::fmt;
 
 use zeroize::{Zeroize as _, Zeroizing};
 
-/// A password or token. Prints as `[redacted]`; has no `Display`; its memory is overwritten when it goes.
+/// A password or token. Prints as `[redacted]`, has no `Display`, and overwrites its memory on drop.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides a text.
+    /// Wraps a text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// Hides what bytes spell, and overwrites them; what is no UTF-8 is replaced.
+    /// Wraps and overwrites bytes; invalid UTF-8 is replaced.
     pub fn from_bytes(bytes: Vec<u8>) -> Self {
         let bytes = Zeroizing::new(bytes);
         Self(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Shows it, for a message to a registry.
+    /// Returns the text, for a request to a registry.
     pub fn expose(&self) -> &str {
         &self.0
     }

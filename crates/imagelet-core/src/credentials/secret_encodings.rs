@@ -1,4 +1,4 @@
-//! The ways others write a secret when they repeat it.
+//! The encodings in which other programs repeat a secret.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -6,8 +6,7 @@ use zeroize::Zeroizing;
 
 use super::Secret;
 
-/// A secret as it is, as a part of a URL, and as a text of a document. To be taken out of what others say, the longest
-/// first: one may be part of another.
+/// A secret verbatim, URL-encoded and JSON-encoded; longest first, as one may be part of another.
 pub fn spellings(secret: &str) -> Vec<Secret> {
     if secret.is_empty() {
         return Vec::new();
@@ -25,9 +24,8 @@ pub fn spellings(secret: &str) -> Vec<Secret> {
     all
 }
 
-/// Everything but letters, digits and these, as `%2F`.
 fn percent_encoded(text: &str, kept: &str) -> String {
-    // Three bytes for one at most, so that it never moves and leaves a copy behind.
+    // An escape takes at most three bytes, so the buffer never moves and leaves no copy of the secret.
     let mut encoded = String::with_capacity(3 * text.len());
     for byte in text.bytes() {
         let character = char::from(byte);
@@ -40,7 +38,6 @@ fn percent_encoded(text: &str, kept: &str) -> String {
     encoded
 }
 
-/// `%2F` as `%2f`.
 fn lower_escapes(text: &str) -> String {
     let mut since = usize::MAX;
     text.chars()

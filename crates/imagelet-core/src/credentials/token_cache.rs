@@ -1,4 +1,4 @@
-//! Keeps tokens of service accounts while they are good (`docs/spec/pull.md §7.6`).
+//! Caches service account tokens while they are valid (`docs/spec/pull.md §7.6`).
 
 use std::{
     collections::HashMap,
@@ -12,19 +12,17 @@ use async_trait::async_trait;
 
 use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
 
-/// A token that is good for longer is renewed after this time all the same.
+/// Tokens with a longer lifetime are renewed after this time too.
 const AGE_MAX: Duration = Duration::from_hours(24);
-/// Tokens of one time are not all renewed at one time: each check is early by less than this, in whole seconds.
+/// Each check is early by less than this, in whole seconds, so that tokens issued together are not renewed together.
 const JITTER_SECONDS: u64 = 10;
-/// Expired tokens are dropped this often.
 const SWEPT_EVERY: Duration = Duration::from_mins(1);
-/// Most tokens kept; the kubelet has no bound.
+/// Most cached tokens; the kubelet has no bound.
 const TOKENS_MAX: usize = 10_000;
 
 type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
-/// A source whose tokens are asked for once and used until four fifths of their life are over. Service accounts are read
-/// each time.
+/// Caches a source's tokens for four fifths of their lifetime. Service accounts are not cached.
 pub struct TokenCache {
     source: Arc<dyn TokenSource>,
     clock: Clock,
@@ -38,7 +36,7 @@ struct TokenCacheState {
 }
 
 impl TokenCache {
-    /// In front of a source.
+    /// Wraps a source.
     pub fn new(source: Arc<dyn TokenSource>) -> Self {
         Self { source, clock: Box::new(SystemTime::now), state: Mutex::default() }
     }
@@ -106,16 +104,15 @@ impl TokenSource for TokenCache {
     }
 }
 
-/// Why a token was not renewed, without the token: a refusal may repeat what was shown.
+/// The renewal error without the token: a rejection may repeat it.
 fn without_token(error: &TokenSourceError, token: &IssuedToken) -> String {
     let (text, token) = (error.to_string(), token.token.expose());
     if token.is_empty() { text } else { text.replace(token, "[redacted]") }
 }
 
-/// Whether a token is to be renewed, although it may still be good.
+/// Whether a token is due for renewal, although it may still be valid.
 fn wants_renewal(token: &IssuedToken, now: SystemTime, jitter: Duration) -> bool {
     let life = token.expires.duration_since(token.issued).unwrap_or_default();
-    // The kubelet counts the last fifth in whole seconds.
     let last_fifth = Duration::from_secs(life.as_secs() / 5);
     let early = token.expires.checked_sub(last_fifth + jitter);
     let old = token.issued.checked_add(AGE_MAX.saturating_sub(jitter));
@@ -145,7 +142,7 @@ mod tests {
 
     const HOUR: u64 = 3600;
 
-    /// Issues tokens for an hour, or fails, by script; remembers what it was asked.
+    /// Issues tokens for an hour, or fails, by script; records its requests.
     #[derive(Debug, Default)]
     struct Scripted {
         now: Arc<AtomicU64>,
@@ -227,7 +224,7 @@ mod tests {
         bed.source.failures.lock().unwrap().extend(["boom", "boom", "boom"]);
         assert_eq!(bed.token_at(3000, &request("a")).await.as_deref(), Ok("token-2"));
         assert_eq!(bed.token_at(3600, &request("a")).await.as_deref(), Ok("token-2"));
-        // What has expired is swept, so that only a token asked for within the last minute fails as an expired one.
+        // Expired tokens are removed, so only a token requested within the last minute fails as expired.
         let failed = bed.token_at(3601, &request("a")).await;
         assert_eq!(failed, Err("token ns/sa expired and refresh failed: boom".to_owned()));
     }

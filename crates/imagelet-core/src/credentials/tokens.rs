@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::Secret;
 
-/// A service account as the cluster has it now.
+/// The current state of a service account.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceAccount {
     /// Its uid.
@@ -15,53 +15,53 @@ pub struct ServiceAccount {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A token for which audience, bound to which pod.
+/// The parameters of a token: audience and bound pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TokenRequest {
     /// Namespace of the pod and its service account.
     pub namespace: String,
     /// The service account's name.
     pub service_account: String,
-    /// Its uid: a token is only issued while this is the one.
+    /// The service account's uid: no token is issued for another one.
     pub service_account_uid: String,
-    /// For whom the token is.
+    /// The audience of the token.
     pub audience: String,
-    /// The pod it is bound to.
+    /// The bound pod's name.
     pub pod_name: String,
-    /// That pod's uid.
+    /// The bound pod's uid.
     pub pod_uid: String,
 }
 
-/// A token, and how long it is good.
+/// A token and its validity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuedToken {
     /// The token.
     pub token: Secret,
-    /// From when.
+    /// Start of validity.
     pub issued: SystemTime,
-    /// Until when.
+    /// End of validity.
     pub expires: SystemTime,
 }
 
-/// The cluster did not answer, or answered no. Holds no secret.
+/// The cluster rejected the request or did not respond. Holds no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TokenSourceError(String);
 
 impl TokenSourceError {
-    /// With the cluster's own words.
+    /// Wraps the cluster's message.
     pub fn new(message: impl Into<String>) -> Self {
         Self(message.into())
     }
 }
 
-/// The cluster, as far as service accounts go. Asked anew each time, without a cache.
+/// The cluster's service account API, uncached.
 #[async_trait]
 pub trait TokenSource: fmt::Debug + Send + Sync {
-    /// A service account.
+    /// Reads a service account.
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError>;
 
-    /// A new token.
+    /// Requests a new token.
     async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError>;
 }
 

@@ -1,4 +1,4 @@
-//! Answers of one plugin, kept as long as it said (`docs/spec/pull.md §7.5`). Touches no clock.
+//! The response cache of one plugin (`docs/spec/pull.md §7.5`); takes the time as an argument.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,33 +14,32 @@ use crate::{
     image::Digest,
 };
 
-/// What is good for all images is kept under this.
+/// The key of a response that is valid for all images.
 const GLOBAL: &str = "<global>";
-/// Expired answers are dropped all at once this long after the last time.
+/// The interval at which expired responses are removed.
 const SWEPT_EVERY: Duration = Duration::from_mins(15);
-/// Most answers of one plugin; the kubelet has no bound.
+/// Most responses of one plugin; the kubelet has no bound.
 const ENTRIES_MAX: usize = 10_000;
 
-/// A service account as a plugin learns of it. `Debug` hides the token.
+/// A service account as sent to a plugin. `Debug` hides the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PluginAccount {
     pub(super) identity: ObjectIdentity,
-    /// Those the provider asked for.
+    /// The annotations that the provider requests.
     pub(super) annotations: BTreeMap<String, String>,
     pub(super) token: Secret,
     pub(super) cache_type: TokenCacheType,
 }
 
-/// What an answer is kept under.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CacheKey(Vec<u8>);
 
-/// A part of a key is longer than its length field holds.
+/// A part of a key is longer than its length field can express.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a part of the cache key has {0} bytes, more than 65535")]
 pub(super) struct KeyError(usize);
 
-/// Answers by key. `Debug` shows how many.
+/// Responses by key. `Debug` shows their number.
 #[derive(Default)]
 pub(super) struct Cache {
     entries: HashMap<CacheKey, CachedAnswer>,
@@ -53,7 +52,7 @@ struct CachedAnswer {
 }
 
 impl CacheKeyType {
-    /// What of a repository's name an answer is kept under.
+    /// The part of a repository name that the key uses.
     pub(super) fn base(self, repository: &str) -> &str {
         match self {
             Self::Image => repository,
@@ -64,7 +63,6 @@ impl CacheKeyType {
 }
 
 impl CacheKey {
-    /// The key of an answer.
     pub(super) fn new(base: &str, service_account: Option<&PluginAccount>) -> Result<Self, KeyError> {
         let account =
             service_account.map(|account| account.cache_key(&account.token_hash())).transpose()?.unwrap_or_default();
@@ -78,7 +76,7 @@ impl CacheKey {
         Ok(Self(key))
     }
 
-    /// What runs for the same question at the same time share.
+    /// The key that parallel runs for the same query share.
     pub(super) fn for_run(base: &str, service_account: Option<&PluginAccount>) -> Result<Self, KeyError> {
         let Some(account) = service_account else { return Ok(Self(base.as_bytes().to_vec())) };
         let mut key = Vec::new();
@@ -126,7 +124,7 @@ fn push(key: &mut Vec<u8>, part: &[u8]) -> Result<(), KeyError> {
 }
 
 impl Cache {
-    /// The first answer that is kept for one of these keys and is still good.
+    /// The first valid response for these keys.
     pub(super) fn find(&mut self, keys: &[CacheKey], now: Instant) -> Option<DockerConfig> {
         let swept = *self.swept.get_or_insert(now);
         if now.saturating_duration_since(swept) > SWEPT_EVERY {
@@ -142,7 +140,7 @@ impl Cache {
         None
     }
 
-    /// Keeps an answer for so long; for no time at all it is not kept.
+    /// Caches a response; a zero duration is not cached.
     pub(super) fn keep(&mut self, key: CacheKey, auth: DockerConfig, good_for: Duration, now: Instant) {
         if good_for.is_zero() {
             return;
@@ -156,7 +154,7 @@ impl Cache {
         {
             self.entries.remove(&soonest);
         }
-        // What is good for longer than the clock can represent is good for a year, and asked for again then.
+        // Beyond the range of the clock: one year.
         let expires = now.checked_add(good_for).unwrap_or(now + Duration::from_hours(24 * 365));
         self.entries.insert(key, CachedAnswer { auth, expires });
     }

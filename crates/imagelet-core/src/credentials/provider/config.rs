@@ -1,4 +1,4 @@
-//! Reads which credential providers there are: one file, or all files of a folder (`docs/spec/pull.md §7.1`).
+//! Reads the configuration of credential providers: one file, or all files of a folder (`docs/spec/pull.md §7.1`).
 
 use std::{
     fmt,
@@ -20,26 +20,21 @@ use crate::{
 
 const KIND: &str = "CredentialProviderConfig";
 const GROUP: &str = "kubelet.config.k8s.io";
-/// The only version that knows `tokenAttributes`.
+/// The only version with `tokenAttributes`.
 const VERSION_WITH_TOKENS: &str = "v1";
-/// All versions.
 const VERSIONS: [&str; 3] = [VERSION_WITH_TOKENS, "v1beta1", "v1alpha1"];
-/// Files of other kinds in a folder are passed over.
+/// Other files in a folder are ignored.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
-/// Longest file that is read.
 const FILE_LENGTH_MAX: u64 = 1 << 20;
 const FILES_MAX: usize = 1000;
 
-/// The providers of all files, as they are written; nothing but their shape was checked.
+/// The providers of all files as written; only their shape is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderConfig {
-    /// In the order of files and entries.
     pub(super) providers: Vec<ProviderEntry>,
-    /// `sha256:…` over the files.
     pub(super) hash: String,
 }
 
-/// What says how to read the rest.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Header {
@@ -58,7 +53,7 @@ struct Document {
     providers: Vec<ProviderEntry>,
 }
 
-/// One provider as it is written. `Debug` hides its environment.
+/// One provider as written. `Debug` hides its environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct ProviderEntry {
@@ -74,7 +69,7 @@ pub(super) struct ProviderEntry {
     pub(super) token_attributes: Option<TokenAttributes>,
 }
 
-/// One variable of a provider's environment. `Debug` hides its value.
+/// An environment variable of a provider. `Debug` hides its value.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Variable {
@@ -82,7 +77,7 @@ pub(super) struct Variable {
     pub(super) value: String,
 }
 
-/// How a provider wants tokens of service accounts.
+/// How a provider receives service account tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct TokenAttributes {
@@ -97,7 +92,7 @@ pub(super) struct TokenAttributes {
 }
 
 impl ProviderConfig {
-    /// Reads a file, or the files of a folder by name. Waits for the disk.
+    /// Reads a file, or the files of a folder by name. Blocks on the disk.
     ///
     /// # Errors
     /// In the kubelet's words; shows no value of the configuration but names.
@@ -126,7 +121,7 @@ impl ProviderConfig {
         Ok(Self { providers, hash: Digest::of(&hashed).to_string() })
     }
 
-    /// What identifies this configuration: `sha256:…` over the files.
+    /// `sha256:…` over the files.
     pub(super) fn hash(&self) -> &str {
         &self.hash
     }
@@ -166,10 +161,10 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Reads one file. A file may hold secrets in the environments of its providers, so that no error repeats a value.
+/// Reads one file. Its environments may hold secrets, so no error repeats a value.
 fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
     let text = String::from_utf8_lossy(content);
-    // What begins like a JSON object is read as one; all else is YAML.
+    // What begins like a JSON object is read as JSON, all else as YAML.
     let yaml = if text.trim_start().starts_with('{') {
         serde_json::from_str::<IgnoredAny>(&text)
             .map_err(|error| format!("couldn't get version/kind; json parse error: {}", json_error(&error, &text)))?;
@@ -197,7 +192,7 @@ fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
     }
 }
 
-/// Reads the whole of a document strictly. What is unknown or repeated is named by its path.
+/// Decodes a document strictly; an error names the path of an unknown or repeated field.
 fn typed<T: DeserializeOwned>(text: &str, yaml: Option<&Value>) -> Result<T, String> {
     let (path, message) = match yaml {
         Some(value) => match serde_path_to_error::deserialize::<_, T>(value) {
@@ -225,7 +220,7 @@ fn typed<T: DeserializeOwned>(text: &str, yaml: Option<&Value>) -> Result<T, Str
         .unwrap_or_else(|| format!("`{path}` has a value of another type")))
 }
 
-/// The first document of YAML; what follows it is not read.
+/// The first YAML document; later ones are ignored.
 fn first_document(content: &[u8]) -> Result<Value, String> {
     let mut reader = content;
     let mut documents = serde_saphyr::read::<_, Value>(&mut reader);
@@ -252,7 +247,7 @@ impl fmt::Debug for Variable {
     }
 }
 
-/// An error of the system as Go prints it: `no such file or directory`.
+/// An operating system error as Go prints it: `no such file or directory`.
 pub(super) fn go_text(error: &io::Error) -> String {
     let text = error.to_string();
     match error.raw_os_error() {
@@ -284,7 +279,7 @@ mod tests {
                 std::fs::write(folder.path().join(name), content.as_str().expect("a text")).unwrap();
             }
             if input["is_directory"] == true {
-                // A folder in it is passed over, whatever its name.
+                // A subfolder is ignored, whatever its name.
                 std::fs::create_dir(folder.path().join("z.yaml")).unwrap();
             } else {
                 path.push(input["files"].as_object().unwrap().keys().next().expect("one file"));
@@ -308,7 +303,6 @@ mod tests {
         assert_eq!(cases.len(), 42);
     }
 
-    /// The fields that the vectors show.
     fn told(provider: &ProviderEntry) -> Value {
         let mut told = serde_json::json!({
             "name": provider.name, "apiVersion": provider.api_version, "matchImages": provider.match_images,

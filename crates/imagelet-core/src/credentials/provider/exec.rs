@@ -1,8 +1,7 @@
 //! Runs a plugin once: question in, answer out, and nothing of it left behind (`docs/spec/pull.md §7.4`).
-//!
-//! A plugin gets a process group of its own. Whatever way a run ends (answer, failure, time limit, a caller that went
-//! away), the whole group is killed before its leader is reaped, so that the group's number cannot be another's by then.
-//! A process that left the group on purpose and holds the output open is not waited for.
+//! A plugin gets its own process group. However a run ends (response, failure, time limit, dropped future), the whole
+//! group is killed before its leader is reaped, so that the group id cannot be reused by then. A process that left the
+//! group and holds the output open is not waited for.
 
 use std::{
     ffi::OsString,
@@ -26,42 +25,39 @@ use super::{
     plugin_protocol::Response,
 };
 
-/// A longer answer is refused.
+/// A longer response is rejected.
 const STDOUT_LENGTH_MAX: usize = 1 << 20;
-/// So much of what a plugin complains is kept; what follows is read and dropped.
+/// The part of stderr that is kept; the rest is read and dropped.
 const STDERR_LENGTH_MAX: usize = 64 << 10;
-/// Read at once.
 const CHUNK_LENGTH: usize = 8 << 10;
-/// When a plugin has ended and another process still holds its output: what it wrote itself is here after this time.
+/// Grace after exit while another process holds the output open: the plugin's own output is complete by then.
 const FINISHED_AFTER: Duration = Duration::from_millis(100);
-/// A killed process is gone after this time, or the system holds on to it; then it is reaped some other time.
+/// A process that survives SIGKILL for this long is stuck in the kernel; it is reaped later.
 const REAPED_WITHIN: Duration = Duration::from_secs(5);
-/// A plugin that is just being replaced is busy for a moment.
+/// Retries of `ETXTBSY` while a plugin is being replaced.
 const BUSY_TRIES: u32 = 5;
 const BUSY_WAIT: Duration = Duration::from_millis(20);
 
-/// What to run, and how.
 #[derive(Debug)]
 pub(super) struct Plugin {
     pub(super) path: PathBuf,
     pub(super) args: Vec<String>,
-    /// The whole environment; of one name the last value counts.
+    /// The whole environment; the last value of a name wins.
     pub(super) environment: Environment,
     pub(super) limit: Duration,
 }
 
-/// Variables of a process. `Debug` shows how many.
+/// Variables of a process. `Debug` shows their number.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct Environment(Vec<(OsString, OsString)>);
 
-/// What a plugin wrote.
 pub(super) struct Output {
     pub(super) stdout: Vec<u8>,
     pub(super) stderr: Vec<u8>,
     pub(super) result: Result<(), RunError>,
 }
 
-/// A plugin did not run, or not to a good end. Shows nothing of what it wrote.
+/// A plugin did not run or did not succeed. Its text shows no output.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunError {
     #[error("fork/exec {}: {}", .path.display(), go_text(.source))]
@@ -72,13 +68,13 @@ pub(super) enum RunError {
     TimedOut,
     #[error("standard output is longer than {STDOUT_LENGTH_MAX} bytes")]
     TooLong,
-    /// The system did not let us listen.
+    /// Setting up the pipes or the process watch failed.
     #[error("could not follow the plugin: {}", go_text(.0))]
     System(io::Error),
 }
 
 impl Environment {
-    /// The daemon's variables, and behind them the provider's.
+    /// The daemon's variables, followed by the provider's.
     pub(super) fn new(process: &[(OsString, OsString)], provider: &[Variable]) -> Self {
         let own = provider.iter().map(|variable| (variable.name.clone().into(), variable.value.clone().into()));
         Self(process.iter().cloned().chain(own).collect())
@@ -91,7 +87,7 @@ impl std::fmt::Debug for Environment {
     }
 }
 
-/// Kills a process group when dropped.
+/// Kills a process group on drop.
 struct Group(Option<Pid>);
 
 impl Group {
@@ -112,7 +108,7 @@ impl Drop for Group {
 }
 
 impl Plugin {
-    /// Asks once. Dropped, it ends whatever it started.
+    /// Runs the plugin once. Dropping the future kills its process group.
     pub(super) async fn run(&self, question: &[u8]) -> Output {
         let mut output = Output { stdout: Vec::new(), stderr: Vec::new(), result: Ok(()) };
         output.result = self.run_into(question, &mut output.stdout, &mut output.stderr).await;
@@ -122,7 +118,7 @@ impl Plugin {
     async fn run_into(&self, question: &[u8], stdout: &mut Vec<u8>, stderr: &mut Vec<u8>) -> Result<(), RunError> {
         let deadline = Instant::now() + self.limit;
         let mut child = self.start().await?;
-        // Declared behind the child, so that it is dropped first, while the leader still stands for its group.
+        // Declared after the child, so that it is dropped first, while the unreaped leader still reserves the group id.
         let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let mut group = Group(leader);
         let ended = self.follow(&mut child, leader, question, stdout, stderr, deadline).await;
@@ -158,7 +154,7 @@ impl Plugin {
         }
     }
 
-    /// Feeds and listens until the plugin has ended and all is read. Does not reap it.
+    /// Feeds and reads until the plugin has exited and its output is complete. Does not reap it.
     async fn follow(
         &self,
         child: &mut Child,
@@ -177,11 +173,11 @@ impl Plugin {
         let mut feed = pin!(feed(stdin, question));
         let mut limit = pin!(sleep_until(deadline));
         let (mut fed, mut stdout_open, mut stderr_open) = (false, true, true);
-        // From when on what was written before the end is surely here.
+        // The time at which the plugin's own output is complete.
         let mut settled: Option<Instant> = None;
         while stdout_open || stderr_open || settled.is_none() {
             let is_over = settled.is_some_and(|settled| Instant::now() >= settled);
-            // Nothing that another one may still write makes this answer a better one.
+            // Later output of another process cannot improve this response.
             if is_over && (!stdout_open || Response::is_whole(stdout) || has_failed(leader)) {
                 return Ok(());
             }
@@ -208,19 +204,19 @@ impl Plugin {
     }
 }
 
-/// Becomes readable when a process has ended.
+/// Becomes readable when a process exits.
 #[expect(deprecated, reason = "the successor is unsafe, for files that are closed meanwhile; this one is owned")]
 fn ended(leader: Pid) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(pidfd_open(leader, PidfdFlags::empty())?, Interest::READABLE)
 }
 
-/// Whether a process that has ended did so badly. Does not reap it.
+/// Whether an exited process failed. Does not reap it.
 fn has_failed(leader: Pid) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     matches!(waitid(WaitId::Pid(leader), options), Ok(Some(status)) if status.exit_status() != Some(0))
 }
 
-/// Writes the question. A plugin that does not want it need not read it.
+/// Writes the request; a plugin may close its input unread.
 async fn feed(mut stdin: ChildStdin, question: &[u8]) {
     if let Err(error) = stdin.write_all(question).await {
         tracing::debug!(%error, "a credential provider did not read its request");
@@ -228,16 +224,16 @@ async fn feed(mut stdin: ChildStdin, question: &[u8]) {
     drop(stdin);
 }
 
-/// Reads once, and keeps what there is room for; false when the stream has ended.
+/// Reads once and keeps what fits; false at the end of the stream.
 async fn keep(from: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>, length_max: usize) -> io::Result<bool> {
-    // On the heap: futures are moved about.
+    // On the heap, because futures are moved.
     let mut chunk = vec![0; CHUNK_LENGTH];
     let count = from.read(&mut chunk).await?;
     kept.extend(&chunk[..count.min(length_max.saturating_sub(kept.len()))]);
     Ok(count > 0)
 }
 
-/// How a process ended, as Go prints it.
+/// The exit status as Go prints it.
 fn status_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
@@ -271,7 +267,7 @@ fn signal_text(signal: i32) -> String {
     .to_owned()
 }
 
-/// Whether a file may be run, as far as its mode says.
+/// Whether a file's mode permits execution.
 pub(super) fn executable(folder: &Path, name: &str) -> Result<PathBuf, (PathBuf, io::Error)> {
     let path = folder.join(name);
     let found = std::fs::metadata(&path).map_err(|error| (path.clone(), error))?;

@@ -1,6 +1,6 @@
 //! Credential helpers of docker configurations: `docker-credential-NAME get`, run as plugins are.
 //!
-//! Only the node's own configuration chooses one. What a pull secret names is never run: a pod chooses no program.
+//! Only the node's own configuration can name a helper. A pull secret's helper never runs: a pod chooses no program.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -23,9 +23,9 @@ use crate::{
 
 const RUNS_MAX: usize = 8;
 const NAME_LENGTH_MAX: usize = 64;
-/// What a helper writes where it knows nothing of a registry, in all helpers made with Docker's library.
+/// The output of a helper without a credential for a registry, in all helpers made with Docker's library.
 const NOT_FOUND: &str = "credentials not found in native keychain";
-/// The user of an answer whose secret is an identity token.
+/// The user of a response whose secret is an identity token.
 const TOKEN_USER: &str = "<token>";
 
 pub(in crate::credentials) struct CredentialHelpers {
@@ -34,7 +34,7 @@ pub(in crate::credentials) struct CredentialHelpers {
     permits: Semaphore,
 }
 
-/// A helper should have answered and did not. Shows no secret.
+/// A helper failed. Its text shows no secret.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::credentials) enum HelperError {
     #[error("`{}` names no credential helper", shown(.0))]
@@ -52,12 +52,12 @@ pub(in crate::credentials) enum HelperError {
 }
 
 impl CredentialHelpers {
-    /// Runs them with these variables and no others, each for so long at most.
+    /// Helpers run with these variables only, each at most for this time.
     pub(in crate::credentials) fn new(environment: Vec<(OsString, OsString)>, limit: Duration) -> Self {
         Self { environment, limit, permits: Semaphore::new(RUNS_MAX) }
     }
 
-    /// What a helper knows of a server; `None`: nothing. Dropped, it ends what it started.
+    /// The helper's credential for a server; `None` where it has none. Dropping the future ends the helper.
     pub(in crate::credentials) async fn ask(
         &self,
         name: &str,
@@ -87,7 +87,7 @@ impl std::fmt::Debug for CredentialHelpers {
     }
 }
 
-/// Whether a name is one part of a file's name and nothing else.
+/// Whether a name is one plain path component.
 fn is_name(name: &str) -> bool {
     (1..=NAME_LENGTH_MAX).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
@@ -97,8 +97,7 @@ fn shown(name: &str) -> String {
     name.chars().filter(|character| !character.is_control()).take(NAME_LENGTH_MAX).collect()
 }
 
-/// The first program of this name in the folders of a `PATH`, which only root and the own user may change. A relative
-/// folder is passed over.
+/// The first program of this name in a `PATH` that only root and this user may change. Relative folders are skipped.
 fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
         if let Ok(path) = executable(&folder, program) {
@@ -110,7 +109,7 @@ fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     Err(HelperError::Missing { program: program.to_owned(), path: folders.to_string_lossy().into_owned() })
 }
 
-/// What a helper answers, beside the server it was asked for.
+/// A helper's response, without the server.
 #[derive(serde::Deserialize)]
 struct Answer {
     #[serde(rename = "Username", default)]
@@ -119,7 +118,6 @@ struct Answer {
     secret: Zeroizing<String>,
 }
 
-/// What a run came to.
 fn read(program: &str, limit: Duration, output: Output) -> Result<Option<Credential>, HelperError> {
     let program = || program.to_owned();
     let stdout = Zeroizing::new(output.stdout);

@@ -1,10 +1,10 @@
-//! What is counted of providers, under the kubelet's names (`docs/spec/pull.md §9.1`).
+//! Metrics of providers, under the kubelet's names (`docs/spec/pull.md §9.1`).
 
 use std::{sync::Arc, time::Duration};
 
 use crate::metrics::{Family, MetricKind, Metrics};
 
-/// Executions that failed: not started, ended badly, took too long. Not counted: answers that are none.
+/// Failed executions: start failure, bad exit, timeout. Invalid responses are not counted.
 pub(super) static ERRORS: Family = Family {
     name: "kubelet_credential_provider_plugin_errors_total",
     help: "Number of errors from credential provider plugin",
@@ -26,7 +26,7 @@ pub(super) static CONFIG: Family = Family {
     labels: &["hash"],
 };
 
-/// Every lookup that a provider failed, whatever the reason.
+/// Every failed lookup of a provider, for any reason.
 pub(super) static FAILURES: Family = Family {
     name: "imagelet_credential_provider_failures_total",
     help: "Number of lookups for which a credential provider gave nothing although it should have.",
@@ -34,7 +34,6 @@ pub(super) static FAILURES: Family = Family {
     labels: &["plugin_name", "reason"],
 };
 
-/// Counts what providers do.
 #[derive(Clone, Debug)]
 pub(super) struct Meters {
     metrics: Arc<Metrics>,
@@ -59,7 +58,7 @@ impl Meters {
         self.metrics.increment(&FAILURES, &[provider, reason]);
     }
 
-    /// Reports the configuration in force.
+    /// Reports the active configuration.
     pub(super) fn configured(&self, hash: Option<&str>) {
         self.metrics.clear(&CONFIG);
         if let Some(hash) = hash {

@@ -8,8 +8,8 @@
 //! helper    programs that a docker configuration names, run the same way
 //! ```
 //!
-//! Nothing is kept on disk. A plugin learns of an image and, where it asks for one, of a service account's token, over
-//! its standard input alone.
+//! Nothing is kept on disk. A plugin receives the image and, on request, a service account token on its standard input
+//! only.
 
 mod cache;
 mod config;
@@ -45,21 +45,21 @@ use self::{
 use super::{CredentialProvider, CredentialQuery, Keyring, Provided, ProviderFailure, TokenSource};
 use crate::{metrics::Metrics, trusted_files};
 
-/// Plugins that run at once; the kubelet has no bound.
+/// Most parallel plugin runs; the kubelet has no bound.
 const RUNS_MAX: usize = 32;
 
-/// Where plugins are, and how they are run.
+/// The location of plugins, and how they run.
 #[derive(Clone)]
 pub struct ProviderOptions {
-    /// The file or folder that says which there are.
+    /// The configuration file or folder.
     pub config: PathBuf,
-    /// The folder of their executables.
+    /// The folder of plugin executables.
     pub binaries: PathBuf,
-    /// After this time a plugin is ended.
+    /// The time limit of a run.
     pub limit: Duration,
-    /// The variables each plugin gets, beside those its configuration names.
+    /// The variables of each plugin, beside those of its configuration.
     pub environment: Vec<(OsString, OsString)>,
-    /// What of the kubelet's features is on.
+    /// The enabled feature gates of the kubelet.
     pub gates: Gates,
 }
 
@@ -68,7 +68,7 @@ pub struct ProviderOptions {
 #[error("{0}")]
 pub struct ProvidersError(String);
 
-/// The node's providers. Any number of lookups at once; they can be exchanged while it is in use.
+/// The node's providers. Any number of parallel lookups; reconfigurable while in use.
 #[derive(Debug)]
 pub struct Providers {
     tokens: Arc<dyn TokenSource>,
@@ -77,27 +77,27 @@ pub struct Providers {
     set: RwLock<Arc<ProviderSet>>,
 }
 
-/// Providers that were read together.
+/// The providers of one configuration.
 #[derive(Debug, Default)]
 struct ProviderSet {
     providers: Vec<Arc<Provider>>,
-    /// What they were made of; `None`: there are none.
+    /// The source of the set; `None`: no providers.
     made_of: Option<(ProviderConfig, ProviderOptions)>,
 }
 
 impl Providers {
-    /// None so far.
+    /// Starts without providers.
     pub fn new(tokens: Arc<dyn TokenSource>, metrics: Arc<Metrics>) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS_MAX));
         Self { tokens, meters: Meters::new(metrics), permits, set: RwLock::default() }
     }
 
-    /// Reads which there are, and uses them from the next lookup on; `None`: uses none. Waits for the disk.
+    /// Reads the configuration and uses it from the next lookup on; `None` removes all providers. Blocks on the disk.
     ///
-    /// What is under way goes on as it began. Where nothing has changed, what is cached stays.
+    /// Running lookups keep the old providers. An unchanged configuration keeps its cache.
     ///
     /// # Errors
-    /// What is wrong; those in use before stay in use.
+    /// The configuration is invalid; the active providers stay.
     pub fn configure(&self, options: Option<&ProviderOptions>) -> Result<(), ProvidersError> {
         let set = match options {
             None => ProviderSet::default(),
@@ -114,7 +114,7 @@ impl Providers {
         Ok(())
     }
 
-    /// The names of the providers in use.
+    /// The names of the active providers.
     pub fn names(&self) -> Vec<String> {
         self.set().providers.iter().map(|provider| provider.rules.name.clone()).collect()
     }
@@ -147,7 +147,7 @@ impl Providers {
     }
 }
 
-/// Whether every executable is there, and only root and the own user may change it.
+/// Checks that every executable exists and only root and this user may change it.
 fn inspect(config: &ProviderConfig, options: &ProviderOptions) -> Result<(), ProvidersError> {
     let folder = &options.binaries;
     let failed = |what: &str, path: &Path, error: &io::Error| {
@@ -156,7 +156,7 @@ fn inspect(config: &ProviderConfig, options: &ProviderOptions) -> Result<(), Pro
             _ => format!("error inspecting binary {what} {}: {}", path.display(), go_text(error)),
         })
     };
-    // A program that others exchange runs as this one, and learns the node's credentials.
+    // A replaced program would run as this user and receive the node's credentials.
     trusted_files::check_folder(folder).map_err(|error| failed("directory", folder, &error))?;
     for provider in &config.providers {
         let path = executable(folder, &provider.name).map_err(|(path, error)| failed("executable", &path, &error))?;
@@ -172,14 +172,14 @@ impl CredentialProvider for Providers {
         if set.providers.is_empty() {
             return Provided::default();
         }
-        // All at once; their answers keep the order of the configuration.
+        // In parallel; results keep the order of the configuration.
         let answers = join_all(set.providers.iter().map(|provider| provider.ask(query))).await;
         self.collect(query, set.providers.iter().zip(answers))
     }
 }
 
 impl Providers {
-    /// Puts what all have said into one keyring, and asks that.
+    /// Merges all responses into one keyring and looks the repository up.
     fn collect<'a>(
         &self,
         query: &CredentialQuery,

@@ -1,4 +1,4 @@
-//! One provider: for which images it is asked, for whom, and what of its answers is kept (`docs/spec/pull.md §7.3, §7.6`).
+//! One provider: its match rules, service account tokens, runs and response cache (`docs/spec/pull.md §7.3, §7.6`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -25,44 +25,39 @@ use crate::credentials::{
     TokenSourceError, registry_match::matches,
 };
 
-/// So much of a wrong type of cache key or version is shown.
+/// The part of an invalid cache key type or version that is shown.
 const KEY_TYPE_SHOWN_MAX: usize = 64;
 const VERSION_SHOWN_MAX: usize = 128;
 
-/// A provider and what it said lately.
 pub(super) struct Provider {
     pub(super) rules: ProviderRules,
     plugin: Plugin,
     tokens: Arc<dyn TokenSource>,
     meters: Meters,
-    /// How many plugins run at once, of all providers.
+    /// Limits the parallel runs of all providers.
     permits: Arc<Semaphore>,
     cache: Mutex<Cache>,
     runs: Mutex<Runs>,
 }
 
-/// What a provider has to say.
 #[derive(Debug)]
 pub(super) enum Answer {
     Entries(DockerConfig, CredentialSource),
     Skipped(Skip),
 }
 
-/// Why a provider was not asked.
+/// Why a provider does not apply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Skip {
-    /// It is not for this image.
     #[error("no pattern matches")]
     NotForImage,
-    /// It wants a service account, and the pod has none.
     #[error("Service account name is empty")]
     NoServiceAccount,
-    /// The account lacks an annotation that it wants.
     #[error("required annotation {0} not found")]
     AnnotationMissing(String),
 }
 
-/// A provider should have answered and did not, in the kubelet's words. Shows no secret.
+/// A provider failed, in the kubelet's words. Its text shows no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ProviderError {
     #[error(
@@ -86,7 +81,7 @@ pub(super) enum ProviderError {
 }
 
 impl ProviderError {
-    /// The word it is counted under.
+    /// The metric label.
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::Run { .. } => "run",
@@ -97,7 +92,7 @@ impl ProviderError {
     }
 }
 
-/// A checked answer.
+/// A validated response.
 #[derive(Clone)]
 struct CheckedAnswer {
     repository: String,
@@ -107,12 +102,12 @@ struct CheckedAnswer {
 
 type Run = BoxFuture<'static, Result<CheckedAnswer, ProviderError>>;
 
-/// Runs under way. Equal lookups at the same time share one; the last to leave ends it.
+/// Running executions. Equal parallel lookups share one; it ends when the last of them is dropped.
 #[derive(Default)]
 struct Runs {
     by_key: HashMap<CacheKey, UnderWay>,
     next: u64,
-    /// For which images the last answer was good; a guess at what the next one will be.
+    /// The scope of the last response; a guess for the next one.
     learned: Option<CacheKeyType>,
 }
 
@@ -137,7 +132,6 @@ impl Provider {
         Self { rules, plugin, tokens, meters, permits, cache: Mutex::default(), runs: Mutex::default() }
     }
 
-    /// Asks, where it is to be asked.
     pub(super) async fn ask(self: &Arc<Self>, query: &CredentialQuery) -> Result<Answer, ProviderError> {
         if !self.rules.match_images.iter().any(|pattern| matches(pattern, &query.repository)) {
             return Ok(Answer::Skipped(Skip::NotForImage));
@@ -158,7 +152,7 @@ impl Provider {
         Ok(Answer::Entries(auth, source))
     }
 
-    /// The service account for the plugin, with its token; `None` where it needs none.
+    /// The service account with its token; `None` where the plugin needs none.
     async fn service_account(
         &self,
         rules: &TokenRules,
@@ -194,7 +188,7 @@ impl Provider {
         })))
     }
 
-    /// A kept answer: for the image, for its registry, for all.
+    /// A cached response: for the image, its registry, or all images.
     fn cached(&self, repository: &str, account: Option<&PluginAccount>) -> Option<DockerConfig> {
         let types = [CacheKeyType::Image, CacheKeyType::Registry, CacheKeyType::Global];
         let keys: Vec<CacheKey> =
@@ -202,7 +196,7 @@ impl Provider {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner).find(&keys, Instant::now())
     }
 
-    /// A new answer: of a run of its own, or of one that is under way and whose answer is good for this image, too.
+    /// A new response: from its own run, or from a shared run whose response covers this image.
     async fn given(
         self: &Arc<Self>,
         repository: &str,
@@ -214,12 +208,12 @@ impl Provider {
                 Ok(given.auth)
             }
             (asked, Err(error)) if asked == repository => Err(error),
-            // The guess was wrong, or what failed for another image may not fail for this one.
+            // The guess was wrong, or a failure for another image does not apply to this one.
             _ => self.join(CacheKeyType::Image, repository, account).await.1.map(|given| given.auth),
         }
     }
 
-    /// What came of a run, and for which image it was.
+    /// The result of a shared run, and the image it ran for.
     async fn join(
         self: &Arc<Self>,
         guess: CacheKeyType,
@@ -227,7 +221,7 @@ impl Provider {
         account: Option<&Arc<PluginAccount>>,
     ) -> (String, Result<CheckedAnswer, ProviderError>) {
         let Ok(key) = CacheKey::for_run(guess.base(repository), account.map(AsRef::as_ref)) else {
-            // What makes no key is not shared.
+            // A lookup without a key is not shared.
             return (repository.to_owned(), self.run(repository, account.map(AsRef::as_ref)).await);
         };
         let (asked, run) = self.join_or_begin(key, repository, account);
@@ -252,14 +246,14 @@ impl Provider {
         let (account, key_of_run) = (account.cloned(), key.clone());
         let run: Shared<Run> = async move {
             let outcome = provider.run(&asked, account.as_deref()).await;
-            // What is over is not joined.
+            // A finished run accepts no further lookup.
             provider.forget(&key_of_run, number);
             outcome
         }
         .boxed()
         .shared();
         let weak = run.downgrade().expect("a future that was not polled is not done");
-        // Those whose askers all left before they were over.
+        // Runs whose callers were all dropped.
         runs.by_key.retain(|_, found| found.run.upgrade().is_some());
         runs.by_key.insert(key, UnderWay { number, repository: repository.to_owned(), run: weak });
         (repository.to_owned(), run)
@@ -272,7 +266,7 @@ impl Provider {
         }
     }
 
-    /// Runs the plugin, checks what it said, and keeps it.
+    /// Runs the plugin, validates its response and caches it.
     async fn run(&self, repository: &str, account: Option<&PluginAccount>) -> Result<CheckedAnswer, ProviderError> {
         let request = Request {
             api_version: &self.rules.api_version,
@@ -306,7 +300,7 @@ impl Provider {
             return Err(ProviderError::TokenReturned);
         }
         let Some(key_type) = CacheKeyType::from_name(&response.cache_key_type) else {
-            // Cut first, a secret would not be known by its beginning.
+            // Redact before cutting: a cut secret would not match.
             let shown = self.without_secrets(response.cache_key_type.as_bytes(), account, response.passwords());
             return Err(ProviderError::CacheKeyType(shown.chars().take(KEY_TYPE_SHOWN_MAX).collect()));
         };
@@ -315,9 +309,9 @@ impl Provider {
         Ok(CheckedAnswer { repository: repository.to_owned(), key_type, auth: response.auth })
     }
 
-    /// Keeps an answer as long as it is good. Where that fails it is used all the same.
+    /// Caches a response; a failure to cache does not fail the lookup.
     fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
-        // An answer that is good for less than no time is as good as one that is good for none.
+        // A negative duration counts as zero.
         let good_for = response
             .cache_duration
             .map_or(self.rules.default_cache_duration, |duration| duration.to_std().unwrap_or_default());
@@ -333,7 +327,7 @@ impl Provider {
     }
 
     fn failed(&self, repository: &str, account: Option<&PluginAccount>, output: &Output) -> ProviderError {
-        // Of what does not read, anything may be a secret.
+        // Any part of an unreadable response may be a secret.
         let (said, texts) = match Response::decode(&output.stdout, &self.rules.api_version) {
             Ok(said) => (Some(said), Vec::new()),
             Err(_) => (None, texts_of(&output.stdout)),
@@ -347,7 +341,7 @@ impl Provider {
         }
     }
 
-    /// What a plugin says, without these, what it was given, and what looks like a secret.
+    /// The plugin's text without these secrets, its input, and whatever looks like a secret.
     fn without_secrets<'a>(
         &'a self,
         said: &[u8],

@@ -1,4 +1,4 @@
-//! What is written to a plugin, and how its answer is read (`docs/spec/pull.md §7.4`).
+//! The request to a plugin and its response (`docs/spec/pull.md §7.4`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,39 +12,35 @@ const REQUEST_KIND: &str = "CredentialProviderRequest";
 const RESPONSE_KIND: &str = "CredentialProviderResponse";
 const GROUP: &str = "credentialprovider.kubelet.k8s.io";
 
-/// What a plugin is asked. `Debug` hides the token.
+/// The request. `Debug` hides the token.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Request<'a> {
     pub(super) api_version: &'a str,
-    /// The repository, without tag and digest.
+    /// Without tag and digest.
     pub(super) image: &'a str,
     pub(super) token: Option<&'a Secret>,
     pub(super) annotations: Option<&'a BTreeMap<String, String>>,
 }
 
-/// For which images an answer is good.
+/// The images that a response is valid for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CacheKeyType {
-    /// The one that was asked for.
     Image,
-    /// All of its registry.
     Registry,
-    /// All.
     Global,
 }
 
-/// What a plugin answered. `Debug` hides passwords.
+/// The response. `Debug` hides passwords.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Response {
-    /// As the plugin wrote it; not checked yet.
+    /// As written by the plugin; not validated.
     pub(super) cache_key_type: String,
-    /// How long the answer is good; `None`: the provider's own default.
+    /// `None`: the provider's own default.
     pub(super) cache_duration: Option<Nanoseconds>,
-    /// Credentials by the registries and repositories they are for.
     pub(super) auth: DockerConfig,
 }
 
-/// The output of a plugin is no answer. Shows at most one character of it, and what stands in place of its version.
+/// The output is not a response. Shows at most one character of it, and its version field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ResponseError {
     #[error("error reading GVK from response: couldn't get version/kind; json parse error: {0}")]
@@ -54,7 +50,7 @@ pub(super) enum ResponseError {
          apiVersion:{actual}"
     )]
     ApiVersion { expected: String, actual: String },
-    /// Whatever is wrong with it may show secrets.
+    /// Without detail, which may show secrets.
     #[error("error decoding credential provider plugin response from stdout")]
     Decode,
 }
@@ -94,7 +90,7 @@ impl CacheKeyType {
 }
 
 impl Response {
-    /// Reads an answer that must be of this version.
+    /// Decodes a response of this version.
     pub(super) fn decode(output: &[u8], api_version: &str) -> Result<Self, ResponseError> {
         let text = Zeroizing::new(String::from_utf8_lossy(output).into_owned());
         serde_json::from_str::<IgnoredAny>(&text).map_err(|error| ResponseError::Json(json_error(&error, &text)))?;
@@ -120,18 +116,16 @@ impl Response {
         })
     }
 
-    /// Whether what was read so far is a whole document.
+    /// Whether the output so far is a complete document.
     pub(super) fn is_whole(output: &[u8]) -> bool {
         serde_json::from_slice::<IgnoredAny>(output).is_ok()
     }
 
-    /// Every password it holds.
     pub(super) fn passwords(&self) -> BTreeSet<&str> {
         self.auth.entries.values().map(|entry| entry.password.expose()).collect()
     }
 }
 
-/// What says how to read the rest.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Header {

@@ -1,7 +1,7 @@
-//! Takes out of a plugin's complaints what may be a secret.
+//! Removes possible secrets from plugin output.
 //!
-//! Plugins print what they like when they fail, and what they print goes into logs and messages. Known secrets are
-//! taken out wherever they stand; of what is unknown, whatever looks like a credential or an answer is.
+//! A failing plugin prints anything, and its output reaches logs and messages. Known secrets are removed everywhere;
+//! of the rest, whatever looks like a credential or a response is removed.
 
 use std::fmt::Write as _;
 
@@ -9,26 +9,24 @@ use zeroize::Zeroizing;
 
 use crate::credentials::{Secret, spellings};
 
-/// Stands where something was taken out.
 const REDACTED: &str = "[redacted]";
-/// A shorter text is no secret: taking it out everywhere would only make the rest unreadable.
+/// Removing shorter texts everywhere would only make the output unreadable.
 const KNOWN_LENGTH_MIN: usize = 6;
-/// A run of so many letters of both cases and digits is no word.
+/// A run of so many letters of both cases and digits is not a word.
 const RUN_LENGTH_MIN: usize = 24;
-/// So much of a complaint is shown.
 const SHOWN_MAX: usize = 4096;
-/// What stands behind these, in any case, is a secret.
+/// The word after these, in any case, is a secret.
 const MARKERS: [&str; 9] =
     ["password", "passwd", "secret", "token", "authorization", "bearer", "basic", "api_key", "apikey"];
 
-/// Of an answer that does not read, so many texts are taken for secrets.
+/// Most texts of an unreadable response that are treated as secrets.
 const TEXTS_MAX: usize = 1000;
 
-/// A complaint without secrets; `known` are some of them.
+/// `known`: secrets to remove.
 pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a str>) -> String {
     let mut text = String::from_utf8_lossy(complaint).into_owned();
     let known: Vec<Secret> = known.into_iter().flat_map(spellings).collect();
-    // The longest first: one may be part of another.
+    // Longest first: one may be part of another.
     let mut known: Vec<&str> = known
         .iter()
         .map(Secret::expose)
@@ -43,7 +41,7 @@ pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a s
     cut(shown.concat())
 }
 
-/// The texts of an answer that does not read, but for names and what is no secret in any answer.
+/// The texts of an unreadable response, except names and fields that are never secret.
 pub(super) fn texts_of(answer: &[u8]) -> Vec<Secret> {
     const PUBLIC: [&str; 2] = ["CredentialProviderResponse", "credentialprovider.kubelet.k8s.io/"];
     let answer = Zeroizing::new(String::from_utf8_lossy(answer).into_owned());
@@ -74,7 +72,7 @@ pub(super) fn texts_of(answer: &[u8]) -> Vec<Secret> {
 }
 
 fn redact_line(line: &str) -> String {
-    // An answer, or a piece of one.
+    // A response, or a part of one.
     if line.contains("CredentialProviderResponse") || line.contains("\"auth\"") {
         return REDACTED.to_owned() + line_end(line);
     }
@@ -85,7 +83,7 @@ fn line_end(line: &str) -> &str {
     if line.ends_with('\n') { "\n" } else { "" }
 }
 
-/// Takes out the word behind each marker: `password=x`, `"token": "x"`, `Authorization: Basic x`.
+/// Removes the word after each marker: `password=x`, `"token": "x"`, `Authorization: Basic x`.
 fn redact_marked(line: &str) -> String {
     let lower = line.to_ascii_lowercase();
     let mut shown = String::with_capacity(line.len());
@@ -107,7 +105,7 @@ fn redact_marked(line: &str) -> String {
         }
         let value = &rest[gap..];
         let length = value.find(|c: char| c.is_whitespace() || "\"',;&)}]\\".contains(c)).unwrap_or(value.len());
-        // A marker behind a marker (`Authorization: Bearer x`) is looked at itself.
+        // A marker after a marker (`Authorization: Bearer x`) is processed itself.
         if MARKERS.contains(&value[..length].to_ascii_lowercase().as_str()) {
             continue;
         }
@@ -121,7 +119,7 @@ fn redact_marked(line: &str) -> String {
     shown
 }
 
-/// Takes out what is not written by hand.
+/// Removes long mixed runs.
 fn redact_runs(line: &str) -> String {
     let in_run = |c: char| c.is_ascii_alphanumeric() || "+/_=-.~".contains(c);
     let mut shown = String::with_capacity(line.len());

@@ -26,11 +26,10 @@ use crate::{
 
 const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
 
-/// The cluster of the vectors.
 #[derive(Debug, Default)]
 struct Cluster {
     asked: Mutex<Vec<TokenRequest>>,
-    /// Added to each token, so that each may be another one.
+    /// Appended to each token, so that every token can differ.
     renewed: AtomicUsize,
     renews: bool,
 }
@@ -62,7 +61,6 @@ impl TokenSource for Cluster {
     }
 }
 
-/// Providers of scripts in a folder.
 struct Bed {
     folder: tempfile::TempDir,
     metrics: Arc<Metrics>,
@@ -84,7 +82,7 @@ impl Bed {
         Self { folder, metrics, cluster, providers: Arc::new(providers), limit: Duration::from_secs(20) }
     }
 
-    /// A script that notes its question, arguments and environment, and then does as told.
+    /// A script that records its input, arguments and environment, and then runs `body`.
     fn script(&self, name: &str, body: &str) {
         let path = self.folder.path().join("bin").join(name);
         let notes = self.folder.path().join(format!("{name}.notes"));
@@ -124,7 +122,7 @@ impl Bed {
         self.note(name, "runs").lines().count()
     }
 
-    /// What the plugin was asked, run by run in no order.
+    /// The plugin's inputs, one per run, unordered.
     fn questions(&self, name: &str) -> Vec<String> {
         let files = fs::read_dir(self.folder.path().join(format!("{name}.notes"))).unwrap();
         let files = files.map(|file| file.unwrap().path());
@@ -166,7 +164,6 @@ fn login(key: &str, user: &str) -> Value {
     json!({key: {"username": user, "password": "p"}})
 }
 
-/// User, password and service account of each credential.
 fn told(provided: &Provided) -> Vec<Value> {
     let credential = |tracked: &crate::credentials::TrackedCredential| {
         let CredentialKind::Basic { username, password } = &tracked.credential.kind else { panic!("another kind") };
@@ -186,7 +183,7 @@ fn users(provided: &Provided) -> Vec<String> {
     told(provided).iter().map(|one| one["username"].as_str().unwrap().to_owned()).collect()
 }
 
-/// How a script behaves as a vector describes it.
+/// A script with the behaviour of a vector.
 fn body(plugin: &Value) -> String {
     let text = |key: &str| plugin[key].as_str().unwrap_or_default().to_owned();
     let print = |text: String, to: &str| format!("printf '%s' '{}' {to}\n", text.replace('\'', "'\\''"));
@@ -339,7 +336,7 @@ async fn concurrent_lookups_share_a_run_for_one_token_and_none_for_several() {
 #[tokio::test]
 async fn a_plugin_whose_answers_are_good_for_a_registry_runs_once_for_many_of_its_images() {
     let bed = Bed::new();
-    // The name of the image asked for is the user, and the first answer teaches.
+    // The requested image is the user name; the first response sets the scope guess.
     bed.script(
         "p",
         "sleep 0.3\nimage=$(sed 's/.*\"image\":\"\\([^\"]*\\)\".*/\\1/' $i)\nregistry=${image%%/*}\ntype=Registry\n\
@@ -356,7 +353,7 @@ async fn a_plugin_whose_answers_are_good_for_a_registry_runs_once_for_many_of_it
     assert_eq!(bed.runs("p"), 3, "one for each registry");
     assert_eq!(provided.iter().flat_map(users).collect::<Vec<_>>(), ["b.io/1", "b.io/1", "b.io/1", "c.io/1"]);
 
-    // Where the guess was wrong, nobody gets what is another image's.
+    // After a wrong guess, no lookup gets another image's response.
     let queries = ["d.io/only-1", "d.io/only-2", "d.io/only-3"].map(|image| query(image, None));
     let provided = join_all(queries.iter().map(|query| bed.providers.provide(query))).await;
     assert_eq!(provided.iter().flat_map(users).collect::<Vec<_>>(), ["d.io/only-1", "d.io/only-2", "d.io/only-3"]);

@@ -1,4 +1,4 @@
-//! The rules of the providers' configuration, in the kubelet's words and order (`docs/spec/pull.md §7.2`).
+//! Validates the providers' configuration, in the kubelet's words and order (`docs/spec/pull.md §7.2`).
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -8,23 +8,22 @@ use super::{
 };
 use crate::text::{aggregate, quoted};
 
-/// The only version of the plugins' protocol that knows tokens.
+/// The only protocol version with tokens.
 const API_WITH_TOKENS: &str = "credentialprovider.kubelet.k8s.io/v1";
-/// All versions, sorted.
 const API_VERSIONS: [&str; 3] =
     [API_WITH_TOKENS, "credentialprovider.kubelet.k8s.io/v1alpha1", "credentialprovider.kubelet.k8s.io/v1beta1"];
-/// A name's part of an annotation key has at most so many bytes.
+/// The limit for the name part of an annotation key.
 const NAME_LENGTH_MAX: usize = 63;
 const PREFIX_LENGTH_MAX: usize = 253;
 
-/// What of the kubelet's features is on.
+/// The enabled feature gates of the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gates {
     /// `KubeletServiceAccountTokenForCredentialProviders`.
     pub service_account_tokens: bool,
 }
 
-/// A provider that may be run.
+/// A validated provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderRules {
     pub(super) name: String,
@@ -33,11 +32,10 @@ pub(super) struct ProviderRules {
     pub(super) api_version: String,
     pub(super) args: Vec<String>,
     pub(super) env: Vec<Variable>,
-    /// `None`: it is asked without a service account.
+    /// `None`: runs without a service account.
     pub(super) tokens: Option<TokenRules>,
 }
 
-/// How a provider gets tokens of service accounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TokenRules {
     pub(super) audience: String,
@@ -47,12 +45,10 @@ pub(super) struct TokenRules {
     pub(super) optional_annotations: BTreeSet<String>,
 }
 
-/// How long an answer is good that was given for a service account.
+/// The scope of a response that depends on a service account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenCacheType {
-    /// For all of the account's pods.
     ServiceAccount,
-    /// For one token.
     Token,
 }
 
@@ -217,7 +213,7 @@ fn unsupported(value: &str, supported: &[&str]) -> String {
     format!("Unsupported value: {}: supported values: {}", quoted(value), supported.join(", "))
 }
 
-/// What keeps a text from being a qualified name of Kubernetes: `[prefix/]name`.
+/// Violations of the syntax of a Kubernetes qualified name: `[prefix/]name`.
 fn qualified_name_errors(text: &str) -> Vec<String> {
     const NAME_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
                              alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \

@@ -108,7 +108,7 @@ impl Folder {
         Ok(names)
     }
 
-    /// Writes a temporary file, syncs it, renames it, syncs the folder: after a crash the file is the old or the new one.
+    /// Writes a temporary file, syncs, renames and syncs the folder: after a crash the file is the old or the new one.
     /// Called with the lock of the file.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
         if self.is_read_only {

@@ -11,7 +11,6 @@ use rustix::process::test_kill_process;
 use super::*;
 use crate::testing::vectors;
 
-/// A shell script, ready to run.
 struct Script {
     folder: tempfile::TempDir,
     plugin: Plugin,
@@ -40,7 +39,6 @@ impl Script {
         self
     }
 
-    /// A process id that the script wrote down.
     async fn id(&self, name: &str) -> Pid {
         for _ in 0..1000 {
             let text = fs::read_to_string(self.folder.path().join(name)).unwrap_or_default();
@@ -52,7 +50,7 @@ impl Script {
         panic!("the script wrote no `{name}`");
     }
 
-    /// Waits until a process is gone; one of another parent may be reaped a little later.
+    /// Waits until a process has exited; its other parent may reap it later.
     async fn gone(&self, name: &str) {
         let id = self.id(name).await;
         for _ in 0..500 {
@@ -65,7 +63,7 @@ impl Script {
     }
 }
 
-/// Whether it is dead, and whoever inherited it has not looked yet.
+/// Whether it is dead and not yet reaped by another parent.
 fn is_zombie_of_another(id: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", id.as_raw_nonzero())).unwrap_or_default();
     let mut fields = stat.rsplit_once(") ").map(|(_, rest)| rest).unwrap_or_default().split(' ');
@@ -73,7 +71,7 @@ fn is_zombie_of_another(id: Pid) -> bool {
     state == Some("Z") && parent != Some(&std::process::id().to_string())
 }
 
-/// Whether this process has children that it did not reap, among those with this id.
+/// Whether this process has an unreaped child with this id.
 fn is_our_zombie(id: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", id.as_raw_nonzero())).unwrap_or_default();
     stat.contains(") Z ") && !is_zombie_of_another(id)

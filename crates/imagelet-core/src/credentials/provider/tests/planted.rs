@@ -1,4 +1,4 @@
-//! A service account's token is in no error, no log and no `Debug`, whatever plugin and cluster do with it.
+//! A service account token appears in no error, log or `Debug` text, whatever plugin and cluster return.
 
 use std::io;
 
@@ -9,12 +9,12 @@ use crate::credentials::TokenCache;
 
 /// No part of it looks like a secret.
 const TOKEN: &str = "planted-header-of-a-token.planted-claims-of-a-token.planted-signature-of-a-token";
-/// Is in each part of it.
+/// Part of each section.
 const MARKER: &str = "planted";
-/// What its parts become in base64.
+/// The base64 forms of its parts.
 const CODED: [&str; 3] = ["cGxhbnRlZ", "BsYW50ZW", "wbGFudGVk"];
 
-/// Issues the token once, due for renewal, and then refuses and repeats it.
+/// Issues the token once, due for renewal; then rejects requests and repeats the token in the error.
 #[derive(Debug)]
 struct Repeating {
     issued: AtomicUsize,
@@ -40,7 +40,6 @@ impl TokenSource for Repeating {
     }
 }
 
-/// Keeps what is logged.
 #[derive(Clone, Debug, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -69,7 +68,7 @@ fn assert_hidden(place: &str, text: &str) {
     }
 }
 
-/// Scripts that get the token as `$t`, and what each is to be told as.
+/// Scripts that get the token as `$t`, and the expected text of each.
 fn scripts() -> Vec<(&'static str, String, &'static str)> {
     let answer = |rest: &str| {
         format!("printf '{{\"kind\":\"CredentialProviderResponse\",\"apiVersion\":\"{V1}\",{rest}}}' \"$t\"\n")
@@ -95,8 +94,8 @@ async fn a_token_is_seen_nowhere_though_plugin_and_cluster_repeat_it() {
     let subscriber =
         tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_ansi(false).with_writer(log.clone());
     let _guard = tracing::subscriber::set_default(subscriber.finish());
-    // With a single dispatcher, the thread that first reaches a log line decides for all threads whether it is logged;
-    // that may be a test beside this one, which logs nothing. With two, both are asked.
+    // With a single dispatcher, the first thread at a log line decides for all threads whether it is enabled; that may be a
+    // parallel test without logging. With two dispatchers, both are asked.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     for expires_in in [Duration::from_mins(1), Duration::ZERO] {
         for (name, body, told) in scripts() {
@@ -117,7 +116,7 @@ async fn a_token_is_seen_nowhere_though_plugin_and_cluster_repeat_it() {
             assert!(failure.message.contains(told), "{name}: {failure}");
             assert!(bed.questions(name)[0].contains(TOKEN), "{name} was not told");
             assert_hidden(name, &format!("{failure} {provided:?} {:?} {cache:?}", bed.providers));
-            // The second time the cluster refuses.
+            // The second call is rejected by the cluster.
             let again = bed.providers.provide(&query("a.io/x", Some("sa"))).await;
             assert_hidden(name, &format!("{again:?}"));
             assert_eq!(
