@@ -1,4 +1,4 @@
-//! Takes one survey in: records, memory and leases are brought up to it, and all entries are drawn.
+//! Applies one survey: updates records, usage history and leases, and builds all entries.
 
 use std::{collections::BTreeSet, iter::Peekable, sync::Arc, time::SystemTime};
 
@@ -10,11 +10,11 @@ use crate::inventory::{
     usage_history::image_usage::ImageUsage,
 };
 
-/// A wall clock that went by so much less than the machine's, or more, was read late and not set.
+/// A smaller difference between the clocks is reading delay, not a clock change.
 const SHIFT_MIN: i128 = 10_000_000;
 
 impl InventoryState {
-    /// Takes a survey in; `asked_at` and `now` are the two clocks of `docs/spec/gc.md §5`.
+    /// `asked_at` and `now` are the two clocks of `docs/spec/gc.md §5`.
     pub(super) fn apply(&mut self, mut survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
         #[cfg(test)]
         self.mutate_before_pass();
@@ -22,7 +22,7 @@ impl InventoryState {
         let now = self.adjust_clock(now);
         self.clamp(now, wall);
         let times = DetectTimes { detected_at: Some(moved(asked_at, -self.shift)), now };
-        // Once for all walks; an image listed twice stays in the order of the listing.
+        // Sorted once for all walks; a duplicate image keeps the order of the listing.
         let mut images = std::mem::take(&mut survey.images).into_images();
         images.sort_by(|one, other| in_order_of_keys(one, other));
         survey.images = images.into();
@@ -31,7 +31,7 @@ impl InventoryState {
         self.watch.advance(survey.runtime_containers(), now);
         detect(&mut self.records, &survey, &uses.by_image, times);
         self.memory.apply(&mut self.records, &uses, &survey.images, now);
-        // A pull that nobody reported of is none the safer for an image's age.
+        // A pull without a report does not make the image safer for its age.
         for key in self.memory.take_dated() {
             self.touches.insert(key, wall);
         }
@@ -43,7 +43,7 @@ impl InventoryState {
         snapshot
     }
 
-    /// Who uses which image, the times in it steady ones.
+    /// Uses of each image, in boot-clock time.
     fn uses(&self, survey: &Survey) -> Uses {
         let mut uses = uses(survey, |id| !self.mounts.contains_key(id));
         for fresh in uses.fresh.values_mut().flatten() {
@@ -52,7 +52,6 @@ impl InventoryState {
         uses
     }
 
-    /// What a pass leaves of who asked for images, and of those that were in use before.
     fn update_leases(
         &mut self,
         survey: &Survey,
@@ -73,7 +72,7 @@ impl InventoryState {
         self.note_released(doubtful, users, now);
     }
 
-    /// What the steady time is, and from now on what the wall clock is ahead of it.
+    /// Updates the offset of the wall clock and returns the boot-clock time.
     fn adjust_clock(&mut self, wall: SystemTime) -> SystemTime {
         if let Some(correction) = self.clock.correct(wall) {
             for record in self.records.values_mut() {
@@ -94,7 +93,7 @@ impl InventoryState {
         steady
     }
 
-    /// Nothing happened in the future, whatever a ledger says or the caller's clock said before.
+    /// Moves future times to now, whatever a ledger or an earlier clock reported.
     fn clamp(&mut self, now: SystemTime, wall: SystemTime) {
         for leased_at in self.touches.values_mut() {
             *leased_at = wall.min(*leased_at);
@@ -115,17 +114,16 @@ impl InventoryState {
         self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
     }
 
-    /// `images` come in the order of their keys.
+    /// `images` are ordered by key.
     fn draw(&self, images: Vec<Arc<Image>>, users: &Users, now: SystemTime) -> Snapshot {
         let mut images = images.into_iter().peekable();
-        // Of an image listed twice the later entry is shown.
+        // The later entry of a duplicate image is shown.
         let mut next = || loop {
             let image = images.next()?;
             if images.peek().is_none_or(|other| in_order_of_keys(&image, other).is_ne()) {
                 return Some(image);
             }
         };
-        // All four are sorted by key.
         let (mut records, mut memory) = (self.records.iter().peekable(), self.memory.present().peekable());
         let mut users = users.iter().peekable();
         let entries = std::iter::from_fn(&mut next).map(|image| {
@@ -148,7 +146,6 @@ impl InventoryState {
         }
     }
 
-    /// What is reported of one image.
     fn entry(
         &self,
         image: Arc<Image>,
@@ -177,7 +174,7 @@ impl InventoryState {
     }
 }
 
-/// The next of a sorted row that has this key.
+/// The next item of a sorted iterator with this key.
 fn find<'a, T>(row: &mut Peekable<impl Iterator<Item = (&'a ImageKey, T)>>, key: &ImageKey) -> Option<T> {
     while row.next_if(|(other, _)| *other < key).is_some() {}
     row.next_if(|(other, _)| *other == key).map(|(_, found)| found)

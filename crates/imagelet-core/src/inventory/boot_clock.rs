@@ -1,9 +1,9 @@
-//! A time that nobody sets: what the wall clock would say had it never been touched.
+//! A clock that no setting of the wall clock changes: the boot clock, carried across boots.
 //!
-//! While a machine is up its boot clock counts, suspended or not. From one boot to the next only the wall clock tells how
-//! long the machine was off. It is believed up to [`OFF_MAX`], and asked again while the machine is freshly booted, since a
-//! machine without a battery learns the time from its network. Ages so never shrink below nor grow beyond what was lived
-//! through by more than that, whatever the wall clock is set to, and they are right again as soon as it is.
+//! The boot clock counts while the machine is up or suspended. Only the wall clock shows how long the machine was off.
+//! That time is trusted up to [`OFF_MAX`], and read again shortly after boot, because a machine without a battery gets
+//! its time from the network. The error of an age is at most that bound, whatever the wall clock shows, and disappears
+//! once the wall clock is right.
 
 use std::{
     fmt,
@@ -12,24 +12,22 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// The longest time off that counts: a clock that runs years ahead after a boot makes no image older than this.
+/// The longest counted time off: a clock years ahead after a boot makes no image older than this.
 pub(super) const OFF_MAX: Duration = Duration::from_hours(7 * 24);
-/// How long after a boot the wall clock may still be put right.
+/// How long after a boot a corrected wall clock is accepted.
 const CORRECTED_UNTIL: Duration = Duration::from_hours(1);
-/// Corrections smaller than this are not worth a change.
+/// Smaller corrections are ignored.
 const CORRECTION_MIN: Duration = Duration::from_secs(10);
-/// Longest name of a boot; Linux writes a UUID.
+/// Longest boot id; Linux writes a UUID.
 const BOOT_LENGTH_MAX: u64 = 64;
 
-/// Reads a clock that counts from the machine's boot and is never set.
 pub(super) trait BootClock: Send + Sync {
-    /// Since boot, with the time it was suspended.
+    /// Time since boot, including suspended time.
     fn uptime(&self) -> Duration;
-    /// Which boot this is; different for each. Empty: nobody knows.
+    /// The unique id of this boot; empty if unknown.
     fn boot(&self) -> String;
 }
 
-/// Linux's.
 #[derive(Debug)]
 pub(super) struct Linux;
 
@@ -48,54 +46,53 @@ impl BootClock for Linux {
     }
 }
 
-/// What ties one boot's clock to the steady time, as kept on disk. Times are nanoseconds.
+/// Relates one boot's clock to the steady time, as stored on disk. Times are nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Anchor {
-    /// Which boot.
+    /// The boot id.
     pub(super) boot: String,
-    /// Its clock,
+    /// The boot clock at this anchor.
     pub(super) uptime: u64,
-    /// when the steady time was this,
+    /// The steady time at this anchor.
     pub(super) steady: u64,
-    /// and the wall clock said this.
+    /// The wall clock at this anchor.
     pub(super) wall: u64,
-    /// How the boot before ended.
+    /// The end of the previous boot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) before: Option<Before>,
 }
 
-/// The last that is known of the boot before.
+/// The last known times of the previous boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Before {
     pub(super) steady: u64,
     pub(super) wall: u64,
-    /// How long the machine is taken to have been off.
+    /// How long the machine is assumed to have been off.
     pub(super) off: u64,
 }
 
-/// What time it is, whatever the wall clock is set to.
 #[derive(Default)]
 pub(super) struct AgeClock {
-    /// `None`: the times one is reported are taken as they are.
+    /// `None`: the caller's times are used unchanged.
     ticking: Option<Ticking>,
 }
 
 struct Ticking {
     clock: Box<dyn BootClock>,
     boot: String,
-    /// The steady time at which this boot's clock was zero; before 1970 for a machine that is up for long.
+    /// The steady time at boot; before 1970 for a long uptime.
     base: i128,
     before: Option<Before>,
 }
 
-/// The stamps made since a boot have to be moved, as the machine was off for longer or shorter than thought.
+/// Moves the stamps made since boot after a corrected wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Correction {
-    /// Stamps later than this
+    /// Only later stamps move.
     pub(super) later_than: SystemTime,
-    /// are moved by so many nanoseconds.
+    /// Nanoseconds to add.
     pub(super) by: i128,
 }
 
@@ -107,14 +104,13 @@ impl fmt::Debug for AgeClock {
 }
 
 impl Correction {
-    /// The stamp put right.
     pub(super) fn apply(self, stamp: SystemTime) -> SystemTime {
         if stamp <= self.later_than { stamp } else { moved(stamp, self.by).max(self.later_than) }
     }
 }
 
 impl AgeClock {
-    /// Takes up the time where an anchor left it; the wall clock says `wall`.
+    /// Continues the steady time from an anchor; `wall` is the wall clock.
     pub(super) fn start(clock: Box<dyn BootClock>, anchor: Option<&Anchor>, wall: SystemTime) -> Self {
         let (boot, uptime, wall) = (clock.boot(), nanos(clock.uptime()), since_epoch(wall));
         let (base, before) = match anchor {
@@ -131,18 +127,18 @@ impl AgeClock {
         Self { ticking: Some(Ticking { clock, boot, base, before }) }
     }
 
-    /// Now. Without a boot clock: what the caller says.
+    /// The steady time. Without a boot clock: the caller's time.
     pub(super) fn now(&self, wall: SystemTime) -> SystemTime {
         let Some(ticking) = &self.ticking else { return wall };
         stamp(ticking.base + nanos(ticking.clock.uptime()))
     }
 
-    /// What to add to a steady time to tell it by the wall clock, given one moment reported by both.
+    /// Nanoseconds to add to a steady time to convert it to the wall clock.
     pub(super) fn shift(steady: SystemTime, wall: SystemTime) -> i128 {
         since_epoch(wall) - since_epoch(steady)
     }
 
-    /// Looks whether the wall clock was put right since the boot. What it answers has to be applied to all stamps.
+    /// Detects a wall clock corrected since boot. The caller must apply the result to all stamps.
     pub(super) fn correct(&mut self, wall: SystemTime) -> Option<Correction> {
         let ticking = self.ticking.as_mut()?;
         let uptime = ticking.clock.uptime();
@@ -157,7 +153,6 @@ impl AgeClock {
         Some(Correction { later_than: stamp(i128::from(before.steady)), by })
     }
 
-    /// What to keep on disk.
     pub(super) fn anchor(&self, wall: SystemTime) -> Option<Anchor> {
         let ticking = self.ticking.as_ref()?;
         let uptime = nanos(ticking.clock.uptime());
@@ -172,12 +167,12 @@ impl AgeClock {
     }
 }
 
-/// How long the machine was off, by a wall clock that said `booted` when it booted; at most [`OFF_MAX`].
+/// How long the machine was off, from the wall clock at boot; at most [`OFF_MAX`].
 fn off(booted: i128, ended: u64) -> u64 {
     u64::try_from((booted - i128::from(ended)).clamp(0, nanos(OFF_MAX))).unwrap_or_default()
 }
 
-/// A time moved by nanoseconds; never out of 1970 to 2554.
+/// A time moved by nanoseconds, clamped to 1970 to 2554.
 pub(super) fn moved(time: SystemTime, by: i128) -> SystemTime {
     stamp(since_epoch(time) + by)
 }
@@ -203,7 +198,6 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A machine whose clocks a test sets.
     #[derive(Clone, Default)]
     pub(in crate::inventory) struct Machine(Arc<Mutex<(u32, Duration)>>);
 
@@ -248,7 +242,7 @@ pub(super) mod tests {
             assert_eq!(clock.correct(wall), None);
             assert_eq!(clock.now(wall), at(5));
         }
-        // A process that starts in the same boot goes on from there, by whichever wall clock.
+        // A process of the same boot continues from the anchor, whatever the wall clock shows.
         let anchor = clock.anchor(at(5) + YEARS).unwrap();
         machine.passes(Duration::from_hours(1));
         let next = AgeClock::start(machine.clock(), Some(&anchor), at(0) - YEARS);
@@ -262,7 +256,7 @@ pub(super) mod tests {
         let clock = AgeClock::start(machine.clock(), None, at(0));
         let anchor = clock.anchor(at(0)).unwrap();
         machine.reboots();
-        // Off for ten hours, and the clock battery is dead.
+        // The machine was off for ten hours with a dead clock battery.
         let mut clock = AgeClock::start(machine.clock(), Some(&anchor), SystemTime::UNIX_EPOCH);
         assert_eq!(clock.now(SystemTime::UNIX_EPOCH), at(0) + Duration::from_secs(20));
         let used = clock.now(SystemTime::UNIX_EPOCH);
@@ -282,11 +276,11 @@ pub(super) mod tests {
         machine.reboots();
         let mut clock = AgeClock::start(machine.clock(), Some(&anchor), at(1) + YEARS);
         assert!(clock.now(at(1) + YEARS) <= at(0) + OFF_MAX + Duration::from_secs(20));
-        // Put right within the hour, nothing is left of it.
+        // A correction within the hour removes the whole error.
         let right = at(1) + Duration::from_secs(20);
         assert!(clock.correct(right).is_some());
         assert_eq!(clock.now(right), right);
-        // Later it is a person who plays with the clock.
+        // A later change is manual and is ignored.
         machine.passes(CORRECTED_UNTIL);
         assert_eq!(clock.correct(right + YEARS), None);
     }

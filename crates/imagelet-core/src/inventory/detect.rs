@@ -8,88 +8,84 @@ use crate::{
     runtime::{Container, Listing, Pod, Sandbox},
 };
 
-/// What is remembered of an image between passes.
+/// The record of an image between passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// The detect time of the pass that first saw it; `None` is earlier than all times.
+    /// Detect time of the first pass that saw it; `None` sorts first.
     pub(crate) first_seen: Option<SystemTime>,
-    /// When it was last seen in use.
     pub(crate) last_used: Option<SystemTime>,
-    /// The handler it was stored for when first seen.
+    /// The handler at the first sight.
     pub(crate) handler: String,
-    /// What the runtime says it occupies.
+    /// The reported size.
     pub(crate) size: ByteSize,
-    /// The runtime asks that it stay.
+    /// The runtime requests that the image stays.
     pub(crate) pinned: bool,
 }
 
 pub(crate) type Records = BTreeMap<ImageKey, Record>;
 
-/// Who uses which image. Images that are used but not listed are in here too.
+/// Users by image, including images that are used but not listed.
 pub(crate) type Users = BTreeMap<ImageKey, Vec<String>>;
 
-/// Who uses which image, and which of the containers are new.
+/// Users by image, and the new containers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     pub(crate) by_image: Users,
     pub(crate) fresh: BTreeMap<ImageKey, Vec<Fresh>>,
-    /// The id of each sandbox's image, where it is listed: a name may mean another one later.
+    /// Image id of each sandbox, where listed: a name may move to another image later.
     pub(crate) sandboxes: SandboxImages,
 }
 
-/// A container that was not there before.
+/// A container that was not there at the previous pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fresh {
-    /// By the wall clock; `None` where the runtime does not say.
+    /// Creation by the wall clock; `None` where the runtime does not report it.
     pub(crate) created: Option<SystemTime>,
-    /// `NAMESPACE/POD`, where it is of a pod.
+    /// `NAMESPACE/POD` of a pod's container.
     pub(crate) user: Option<String>,
 }
 
-/// What one pass got from the runtime.
+/// The runtime's answers for one pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
     pub(crate) images: Listing,
     pub(crate) pods: Vec<Pod>,
-    /// Images mounted as volumes, by container id.
     pub(crate) mounts: BTreeMap<String, Vec<String>>,
     pub(crate) sandboxes: SandboxImages,
-    /// Of each container and sandbox that was there before and is not listed, the runtime says when asked that it is gone.
+    /// The runtime confirmed that each container and sandbox missing from its lists is gone.
     pub(crate) missing_are_gone: bool,
 }
 
 impl Survey {
-    /// Containers that a runtime runs, as opposed to mounts of the embedded store.
+    /// Runtime containers, without the mounts of the embedded store.
     pub(crate) fn runtime_containers(&self) -> usize {
         let of_runtime = |container: &&Container| !container.sandbox_id.is_empty();
         self.pods.iter().flat_map(|pod| &pod.containers).filter(of_runtime).count()
     }
 }
 
-/// The two clocks of a pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DetectTimes {
-    /// When the pass was asked for: the first sight of images new in it.
+    /// Time of the request: the first sight of new images.
     pub(crate) detected_at: Option<SystemTime>,
-    /// Read after the listings: the use of images in use.
+    /// Time after the listings: the last use of images in use.
     pub(crate) now: SystemTime,
 }
 
-/// Brings the records up to what was listed and is used.
 pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, times: DetectTimes) {
     let mut listed: Vec<&Image> = survey.images.iter().map(Arc::as_ref).collect();
-    // An image listed twice stays in the order of the listing.
+    // A duplicate image keeps the order of the listing.
     listed.sort_by(|one, other| in_order_of_keys(one, other));
     let mut listed = listed.into_iter().peekable();
     let mut used = users.keys().peekable();
     let mut arrived = Vec::new();
-    // All three are sorted by key: one walk over them, in which nothing is copied.
+    // All three are sorted by key, so one walk without copies joins them.
     records.retain(|key, record| {
         let mut is_listed = false;
         while let Some(image) = listed.peek() {
             match image.cmp_key(key) {
                 Ordering::Less => arrived.push(*image),
-                // The later entry wins for what is overwritten.
+                // The later entry of a duplicate wins for updated fields.
                 Ordering::Equal => {
                     (record.size, record.pinned) = (image.size, image.pinned);
                     is_listed = true;
@@ -108,7 +104,7 @@ pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, time
     for image in arrived {
         let key = image.key();
         let last_used = users.contains_key(&key).then_some(times.now);
-        // And the first for what is set once.
+        // The first entry of a duplicate wins for fields set once.
         let record = records.entry(key).or_insert_with(|| Record {
             first_seen: times.detected_at,
             last_used,
@@ -120,17 +116,15 @@ pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, time
     }
 }
 
-/// Orders images by their keys.
 pub(super) fn in_order_of_keys(one: &Image, other: &Image) -> Ordering {
     one.id.cmp(&other.id).then_with(|| one.spec.runtime_handler.cmp(&other.spec.runtime_handler))
 }
 
-/// Who uses which image.
 pub(crate) fn users(survey: &Survey) -> Users {
     uses(survey, |_| false).by_image
 }
 
-/// Who uses which image, and which containers are new by what is known of their ids.
+/// Users by image, and the containers whose ids are new.
 pub(crate) fn uses(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> Uses {
     let containers = || survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it)));
     let mounted = |container: &Container| survey.mounts.get(&container.id).into_iter().flatten();
@@ -153,7 +147,7 @@ pub(crate) fn uses(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> Uses {
                 found.push(key);
             }
         };
-        // Listed or not: what is used may have been removed a moment ago.
+        // Listed or not: a used image may have been removed meanwhile.
         add(ImageKey::new(ImageId::new(&container.image_id), container.image.runtime_handler.clone()), &user);
         for text in [&container.image_id, &container.image_ref, &container.image.image] {
             names.find(text).into_iter().for_each(|key| add(key, &user));
@@ -170,7 +164,7 @@ pub(crate) fn uses(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> Uses {
             uses.sandboxes.entry(sandbox.id.clone()).or_insert_with(|| Some(key.id().to_string()));
             let list = uses.by_image.entry(key).or_default();
             let user = sandbox_text(pod, sandbox);
-            // One pod may have several.
+            // One pod may have several containers of the image.
             if !list.contains(&user) {
                 list.push(user);
             }
@@ -212,7 +206,7 @@ fn sandbox_text(pod: &Pod, sandbox: &Sandbox) -> String {
     format!("{}/{} (sandbox)", pod.namespace, pod.name)
 }
 
-/// Whether this user is a mount of the embedded store, of which the kernel tells, and not a container of a runtime.
+/// Whether the user is a mount of the embedded store, reported by the kernel, and not a runtime container.
 pub(super) fn is_mount(user: &str) -> bool {
     user.starts_with("mount ")
 }

@@ -1,10 +1,9 @@
 //! Who asked for which image: what protects it between the asking and the container.
 //!
-//! A lease begins when an image is named to somebody who may start a container from it, and ends when its pod shows as
-//! many new containers of that image as it asked for, or when its time is up. Who asks without saying for which pod can
-//! not be reported apart from others, so that such a lease runs its time: a container seen may be somebody else's.
-//! A removal and a lease never overlap: a removal that has begun makes the lease wait and look again, and a lease that
-//! is there makes the removal fail.
+//! A lease starts when a caller that may start a container gets the image. It ends when its pod has as many new
+//! containers of the image as it requested, or when it expires. A request without a pod cannot be matched with a
+//! container, so its lease always runs until it expires. A removal and a lease never overlap: a lease request waits for
+//! a started removal and looks again, and an existing lease rejects a removal.
 
 pub(in crate::inventory) mod removal_blocker;
 pub(in crate::inventory) mod service;
@@ -16,59 +15,56 @@ use std::{
 
 use crate::image::ImageId;
 
-/// Ended removals that are remembered; who looked before the oldest of them looks again.
+/// Limit of remembered ended removals; a look older than the oldest of them is repeated.
 const ENDED_MAX: usize = 1024;
-/// Leases of one image that are reported apart by pod; more than a node has pods share one.
+/// Limit of pods per leased image; more than a node has pods.
 const PODS_MAX: usize = 1024;
-/// How much longer than it runs a lease counts after a restart, so that it is not written at each asking.
+/// A written lease counts this much longer after a restart, so that not every request writes.
 pub(in crate::inventory) const AHEAD_MAX: Duration = Duration::from_secs(15);
 
-/// All leases, holds and removals under way.
+/// All leases, holds and running removals.
 #[derive(Clone, Debug, Default)]
 pub(in crate::inventory) struct Leases {
-    /// How long one runs at most; zero: there are none.
+    /// Duration of a lease; zero disables leases.
     pub(in crate::inventory) lasts: Duration,
-    /// By image, whatever its handler, as a removal names the id alone; then by pod, the nameless one being nobody's.
+    /// By image id, because a removal names the id without a handler; then by pod, empty for unknown pods.
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
-    /// Who works with which image, by what they call their work.
+    /// Names of the running work by image.
     holds: BTreeMap<ImageId, Vec<&'static str>>,
     removing: BTreeSet<ImageId>,
-    /// Removals begun so far.
     begun: u64,
-    /// Which of them ended, with how many had begun by then.
+    /// Ended removals, with the value of `begun` at the end.
     ended: VecDeque<(u64, ImageId)>,
     /// While there are any, no removal begins.
     pauses: usize,
-    /// What is on disk cannot be read: each image may have been asked for until then.
+    /// The leases on disk are unreadable: all images count as leased until then.
     all_until: Option<SystemTime>,
-    /// What the disk has: until when a restart takes an image for asked for at.
+    /// Leases on disk: the request time that a restart restores.
     kept: BTreeMap<ImageId, WrittenLease>,
-    /// What was read from the disk last.
     read: BTreeMap<ImageId, Read>,
-    /// Grows with each lease that the disk does not have.
+    /// Increases with each lease that is not on disk.
     version: u64,
 }
 
-/// One asker's.
+/// The lease of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::inventory) struct Lease {
-    /// When its pod first asked: containers created after that are its.
+    /// First request of the pod: later containers match it.
     pub(in crate::inventory) since: SystemTime,
-    /// When it asked last: it runs from here.
+    /// Last request; the duration counts from here.
     pub(in crate::inventory) asked_at: SystemTime,
-    /// How often it asked and did not yet show a container for it.
+    /// Requests without a matching container yet.
     pub(in crate::inventory) open: u32,
 }
 
-/// Until when the disk has it that an image was asked for, and with which version of the leases it got that: by the last
-/// write, which may still be under way, and by the one before.
+/// The request times on disk and their lease versions: the last write, which may still be running, and the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct WrittenLease {
     last: (SystemTime, u64),
     before: Option<(SystemTime, u64)>,
 }
 
-/// What the disk has of an image's asking, and when this was first read.
+/// The stored request time of an image, and when it was first read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Read {
     line: SystemTime,
@@ -76,35 +72,35 @@ struct Read {
 }
 
 impl WrittenLease {
-    /// The first version with which the disk covers this moment.
+    /// The first version on disk that covers this time.
     fn covers(&self, now: SystemTime) -> Option<u64> {
         let writes = self.before.iter().chain([&self.last]);
         writes.filter(|(until, _)| *until >= now).map(|(_, version)| *version).next()
     }
 }
 
-/// How far the removals were when somebody looked for an image.
+/// The removal counter at the time of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::inventory) struct LookMark(u64);
 
-/// What keeps a removal from beginning.
+/// The obstacle to a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::inventory) enum Obstacle {
-    /// Somebody works with it.
+    /// Running work holds the image.
     Held(Vec<&'static str>),
-    /// Somebody asked for it; the lease ends then at the latest.
+    /// The image is leased until this time at the latest.
     Leased(SystemTime),
-    /// Somebody else removes it, or waits for removals to end.
+    /// Another caller removes it, or pauses removals.
     Busy,
 }
 
 impl Leases {
-    /// The mark to look with, taken before the store is asked.
+    /// The mark of a look, taken before the store is queried.
     pub(in crate::inventory) fn look(&self) -> LookMark {
         LookMark(self.begun)
     }
 
-    /// Whether a removal of this image is under way or began after the look: what the store said is of no value then.
+    /// Whether a removal of this image is running or started after the look, so that the store's answer is stale.
     pub(in crate::inventory) fn is_overtaken(&self, id: &ImageId, look: LookMark) -> bool {
         if self.removing.contains(id) {
             return true;
@@ -113,7 +109,7 @@ impl Leases {
         forgotten || self.ended.iter().any(|(begun, ended)| *begun > look.0 && ended == id)
     }
 
-    /// Notes that this pod asked for this image and found it. Answers the version with which the disk has that.
+    /// Leases a found image to a pod. Returns the version with which the disk has the lease.
     pub(in crate::inventory) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) -> u64 {
         if self.lasts.is_zero() {
             return 0;
@@ -132,14 +128,14 @@ impl Leases {
         })
     }
 
-    /// Notes that this pod has a container of this image that was not there at the last look.
+    /// Matches a new container of this pod and image with its lease.
     pub(in crate::inventory) fn serve(&mut self, id: &ImageId, pod: &str, created_at: SystemTime) {
         if pod.is_empty() {
             return;
         }
         let Some(pods) = self.images.get_mut(id) else { return };
         let Some(lease) = pods.get_mut(pod) else { return };
-        // One created at the very moment may have been asked for before.
+        // A container created at the same time may belong to an earlier request.
         if created_at > lease.since {
             lease.open = lease.open.saturating_sub(1);
         }
@@ -151,19 +147,16 @@ impl Leases {
         }
     }
 
-    /// How many removals have begun.
     #[cfg(test)]
     pub(in crate::inventory) fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// All that who began to look at this mark can learn from here.
     #[cfg(test)]
     pub(in crate::inventory) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
         (self.images.clone(), self.holds.clone(), self.all_until, self.removals(mark))
     }
 
-    /// How far removals are, to who began to look at this mark.
     #[cfg(test)]
     pub(in crate::inventory) fn removals(&self, mark: u64) -> impl std::fmt::Debug {
         let newer = self.ended.iter().filter(|(begun, _)| *begun > mark);
@@ -172,40 +165,35 @@ impl Leases {
         (self.removing.clone(), self.pauses, ended, begun)
     }
 
-    /// Ends all leases of an image.
     #[cfg(test)]
     pub(in crate::inventory) fn end(&mut self, id: &ImageId) {
         self.images.remove(id);
     }
 
-    /// Takes all holds of an image away.
     #[cfg(test)]
     pub(in crate::inventory) fn release_all(&mut self, id: &ImageId) {
         self.holds.remove(id);
     }
 
-    /// Forgets that this image is or was being removed.
     #[cfg(test)]
     pub(in crate::inventory) fn forget_removals(&mut self, id: &ImageId) {
         self.removing.remove(id);
         self.ended.clear();
     }
 
-    /// Removes the mark of a removal that continues.
     #[cfg(test)]
     pub(in crate::inventory) fn unmark(&mut self, id: &ImageId) {
         self.removing.remove(id);
         self.begun -= 1;
     }
 
-    /// When the last lease of this image ends, if it has one.
     pub(in crate::inventory) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
         let of_pods = self.images.get(id).into_iter().flat_map(BTreeMap::values);
         let ends = of_pods.map(|lease| ends_at(lease, self.lasts)).max();
         ends.max(self.all_until).filter(|ends| *ends > now)
     }
 
-    /// Forgets what has run out, and what begins in the future does so now: the clock was set back.
+    /// Removes expired leases; a start in the future moves to now, because the clock was set back.
     pub(in crate::inventory) fn tidy(&mut self, now: SystemTime) {
         let lasts = self.lasts;
         self.images.retain(|_, pods| {
@@ -219,7 +207,7 @@ impl Leases {
         self.all_until = self.all_until.map(|until| until.min(now + lasts)).filter(|until| *until > now);
     }
 
-    /// Begins a removal, unless something stands against it.
+    /// Starts a removal unless an obstacle exists.
     pub(in crate::inventory) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), Obstacle> {
         if let Some(works) = self.holds.get(id) {
             return Err(Obstacle::Held(works.clone()));
@@ -230,7 +218,7 @@ impl Leases {
         self.begin_ordered_removal(id)
     }
 
-    /// The same for a removal that somebody ordered: leases do not stand against it, holds do.
+    /// Starts a requested removal: holds prevent it, leases do not.
     pub(in crate::inventory) fn begin_ordered_removal(&mut self, id: &ImageId) -> Result<(), Obstacle> {
         if let Some(works) = self.holds.get(id) {
             return Err(Obstacle::Held(works.clone()));
@@ -243,38 +231,36 @@ impl Leases {
         Ok(())
     }
 
-    /// Ends a removal, whether it removed anything or not.
+    /// Ends a removal, whether or not it removed the image.
     pub(in crate::inventory) fn end_removal(&mut self, id: &ImageId) {
         self.removing.remove(id);
         if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
         }
-        // A number above that of every look that was taken before it began.
+        // A number above the mark of every earlier look.
         self.begun += 1;
         self.ended.push_back((self.begun, id.clone()));
     }
 
-    /// Whether this image is being removed right now.
     pub(in crate::inventory) fn is_removing(&self, id: &ImageId) -> bool {
         self.removing.contains(id)
     }
 
-    /// Whether any is.
     pub(in crate::inventory) fn is_removing_any(&self) -> bool {
         !self.removing.is_empty()
     }
 
-    /// Keeps all images from being removed until [`Self::resume`].
+    /// Prevents all removals until [`Self::resume`].
     pub(in crate::inventory) fn pause(&mut self) {
         self.pauses += 1;
     }
 
-    /// Takes one [`Self::pause`] back.
+    /// Ends one [`Self::pause`].
     pub(in crate::inventory) fn resume(&mut self) {
         self.pauses = self.pauses.saturating_sub(1);
     }
 
-    /// Keeps one image from being removed until [`Self::release`], unless it is being removed.
+    /// Prevents the removal of one image until [`Self::release`]; false while it is being removed.
     pub(in crate::inventory) fn hold(&mut self, id: &ImageId, work: &'static str) -> bool {
         if self.removing.contains(id) {
             return false;
@@ -283,7 +269,7 @@ impl Leases {
         true
     }
 
-    /// Takes one [`Self::hold`] back.
+    /// Ends one [`Self::hold`].
     pub(in crate::inventory) fn release(&mut self, id: &ImageId, work: &'static str) {
         let Some(works) = self.holds.get_mut(id) else { return };
         if let Some(at) = works.iter().position(|held| *held == work) {
@@ -294,22 +280,21 @@ impl Leases {
         }
     }
 
-    /// Who works with this image.
     pub(in crate::inventory) fn works(&self, id: &ImageId) -> &[&'static str] {
         self.holds.get(id).map_or(&[], Vec::as_slice)
     }
 
-    /// Pods that have asked for an image and not yet shown all containers for it.
+    /// Pods with a request without a matching container.
     pub(in crate::inventory) fn open_pods(&self) -> BTreeSet<&str> {
         self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
     }
 
-    /// The number of the newest lease that the disk should have.
+    /// The newest lease version for the disk.
     pub(in crate::inventory) fn version(&self) -> u64 {
         self.version
     }
 
-    /// What the disk shall have, a little ahead, so that who asks again and again writes now and then only.
+    /// The leases to write, a little ahead, so that repeated requests write rarely.
     pub(in crate::inventory) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
         let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
         let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
@@ -323,10 +308,10 @@ impl Leases {
         due
     }
 
-    /// Takes up what the disk has of before a restart, or of another process: nobody can tell whose it was.
+    /// Restores leases from disk, of an earlier or another process, without their pods.
     ///
-    /// A process writes a little ahead; what lies further in the future is a clock set back, and counts as asked for when
-    /// it was first read.
+    /// A process writes a little ahead. A time further in the future is a clock set back, and counts from the first
+    /// read.
     pub(in crate::inventory) fn restore(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime) {
         let mut before = std::mem::take(&mut self.read);
         for (id, line) in found {
@@ -343,7 +328,7 @@ impl Leases {
         }
     }
 
-    /// Takes each image for leased from now on, for as long as a lease runs.
+    /// Leases every image for the duration of a lease.
     pub(in crate::inventory) fn lease_all(&mut self, now: SystemTime) {
         self.all_until = Some(now + self.lasts);
     }
@@ -485,7 +470,7 @@ mod tests {
         leases.restore(found(), at(90));
         assert_eq!(leases.begin_removal(&id, at(90)), Ok(()));
 
-        // What another process writes ahead of its requests counts up to then.
+        // A time that another process writes ahead counts in full.
         let (mut leases, _) = self::leases();
         for now in [10, 20, 30] {
             leases.restore(BTreeMap::from([(id.clone(), at(20))]), at(now));
@@ -504,7 +489,7 @@ mod tests {
         assert_eq!(leases.lease(&other, "pod", at(12)), 2);
         assert_eq!(leases.lease(&id, "pod", at(12)), 1);
         leases.due(ahead);
-        // The second write may still be under way; the first covers this until 15.
+        // The second write may still be running; the first one covers times up to 15.
         assert_eq!(leases.lease(&id, "pod", at(15)), 1);
         assert_eq!(leases.lease(&id, "pod", at(17)), 2);
         assert_eq!(leases.lease(&id, "pod", at(18)), 3, "no write covers it");

@@ -2,23 +2,23 @@
 
 use std::time::SystemTime;
 
-/// What stands between an image and its removal.
+/// An obstacle between an image and its removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RemovalBlocker {
-    /// It is not there any more.
+    /// The image is absent.
     Gone,
-    /// These use it.
+    /// The image is in use.
     InUse(Vec<String>),
-    /// These patterns, or the runtime, keep it.
+    /// Pinned by these patterns or by the runtime.
     Pinned(Vec<String>),
-    /// Somebody asked for it after the entry was drawn.
+    /// Requested after the entry was built.
     Touched,
-    /// Somebody may start a container from it until then.
+    /// Leased until this time.
     Leased(SystemTime),
-    /// Its last container was gone for the first time then, which a second look has to confirm.
+    /// First seen without its last container at this time; a second pass has to confirm it.
     Released(SystemTime),
-    /// Somebody else removes it, or waits for removals to end.
+    /// Another caller removes it, or pauses removals.
     Busy,
-    /// The runtime lists no container at all where it listed some for the snapshot.
+    /// The runtime lists no container after it listed some for the snapshot.
     Doubtful,
 }

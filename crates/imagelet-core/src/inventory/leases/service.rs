@@ -34,13 +34,13 @@ use crate::inventory::{
 };
 
 const LEASES: &str = "leases.log";
-/// A file longer than this, and than so much for each lease, is written anew, without what is over.
+/// A file longer than this, and than a bound per lease, is rewritten without expired leases.
 const LEASES_BYTES_MAX: u64 = 256 << 10;
 const LEASE_BYTES_MAX: u64 = 512;
-/// Looks that removals may overtake before they have to wait.
+/// Looks that a removal may invalidate before a request waits for removals.
 const LOOKS_MAX: usize = 3;
 
-/// Keeps one image from being removed until it is dropped.
+/// Prevents the removal of one image until dropped.
 #[must_use = "it holds only while it lives"]
 pub struct Hold {
     inventory: Arc<Inventory>,
@@ -48,49 +48,46 @@ pub struct Hold {
     work: &'static str,
 }
 
-/// An image on its way out: whoever asks for it waits until this is dropped, and then looks again.
+/// A running removal: requests for the image wait until this is dropped and then look again.
 #[must_use = "the removal ends with it"]
 pub struct Removal<'a> {
     inventory: &'a Inventory,
     id: ImageId,
 }
 
-/// No removal begins while it lives.
+/// No removal starts while this lives.
 pub(in crate::inventory) struct Pause<'a>(&'a Inventory);
 
-/// Where the leases are kept, and how far they are.
 #[derive(Debug, Default)]
 pub(in crate::inventory) struct LeaseFile {
     path: Option<PathBuf>,
     /// Held while the file is written.
     turn: tokio::sync::Mutex<()>,
     written: AtomicU64,
-    /// What this process has written, so that a line is written for what is new alone.
+    /// Leases that this process has written, so that only new ones are appended.
     reported: Mutex<BTreeMap<ImageId, SystemTime>>,
     #[cfg(test)]
     pub(in crate::inventory) memory: Option<Arc<crate::inventory::testing::InMemoryDisk>>,
 }
 
-/// One line.
 #[derive(Debug, Serialize, Deserialize)]
 struct LeaseLine<'a> {
     #[serde(borrow)]
     image: Cow<'a, str>,
-    /// In nanoseconds since 1970.
     asked: u64,
 }
 
 impl Inventory {
-    /// The same inventory with [`Self::start_leases`].
+    /// [`Self::start_leases`] as a builder.
     #[must_use]
     pub fn leasing(self, lasts: Duration, now: SystemTime) -> Self {
         self.start_leases(lasts, now);
         self
     }
 
-    /// Gives leases from now on that run so long at most; zero means none.
+    /// Enables leases of this duration; zero disables them.
     ///
-    /// Leases that an earlier process gave are taken up. Where their file cannot be read, each image counts as leased.
+    /// Leases of an earlier process are restored. If their file is unreadable, every image counts as leased.
     pub fn start_leases(&self, lasts: Duration, now: SystemTime) {
         let found = self.lease_file.read();
         let mut state = self.lock();
@@ -105,15 +102,15 @@ impl Inventory {
         }
     }
 
-    /// Asks a store for an image on behalf of a pod, by its uid, empty where it is not known, and leases what it finds:
-    /// from this answer on no collection takes the image before the lease ends.
+    /// Queries a store on behalf of a pod, by uid or empty, and leases the image it finds: no collection removes the
+    /// image before the lease ends.
     ///
-    /// `ask` is a look or a pull, `key` tells which image it found. Where a removal comes between the store's answer and
-    /// the lease, it is asked again: what is answered is there. Cheap beside any store: many askers share one write to
-    /// the disk, and who asks again within seconds causes none.
+    /// `ask` is a look or a pull; `key` extracts the found image. If a removal intervenes between the answer and the
+    /// lease, `ask` runs again, so the returned image is present. Concurrent requests share one write to the disk, and
+    /// a repeated request within seconds writes nothing.
     ///
     /// # Errors
-    /// What `ask` fails with.
+    /// The error of `ask`.
     pub async fn leased<T, E, F>(
         &self,
         pod: &str,
@@ -144,8 +141,8 @@ impl Inventory {
         unreachable!("the rounds do not end by themselves")
     }
 
-    /// Leases an image that was seen since the look, and tells with which version the disk has that; `None` when a removal
-    /// has come between.
+    /// Leases an image seen since the look, and returns the version with which the disk has it; `None` if a removal
+    /// intervened.
     fn lease(&self, key: &ImageKey, pod: &str, look: LookMark, now: SystemTime) -> Option<u64> {
         let mut state = self.lock();
         #[cfg(test)]
@@ -162,9 +159,9 @@ impl Inventory {
         Some(version)
     }
 
-    /// Keeps an image from being removed while somebody works with it, waiting for a removal that has begun.
+    /// Prevents the removal of an image during work on it, after waiting for a running removal.
     ///
-    /// It need not be there: look after this.
+    /// The image may be absent: look after this call.
     pub async fn hold(self: &Arc<Self>, id: &ImageId, work: &'static str) -> Hold {
         loop {
             if self.lock().leases.hold(id, work) {
@@ -174,7 +171,7 @@ impl Inventory {
         }
     }
 
-    /// Until when somebody may start a container from this image, without asking again.
+    /// The end of the image's last lease.
     pub fn leased_until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
         let state = self.lock();
         let steady = state.clock.now(now);
@@ -182,15 +179,15 @@ impl Inventory {
         state.leases.until(id, steady).map(|until| moved(until, shift))
     }
 
-    /// Begins a removal that somebody ordered: leases and pins do not stand against it, work at hand does. Who removes the
-    /// image already, or keeps all removals waiting for a moment, is waited for.
+    /// Starts a requested removal: leases and pins do not prevent it, running work does. Waits for another removal of
+    /// the image and for a pause of removals.
     ///
     /// # Errors
-    /// What works with it.
+    /// The work that holds the image.
     pub async fn order_removal(&self, id: &ImageId) -> Result<Removal<'_>, Vec<&'static str>> {
         loop {
             let mut ended = std::pin::pin!(self.removals.notified());
-            // From before the look, so that no end is missed.
+            // Enabled before the look, so that no notification is missed.
             ended.as_mut().enable();
             match self.lock().leases.begin_ordered_removal(id) {
                 Ok(()) => return Ok(Removal { inventory: self, id: id.clone() }),
@@ -201,8 +198,8 @@ impl Inventory {
         }
     }
 
-    /// Begins a removal of an image that the runtime found free, unless somebody pinned it, asked for it or took it into
-    /// use since: all in one look, as each of these may come until the very last moment.
+    /// Starts the removal of an image that the runtime reports as unused, unless it was pinned, requested or used
+    /// since. All checks share one lock, because each can change until the last moment.
     pub(in crate::inventory) fn begin_removal(
         &self,
         entry: &ImageEntry,
@@ -214,7 +211,7 @@ impl Inventory {
         #[cfg(test)]
         state.mutate_before_removal(key.id());
         let now = state.clock.now(now);
-        // A pass that ran meanwhile may have seen the container for which it then took a lease away.
+        // A concurrent pass may have seen the container and ended its lease.
         let seen = state.snapshot.as_ref().and_then(|it| it.first_of(key.id()));
         let seen = seen.filter(|entry| !entry.in_use_by.is_empty());
         if let Some(entry) = seen {
@@ -245,7 +242,7 @@ impl Inventory {
         self.removals_done(|state| !state.leases.is_removing(id)).await;
     }
 
-    /// Lets no removal begin, and waits for those under way.
+    /// Prevents new removals, and waits for running ones.
     pub(in crate::inventory) async fn pause_removals(&self) -> Pause<'_> {
         self.lock().leases.pause();
         let pause = Pause(self);
@@ -256,7 +253,7 @@ impl Inventory {
     async fn removals_done(&self, is_done: impl Fn(&InventoryState) -> bool) {
         loop {
             let mut ended = std::pin::pin!(self.removals.notified());
-            // From before the look, so that no end is missed.
+            // Enabled before the look, so that no notification is missed.
             ended.as_mut().enable();
             if is_done(&self.lock()) {
                 return;
@@ -265,7 +262,7 @@ impl Inventory {
         }
     }
 
-    /// Has what was leased on the disk, up to this version; where that fails it holds for this process alone.
+    /// Writes the leases up to this version; after a failure they hold for this process alone.
     async fn keep_leases(&self, wanted: u64) {
         #[cfg(test)]
         if let Some(memory) = &self.lease_file.memory {
@@ -294,7 +291,7 @@ impl Inventory {
             let fresh = leases.into_iter().filter(|(id, asked_at)| before.get(id) != Some(asked_at));
             (before.is_empty(), fresh.collect())
         };
-        // What may be wrong with the file is mended by the first write.
+        // The first write repairs a damaged file.
         let bytes_max = if is_first { 0 } else { bytes_max };
         let written = tokio::task::spawn_blocking(move || write(&directory, &fresh, lasts, bytes_max)).await;
         if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
@@ -304,11 +301,11 @@ impl Inventory {
         self.lease_file.written.fetch_max(version, Ordering::AcqRel);
     }
 
-    /// Takes up what other processes have leased.
+    /// Restores the leases of other processes.
     pub(in crate::inventory) async fn reload_leases(&self, now: SystemTime) {
         #[cfg(test)]
         if self.lease_file.memory.is_some() {
-            // A file takes its time: others act meanwhile.
+            // Reading a file takes time in which other tasks run.
             crate::inventory::testing::step().await;
         }
         let Some(path) = self.lease_file.path.clone() else { return };
@@ -325,13 +322,13 @@ impl Inventory {
 }
 
 impl InventoryState {
-    /// Who uses an image, with who works with it in this process.
+    /// The users of an image, with the work on it in this process.
     pub(in crate::inventory) fn users_of(&self, id: &ImageId, users: Option<&Vec<String>>) -> Vec<String> {
         let works = self.leases.works(id).iter().map(|work| (*work).to_owned());
         users.cloned().unwrap_or_default().into_iter().chain(works).collect()
     }
 
-    /// Images that containers used at the last pass, in this process or before it.
+    /// Images in use at the last pass, of this process or an earlier one.
     pub(in crate::inventory) fn used_before(&self) -> BTreeSet<ImageKey> {
         if let Some(snapshot) = &self.snapshot {
             let is_used = |users: &[String]| users.iter().any(|user| !is_mount(user));
@@ -345,7 +342,7 @@ impl InventoryState {
         used.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Ends leases whose pods show their containers.
+    /// Ends the leases of pods whose containers are listed.
     pub(in crate::inventory) fn serve_leases(&mut self, survey: &Survey) {
         let pods = self.leases.open_pods();
         let mut served = Vec::new();
@@ -365,7 +362,7 @@ impl InventoryState {
         }
     }
 
-    /// Remembers which images have just lost their last container.
+    /// Records images that have lost their last container.
     pub(in crate::inventory) fn note_released(
         &mut self,
         used_before: BTreeSet<ImageKey>,
@@ -376,7 +373,7 @@ impl InventoryState {
         self.released.retain(|key, released_at| {
             let is_settled = now.duration_since(*released_at).unwrap_or_default() >= lasts;
             if is_settled {
-                // The ledger has it in use until now: see [`InventoryState::batch`].
+                // The ledger records it as in use until now: see [`InventoryState::batch`].
                 self.memory.change(key);
             }
             !is_settled && !users.contains_key(key)
@@ -387,13 +384,13 @@ impl InventoryState {
         }
     }
 
-    /// When an image was released, if that is too short ago to be believed.
+    /// The release time of an image, if too recent to trust.
     fn unsettled(&self, key: &ImageKey, now: SystemTime) -> Option<SystemTime> {
         let released_at = *self.released.get(key)?;
         (now.duration_since(released_at).unwrap_or_default() < self.settling()).then_some(released_at)
     }
 
-    /// How long a list without an image's last container is doubted.
+    /// How long a list without an image's last container is not trusted.
     fn settling(&self) -> Duration {
         VANISHED_WAIT.min(self.leases.lasts)
     }
@@ -418,7 +415,7 @@ fn read(path: &Path) -> io::Result<BTreeMap<ImageId, SystemTime>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         text => text?,
     };
-    // Whoever writes a line waits for its end before it answers.
+    // A writer finishes its line before it returns.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let line = |line: &str| {
         let LeaseLine { image, asked } = serde_json::from_str(line).map_err(io::Error::other)?;
@@ -427,7 +424,7 @@ fn read(path: &Path) -> io::Result<BTreeMap<ImageId, SystemTime>> {
     whole.lines().map(line).collect()
 }
 
-/// Writes these leases behind those that are there, of other processes, too; a longer file anew.
+/// Appends these leases to those of all processes, or rewrites a long file.
 fn write(
     directory: &StateDir,
     fresh: &BTreeMap<ImageId, SystemTime>,
@@ -447,11 +444,10 @@ fn write(
         fs::write(&beside, lines(&asked)?)?;
         return fs::rename(&beside, &path);
     }
-    // In one call: what a crash leaves of it is whole lines, but for the last.
+    // One call: a crash leaves whole lines, except for the last.
     file.write_all(&lines(fresh)?)
 }
 
-/// Whether nothing was cut off at the end.
 fn ends_with_a_line(file: &fs::File, length: u64) -> io::Result<bool> {
     let mut last = [0];
     match length.checked_sub(1) {
@@ -486,7 +482,7 @@ impl Drop for Removal<'_> {
 impl Drop for Pause<'_> {
     fn drop(&mut self) {
         self.0.lock().leases.resume();
-        // Orders wait for it, too.
+        // Requested removals wait for it, too.
         self.0.removals.notify_waiters();
     }
 }

@@ -36,22 +36,20 @@ struct PinsFile {
     patterns: Vec<String>,
 }
 
-/// The directory of the files.
 #[derive(Clone, Debug)]
 pub(in crate::inventory) struct StateDir {
     path: PathBuf,
-    /// Its file system takes no writes: what is there is looked at, what comes is not kept, pins cannot change.
+    /// A read-only file system: existing files are read, nothing is stored, pins cannot change.
     is_read_only: bool,
 }
 
 impl StateDir {
-    /// Makes the directory if need be.
     pub(in crate::inventory) fn open(directory: &Path) -> io::Result<Self> {
         crate::records::create_folder(directory)?;
         Ok(Self { path: directory.to_owned(), is_read_only: false })
     }
 
-    /// One on a file system that takes no writes; it need not be there.
+    /// A state directory on a read-only file system; it may be absent.
     pub(in crate::inventory) fn open_read_only(directory: &Path) -> Self {
         Self { path: directory.to_owned(), is_read_only: true }
     }
@@ -68,13 +66,13 @@ impl StateDir {
         self.read::<PinsFile>(PINS).map(|file| file.patterns)
     }
 
-    /// The caller holds the lock, under which it read what it changed.
+    /// The caller holds the lock, and has read the patterns under it.
     pub(in crate::inventory) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
         let text = serde_json::to_vec(&PinsFile { version: 1, patterns }).map_err(io::Error::other)?;
         self.replace(PINS, &text).map(drop)
     }
 
-    /// Keeps others, in this process or not, from writing here until dropped.
+    /// Excludes writers of this and other processes until dropped.
     pub(in crate::inventory) fn lock(&self) -> io::Result<File> {
         if self.is_read_only {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
@@ -84,7 +82,7 @@ impl StateDir {
         Ok(file)
     }
 
-    /// An absent file is an empty one; a damaged one is set aside.
+    /// An absent file is empty; a damaged one is set aside.
     pub(in crate::inventory) fn read<T: DeserializeOwned + Default>(&self, name: &str) -> io::Result<T> {
         let path = self.path.join(name);
         let mut text = Vec::new();
@@ -110,9 +108,9 @@ impl StateDir {
         })
     }
 
-    /// Replaces a file whole; on disk when this returns. The caller holds the lock.
+    /// Replaces a whole file; it is on disk on return. The caller holds the lock.
     pub(in crate::inventory) fn replace(&self, name: &str, text: &[u8]) -> io::Result<File> {
-        // One name for all, under the lock: what a crash leaves is overwritten and does not add up.
+        // One name for all writes: the next write overwrites the remains of a crash.
         let beside = self.path.join(format!(".{name}.new"));
         let mut file = File::create(&beside)?;
         let written = file
@@ -125,13 +123,13 @@ impl StateDir {
             .and_then(|()| File::open(&self.path)?.sync_all())
             .inspect(|()| Step::StateDurable.reach());
         if written.is_err() {
-            // The error says more than that it could not be cleaned up after.
+            // The first error says more than a failed cleanup.
             let _ = fs::remove_file(&beside);
         }
         written.map(|()| file)
     }
 
-    /// Removes a file; absent is success.
+    /// Removes a file; an absent one is a success.
     pub(in crate::inventory) fn remove(&self, name: &str) -> io::Result<()> {
         match fs::remove_file(self.path.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -139,7 +137,7 @@ impl StateDir {
         }
     }
 
-    /// Keeps a second name of a damaged file that is about to be replaced, unless there are enough of them.
+    /// Keeps a second name of a damaged file before its replacement, up to a limit.
     pub(in crate::inventory) fn keep_damaged(&self, name: &str, aside_max: usize) {
         let path = self.path.join(name);
         let prefix = format!("{name}.corrupt-");
@@ -153,18 +151,17 @@ impl StateDir {
     }
 }
 
-/// Nanoseconds since 1970; times outside 1970 to 2554 become the nearest that fits.
+/// Nanoseconds since 1970, clamped to 1970 to 2554.
 pub(in crate::inventory) fn nanos(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The time of [`nanos`].
 pub(in crate::inventory) fn time(nanos: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
 }
 
-/// Renames a file so that nobody reads it again.
+/// Renames a damaged file, so that it is not read again.
 pub(in crate::inventory) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = aside_name(path);
     fs::rename(path, &aside)?;

@@ -1,4 +1,4 @@
-//! Brings the inventory's memory to disk, and takes up what others left there.
+//! The flush of the inventory's usage history to disk, and the merge of other processes' changes.
 
 use std::{
     io,
@@ -16,18 +16,18 @@ use crate::inventory::{
     usage_history::pass_line,
 };
 
-/// How an inventory keeps its memory.
+/// Rules for the usage history of an inventory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryRules {
-    /// Ages count by the machine's boot clock, so that no setting of the wall clock changes them. Without it the times that
-    /// callers tell are believed, as tests and replays want.
+    /// Count ages by the boot clock, independent of the wall clock. Without it the callers' times are trusted, for
+    /// tests and replays.
     pub is_steady: bool,
-    /// An image that was gone and comes back is a new one in all that is shown, as the kubelet has it (`docs/spec/gc.md §5`).
+    /// An image that comes back is new in all reports, as in the kubelet (`docs/spec/gc.md §5`).
     pub is_forgetful: bool,
 }
 
 impl Inventory {
-    /// The same, keeping its memory by these rules. To be called before anything else.
+    /// Sets the rules. Must be the first call.
     #[must_use]
     pub fn with_memory(self, rules: MemoryRules) -> Self {
         if rules.is_steady {
@@ -44,31 +44,29 @@ impl Inventory {
         state.shift = AgeClock::shift(now, wall);
     }
 
-    /// Whether no ledger reported of any image: the first start on this node, or all of it is lost.
+    /// Whether no ledger had an image: the first start on this node, or a lost ledger.
     pub fn remembers_nothing(&self) -> bool {
         self.lock().memory.is_empty()
     }
 
-    /// Notes that another manager of this node has an image on record, and since when it was there, where this inventory
-    /// did not know it yet. It counts with the next pass, and only where nothing better is known.
+    /// Records the image of another manager and its age, where this inventory did not know it. Takes effect with the
+    /// next pass, unless better data is known.
     pub fn adopt(&self, id: &ImageId, since: Option<SystemTime>) {
         let mut state = self.lock();
         let since = since.map(|since| crate::inventory::moved(since, -state.shift));
         state.memory.adopt(id, since);
     }
 
-    /// Writes the ledger now; what was noted before is on disk when this returns.
-    ///
-    /// Nothing to do without a state directory or without changes.
+    /// Writes the ledger; earlier changes are on disk on return. Does nothing without a state directory or changes.
     ///
     /// # Errors
-    /// When the file cannot be written; everything is written with the next flush.
+    /// When the file cannot be written; the next flush writes everything.
     pub fn flush(&self) -> Result<(), InventoryError> {
         let (Some(ledger), Some(directory)) = (&self.ledger, &self.directory) else { return Ok(()) };
         flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path().to_owned(), source })
     }
 
-    /// Writes the ledger when it was not written for a while. For a timer: uses come in without a pass, too.
+    /// Writes the ledger if the last write is old. For a timer, because uses occur without a pass, too.
     pub async fn flush_if_due(&self) {
         let Some(ledger) = self.ledger.clone() else { return };
         {
@@ -85,7 +83,7 @@ impl Inventory {
     }
 }
 
-/// The writer's lock is taken first, so that what is taken from the state is written in the order it was taken.
+/// The writer's lock is taken first, so that batches are written in the order they are taken.
 fn flush(ledger: &Mutex<Writer>, state: &Mutex<InventoryState>) -> io::Result<()> {
     let mut writer = held(ledger);
     if !held(state).dirty {
@@ -114,8 +112,8 @@ fn flush(ledger: &Mutex<Writer>, state: &Mutex<InventoryState>) -> io::Result<()
 }
 
 impl InventoryState {
-    /// What the ledger has to be reported. What is doubted is not reported: a process that begins in the middle of a doubt doubts
-    /// from the beginning.
+    /// The batch for the ledger. It excludes untrusted observations: a process that starts meanwhile begins its own
+    /// waiting time.
     pub(in crate::inventory) fn batch(&mut self, anchor: Option<Anchor>, is_whole: bool) -> Batch {
         let mut line = pass_line(self.watch, anchor);
         if self.watch.vanished_at.is_some() {
@@ -130,6 +128,6 @@ impl InventoryState {
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves at worst an older table behind, which the next pass corrects.
+    // A panic elsewhere leaves at worst a stale table, which the next pass corrects.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,11 +1,11 @@
-//! The inventory's memory on disk: one file of lines, first all there is, then what changed since.
+//! The ledger: the inventory's usage history on disk as one file of lines, first the whole state, then changes.
 //!
-//! A line is eight digits of its checksum, a blank, one JSON object. Flushing appends the lines of what changed and syncs;
-//! when the changes outgrow the rest, the file is written anew beside, synced and renamed. What a crash tears is the last
-//! line, and it had not been acknowledged. A line that does not match its checksum is passed over alone.
+//! A line is eight digits of its checksum, a blank, one JSON object. A flush appends the changed lines and syncs. When
+//! the changes outgrow the rest, a new file is written beside, synced and renamed. A crash tears only the last line,
+//! which was not acknowledged. A line with a wrong checksum is skipped alone.
 //!
-//! Another process may write too, as a command does beside a daemon. Whoever finds the file longer, shorter or another than
-//! it left it takes in what is there before it writes.
+//! Another process may write, as a command does beside a daemon. A writer that finds the file changed merges its
+//! content before it writes.
 
 pub(in crate::inventory) mod files;
 pub(in crate::inventory) mod flush;
@@ -33,43 +33,39 @@ use crate::{
     image::{ByteSize, ImageKey},
 };
 
-/// What this program writes, and the oldest reader that understands it.
+/// The written version, which is also the oldest reader that understands it.
 const VERSION: u32 = 2;
-/// Longest line; an image's is a few hundred bytes.
+/// Longest line; an image takes a few hundred bytes.
 const LINE_LENGTH_MAX: usize = 64 << 10;
-/// Most images of one file, those that are gone included.
+/// Limit of images in a file, including removed ones.
 const IMAGES_MAX: usize = 250_000;
-/// Changes of this size are not worth writing everything anew.
+/// A smaller amount of changes does not justify a rewrite.
 const CHANGES_MIN: u64 = 1 << 20;
-/// Damaged files kept to be looked at.
+/// Limit of damaged files kept for diagnosis.
 const ASIDE_MAX: usize = 3;
 
-/// All that a ledger holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::inventory) struct Content {
     pub(in crate::inventory) pass: PassLine,
     pub(in crate::inventory) images: BTreeMap<ImageKey, ImageUsage>,
 }
 
-/// What one flush writes.
 #[derive(Debug)]
 pub(in crate::inventory) struct Batch {
-    /// Everything there is, not only what changed.
+    /// The whole state, not only changes.
     pub(in crate::inventory) is_whole: bool,
     pub(in crate::inventory) pass: PassLine,
     pub(in crate::inventory) images: Vec<(ImageKey, ImageUsage)>,
     pub(in crate::inventory) forgotten: Vec<ImageKey>,
 }
 
-/// The last pass. Times are nanoseconds of the steady time since 1970.
+/// The last pass. Times are nanoseconds of steady time since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(in crate::inventory) struct PassLine {
-    /// Since when images were watched without a long gap.
+    /// Start of watching without a long gap.
     pub(in crate::inventory) since: Option<u64>,
-    /// When it was.
     pub(in crate::inventory) at: Option<u64>,
-    /// How many containers it saw.
     pub(in crate::inventory) containers: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) anchor: Option<Anchor>,
@@ -87,7 +83,7 @@ enum Line {
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
     version: u32,
-    /// Readers below this version would get it wrong.
+    /// The oldest compatible reader version.
     reader: u32,
 }
 
@@ -122,7 +118,7 @@ struct PullLine {
     at: u64,
 }
 
-/// The file of version 1: replaced whole, times by the wall clock.
+/// The file of version 1: replaced whole, with wall-clock times.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct FirstFile {
@@ -139,13 +135,13 @@ struct FirstLine {
     last_used: Option<u64>,
 }
 
-/// Who writes the file, and what it last left there.
+/// The writer of the file, and the state in which it left the file.
 #[derive(Debug)]
 pub(in crate::inventory) struct Writer {
     directory: StateDir,
     /// `None`: the next write replaces the file.
     left: Option<Left>,
-    /// The file could be read only in part: it is kept when it is replaced.
+    /// Part of the file was unreadable: a replacement keeps the old file.
     is_damaged: bool,
 }
 
@@ -153,29 +149,27 @@ pub(in crate::inventory) struct Writer {
 struct Left {
     inode: u64,
     length: u64,
-    /// How long it was when it was last written whole.
+    /// File length after the last whole write.
     whole: u64,
 }
 
-/// The right to write, and what has to be known for it.
+/// The lock for writing, with the changes of other processes.
 pub(in crate::inventory) struct Turn<'a> {
     writer: &'a mut Writer,
     _lock: File,
-    /// What another process left there since this one looked.
+    /// Changes by another process since the last read.
     pub(in crate::inventory) others: Option<Content>,
-    /// The file has to be written whole.
     pub(in crate::inventory) wants_whole: bool,
 }
 
 impl Writer {
-    /// Reads what is there.
     pub(in crate::inventory) fn open(directory: StateDir) -> io::Result<(Self, Content)> {
         let mut writer = Self { directory, left: None, is_damaged: false };
         let content = writer.read()?;
         Ok((writer, content))
     }
 
-    /// Keeps others from writing until the turn is dropped. `None`: nothing can be kept here.
+    /// Excludes other writers until dropped. `None`: the directory is read-only.
     pub(in crate::inventory) fn turn(&mut self) -> io::Result<Option<Turn<'_>>> {
         if self.directory.is_read_only() {
             return Ok(None);
@@ -250,13 +244,13 @@ impl Writer {
 }
 
 impl Turn<'_> {
-    /// Writes a batch; on disk when this returns.
+    /// Writes a batch; it is on disk on return.
     pub(in crate::inventory) fn write(mut self, batch: &Batch) -> io::Result<()> {
         let text = lines(batch)?;
         let written =
             if batch.is_whole || self.writer.left.is_none() { self.replace(&text) } else { self.append(&text) };
         if written.is_err() {
-            // What of it is on disk nobody knows.
+            // The state of the file is unknown after a failed write.
             self.writer.left = None;
         }
         written
@@ -285,7 +279,7 @@ impl Turn<'_> {
         let length = metadata.len();
         self.writer.left = Some(Left { inode: metadata.ino(), length, whole: length });
         self.writer.is_damaged = false;
-        // What it held is in the new file.
+        // The new file has its content.
         directory.remove(LEDGER_1)
     }
 }
@@ -310,7 +304,7 @@ fn push(text: &mut Vec<u8>, line: &Line) -> io::Result<()> {
     text.extend_from_slice(b"00000000 ");
     serde_json::to_writer(&mut *text, line).map_err(io::Error::other)?;
     if text.len() - start >= LINE_LENGTH_MAX {
-        // An id that long names nothing; it is not worth the file.
+        // An id this long is invalid and is not stored.
         text.truncate(start);
         return Ok(());
     }
@@ -332,11 +326,11 @@ fn checksum(line: &[u8]) -> [u8; 8] {
 
 struct Parsed {
     content: Content,
-    /// It ends on a whole line, and each line is what was written.
+    /// The file ends with a whole line, and all checksums match.
     is_sound: bool,
-    /// Lines that are not, save a torn last one.
+    /// Damaged lines, without a torn last one.
     damaged: usize,
-    /// It ends within a line, as a crash while writing leaves it.
+    /// The last line is torn by a crash.
     is_torn: bool,
 }
 
