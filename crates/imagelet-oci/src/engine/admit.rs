@@ -19,20 +19,18 @@ use crate::{
 };
 
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
-/// How often room is asked for while each time some is made: what goes may share layers with what stays.
+/// Maximum number of space requests while each frees some: removed images may share layers with the remaining ones.
 const ROOM_ROUNDS_MAX: usize = 3;
 
-/// A layer that an image needs.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
-    /// Its diff-id in the store, its chain id for a sink.
+    /// The diff-id in the store, or the chain id for a sink.
     id: Digest,
     compression: Compression,
     packed: u64,
     is_fetched: bool,
 }
 
-/// What came of one look.
 #[derive(Debug)]
 enum Look {
     Admitted(Reservation),
@@ -40,12 +38,12 @@ enum Look {
 }
 
 impl Engine {
-    /// Reserves room for the layers of an image that no other pull brings yet, until the guard is dropped.
+    /// Reserves space for the layers that no other pull brings, until the guard is dropped.
     pub(super) async fn admit(&self, wanted: &[Wanted]) -> Result<Reservation, RuntimeError> {
         let deadline = Instant::now() + self.config.admission_wait;
         let (mut rounds, mut made) = (0, None::<RoomMade>);
         loop {
-            // From before the look, so that nothing given back meanwhile is missed.
+            // Created before the look, so that no release in between is missed.
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
             let (decision, demand, space) = match self.look(wanted, false).await? {
@@ -93,13 +91,13 @@ impl Engine {
             if let Look::Admitted(reservation) = self.look(wanted, true).await? {
                 return Ok(reservation);
             }
-            // Another pull has reserved what was left.
+            // Another pull has reserved the rest.
             rounds = ROOM_ROUNDS_MAX;
         }
     }
 
-    /// Looks at the disk and at what others have reserved, and reserves if that is enough; with `proceeds`, also where only
-    /// the guess says no.
+    /// Reserves if the free space less all reservations suffices; with `proceeds`, also where only the estimate does
+    /// not.
     async fn look(&self, wanted: &[Wanted], proceeds: bool) -> Result<Look, RuntimeError> {
         let (store, reservations, wanted) = (self.store.clone(), self.reservations.clone(), wanted.to_vec());
         let config = self.config.clone();
@@ -121,7 +119,7 @@ impl Engine {
         made.ok().flatten()
     }
 
-    /// Room as a collection understands it: inodes as the bytes that so many take here on average.
+    /// Space as a collection counts it: inodes converted to the bytes they use here on average.
     fn in_bytes(&self, missing: &MissingSpace) -> RoomWanted {
         let sizes = self.store.layer_sizes();
         let entries: u64 = sizes.iter().map(|layer| layer.entries).sum();
@@ -166,7 +164,7 @@ fn look_now(
         is_measured: own.iter().all(|(.., is_measured)| *is_measured),
         keeps_blobs: config.keep_blobs,
     };
-    // First what is reserved, then what is free: what lands in between is counted twice rather than never.
+    // Reservations are read first, then free space: bytes written in between count twice rather than not at all.
     let (reserved, pulls) = page.reserved();
     let (free_bytes, free_inodes) = store
         .free()
@@ -195,7 +193,7 @@ pub(super) fn learned(store: &Store) -> Expansions {
     learned
 }
 
-/// By its media type alone: its first bytes, which decide, are not here yet.
+/// By media type alone: the first bytes, which decide, are not fetched yet.
 pub(super) fn compression(media_type: &str) -> Compression {
     match LayerKind::of(media_type) {
         LayerKind::Tar(compression) => compression,

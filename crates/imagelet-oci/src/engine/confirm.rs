@@ -1,4 +1,4 @@
-//! A digest that is here: the registry confirms it to the credentials, and its documents are read from the disk.
+//! Resolves a digest that is present: the registry confirms it for the credentials; its documents come from the disk.
 
 use imagelet_core::{
     image::{Digest, ImageId},
@@ -11,12 +11,11 @@ use crate::{
     registry::{Document, Resolved},
 };
 
-/// A document of an image that is here, and what it says.
 pub(super) type Read = (Document, ManifestDocument);
 
 impl Engine {
-    /// What a digest names in a repository from which it was pulled before, once the registry grants it to the credential
-    /// of this request. `None`: it has to be fetched, and the answer to that says more than this one.
+    /// Resolves a digest of a repository it was pulled from before, once the registry grants it to this request's
+    /// credential. `None`: the caller has to fetch, and the answer to the fetch is more precise.
     pub(super) async fn confirmed(&self, asked: &PullTarget) -> Result<Option<Resolved>, RuntimeError> {
         let Some(digest) = asked.reference.digest() else { return Ok(None) };
         let Some((root, chosen, manifest)) = self.documents_here(asked, digest).await else { return Ok(None) };
@@ -28,7 +27,7 @@ impl Engine {
         }
     }
 
-    /// The documents that lead from a digest to the image for the platform, where the disk has them all.
+    /// The documents from a digest to the image for the platform, if the disk has them all.
     async fn documents_here(&self, asked: &PullTarget, digest: &Digest) -> Option<(Document, Document, Manifest)> {
         let (_, name) = asked.reference.names_of(digest);
         let id = self.store.resolve(&name).ok()??;
@@ -49,7 +48,7 @@ impl Engine {
         read_document(digest.clone(), bytes).ok()
     }
 
-    /// A document of an image, if it is as its digest says.
+    /// A document of an image, if its digest matches.
     pub(super) async fn kept(&self, id: &ImageId, name: &'static str, digest: &str) -> Option<Vec<u8>> {
         let (store, id, wanted) = (std::sync::Arc::clone(&self.store), id.clone(), digest.to_owned());
         let read = blocking(move || {
@@ -60,7 +59,7 @@ impl Engine {
     }
 }
 
-/// What a document says whose digest is known to be right.
+/// Parses a document whose digest was verified.
 pub(super) fn read_document(digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
     let read = ManifestDocument::parse(&bytes, "")?;
     let media_type = ManifestDocument::media_type(&bytes, "", &read);

@@ -8,33 +8,33 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Engine, blocking};
 use crate::store::{Durability, SyncView};
 
-/// The disk is left alone until the answer of a pull in the background is out: whatever else that pull has to make
-/// durable would wait behind the image. Pulls that end meanwhile sync_background together.
+/// Delay of the sync after a background pull returns: other durable writes of that pull would wait behind the image.
+/// Pulls that end meanwhile share one sync.
 const SYNC_DELAY: Duration = Duration::from_millis(500);
 
-/// The first early sync comes soon, or a small image would be over before it: with it, a pull of 6 MB takes an eighth less
-/// time, and a large one no more.
+/// The first early sync comes before the end of a small image: it saves a 6 MB pull an eighth of its time, and costs a
+/// large one nothing.
 const WRITE_BACK_FIRST: Duration = Duration::from_millis(50);
 
-/// Time between two later ones. Four times as often made large images dearer and no image faster.
+/// Period of later ones. A quarter of it slowed large images and sped up none.
 const WRITE_BACK_PERIOD: Duration = Duration::from_millis(600);
 
 impl Engine {
-    /// Makes everything durable that pulls have shown before it was; to be called before an orderly end.
+    /// Makes all content durable that pulls have shown earlier; for an orderly shutdown.
     ///
     /// # Errors
-    /// When the disk refuses. What was not durable is then dropped.
+    /// When the disk refuses; content that was not durable is then dropped.
     pub async fn sync_background(&self) -> Result<(), RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || store.sync_background()).await
     }
 
-    /// Lets the disk follow in the background. A call while that runs waits for it and finds nothing to do.
+    /// Starts a background sync. A concurrent call waits for it and finds nothing to do.
     pub(crate) fn sync_background_soon(&self) {
         if !self.store.is_unsettled() {
             return;
         }
-        // The store may be closed meanwhile; then the next owner goes on.
+        // The store may be closed meanwhile; then the next owner continues.
         let store = Arc::downgrade(&self.store);
         tokio::spawn(async move {
             tokio::time::sleep(SYNC_DELAY).await;
@@ -45,8 +45,8 @@ impl Engine {
         });
     }
 
-    /// Has the disk work while the processor does, instead of after it. Ends when dropped; what it does is only early:
-    /// errors are reported through the views of the pulls.
+    /// Writes back early, in parallel with the processor's work; ends on drop. Errors arrive through the views of the
+    /// pulls.
     pub(crate) fn write_back(&self) -> AbortOnDropHandle<()> {
         // Not the store itself: its close must not wait for this.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));

@@ -22,14 +22,14 @@ use crate::{
     registry::{Resolved, about},
 };
 
-/// How long a resolved manifest may stand in for asking again: a pull waits this long for its turn at most.
+/// Maximum age of a resolved manifest: a pull waits at most this long for its turn.
 const AGE_MAX: Duration = Duration::from_secs(30);
-/// Most manifests that are kept.
+/// Maximum number of kept manifests.
 const KEPT_MAX: usize = 64;
-/// Most bytes of documents that are kept; what is larger is asked for again.
+/// Maximum bytes of kept documents; a larger one is fetched again.
 const BYTES_MAX: usize = 8 << 20;
 
-/// What was asked for, and by what right: no request is served what another's credential has opened.
+/// The key of a resolution: no request is served what another credential has opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullTarget {
     pub(super) reference: Reference,
@@ -52,7 +52,7 @@ impl PullTarget {
     }
 }
 
-/// Manifests resolved a moment ago, each for one pull by the same right.
+/// Manifests resolved a moment ago, each for one pull with the same credential.
 #[derive(Debug, Default)]
 pub(super) struct Resolutions(Mutex<VecDeque<CachedResolution>>);
 
@@ -70,7 +70,7 @@ impl CachedResolution {
 }
 
 impl Resolutions {
-    /// Keeps one; of the same question the newer answer counts, and the oldest go where there are too many.
+    /// Keeps one; a newer one replaces an older one of the same key, and the oldest are dropped above the limits.
     pub(super) fn keep(&self, asked: PullTarget, resolved: Resolved, now: Instant) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|old| old.asked != asked && now.saturating_duration_since(old.at) <= AGE_MAX);
@@ -80,7 +80,7 @@ impl Resolutions {
         }
     }
 
-    /// Hands one out, once, while it is young.
+    /// Returns one, once, before it expires.
     pub(super) fn take(&self, asked: &PullTarget, now: Instant) -> Option<Resolved> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|old| now.saturating_duration_since(old.at) <= AGE_MAX);
@@ -97,7 +97,7 @@ impl Engine {
         self.registry.resolve(&asked.reference, asked.credential.as_ref(), &asked.platform).await
     }
 
-    /// Resolves a reference and compares it with what is here. The pull right after it need not ask again.
+    /// Resolves a reference and compares it with the store. The next pull reuses the resolution.
     pub(super) async fn estimated(&self, request: &PullRequest) -> Result<PullEstimate, RuntimeError> {
         let asked = PullTarget::by(request)?;
         self.store.check_writable()?;
@@ -111,7 +111,7 @@ impl Engine {
         Ok(estimate)
     }
 
-    /// Without the configuration a layer is known by its blob: one that was packed otherwise counts as missing.
+    /// Without the configuration, a layer is known by its blob: one compressed differently counts as missing.
     fn compare(&self, resolved: &Resolved) -> PullEstimate {
         let id = ImageId::new(resolved.manifest.config.digest.as_str());
         let repository = resolved.session.reference().repository();
@@ -131,7 +131,7 @@ impl Engine {
             bytes_total: blobs.iter().map(|layer| ByteSize(layer.size)).sum(),
             bytes_missing: missing.iter().map(|layer| ByteSize(layer.size)).sum(),
             layers_missing: missing.len(),
-            // What is only assumed is not reported.
+            // An assumed size is not reported.
             bytes_unpacked: is_measured.then_some(ByteSize(amount.bytes)),
             inodes: is_measured.then_some(amount.inodes),
         }

@@ -7,12 +7,12 @@ use imagelet_core::runtime::{LayerState, Progress, PullEvent, RuntimeError};
 use super::Engine;
 use crate::{admission::Reservation, confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
 
-/// A layer in the making. The lock is held while it is fetched.
+/// A layer being fetched; the lock is held meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct LayerSlot(tokio::sync::Mutex<Weak<StagedLayer>>);
 
 impl Engine {
-    /// What the threads that unpack layers may reach.
+    /// The confinement of the threads that unpack layers.
     pub fn confinement(&self) -> &Confinement {
         &self.confinement
     }
@@ -29,7 +29,7 @@ impl Engine {
         Ok(fetched)
     }
 
-    /// Fetches a layer, or shares one that is here or that another pull fetches. `None`: it is in the store.
+    /// Fetches a layer, or shares a present one or one of another pull. `None`: it is in the store.
     async fn fetch_layer(&self, job: LayerJob, progress: &Progress) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
         let present = || {
             progress(PullEvent::Layer { digest: job.descriptor.digest.clone(), state: LayerState::Present });
@@ -49,7 +49,7 @@ impl Engine {
             present();
             return Ok(Some(staged));
         }
-        // A wait for a place holds up only those that wait for the same layer.
+        // A wait for a place blocks only pulls of the same layer.
         let place = self.places.place(job.claim.clone()).await;
         let staged = Arc::new(scarce::retried(|| job.run(&place, progress)).await?);
         *shared = Arc::downgrade(&staged);
@@ -63,7 +63,7 @@ impl LayerSlot {
     }
 }
 
-/// The largest layer decides how long a pull takes; it must not start last.
+/// The largest layer determines the duration of a pull; it must not start last.
 pub(crate) fn largest_first(jobs: impl Iterator<Item = LayerJob>) -> Vec<LayerJob> {
     let mut jobs: Vec<LayerJob> = jobs.collect();
     jobs.sort_by_key(|job| std::cmp::Reverse(job.descriptor.size));

@@ -1,8 +1,8 @@
 //! One layer at a time: which import brings a layer into the sink, and which layers there are not synced yet.
 //!
-//! A chain id names a layer and all below it. Of all imports that want one, the first fetches it and has it taken, and
-//! the others wait for it outside of their windows of fetches. The import that has the turn waits for the layers below
-//! alone, whose turns in their turn wait only for what is below them: no circle of waits can close.
+//! A chain id names a layer and all below it. Of all imports that want one, the first brings it and the others wait for
+//! it, outside of their fetch limits. The holder of a turn waits only for lower layers, so that no circle of waits can
+//! close.
 
 use std::{
     collections::HashMap,
@@ -14,28 +14,28 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::store::SyncView;
 
-/// What imports under way bring, by chain id.
+/// Layers of running imports, by chain id.
 #[derive(Debug, Default)]
 pub(crate) struct LayerTurns(Mutex<Turns>);
 
 #[derive(Debug, Default)]
 struct Turns {
-    /// One entry for each layer that imports want; the import that brings it holds the lock.
+    /// One entry per wanted layer; the import that brings it holds the lock.
     wanted: HashMap<Digest, Arc<tokio::sync::Mutex<()>>>,
-    /// What the sink has by imports that have not synced it, and what learns whether it reaches the disk.
+    /// Unsynced layers that the sink has, with the views that receive their write errors.
     unsynced: HashMap<Digest, Vec<(u64, Arc<SyncView>)>>,
     imports: u64,
 }
 
-/// The turn to bring one layer, until it is dropped.
+/// The turn to bring one layer, released on drop.
 #[derive(Debug)]
 pub(crate) struct LayerTurn {
     _turn: OwnedMutexGuard<()>,
-    /// Another import may have unsynced the layer since this one looked.
+    /// Another import may have added the layer since this one checked.
     pub(crate) is_late: bool,
 }
 
-/// The layers that one import has unsynced and not synced; dropped, they are forgotten.
+/// Unsynced layers of one import, removed on drop.
 #[derive(Debug)]
 pub(crate) struct UnsyncedLayers<'a> {
     turns: &'a LayerTurns,
@@ -55,7 +55,7 @@ impl LayerTurns {
         LayerTurn { _turn: wanted.lock_owned().await, is_late: true }
     }
 
-    /// What learns whether a layer reaches the disk that the sink has and that its imports have not synced.
+    /// The views of a layer that the sink has and its imports have not synced.
     pub(crate) fn views(&self, chain: &Digest) -> Vec<Arc<SyncView>> {
         let turns = self.lock();
         turns.unsynced.get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
@@ -73,7 +73,7 @@ impl LayerTurns {
 }
 
 impl UnsyncedLayers<'_> {
-    /// The sink has a layer, whose files this view will sync.
+    /// Adds a layer that the sink has; this view will sync its files.
     pub(crate) fn add(&self, chain: &Digest, view: &Arc<SyncView>) {
         self.turns.lock().unsynced.entry(chain.clone()).or_default().push((self.import, Arc::clone(view)));
     }

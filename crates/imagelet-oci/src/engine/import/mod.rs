@@ -1,10 +1,10 @@
 //! An import: a pull whose layers end in a sink.
 //!
-//! All layers go at once: wait for the turn to bring it, ask whether another import has unsynced it, take a spare or fetch
-//! and unpack it, hand it to the sink. Only so many as `layers_in_flight` fetch at a time; the waits before and after
-//! are outside of that window, or a layer that waits for another import would keep those from coming that the other
-//! import waits for. A layer with implicit folders is handed over when the sink has all below it, which such a layer
-//! needs anyway: until then it stays as it was unpacked, and can be a spare if the import breaks off.
+//! All layers run concurrently: wait for the turn to bring the layer, check whether another import has added it, take a
+//! spare or fetch and unpack it, pass it to the sink. Only `layers_in_flight` fetch at a time; the waits before and
+//! after are outside of that limit, or a layer that waits for another import would block those that the other import
+//! waits for. A layer with implicit folders is passed on when the sink has all layers below it, which it needs anyway:
+//! until then it stays as it was unpacked, and can be a spare if the import fails.
 
 pub(super) mod layer_turns;
 
@@ -44,12 +44,11 @@ use crate::{
     store::{LayerEnd, SinkLayer, SyncView},
 };
 
-/// How often spares are looked through for those that are too old.
+/// How often expired spares are searched for.
 const SPARES_PERIOD: Duration = Duration::from_mins(5);
-/// How often an import begins: once more than a runtime takes its base away.
+/// Attempts of an import: one more than a runtime removes its base.
 const BEGINS_MAX: usize = 2;
 
-/// An engine that imports into a sink.
 #[derive(Debug)]
 struct EngineImporter {
     engine: Arc<Engine>,
@@ -57,13 +56,12 @@ struct EngineImporter {
     _trimming: AbortOnDropHandle<()>,
 }
 
-/// How an attempt to import ended without an image.
+/// Why an attempt ended without an image.
 enum Ended {
     BaseGone,
     Failed(ImportError),
 }
 
-/// An image to import.
 struct Described {
     resolved: Resolved,
     image: Arc<ImportedImage>,
@@ -71,7 +69,6 @@ struct Described {
     tenant: Arc<Tenant>,
 }
 
-/// One attempt to import an image.
 struct Attempt<'a> {
     engine: &'a Engine,
     described: &'a Described,
@@ -82,14 +79,14 @@ struct Attempt<'a> {
     spares: Mutex<HashMap<usize, SinkLayer>>,
     there: watch::Sender<LayersThere>,
     unsynced: &'a UnsyncedLayers<'a>,
-    /// What learns whether all that the image needs reaches the disk.
+    /// The views that receive the write errors of all that the image needs.
     views: Mutex<Vec<Arc<SyncView>>>,
 }
 
 impl Engine {
-    /// This engine as an importer: it fetches and unpacks below its root, and the layers end in the sink.
+    /// Returns this engine as an importer: it fetches and unpacks below its root, and the layers end in the sink.
     ///
-    /// To be called within a runtime of tokio.
+    /// Has to be called within a tokio runtime.
     pub fn importer(self: &Arc<Self>, sink: Arc<dyn LayerSink>) -> Arc<dyn ImageImporter> {
         Arc::new(EngineImporter { engine: Arc::clone(self), sink, _trimming: self.trim_spares() })
     }
@@ -136,7 +133,7 @@ impl ImageImporter for EngineImporter {
 }
 
 impl EngineImporter {
-    /// Reads what the image is made of from the registry of the request.
+    /// Reads the image's documents from the registry of the request.
     async fn describe(&self, request: &PullRequest, progress: &Progress) -> Result<Described, RuntimeError> {
         if !rustix::process::geteuid().is_root() {
             let message = "only root can unpack layers as a runtime has them";
@@ -177,7 +174,7 @@ impl EngineImporter {
         }
     }
 
-    /// Imports the image once, and gives the import up where that fails.
+    /// Imports the image once, and cancels the import in the sink on a failure.
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
         let import = self.sink.begin(Arc::clone(&described.image)).await;
         let import = import.map_err(|error| Ended::Failed(ImportStage::Handover.failed(error)))?;
@@ -200,7 +197,7 @@ impl EngineImporter {
         for layer in &layers[..present] {
             progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Present });
         }
-        // Forgotten when all is synced: until then other imports may stand on these layers.
+        // Dropped after the sync: until then other imports may build on these layers.
         let unsynced = engine.turns.unsynced();
         let mut views: Vec<_> =
             described.chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
@@ -220,7 +217,7 @@ impl EngineImporter {
         Ok(id)
     }
 
-    /// Has the sink take all layers that it does not have. Returns what learns whether they reach the disk.
+    /// Brings all layers that the sink lacks. Returns the views of their files.
     async fn bring(
         &self,
         described: &Described,
@@ -262,7 +259,7 @@ impl EngineImporter {
 }
 
 impl Attempt<'_> {
-    /// Has the sink take one layer, unless another import does.
+    /// Brings one layer, unless another import does.
     async fn bring(&self, index: usize) -> Result<(), Ended> {
         let handover = |error| Ended::Failed(ImportStage::Handover.failed(error));
         let (chain, described) = (&self.described.chains[index], &self.described.image.layers[index]);
@@ -288,7 +285,7 @@ impl Attempt<'_> {
             there.wait_for(|there| there.lowest >= index).await.expect("this attempt has the sender");
         }
         let tree = layer.tree().map_err(handover)?;
-        // As soon as the sink has it, others may stand on it.
+        // As soon as the sink has the layer, other imports may build on it.
         self.unsynced.add(chain, layer.view());
         self.will_sync(layer.view());
         match self.import.take(index, tree).await.map_err(handover)? {
@@ -305,7 +302,7 @@ impl Attempt<'_> {
         cleared.await.map_err(handover)
     }
 
-    /// Fetches and unpacks a layer, one of a few at a time.
+    /// Fetches and unpacks a layer within the limit of concurrent fetches.
     async fn fetch(&self, index: usize) -> Result<SinkLayer, RuntimeError> {
         let (resolved, layer) = (&self.described.resolved, &self.described.image.layers[index]);
         let reserved = &self.described.chains[index];
@@ -335,14 +332,14 @@ impl Described {
 }
 
 impl Engine {
-    /// What broken-off imports have left of the layers that an image lacks.
+    /// Takes the spares of the layers that an image lacks.
     async fn take_spares(
         &self,
         described: &Described,
         present: usize,
     ) -> Result<HashMap<usize, SinkLayer>, RuntimeError> {
         if self.config.sharing == LayerSharing::Repository {
-            // Which repository they came from is not known.
+            // The repository of a spare is unknown.
             return Ok(HashMap::new());
         }
         let (store, image) = (Arc::clone(&self.store), Arc::clone(&described.image));
@@ -354,11 +351,10 @@ impl Engine {
     }
 }
 
-/// Which layers of an image the sink has.
 #[derive(Debug)]
 struct LayersThere {
     there: Vec<bool>,
-    /// The lowest that it lacks.
+    /// The lowest missing layer.
     lowest: usize,
 }
 
@@ -380,8 +376,8 @@ impl LayersThere {
     }
 }
 
-/// The largest layer decides how long an import takes; it must not start last. The others start from the bottom: a sink
-/// takes each on top of those below it, and does so while others still come.
+/// The largest layer first, because it determines the duration of an import; the others from the bottom, because a sink
+/// takes each on top of those below it.
 fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (present..layers.len()).collect();
     let largest = order.iter().copied().max_by_key(|index| (layers[*index].size, Reverse(*index)));
@@ -389,7 +385,7 @@ fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     order
 }
 
-/// All manifests that the index lists; empty where the reference names none.
+/// All manifests of the index; empty where the reference names none.
 fn index_entries(resolved: &Resolved) -> Result<Vec<Digest>, RuntimeError> {
     let (root, chosen) = (&resolved.root, &resolved.chosen);
     if root.digest == chosen.digest {
