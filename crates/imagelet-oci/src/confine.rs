@@ -1,8 +1,8 @@
-//! Confines the threads that read what a registry sent: the one that writes a layer reaches that layer's folder alone.
+//! Confines the threads that read registry content: a thread that writes a layer reaches only that layer's folder.
 //!
-//! Landlock restricts a thread and what it starts, for ever; so this work has threads of its own. What such a thread
-//! needs besides (the layer's list, the queue) was opened before. Where the kernel has no Landlock, unpacking goes on
-//! without it and says so; where it has, a thread that cannot be confined does not begin.
+//! Landlock restricts a thread and its children for ever; so this work has threads of its own. Other files of such a
+//! thread (the layer's list, the queue) are opened before. Where the kernel has no Landlock, unpacking continues
+//! without it and logs that; where it has, a thread that cannot be confined does not start.
 
 use std::{fmt, io, os::fd::BorrowedFd, thread};
 
@@ -11,17 +11,17 @@ use landlock::{
     RulesetCreatedAttr, RulesetError, RulesetStatus,
 };
 
-/// The rights that are taken away, as far as the kernel knows them.
+/// The rights to remove, as far as the kernel knows them.
 const RIGHTS: ABI = ABI::V5;
-/// Before this version no link or rename between folders is possible at all.
+/// Before this version, Landlock denies every link and rename between folders.
 const REFER_SINCE: i32 = 2;
 
 /// Whether threads are confined on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Confinement {
-    /// By this version of the kernel's interface.
+    /// With this version of the kernel's interface.
     Landlock(i32),
-    /// They are not, and why.
+    /// Not confined, with the reason.
     Absent(String),
 }
 
@@ -58,7 +58,7 @@ impl Confinement {
         }
     }
 
-    /// Runs `work` on a thread that reaches what is below `folder`, or no file at all, and waits for it.
+    /// Runs `work` on a thread that can access only files below `folder`, or no file at all, and waits for it.
     pub(crate) fn run<T: Send>(
         &self,
         folder: Option<BorrowedFd<'_>>,
@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// What a thread may do beside its folder and in it.
+    /// What a thread can do outside its folder and in it.
     fn tried(confinement: &Confinement, home: &std::path::Path) -> [bool; 6] {
         let root = fs::File::open(home.join("layer")).unwrap();
         let work = || {
@@ -126,7 +126,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         fs::create_dir(home.path().join("layer")).unwrap();
         fs::write(home.path().join("secret"), "secret").unwrap();
-        // So the test can fail: without confinement everything works.
+        // A control: without confinement everything works.
         assert_eq!(tried(&Confinement::Absent(String::new()), home.path()), [true; 6]);
         for name in ["beside", "layer/stolen"] {
             fs::remove_file(home.path().join(name)).unwrap();
@@ -138,7 +138,7 @@ mod tests {
         };
         assert!(abi >= REFER_SINCE);
         assert_eq!(tried(&confinement, home.path()), [false, false, false, false, false, true]);
-        // The thread that waited for it is as it was.
+        // The waiting thread is not restricted.
         fs::read(home.path().join("secret")).unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! The numbered steps of the store and of its mounts, each of which may be the last one of the process.
+//! The numbered steps of the store and of its mounts; a test can end the process at each.
 
 imagelet_core::failpoints! {
     OpenFolder = "open.folder",
@@ -52,7 +52,7 @@ imagelet_core::failpoints! {
     UnmountDone = "unmount.done",
 }
 
-/// The numbered steps of an import, each of which may be the last one of the process.
+/// The numbered steps of an import; a test can end the process at each.
 pub mod import {
     imagelet_core::failpoints! {
         Begun = "import.begun",

@@ -1,7 +1,7 @@
-//! What fuzzers call: for each format from outside one check of any bytes and one mutator that knows the format.
+//! Entry points of the fuzzers: for each external format one check of arbitrary bytes and one mutator.
 //!
-//! The targets in `fuzz/` and the replay in `tests/fuzz_replay.rs` call these very functions. A check panics where an
-//! invariant is broken; that an input is refused is never a finding. Nothing in the program calls this room.
+//! The targets in `fuzz/` and the replay in `tests/fuzz_replay.rs` call these functions. A check panics on a broken
+//! invariant; a rejected input is never a finding. The program itself does not call this module.
 
 mod archive;
 mod blocks;
@@ -19,12 +19,12 @@ use std::{error::Error, path::Path};
 
 use self::mutation::Dice;
 
-/// Inputs longer than this are cut: what matters shows in less, and a run stays short.
+/// Longer inputs are cut: short ones find the same defects, and a run stays short.
 pub const INPUT_MAX: usize = 64 << 10;
-/// No refusal is told in more bytes than this, whatever the input.
+/// Maximum bytes of an error message, whatever the input.
 const MESSAGE_MAX: usize = 4096;
 
-/// One format, as fuzzers see it.
+/// One format under test.
 #[derive(Debug)]
 pub struct Target {
     /// The binary in `fuzz/`, and the folder of its seeds.
@@ -45,31 +45,31 @@ pub const TARGETS: [Target; 6] = [
 ];
 
 impl Target {
-    /// Checks one input. `folder` is the caller's, empty at first, and may be used again.
+    /// Checks one input. `folder` is the caller's, initially empty, and reusable.
     ///
     /// # Panics
-    /// Where an invariant is broken: a finding.
+    /// On a broken invariant: a finding.
     pub fn run(&self, bytes: &[u8], folder: &Path) {
         (self.check)(&bytes[..bytes.len().min(INPUT_MAX)], folder);
     }
 
-    /// Changes an input a little, the same way for the same seed.
+    /// Mutates an input, deterministically for a seed.
     pub fn mutate(&self, bytes: &mut Vec<u8>, seed: u64) {
         (self.mutate)(bytes, &mut Dice::new(seed));
         bytes.truncate(INPUT_MAX);
         self.repair(bytes);
     }
 
-    /// Puts right the checksums that keep a changed input from being read any further.
+    /// Corrects checksums that would end the parsing of a mutated input early.
     pub fn repair(&self, bytes: &mut [u8]) {
         (self.repair)(bytes);
     }
 }
 
-/// For formats that have no checksums.
+/// For formats without checksums.
 fn leave(_: &mut [u8]) {}
 
-/// A refusal is fit for a log line: bounded, and on one line.
+/// An error message fits a log line: bounded, and on one line.
 fn assert_tellable(error: &dyn Error) {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -85,7 +85,7 @@ fn assert_tellable(error: &dyn Error) {
     }
 }
 
-/// A number that depends on all bytes, for choices a check makes.
+/// A number that depends on all bytes, for choices within a check.
 fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

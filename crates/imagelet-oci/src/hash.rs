@@ -3,7 +3,6 @@
 use aws_lc_rs::digest::{Context, SHA256, SHA384, SHA512};
 use imagelet_core::image::{Digest, DigestAlgorithm};
 
-/// A running hash.
 #[derive(Clone)]
 pub(crate) struct Hash {
     algorithm: DigestAlgorithm,
@@ -20,7 +19,6 @@ impl Hash {
         Self { algorithm, context }
     }
 
-    /// The digest of some bytes.
     pub(crate) fn digest(algorithm: DigestAlgorithm, bytes: &[u8]) -> Digest {
         let mut hash = Self::new(algorithm);
         hash.update(bytes);

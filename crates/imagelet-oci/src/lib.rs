@@ -1,7 +1,7 @@
 //! An image service without a runtime: engine, registry, manifest, store, unpack.
 //!
-//! [`Engine`] is the whole of it behind one seam. It opens no state outside its store and asks only the registries that
-//! the references it is given name.
+//! [`Engine`] is its only entry point. It keeps no state outside its store and contacts only the registries of the
+//! references that it receives.
 
 mod admission;
 mod confine;

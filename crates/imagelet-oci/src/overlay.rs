@@ -1,9 +1,9 @@
-//! Overlay file systems: made out of sight, and probed for being in use.
+//! Overlay file systems: made in a private mount namespace, and probed for use.
 //!
-//! One way serves every kernel from 5.10 on. The options of an overlay have to fit in one page, so the layers are named by
-//! short links (`0:1:2`) that are resolved from the working folder; a thread with a working folder and a mount namespace
-//! of its own makes the overlay there by mount(2), and returns a detached clone of it. `lowerdir+` needs no links, and
-//! Linux 6.8. A thread that ends half-way takes all of it along, and no other mount table ever had it.
+//! One procedure serves every kernel from 5.10 on. An overlay's options have to fit in one page, so layers are named by
+//! short links (`0:1:2`) relative to the working folder; a thread with a working folder and a mount namespace of its
+//! own mounts the overlay there by mount(2), and returns a detached clone. `lowerdir+` needs no links, but Linux 6.8.
+//! If the thread fails, its namespace removes everything, and no other mount table ever had it.
 
 use std::{
     ffi::CString,
@@ -29,7 +29,7 @@ pub(crate) const KERNEL_MIN: &str = "Linux 5.10";
 
 /// Links to the layers, `0` the topmost.
 const LOWER: &str = "lower";
-/// What lies over the layers: metadata of folders, and what a writable mount takes.
+/// The layer over all others: metadata of folders, and what is written into a writable mount.
 const UPPER: &str = "upper";
 const WORK: &str = "work";
 
@@ -38,13 +38,13 @@ const WORK: &str = "work";
 pub(crate) struct OverlayFolder(PathBuf);
 
 impl OverlayFolder {
-    /// An overlay's folder that is there, or is to be made.
+    /// An overlay's folder, existing or not.
     pub(crate) fn at(path: PathBuf) -> Self {
         Self(path)
     }
 
-    /// Makes it with links to `layers`, topmost first; an overlay without layers is over an empty folder. `upper/` is the
-    /// caller's to make, after this.
+    /// Creates it with links to `layers`, topmost first; without layers the overlay is over an empty folder. The caller
+    /// creates `upper/` afterwards.
     pub(crate) fn create(&self, layers: &[PathBuf]) -> io::Result<()> {
         fs::create_dir(&self.0)?;
         fs::create_dir(self.0.join(WORK))?;
@@ -62,12 +62,12 @@ impl OverlayFolder {
         &self.0
     }
 
-    /// Its upper layer, by which its users differ: each has its own.
+    /// The upper layer, unique to each overlay.
     pub(crate) fn upper(&self) -> PathBuf {
         self.0.join(UPPER)
     }
 
-    /// Makes the overlay of `layers` layers, attached nowhere. It ends with the descriptor.
+    /// Mounts the overlay of `layers` layers, detached. It ends with the descriptor.
     pub(crate) fn mount_detached(&self, layers: usize, source: &str, flags: MountFlags) -> io::Result<OwnedFd> {
         let options = CString::new(options(layers)).map_err(|_| io::ErrorKind::InvalidInput)?;
         let made = thread::scope(|scope| {
@@ -84,18 +84,18 @@ impl OverlayFolder {
         made.unwrap_or_else(|_| Err(io::Error::other("the thread that mounts ended early")))
     }
 
-    /// Whether an overlay over this folder is alive anywhere: in another mount namespace, under another path, or without
-    /// a path for a process that still works in it.
+    /// Whether an overlay over this folder is alive anywhere: in another mount namespace, under another path, or
+    /// without a path for a process that still has files in it.
     ///
-    /// The kernel keeps an upper folder for one overlay at a time, and refuses a second one that asks for `index=on`. So a
-    /// second one is made, attached nowhere, and given up at once. Where that is impossible, the error says so.
+    /// The kernel rejects a second overlay with `index=on` over a used upper folder. So a detached one is mounted and
+    /// dropped at once. Where that is impossible, the error says so.
     pub(crate) fn is_in_use(&self) -> io::Result<bool> {
-        // Two probes at once would take each other for a mount.
+        // Two concurrent probes would detect each other as a mount.
         static PROBE: Mutex<()> = Mutex::new(());
         let _alone = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::open(&self.0, flags, Mode::empty())?;
-        // Short, and without characters that options give a meaning.
+        // Short, and without characters that are special in options.
         let place = |name: &str| format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
         let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_set_flag(&context, "ro")?;
@@ -115,14 +115,14 @@ pub(crate) fn attach(mount: &OwnedFd, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// The options, seen from the folder of the links.
+/// The options, relative to the folder of the links.
 fn options(layers: usize) -> String {
     let lower: Vec<String> = (0..layers.max(1)).map(|at| at.to_string()).collect();
     format!("lowerdir={},upperdir=../{UPPER},workdir=../{WORK}", lower.join(":"))
 }
 
-/// Gives the calling thread a mount namespace and a working folder of its own. Nothing that is mounted in there is seen
-/// outside; what is unmounted outside goes in there, too.
+/// Gives the calling thread a mount namespace and a working folder of its own. Mounts in it are invisible outside;
+/// unmounts outside propagate into it.
 fn own_namespace() -> io::Result<()> {
     #[expect(deprecated, reason = "the successor is unsafe, for descriptors that stay with a thread; these do not")]
     rustix::thread::unshare(UnshareFlags::NEWNS)?;

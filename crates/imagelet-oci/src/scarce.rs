@@ -1,20 +1,20 @@
-//! No file descriptor left: the wait before the next try, which ends, because descriptors come back.
+//! Waits and retries when no file descriptor is left, for a limited time.
 
 use std::{error::Error, io, iter, thread, time::Duration};
 
 use imagelet_core::runtime::RuntimeError;
 use rustix::io::Errno;
 
-/// The first wait; each further one is twice as long.
+/// The first wait; each further one doubles.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
-/// Waits before it is given up: ten seconds in all.
+/// Maximum number of waits: ten seconds in all.
 const WAITS_MAX: usize = 10;
 
 pub(crate) fn waits() -> impl Iterator<Item = Duration> {
     iter::successors(Some(WAIT_FIRST), |wait| Some(*wait * 2)).take(WAITS_MAX)
 }
 
-/// Whether this means that the process or the system has no descriptor left.
+/// Whether the process or the system is out of descriptors.
 pub(crate) fn is_scarce(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE)
 }
@@ -32,7 +32,7 @@ pub(crate) fn is_caused_by_scarcity(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Tries until it does not fail for want of a descriptor.
+/// Retries while descriptors are exhausted.
 pub(crate) async fn retried<T, F>(mut attempt: impl FnMut() -> F) -> Result<T, RuntimeError>
 where
     F: Future<Output = Result<T, RuntimeError>>,
@@ -49,7 +49,7 @@ where
     attempt().await
 }
 
-/// Tries until it does not fail for want of a descriptor. Blocks the thread meanwhile.
+/// Retries while descriptors are exhausted. Blocks the thread.
 pub(crate) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for wait in waits() {
         match attempt() {

@@ -1,4 +1,4 @@
-//! What images take on the disk, alone and shared, and what is known of one.
+//! Disk usage of images, alone and shared, and the details of one.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,31 +10,31 @@ use serde_json::value::RawValue;
 
 use crate::store::{LayerEntry, Store, storage_error};
 
-/// What a store holds.
+/// Disk usage of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreUsage {
-    /// Bytes of everything.
+    /// Total bytes.
     pub total: ByteSize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
     /// Each image.
     pub images: Vec<ImageUsage>,
 }
 
-/// What an image takes.
+/// Disk usage of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageUsage {
-    /// Which.
+    /// The image's id.
     pub id: ImageId,
-    /// Its layers and documents.
+    /// Bytes of layers and documents.
     pub size: ByteSize,
-    /// What its removal alone would free.
+    /// Bytes that its removal alone would free.
     pub unique: ByteSize,
-    /// What other images need as well.
+    /// Bytes shared with other images.
     pub shared: ByteSize,
 }
 
-/// Everything the store knows of one image.
+/// The store's record of one image.
 #[derive(Clone, Debug)]
 pub struct StoredImage {
     /// Digest of the configuration.
@@ -45,9 +45,9 @@ pub struct StoredImage {
     pub platform: String,
     /// Lowest first.
     pub layers: Vec<LayerEntry>,
-    /// When it was pulled, in seconds since 1970.
+    /// Time of the pull, in seconds since 1970.
     pub pulled_at: u64,
-    /// The configuration as it came.
+    /// The configuration, unchanged.
     pub config: Box<RawValue>,
 }
 

@@ -1,29 +1,28 @@
 //! How much larger a layer is on the disk than packed: a guess that gets better with each layer that is here.
 //!
-//! No manifest, configuration or annotation says it. For each way of packing the layers of the store are summed up,
-//! together with an assumption that weighs as much as 32 MiB of them, and the quotient is held within bounds: no image,
-//! however odd, teaches more than that. Nothing of it is on the disk: what is here teaches, what is gone is forgotten.
+//! No manifest, configuration or annotation has this ratio. For each compression, the layers of the store are summed up
+//! with an assumption that weighs as much as 32 MiB of them; the quotient is bounded, so that no unusual image distorts
+//! it. The sums are in memory only: a removed layer no longer counts.
 
 use super::{Amount, Compression};
 
-/// What the assumption weighs, in packed bytes.
+/// Weight of the assumption, in packed bytes.
 const ASSUMED_WEIGHT: u64 = 32 << 20;
-/// Fewer layers than this are no measurement, however large.
+/// Fewer layers are no measurement, however large.
 const LAYERS_MEASURED_MIN: u64 = 4;
-/// Bounds of what is believed, in thousandths: nothing shrinks, and more than this is no ordinary layer.
+/// Bounds of the ratio, in thousandths: no layer shrinks, and no ordinary layer exceeds the upper one.
 const THOUSANDTHS_MIN: u64 = 1_000;
 const THOUSANDTHS_MAX: u64 = 10_000;
-/// Inodes for a MiB packed, at most.
+/// Maximum inodes per packed MiB.
 const INODES_PER_MEBIBYTE_MAX: u64 = 4_096;
-/// What each layer takes beside its files: records, the list of its files, folders.
+/// What each layer uses beside its files: records, file list, folders.
 const LAYER_BYTES: u64 = 64 << 10;
 const LAYER_BYTES_MIN: u64 = 16 << 10;
 const LAYER_INODES: u64 = 6;
-/// The margin on a compressed size: 5 %.
 const MARGIN_DIVISOR: u64 = 20;
 const MEBIBYTE: u64 = 1 << 20;
 
-/// What layers of one packing came to.
+/// Sums over the layers of one compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
     layers: u64,
@@ -32,22 +31,21 @@ struct Sums {
     entries: u64,
 }
 
-/// All that was learned, by compression.
+/// The sums by compression.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Expansions([Sums; 3]);
 
-/// What one layer is expected to take.
+/// The estimate for one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) amount: Amount,
-    /// Learned here, not assumed.
+    /// Measured on this store, not assumed.
     pub(crate) is_measured: bool,
 }
 
-/// Where learning begins: rather too much than too little. Thousandths, and inodes for a packed MiB.
+/// The initial assumption, rather high: thousandths, and inodes per packed MiB.
 fn assumed(compression: Compression) -> (u64, u64) {
     match compression {
-        // Small files take whole blocks.
         Compression::None => (1_500, 48),
         Compression::Gzip => (3_000, 128),
         Compression::Zstd => (3_500, 160),
@@ -59,12 +57,12 @@ impl Expansions {
         let sums = &mut self.0[compression as usize];
         sums.layers += 1;
         sums.packed = sums.packed.saturating_add(packed);
-        // One layer of holes or of zeros must not speak for all others.
+        // One layer of holes or zeros must not dominate the sums.
         sums.on_disk = sums.on_disk.saturating_add(on_disk.min(packed.saturating_mul(THOUSANDTHS_MAX / 1_000)));
         sums.entries = sums.entries.saturating_add(entries.min(most_entries(packed)));
     }
 
-    /// What a layer of so many packed bytes takes, unpacked, and with its blob where that is kept.
+    /// Estimates a layer of `packed` bytes, unpacked, with its blob where blobs are kept.
     pub(crate) fn expect(&self, compression: Compression, packed: u64, keeps_blob: bool) -> Expected {
         let sums = &self.0[compression as usize];
         let (thousandths, per_mebibyte) = sums.quotients(compression);
@@ -85,7 +83,7 @@ impl Sums {
         self.layers >= LAYERS_MEASURED_MIN && self.packed >= ASSUMED_WEIGHT
     }
 
-    /// Thousandths of the packed size, and inodes for a packed MiB.
+    /// Thousandths of the packed size, and inodes per packed MiB.
     fn quotients(&self, compression: Compression) -> (u64, u64) {
         let (thousandths, per_mebibyte) = assumed(compression);
         let packed = self.packed.saturating_add(ASSUMED_WEIGHT);

@@ -1,14 +1,14 @@
 //! Whether a pull has room on the store's file system, before its first layer byte.
 //!
 //! ```text
-//! mod        decides, from what a pull puts on the disk and what the disk has: touches nothing
-//! expansion  how much larger layers become, learned from those that are here
-//! reservations     what running pulls have reserved, and how much of it the disk has by now
-//! refusal_message      the arithmetic of a refusal
+//! mod              decides, from the space a pull needs and the disk has; no I/O
+//! expansion_ratio  how much larger layers become, measured on the present ones
+//! reservations     what running pulls have reserved, and how much of it is on the disk
+//! refusal_message  the arithmetic of a rejection
 //! ```
 //!
-//! A pull's size on the disk is a guess until it is there: a manifest has only compressed sizes. So two numbers go
-//! through everything here: what the guess expects, and the least that is certain.
+//! A pull's disk usage is an estimate until it is unpacked: a manifest has only compressed sizes. So every amount here
+//! has two numbers: the estimate, and the certain minimum.
 
 mod expansion_ratio;
 mod refusal_message;
@@ -23,20 +23,20 @@ pub(crate) use self::{
 };
 use crate::manifest::Compression;
 
-/// When a pull is refused for want of room.
+/// When a pull is rejected for lack of space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
-    /// When what it is expected to take unpacked does not fit.
+    /// When its estimated unpacked size does not fit.
     Strict,
-    /// When not even what it takes compressed fits. A pull that may not fit by expectation alone asks for room, waits for
-    /// other pulls, and then goes on.
+    /// When not even its compressed size fits. A pull that fails only the estimate requests space, waits for other
+    /// pulls, and then proceeds.
     #[default]
     Compressed,
     /// Never; the disk decides.
     Off,
 }
 
-/// Bytes and inodes, as expected and as certain.
+/// Bytes and inodes, as estimated and as certain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
@@ -56,7 +56,7 @@ impl Amount {
         }
     }
 
-    /// What is still to come once so many bytes of it have written; inodes come with the bytes.
+    /// The remainder after `written` bytes; inodes shrink in proportion.
     #[must_use]
     fn after(self, written: u64) -> Self {
         let bytes = self.bytes.saturating_sub(written);
@@ -73,22 +73,22 @@ impl Amount {
     }
 }
 
-/// What a pull would put on the disk: layers that are not here and that no other pull brings.
+/// The layers that a pull adds to the disk: absent ones that no other pull brings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
     pub(crate) layers: usize,
     pub(crate) compressed: u64,
     pub(crate) amount: Amount,
     pub(crate) is_measured: bool,
-    /// The compressed blobs are kept, too, and counted.
+    /// Compressed blobs are kept and counted too.
     pub(crate) keeps_blobs: bool,
 }
 
-/// What the disk has, and what of it is spoken for.
+/// The free space of the disk, and the reserved part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Space {
     pub(crate) free_bytes: u64,
-    /// `None`: a file system without a table of inodes.
+    /// `None`: a file system without an inode table.
     pub(crate) free_inodes: Option<u64>,
     pub(crate) bytes_floor: u64,
     pub(crate) inodes_floor: u64,
@@ -96,22 +96,21 @@ pub(crate) struct Space {
     pub(crate) pulls: usize,
 }
 
-/// What becomes of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     Fits,
-    /// It may run out of room, if the guess is right; that refuses no pull.
+    /// It runs out of space if the estimate is right; that rejects no pull.
     Uncertain(MissingSpace),
     Refused(MissingSpace),
 }
 
-/// What is missing; all zero would be nothing.
+/// The missing space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MissingSpace {
-    /// Until the expectation fits.
+    /// Until the estimate fits.
     pub(crate) bytes: u64,
     pub(crate) inodes: u64,
-    /// Until it is not refused any more.
+    /// Until the pull is not rejected.
     pub(crate) bytes_least: u64,
     pub(crate) inodes_least: u64,
 }
@@ -129,7 +128,7 @@ pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> De
         bytes_least: bytes_short(if least { all.bytes_min } else { all.bytes }),
         inodes_least: inodes_short(if least { all.inodes_min } else { all.inodes }),
     };
-    // What is all here, or comes with another pull, takes no room of its own.
+    // Layers that are present or come with another pull need no space.
     if admission == Admission::Off || demand.layers == 0 || (missing.bytes == 0 && missing.inodes == 0) {
         Decision::Fits
     } else if missing.bytes_least > 0 || missing.inodes_least > 0 {
@@ -139,7 +138,7 @@ pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> De
     }
 }
 
-/// Whether it helps to wait for the other pulls to end: only what is guessed of them stands in the way.
+/// Whether to wait for the other pulls to end: only their estimates prevent this pull.
 pub(crate) fn helps_to_wait(admission: Admission, demand: &Demand, space: &Space) -> bool {
     let alone = Space { reserved: Amount::default(), pulls: 0, ..*space };
     let certain = Amount { bytes: space.reserved.bytes_min, inodes: space.reserved.inodes_min, ..space.reserved };

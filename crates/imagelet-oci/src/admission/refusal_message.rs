@@ -7,7 +7,7 @@ use imagelet_core::{
 
 use super::{Admission, Demand, MissingSpace, Space};
 
-/// Says why a pull was not begun. `could_free`: what a collection could still remove; `None`: no collection was asked.
+/// `could_free`: what a collection could still remove; `None`: no collection was requested.
 pub(crate) fn refusal(
     admission: Admission,
     demand: &Demand,
@@ -59,7 +59,7 @@ fn ratio(demand: &Demand) -> String {
     let unpacked = demand.amount.bytes.saturating_sub(blobs);
     let ratio = unpacked as f64 / demand.compressed.max(1) as f64;
     let word = if demand.is_measured { "measured" } else { "assumed" };
-    // The fixed share of a tiny layer makes no sensible factor.
+    // The fixed overhead of a tiny layer makes the factor meaningless.
     format!("{:.1} {word}", ratio.min(99.9))
 }
 

@@ -1,4 +1,4 @@
-//! What running pulls have reserved: each layer once, less with every byte of it that is on the disk.
+//! Reservations of running pulls: each layer once, reduced by every byte of it that is on the disk.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ struct ReservationTable {
     pulls: usize,
 }
 
-/// What one layer is expected to take.
+/// The estimate for one layer.
 #[derive(Debug)]
 struct ReservedLayer {
     amount: Amount,
@@ -34,19 +34,19 @@ struct ReservedLayer {
     pulls: usize,
 }
 
-/// All entries of the reservations at one moment, and the right to add to them.
+/// The locked reservations at one moment, and the right to add to them.
 pub(crate) struct OpenReservations<'a> {
     reservations: &'a Arc<Reservations>,
     table: MutexGuard<'a, ReservationTable>,
 }
 
 impl Reservations {
-    /// Opens the reservations; no other pull reserves meanwhile.
+    /// Locks the reservations; no other pull reserves meanwhile.
     pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_> {
         OpenReservations { reservations: self, table: self.lock() }
     }
 
-    /// Ends when a pull gives back what it has not used.
+    /// Completes when a pull releases unused space.
     pub(crate) fn returned(&self) -> Notified<'_> {
         self.returned.notified()
     }
@@ -57,18 +57,18 @@ impl Reservations {
 }
 
 impl OpenReservations<'_> {
-    /// What all have reserved and the disk does not have yet, and how many pulls that is for.
+    /// The total that is reserved and not on the disk yet, and the number of pulls.
     pub(crate) fn reserved(&self) -> (Amount, usize) {
         let left = self.table.layers.values().map(|held| held.amount.after(held.written.bytes()));
         (left.fold(Amount::default(), Amount::plus), self.table.pulls)
     }
 
-    /// Whether a pull brings this layer already.
+    /// Whether a running pull brings this layer.
     pub(crate) fn brings(&self, layer: &Digest) -> bool {
         self.table.layers.contains_key(layer)
     }
 
-    /// Reserves layers for a pull; of one that another pull brings only the interest is noted.
+    /// Reserves layers for a pull; a layer of another pull is only counted as shared.
     pub(crate) fn reserve(mut self, layers: impl IntoIterator<Item = (Digest, Amount)>) -> Reservation {
         let mut reserved: HashMap<Digest, WrittenBytes> = HashMap::new();
         for (layer, amount) in layers {
@@ -90,7 +90,7 @@ impl OpenReservations<'_> {
     }
 }
 
-/// A pull's share of the reservations; dropped, it is given back.
+/// A pull's share of the reservations, released on drop.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
 pub(crate) struct Reservation {
@@ -99,12 +99,11 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Counts the bytes of a layer.
     pub(crate) fn written_bytes(&self, layer: &Digest) -> WrittenBytes {
         self.layers.get(layer).cloned().unwrap_or_default()
     }
 
-    /// A layer is unpacked: what it was expected to take beyond that is free for others.
+    /// Releases the rest of the estimate once a layer is unpacked.
     pub(crate) fn is_there(&self, layer: &Digest) {
         if let Some(written_bytes) = self.layers.get(layer) {
             written_bytes.0.store(u64::MAX, Ordering::Relaxed);
@@ -133,17 +132,16 @@ impl Drop for Reservation {
     }
 }
 
-/// How many bytes of a layer are on the disk. One that belongs to no reservation counts for no pull.
+/// Bytes of a layer on the disk. Without a reservation, they count for no pull.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WrittenBytes(Arc<AtomicU64>);
 
 impl WrittenBytes {
-    /// More bytes are on the disk.
     pub(crate) fn add(&self, bytes: u64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// What was there is gone again: the layer begins anew.
+    /// Resets the count for a layer that starts again.
     pub(crate) fn restart(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

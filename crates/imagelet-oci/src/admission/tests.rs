@@ -1,4 +1,4 @@
-//! Tables of who is let in, and the refusal_message of who is not.
+//! Tables of admitted and rejected pulls, and the messages of rejections.
 
 use imagelet_core::{image::ByteSize, runtime::RuntimeErrorKind};
 
@@ -43,7 +43,7 @@ fn a_pull_is_let_in_by_what_is_free_reserved_and_kept_to_the_byte_and_inode() {
         (space(310, 64), 'r', 'd'),
         (space(310, 11), 'r', 'd'),
         (space(310, 10), 'r', 'r'),
-        // Without a table of inodes none can run out.
+        // Without an inode table, inodes cannot run out.
         (space(310, None), 'f', 'f'),
         (beside((50, 20, 4, 1), space(360, 69)), 'f', 'f'),
         (beside((50, 20, 4, 1), space(359, 69)), 'r', 'd'),
@@ -77,15 +77,15 @@ fn a_pull_that_brings_no_layer_needs_no_room() {
 fn others_are_waited_for_where_only_a_guess_of_them_stands_in_the_way() {
     let pull = demand(300, 100, 60, 6);
     for (place, strict, compressed) in [
-        // Nobody to wait for.
+        // No other pull to wait for.
         (space(100, 65), false, false),
-        // Both guesses together do not fit; what is certain of the other leaves room.
+        // Both estimates together do not fit; the other's minimum leaves space.
         (beside((200, 20, 4, 1), space(400, 90)), true, true),
         // It does not fit alone either.
         (beside((200, 20, 4, 1), space(300, 90)), false, false),
-        // The other takes the room for certain.
+        // The other's minimum takes the space.
         (beside((500, 400, 4, 1), space(500, 90)), false, false),
-        // For certain it takes too much for the expectation, and leaves enough for the least.
+        // The other's minimum leaves too little for the estimate, and enough for the minimum.
         (beside((500, 200, 4, 1), space(500, 90)), false, true),
     ] {
         assert_eq!(helps_to_wait(Strict, &pull, &place), strict, "{place:?}");

@@ -10,19 +10,19 @@ use super::{Bounded, DescriptorPlatform, LAYERS_MAX, corrupt, null_as_default, p
 
 pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
-/// What the store needs of an image's configuration. All of it but the diff-ids is advice from the builder of the image.
+/// The fields of an image's configuration that the store needs. All but the diff-ids are unverified claims of the
+/// builder.
 ///
-/// The rest (command, environment, labels, volumes) is for the program that runs the image; it is kept as it came, and nothing
-/// here reads it.
+/// The rest (command, environment, labels, volumes) is for the runtime; it is kept unchanged and not read here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageConfig {
-    /// `amd64`, …; empty where the image says nothing.
+    /// `amd64`, …; empty if unset.
     pub(crate) architecture: String,
-    /// `linux`; empty where the image says nothing.
+    /// `linux`; empty if unset.
     pub(crate) os: String,
-    /// `v8`, …; empty for none.
+    /// `v8`, …; empty if unset.
     pub(crate) variant: String,
-    /// Whom to run as, as written: name or number, with or without a group.
+    /// The user, as written: name or number, with or without a group.
     pub(crate) user: String,
     /// The digest of each unpacked layer, lowest first.
     pub(crate) diff_ids: Vec<Digest>,
@@ -60,7 +60,7 @@ struct RawRootfs {
 struct DiffId(#[serde(deserialize_with = "super::digest")] Digest);
 
 impl ImageConfig {
-    /// Reads a configuration whose digest was checked.
+    /// Parses a configuration whose digest was verified.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, RuntimeError> {
         if bytes.len() as u64 > CONFIG_BYTES_MAX {
             return Err(unacceptable(format!("the image configuration is larger than {CONFIG_BYTES_MAX} bytes")));
@@ -78,7 +78,7 @@ impl ImageConfig {
         })
     }
 
-    /// Checks that the image runs on a platform. What a configuration does not name suits any.
+    /// Checks that the image runs on a platform. An unset field matches any.
     pub(crate) fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
         let or = |own: &String, wanted: &str| if own.is_empty() { wanted.to_owned() } else { own.clone() };
         let own = DescriptorPlatform {

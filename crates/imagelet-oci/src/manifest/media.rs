@@ -1,20 +1,19 @@
 //! What a media type says about a document or a layer.
 
-/// How a layer's tar stream is packed.
+/// The compression of a layer's tar stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Compression {
-    /// Not at all.
     None,
     /// gzip, of one or more members.
     Gzip,
     Zstd,
 }
 
-/// What kind of layer it is, by its media type.
+/// The kind of a layer, by its media type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LayerKind {
     Tar(Compression),
-    /// One that the registry must not serve, with a link to elsewhere.
+    /// One that registries must not serve, with a link to another site.
     Foreign,
     Encrypted,
     Unknown,
@@ -47,7 +46,7 @@ impl LayerKind {
     }
 }
 
-/// What kind of document it is, by its media type.
+/// The kind of a document, by its media type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DocumentKind {
     Image,
@@ -60,14 +59,14 @@ const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// What is asked for, in an `Accept` header.
+/// The `Accept` header of a manifest request.
 pub(crate) const MANIFEST_MEDIA_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
      application/vnd.oci.image.manifest.v1+json, \
      application/vnd.docker.distribution.manifest.list.v2+json, \
      application/vnd.docker.distribution.manifest.v2+json";
 
 impl DocumentKind {
-    /// The kind a media type without parameters names.
+    /// The kind of a media type without parameters.
     pub(crate) fn of(media_type: &str) -> Option<Self> {
         match media_type {
             OCI_MANIFEST | DOCKER_MANIFEST => Some(Self::Image),
@@ -87,13 +86,13 @@ impl DocumentKind {
         }
     }
 
-    /// Whether an index entry of this type can end at an image.
+    /// Whether an index entry of this type can lead to an image.
     pub(crate) fn may_lead_to_image(media_type: &str) -> bool {
         matches!(Self::of(&media_type_base(media_type)), Some(Self::Image | Self::Index))
     }
 }
 
-/// Whether a configuration of this type may be that of an image. Old tools wrote some that say nothing.
+/// Whether a configuration of this type may be an image's. Old tools wrote meaningless types.
 pub(super) fn may_be_image_config(media_type: &str) -> bool {
     matches!(
         media_type_base(media_type).as_str(),

@@ -1,8 +1,7 @@
 //! The documents an image is made of, read as leniently as Go reads them and no more.
 //!
-//! Everything here is hostile text with a bound: a digest is checked before anything else can see it, a size fits in 63
-//! bits, and lists have a length. The bytes a document was read from are kept by the caller, since its digest is over
-//! them and not over what was understood.
+//! All of it is hostile and bounded: a digest is validated before any other use, a size fits in 63 bits, and lists have
+//! a maximum length. The caller keeps the bytes of a document, since its digest is over them.
 
 mod config;
 mod media;
@@ -24,42 +23,41 @@ pub(crate) use media::{Compression, LayerKind};
 pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
 
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 4 << 20;
-/// Most entries an index may have.
+/// Maximum entries of an index.
 pub(crate) const INDEX_ENTRIES_MAX: usize = 1000;
-/// Most indexes that may stand between a tag and its manifest.
+/// Maximum nested indexes between a tag and its manifest.
 pub(crate) const INDEX_DEPTH_MAX: usize = 4;
-/// Most layers an image may have: as many as the kernel stacks in one overlay mount.
+/// Maximum layers of an image: as many as the kernel stacks in one overlay mount.
 pub(crate) const LAYERS_MAX: usize = 500;
-/// Largest layer, as packed, that is fetched. The largest images there are have layers of some tens of GiB.
+/// Maximum packed size of a layer. The largest existing images have layers of some tens of GiB.
 pub(crate) const LAYER_BYTES_MAX: u64 = 256 << 30;
 
-/// Most objects and lists within one another in a document: more than any tool writes, and few enough for every reader.
+/// Maximum nesting of a document: more than any tool writes, and within every parser's limit.
 pub(crate) const NESTING_MAX: usize = 128;
 
-/// Most bytes of what a parser says of a document.
+/// Maximum bytes of a parser's error message.
 const REASON_MAX: usize = 256;
 
-/// What names a piece of content: its digest, size and kind.
+/// Identifies content by digest, size and media type.
 ///
-/// Annotations mean nothing here, and `urls` (where else it is said to be) are never followed; neither is read.
+/// Annotations and `urls` (alternative locations) are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
-    /// The kind of content; empty where none was given.
+    /// Empty if unset.
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) media_type: String,
-    /// The digest of the content.
     #[serde(deserialize_with = "digest")]
     pub(crate) digest: Digest,
-    /// The length of the content in bytes.
+    /// Length in bytes.
     #[serde(default, deserialize_with = "size")]
     pub(crate) size: u64,
-    /// The machine it is for, in an index.
+    /// The platform, in an index.
     #[serde(default)]
     pub(crate) platform: Option<DescriptorPlatform>,
 }
 
-/// The machine an index entry names, as it is written there.
+/// The platform of an index entry, as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct DescriptorPlatform {
     /// `linux`
@@ -68,38 +66,35 @@ pub(crate) struct DescriptorPlatform {
     /// `amd64`, …
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) architecture: String,
-    /// `v8`, …; empty for none.
+    /// `v8`, …; empty if unset.
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) variant: String,
 }
 
-/// An image: its configuration and its layers, lowest first.
+/// An image's configuration and layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
-    /// The configuration; its digest is the image's id.
+    /// Its digest is the image's id.
     pub(crate) config: Descriptor,
-    /// The layers, lowest first.
+    /// Lowest first.
     pub(crate) layers: Vec<Descriptor>,
-    /// What the manifest says it is when it is no image.
+    /// The declared type of a manifest that is not an image.
     pub(crate) artifact_type: Option<String>,
 }
 
-/// A choice of manifests for several machines.
+/// Manifests for several platforms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Index {
-    /// The entries, as written.
     pub(crate) manifests: Vec<Descriptor>,
 }
 
-/// What a reference can name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ManifestDocument {
     Image(Manifest),
-    /// Several, to choose from.
     Index(Index),
 }
 
-/// A document as it stands, before it is decided what it is.
+/// A document before its kind is known.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Raw {
@@ -120,7 +115,7 @@ struct Raw {
 }
 
 impl ManifestDocument {
-    /// Reads a document. `content_type` is what the transport called it, empty where it said nothing.
+    /// Parses a document. `content_type` is the transport's, empty if unset.
     pub(crate) fn parse(bytes: &[u8], content_type: &str) -> Result<Self, RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {MANIFEST_BYTES_MAX} bytes")));
@@ -137,7 +132,7 @@ impl ManifestDocument {
         raw.decide(&content_type)
     }
 
-    /// What a document that was read is called: by its transport, by itself, or by what it turned out to be.
+    /// The media type of a parsed document: the transport's, its own, or that of its parsed kind.
     pub(crate) fn media_type(bytes: &[u8], content_type: &str, read: &Self) -> String {
         let named = media_type_base(content_type);
         if !named.is_empty() {
@@ -147,7 +142,7 @@ impl ManifestDocument {
         if own.is_empty() { read.kind().oci_media_type().to_owned() } else { own }
     }
 
-    /// Whether a media type, where it is known at all, names this kind of document.
+    /// Whether a media type, if known, is that of this kind of document.
     pub(crate) fn is_called(&self, media_type: &str) -> bool {
         DocumentKind::of(&media_type_base(media_type)).is_none_or(|kind| kind == self.kind())
     }
@@ -213,7 +208,7 @@ impl Raw {
 }
 
 impl Manifest {
-    /// Checks, before anything it names is fetched, that this is an image and that its layers can be unpacked.
+    /// Checks, before any fetch, that this is an image and that its layers can be unpacked.
     pub(crate) fn check_is_image(&self) -> Result<(), RuntimeError> {
         if !media::may_be_image_config(&self.config.media_type) {
             let kind = self.artifact_type.as_deref().unwrap_or(&self.config.media_type);
@@ -235,8 +230,7 @@ impl Manifest {
 impl Index {
     /// The entry for a platform.
     ///
-    /// The best match wins; among equals the first. An entry without a platform is taken when nothing matches by
-    /// name, as containerd takes it.
+    /// The best match wins; among equals the first. As in containerd, an entry without a platform is the fallback.
     pub(crate) fn choose(&self, platform: &Platform) -> Result<&Descriptor, RuntimeError> {
         let ranked = self.manifests.iter().filter_map(|entry| match &entry.platform {
             Some(offered) => platform::rank(offered, platform).map(|rank| (rank, entry)),
@@ -252,7 +246,7 @@ impl Index {
 }
 
 impl Descriptor {
-    /// How the layer this describes is packed.
+    /// The compression of the layer.
     pub(crate) fn layer_compression(&self) -> Result<Compression, RuntimeError> {
         let refuse = |why: String| Err(unacceptable(format!("layer `{}` {why}", self.digest)));
         match LayerKind::of(&self.media_type) {
@@ -271,7 +265,7 @@ fn schema1() -> RuntimeError {
         .with_hint("push the image again with a current tool")
 }
 
-/// A list of which at most `MAX` items are kept. The others are only counted: they take no memory.
+/// A list of at most `MAX` items. Further ones are only counted, and take no memory.
 struct Bounded<T, const MAX: usize> {
     kept: Vec<T>,
     count: usize,
@@ -327,14 +321,14 @@ pub(crate) fn unacceptable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Unacceptable, message)
 }
 
-/// Hostile text made fit for a message: short, and on one line.
+/// Hostile text for a message: bounded, and on one line.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().filter(|character| !character.is_control()).take(128).collect()
 }
 
-/// Reads a JSON object. Serde would take an array for a struct; Go would not.
+/// Parses a JSON object. Serde would accept an array for a struct; Go would not.
 ///
-/// Serde passes over fields that nothing reads however deep they are nested, so that levels are counted before.
+/// Serde skips unread fields at any nesting, so the nesting is checked first.
 fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
     let levels = nesting(bytes);
     if levels > NESTING_MAX {
@@ -348,7 +342,7 @@ fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json:
     serde_json::from_slice(bytes).map_err(shortened)
 }
 
-/// How many objects and lists are within one another in a JSON text, at most. Of what is no JSON it says nothing.
+/// The maximum nesting of objects and lists in a JSON text; meaningless for other text.
 fn nesting(bytes: &[u8]) -> usize {
     let (mut level, mut deepest, mut in_text, mut is_escaped) = (0_usize, 0, false, false);
     for byte in bytes {
@@ -367,7 +361,7 @@ fn nesting(bytes: &[u8]) -> usize {
     deepest
 }
 
-/// Serde quotes what it did not expect at full length: of a text of megabytes that is no message.
+/// Serde quotes an unexpected value in full, which can be megabytes.
 fn shortened(error: serde_json::Error) -> serde_json::Error {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());

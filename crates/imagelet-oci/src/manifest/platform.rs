@@ -4,12 +4,12 @@ use imagelet_core::image::Platform;
 
 use super::{Descriptor, DescriptorPlatform, printable};
 
-/// Most platforms that an error message lists.
+/// Maximum platforms in an error message.
 const OFFERED_MAX: usize = 20;
-/// Most of a platform's name that is shown there; no true one is as long.
+/// Maximum length of a platform's name in it; real names are shorter.
 const NAME_SHOWN_MAX: usize = 40;
 
-/// How well an offer suits the wanted platform: 0 is exact, `None` does not run.
+/// The rank of an offered platform: 0 is exact, `None` cannot run.
 pub(super) fn rank(offered: &DescriptorPlatform, wanted: &Platform) -> Option<usize> {
     let os = normalised_os(&offered.os);
     if os != normalised_os(&wanted.os) {
@@ -19,7 +19,7 @@ pub(super) fn rank(offered: &DescriptorPlatform, wanted: &Platform) -> Option<us
     acceptable(wanted).iter().position(|accepted| *accepted == offer)
 }
 
-/// The platforms an index offers, for a message.
+/// The platforms of an index, for a message.
 pub(super) fn offered(entries: &[Descriptor]) -> String {
     let mut names: Vec<String> = Vec::new();
     for platform in entries.iter().filter_map(|entry| entry.platform.as_ref()) {
@@ -40,7 +40,7 @@ pub(super) fn offered(entries: &[Descriptor]) -> String {
     if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
 }
 
-/// Architecture and variant pairs a machine runs, best first.
+/// Architecture and variant pairs that a machine runs, best first.
 fn acceptable(wanted: &Platform) -> Vec<(String, String)> {
     let (architecture, variant) = normalised(&wanted.architecture, wanted.variant.as_deref().unwrap_or_default());
     let pair = |architecture: &str, variant: &str| (architecture.to_owned(), variant.to_owned());
@@ -75,7 +75,7 @@ fn normalised_os(os: &str) -> String {
     }
 }
 
-/// One spelling for each machine; the variant every machine of its kind has is left out.
+/// The canonical name of a machine, without its default variant.
 fn normalised(architecture: &str, variant: &str) -> (String, String) {
     let variant = variant.to_ascii_lowercase();
     let (architecture, variant) = match (architecture.to_ascii_lowercase().as_str(), variant.as_str()) {

@@ -1,4 +1,4 @@
-//! Documents as registries send them, well and ill.
+//! Valid and invalid documents as registries send them.
 
 use imagelet_core::runtime::RuntimeErrorKind::{self, Corrupt, Unacceptable};
 
@@ -205,9 +205,7 @@ fn a_long_text_in_the_wrong_place_is_not_quoted_at_length() {
     assert!(short.ends_with("invalid type: string \"x\", expected a list at line 1 column 13"), "{short}");
 }
 
-/// Makes a document with one more field.
 type Write<'a> = &'a dyn Fn(&str) -> String;
-/// Reads a document.
 type Read = fn(&str) -> Result<(), RuntimeError>;
 
 #[test]
@@ -230,7 +228,7 @@ fn a_document_is_nested_128_levels_at_most_also_where_nothing_reads_it() {
             let told = format!("nested {levels} levels deep; more than 128 are refused");
             assert!(error.contains(&told), "{error}");
         }
-        // Brackets in texts are no levels.
+        // Brackets in strings do not nest.
         for text in ["[".repeat(200), r#"\"[{"#.repeat(200), format!(r"\\{}", "{".repeat(200))] {
             read(&of(&format!(r#""unread":"{text}""#))).expect(&text);
         }

@@ -1,12 +1,12 @@
 //! An image as a directory tree, by overlayfs, without a runtime.
 //!
-//! Each mount has a note, `mounts/KEY.json`, and the overlay's folder, `mounts/KEY/`; where the store's own file system
-//! takes no writes, both are below `/run/imagelet/mounts/STORE/`, STORE being the digest of the store's path. A note has
-//! the boot, the mount namespace and the overlay's device, and is written when the overlay exists and before it is
-//! attached: a crash in between leaves a note whose overlay is gone, not a hidden use.
+//! Each mount has a note, `mounts/KEY.json`, and the overlay's folder, `mounts/KEY/`; for a store on a read-only file
+//! system, both are below `/run/imagelet/mounts/STORE/`, STORE being the digest of the store's path. A note has the
+//! boot, the mount namespace and the overlay's device. It is written after the overlay is made and before it is
+//! attached: a crash in between leaves a note without an overlay, not an unrecorded use.
 //!
-//! **Invariant:** looking deletes nothing. Notes whose mounts are gone are removed by the next mount or sweep, and by an
-//! unmount of their place; what was written into a mount goes only when its overlay does not exist any more.
+//! **Invariant:** listing deletes nothing. The next mount or sweep, or an unmount of the place, removes the notes of
+//! ended mounts; what was written into a mount is removed only after its overlay has ended.
 
 mod note;
 mod parents;
@@ -39,29 +39,29 @@ pub use unmount::UnmountedImage;
 pub(crate) use unmount::unmount_image;
 pub(crate) use uses::MountUses;
 
-/// How an image is mounted. By default nothing can be written, set-id bits do not act, and devices cannot be opened.
+/// Options of a mount. The default is read-only, nosuid and nodev.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// It can be written; what is written goes with the mount.
+    /// Writable; an unmount removes what was written.
     pub writable: bool,
-    /// Set-id bits and capabilities of the image's files act.
+    /// Set-id bits and capabilities of the image's files apply.
     pub suid: bool,
     /// The image's device nodes can be opened.
     pub dev: bool,
 }
 
-/// An image mounted somewhere.
+/// A mounted image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountedImage {
-    /// Where.
+    /// The mount point.
     pub target: PathBuf,
     /// The image's id.
     pub image: String,
-    /// Whether it can be written; what is written goes with the mount.
+    /// Whether it is writable; an unmount removes what was written.
     pub writable: bool,
-    /// When, in seconds since 1970.
+    /// Time of the mount, in seconds since 1970.
     pub mounted_at: u64,
-    /// Whether this mount namespace shows it. One that it does not show is alive elsewhere.
+    /// Whether this mount namespace shows it. Otherwise it is alive elsewhere.
     pub shown: bool,
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn mount(
     })
 }
 
-/// Makes the overlay, notes it, and attaches it.
+/// Makes the overlay, writes its note, and attaches it.
 fn attach(
     store: &Store,
     id: &ImageId,
@@ -158,7 +158,7 @@ fn flags(options: MountOptions) -> MountFlags {
     flags
 }
 
-/// What helps against a refusal of the kernel, where the error alone does not say it.
+/// A hint for a kernel error that does not explain itself.
 fn hint(error: &io::Error) -> Option<String> {
     match Errno::from_io_error(error)? {
         Errno::PERM | Errno::ACCESS => Some("mounting needs root".to_owned()),
@@ -182,13 +182,12 @@ fn shown_layers(store: &Store, diff_ids: &[Digest]) -> Vec<Digest> {
     layers
 }
 
-/// Each layer once, topmost first. Overlayfs refuses a folder twice, and a layer's lower occurrence shows nothing that
-/// the upper one does not show over it.
+/// Each layer once, topmost first. Overlayfs rejects a repeated folder, and the upper occurrence hides the lower one.
 fn topmost(layers: &[Digest]) -> impl Iterator<Item = &Digest> {
     layers.iter().enumerate().rev().filter(|(at, layer)| !layers[at + 1..].contains(layer)).map(|(_, layer)| layer)
 }
 
-/// What is mounted now, here or elsewhere. Changes nothing.
+/// The current mounts, in this mount namespace or elsewhere. Changes nothing.
 pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
     let noted = read_notes(store)?;
     if noted.is_empty() {
@@ -199,7 +198,7 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
     for noted in noted {
         let state = judge(store, &noted, &rows);
         if let Some(damage) = noted.damage() {
-            // Commands show errors only, and nothing else would name the note.
+            // Commands log errors only, and no other message would name the note.
             tracing::error!(
                 path = %noted.path().display(),
                 problem = damage,
@@ -222,7 +221,7 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
     Ok(mounted)
 }
 
-/// Removes the notes of mounts that are gone, and what was written into those.
+/// Removes the notes of ended mounts, and what was written into them.
 pub(crate) fn sweep(store: &Store) -> Result<(), RuntimeError> {
     let _turn = store.mounting();
     let noted = read_notes(store)?;
@@ -235,7 +234,7 @@ pub(crate) fn sweep(store: &Store) -> Result<(), RuntimeError> {
 fn discard_gone(store: &Store, noted: &[NotedMount], rows: &[TableRow]) {
     let gone = noted
         .iter()
-        // A damaged note says too little of what would be removed.
+        // A damaged note does not identify its mount.
         .filter(|noted| noted.damage().is_none())
         .filter(|noted| !store.is_read_only() || !noted.path().starts_with(store.root()))
         .filter(|noted| judge(store, noted, rows) == MountState::Gone);

@@ -1,7 +1,7 @@
 //! Notes of mounts on disk: `mounts/KEY.json` and the overlay's folder `mounts/KEY/`.
 //!
-//! KEY is the hexadecimal part of the image's id and 16 digits that no other mount has. So a note that cannot be read
-//! still names its image and its mount, whose source in the kernel's table ends in the same digits.
+//! KEY is the hexadecimal part of the image's id and 16 digits unique to the mount. So an unreadable note still
+//! identifies its image and its mount, whose source in the kernel's table ends in the same digits.
 
 use std::{
     fs,
@@ -22,26 +22,25 @@ use crate::{
 
 /// A note is below 5 KiB: a path is 4096 bytes at most.
 const NOTE_BYTES_MAX: u64 = 64 * 1024;
-/// Digits at a key's end that belong to the mount alone.
+/// Length of the mount's own digits at the end of a key.
 const SERIAL_LENGTH: usize = 16;
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
-/// What the kernel's table shows as the source of our mounts, before the serial.
+/// The source of our mounts in the kernel's table, before the serial.
 const SOURCE: &str = "imagelet";
 
-/// What is noted of a mount.
+/// Content of a note.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Note {
-    /// Where it was mounted, for people: bytes that are not UTF-8 are replaced.
+    /// The mount point, for messages: bytes that are not UTF-8 are replaced.
     pub(super) target: String,
     pub(super) image: String,
-    /// Whether it can be written.
     pub(super) writable: bool,
-    /// When, in seconds since 1970.
+    /// In seconds since 1970.
     pub(super) mounted_at: u64,
-    /// The boot of the machine, where the kernel says it.
+    /// The boot id, where the kernel reports one.
     #[serde(default)]
     pub(super) boot: Option<String>,
-    /// The inode of the mount namespace it was mounted in.
+    /// The inode of the mount namespace at the time of the mount.
     #[serde(default)]
     pub(super) namespace: Option<u64>,
     /// The overlay's device, `MAJOR:MINOR`.
@@ -49,17 +48,17 @@ pub(super) struct Note {
     pub(super) device: Option<String>,
 }
 
-/// A mount of which there is a note, whole or damaged.
+/// A mount with a note, whole or damaged.
 #[derive(Clone, Debug)]
 pub(super) struct NotedMount {
     folder: OverlayFolder,
     key: String,
-    /// What it says, or why it cannot be read.
+    /// The note, or why it is unreadable.
     note: Result<Note, String>,
 }
 
 impl NotedMount {
-    /// The note beside a folder, with what it says. `None`: the folder's name is no key.
+    /// The note of a folder. `None`: the folder's name is not a key.
     pub(super) fn of(folder: PathBuf, note: Result<Note, String>) -> Option<Self> {
         let key = folder.file_name()?.to_str()?.to_owned();
         let is_key = matches!(key.len().checked_sub(SERIAL_LENGTH), Some(64 | 128))
@@ -67,23 +66,22 @@ impl NotedMount {
         is_key.then(|| Self { folder: OverlayFolder::at(folder), key, note })
     }
 
-    /// What it says, where it can be read.
     pub(super) fn note(&self) -> Option<&Note> {
         self.note.as_ref().ok()
     }
 
-    /// Why it cannot be read.
+    /// Why the note is unreadable.
     pub(super) fn damage(&self) -> Option<&str> {
         self.note.as_ref().err().map(String::as_str)
     }
 
-    /// The image's id, as the note's name has it.
+    /// The image's id, from the note's name.
     pub(super) fn image(&self) -> String {
         let hex = &self.key[..self.key.len() - SERIAL_LENGTH];
         format!("{}:{hex}", if hex.len() == 64 { "sha256" } else { "sha512" })
     }
 
-    /// The mount's source, as the kernel's table shows it.
+    /// The mount's source in the kernel's table.
     pub(super) fn source(&self) -> String {
         source(&self.key)
     }
@@ -97,7 +95,7 @@ impl NotedMount {
     }
 }
 
-/// A mount of an image that is about to be made: a key of its own, and a folder to make it in.
+/// A new mount's folder, under a unique key.
 pub(super) fn new_folder(folder: &Path, id: &ImageId, target: &Path) -> io::Result<OverlayFolder> {
     let digest: Digest = id.as_str().parse().map_err(|_error| io::ErrorKind::InvalidInput)?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -107,8 +105,8 @@ pub(super) fn new_folder(folder: &Path, id: &ImageId, target: &Path) -> io::Resu
     Ok(OverlayFolder::at(folder.join(format!("{}{serial}", digest.hex()))))
 }
 
-/// Makes the folder of a store's mounts. `volatile` lies beside the daemon's socket, whose folder other users pass through,
-/// and holds folders of stores of several users: each finds its own there, and no list of them.
+/// Makes the folder of a store's mounts. `volatile` is beside the daemon's socket and traversable for other users: each
+/// user reaches its own stores' folders there, and cannot list the others.
 fn make_folder(folder: &Path, volatile: &Path) -> io::Result<()> {
     if let Some(shared) = volatile.parent().filter(|_| folder.starts_with(volatile)) {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(shared)?;
@@ -135,7 +133,7 @@ pub(super) fn discard(folder: &OverlayFolder) -> io::Result<()> {
     remove_tree(&note_of(folder))?;
     Step::UnmountNote.reach();
     remove_tree(folder.path())?;
-    // The last note of a store takes its folder along; an error says that it was not the last.
+    // The last note of a store removes its folder; an error means that others remain.
     if let Some(store) = folder.path().parent().filter(|parent| parent.starts_with(VOLATILE_MOUNTS)) {
         let _ = fs::remove_dir(store);
     }
@@ -146,13 +144,13 @@ fn note_of(folder: &OverlayFolder) -> PathBuf {
     folder.path().with_extension("json")
 }
 
-/// Where a store that takes no writes has its mounts noted; gone after a reboot, as they are.
+/// Folder of the notes of a read-only store; lost at a reboot, as the mounts are.
 pub(super) fn volatile_folder(root: &Path) -> PathBuf {
     use std::os::unix::ffi::OsStrExt as _;
     Path::new(VOLATILE_MOUNTS).join(Digest::of(root.as_os_str().as_bytes()).hex())
 }
 
-/// All notes in a folder, which need not be there. Names that are not ours are not looked at.
+/// All notes in a folder, which may be missing. Other names are ignored.
 pub(super) fn read_all(folder: &Path) -> io::Result<Vec<NotedMount>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -172,7 +170,7 @@ pub(super) fn read_all(folder: &Path) -> io::Result<Vec<NotedMount>> {
     Ok(noted)
 }
 
-/// A file that is none, a link, or one without end must not hold up the list.
+/// A pipe, a link, or an endless file must not block the list.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);

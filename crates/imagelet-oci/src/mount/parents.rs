@@ -1,7 +1,7 @@
 //! The metadata of directories that a layer has without an entry of their own.
 //!
-//! A mount's upper layer starts with directories, each with the metadata of the uppermost layer that names it. The layers
-//! themselves stay as they are, shared, and an image may have as many as overlayfs takes.
+//! A mount's upper layer starts with directories, each with the metadata of the uppermost layer that has an entry for
+//! it. The layers themselves stay unchanged and shared.
 
 use std::{
     collections::BTreeSet,
@@ -21,10 +21,10 @@ use crate::store::Store;
 /// The root of an image without layers, as runtimes make it.
 const ROOT_MODE: u32 = 0o755;
 
-/// Builds the directories in `folder`, which is made, for `layers` from the top down.
+/// Creates the directories in `folder`, which exists, for `layers` from the top down.
 pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Result<()> {
     let mut below = Vec::new();
-    // The root is the upper layer's own, whatever the others have.
+    // The root is always the upper layer's own.
     let mut wanted = BTreeSet::from([Vec::new()]);
     for layer in layers {
         let implicit = store.implicit_directories(layer)?;
@@ -35,11 +35,11 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
     }
     fs::create_dir(folder)?;
     if layers.is_empty() {
-        // No layer has a root whose metadata it could take.
+        // No layer provides metadata for the root.
         fs::set_permissions(folder, fs::Permissions::from_mode(ROOT_MODE))?;
     }
     let mut made = Vec::new();
-    // Parents sort before what is in them.
+    // Parents sort before their children.
     for path in wanted {
         if let Some(source) = effective_folder(&below, &path)? {
             let place = folder.join(OsStr::from_bytes(&path));
@@ -49,7 +49,7 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
             made.push((place, source));
         }
     }
-    // What is made inside changes a directory's times, so the innermost come first.
+    // Creating a child changes a directory's times, so the innermost come first.
     for (place, source) in made.iter().rev() {
         copy_folder_metadata(source, &open_folder(place)?)?;
     }

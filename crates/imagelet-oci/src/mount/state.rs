@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use super::{note::NotedMount, table::TableRow};
 
-/// What became of a mount that was noted.
+/// The state of a noted mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MountState {
     /// This mount namespace shows it, at these places.
     Shown(Vec<PathBuf>),
-    /// It is alive out of sight, or nothing proves that it is gone.
+    /// It is alive elsewhere, or there is no proof that it ended.
     Elsewhere,
-    /// Its overlay does not exist any more.
+    /// Its overlay no longer exists.
     Gone,
 }
 
@@ -23,10 +23,10 @@ pub(super) enum UpperFolder {
     Unknown,
 }
 
-/// Decides; `upper` is asked only where it matters.
+/// Decides the state; `upper` is called only where it matters.
 ///
-/// A mount is known by its overlay's device and its source, which has the key of the note: numbers of devices are given
-/// again, and what was moved, bound elsewhere or covered keeps both.
+/// A mount is identified by its overlay's device and its source, which has the note's key: the kernel reuses device
+/// numbers, and a moved, bound or covered mount keeps both.
 pub(super) fn judge(
     noted: &NotedMount,
     boot: Option<&str>,
@@ -48,7 +48,6 @@ pub(super) fn judge(
     }
 }
 
-/// Whether a row of the table is this mount.
 pub(super) fn is_shown_by(noted: &NotedMount, row: &TableRow) -> bool {
     let device = noted.note().and_then(|note| note.device.as_ref());
     row.kind == "overlay" && row.source == noted.source() && device.is_none_or(|device| *device == row.device)

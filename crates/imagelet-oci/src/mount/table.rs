@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 /// One mount of this mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TableRow {
-    /// Its number, of its own among all that are mounted.
+    /// The mount id.
     pub(super) id: u64,
     /// The file system's device, `MAJOR:MINOR`.
     pub(super) device: String,
@@ -45,7 +45,7 @@ fn row(line: &[u8]) -> Option<TableRow> {
     Some(TableRow { id, device, target, kind: text(rest.next()?), source: text(rest.next()?) })
 }
 
-/// Spaces and the like stand as a backslash and three octal digits.
+/// Decodes the octal escapes of spaces and the like.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;

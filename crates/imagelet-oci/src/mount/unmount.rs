@@ -1,4 +1,4 @@
-//! Takes a mount away: ours, at any of its places, and not what is mounted over it.
+//! Unmounts an image at any of its places, without what is mounted over it.
 
 use std::{
     io,
@@ -25,29 +25,29 @@ use crate::{
     store::{Store, storage_error},
 };
 
-/// How often, and how long after each other, an overlay is looked at before it counts as alive.
+/// How many times, and at which interval, an overlay is probed before it counts as alive.
 const BUSY_LOOKS: usize = 20;
 const BUSY_PERIOD: Duration = Duration::from_millis(50);
 
-/// An image that was unmounted.
+/// An unmounted image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnmountedImage {
-    /// As it was mounted.
+    /// The mount before.
     pub mounted: MountedImage,
-    /// Whether it is mounted still, at another place or in another mount namespace, with what was written into it.
+    /// Whether it is still mounted at another place or in another mount namespace, with what was written into it.
     pub remains: bool,
 }
 
-/// Takes a mount away, and what was written into it; not what lies over it.
+/// Unmounts an image and removes what was written; a mount over it stays.
 ///
-/// `force` gives up a mount that this mount namespace does not show.
+/// `force` drops the note of a mount that this mount namespace does not show.
 pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result<UnmountedImage, RuntimeError> {
     let failed = |error: io::Error| storage_error(format!("could not unmount `{}`", target.display()), error);
     let _turn = store.mounting();
     let noted = read_notes(store)?;
     let rows = read_table()?;
     let place = match target.canonicalize() {
-        // A place that only another mount namespace has.
+        // A place that exists only in another mount namespace.
         Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
         place => place.map_err(failed)?,
     };
@@ -78,8 +78,8 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
     Ok(UnmountedImage { mounted: mounted_image(mounted, place, true), remains })
 }
 
-/// Whether an overlay is alive that was unmounted just now. Another process that looks at it makes it so for a moment, and
-/// so does a container that starts and drops its copy of the node's mounts.
+/// Whether an overlay stays alive after its unmount. A probe by another process keeps it alive for a moment, and so
+/// does a container that starts and drops its copy of the node's mounts.
 fn stays_busy(noted: &NotedMount) -> bool {
     (0..BUSY_LOOKS).all(|_| {
         let is_busy = upper_folder(noted) == UpperFolder::Busy;
@@ -90,7 +90,7 @@ fn stays_busy(noted: &NotedMount) -> bool {
     })
 }
 
-/// Ends the note of a mount that is not at its place: one that is gone, or one that is given up.
+/// Removes the note of a mount that has ended or is given up by `force`.
 fn give_up(
     store: &Store,
     noted: &[NotedMount],

@@ -15,7 +15,6 @@ use imagelet_core::{
 use super::mounts;
 use crate::store::Store;
 
-/// The mounts of one store.
 #[derive(Clone, Debug)]
 pub(crate) struct MountUses(pub(crate) Arc<Store>);
 
@@ -50,7 +49,7 @@ impl ContainerService for MountUses {
         Ok(Vec::new())
     }
 
-    /// The list is the store's own: what is not in it is not mounted.
+    /// The store's list is complete: a mount that is not in it has ended.
     async fn is_gone(&self, _container_id: &str) -> Result<bool, RuntimeError> {
         Ok(true)
     }
