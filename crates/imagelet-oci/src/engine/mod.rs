@@ -46,42 +46,42 @@ pub use repair::Credentials;
 pub use sharing::LayerSharing;
 pub use verify::{BlobsCheck, ImageCheck, LayerName, VerifyProgress, VerifyReport};
 
-/// How an engine works.
+/// Settings of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Where the store is.
+    /// The store's folder.
     pub root: PathBuf,
-    /// What for.
+    /// Reading or writing.
     pub access: Access,
-    /// How long a process that changes the store is waited for.
+    /// How long to wait for another process that changes the store.
     pub lock_wait: Duration,
-    /// How registries are asked.
+    /// Registry client settings.
     pub registry: RegistryConfig,
-    /// Layers of one image that are fetched and unpacked side by side.
+    /// Layers of one image that are fetched and unpacked concurrently.
     pub layers_in_flight: usize,
-    /// When a pull may answer.
+    /// When a pull may return.
     pub durability: Durability,
-    /// Keep the compressed blobs as well.
+    /// Whether to keep compressed blobs.
     pub keep_blobs: bool,
-    /// Which layers that are here a pull need not fetch.
+    /// Which present layers a pull need not fetch.
     pub sharing: LayerSharing,
-    /// What a layer may do to the node.
+    /// Limits on what a layer may use of the node.
     pub limits: LayerLimits,
-    /// What unpacking all layers may hold of the process's memory, in bytes.
+    /// Memory limit for unpacking all layers, in bytes.
     pub unpack_memory: u64,
-    /// When a pull is refused for want of room before it begins.
+    /// When a pull is rejected for lack of space before it begins.
     pub admission: Admission,
-    /// How long a pull that may not fit beside others waits for them at most.
+    /// How long a pull that may not fit waits for others at most.
     pub admission_wait: Duration,
 }
 
 impl EngineConfig {
-    /// The usual settings for a store at `root`.
+    /// The default settings for a store at `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
             root: root.into(),
             access: Access::Write { or_create: true },
-            // A store that was just closed in this process may still be held by a thread that clears up after a pull.
+            // A cleanup thread of a pull may still hold a store that this process has just closed.
             lock_wait: Duration::from_secs(2),
             registry: RegistryConfig::default(),
             layers_in_flight: 4,
@@ -102,42 +102,38 @@ impl EngineConfig {
     }
 }
 
-/// The embedded image service: registry client, pipeline and store.
 #[derive(Debug)]
 pub struct Engine {
     registry: Registry,
     store: Arc<Store>,
     config: EngineConfig,
-    /// One entry for each layer that is fetched, and those among whom it is shared: the second pull waits for it.
+    /// One entry per layer being fetched: a second pull waits for the first.
     fetching: Mutex<HashMap<(Digest, String), Arc<LayerSlot>>>,
-    /// The layers that imports bring into a sink.
     turns: LayerTurns,
     /// For the layers of all pulls.
     places: Arc<Places>,
     budget: Arc<UnpackBudget>,
     confinement: Confinement,
-    /// Numbers the pulls.
+    /// Next pull number.
     pulls: AtomicU64,
     /// One pull's early syncs serve all.
     writing_back: Arc<tokio::sync::Mutex<()>>,
-    /// What running pulls have reserved on the disk.
     reservations: Arc<Reservations>,
-    /// Makes room before a pull is refused.
+    /// Frees space before a pull is rejected.
     room: OnceLock<Arc<dyn MakeRoom>>,
-    /// What estimates have resolved, for the pulls right after them.
     resolutions: Resolutions,
 }
 
 impl Engine {
-    /// Opens the store. To change it makes this process its owner, and clears what a crash left.
+    /// Opens the store. With write access, this process owns it and removes what a crash left.
     ///
     /// # Errors
-    /// When another process changes the store for longer than is waited, or the disk or the registry settings refuse.
+    /// When another process keeps the store beyond `lock_wait`, or the disk or the registry settings refuse.
     pub async fn open(config: EngineConfig) -> Result<Arc<Self>, RuntimeError> {
         Self::open_telling(config, &|_| {}).await
     }
 
-    /// The same; says once what is waited for, where that is not over in a moment.
+    /// As [`Engine::open`]; reports once what a longer wait is for.
     ///
     /// # Errors
     /// As [`Engine::open`].
@@ -163,7 +159,7 @@ impl Engine {
             room: OnceLock::new(),
             resolutions: Resolutions::default(),
         });
-        // The first caller wants the list: it is made while the rest of the start goes on.
+        // The first caller wants the list: it is built during the rest of the start.
         tokio::task::spawn_blocking({
             let store = Arc::clone(&store);
             move || drop(store.listed())
@@ -180,17 +176,17 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Where the store is.
+    /// The store's folder.
     pub fn root(&self) -> &Path {
         self.store.root()
     }
 
-    /// Asks this for room from now on before a pull is refused; only the first that is set counts.
+    /// Sets what frees space before a pull is rejected; only the first call has an effect.
     pub fn ask_for_room(&self, room: Arc<dyn MakeRoom>) {
         let _ = self.room.set(room);
     }
 
-    /// Removes the content that no name reaches any more.
+    /// Removes the content that no name reaches.
     pub async fn sweep(&self) -> Result<SweepReport, RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || {
@@ -200,7 +196,7 @@ impl Engine {
         .await
     }
 
-    /// Removes what came of blobs whose pulls broke off. Returns the bytes it took.
+    /// Removes partial blobs. Returns the bytes freed.
     pub async fn discard_partial_blobs(&self) -> Result<ByteSize, RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || {
@@ -211,20 +207,20 @@ impl Engine {
         .await
     }
 
-    /// What each image takes, alone and shared.
+    /// Disk usage of each image, alone and shared.
     pub async fn disk_usage(&self) -> Result<StoreUsage, RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || Ok(usage(&store))).await
     }
 
-    /// One image as the store keeps it.
+    /// One image as the store records it.
     pub async fn stored(&self, spec: &ImageSpec) -> Result<Option<StoredImage>, RuntimeError> {
         let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
         let store = Arc::clone(&self.store);
         blocking(move || stored(&store, &id)).await
     }
 
-    /// Shows an image as a directory tree.
+    /// Mounts an image as a directory tree.
     pub async fn mount(
         &self,
         spec: &ImageSpec,
@@ -239,21 +235,22 @@ impl Engine {
         blocking(move || mount::mount(&store, &id, &target, options)).await
     }
 
-    /// Takes a mount away, and what was written into it. `force` gives up one that this mount namespace does not show.
+    /// Unmounts, and removes what was written. `force` drops the note of a mount that this mount namespace does not
+    /// show.
     pub async fn unmount(&self, target: &Path, force: bool) -> Result<UnmountedImage, RuntimeError> {
         let (store, target) = (Arc::clone(&self.store), target.to_owned());
         blocking(move || mount::unmount_image(&store, &target, force)).await
     }
 
-    /// Refuses when the store was opened for reading, or is on a file system that takes no writes.
+    /// Rejects a store that was opened for reading, or is on a read-only file system.
     ///
     /// # Errors
-    /// Then, and it says so.
+    /// With the reason.
     pub fn check_writable(&self) -> Result<(), RuntimeError> {
         self.store.check_writable()
     }
 
-    /// What is mounted, here or elsewhere.
+    /// All mounts, in this mount namespace or elsewhere.
     pub async fn mounts(&self) -> Result<Vec<MountedImage>, RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || mount::mounts(&store)).await
@@ -327,7 +324,7 @@ impl ImageService for Engine {
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         let now = SystemTime::now();
-        // One store serves all handlers, and writable layers live in it, too.
+        // One store serves all handlers, writable layers included.
         let all = StoreMeasure {
             store: String::new(),
             bytes: occupied(&self.store),
@@ -362,7 +359,7 @@ impl LocalStore for Engine {
             if let Some((id, names)) = image
                 && names.iter().filter(|other| !other.contains('@')).all(|other| *other == name)
             {
-                // The image goes with its last name.
+                // The last name removes the image.
                 refuse_if_mounted(&store, &id, &name)?;
             }
             store.remove_name(&name)?;
@@ -392,7 +389,7 @@ async fn blocking<T: Send + 'static>(
         .map_err(|error| RuntimeError::defect("a thread of the store ended early").caused_by(error))?
 }
 
-/// Under the store's turn of mounting, in which it is not mounted meanwhile.
+/// The caller holds the store's mount lock, so that the image is not mounted meanwhile.
 fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), RuntimeError> {
     let Some(mounted) = mount::mounts(store)?.into_iter().find(|mounted| mounted.image == id.as_str()) else {
         return Ok(());
@@ -402,7 +399,7 @@ fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), Runt
     Err(refused.with_hint(mounted.hint()))
 }
 
-/// Frees what a removal has left. The removal is done, whatever the disk says to this: the next sweep goes on.
+/// Frees the space of a removal. An error does not undo the removal: the next sweep continues.
 fn free(store: &Store) {
     if let Err(error) = mount::sweep(store).and_then(|()| store.sweep()) {
         tracing::warn!(error = error.chain(), "could not free all that a removed image took");

@@ -8,12 +8,11 @@ use tokio::time::Instant;
 use super::{EngineConfig, blocking};
 use crate::store::Store;
 
-/// How often a store is tried that another process changes.
+/// Poll interval for a store that another process changes.
 const RETRY_PERIOD: Duration = Duration::from_millis(50);
-/// A shorter wait is not reported.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Opens the store; `report` is called once with what is waited for.
+/// Opens the store; `report` is called once with the reason of a wait.
 pub(super) async fn open(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
     let (begun, wait_max, mut is_reported) = (Instant::now(), config.lock_wait, false);
     loop {

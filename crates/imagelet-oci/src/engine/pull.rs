@@ -23,10 +23,9 @@ use crate::{
     store::{ImageRecord, LayerEnd, LayerEntry, NewImage, StagedLayer, SyncView},
 };
 
-/// What the layers of one pull share while they are fetched.
 pub(super) struct LayerFetches {
     pub(super) reservation: Reservation,
-    /// Open before the first byte of a layer is written.
+    /// Opened before the first byte of a layer is written.
     pub(super) view: Arc<SyncView>,
     allowance: Arc<Allowance>,
     claim: Claim,
@@ -37,13 +36,13 @@ impl Engine {
     pub(super) async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
         let (asked, resolved) = self.resolved(request).await?;
         let failed = format!("could not fetch and unpack `{}`", asked.reference);
-        // The registry said what the name means: whatever fails now, the image that was here is not the one.
+        // The registry has resolved the name: after a failure from here on, the present image is no substitute.
         self.fetch(asked, resolved, tenant(request), progress)
             .await
             .map_err(|error| about(error, &failed).not_an_outage())
     }
 
-    /// What a request asks for, and what the registry says that it is: from the estimate right before, or asked now.
+    /// The request's target and its resolution: from the estimate right before, or from the registry now.
     pub(super) async fn resolved(&self, request: &PullRequest) -> Result<(PullTarget, Resolved), RuntimeError> {
         let asked = PullTarget::by(request)?;
         self.store.check_writable()?;
@@ -54,7 +53,7 @@ impl Engine {
         Ok((asked, resolved))
     }
 
-    /// Fetches what is missing of a resolved image and commits it.
+    /// Fetches the missing parts of a resolved image and commits it.
     async fn fetch(
         &self,
         asked: PullTarget,
@@ -68,8 +67,7 @@ impl Engine {
         let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
         let layers = &resolved.manifest.layers;
         announce(&resolved, progress)?;
-        // Elsewhere a digest in a manifest proves nothing: the registry has to send the configuration, which alone says
-        // what the image is made of.
+        // In another repository a digest in a manifest proves nothing: the registry has to send the configuration.
         if self.store.is_named_in(&id, resolved.session.reference().repository()) {
             self.check_present(&id, layers.len(), &platform)?;
             if self.already_here(&id, &names, layers, progress).await? {
@@ -80,7 +78,7 @@ impl Engine {
         self.fetch_layers(&id, &resolved, &config_bytes, names, tenant, progress).await
     }
 
-    /// The image's configuration, as the registry of this pull sends it.
+    /// The image's configuration, as this pull's registry sends it.
     pub(super) async fn configuration(
         &self,
         resolved: &Resolved,
@@ -94,14 +92,14 @@ impl Engine {
         Ok((bytes, config))
     }
 
-    /// Reserves room for layers, and begins what their fetches share.
+    /// Reserves space for layers, and opens what their fetches share.
     pub(super) async fn begin_fetches(
         &self,
         resolved: &Resolved,
         wanted: &[Wanted],
         tenant: Arc<Tenant>,
     ) -> Result<LayerFetches, RuntimeError> {
-        // Held until the image is committed or what came of it is on its way to the trash.
+        // Held until the image is committed or its leftovers are on their way to the trash.
         let reservation = self.admit(wanted).await?;
         let store = Arc::clone(&self.store);
         let view = blocking(move || store.sync_view()).await?;
@@ -114,7 +112,7 @@ impl Engine {
         Ok(LayerFetches { reservation, view, allowance, claim, _early_syncs: self.write_back() })
     }
 
-    /// A layer to fetch. `reserved` names its reservation.
+    /// A layer to fetch; `reserved` is the key of its reservation.
     pub(super) fn layer_job(
         &self,
         fetches: &LayerFetches,
@@ -141,7 +139,6 @@ impl Engine {
         }
     }
 
-    /// Fetches the layers that are not here and commits the image.
     pub(super) async fn fetch_layers(
         &self,
         id: &ImageId,
@@ -181,7 +178,7 @@ impl Engine {
         let committed = blocking(move || {
             let committed = store.commit(new, &staged, &view);
             drop(lease);
-            // Layers that were already in their place when the commit failed have no image.
+            // Layers that were in place when the commit failed have no image.
             if committed.is_err()
                 && let Err(error) = store.sweep()
             {
@@ -197,11 +194,11 @@ impl Engine {
         committed
     }
 
-    /// Refuses of a present image what would be refused if it were not: the answer must not depend on what is here.
+    /// Applies the limits to a present image too: the outcome must not depend on what is present.
     fn check_present(&self, id: &ImageId, layers: usize, platform: &Platform) -> Result<(), RuntimeError> {
         let Some((record, _)) = self.store.image(id) else { return Ok(()) };
         let (os, architecture) = record.platform.split_once('/').unwrap_or_default();
-        // The record does not say the variant; what was taken once is taken again.
+        // The record has no variant; an image accepted once is accepted again.
         let variant = platform.variant.clone().unwrap_or_default();
         let config =
             ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };
@@ -232,8 +229,8 @@ pub(super) fn tenant(request: &PullRequest) -> Arc<Tenant> {
     Arc::new(Tenant { namespace, credential: request.credential.clone() })
 }
 
-/// Reports what was resolved, once it is known to be an image whose layers can be unpacked: a kind of layer that cannot
-/// be is refused before a byte of any other is fetched.
+/// Reports the resolution after checking that all layers can be unpacked: an unsupported layer type is rejected before
+/// any byte of another layer is fetched.
 pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), RuntimeError> {
     resolved.manifest.check_is_image()?;
     let layers = resolved.manifest.layers.iter();

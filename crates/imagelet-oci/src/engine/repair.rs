@@ -18,10 +18,10 @@ use crate::{
     store::ImageRecord,
 };
 
-/// The credentials for a repository, in the order in which to try them.
+/// The credentials for a repository, in the order of their use.
 pub type Credentials<'a> = dyn Fn(&Reference) -> Vec<Credential> + Send + Sync + 'a;
 
-/// A damaged image, and what is still good of its documents.
+/// A damaged image, with the documents that are whole.
 struct RepairTarget {
     id: ImageId,
     names: Vec<String>,
@@ -30,14 +30,15 @@ struct RepairTarget {
 }
 
 impl Engine {
-    /// Fetches what a damaged image lacks from the repositories that its names give, each in turn, and shows it again.
+    /// Fetches the missing parts of a damaged image from the repositories of its names, each in turn, and shows it
+    /// again.
     ///
-    /// Layers and documents that are whole stay and are not asked for. Returns `false` when the image is not damaged,
-    /// which it also ceases to be when a layer comes back with another image. Dropping the future leaves all as it was.
+    /// Whole layers and documents are not fetched. Returns `false` when the image is not damaged, or is no longer
+    /// because another pull restored the layer. Dropping the future changes nothing.
     ///
     /// # Errors
-    /// When no repository serves what is lacking (the error is that of the last one asked), when a mount still shows
-    /// a damaged layer, or when the disk refuses.
+    /// When no repository serves the missing parts (with the error of the last one), when a mount still shows a damaged
+    /// layer, or when the disk refuses.
     pub async fn repair(
         &self,
         id: &ImageId,
@@ -59,7 +60,7 @@ impl Engine {
                     Ok(()) => return Ok(true),
                     Err(error) => last = error,
                 }
-                // Another credential may open what this one does not.
+                // Another credential may have access.
                 if !matches!(last.kind(), RuntimeErrorKind::Denied | RuntimeErrorKind::NotFound) {
                     break;
                 }
@@ -104,7 +105,7 @@ impl Engine {
             manifest: resolved.chosen.digest.clone(),
             layers: lacking.map(|(layer, _)| (layer.digest.clone(), ByteSize(layer.size))).collect(),
         });
-        // Only what is lacking was announced.
+        // Only the missing parts were announced.
         let heard = Arc::clone(progress);
         let quiet: Progress = Arc::new(move |event| match event {
             PullEvent::Layer { state: LayerState::Present, .. } => {}
@@ -113,7 +114,7 @@ impl Engine {
         self.fetch_layers(&target.id, &resolved, &config, target.names.clone(), Arc::default(), &quiet).await.map(drop)
     }
 
-    /// Manifest and index as the record names them: from the disk where they are whole, else from the registry.
+    /// Manifest and index as recorded: from the disk where they are whole, else from the registry.
     async fn documents(
         &self,
         target: &RepairTarget,
@@ -150,7 +151,7 @@ impl Engine {
         }
     }
 
-    /// Refuses to put a layer in the place of one that a mount still shows.
+    /// Rejects the replacement of a layer that a mount still shows.
     pub(super) async fn refuse_if_mounted(&self, layers: &[Digest]) -> Result<(), RuntimeError> {
         let replaced = self.store.replaced_by(layers);
         if replaced.is_empty() {
@@ -159,7 +160,7 @@ impl Engine {
         let damaged = self.store.damaged_images();
         for mounted in self.mounts().await? {
             let shown = damaged.iter().find(|(id, ..)| id.as_str() == mounted.image).map(|(_, image, _)| &image.layers);
-            // Whose layers are not known may show any.
+            // A mount with unknown layers may show any.
             if shown.is_some_and(|shown| shown.is_empty() || shown.iter().any(|layer| replaced.contains(layer))) {
                 let target = mounted.target.display();
                 let message = format!("layer `{}` is damaged, and `{target}` still shows it", replaced[0]);
@@ -171,7 +172,7 @@ impl Engine {
     }
 }
 
-/// Where an image may come from: each repository once, by a digest where a name has one.
+/// The sources of an image: each repository once, by digest where a name has one.
 fn sources(names: &[String]) -> Vec<Reference> {
     let mut parsed: Vec<Reference> = names.iter().filter_map(|name| name.parse().ok()).collect();
     parsed.sort_by_key(|reference| reference.digest().is_none());

@@ -1,4 +1,4 @@
-//! Which of what is here counts for a pull, and what is on record of the layers that it did not fetch.
+//! Which present layers a pull may share, and the recorded entries of the layers that it did not fetch.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -10,19 +10,19 @@ use crate::{
     store::{LayerEntry, StagedLayer},
 };
 
-/// Which layers that are here a pull need not fetch.
+/// Which present layers a pull need not fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LayerSharing {
-    /// All: the verified configuration of an image names them by their content.
+    /// All: the verified configuration of an image names them by content.
     #[default]
     Node,
-    /// Those of images that have a name in the same repository. The registry sends the others, so that only a pull that
-    /// may read their bytes gets them.
+    /// Those of images with a name in the same repository. The registry sends the others, so that only a pull with read
+    /// access gets them.
     Repository,
 }
 
 impl Engine {
-    /// Whether a layer that is here need not be fetched from this repository.
+    /// Whether a present layer need not be fetched from this repository.
     pub(super) fn may_share(&self, repository: &Reference, layer: &Digest) -> bool {
         match self.config.sharing {
             LayerSharing::Node => true,
@@ -37,8 +37,8 @@ impl Engine {
         }
     }
 
-    /// What is recorded of an image's layers: the blob that each was unpacked from, by this pull or by one before it. A
-    /// manifest's own word for a layer that was not fetched is not recorded, since nothing has verified it.
+    /// The recorded blob of each layer, from this pull or an earlier one. What a manifest claims of an unfetched layer
+    /// is not recorded, since it is unverified.
     pub(super) fn entries(
         &self,
         layers: &[Descriptor],

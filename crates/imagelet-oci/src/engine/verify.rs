@@ -1,4 +1,4 @@
-//! Holds what is in the store to what was pulled; what is damaged is not shown any more.
+//! Compares the store with what was pulled; a damaged image is no longer shown.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,24 +19,24 @@ use super::{Engine, blocking};
 use crate::store::{DamagedImage, Findings, LayerCheck, VerifyResult, Watch, storage_error};
 
 const CHECKS_MAX: usize = 2;
-/// Progress is reported after this many more bytes read.
+/// Bytes between two progress reports.
 const PROGRESS_STEP: u64 = 4 << 20;
 
-/// What was found in a store.
+/// The result of a verification.
 #[derive(Clone, Debug)]
 pub struct VerifyReport {
-    /// Each image that was asked for, damaged ones that are not listed any more included.
+    /// Each requested image, unlisted damaged ones included.
     pub images: Vec<ImageCheck>,
-    /// What is wrong with the store's own files.
+    /// Findings in the store's own files.
     pub store: Findings,
-    /// Kept blobs, where there are any.
+    /// The kept blobs, if any.
     pub blobs: BlobsCheck,
 }
 
 /// An image after its check.
 #[derive(Clone, Debug)]
 pub struct ImageCheck {
-    /// Which.
+    /// The image's id.
     pub id: ImageId,
     /// Its names, of every kind.
     pub names: Vec<String>,
@@ -46,37 +46,37 @@ pub struct ImageCheck {
     pub layers: Vec<(LayerName, LayerCheck)>,
 }
 
-/// By what a layer is known.
+/// The identity of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerName {
     /// Digest of the uncompressed tar.
     pub diff_id: Digest,
-    /// Digest of the blob, where the image's record can be read.
+    /// Digest of the blob, where the image's record is readable.
     pub blob: Option<String>,
 }
 
 /// The kept blobs after their check.
 #[derive(Clone, Debug, Default)]
 pub struct BlobsCheck {
-    /// How many were hashed.
+    /// Number of hashed blobs.
     pub count: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
     /// The damaged ones.
     pub findings: Findings,
     damaged: Vec<Digest>,
 }
 
-/// How far a check is: bytes read, of about so many.
+/// Progress of a check: bytes read, and their approximate total.
 pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 impl ImageCheck {
-    /// Whether something in it is not as it was pulled.
+    /// Whether any content differs from what was pulled.
     pub fn is_damaged(&self) -> bool {
         self.checks().any(|verdict| matches!(verdict, VerifyResult::Damaged(_)))
     }
 
-    /// Why not all of it could be checked.
+    /// Why a part could not be checked.
     pub fn unchecked(&self) -> Option<&str> {
         self.checks().find_map(|verdict| match verdict {
             VerifyResult::Unchecked(why) => Some(why.as_str()),
@@ -89,7 +89,7 @@ impl ImageCheck {
     }
 }
 
-/// An image to check, whole or with the damage that is known.
+/// An image to check, with its known damage.
 struct Target {
     id: ImageId,
     names: Vec<String>,
@@ -97,18 +97,18 @@ struct Target {
 }
 
 impl Engine {
-    /// Checks all images, or the one that is meant: every document, layer and kept blob, byte for byte.
+    /// Checks all images or one: every document, layer and kept blob, byte for byte.
     ///
-    /// Damage that was not known is marked: the image is not listed any more, also after a restart, until a repair or a
-    /// pull makes it whole. On a read-only file system nothing is marked. Dropping the future ends the check.
+    /// New damage is marked, except on a read-only file system: the image is not listed, across restarts, until a
+    /// repair or a pull restores it. Dropping the future ends the check.
     ///
     /// # Errors
-    /// When there is no such image, or the check itself cannot go on. Damage is no error.
+    /// When the image does not exist, or the check itself fails. Damage is not an error.
     pub async fn verify(&self, image: Option<&str>, progress: VerifyProgress) -> Result<VerifyReport, RuntimeError> {
         let targets = self.targets(image)?;
         let layers: BTreeSet<Digest> = targets.iter().flat_map(|target| target.image.layers.iter().cloned()).collect();
         let layers: Vec<Digest> = layers.into_iter().collect();
-        // What is being read does not go.
+        // The lease keeps layers under check from a sweep.
         let _lease = self.store.lease(&layers);
         let total = layers.iter().filter_map(|layer| self.store.layer(layer)).map(|layer| layer.disk_bytes).sum();
         let cancel = CancelOnDrop(Arc::new(AtomicBool::new(false)));
@@ -137,7 +137,7 @@ impl Engine {
         Ok(VerifyReport { images, store: names, blobs })
     }
 
-    /// Whether a name, an id or the beginning of one means an image that is damaged and therefore not listed.
+    /// The damaged and therefore unlisted image of a name, an id or an id prefix.
     pub fn damaged(&self, image: &str) -> Option<ImageId> {
         self.store.resolve_damaged(image)
     }
@@ -189,7 +189,7 @@ impl Engine {
         blocking(move || store.check_documents(&id, &record, &watch).map_err(|error| stopped(id.as_str(), error))).await
     }
 
-    /// Hashes kept blobs: those of some images, or all.
+    /// Hashes the kept blobs of some images, or all.
     async fn check_blobs(&self, images: Option<&[ImageCheck]>, watch: &Watch) -> Result<BlobsCheck, RuntimeError> {
         let wanted = images.map(|images| {
             let layers = images.iter().flat_map(|image| image.layers.iter());
@@ -216,7 +216,7 @@ impl Engine {
         .await
     }
 
-    /// Marks what was found. A mark that cannot be written is logged; it holds for this process.
+    /// Marks the findings. A mark that cannot be written is logged, and applies to this process.
     async fn mark(&self, images: &[ImageCheck]) -> Result<(), RuntimeError> {
         if self.store.is_read_only() {
             return Ok(());
@@ -245,7 +245,7 @@ impl Engine {
         .await
     }
 
-    /// Mends what is wrong with the store's own files: names are written again, damaged blobs go.
+    /// Repairs the store's own files: writes the names again, removes damaged blobs.
     pub async fn repair_store(&self, report: &VerifyReport) -> Result<(), RuntimeError> {
         let (store, names, blobs) = (Arc::clone(&self.store), !report.store.is_empty(), report.blobs.damaged.clone());
         blocking(move || {
@@ -261,12 +261,11 @@ impl Engine {
     }
 }
 
-/// The check did not come to its end.
 fn stopped(what: &str, error: io::Error) -> RuntimeError {
     storage_error(format!("could not check `{what}`"), error)
 }
 
-/// Adds up what all checks read, and reports it now and then.
+/// Sums the bytes that all checks read, and reports at intervals.
 fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Sync> {
     let (read, told) = (AtomicU64::new(0), Mutex::new(0));
     Arc::new(move |more| {
@@ -279,7 +278,7 @@ fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Syn
     })
 }
 
-/// Ends the threads of a check whose caller has gone.
+/// Ends the threads of a check whose caller has dropped it.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
