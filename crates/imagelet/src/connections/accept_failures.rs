@@ -1,4 +1,4 @@
-//! What a failed accept leads to: a warning, a pause where the next accept would fail as well, and never the end of the
+//! The result of a failed accept: a warning, a pause where the next accept would fail too, and never the end of the
 //! listener.
 
 use std::{io, time::Duration};
@@ -8,16 +8,15 @@ use tokio::time::Instant;
 
 use super::line_limit::LineLimit;
 
-/// Warnings of one listener in [`LINES_OVER`].
+/// Warnings per listener in [`LINES_OVER`].
 const LINES_MAX: u32 = 2;
 /// A flood of failures must not fill a disk.
 const LINES_OVER: Duration = Duration::from_secs(30);
-/// The pause after the first failure that the next accept would share.
+/// The first pause after a failure that the next accept would share.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
-/// The longest pause: a client that waits for it is still within its own deadline.
+/// Shorter than the deadline of a waiting client.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// The failures of one listener.
 #[derive(Debug)]
 pub(crate) struct AcceptFailures {
     listener: &'static str,
@@ -26,17 +25,16 @@ pub(crate) struct AcceptFailures {
 }
 
 impl AcceptFailures {
-    /// Of the listener with this name.
     pub(crate) fn new(listener: &'static str) -> Self {
         Self { listener, in_a_row: 0, lines: LineLimit::new(LINES_MAX, LINES_OVER) }
     }
 
-    /// An accept succeeded.
+    /// Resets the pause after a successful accept.
     pub(crate) fn clear(&mut self) {
         self.in_a_row = 0;
     }
 
-    /// Logs a failure within the limit of lines. Returns how long to wait before the next accept.
+    /// Logs a failure within the line limit. Returns the pause before the next accept.
     pub(crate) fn report(&mut self, error: &io::Error) -> Duration {
         let pause = pause_after(error, self.in_a_row);
         self.in_a_row = self.in_a_row.saturating_add(1);
@@ -47,15 +45,14 @@ impl AcceptFailures {
     }
 }
 
-/// Whether an accept failed because no descriptor is free.
 pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// How long to wait after a failure with so many directly before it.
+/// The pause after a failure that follows `before` others directly.
 fn pause_after(error: &io::Error, before: u32) -> Duration {
     match Errno::from_io_error(error) {
-        // These are of one connection, whose client has gone or is kept out; the next connection is another.
+        // Failures of one connection, whose client disconnected or is rejected; the next one is independent.
         Some(Errno::CONNABORTED | Errno::PERM | Errno::PROTO | Errno::INTR | Errno::NETDOWN | Errno::HOSTUNREACH) => {
             Duration::ZERO
         }

@@ -1,4 +1,4 @@
-//! Divides the descriptors of the process: limits for each listener, and a reserve for the CRI socket.
+//! Divides the process's descriptors: limits for each listener, and a reserve for the CRI socket.
 
 use std::{
     os::fd::OwnedFd,
@@ -14,57 +14,56 @@ use super::table::{ConnectionLimits, Limit};
 
 /// Connections at the CRI socket; a kubelet needs one or two.
 const SOCKET_MAX: usize = 512;
-/// The CRI socket takes at most this part of the descriptors, so that pulls have the larger one.
+/// Divisor of the open files limit for the CRI socket; pulls keep the larger part.
 const SOCKET_PART: usize = 4;
-/// Connections over HTTP; a scraper needs one, a probe another.
+/// Connections over HTTP; a scraper and a probe need one each.
 const HTTP_MAX: usize = 32;
-/// HTTP takes at most this part of the descriptors.
+/// Divisor of the open files limit for HTTP.
 const HTTP_PART: usize = 8;
-/// What a listener keeps under the smallest limits.
+/// The minimum of a listener under the smallest limits.
 const LISTENER_MIN: usize = 4;
-/// Calls of one process at once; a kubelet of 110 pods stays well below.
+/// Concurrent calls of one process; a kubelet of 110 pods stays well below.
 const CALLS_EACH_MAX: usize = 512;
-/// Calls of all processes at once.
+/// Concurrent calls of all processes.
 const CALLS_ALL_MAX: usize = 2048;
-/// Descriptors in reserve: a kubelet's connections and a few commands.
+/// Reserved descriptors: a kubelet's connections and a few commands.
 const SPARE: usize = 8;
 
-/// The soft limit of open files of this process.
+/// The soft limit of open files.
 pub(crate) fn open_files_max() -> usize {
     getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// Limits of the CRI socket. One process may have half of all connections: for 110 pods that is one each.
+/// Limits of the CRI socket. One process may have half of all connections.
 pub(crate) fn socket_limits(files_max: usize) -> ConnectionLimits {
     let all = (files_max / SOCKET_PART).clamp(LISTENER_MIN, SOCKET_MAX);
     ConnectionLimits { open: Limit { all, each: all / 2 }, calls: Limit { all: CALLS_ALL_MAX, each: CALLS_EACH_MAX } }
 }
 
-/// Limits of HTTP. Scrapers behind one address translation are one peer, which may therefore have all connections.
+/// Limits of HTTP. Scrapers behind one NAT address are one peer, which may therefore have all connections.
 pub(crate) fn http_limits(files_max: usize) -> ConnectionLimits {
     let all = (files_max / HTTP_PART).clamp(LISTENER_MIN, HTTP_MAX);
     let limit = Limit { all, each: all };
     ConnectionLimits { open: limit, calls: limit }
 }
 
-/// Descriptors that are open for nothing but to be closed when an accept finds no other free.
+/// Open descriptors that are closed when an accept finds no free one.
 #[derive(Debug)]
 pub(crate) struct SpareDescriptors(Mutex<Vec<OwnedFd>>);
 
 impl SpareDescriptors {
-    /// As many as are free now.
     pub(crate) fn new() -> Self {
         let spare = Self(Mutex::new(Vec::with_capacity(SPARE)));
         spare.restore();
         spare
     }
 
-    /// Closes one. `false`: the reserve is spent.
+    /// Closes one. `false`: the reserve is empty.
     pub(crate) fn spend(&self) -> bool {
         self.lock().pop().is_some()
     }
 
-    /// Fills the reserve again, as far as descriptors are free.
+    /// Refills the reserve as far as descriptors are free.
     pub(crate) fn restore(&self) {
         let mut spare = self.lock();
         while spare.len() < SPARE {

@@ -1,10 +1,9 @@
-//! Bounds how many lines of one kind reach the log, and counts the others.
+//! Limits how many lines of one kind reach the log, and counts the suppressed ones.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// At most so many lines in a time.
 #[derive(Debug)]
 pub(crate) struct LineLimit {
     lines_max: u32,
@@ -20,7 +19,7 @@ impl LineLimit {
         Self { lines_max, over, since: None, written: 0, suppressed: 0 }
     }
 
-    /// How many lines were suppressed since the last one that was written; `None`: this one is suppressed, too.
+    /// The number of lines suppressed since the last written one; `None`: suppress this line, too.
     pub(crate) fn take(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now >= since + self.over) {
             (self.since, self.written) = (Some(now), 0);

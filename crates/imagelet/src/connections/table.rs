@@ -17,44 +17,40 @@ use http_body_util::BodyExt as _;
 use hyper::body::Body;
 use tokio_util::sync::CancellationToken;
 
-/// At most so many of all peers together, and of one peer.
+/// Limits for all peers together, and for one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub(crate) all: usize,
     pub(crate) each: usize,
 }
 
-/// What a listener grants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
-    /// Open connections.
     pub(crate) open: Limit,
-    /// Running calls.
     pub(crate) calls: Limit,
 }
 
-/// What a connection does at the moment; those that are closed first stand first.
+/// Activity of a connection; the variants that are closed first come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Activity {
-    /// It has not made a whole call yet.
+    /// No complete call yet.
     Silent,
-    /// It made calls, and all of them have ended.
+    /// All its calls have ended.
     Idle,
     /// A call runs.
     Busy,
 }
 
-/// What becomes of one more connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
     Enter,
-    /// The connection with this number is closed for it.
+    /// Accept, and close the connection with this number.
     InPlaceOf(u64),
-    /// The limit is reached and every connection has a running call.
+    /// The limit is reached, and every connection has a running call.
     Refuse,
 }
 
-/// Decides about one more connection of `peer`, where these are open, the oldest first.
+/// Decides on one more connection of `peer`; `open` is in order of age, the oldest first.
 fn admission<P: Copy + Eq>(open: &[(u64, P, Activity)], peer: P, limit: Limit) -> Admission {
     let number_of = |peer: P| open.iter().filter(|(_, of, _)| *of == peer).count();
     let is_peer_full = number_of(peer) >= limit.each;
@@ -75,15 +71,14 @@ fn first_to_close<'a, P: Copy + 'a>(
         .map(|(number, ..)| *number)
 }
 
-/// One open connection, as the table sees it.
 #[derive(Debug)]
 struct Connection<P> {
     peer: P,
     calls: AtomicUsize,
     was_called: AtomicBool,
-    /// Cancelled when it shall close.
+    /// Cancelled to close the connection.
     close: CancellationToken,
-    /// Cancelled when it has closed.
+    /// Cancelled once the connection is closed.
     closed: CancellationToken,
 }
 
@@ -99,7 +94,6 @@ impl<P> Connection<P> {
 
 type Open<P> = BTreeMap<u64, Arc<Connection<P>>>;
 
-/// The open connections of one listener.
 #[derive(Debug)]
 pub(crate) struct ConnectionTable<P> {
     open: Mutex<(u64, Open<P>)>,
@@ -107,12 +101,11 @@ pub(crate) struct ConnectionTable<P> {
 }
 
 impl<P: Copy + Eq> ConnectionTable<P> {
-    /// An empty one.
     pub(crate) fn new(limits: ConnectionLimits) -> Arc<Self> {
         Arc::new(Self { open: Mutex::new((0, BTreeMap::new())), limits })
     }
 
-    /// Takes one more connection in; where the limit is reached another one closes first. `None`: none may close.
+    /// Adds a connection; at the limit another one closes first. `None`: every other one is busy.
     pub(crate) async fn enter(self: &Arc<Self>, peer: P) -> Option<OpenConnection<P>> {
         loop {
             let closed = {
@@ -140,7 +133,7 @@ impl<P: Copy + Eq> ConnectionTable<P> {
         }
     }
 
-    /// Closes a connection that has not made a call yet, and waits until its descriptor is free. `false`: all have.
+    /// Closes a connection without a call yet, and waits until its descriptor is free. `false`: there is none.
     pub(crate) async fn close_silent(&self) -> bool {
         let closed = {
             let open = &self.lock().1;
@@ -160,7 +153,7 @@ impl<P: Copy + Eq> ConnectionTable<P> {
 }
 
 impl<P> ConnectionTable<P> {
-    /// Closes every connection that has not made a call yet, as no more calls are taken.
+    /// Closes every connection without a call yet, because no more calls are accepted.
     pub(crate) fn close_every_silent(&self) {
         let silent = |connection: &&Arc<Connection<P>>| connection.activity() == Activity::Silent;
         self.lock().1.values().filter(silent).for_each(|connection| connection.close.cancel());
@@ -175,14 +168,14 @@ fn listed<P: Copy>(open: &Open<P>) -> Vec<(u64, P, Activity)> {
     open.iter().map(|(number, connection)| (*number, connection.peer, connection.activity())).collect()
 }
 
-/// Closes a connection; what is returned is cancelled when it has closed.
+/// Closes a connection; the returned token is cancelled once it is closed.
 fn close<P>(open: &Open<P>, number: u64) -> Option<CancellationToken> {
     let connection = open.get(&number)?;
     connection.close.cancel();
     Some(connection.closed.clone())
 }
 
-/// An open connection; it is dropped after the stream, and leaves the table then.
+/// An open connection. Drop it after the stream: that removes it from the table.
 #[derive(Debug)]
 pub(crate) struct OpenConnection<P> {
     number: u64,
@@ -190,12 +183,11 @@ pub(crate) struct OpenConnection<P> {
 }
 
 impl<P> OpenConnection<P> {
-    /// The calls of this connection.
     pub(crate) fn calls(&self) -> Calls<P> {
         self.calls.clone()
     }
 
-    /// Returns when the connection shall close for another one.
+    /// Completes when the connection must close for another one.
     pub(crate) fn displaced(&self) -> impl Future<Output = ()> + Send + use<P> {
         self.calls.connection.close.clone().cancelled_owned()
     }
@@ -222,7 +214,7 @@ impl<P> Clone for Calls<P> {
 }
 
 impl<P: Copy + Eq> Calls<P> {
-    /// A call runs until what is returned is dropped. `None`: its peer, or all of them, have too many.
+    /// Starts a call, which runs until the returned value is dropped. `None`: its peer or the listener is at the limit.
     pub(crate) fn begin(&self) -> Option<RunningCall<P>> {
         let (open, limit) = (self.table.lock(), self.table.limits.calls);
         let (mut all, mut own) = (0, 0);
@@ -240,12 +232,12 @@ impl<P: Copy + Eq> Calls<P> {
     }
 }
 
-/// A call, until its answer was read.
+/// A call, until its response is read.
 #[derive(Debug)]
 pub(crate) struct RunningCall<P>(Arc<Connection<P>>);
 
 impl<P: Send + Sync + 'static> RunningCall<P> {
-    /// The body of the answer, with which the call ends.
+    /// Ends the call with the body of the response.
     pub(crate) fn until_read<B: Body>(self, body: B) -> impl Body<Data = B::Data, Error = B::Error> {
         body.map_frame(move |frame| {
             let _ = &self;
@@ -271,7 +263,7 @@ mod tests {
     const LIMITS: ConnectionLimits =
         ConnectionLimits { open: Limit { all: 4, each: 3 }, calls: Limit { all: 3, each: 2 } };
 
-    /// What is open, who comes, and what becomes of it.
+    /// Open connections, the new peer, the decision.
     type Case = (&'static [(u64, char, Activity)], char, Admission);
 
     #[test]
@@ -279,14 +271,14 @@ mod tests {
         let cases: [Case; 11] = [
             (&[], 'k', Enter),
             (&[(1, 'w', Silent), (2, 'w', Busy), (3, 'k', Idle)], 'k', Enter),
-            // Full: the larger peer loses one.
+            // At the limit the largest peer loses one.
             (&[(1, 'k', Silent), (2, 'w', Idle), (3, 'w', Idle), (4, 'w', Idle)], 'k', InPlaceOf(2)),
             (&[(1, 'k', Idle), (2, 'w', Idle), (3, 'w', Idle), (4, 'w', Silent)], 'n', InPlaceOf(4)),
             (&[(1, 'k', Idle), (2, 'w', Busy), (3, 'w', Busy), (4, 'w', Silent)], 'n', InPlaceOf(4)),
-            // Where all have the same, silence goes before idleness, and age decides at last.
+            // With equal peers, silent before idle, then by age.
             (&[(1, 'a', Idle), (2, 'b', Silent), (3, 'c', Silent), (4, 'd', Idle)], 'n', InPlaceOf(2)),
             (&[(1, 'a', Idle), (2, 'b', Idle), (3, 'c', Busy), (4, 'd', Idle)], 'n', InPlaceOf(1)),
-            // A peer at its own limit makes room itself, though others have more to give.
+            // A peer at its own limit closes one of its own, although others have more.
             (&[(1, 'o', Silent), (2, 'w', Idle), (3, 'w', Silent), (4, 'w', Busy)], 'w', InPlaceOf(3)),
             (&[(1, 'w', Busy), (2, 'w', Busy), (3, 'w', Busy)], 'w', Refuse),
             (&[(1, 'o', Silent), (2, 'w', Busy), (3, 'w', Busy), (4, 'w', Busy)], 'w', Refuse),
