@@ -11,55 +11,44 @@ use imagelet_core::image::Digest;
 use crate::api::{Hidden, PodName, PodRequest, PullSecretText};
 use objects::{AccountManifest, ClassManifest, Named, Object, ObjectError, PodManifest, SecretManifest, objects};
 
-/// Longest file of manifests that is read.
 pub(crate) const FILE_LENGTH_MAX: u64 = objects::FILE_LENGTH_MAX as u64;
 /// Kinds named in a note; a bundle has many.
 const KINDS_NAMED_MAX: usize = 8;
-/// The account of pods that name none.
+/// The service account of pods that name none.
 const DEFAULT_ACCOUNT: &str = "default";
 
-/// A file that was handed in. Has no `Debug`: it may be a secret.
+/// A file of manifests. Has no `Debug`: it may hold a secret.
 pub(crate) struct ManifestFile {
-    /// Its name, for complaints.
+    /// For error messages.
     pub(crate) name: String,
-    /// What is in it.
     pub(crate) text: String,
 }
 
-/// What the files ask for.
 #[derive(Debug)]
 pub(crate) struct Manifests {
     /// In the order of the files.
     pub(crate) pods: Vec<PodRequest>,
-    /// What whoever handed them in should know; nothing of it keeps a pod from being asked for.
+    /// Notes for the user; none keeps a pod from being requested.
     pub(crate) notes: Vec<String>,
 }
 
-/// Why a file cannot be used. Shows nothing of what a secret holds.
+/// Why a file is rejected. Shows no content of a secret.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManifestError {
-    /// It does not read.
     #[error("could not use the manifest `{file}`")]
-    Unreadable {
-        /// The file.
-        file: String,
-        /// What is wrong with it.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Unreadable { file: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// None of the files describes a pod.
     #[error("`{file}` describes no pod and nothing with a pod template{}", found_text(.found))]
     NoPod {
-        /// The first file.
         file: String,
-        /// What is in there.
+        /// The kinds in the file.
         found: Vec<String>,
     },
-    /// It was handed in as a secret and is none.
+    /// The file was given as a secret and contains none.
     #[error("`{file}` was given as a secret{}", found_text(.found))]
     NoSecret {
-        /// The file.
         file: String,
-        /// What is in there.
+        /// The kinds in the file.
         found: Vec<String>,
     },
 }
@@ -72,7 +61,7 @@ fn found_text(kinds: &[String]) -> String {
 }
 
 impl Manifests {
-    /// Reads files with pods, and files with the secrets they name; both may hold anything else as well.
+    /// Reads files with pods and files with their secrets; both may hold other objects as well.
     pub(crate) fn read(files: &[ManifestFile], secrets: &[ManifestFile]) -> Result<Self, ManifestError> {
         let mut cluster = Cluster::default();
         for file in files {
@@ -94,15 +83,15 @@ impl Manifests {
     }
 }
 
-/// All objects of all files, as far as they matter.
+/// The objects of all files that affect pulls.
 #[derive(Default)]
 struct Cluster {
     pods: Vec<PodManifest>,
-    /// With the file each came in.
+    /// Each with its file.
     secrets: Vec<(SecretManifest, String)>,
     accounts: Vec<AccountManifest>,
     classes: Vec<ClassManifest>,
-    /// How many of each kind were passed over, by file.
+    /// Number of ignored objects by file and kind.
     others: BTreeMap<String, BTreeMap<String, usize>>,
 }
 
@@ -131,13 +120,13 @@ impl Cluster {
         self.others.extend(other.others);
     }
 
-    /// Puts pods together with the objects they name.
+    /// Resolves the objects that each pod refers to.
     fn resolve(self) -> Manifests {
         let mut notes: Vec<String> = self.others.iter().map(|(file, kinds)| others_text(file, kinds)).collect();
         let pods: Vec<PodRequest> = self.pods.iter().map(|pod| self.request(pod, &mut notes)).collect();
         for (at, (secret, file)) in self.secrets.iter().enumerate() {
             let name = full_name(&secret.named);
-            // Of two with one name the later counts, as when both are applied.
+            // Of two objects with one name the later applies, as with `kubectl apply`.
             if self.secrets[at + 1..].iter().any(|(later, _)| is_named(&later.named, &secret.named)) {
                 notes.push(format!("the secret `{name}` in `{file}` is replaced by a later one of that name"));
             } else if secret.document.is_none() {
@@ -177,7 +166,7 @@ impl Cluster {
         }
     }
 
-    /// The handler of a pod's runtime class, whose manifest is among the files; empty is the default one.
+    /// The handler of the pod's runtime class, if the class is in the files; empty means the default.
     fn runtime_handler(&self, pod: &PodManifest, notes: &mut Vec<String>) -> String {
         if pod.runtime_class.is_empty() {
             return String::new();
@@ -193,7 +182,7 @@ impl Cluster {
         String::new()
     }
 
-    /// A pod that names no pull secrets has those of its service account, as the API server sees to it.
+    /// A pod without pull secrets gets those of its service account, as in the API server.
     fn pull_secrets<'a>(&'a self, pod: &'a PodManifest) -> &'a [String] {
         if !pod.pull_secrets.is_empty() {
             return &pod.pull_secrets;
@@ -263,12 +252,12 @@ fn pod_name(pod: &PodManifest) -> PodName {
     PodName { namespace, name, uid }
 }
 
-/// `None` for a secret that holds no credentials: it can be read, and there is nothing in it, as far as a kubelet sees.
+/// `None` for a secret without credentials: a kubelet reads it and finds nothing.
 fn secret_text(secret: &SecretManifest) -> Option<PullSecretText> {
     let document = secret.document.as_ref()?;
     let Named { namespace, name, uid } = secret.named.clone();
-    // Nobody vouches that a secret without a uid is the one of yesterday: it is, if it holds the same. By its name alone
-    // whoever knows that name would be let in to what yesterday's has opened.
+    // Without a uid nothing proves that a secret of this name is the earlier one: the content is part of its identity.
+    // By name alone, a caller that knows the name would be granted what the earlier secret had opened.
     let uid = if uid.is_empty() { stable_uid(&["Secret", &namespace, &name, document.expose()]) } else { uid };
     Some(PullSecretText {
         namespace,
@@ -279,7 +268,7 @@ fn secret_text(secret: &SecretManifest) -> Option<PullSecretText> {
     })
 }
 
-/// The same for the same parts at each call and on each node, and shaped like any other uid.
+/// Deterministic for equal parts, and shaped like any other uid.
 fn stable_uid(parts: &[&str]) -> String {
     let mut bytes = Vec::new();
     for part in parts {
@@ -288,7 +277,7 @@ fn stable_uid(parts: &[&str]) -> String {
     }
     let digest = Digest::of(&bytes);
     let hex = digest.hex();
-    // Version 8 and variant 1: a uid of its maker's own making (RFC 9562).
+    // Version 8 and variant 1: a custom uid (RFC 9562).
     format!("{}-{}-8{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..32])
 }
 

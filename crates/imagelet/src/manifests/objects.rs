@@ -1,4 +1,4 @@
-//! The Kubernetes objects that name images, and those that say by what right they are pulled.
+//! The Kubernetes objects that name images or the credentials to pull them.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use serde_saphyr::Spanned;
 
 use crate::api::PodImageRequest;
 
-/// Longest file of manifests that is read: bundles of an operator have a few megabytes.
+/// Longest file of manifests; an operator's bundle has a few megabytes.
 pub(super) const FILE_LENGTH_MAX: usize = 8 << 20;
 /// Manifests of one file.
 const DOCUMENTS_MAX: usize = 10_000;
-/// Lists and objects inside of one another; a pod template in a `CronJob` in a `List` has a dozen.
+/// Nesting of lists and objects; a pod template in a `CronJob` in a `List` has a dozen levels.
 const DEPTH_MAX: usize = 48;
-/// Values of one file, and those that aliases repeat.
+/// Values of one file, with those that aliases repeat.
 const NODES_MAX: usize = 400_000;
 /// Aliases of one file.
 const ALIASES_MAX: usize = 1_000;
@@ -25,19 +25,19 @@ const IMAGES_MAX: usize = 1000;
 const LISTS_MAX: usize = 4;
 const POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
-/// What a manifest describes. Has no `Debug`: it may be a secret.
+/// An object of a manifest. Has no `Debug`: it may hold a secret.
 pub(super) enum Object {
     Pod(PodManifest),
     Secret(SecretManifest),
     ServiceAccount(AccountManifest),
     RuntimeClass(ClassManifest),
-    /// Something that names no images.
+    /// An object without images.
     Other {
         kind: String,
     },
 }
 
-/// A Pod, or the pods that something like a Deployment makes.
+/// A Pod, or the pod template of a controller such as a Deployment.
 pub(super) struct PodManifest {
     pub(super) kind: String,
     pub(super) named: Named,
@@ -48,7 +48,7 @@ pub(super) struct PodManifest {
     pub(super) runtime_class: String,
 }
 
-/// Name, namespace and uid of an object; what is not written is empty.
+/// Name, namespace and uid of an object; absent ones are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) namespace: String,
@@ -56,11 +56,11 @@ pub(super) struct Named {
     pub(super) uid: String,
 }
 
-/// A Secret; only what may be a registry's credentials is kept of it.
+/// A Secret; only registry credentials are read from it.
 pub(super) struct SecretManifest {
     pub(super) named: Named,
     pub(super) of_type: String,
-    /// `None`: it holds none, by its type or for want of the type's key.
+    /// `None`: its type is another one, or the type's key is missing.
     pub(super) document: Option<Secret>,
 }
 
@@ -69,13 +69,13 @@ pub(super) struct AccountManifest {
     pub(super) pull_secrets: Vec<String>,
 }
 
-/// A `RuntimeClass`, which belongs to no namespace.
+/// A `RuntimeClass`, which has no namespace.
 pub(super) struct ClassManifest {
     pub(super) name: String,
     pub(super) handler: String,
 }
 
-/// Why a file of manifests cannot be used. Shows no value: it may be a secret.
+/// Why a file of manifests is rejected. Shows no value: it may be secret.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum ObjectError {
     #[error("{}does not read as YAML or JSON, or has too many values", .line.map_or_else(String::new, |line| format!("line {line} ")))]
@@ -122,7 +122,7 @@ struct PodSpec {
     volumes: Vec<Volume>,
     image_pull_secrets: Vec<ByName>,
     service_account_name: String,
-    /// The older spelling, which the API still takes.
+    /// The deprecated spelling, which the API still accepts.
     service_account: String,
     runtime_class_name: String,
 }
@@ -157,7 +157,7 @@ struct ByName {
     name: String,
 }
 
-/// All that is read of a Secret, a `ServiceAccount` and a `RuntimeClass`.
+/// The fields of a Secret, a `ServiceAccount` and a `RuntimeClass`.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", expecting = "an object")]
 struct OtherObject {
@@ -169,7 +169,7 @@ struct OtherObject {
     handler: String,
 }
 
-/// The objects of a text, those of lists included.
+/// The objects of a text, including those in lists.
 pub(super) fn objects(text: &str) -> Result<Vec<Object>, ObjectError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -182,7 +182,7 @@ pub(super) fn objects(text: &str) -> Result<Vec<Object>, ObjectError> {
         },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: NODES_MAX },
         with_snippet: false,
-        // `on` and `no` are words here; only numbers and `true` and `false` are something else.
+        // `on` and `no` are strings here; only `true` and `false` are booleans.
         strict_booleans: true,
     };
     let documents: Vec<Spanned<Value>> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
@@ -196,7 +196,7 @@ pub(super) fn objects(text: &str) -> Result<Vec<Object>, ObjectError> {
     Ok(found)
 }
 
-/// A field that says `null` is not given.
+/// A field with `null` counts as absent.
 fn remove_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -241,7 +241,7 @@ fn collect(mut object: Value, line: u64, depth: usize, found: &mut Vec<Object>) 
     Ok(())
 }
 
-/// The message of serde shows the value; only what it expected is taken of it.
+/// Serde's message shows the value; only the expected type is taken from it.
 fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Result<T, ObjectError> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let field = error.path().to_string();
@@ -251,7 +251,7 @@ fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Result<T, ObjectError
     })
 }
 
-/// The pod template of a `Deployment`, a `Job`, a `CronJob` and of whatever else has one where these have theirs.
+/// The pod template of a `Deployment`, `Job` or `CronJob`, or of another kind with the same layout.
 fn template(object: &Value) -> Option<&Value> {
     ["/spec/template", "/spec/jobTemplate/spec/template", "/template"]
         .iter()
@@ -319,7 +319,7 @@ fn names(list: Vec<ByName>) -> Vec<String> {
 
 impl Metadata {
     fn named(self) -> Named {
-        // An object with a generated name has none yet; people know it by the beginning.
+        // An object with a generated name has none yet; its prefix identifies it.
         let generated = self.generate_name.trim_end_matches('-').to_owned();
         Named {
             name: if self.name.is_empty() { generated } else { self.name },

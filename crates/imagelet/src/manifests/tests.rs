@@ -1,4 +1,4 @@
-//! What a person hands in, and what a node is asked for.
+//! Tests of manifests as a user writes them and the requests that follow.
 
 use super::*;
 
@@ -127,7 +127,6 @@ fn roles_and_policies_reach_the_request() {
     assert_eq!(told, [("sidecar", "s", "Never"), ("container", "a", ""), ("volume", "v", "")]);
 }
 
-/// A small seeded generator (xorshift64).
 fn next(state: &mut u64) -> usize {
     *state ^= *state << 13;
     *state ^= *state >> 7;
