@@ -1,4 +1,4 @@
-//! The stream of what happens on a node: events as they are recorded, and how far its pulls are.
+//! The stream of a node's events: recorded events, and the progress of its pulls.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -22,16 +22,16 @@ use crate::{
     failure::Failure,
 };
 
-/// Followers at once; each may have a few hundred messages of at most 8 KiB under way.
+/// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
 const FOLLOWERS_MAX: usize = 32;
-/// Images of a collection that its event names.
+/// Images that a collection's event names.
 const NAMED_MAX: usize = 10;
-/// How often progress is told, and how seldom.
+/// The allowed interval of progress messages.
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
 
-/// Tells a reader what happens, until it goes away. Answers at once when it does not want to follow.
+/// Streams events to a reader until it disconnects; without `follow` it ends after the recorded events.
 ///
-/// Events wait for a slow reader, up to as many as are kept; then it loses the oldest and is told how many.
+/// A slow reader gets up to as many events as are kept; then it loses the oldest, and a message reports how many.
 pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Replies) -> Result<(), Failure> {
     let _follower = Follower::enter(&node.followers)?;
     let (kept, mut events) = node.parts.events.recent_and_follow();
@@ -71,7 +71,7 @@ async fn pass(replies: &Replies, line: &EventLine) -> bool {
     replies.deliver(serde_json::to_vec(line).unwrap_or_default()).await
 }
 
-/// What a follower has seen of the pulls.
+/// The last versions of the pulls that a follower has received.
 struct Looks {
     clock: Option<tokio::time::Interval>,
     version: u64,
@@ -98,7 +98,7 @@ impl Looks {
     }
 }
 
-/// Those that have not begun: others hold the slots.
+/// Pulls that wait for a slot.
 fn waiting(node: &LocalNode) -> impl Iterator<Item = PullProgress> {
     let now = Instant::now();
     let pulls = node.parts.manager.status().pulls.into_iter();
@@ -111,7 +111,7 @@ fn waiting(node: &LocalNode) -> impl Iterator<Item = PullProgress> {
     })
 }
 
-/// What a runtime that tells no sizes is likely to fetch: what the image under this name had until now.
+/// The likely size for a runtime that reports none: the size of the image that had this name before.
 fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
     if pull.bytes_total.is_some() {
         return None;
@@ -122,12 +122,12 @@ fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
     known.map(|entry| entry.image.size.0).filter(|size| *size > 0)
 }
 
-/// Records what happened to the node itself.
+/// Records an event of the node itself.
 pub(crate) fn record_event(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
     node.parts.events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
 }
 
-/// What a collection removed and why, in a sentence; the first images by name. `None`: nothing.
+/// A sentence with what a collection removed and why, and the first images by name. `None`: it removed nothing.
 pub(crate) fn of_removals(report: &GcReport) -> Option<String> {
     let named = report.removed().take(NAMED_MAX).map(|removal| {
         let image = &removal.entry.image;
@@ -143,7 +143,6 @@ pub(crate) fn of_removals(report: &GcReport) -> Option<String> {
     (count > 0).then(|| format!("Removed {count} images ({claimed} as listed): {named}{more}"))
 }
 
-/// An event as it is told.
 pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {
     let event = recorded.event;
     let (mut told, cause) = (NodeEvent::default(), event.cause);
@@ -172,7 +171,7 @@ fn moment_precise(time: SystemTime) -> Option<String> {
     Some(format!("{}.{:03}Z", whole.trim_end_matches('Z'), since.subsec_millis()))
 }
 
-/// One of the followers; leaves when dropped.
+/// A follower; dropping it decrements the count.
 struct Follower<'a>(&'a AtomicUsize);
 
 impl<'a> Follower<'a> {

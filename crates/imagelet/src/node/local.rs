@@ -30,10 +30,9 @@ use super::{
 };
 use crate::{api::ImageRow, config::Settings, failure::Failure};
 
-/// How long the end of a command waits for a runtime to list its images.
+/// How long the end of a command waits for a runtime's image list.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
-/// The parts of a node.
 pub(crate) struct NodeParts {
     pub(crate) runtime: RuntimeManager,
     pub(crate) inventory: Arc<Inventory>,
@@ -46,17 +45,16 @@ pub(crate) struct NodeParts {
     pub(crate) gc: ImageGc,
     pub(crate) decisions: Arc<AuditLog>,
     pub(crate) metrics: Arc<Metrics>,
-    /// The embedded store, where there is one.
+    /// Absent for a runtime.
     pub(crate) engine: Option<Arc<Engine>>,
-    /// A daemon's images of a runtime.
+    /// Imports of a daemon into its runtime.
     pub(crate) imports: Option<Arc<ImportingImages>>,
     /// `store DIR` or `runtime URI`.
     pub(crate) backend: String,
-    /// The daemon, not a single command.
     pub(crate) is_daemon: bool,
-    /// False where nobody can say what is in use: then nothing may be collected.
+    /// `false`: uses are unknown, so nothing may be collected.
     pub(crate) uses_known: bool,
-    /// There is no record of this node's images yet.
+    /// This node has no inventory on disk yet.
     pub(crate) takes_over: bool,
 }
 
@@ -67,7 +65,7 @@ pub(crate) struct LocalNode {
     pub(crate) started_at: SystemTime,
     pub(crate) followers: AtomicUsize,
     gc_runs: Mutex<GcRuns>,
-    /// The next pass is the first on this node: what it finds adopted was taken over.
+    /// The next pass is the first on this node: it takes adopted images over.
     pub(crate) takes_over: AtomicBool,
     /// Images whose unreadable pull record was reported.
     pub(crate) unreadable_records: Mutex<BTreeSet<ImageId>>,
@@ -98,7 +96,7 @@ impl LocalNode {
         Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes another configuration; thresholds, ages and periods hold from the next pass on.
+    /// Replaces the settings; thresholds, ages and periods apply from the next pass on.
     pub(crate) fn replace_settings(&self, settings: Settings) {
         self.parts.gc.set_rules(settings.collection.rules());
         self.parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
@@ -106,15 +104,15 @@ impl LocalNode {
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 
-    /// Writes to disk what a single command learned; a daemon does so periodically.
+    /// Writes what a single command learned to disk; a daemon does so periodically.
     pub(crate) async fn close(&self) {
         if let Some(engine) = &self.parts.engine
             && engine.check_writable().is_err()
         {
             return;
         }
-        // A store of our own answers at once; a runtime is asked only where an image came that no pass has seen: without one
-        // nothing would be remembered of its pull.
+        // An embedded store answers at once. A runtime is listed only when an image arrived that no pass has seen:
+        // otherwise its pull would not be recorded.
         if self.parts.engine.is_some() || self.parts.inventory.awaits_pass() {
             match tokio::time::timeout(LAST_PASS_MAX, self.refresh()).await {
                 Ok(Ok(_)) => {}
@@ -131,7 +129,7 @@ impl LocalNode {
             Err(error) => tracing::error!(%error, "the last uses are not on disk"),
         }
         self.flush_decisions().await;
-        // Last, for it takes as long as the disk does, and may be cut short.
+        // Last, because it takes as long as the disk and may be cut short.
         if let Some(engine) = &self.parts.engine
             && let Err(error) = engine.sync_background().await
         {
@@ -139,7 +137,7 @@ impl LocalNode {
         }
     }
 
-    /// Takes note of how a periodic collection ended; answers what is to be told of it.
+    /// Records the result of a periodic collection; returns what to report.
     pub(crate) fn collection_ended(&self, result: Result<(), &str>) -> RunMessage {
         self.gc_runs.lock().unwrap_or_else(PoisonError::into_inner).ended(result)
     }
@@ -148,7 +146,7 @@ impl LocalNode {
         Ok(self.parts.inventory.refresh(SystemTime::now()).await?)
     }
 
-    /// The store can be listed although the runtime that runs from it does not answer.
+    /// The rows from the store alone, while the runtime that runs containers from it does not answer.
     async fn without_uses(&self, failure: Failure) -> Result<Vec<Arc<Image>>, Failure> {
         if self.parts.engine.is_none() {
             return Err(failure);
@@ -164,7 +162,7 @@ impl LocalNode {
         }
     }
 
-    /// What images take. A runtime that does not offer it is asked for everything else all the same.
+    /// Sizes of the images. A runtime without this interface is not an error.
     pub(crate) async fn sizes(&self) -> Result<KnownSizes, Failure> {
         let store = self.usage().await?;
         let layers = match &store {
@@ -182,7 +180,7 @@ impl LocalNode {
         self.listed(false, &sizes).await
     }
 
-    /// All images; a brief row has neither what the image shares with others nor, where it has a tag, digests.
+    /// All images; a brief row has no shared size and, where it has a tag, no digests.
     pub(crate) async fn listed(&self, brief: bool, sizes: &KnownSizes) -> Result<Vec<ImageRow>, Failure> {
         let refreshed = self.refresh().await;
         let shares = sizes.shares();
@@ -200,7 +198,7 @@ impl LocalNode {
         Ok(rows)
     }
 
-    /// The image a person means, by any spelling of its name or the beginning of its id.
+    /// Finds an image by any spelling of its name or a prefix of its id.
     pub(crate) async fn find(&self, text: &str) -> Result<Image, Failure> {
         let found = self.look(text).await?;
         found.ok_or_else(|| {
@@ -216,7 +214,7 @@ impl LocalNode {
         if let Some(image) = self.parts.runtime.status(&ImageSpec::new(text)).await? {
             return Ok(Some(image));
         }
-        // Runtimes look names up as they are spelled; people leave the registry and the tag out.
+        // Runtimes look names up literally; users omit the registry and the tag.
         match text.parse::<Reference>() {
             Ok(reference) if reference.to_string() != text => {
                 Ok(self.parts.runtime.status(&ImageSpec::new(reference.canonical().to_string())).await?)

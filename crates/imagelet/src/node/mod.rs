@@ -32,14 +32,13 @@ pub(crate) use remote::{Probed, RemoteNode};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
-    /// In this process.
     Local(Arc<LocalNode>),
-    /// Behind the socket of a daemon.
+    /// Behind a daemon's socket.
     Remote(RemoteNode),
 }
 
 impl Node {
-    /// Runs a command wherever the node is.
+    /// Runs a command on the node.
     pub(crate) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
         match self {
             Self::Local(node) => command.run(node, steps).await,
@@ -47,7 +46,7 @@ impl Node {
         }
     }
 
-    /// Follows the events until the daemon or the reader ends.
+    /// Follows the events until the daemon or the reader disconnects.
     pub(crate) async fn follow(
         &self,
         asked: &EventsRequest,
@@ -111,7 +110,7 @@ fn read<T: DeserializeOwned>(name: &str, body: &[u8]) -> Result<T, Refusal> {
     read.map_err(|error| Refusal::Unknown(format!("the arguments of `{name}` do not read (column {})", error.column())))
 }
 
-/// The one command whose answer is all on the way: it ends with an empty one.
+/// `events` sends everything as progress; its result is empty.
 async fn follow(node: &LocalNode, body: &[u8], replies: &Replies) -> Result<Bytes, Refusal> {
     let asked: EventsRequest = read(EventsRequest::NAME, body)?;
     match events::stream(node, &asked, replies).await {

@@ -19,21 +19,20 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteNode {
     socket: PathBuf,
-    /// How long it may be silent.
+    /// Timeout of an answer.
     patience: Duration,
     client: Client,
 }
 
 impl RemoteNode {
-    /// The daemon that listens at this path, asked with the first command. An answer that is due takes no longer than
-    /// `patience`.
+    /// The daemon at this path; connects with the first command. `patience` is the timeout of an answer that is due.
     pub(crate) fn new(socket: &Path, patience: Duration) -> Self {
         Self { socket: socket.to_owned(), patience, client: Client::new(socket, patience) }
     }
 
-    /// What is at the socket. Answers within a bound.
+    /// Probes the socket within a bound.
     pub(crate) async fn probe(&self) -> Probed {
-        // No daemon knows this command; only those that speak our interface say so in its words.
+        // No daemon has this command; only a server of our interface rejects it in its own words.
         match self.client.probe().await {
             Err(CallError::Silent) => {
                 let message = format!("it did not answer a first call within {}", self.patience());
@@ -68,7 +67,7 @@ impl RemoteNode {
         note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<(), Failure> {
         let told = |document: &[u8]| {
-            // A later version may tell what this one does not know.
+            // A later version may send messages that this one does not have.
             if let Ok(told) = serde_json::from_slice::<EventLine>(document) {
                 hear(told);
             }
@@ -159,17 +158,15 @@ impl RemoteNode {
     }
 }
 
-/// What follows a silence of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Silence {
     End,
-    /// Nothing: no event is due.
     Quiet,
     /// One line for the user, once.
     Report,
 }
 
-/// Decides on a silence of a call that takes longer: `answers` says whether the daemon answered another call meanwhile.
+/// Decides on a silence; `answers`: the daemon answered another call meanwhile.
 fn on_silence(time: AnswerTime, are_events: bool, answers: bool) -> Silence {
     match time {
         AnswerTime::Limited => Silence::End,
@@ -179,14 +176,13 @@ fn on_silence(time: AnswerTime, are_events: bool, answers: bool) -> Silence {
     }
 }
 
-/// The result of a probe of a socket.
 #[derive(Debug)]
 pub(crate) enum Probed {
     Ours,
-    /// Another server.
+    /// Another CRI server.
     OtherCri,
     Missing,
-    /// A socket on which nothing answers, or that this user may not use.
+    /// Nothing answers on the socket, or this user may not connect.
     Silent(std::io::Error),
 }
 

@@ -17,7 +17,7 @@ use crate::{
     failure::Failure,
 };
 
-/// How long a status waits for the runtime: shorter than a command waits for a daemon, so that it can say who is silent.
+/// How long a status waits for the runtime: shorter than a command's timeout, so that it can name the silent part.
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
 
 #[async_trait]

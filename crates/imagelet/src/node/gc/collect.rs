@@ -1,4 +1,4 @@
-//! A collection on command or by the clock: what is asked becomes a policy, what was done becomes a document.
+//! A collection on command or by the clock: builds its policy from the request and its document from the result.
 
 use std::time::{Duration, SystemTime};
 
@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// The kubelet's own name for it.
+/// The kubelet's metric.
 static COLLECTED: Family = Family {
     name: "kubelet_image_garbage_collected_total",
     help: "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
@@ -47,7 +47,7 @@ impl Command for CollectRequest {
             return Err(Failure::new("Unsupported", message));
         }
         let request = gc_request(&self, &node.settings())?;
-        // A daemon does so at each pass of its own.
+        // A daemon does so in its periodic pass.
         if !node.parts.is_daemon
             && let Ok(snapshot) = node.refresh().await
         {
@@ -68,7 +68,7 @@ impl Command for CollectRequest {
     }
 }
 
-/// Collects and removes what belongs to absent images; in shadow mode only reports what would go.
+/// Collects, and removes the state of absent images; in shadow mode it only reports what it would remove.
 pub(crate) async fn collect(node: &LocalNode, request: &GcRequest, by: &str) -> Result<GcReport, Failure> {
     let is_shadow = node.settings().collection.mode == CollectionMode::Shadow && !request.dry_run;
     collect_as(node, &GcRequest { dry_run: request.dry_run || is_shadow, ..*request }, by, is_shadow).await
@@ -96,7 +96,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     // Events of shadow mode are marked as such, with its record.
     if !shadow {
         node.record_events(report.events.iter().cloned());
-        // The kubelet says nothing of what went well.
+        // The kubelet records no event for a success.
         if let Some(message) = events::of_removals(&report).filter(|_| is_ours) {
             events::record_event(node, EventKind::Normal, "ImagesCollected", message);
         }
@@ -113,7 +113,6 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
 }
 
 impl LocalNode {
-    /// Records the events of a collection on the node.
     pub(crate) fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
         for GcEvent { reason, message } in events {
             events::record_event(self, EventKind::Warning, reason, message);
@@ -129,7 +128,7 @@ fn span(goal: GcGoal) -> tracing::Span {
     }
 }
 
-/// When to collect by the configuration, in its way.
+/// The configured thresholds and ages, in the configured mode.
 pub(crate) fn policy(settings: &Settings) -> Result<GcPolicy, GcPolicyError> {
     let GcSettings { high, low, age_min, age_max } = settings.gc;
     let policy = GcPolicy::new(i64::from(high.get()), i64::from(low.get()), age_min, age_max)?;
@@ -148,11 +147,11 @@ fn in_way(policy: GcPolicy, settings: &Settings) -> GcPolicy {
     policy.watching_inodes(inodes).relieving(Some(settings.collection.relief))
 }
 
-/// What is asked over what is configured.
+/// The request's values over the configured ones.
 fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
     let configured = &settings.gc;
     let high = asked.high.unwrap_or(configured.high.get());
-    // A high threshold alone must not be stopped by a configured low one above it.
+    // A requested high threshold alone must not fail against a configured low one above it.
     let low = asked.low.unwrap_or_else(|| configured.low.get().min(high));
     let goal = match (asked.free, asked.all_unused) {
         (Some(bytes), _) => GcGoal::Free(ByteSize(bytes)),
@@ -162,14 +161,14 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     if asked.now && goal != GcGoal::AllUnused {
         return Err(Failure::new("InvalidArgument", "`now` goes with `allUnused` alone"));
     }
-    // Uses, pins and leases hold all the same.
+    // Uses, pins and leases still protect images.
     let age_min = if asked.now { Duration::ZERO } else { configured.age_min };
     let policy = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max)
         .map_err(|error| Failure::new("InvalidArgument", error.to_string()))?;
     Ok(GcRequest { policy: in_way(policy, settings), goal, dry_run: asked.dry_run })
 }
 
-/// What everything frees that may go, whatever the thresholds say, and how sure that is.
+/// Bytes that all allowed removals free, whatever the thresholds are, with their certainty.
 pub(crate) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Failure> {
     let all = CollectRequest { dry_run: true, all_unused: true, ..CollectRequest::default() };
     let request = gc_request(&all, &node.settings())?;
@@ -180,7 +179,7 @@ pub(crate) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Fa
 
 fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     let dry_run = request.dry_run;
-    // What goes first stands first; what stays, behind it by reason.
+    // Removed images first, in order of removal; kept images after them, by reason.
     let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
     let stays = |it: &GcDecision| matches!(it.outcome, GcOutcome::Kept | GcOutcome::Spared);
     decisions.sort_by_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
@@ -228,11 +227,11 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     }
 }
 
-/// Whether not even the least that was wanted was freed. A low threshold of zero wants as much as can go.
+/// Whether not even the minimum was freed. A low threshold of zero frees as much as possible.
 fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
     match error {
         GcError::OutOfReach { shortfall, .. } => !shortfall.missing.is_none(),
-        // The kubelet's way knows the low threshold alone.
+        // Kubelet mode has only the low threshold.
         GcError::NotEnough { freed, .. } => *freed == 0 && request.policy.low().get() > 0,
         _ => false,
     }

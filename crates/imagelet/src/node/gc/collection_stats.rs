@@ -1,4 +1,4 @@
-//! The metrics of collections, and what is remembered of them until the process ends.
+//! The metrics of collections, and their statistics since the start of the process.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,13 +9,13 @@ use imagelet_core::{
 
 use crate::api::{LastCollection, ShadowRow};
 
-/// From a collection that finds nothing to do to one of hundreds of removals.
+/// From a collection without removals to one with hundreds.
 const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
 macro_rules! families {
     ($($name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
         $(pub(crate) static $name: Family = Family { name: $metric, help: $help, kind: $kind, labels: $labels };)*
-        /// All of them, so that they show before anything happened.
+        /// All families, so that they are exported before the first collection.
         static ALL: &[&Family] = &[$(&$name),*];
     };
 }
@@ -55,7 +55,7 @@ families! {
     SHADOW_STILL_BYTES = "imagelet_gc_shadow_still_there_bytes", "Bytes of those.", MetricKind::Gauge, &[];
 }
 
-/// What is remembered of collections until the process ends.
+/// Statistics of collections since the start of the process.
 #[derive(Debug, Default)]
 pub(crate) struct CollectionStats {
     pub(crate) shadow: Mutex<Shadow>,
@@ -82,7 +82,7 @@ impl CollectionStats {
     }
 }
 
-/// Makes the metrics of collections show before the first of them.
+/// Exports the metrics of collections before the first one.
 pub(crate) fn declare(metrics: &Metrics) {
     for family in ALL {
         metrics.declare(family);

@@ -1,4 +1,4 @@
-//! What a node records of its collections: audit log, metrics, events, and the counts of shadow mode.
+//! Records a node's collections: audit log, metrics, events, and the counts of shadow mode.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use crate::{
 };
 
 impl LocalNode {
-    /// Records a collection: in the audit log, metrics and events.
+    /// Records a collection in the audit log, metrics and events.
     pub(crate) fn record_collection(&self, report: &GcReport, asked: &RunTrigger, began: SystemTime, took: Duration) {
         if self.parts.decisions.is_on() {
             self.parts.decisions.run(report.to_audit(asked, (began, SystemTime::now())));
@@ -47,7 +47,7 @@ impl LocalNode {
         });
     }
 
-    /// A collection ended before it decided anything.
+    /// Records a collection that failed before any decision.
     pub(crate) fn collection_failed(&self, error: &GcError, asked: &RunTrigger, began: SystemTime, took: Duration) {
         let metrics = &self.parts.metrics;
         metrics.increment(&RUNS, &[&asked.by, "failed"]);
@@ -118,7 +118,7 @@ impl LocalNode {
         }
     }
 
-    /// Shows what moves without a collection.
+    /// Updates the gauges that change without a collection.
     pub(crate) fn show_decisions(&self) {
         self.parts.metrics.set(&LOST, &[], self.parts.decisions.lost().0 as f64);
     }
@@ -135,7 +135,7 @@ impl LocalNode {
         }
     }
 
-    /// Records that an image or one of its names was removed on request.
+    /// Records the removal of an image or a name on request.
     pub(crate) fn removed_on_request(
         &self,
         code: ActCode,
@@ -160,7 +160,7 @@ impl LocalNode {
         });
     }
 
-    /// Records that a pattern was pinned or unpinned, with the images that it held then.
+    /// Records that a pattern was pinned or unpinned, with the images it matched.
     pub(crate) fn pin_changed(&self, code: ActCode, pattern: &str, held: &[ImageKey]) {
         self.parts.decisions.act(Act {
             at: SystemTime::now(),
@@ -174,7 +174,7 @@ impl LocalNode {
         });
     }
 
-    /// The images that a pattern of the operator holds. `None`: images could not be listed; pins can change all the same.
+    /// The images that an operator's pattern matches. `None`: the listing failed; pins can still change.
     pub(crate) async fn held_by(&self, pattern: &str) -> Option<Vec<ImageKey>> {
         let snapshot = self.refresh().await.inspect_err(|failure| {
             tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
@@ -184,7 +184,7 @@ impl LocalNode {
         Some(held.map(|entry| entry.key()).collect())
     }
 
-    /// Waits until all records are on disk, or lost.
+    /// Waits until all records are on disk or lost.
     pub(crate) async fn flush_decisions(&self) {
         let decisions = Arc::clone(&self.parts.decisions);
         if let Err(error) = tokio::task::spawn_blocking(move || decisions.flush()).await {

@@ -1,4 +1,4 @@
-//! How full the node's disks are, and which of the kubelet's eviction thresholds that crosses.
+//! Usage of the node's disks, and the kubelet's eviction thresholds that it crosses.
 
 use std::{path::Path, sync::Arc};
 
@@ -11,22 +11,20 @@ use imagelet_core::{
 
 use crate::{api::ThresholdRow, node::local::LocalNode};
 
-/// Where the kubelet's own files are; without it, the root.
+/// The kubelet's root; without it, `/` is measured.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
-/// What was seen of the disks.
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     pub(crate) stats: Option<DiskStats>,
     pub(crate) layout: Option<Layout>,
-    /// The thresholds on disks, each with whether it is crossed.
     pub(crate) thresholds: Vec<ThresholdRow>,
 }
 
-/// Measures the disks now. What cannot be measured is listed among the problems.
+/// Measures the disks now. A failed measurement is added to the problems.
 pub(crate) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pressure {
     let settings = node.settings();
-    // The kubelet takes what speaks CRI to have one file system, but for a runtime that it knows by its socket.
+    // The kubelet assumes one file system for a CRI runtime, except for CRI-O, which it detects by its socket.
     let splits = !settings.compatibility.is_kubelet() || settings.node.splits_disks;
     let stats = match look(&node.parts.runtime, Arc::new(OsLookup), splits).await {
         Ok(stats) => stats,
@@ -47,7 +45,7 @@ pub(crate) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pr
 fn judge(stats: &DiskStats, told: &FsInfo, thresholds: Vec<Threshold>) -> Pressure {
     let kubelet_root = if Path::new(KUBELET_ROOT).exists() { KUBELET_ROOT } else { "/" };
     let root = OsLookup.look(Path::new(kubelet_root)).ok();
-    // Where the images' place cannot be seen, it counts as the same.
+    // Where the image directory is not visible, it counts as the same disk.
     let device = image_device(told, &OsLookup).ok();
     let is_dedicated =
         root.as_ref().zip(device).is_some_and(|(root, device)| has_dedicated_images(&root.device, &device, stats));
@@ -74,7 +72,7 @@ fn judge(stats: &DiskStats, told: &FsInfo, thresholds: Vec<Threshold>) -> Pressu
     if let Some(warning) = warning {
         tracing::warn!(warning, "the thresholds of the writable layers' file system follow from others");
     }
-    // Memory and processes are not looked at from here.
+    // Memory and processes are not measured here.
     let of_disks: Vec<Threshold> = thresholds.into_iter().filter(|it| observed.contains_key(&it.signal)).collect();
     let crossed = met(&of_disks, &observed, false);
     let row = |threshold: &Threshold| {
@@ -123,7 +121,7 @@ mod tests {
             .iter()
             .map(|it| (it.signal.as_str(), it.less_than.as_str(), it.met, it.reclaims.len()))
             .collect();
-        // Of the rest, what is on images is on writable layers too: no disk is told to be another.
+        // Thresholds on images apply to writable layers too: no disk is reported as separate.
         assert_eq!(told[0], ("imagefs.available", "15%", true, 2));
         assert_eq!(told[1], ("imagefs.inodesFree", "50", false, 0));
         assert!(told.iter().all(|it| !it.0.starts_with("memory")));

@@ -1,4 +1,4 @@
-//! Room for a pull, made by the collector under its usual rules.
+//! Frees space for a pull through the collector, under its usual rules.
 
 use std::{
     fmt,
@@ -15,11 +15,10 @@ use imagelet_core::{
 use super::collect::{collect, policy};
 use crate::{config::CollectionMode, failure::Failure, node::local::LocalNode};
 
-/// Collects on this node; knows it only weakly, because the node's own store asks.
+/// Collects on this node. Holds a weak reference, because the node owns the store that calls this.
 pub(crate) struct SpaceByCollection(Weak<LocalNode>);
 
 impl SpaceByCollection {
-    /// For this node.
     pub(crate) fn new(node: &Arc<LocalNode>) -> Self {
         Self(Arc::downgrade(node))
     }
@@ -30,7 +29,7 @@ impl MakeRoom for SpaceByCollection {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         let node = self.0.upgrade()?;
         let collection = &node.settings().collection;
-        // In shadow mode no pull is promised space that is not made.
+        // In shadow mode no pull is promised space that is not freed.
         if !collection.for_pulls || !node.parts.uses_known || collection.mode == CollectionMode::Shadow {
             return None;
         }
@@ -39,7 +38,7 @@ impl MakeRoom for SpaceByCollection {
     }
 }
 
-/// First asks what could go: images are not given up for a pull that is refused all the same.
+/// Plans first: no image is removed for a pull that is rejected anyway.
 async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
     let policy = policy(&node.settings()).map_err(|error| Failure::of(&error))?;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };

@@ -1,4 +1,4 @@
-//! Images that another manager of the node pulled become imagelet's own; what is told of that.
+//! Adopts images that another manager of the node pulled, and reports it.
 
 use std::{
     collections::BTreeMap,
@@ -16,16 +16,16 @@ use imagelet_core::{
 
 use crate::node::local::LocalNode;
 
-/// Images whose record cannot be read count as told of once, so many of them.
+/// Limit of images whose unreadable record was reported once.
 const UNREADABLE_REPORTED_MAX: usize = 1000;
 
 impl LocalNode {
-    /// The root of a kubelet whose images count as adopted. Nobody else brings images to a store of our own.
+    /// The kubelet root whose images count as adopted; none for an embedded store, into which only imagelet pulls.
     fn adopts_from(&self) -> Option<PathBuf> {
         self.settings().collection.adopt_from.clone().filter(|_| self.parts.engine.is_none())
     }
 
-    /// Adopts what the node's kubelet brought; the next pass knows it as such.
+    /// Adopts the images that the node's kubelet pulled; the next pass sees the origin.
     pub(crate) async fn adopt(&self, snapshot: &Arc<Snapshot>) {
         let takes_over = self.takes_over.swap(false, Ordering::Relaxed);
         let is_asked = |entry: &ImageEntry| match entry.origin {

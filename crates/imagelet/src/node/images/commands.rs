@@ -69,7 +69,7 @@ impl Command for RemoveRequest {
         let image = node.find(&self.image).await?;
         let before = node.sizes().await?;
         let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
-        // Who orders it knows better than who only asked: it goes, and that is told.
+        // An explicit order overrides the lease of an earlier pull; the reply reports the lease.
         let held_until = node.parts.inventory.leased_until(&image.id, SystemTime::now()).and_then(moment);
         let pinned_by = node.parts.inventory.pins_of(&image);
         let ordered = node.parts.gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()).await;

@@ -1,4 +1,4 @@
-//! What is told of one image.
+//! The row of one image.
 
 use std::{
     collections::HashMap,
@@ -17,10 +17,10 @@ use serde_json::{json, value::RawValue};
 
 use crate::api::{FsRow, ImageRow, moment};
 
-/// Who uses an image, where whoever runs containers from it does not answer.
+/// The use of an image whose runtime does not answer.
 pub(crate) const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
 
-/// What images take, as far as it is known: a store of our own knows it, and a runtime may offer it.
+/// Sizes of images, as far as the embedded store or the runtime reports them.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSizes {
     pub(crate) store: Option<StoreUsage>,
@@ -35,32 +35,32 @@ impl KnownSizes {
         Shares(store.chain(layers.map(|(id, share)| (id, (share.unique.0, share.shared.0)))).collect())
     }
 
-    /// Bytes that come free with an image of a runtime, where every layer was counted.
+    /// Bytes that the removal of a runtime's image frees, where every layer was counted.
     pub(crate) fn freed_by(&self, image: &ImageId) -> Option<u64> {
         let graph = self.layers.as_ref().filter(|graph| graph.certainty == Certainty::Exact)?;
         Some(graph.freed_by([image]).bytes.0)
     }
 
-    /// Bytes of all images, each shared layer once, and how sure that is.
+    /// Bytes of all images, each shared layer once, with their certainty.
     pub(crate) fn total(&self) -> Option<(u64, Certainty)> {
         let store = self.store.as_ref().map(|usage| (usage.total.0, Certainty::Exact));
         store.or_else(|| self.layers.as_ref().map(|graph| (graph.total().0, graph.certainty)))
     }
 }
 
-/// What each image takes alone and shares, by its id, as there may be ten thousand of them.
+/// Unique and shared bytes by image id; a map, as there may be ten thousand images.
 #[derive(Default)]
 pub(crate) struct Shares<'a>(HashMap<&'a ImageId, (u64, u64)>);
 
 impl Shares<'_> {
-    /// Bytes that are the image's alone, and bytes that it shares.
+    /// Unique and shared bytes of an image.
     pub(crate) fn of_image(&self, id: &ImageId) -> Option<(u64, u64)> {
         self.0.get(id).copied()
     }
 }
 
 impl ImageRow {
-    /// The names that it is shown and sorted by: those with tag, or with digest where it has no tag.
+    /// The names to show and sort by: tags, or digests where it has no tag.
     pub(crate) fn shown_names(&self) -> &[String] {
         if self.names.is_empty() { &self.digests } else { &self.names }
     }
@@ -91,7 +91,6 @@ struct StoredDetails<'a> {
     config: &'a RawValue,
 }
 
-/// The details of an image as JSON.
 pub(crate) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
     let layer = |layer: &LayerEntry| json!({ "blob": layer.blob, "size": layer.size, "diffId": layer.diff_id, "mediaType": layer.media_type });
     let details = StoredDetails {
@@ -105,7 +104,7 @@ pub(crate) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
     serde_json::value::to_raw_value(&details).ok()
 }
 
-/// The row of an image that a pass has seen.
+/// The row of an image from a pass.
 pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
     ImageRow {
         first_seen: moment(here_since(entry)),
@@ -117,13 +116,13 @@ pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
     }
 }
 
-/// Since when it is here: a pull ends before a pass first sees what it brought.
+/// A pull ends before a pass first sees its image, so the earlier of both times counts.
 pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
     let pulled = entry.pulled.filter(|_| entry.origin == ImageOrigin::Pulled);
     pulled.map_or(entry.first_seen, |pulled| pulled.at.min(entry.first_seen))
 }
 
-/// What the store tells of an image. It counts as used, as long as nobody can tell.
+/// The row of an image from the store alone. It counts as used while its uses are unknown.
 pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
     let (unique, shared) = shares.of_image(&image.id).unzip();
     let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());

@@ -1,4 +1,4 @@
-//! Pins as an operator sets and takes them back, and what they hold.
+//! Pins of an operator, and the images they match.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Where the bytes are: what the images take, how full their disk is, and what a collection would free.
+//! Disk usage of the images, and what a collection would free.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -34,8 +34,8 @@ impl Command for UsageRequest {
                 (0, Certainty::Claimed)
             }
         };
-        // What the runtime says of its file system is no measure of its images: containerd counts its snapshots without
-        // its content, CRI-O the documents of its images without their layers.
+        // The runtime's file system figures do not measure its images: containerd counts snapshots without content,
+        // CRI-O the metadata of its images without their layers.
         let (images_size, images_certainty) = sizes.total().unwrap_or_else(|| (listed(&images), Certainty::Claimed));
         let store = sizes.store.map(|usage| serde_json::json!({ "total": usage.total.0, "layers": usage.layers }));
         Ok(Usage {
@@ -54,13 +54,13 @@ impl Command for UsageRequest {
     }
 }
 
-/// The sizes as listed. An image that several handlers have counts once.
+/// The sum of the listed sizes. An image of several handlers counts once.
 fn listed(images: &[ImageRow]) -> u64 {
     let sizes: BTreeMap<&str, u64> = images.iter().map(|image| (image.id.as_str(), image.size)).collect();
     sizes.into_values().fold(0, u64::saturating_add)
 }
 
-/// The disk below a directory; `None` where it cannot be seen from here.
+/// The disk of a directory; `None` where the directory is not visible from here.
 fn disk_of(directory: &Path) -> Option<DiskUse> {
     StatVfs.look(directory).ok().filter(|disk| disk.capacity > ByteSize::ZERO)
 }

@@ -1,4 +1,4 @@
-//! `verify`: holds what the embedded store has to what was pulled, and fetches again what is damaged.
+//! `verify`: compares the embedded store with what was pulled, and fetches damaged parts again.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Command for VerifyRequest {
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Verified, Failure> {
         let engine = node.engine("verifying")?;
-        // Told before all is read, not behind it.
+        // Fail before the store is read, not after.
         if self.repair {
             engine.check_writable()?;
         }

@@ -1,4 +1,4 @@
-//! What became of an image and why: its history on record, what holds it now, what the next collection would do.
+//! An image's recorded history, what holds it now, and the next collection's decision on it.
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
@@ -18,118 +18,112 @@ use crate::{
     node::{command::Command, gc::policy, local::LocalNode, pulls::WaitingRows},
 };
 
-/// More images than these are no answer.
+/// A longer answer is not useful.
 const IMAGES_MAX: usize = 16;
 
-/// Asks what became of an image.
+/// Requests the history of an image.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyRequest {
-    /// Name, id or digest, or the beginning of one; present or not.
+    /// Name, id or digest, or a prefix of one; present or not.
     pub(crate) image: String,
 }
 
-/// What became of the images that a text means.
+/// The images that a text matches.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Why {
-    /// Those that are present first.
+    /// Present images first.
     pub(crate) images: Vec<WhyImage>,
-    /// When the oldest line on record was written.
+    /// Time of the oldest recorded line.
     pub(crate) on_record_since: Option<String>,
-    /// Decisions that are missing from the record: they could not be written at the time.
+    /// Decisions that are missing from the log because a write failed.
     pub(crate) lost: u64,
-    /// Lines on record that cannot be read.
+    /// Recorded lines that are unreadable.
     pub(crate) damaged: u64,
-    /// What could not be found out; the rest is good.
+    /// Failures of the lookup; the other fields are valid.
     pub(crate) problems: Vec<String>,
-    /// Nobody can tell which images are present: the runtime does not answer.
+    /// The runtime does not answer, so presence is unknown.
     pub(crate) presence_unknown: bool,
 }
 
-/// What became of one image.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyImage {
-    /// Its id.
     pub(crate) id: String,
-    /// All names it had.
+    /// All names it has had.
     pub(crate) names: Vec<String>,
-    /// What it takes or took, in bytes.
+    /// In bytes; the last known size of an absent image.
     pub(crate) size: u64,
-    /// How it is now; absent where it is not there.
+    /// The present row; absent for an absent image.
     pub(crate) now: Option<ImageRow>,
-    /// How often it was used, as far back as is remembered.
+    /// Uses since the inventory was created.
     pub(crate) uses: u64,
-    /// The pod that used it last, as `NAMESPACE/POD`.
+    /// The pod of the last use, as `NAMESPACE/POD`.
     pub(crate) last_user: Option<String>,
-    /// When imagelet pulled it last.
+    /// The last pull by imagelet.
     pub(crate) pulled_at: Option<String>,
-    /// What came over the network then, in bytes.
+    /// Bytes fetched by that pull.
     pub(crate) pulled_bytes: Option<u64>,
-    /// How long it took, in milliseconds.
+    /// Duration of that pull in milliseconds.
     pub(crate) pulled_in_ms: Option<u64>,
-    /// What the next collection would do with it.
     pub(crate) next: Option<WhyNext>,
-    /// Pods whose next pull of it waits, as earlier ones failed.
+    /// Pods whose next pull of it is in back-off.
     pub(crate) held_back: Vec<HeldBackRow>,
-    /// How long the images of the pods took that pulled it, since the daemon's start; the latest first.
+    /// Startup latency of the pods that pulled it, since the daemon's start; the latest first.
     pub(crate) pod_starts: Vec<PodStartRow>,
-    /// What happened, oldest first.
+    /// Oldest first.
     pub(crate) history: Vec<WhyHappening>,
 }
 
-/// What the next collection would do.
+/// The next collection's decision.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyNext {
     /// `keep` or `remove`.
     pub(crate) verdict: String,
-    /// The machine's word for why; stable.
+    /// The stable code of the reason.
     pub(crate) code: String,
-    /// What it rests on.
+    /// The values behind the code.
     pub(crate) inputs: serde_json::Value,
-    /// Why, for people.
+    /// The reason as a sentence.
     pub(crate) reason: String,
-    /// Its place among those that would go, from 1.
+    /// Position in the order of removal, from 1.
     pub(crate) place: Option<usize>,
-    /// Share of the disk in use, in percent, where it is known.
+    /// Share of the disk in use, where known.
     pub(crate) used_percent: Option<u8>,
-    /// Where collecting starts, in percent.
     pub(crate) high_percent: u8,
-    /// And where it stops.
     pub(crate) low_percent: u8,
     /// `enforce` or `shadow`.
     pub(crate) mode: String,
 }
 
-/// Something that happened.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyHappening {
-    /// When, or when first.
+    /// The first time.
     pub(crate) at: Option<String>,
-    /// When last, where the same was decided several times in a row.
+    /// The last time, where the same decision was repeated.
     pub(crate) until: Option<String>,
-    /// How often in a row.
+    /// Number of repetitions in a row.
     pub(crate) count: u64,
-    /// `pulled`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`, `pinned`, `unpinned`, `pull failed`, `given up`.
+    /// `pulled`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
+    /// `pinned`, `unpinned`, `pull failed`, `given up`.
     pub(crate) what: String,
-    /// The machine's word for why; stable.
+    /// The stable code of the reason.
     pub(crate) code: String,
-    /// What it rests on.
+    /// The values behind the code.
     pub(crate) inputs: serde_json::Value,
-    /// Why, for people.
+    /// The reason as a sentence.
     pub(crate) reason: String,
-    /// Who asked.
+    /// The trigger.
     pub(crate) by: String,
-    /// Names that came or went, or the pattern.
+    /// Names added or removed, or the pattern.
     pub(crate) names: Vec<String>,
-    /// Bytes that came or went.
+    /// Bytes fetched or freed.
     pub(crate) bytes: Option<u64>,
-    /// How long it took, in milliseconds.
     pub(crate) took_ms: Option<u64>,
-    /// Only decided, in shadow mode.
+    /// Planned only, in shadow mode.
     pub(crate) shadow: bool,
 }
 
@@ -144,7 +138,7 @@ impl Command for WhyRequest {
             return Err(Failure::new("InvalidArgument", "an empty text names no image"));
         }
         let mut problems = Vec::new();
-        // What is there is told although the runtime is away, and the reverse.
+        // The recorded history is reported although the store or runtime does not answer.
         let present = node.look(&text).await.unwrap_or_else(|failure| {
             problems.push(failure.to_string());
             None
@@ -153,7 +147,7 @@ impl Command for WhyRequest {
         let wanted = present.as_ref().map_or_else(|| text.clone(), |image| image.id.to_string());
         let read = tokio::task::spawn_blocking(move || {
             let history = decisions.history(&text)?;
-            // Its name may be on record for images that it named before.
+            // Its name may be recorded for images that it named before.
             let own = if wanted == text { History::default() } else { decisions.history(&wanted)? };
             Ok::<_, std::io::Error>((history, own))
         });
@@ -165,7 +159,7 @@ impl Command for WhyRequest {
                 history.images.push(image);
             }
         }
-        // Failed pulls of a name belong to the image that has it now.
+        // Failed pulls of a name count for the image that has it now.
         if let Some(image) = &present
             && history.images.iter().all(|known| known.key != image.key().to_string())
             && let Some(nameless) = history.images.iter_mut().find(|known| known.key.is_empty())
@@ -228,7 +222,7 @@ impl Command for WhyRequest {
 }
 
 impl WhyImage {
-    /// Adds what the ledger has of it.
+    /// Adds the inventory's data.
     fn remember(&mut self, snapshot: &Snapshot) {
         let handler = self.now.as_ref().map_or("", |row| &row.runtime_handler);
         let is_it = |entry: &&Arc<ImageEntry>| {
@@ -249,10 +243,10 @@ fn is_of(row: &ImageRow, key: &str) -> bool {
     row.id == key.id().as_str() && row.runtime_handler == key.handler()
 }
 
-/// What the next collection would do with all images.
+/// The next collection's decisions on all images.
 #[derive(Debug, Default)]
 struct Prediction {
-    /// By key; with each its place among those that would go.
+    /// By key, each with its position in the order of removal.
     decisions: HashMap<ImageKey, (GcDecision, Option<usize>)>,
     frame: WhyNext,
 }
@@ -267,7 +261,7 @@ async fn predict(node: &LocalNode, problems: &mut Vec<String>) -> Prediction {
         }
     };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
-    // The log is for what collections do, not for who asks what one would.
+    // The audit log records collections, not requests for a prediction.
     let planned = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new());
     match planned.await {
         Ok(report) => Prediction {
@@ -292,7 +286,7 @@ fn placed((place, decision): (usize, GcDecision)) -> (ImageKey, (GcDecision, Opt
     (decision.key(), (decision, place))
 }
 
-/// Notes at each image what the next collection would do with it.
+/// Adds the next collection's decision to each row.
 pub(crate) async fn predict_all(node: &LocalNode, rows: &mut [ImageRow]) {
     let mut problems = Vec::new();
     let predicted = predict(node, &mut problems).await;

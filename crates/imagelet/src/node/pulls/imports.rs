@@ -1,4 +1,4 @@
-//! How pulls come into a runtime: imported or forwarded, and why, for `status`.
+//! How pulls enter a runtime: imported or forwarded, and why, for `status`.
 
 use imagelet_containerd::Containerd;
 use imagelet_core::runtime::{ImportMode, ImportStanding, ImportingImages, RegistrySettings, WayTaken};

@@ -1,4 +1,4 @@
-//! The images of one pod, asked for in one call: what is sent, what is answered, what happened on the way.
+//! The images of one pod, requested in one call: the request, the reply and the events.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -24,11 +24,11 @@ use crate::{
     },
 };
 
-/// The limit of images of one pod.
+/// Images per pod.
 const IMAGES_MAX: usize = 1000;
-/// Events of one call that are kept for each of its images; an attempt makes about four.
+/// Events kept per image of a call; an attempt makes about four.
 const EVENTS_PER_IMAGE_MAX: usize = 16;
-/// What the kubelet says of a container that an init container keeps from starting.
+/// The kubelet's reason for a container that waits for an init container.
 const POD_INITIALIZING: &str = "PodInitializing";
 
 #[async_trait]
@@ -40,7 +40,7 @@ impl Command for PodRequest {
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {
         let mut request = core_request(&self)?;
         if node.settings().compatibility.is_kubelet() {
-            // The kubelet sends one behind a feature gate alone, which is off.
+            // The kubelet sends one only with a feature gate that is off.
             request.common.runtime_handler = String::new();
         }
         let mut listening = Listening::new(node.parts().events.follow(), &request);
@@ -88,7 +88,7 @@ fn core_image(asked: &PodImageRequest) -> Result<PodImage, Failure> {
         }
     };
     let policy = match asked.policy.as_str() {
-        // A name that does not read has no default; the manager refuses it, and says so to the pod.
+        // An invalid name has no default; the manager rejects it with an event for the pod.
         "" => PullPolicy::default_for(&asked.image).unwrap_or(PullPolicy::IfNotPresent),
         policy => policy.parse().map_err(|error: imagelet_core::manager::PullPolicyError| {
             Failure::new("InvalidArgument", error.to_string())
@@ -104,7 +104,7 @@ fn core_image(asked: &PodImageRequest) -> Result<PodImage, Failure> {
     })
 }
 
-/// Pull secrets as the keyring reads them; those of another type hold nothing for it.
+/// Pull secrets as the keyring reads them; those of another type have no credentials.
 pub(crate) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
     let secret = |secret: &PullSecretText| {
         let kind = match secret.r#type.as_str() {
@@ -182,7 +182,7 @@ impl Telling<'_> {
         }
     }
 
-    /// As the kubelet does, it shows the volume's failure on the container; who waits for an init container is told so.
+    /// Like the kubelet, shows a volume's failure on the container, and `PodInitializing` behind an init container.
     fn blocked(&self, row: PodImageRow, by: usize, failed: Option<&PodOutcome>) -> PodImageRow {
         let field = self.request.images[by].field();
         let (reason, message) = match failed {
@@ -209,7 +209,6 @@ fn failure_of(error: &EnsureError) -> Failure {
     failure
 }
 
-/// Fills in the sizes of images that were present.
 async fn fill_sizes(node: &LocalNode, rows: &mut [PodImageRow]) {
     let mut known: HashMap<String, Option<u64>> = HashMap::new();
     for row in rows.iter_mut().filter(|row| row.size.is_none() && !row.id.is_empty()) {
@@ -235,7 +234,7 @@ impl Listening {
         Self { events, pod: request.common.pod.clone(), heard: Vec::new(), heard_max }
     }
 
-    /// Collects events while the work runs, and those it recorded last.
+    /// Collects events while the work runs, and those that it recorded last.
     async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         let done = loop {

@@ -1,4 +1,4 @@
-//! `pull`: one image, ensured.
+//! `pull`: ensures one image.
 
 use std::sync::Arc;
 

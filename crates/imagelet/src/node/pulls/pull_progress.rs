@@ -1,7 +1,7 @@
-//! How far the pulls of a node are: one entry for each that its store works on, whoever asked for it.
+//! Progress of a node's pulls: one entry for each pull that its store runs, whatever its callers.
 //!
-//! Bounded: so many pulls and so many layers of each; what is beyond them is pulled all the same and not shown. A pull that
-//! is over stays for a while, so that whoever looks now and then sees its end.
+//! Bounded in pulls and in layers of each; a pull beyond the bound runs and is not shown. A finished pull is kept for a
+//! while, so that a poller sees its end.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -18,29 +18,29 @@ use tokio::time::Instant;
 
 use crate::api::{LayerProgress, PullProgress};
 
-/// The limit of pulls shown at once.
+/// Pulls shown at once.
 const PULLS_MAX: usize = 512;
-/// The limit of layers shown of one pull.
+/// Layers shown per pull.
 const LAYERS_MAX: usize = 256;
-/// The limit of finished pulls that are kept.
+/// Finished pulls that are kept.
 const OVER_MAX: usize = 32;
-/// The window of the speed.
+/// Window of the average speed.
 const SPEED_OVER: Duration = Duration::from_secs(5);
-/// The least interval of its samples.
+/// The least interval of the speed's samples.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
 /// Tracks the pulls of a node. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct PullTracker {
     pulls: Arc<Mutex<Pulls>>,
-    /// A runtime pulls, and reports no progress.
+    /// A runtime pulls and reports no progress.
     is_silent: bool,
 }
 
 #[derive(Default)]
 struct Pulls {
     next: u64,
-    /// Counts every change, so that who looks again sees only what is new.
+    /// Incremented by every change, so that a poller gets only changes.
     version: u64,
     by_number: BTreeMap<u64, Pull>,
     over: VecDeque<u64>,
@@ -85,11 +85,11 @@ impl PullTracker {
         Self { is_silent: true, ..Self::default() }
     }
 
-    /// What has changed after a version, and the version that this is. Zero: everything that is under way.
+    /// The changes after a version, and the present version. Zero returns every running pull.
     pub(crate) fn since(&self, version: u64, now: Instant) -> (u64, Vec<PullProgress>) {
         let pulls = self.lock();
         let is_news = |pull: &&Pull| pull.version > version && (version > 0 || pull.ended.is_none());
-        // What is under way goes on although nothing was heard of it.
+        // A running pull is shown although it reported nothing.
         let runs = |pull: &&Pull| pull.ended.is_none();
         let shown = pulls.by_number.iter().filter(|(_, pull)| is_news(pull) || runs(pull));
         (pulls.version.max(1), shown.map(|(number, pull)| pull.progress(*number, now)).collect())
@@ -148,7 +148,7 @@ impl Pull {
             PullEvent::Resolved { manifest, layers } => {
                 self.phase = phase::FETCHING;
                 self.manifest = manifest.to_string();
-                // Each blob once, however often the image names it.
+                // Each blob once, even if the image names it several times.
                 let mut known: Vec<Layer> = Vec::new();
                 for (digest, ByteSize(size)) in layers {
                     if known.len() < LAYERS_MAX && known.iter().all(|layer| layer.digest != *digest) {
@@ -173,7 +173,7 @@ impl Pull {
             PullEvent::Committing => self.phase = phase::COMMITTING,
             PullEvent::Way(PullWay::Imported) => self.phase = phase::RESOLVING,
             PullEvent::Way(PullWay::Forwarded(_)) => {
-                // What an import fetched before is of no use to the runtime.
+                // The runtime does not reuse what an import fetched.
                 (self.phase, self.layers, self.layers_hidden) = (phase::PULLING, Vec::new(), 0);
                 self.manifest.clear();
                 self.samples.clear();

@@ -1,4 +1,4 @@
-//! How long the images of pods took, as `status` and `why` show it.
+//! Startup latency of pods, as `status` and `why` show it.
 
 use imagelet_core::{
     image::Reference,
@@ -12,7 +12,7 @@ impl PodStartRow {
         starts.all().into_iter().map(Self::from_images).collect()
     }
 
-    /// Those that pulled an image of one of these names, the latest first.
+    /// Pods that pulled an image with one of these names, the latest first.
     pub(crate) fn pulling(starts: &PodStarts, names: &[String]) -> Vec<Self> {
         let is_named = |image: &String| {
             let name = image.parse::<Reference>().map(|name| name.canonical().to_string());

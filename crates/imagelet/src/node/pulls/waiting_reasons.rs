@@ -1,4 +1,4 @@
-//! The pulls of a manager as `status` shows them: those under way, and what holds others back.
+//! The pulls of a manager as `status` shows them: running ones, and the reasons why others wait.
 
 use std::time::{Duration, SystemTime};
 
@@ -28,7 +28,7 @@ impl WaitingRows {
 }
 
 impl WaitingRows {
-    /// Images of these names that are in back-off.
+    /// Images with these names that are in back-off.
     pub(crate) fn held_back(status: &ManagerStatus, names: &[String]) -> Vec<HeldBackRow> {
         let is_named = |held: &&HeldBack| {
             let name = held.image.parse::<Reference>().map(|name| name.canonical().to_string());
