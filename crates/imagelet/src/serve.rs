@@ -37,16 +37,16 @@ use images::ServedImages;
 use readiness::Readiness;
 use stop::{SocketGuard, Stoppable};
 
-/// Pulls that are nearly done may end; then they are given up. This and the three waits after it are all that a stop takes,
-/// less than two seconds together: the next owner of the store may be waiting for its lock.
+/// Running pulls may end in this time; then they are cancelled. This and the next three waits bound a stop to less than
+/// two seconds: the next owner of the store may wait for its lock.
 const GRACE: Duration = Duration::from_millis(500);
-/// What was given up has this long to clean up behind itself; the next start clears what is left.
+/// Time for cancelled pulls to clean up; the next start removes what is left.
 const CLEANUP_MAX: Duration = Duration::from_millis(300);
-/// Jobs, watchdog and HTTP have this long to end.
+/// Time for jobs, watchdog and HTTP to end.
 const END_MAX: Duration = Duration::from_millis(300);
-/// The store has this long to write what it still remembers.
+/// Time for the store to write its state.
 const CLOSE_MAX: Duration = Duration::from_millis(700);
-/// The process that had the store before may still be ending.
+/// The previous owner of the store may still be stopping.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
 /// Merges the files and flags of `serve`.
@@ -72,7 +72,7 @@ pub(crate) fn sources(
     }
     if let Some(store) = store {
         sources.add_flag("--store", "store.directory", absolute(store));
-        // Whoever names a store on the command line wants that one, whatever the file says.
+        // A store on the command line overrides the file.
         if arguments.runtime_endpoint.is_none() && arguments.config.is_some() {
             sources.add_flag("--store", "imageService.cri.endpoint", "");
         }
@@ -130,14 +130,14 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         }
     };
     let (node, mut server, _socket) = if let Some(listener) = activation::taken_over(&environment)? {
-        // Callers may be there already: they are answered, or told to wait.
+        // Callers may be connected already: they get an answer or a retry.
         let server = tokio::spawn(server(listener));
         let Some(node) = opening().await? else { return Ok(()) };
         opened.send_replace(Some(Arc::clone(&node)));
         (node, server, None)
     } else {
-        // The store is owned before the socket appears: who reaches the socket need not race for the store. Nothing slow
-        // comes before it; whatever asks a runtime runs behind it.
+        // The store is locked before the socket appears, so that no client races for the store. Nothing slow precedes
+        // the socket; calls to a runtime follow it.
         let Some(node) = opening().await? else { return Ok(()) };
         opened.send_replace(Some(Arc::clone(&node)));
         let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
@@ -210,7 +210,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
 }
 
-/// A directory of the daemon's own, on the disk that its images are most likely on.
+/// A directory of the daemon's own, most likely on the disk of its images.
 fn state_place(settings: &Settings) -> PathBuf {
     match &settings.backend {
         Backend::Embedded(store) => store.engine.root.clone(),
@@ -218,8 +218,8 @@ fn state_place(settings: &Settings) -> PathBuf {
     }
 }
 
-/// Who answers for containers: the runtime behind, which knows its handlers itself, or the one beside a store of our own,
-/// which has one handler; or nobody.
+/// The service that answers calls about containers: the runtime behind, which has its own handlers, or the runtime
+/// beside an embedded store, which has one handler, or none.
 fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
     let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
         let address: Endpoint = endpoint.parse().map_err(|error: EndpointError| Failure::of(&error))?;
@@ -253,7 +253,7 @@ async fn run_http(listener: Option<TcpListener>, node: Arc<LocalNode>, stop: Can
     }
 }
 
-/// Reads the files again. A bad one changes nothing.
+/// Reads the files again. An invalid one changes nothing.
 async fn reload(
     arguments: &ServeArgs,
     store: Option<&PathBuf>,
@@ -273,7 +273,7 @@ async fn reload(
             return;
         }
     };
-    // Their configuration is the one part that can still be refused, so it comes first.
+    // Only the providers can still be rejected, so they come first.
     if let Err(failure) = wiring::configure_providers(&node.parts().providers, &new).await {
         tracing::error!(
             error = failure.to_string(),
@@ -287,14 +287,14 @@ async fn reload(
         tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");
     }
     node.parts().keyring.replace(wiring::keyring(&new, Role::Daemon));
-    // Read now, so that what is wrong with them is told now.
+    // Read now, so that errors are reported now.
     node.parts().keyring.keyring().await;
     node.replace_settings(new);
     jobs.wake();
     tracing::info!("configuration reloaded");
 }
 
-/// The changed settings that only a start reads.
+/// The changed settings that need a restart.
 fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     let changed = [
         ("socket", old.socket != new.socket),

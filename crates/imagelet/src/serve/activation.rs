@@ -1,14 +1,14 @@
-//! The socket that a service manager has opened before the daemon began (`sd_listen_fds(3)`).
+//! The listening socket from a service manager (`sd_listen_fds(3)`).
 
 use listenfd::ListenFd;
 use tokio::net::UnixListener;
 
 use crate::{config::Environment, failure::Failure};
 
-/// What our socket may be called where more than one is handed over.
+/// Names for imagelet's socket where there are several.
 const NAMES: [&str; 3] = ["imagelet.socket", "imagelet", "cri"];
 
-/// The socket handed over; `None`: none is, or none to this process.
+/// The inherited socket; `None`: there is none for this process.
 pub(super) fn taken_over(environment: &Environment) -> Result<Option<UnixListener>, Failure> {
     let mut handed = ListenFd::from_env();
     if handed.len() == 0 {
@@ -18,13 +18,13 @@ pub(super) fn taken_over(environment: &Environment) -> Result<Option<UnixListene
         |error: std::io::Error| Failure::because("could not take over the socket of the service manager", &error);
     let index = chosen(environment.listen_names.as_deref().unwrap_or_default());
     let Some(listener) = handed.take_unix_listener(index).map_err(failed)? else { return Ok(None) };
-    // What the daemon starts gets none of it.
+    // Child processes must not inherit it.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     UnixListener::from_std(listener).map(Some).map_err(failed)
 }
 
-/// Which of them is ours: the first with one of our names, else the first.
+/// The index of imagelet's socket: the first with one of its names, else the first.
 fn chosen(names: &str) -> usize {
     names.split(':').position(|name| NAMES.contains(&name)).unwrap_or(0)
 }

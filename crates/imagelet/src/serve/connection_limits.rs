@@ -1,7 +1,7 @@
 //! Limits of the CRI socket: connections and calls of one process, the time to open the protocol and to send a request.
 //!
-//! Only the owner and the group of the socket can connect. Still a program among them that runs wild must not keep the
-//! kubelet out, or fill the memory of the node.
+//! Only the socket's owner and group can connect. A runaway program among them must still not block the kubelet or fill
+//! the node's memory.
 
 use std::{
     io,
@@ -28,30 +28,29 @@ use tonic::{Status, transport::server::Connected};
 
 use crate::connections::{Calls, OpenConnection, SpareDescriptors};
 
-/// How long a client may take to open the protocol. It connects when it has something to send.
+/// How long a client may take to open the protocol.
 const OPENING_WITHIN: Duration = Duration::from_secs(10);
-/// The opening of HTTP/2, the same for every client.
+/// Length of the HTTP/2 connection preface.
 const OPENING_BYTES: usize = 24;
 /// How long a call may take to send its request, which is one message.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
-/// The most bytes of a request: the longest message and what frames it.
+/// The longest request: one message and its framing.
 const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + 64;
 
-/// A process, as far as the kernel reports it; all of another PID namespace are one.
+/// PID and UID as the kernel reports them; all processes of another PID namespace are one peer.
 pub(super) type Peer = (Option<i32>, u32);
 
-/// An accepted connection. Reading fails once it shall close for another one, or does not open the protocol in time.
+/// An accepted connection. Reads fail once it must close for another one, or when the protocol is not opened in time.
 pub(super) struct LimitedConnection {
     stream: UnixStream,
-    /// Ready when the connection shall close.
     displaced: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// Until the client has opened the protocol; from then on pings find out whether it is alive.
+    /// Set until the client has opened the protocol; afterwards pings detect a dead client.
     opening: Option<Pin<Box<Sleep>>>,
     received: usize,
     calls: Calls<Peer>,
     /// Leaves the table once the stream is closed.
     _open: OpenConnection<Peer>,
-    /// Filled from the descriptor that the stream had.
+    /// Refilled from the stream's descriptor.
     _spare: RestoreOnDrop,
 }
 
@@ -127,13 +126,13 @@ impl AsyncWrite for LimitedConnection {
     }
 }
 
-/// Has a call answered, unless its process has too many running or does not send the request in time.
+/// Serves a call, unless its process has too many running or does not send the request in time.
 pub(super) async fn limit_call(Extension(calls): Extension<Calls<Peer>>, request: Request, next: Next) -> Response {
     let Some(call) = calls.begin() else {
         return Status::resource_exhausted("this process has too many calls under way").into_http();
     };
     let (head, body) = request.into_parts();
-    // Every request of the interface is one message, so nothing is gained by reading it piece by piece.
+    // Every request of the interface is one message, so reading it in pieces gains nothing.
     let body = match tokio::time::timeout(REQUEST_WITHIN, to_bytes(body, REQUEST_BYTES_MAX)).await {
         Ok(Ok(body)) => body,
         Ok(Err(error)) => {

@@ -1,4 +1,4 @@
-//! What callers over CRI are answered of the images' file systems, also while the runtime does not answer.
+//! Answers CRI calls about the images' file systems, also while the runtime does not answer.
 
 use std::{
     path::PathBuf,
@@ -9,42 +9,41 @@ use std::{
 use imagelet_core::runtime::{FilesystemUsage, ImageFilesystems, RuntimeError, RuntimeErrorKind};
 use tokio::time::Instant;
 
-/// A runtime that takes longer to report its file systems is answered for: a kubelet does not start without an answer.
+/// Timeout of the runtime; then the last answer is returned: a kubelet does not start without one.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// An answer is repeated for this long: kubelets ask with each round of statistics, and each store counts afresh.
+/// An answer is cached for this long: kubelets ask with each round of statistics, and each store counts afresh.
 const FRESH: Duration = Duration::from_secs(1);
-/// The last answer stands for a silent runtime no longer than this: a kubelet must not decide on old figures for ever.
+/// The last answer replaces a silent runtime's for at most this long: a kubelet must not decide on old figures.
 const SILENCE_MAX: Duration = Duration::from_mins(1);
 
-/// The last answer about the file systems, and since when there has been no other.
+/// The last answer about the file systems, and since when the runtime has been silent.
 #[derive(Debug)]
 pub(super) struct FilesystemAnswers {
     state: Mutex<Answered>,
-    /// A directory that is there as long as the daemon is.
+    /// A directory that exists as long as the daemon.
     place: PathBuf,
 }
 
 #[derive(Debug, Default)]
 struct Answered {
     last: Option<ImageFilesystems>,
-    /// Until when it is repeated; `None`: something was pulled or removed since.
+    /// Expiry of the cached answer; `None`: a pull or removal invalidated it.
     fresh_until: Option<Instant>,
-    /// When the first call was made that was not answered, since the last one that was.
+    /// Time of the first unanswered call since the last answered one.
     silent_since: Option<Instant>,
 }
 
 impl FilesystemAnswers {
-    /// Nothing was answered yet.
     pub(super) fn new(place: PathBuf) -> Self {
         Self { state: Mutex::default(), place }
     }
 
-    /// The next call asks again: something was pulled or removed.
+    /// Invalidates the cached answer after a pull or a removal.
     pub(super) fn invalidate(&self) {
         self.state().fresh_until = None;
     }
 
-    /// What is known without asking: the last answer, or file systems without images.
+    /// The last answer, or file systems without images.
     pub(super) fn last(&self) -> ImageFilesystems {
         let known = self.state().last.clone();
         known.unwrap_or_else(|| {
@@ -53,7 +52,7 @@ impl FilesystemAnswers {
         })
     }
 
-    /// The answer to a call. `ask` asks the runtime, and is not run while the last answer is fresh.
+    /// The answer to a call. `ask` calls the runtime, and runs only when the cached answer has expired.
     ///
     /// # Errors
     /// `Unavailable`, where the runtime has not answered for longer than [`SILENCE_MAX`].
@@ -106,8 +105,7 @@ impl Answered {
         *self = Self { last: Some(answer), fresh_until: Some(asked_at + FRESH), silent_since: None };
     }
 
-    /// How long the runtime has been silent, where that is longer than [`SILENCE_MAX`]: a call made at `asked_at` was
-    /// not answered.
+    /// The silence of the runtime, if longer than [`SILENCE_MAX`]; `asked_at` is the time of an unanswered call.
     fn silence(&mut self, asked_at: Instant) -> Option<Duration> {
         let silence = self.silent_since.get_or_insert(asked_at).elapsed();
         (silence > SILENCE_MAX).then_some(silence)
@@ -153,7 +151,7 @@ mod tests {
         };
         assert_eq!(used(refused().await), 0, "a kubelet starts without the runtime");
         assert_eq!(used(answers.answer(ready(Ok(usage(7)))).await), 7);
-        // However old the last answer is, the silence begins with the first call that is not answered.
+        // Whatever the age of the last answer, the silence begins with the first unanswered call.
         tokio::time::advance(Duration::from_hours(1)).await;
         let begin = Instant::now();
         assert_eq!(used(silent().await), 7);

@@ -1,10 +1,10 @@
-//! The images as the daemon serves them over CRI: each request takes the way of every other one.
+//! Serves the node's images over CRI, through the same parts as commands.
 //!
-//! A pull passes the manager: it is shared with equal requests, skips registries that do not answer, and is recorded.
-//! It waits in the queue only with `limitPulls`: a kubelet has limits of its own. The credential of a call is used for that
-//! pull and kept nowhere. Pins of the operator are shown as the runtime's own, so that a kubelet leaves those
-//! images out; a removal over CRI is executed, as the interface wants it, and that of a pinned image is an event. An image
-//! in use is not removed unless that is configured.
+//! A pull passes the manager: equal requests share it, it skips registries with an open circuit, and it is recorded.
+//! It waits in the queue only with `limitPulls`: a kubelet has limits of its own. The credential of a call is used for
+//! that pull and not kept. Operator pins are reported as the runtime's own, so that a kubelet skips those images. A
+//! removal over CRI is executed, as the interface requires; that of a pinned image records an event. An image in use is
+//! not removed unless that is configured.
 
 use std::{path::PathBuf, time::SystemTime};
 
@@ -28,11 +28,11 @@ use crate::{config::CriCallers, node::LocalNode};
 /// Names of a removed image in its event.
 const NAMES_MAX: usize = 10;
 
-/// A node's images for callers that know the runtime interface alone.
+/// A node's images for CRI callers.
 #[derive(Debug)]
 pub(super) struct ServedImages {
     readiness: Readiness,
-    /// Cancelled when what still runs is given up.
+    /// Cancelled to stop running calls.
     working: CancellationToken,
     filesystems: FilesystemAnswers,
 }
@@ -42,16 +42,16 @@ impl ServedImages {
         Self { readiness, working, filesystems: FilesystemAnswers::new(place) }
     }
 
-    /// The request to the manager. The registry is asked each time, for a digest as for a tag: what it granted to a
-    /// credential once, it may refuse by now.
+    /// The request to the manager. The registry is always asked, for a digest as for a tag: it may have revoked a
+    /// credential since.
     fn request(asked: &PullRequest, is_embedded: bool, callers: CriCallers) -> EnsureRequest {
         let parsed = asked.image.image.parse::<Reference>().ok();
         let image = match parsed {
-            // Equal names in other spellings are one pull. A runtime has its own way to read short names.
+            // Equal names in other spellings share a pull. A runtime resolves short names itself.
             Some(reference) if is_embedded => reference.canonical().to_string(),
             _ => asked.image.image.clone(),
         };
-        // A runtime receives all that the caller sent of its pod; a store of our own reads none of it.
+        // A runtime receives the caller's whole pod; an embedded store reads none of it.
         let encoded_pod = asked.sandbox.as_ref().and_then(|sandbox| sandbox.encoded.clone()).filter(|_| !is_embedded);
         let pod = asked.sandbox.clone().map_or_else(PodIdentity::default, pod);
         EnsureRequest {
@@ -66,7 +66,7 @@ impl ServedImages {
         }
     }
 
-    /// Why an ordered removal was refused, as callers over CRI know it.
+    /// The CRI error of a rejected removal.
     fn refused(name: &str, error: OrderError) -> RuntimeError {
         match error {
             OrderError::InUse { by, .. } => {
@@ -81,10 +81,10 @@ impl ServedImages {
         }
     }
 
-    /// Removes what cannot be listed and may lie there all the same, damaged. Absent is success.
+    /// Removes a damaged image, which is not listed. Absent is success.
     async fn remove_unlisted(node: &LocalNode, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let damaged = match &node.parts().engine {
-            // By its id, since an image of this name may come at any moment.
+            // By id, because an image of this name may arrive at any moment.
             Some(engine) => engine.damaged(&spec.image).map(|id| ImageSpec::new(id.as_str())),
             None => Some(spec.clone()),
         };
@@ -103,7 +103,7 @@ fn pod(sandbox: SandboxConfig) -> PodIdentity {
     PodIdentity { namespace: sandbox.namespace.into(), name: sandbox.name.into(), uid: sandbox.uid.into() }
 }
 
-/// What the runtime answered about an image, if containers can be made from it. One whose layers are gone is reported
+/// The runtime's answer about an image, if containers can start from it. An image without its layers is reported
 /// absent, so that the kubelet pulls it again.
 async fn usable<T>(
     node: &LocalNode,
@@ -127,14 +127,14 @@ impl ImageService for ServedImages {
 
     fn edition(&self) -> Option<u64> {
         let node = self.readiness.now()?;
-        // Neither gets smaller: their sum stays the same as long as both do.
+        // Neither decreases, so their sum is unchanged exactly while both are.
         Some(node.parts().runtime.edition()? + node.parts().inventory.pins_edition())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let node = self.readiness.node().await?;
         let parts = node.parts();
-        // A caller that learns of the image may start a container from it.
+        // A caller that sees the image may start a container from it.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
         let ask = || async { usable(&node, parts.runtime.status(spec).await, |image| image).await };
         let mut image = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
@@ -147,7 +147,7 @@ impl ImageService for ServedImages {
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let node = self.readiness.node().await?;
         let parts = node.parts();
-        // The same holds for the verbose answer.
+        // As for the brief answer.
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
         let ask = || async { usable(&node, parts.runtime.details(spec).await, |details| &details.image).await };
         let mut details = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
@@ -184,7 +184,7 @@ impl ImageService for ServedImages {
         let pins = parts.inventory.pins_of(&image);
         node.removed_on_request(ActCode::RemovedOnRequest, &image, image.names(), "CRI", None);
         self.filesystems.invalidate();
-        // A kubelet removes by id; people know an image by its names.
+        // A kubelet removes by id; the event names the image.
         let names: Vec<_> = image.names().iter().take(NAMES_MAX).map(|name| shown_name(name)).collect();
         let name = if names.is_empty() { shown_name(&spec.image).into_owned() } else { names.join("`, `") };
         if pins.is_empty() {
@@ -206,7 +206,7 @@ impl ImageService for ServedImages {
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        // A kubelet does not start without an answer; the store that is still opened gives one soon.
+        // A kubelet does not start without an answer; a store that is still opening has one soon.
         let Some(node) = self.readiness.now() else { return Ok(self.filesystems.last()) };
         self.filesystems.answer(node.parts().runtime.filesystem()).await
     }

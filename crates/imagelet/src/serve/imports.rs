@@ -1,4 +1,4 @@
-//! The site of imports into containerd: what the runtime is, the engine that stages layers beside it, and its own API.
+//! The site of imports into containerd: the runtime's properties, the engine that stages layers, and containerd's API.
 
 use std::{
     fmt,
@@ -16,39 +16,37 @@ use imagelet_core::runtime::{
 use imagelet_cri::RemoteContainerService;
 use imagelet_oci::{Access, Engine, EngineConfig};
 
-/// Another daemon that ends may still have the staging folder.
+/// A stopping daemon may still own the staging folder.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A runtime with what imports into it need.
 pub(super) struct RuntimeSite {
     parts: RuntimeSiteParts,
-    /// Makes room for imports, once the node is open.
+    /// Frees space for imports; set once the node is open.
     room: OnceLock<Arc<dyn MakeRoom>>,
     opened: Mutex<Opened>,
 }
 
-/// What a site is made of.
 pub(super) struct RuntimeSiteParts {
-    /// Asked what the runtime is and how it is configured.
+    /// Reports the runtime's version and configuration.
     pub(super) containers: RemoteContainerService,
-    /// The runtime's images, as CRI shows them.
+    /// The runtime's images over CRI.
     pub(super) images: Arc<dyn ImageService>,
-    /// The runtime's socket.
     pub(super) socket: PathBuf,
-    /// How layers are fetched and unpacked; root and registry settings become those of the runtime.
+    /// Fetch and unpack settings; root and registry settings are replaced by the runtime's.
     pub(super) engine: EngineConfig,
-    /// Images that sandboxes are started from, beside those that the runtime reports.
+    /// Sandbox images in addition to those that the runtime reports.
     pub(super) sandbox_images: Vec<String>,
 }
 
-/// What was opened last: at most one engine owns the staging folder.
+/// The last opened engine: at most one owns the staging folder.
 #[derive(Default)]
 struct Opened {
     engine: Option<(EngineKey, Arc<Engine>)>,
     containerd: Option<Containerd>,
 }
 
-/// What an engine was opened for.
+/// The settings that an engine was opened with.
 #[derive(Clone, PartialEq, Eq)]
 struct EngineKey {
     staging: PathBuf,
@@ -60,7 +58,7 @@ impl RuntimeSite {
         Self { parts, room: OnceLock::new(), opened: Mutex::default() }
     }
 
-    /// Imports that find no room ask here. To be called once.
+    /// Sets the service that frees space for imports. Call once.
     pub(super) fn make_room_by(&self, room: Arc<dyn MakeRoom>) {
         if let Some((_, engine)) = &self.opened().engine {
             engine.ask_for_room(Arc::clone(&room));
@@ -68,13 +66,13 @@ impl RuntimeSite {
         self.room.get_or_init(|| room);
     }
 
-    /// The engine that stages layers; the same one until staging or registry settings change.
+    /// The engine that stages layers; reused until staging or registry settings change.
     async fn engine(&self, key: EngineKey) -> Result<Arc<Engine>, ForwardReason> {
         {
             let mut opened = self.opened();
             match &opened.engine {
                 Some((before, engine)) if *before == key => return Ok(Arc::clone(engine)),
-                // It gives the folder back once the imports that it runs have ended.
+                // The engine releases the folder once its running imports have ended.
                 _ => opened.engine = None,
             }
         }
@@ -125,7 +123,7 @@ impl ImportSite for RuntimeSite {
             RegistrySettings::Hidden { .. } => self.parts.engine.registry.hosts_dirs.clone(),
         };
         let engine = self.engine(EngineKey { staging: containerd.staging(), hosts_dirs }).await?;
-        // The owner of the staging folder runs all imports: other leases are of processes that are gone.
+        // The owner of the staging folder runs all imports, so other leases belong to dead processes.
         let released = containerd.release_stale().await.map_err(|error| ForwardReason::ApiClosed(error.chain()))?;
         if released > 0 {
             tracing::info!(released, "the runtime released what imports of a former run held");
@@ -149,7 +147,6 @@ impl fmt::Debug for RuntimeSite {
     }
 }
 
-/// What is in the way of imports, as `status` shows it.
 fn reason(obstacle: &ImportObstacle) -> ForwardReason {
     let text = error_chain(obstacle);
     match obstacle {

@@ -6,13 +6,13 @@ use tokio::{net::UnixStream, time::Instant};
 
 use crate::connections::LineLimit;
 
-/// Most lines in [`LINES_OVER`]: a client that connects for each call must not fill a disk.
+/// Lines per [`LINES_OVER`]: a client that connects for each call must not fill a disk.
 const LINES_MAX: u32 = 20;
 const LINES_OVER: Duration = Duration::from_secs(10);
-/// Most users remembered.
+/// Users remembered.
 const USERS_MAX: usize = 256;
 
-/// Logs the first connection of each user as information, others for debugging.
+/// Logs the first connection of each user at info level, later ones at debug level.
 #[derive(Debug)]
 pub(super) struct PeerLog {
     users: BTreeSet<(u32, u32)>,

@@ -1,4 +1,4 @@
-//! The node while it is being opened: the socket of a service manager may exist before it.
+//! The node while it opens: a service manager's socket may exist before it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,26 +7,25 @@ use tokio::sync::watch;
 
 use crate::node::LocalNode;
 
-/// A call waits this long for the start; it takes a fraction of a second.
+/// How long a call waits for the start, which takes a fraction of a second.
 const START_MAX: Duration = Duration::from_secs(5);
 
-/// A node, once it is open. Cheap to clone.
+/// A node once it is open. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Readiness(watch::Receiver<Option<Arc<LocalNode>>>);
 
 impl Readiness {
-    /// A node that is not open yet, and where it is put once it is.
+    /// A node that is not open yet, and the sender that sets it.
     pub(super) fn pending() -> (watch::Sender<Option<Arc<LocalNode>>>, Self) {
         let (sender, receiver) = watch::channel(None);
         (sender, Self(receiver))
     }
 
-    /// The node, if it is open.
     pub(super) fn now(&self) -> Option<Arc<LocalNode>> {
         self.0.borrow().clone()
     }
 
-    /// The node; waits for it for a while.
+    /// Waits for the node.
     ///
     /// # Errors
     /// In containerd's words, where the start takes longer than [`START_MAX`].

@@ -1,4 +1,4 @@
-//! Accepts connections at the CRI socket within their limits and has their calls answered.
+//! Accepts connections at the CRI socket within their limits and serves their calls.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -21,9 +21,9 @@ use crate::connections::{
 
 /// Calls at once on one connection.
 const STREAMS_MAX: u32 = 256;
-/// A client that sends nothing for this long is asked whether it is still there.
+/// A client that is silent for this long is pinged.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// The longest headers of a call: tokens and traces fit.
+/// The longest headers of a call; tokens and trace headers fit.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
 
 /// Serves until `stop` is cancelled and the running calls have ended.
@@ -68,7 +68,7 @@ impl Acceptor {
         }
     }
 
-    /// The next connection that is within the limits.
+    /// The next connection within the limits.
     async fn accept(&mut self) -> LimitedConnection {
         loop {
             let stream = match self.listener.accept().await {

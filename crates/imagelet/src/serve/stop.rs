@@ -1,4 +1,4 @@
-//! How the daemon stops: its socket goes, its calls are given up.
+//! The stop of the daemon: removes its socket, then cancels its calls.
 
 use std::{
     os::unix::fs::MetadataExt as _,
@@ -15,7 +15,7 @@ use crate::{
     failure::Failure,
 };
 
-/// Removes the daemon's socket when dropped, unless another has taken its place.
+/// Removes the daemon's socket when dropped, unless another process has replaced it.
 #[derive(Debug)]
 pub(super) struct SocketGuard {
     path: PathBuf,
@@ -43,11 +43,11 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Commands over the socket, given up when the daemon has waited long enough.
+/// Commands over the socket, cancelled when the grace period ends.
 pub(super) struct Stoppable {
     node: Readiness,
     working: CancellationToken,
-    /// Cancelled when no more calls are taken: a stream of events does not delay the stop.
+    /// Cancelled when no more calls are accepted: a stream of events does not delay the stop.
     accepting: CancellationToken,
 }
 

@@ -5,12 +5,11 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio_util::sync::CancellationToken;
 
-/// The daemon answers.
 pub(super) fn ready(status: &str) {
     notify(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// The daemon reads its configuration again; `ready` reports the end of that.
+/// `ready` reports the end of the reload.
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now, NotifyState::Status("reading the configuration")]),
@@ -18,12 +17,11 @@ pub(super) fn reloading() {
     }
 }
 
-/// The daemon stops.
 pub(super) fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
-/// Reports that the daemon is alive, twice as often as systemd wants, from a task among those that do its work.
+/// Reports that the daemon is alive at half of systemd's interval, from a task among those that do the work.
 pub(super) async fn watchdog(stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut clock = tokio::time::interval((limit / 2).max(Duration::from_millis(1)));

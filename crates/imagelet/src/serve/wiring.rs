@@ -1,4 +1,4 @@
-//! Puts a node together from its configuration.
+//! Builds a node from its configuration.
 
 use std::{
     io::Write as _,
@@ -37,35 +37,30 @@ use crate::{
     output::printable,
 };
 
-/// The kubelet's own folder, where it looks for a docker configuration first.
+/// The kubelet's root, where it searches for a docker configuration first.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
-/// Events kept for whoever asks later.
+/// Events kept for later readers.
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
-/// A credential helper that answers later than this is ended; as long as a credential provider has by default.
+/// Timeout of a credential helper; the default of credential providers.
 const HELPER_MAX: Duration = Duration::from_mins(1);
-/// A start does not wait longer than this for a runtime's list of images.
+/// How long a start waits for a runtime's image list.
 const RECOVER_MAX: Duration = Duration::from_millis(500);
 
-/// What a node is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// To run until it is stopped.
     Daemon,
-    /// For one command: nobody else waits, so nothing is queued, and what cannot be reached is told at once.
+    /// For one command: no other caller waits, so nothing is queued, and an unreachable registry is reported at once.
     Command,
 }
 
-/// What is wanted of a store of our own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreAccess {
-    /// What for.
     pub(crate) access: Access,
-    /// How long another process that changes it is waited for.
+    /// How long to wait for another process that changes the store.
     pub(crate) lock_wait: Duration,
 }
 
-/// Opens stores and state, and joins them. Quick: nothing is listed from a runtime that is not there, and only a store that
-/// another process changes is waited for.
+/// Opens stores and state, and joins them. Waits only for a store that another process changes, never for a runtime.
 pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let metrics = Arc::new(Metrics::new());
     let store = open_backend(&settings, role, wanted, &metrics).await?;
@@ -78,7 +73,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         runtime = runtime.with_layers(layers);
     }
     let (state, kept) = (store.state.clone(), records_settings(&settings));
-    // Who may not change the store changes nothing of what is remembered of it. Who may owns both from here on.
+    // Without write access to the store its inventory is read-only, too. With write access this process owns both.
     let is_read_only = match &store.engine {
         Some(engine) => engine.check_writable().is_err(),
         None => is_on_read_only_disk(&state),
@@ -98,7 +93,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
     let (inventory, records, stale, takes_over) = opened.await.map_err(|error| Failure::of(&error))??;
     inventory.start_leases(settings.collection.lease_for, SystemTime::now());
-    // Nobody else pulls into a store of our own, and no pull of another process goes on in it.
+    // No other process pulls into an embedded store, and no interrupted pull continues in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; cut-off pulls stay on record as begun");
@@ -159,14 +154,14 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     Ok(node)
 }
 
-/// A store of images with whatever holds them.
+/// An image backend with the services around it.
 struct OpenBackend {
     images: Arc<dyn ImageService>,
     containers: Arc<dyn ContainerService>,
-    /// What the images share, where they are not asked themselves.
+    /// Reports shared layers where the images do not.
     layers: Option<Arc<dyn LayerSource>>,
     engine: Option<Arc<Engine>>,
-    /// Where pulls into a runtime may be imported.
+    /// Imports of pulls into the runtime.
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
     name: String,
     state: PathBuf,
@@ -203,7 +198,7 @@ async fn open_store(
     let engine = Engine::open_telling(config, &tell).await?;
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
-        // It may start later, and only who asks what is in use has to wait for it.
+        // It may start later; only requests for uses wait for it.
         let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?.streaming_lists(streams);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
@@ -228,7 +223,7 @@ async fn open_runtime(
 ) -> Result<OpenBackend, Failure> {
     let timeout = settings.runtime_request_timeout;
     let address = address(&runtime.endpoint)?;
-    // It is asked for lists in a stream, so that none is too long; where it has none it says so, once.
+    // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
     let (mut uses_known, mut imports) = (true, None);
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
@@ -256,7 +251,7 @@ async fn open_runtime(
             imports = Some((Arc::clone(&images), site));
             (images, Arc::new(containers))
         }
-        // It ends when its one pull does, and a daemon may own the staging folder.
+        // A command ends with its one pull, and a daemon may own the staging folder.
         Role::Command => {
             let images = Arc::new(watched(RemoteImageService::connect(&address, timeout).await?));
             match RemoteContainerService::connect(&address, timeout).await {
@@ -269,12 +264,12 @@ async fn open_runtime(
             }
         }
     };
-    // Two runtimes of one machine have nothing to do with one another.
+    // Two runtimes of one machine have separate state.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
         images,
         containers,
-        // A containerd answers its own interface on the same socket, whether or not images are imported into it.
+        // A containerd serves its own API on the same socket, whether or not pulls are imported.
         layers: Some(Arc::new(ContainerdSizes::new(ContainerdClient::new(address.path()), timeout))),
         engine: None,
         imports,
@@ -290,10 +285,10 @@ fn address(endpoint: &str) -> Result<Endpoint, Failure> {
         .map_err(|error: imagelet_cri::EndpointError| Failure::because(format!("`{endpoint}` is no endpoint"), &error))
 }
 
-/// The last says that nothing was remembered: this is the first start on the node.
+/// The flag: no state exists yet, this is the first start on the node.
 type OpenState = (Arc<Inventory>, Arc<PullRecords>, Option<StaleUse>, bool);
 
-/// Looks at what is remembered: what is there holds, and what comes ends with the process.
+/// Reads the state without writing: changes end with the process.
 fn see_state(
     runtime: &RuntimeManager,
     directory: &Path,
@@ -311,7 +306,7 @@ fn stale_use(directory: &Path, stale_max: Option<Duration>) -> Option<StaleUse> 
     stale_max.map(|age_max| StaleUse::new(age_max, Some(directory.join("verified-names.json"))))
 }
 
-/// Opens what is remembered, to go on with it.
+/// Opens the state for writing.
 fn open_state(
     runtime: &RuntimeManager,
     directory: &Path,
@@ -333,7 +328,7 @@ fn open_state(
     Ok((Arc::new(inventory), Arc::new(records), stale_use(directory, stale_max), takes_over))
 }
 
-/// Takes up since when another manager has had the images of this node.
+/// Imports since when another manager has had the images of this node.
 fn take_over(inventory: &Inventory, root: &Path) {
     match KubeletRecords::below(root).all() {
         Ok(told) => {
@@ -349,7 +344,7 @@ fn take_over(inventory: &Inventory, root: &Path) {
     }
 }
 
-/// Where decisions are kept. A log that is switched off or cannot be written can still be read.
+/// The audit log. A log that is disabled or not writable is still readable.
 fn decision_log(state: &Path, settings: &Settings, is_read_only: bool) -> AuditLog {
     let directory = state.join("decisions");
     match settings.collection.decisions_max {
@@ -358,13 +353,13 @@ fn decision_log(state: &Path, settings: &Settings, is_read_only: bool) -> AuditL
     }
 }
 
-/// Whether the file system below a directory, or below the first parent that is there, takes no writes.
+/// Whether the file system of a directory, or of its first existing parent, is read-only.
 fn is_on_read_only_disk(directory: &Path) -> bool {
     let found = directory.ancestors().find_map(|place| rustix::fs::statvfs(place).ok());
     found.is_some_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
-/// Pulls that a crash cut off: their images ask for credentials from now on.
+/// Marks the images of pulls that a crash interrupted: they require credentials from now on.
 async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone: bool) {
     if records.counts().0 == 0 {
         return;
@@ -388,12 +383,12 @@ async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone:
 fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     match role {
         Role::Daemon => settings.pulls,
-        // Who stops a command wants it stopped.
+        // An interrupted command must also stop its pull.
         Role::Command => PullSettings { compatibility: settings.compatibility, ..PullSettings::default() },
     }
 }
 
-/// How the records are kept, if they are: as many in memory as the kubelet keeps for its default number of pods.
+/// How pull records are kept, if at all: as many in memory as the kubelet keeps for its default number of pods.
 fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
     let guard = if settings.compatibility.is_kubelet() { Guard::Spelling } else { Guard::Image };
     let parallel_max = settings.pulls.slots.map(NonZeroUsize::get);
@@ -401,13 +396,13 @@ fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
     Some(RecordsSettings { guard, age_max: settings.record_age_max, ..sized })
 }
 
-/// Where the node's own credentials are.
+/// The node's own credentials.
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
     let Surroundings { home, docker_config, variables } = &settings.surroundings;
     let keyring = match (settings.docker_config.as_ref().or(docker_config.as_ref()), role) {
         (Some(path), _) => NodeKeyring::from_file(path),
         (None, Role::Daemon) => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
-        // A command runs anywhere: what lies in its working directory is nobody's credential.
+        // A command runs in any directory: a file in its working directory must not be used as a credential.
         (None, Role::Command) => match settings.surroundings.docker_config_of_user() {
             Some(path) => NodeKeyring::from_file(path),
             None => NodeKeyring::fixed(Keyring::new()),
@@ -416,7 +411,7 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
     keyring.running_helpers(variables.0.clone(), HELPER_MAX)
 }
 
-/// Takes the credential providers that a configuration names into use, instead of those before.
+/// Replaces the credential providers by those of the configuration.
 pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &Settings) -> Result<(), Failure> {
     let options = settings.providers.as_ref().map(|wanted| ProviderOptions {
         config: wanted.config.clone(),
