@@ -20,7 +20,7 @@ use crate::{
     node::LocalNode,
 };
 
-/// A store that does not answer within this is not ready.
+/// A store that takes longer to answer is not ready.
 const READY_MAX: Duration = Duration::from_secs(5);
 
 macro_rules! gauges {
@@ -38,7 +38,7 @@ gauges! {
     SNAPSHOT_TIME = "imagelet_inventory_timestamp_seconds", "When the last pass over the images succeeded.";
 }
 
-/// Answers until `stop` is cancelled.
+/// Serves until `stop` is cancelled.
 pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, stop: CancellationToken) {
     let router = Router::new()
         .route("/metrics", get(metrics))

@@ -1,6 +1,6 @@
 //! Accepts HTTP connections within limits of number and time, and answers one request on each.
 //!
-//! A scraper or a probe asks one thing and connects again for the next, so that an idle connection is of no use to it.
+//! A scraper or a probe connects again for its next request, so an idle connection has no use.
 
 use std::{convert::Infallible, net::IpAddr, pin::pin, time::Duration};
 
@@ -17,14 +17,14 @@ use tower::Service as _;
 
 use crate::connections::{AcceptFailures, Calls, ConnectionLimits, ConnectionTable};
 
-/// How long a client may take to send the head of its request, from its connection on.
+/// How long a client may take to send the request head, from its connection on.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// How long a connection may last in all: head, answer, and the time to read the answer.
+/// How long a connection may last: request head, response, and the time to read the response.
 const CONNECTION_MAX: Duration = Duration::from_secs(30);
-/// The longest head of a request; a scraper's is a few hundred bytes.
+/// The longest request head; a scraper's has a few hundred bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// Answers until `stop` is cancelled and the requests under way have ended.
+/// Serves until `stop` is cancelled and the running requests have ended.
 pub(super) async fn serve(listener: TcpListener, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
     let (mut failures, open) = (AcceptFailures::new("http"), TaskTracker::new());
     let table = ConnectionTable::<IpAddr>::new(limits);
@@ -61,7 +61,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limits: Connect
     open.wait().await;
 }
 
-/// Answers the request of one connection, within the limits of time.
+/// Serves the request of one connection within the time limits.
 async fn answer<S>(stream: S, router: Router, calls: Calls<IpAddr>, stop: impl Future<Output = ()>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -115,7 +115,7 @@ mod tests {
         Router::new().route("/metrics", get(|| async { "x".repeat(BODY_BYTES) }))
     }
 
-    /// A connection that is answered; its peer closes when the answering has ended.
+    /// A served connection; its peer closes when the response has ended.
     async fn connected() -> DuplexStream {
         let (client, server) = tokio::io::duplex(1024);
         let open = ConnectionTable::new(LIMITS).enter(IpAddr::from([127, 0, 0, 1])).await.unwrap();
@@ -127,7 +127,7 @@ mod tests {
         client
     }
 
-    /// What a client reads until its connection closes, and after which time.
+    /// Reads until the connection closes; returns the text and the elapsed time.
     async fn read_all(mut client: impl AsyncRead + Unpin) -> (String, Duration) {
         let (started, mut read) = (Instant::now(), Vec::new());
         drop(client.read_to_end(&mut read).await);
@@ -212,7 +212,7 @@ mod tests {
         scraper.write_all(REQUEST).await.unwrap();
         let (answer, _) = read_all(scraper).await;
         assert!(answer.starts_with("HTTP/1.1 200 ") && answer.len() > BODY_BYTES, "{} bytes", answer.len());
-        // The oldest gave way, the others may still finish their request.
+        // The oldest was closed; the others may still finish their request.
         let mut newest = idle.pop().unwrap();
         newest.write_all(&REQUEST[8..]).await.unwrap();
         assert!(read_all(newest).await.0.starts_with("HTTP/1.1 200 "));
