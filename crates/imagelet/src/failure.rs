@@ -1,4 +1,4 @@
-//! A failed command as people and programs are shown it: what, on what, why, and where it can be mended.
+//! A failed command, for people and programs: what failed, the causes, and a hint.
 
 use std::{error::Error, fmt, io::Write};
 
@@ -10,44 +10,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::output::printable;
 
-/// More causes than this are no explanation.
+/// A longer chain explains nothing more.
 const CAUSES_MAX: usize = 16;
 
-/// Why a command failed. Crosses the daemon's socket, so that both ways of asking fail in the same words.
+/// Why a command failed. Sent over the daemon's socket, so that a daemon and a local node report the same words.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Failure {
-    /// What failed, on what.
     pub(crate) message: String,
-    /// Why, from the outside in.
+    /// The outermost first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) causes: Vec<String>,
-    /// What the user can do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hint: Option<String>,
-    /// The word for machines: a kubelet reason or the kind of the runtime's refusal.
+    /// The stable word: a kubelet reason, or the kind of the runtime's error.
     pub(crate) reason: String,
-    /// What went wrong and where, of a pull that failed.
+    /// Class and stage of a failed pull.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Box<FaultWords>>,
 }
 
-/// What went wrong and where, in the stable words of `docs/errors.md`.
+/// Class and stage of a failure in the stable words of `docs/errors.md`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FaultWords {
-    /// What.
     pub(crate) class: String,
-    /// Where on the way.
     pub(crate) hop: String,
 }
 
 impl Failure {
-    /// A failure of its own, without a cause.
+    /// A failure without a cause.
     pub(crate) fn new(reason: &str, message: impl Into<String>) -> Self {
         Self { message: message.into(), reason: reason.to_owned(), ..Self::default() }
     }
 
-    /// Any error with its causes; the hint of the first of them that has one.
+    /// Any error with its causes, and the first hint among them.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
         let mut failure = Self::new("Failed", error.to_string());
         let mut next: Option<&(dyn Error + 'static)> = Some(error);
@@ -72,14 +68,13 @@ impl Failure {
         failure
     }
 
-    /// What failed, with an error and its causes as the reason.
+    /// A message, with an error and its causes as the reason.
     pub(crate) fn because(message: impl Into<String>, error: &(dyn Error + 'static)) -> Self {
         let mut failure = Self::of(error);
         failure.causes.insert(0, std::mem::replace(&mut failure.message, message.into()));
         failure
     }
 
-    /// A failed ensure, under the kubelet's reason.
     pub(crate) fn of_ensure(error: &EnsureError) -> Self {
         let mut failure = Self::of(error);
         let fault = error.fault();
@@ -91,14 +86,13 @@ impl Failure {
         failure
     }
 
-    /// With something the user can do, unless something better is known.
+    /// Adds a hint unless the failure has one.
     #[must_use]
     pub(crate) fn or_hint(mut self, hint: &str) -> Self {
         self.hint.get_or_insert_with(|| hint.to_owned());
         self
     }
 
-    /// Prints it for people.
     pub(crate) fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
         writeln!(out, "error: {}", lines(&self.message))?;
         for cause in &self.causes {
@@ -108,12 +102,12 @@ impl Failure {
     }
 }
 
-/// Errors keep their line breaks and lose all other control characters.
+/// Keeps line breaks and removes all other control characters.
 fn lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
 }
 
-/// Some messages bring their hint along, on a line of its own.
+/// Some messages carry their hint on a line of its own.
 fn split_hint(text: &str) -> (String, Option<String>) {
     match text.split_once("\nhint: ") {
         Some((text, hint)) => (text.to_owned(), Some(hint.to_owned())),
@@ -121,7 +115,7 @@ fn split_hint(text: &str) -> (String, Option<String>) {
     }
 }
 
-/// A runtime error may sit in a chain itself or behind an `Arc` that several askers share.
+/// A runtime error may be in a chain itself or behind an `Arc` that several callers share.
 fn runtime_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a RuntimeError> {
     error
         .downcast_ref::<RuntimeError>()

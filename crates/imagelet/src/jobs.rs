@@ -1,4 +1,4 @@
-//! The daemon's periodic jobs: each one function, woken by the clock or by a change of the configuration.
+//! The daemon's periodic jobs: each is one function, run by the clock or after a change of the configuration.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,14 +12,12 @@ use crate::{
     node::{LocalNode, collect, policy},
 };
 
-/// How often a collection that is switched off looks whether it still is.
+/// How often a disabled collection checks whether it is still disabled.
 const IDLE_PERIOD: Duration = Duration::from_mins(5);
 
-/// How often the inventory looks whether it has something to write. With the 45 s it waits between writes, a crash loses
-/// less than a minute.
+/// How often the inventory checks for unwritten changes. With 45 s between writes a crash loses less than a minute.
 const FLUSH_PERIOD: Duration = Duration::from_secs(10);
 
-/// The running jobs.
 #[derive(Debug)]
 pub(crate) struct Jobs {
     tasks: JoinSet<()>,
@@ -28,7 +26,6 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Starts all jobs.
     pub(crate) fn start(node: &Arc<LocalNode>, stop: &CancellationToken) -> Self {
         let wake = Arc::new(Notify::new());
         let mut tasks = JoinSet::new();
@@ -45,17 +42,17 @@ impl Jobs {
             |node| node.settings().collection.period.unwrap_or(IDLE_PERIOD),
             |node| Box::pin(async move { collect_if_needed(&node).await }),
         );
-        // Uses come in without a pass, too; written each 45 s at most.
+        // Uses arrive without a pass, too; written every 45 s at most.
         start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts().inventory.flush_if_due().await }));
         Self { tasks, wake, stop: stop.clone() }
     }
 
-    /// Wakes every job now: the configuration has changed.
+    /// Runs every job now, because the configuration has changed.
     pub(crate) fn wake(&self) {
         self.wake.notify_waiters();
     }
 
-    /// Ends the jobs and waits for them.
+    /// Stops the jobs and waits for them.
     pub(crate) async fn stop(mut self) {
         self.stop.cancel();
         while let Some(ended) = self.tasks.join_next().await {
@@ -67,7 +64,7 @@ impl Jobs {
 }
 
 struct Clock {
-    /// Asked each time, so that a reload changes it.
+    /// Evaluated before each wait, so that a reload changes it.
     period: Box<dyn Fn() -> Duration + Send + Sync>,
     wake: Arc<Notify>,
     stop: CancellationToken,
@@ -75,8 +72,8 @@ struct Clock {
 
 type Pass = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Runs a job at once and then, as the kubelet's loops do, a period after each end of it; never twice at a time. A stop
-/// drops the pass that runs.
+/// Runs a job at once and then, like the kubelet's loops, one period after each end; never twice at a time. A stop
+/// drops the running pass.
 async fn run(clock: Clock, job: impl Fn() -> Pass + Send) {
     loop {
         tokio::select! {
@@ -91,7 +88,6 @@ async fn run(clock: Clock, job: impl Fn() -> Pass + Send) {
     }
 }
 
-/// Finds, dates and caches all images.
 async fn detect(node: &LocalNode) {
     match node.parts().inventory.refresh(std::time::SystemTime::now()).await {
         Ok(snapshot) => {
@@ -102,7 +98,7 @@ async fn detect(node: &LocalNode) {
     }
 }
 
-/// When images are collected by the clock; `None`: not at all. Detection goes on either way.
+/// The policy of periodic collection; `None`: disabled. Detection runs in both cases.
 fn collects_by(settings: &Settings) -> Option<GcPolicy> {
     settings.collection.period?;
     match policy(settings) {
@@ -118,7 +114,7 @@ fn collects_by(settings: &Settings) -> Option<GcPolicy> {
     }
 }
 
-/// Collects as configured, and logs the result as the kubelet does.
+/// Collects as configured, and logs the result like the kubelet.
 async fn collect_if_needed(node: &LocalNode) {
     let Some(policy) = collects_by(&node.settings()) else { return };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
@@ -127,7 +123,7 @@ async fn collect_if_needed(node: &LocalNode) {
         Err(failure) => Some(failure.to_string()),
     };
     if node.settings().collection.mode == CollectionMode::Shadow {
-        // Nothing was to be reached, so nothing failed; what would have is recorded as such.
+        // Shadow mode removes nothing and so cannot fail; its record holds what would have failed.
         return;
     }
     let message = node.collection_ended(failure.as_deref().map_or(Ok(()), Err));
@@ -180,7 +176,7 @@ mod tests {
             sources.add_flag("--test", "imageMaximumGCAge", age.to_string());
             let settings = sources.settings().expect("it holds");
             assert_eq!(expected["image_gc_loop_started"], collects_by(&settings).is_some(), "{}", case["name"]);
-            // One pass is both here, and has a period whatever is collected.
+            // One pass does both here, and has a period whatever is collected.
             let detects = !settings.detection_period.is_zero();
             assert_eq!(expected["detect_loop_started"], detects, "{}", case["name"]);
             assert_eq!(expected["cache_loop_started"], detects, "{}", case["name"]);

@@ -1,4 +1,4 @@
-//! Where what the program says beside its results goes: a daemon's log, or a line for people on a command's stderr.
+//! Logging: a daemon's log, or lines for people on a command's stderr.
 
 use std::{fmt, io::IsTerminal as _};
 
@@ -14,8 +14,8 @@ use tracing_subscriber::{
 
 use crate::{config::Environment, output::printable};
 
-/// Starts it. A daemon logs its decisions. A command says only what would otherwise be lost, as its errors end on stderr
-/// anyway, and logs as a daemon does where `IMAGELET_LOG` asks for that.
+/// Starts logging. A daemon logs its decisions. A command logs only what would otherwise be lost, because its errors
+/// are printed to stderr anyway; with `IMAGELET_LOG` it logs like a daemon.
 pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     let default = if is_daemon { "info" } else { "error" };
     let wanted = environment.log.as_deref().unwrap_or(default);
@@ -30,7 +30,7 @@ pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     }
 }
 
-/// An event as a command says it: `warning: MESSAGE: CAUSE (path=/x)`.
+/// Formats an event as `warning: MESSAGE: CAUSE (path=/x)`.
 struct ForPeople;
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'static> FormatEvent<S, N> for ForPeople {
@@ -41,7 +41,6 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'stat
     }
 }
 
-/// The fields of an event.
 #[derive(Debug, Default)]
 struct Said {
     message: String,

@@ -29,11 +29,11 @@ use tokio::runtime::{Builder, Runtime};
 use cli::{Cli, Command};
 use config::Environment;
 
-/// A refused command line; what `clap` uses, too.
+/// Exit code for an invalid command line, as in `clap`.
 const EXIT_USAGE: u8 = 2;
 
-/// Bounds the daemon's heap: few heaps for all threads, and large blocks that return to the system when they are freed. The
-/// C library reads it at the start of a process alone.
+/// Limits the daemon's heap: few arenas for all threads, and large blocks that return to the system when freed. The
+/// C library reads this only at the start of a process.
 const HEAP_BOUNDS: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.malloc.arena_max=4:glibc.malloc.mmap_threshold=1048576:glibc.malloc.trim_threshold=2097152:\
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     let cli = match Cli::read(arguments.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no errors and go to stdout; a closed pipe is no error.
+            // Help and version are no errors and are printed to stdout; a closed pipe is no error.
             drop(error.print());
             return if error.exit_code() == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) };
         }
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     let is_daemon = matches!(cli.command, Command::Serve(_));
     let outcome = runtime.block_on(commands::run(cli, environment));
     if is_daemon {
-        // Its end has a bound: a thread that unpacks or waits for the disk ends with the process.
+        // Bounds the exit: a thread that unpacks or waits for the disk ends with the process.
         runtime.shutdown_background();
     }
     match outcome {
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the program anew with [`HEAP_BOUNDS`]. Returns where that fails: they save memory and change nothing else.
+/// Executes the program again with [`HEAP_BOUNDS`]. Returns on failure: the limits only save memory.
 fn start_with_bounded_heap(arguments: &[OsString]) {
     let (name, bounds) = HEAP_BOUNDS;
     if let Ok(program) = std::env::current_exe() {
@@ -82,7 +82,7 @@ fn start_with_bounded_heap(arguments: &[OsString]) {
     }
 }
 
-/// One thread for a command that asks one question: to hand the answer from thread to thread takes longer than to read it.
+/// One thread for a command with one request: passing the answer between threads takes longer than reading it.
 fn runtime(command: &Command) -> std::io::Result<Runtime> {
     let mut builder = match command {
         Command::Ls(_) => Builder::new_current_thread(),

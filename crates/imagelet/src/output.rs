@@ -1,4 +1,4 @@
-//! How results look: aligned tables for people, JSON and YAML for programs.
+//! The output of results: aligned tables for people, JSON and YAML for programs.
 
 use std::{borrow::Cow, io, time::SystemTime};
 
@@ -7,9 +7,9 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::cli::Format;
 
-/// How much of a digest distinguishes images: `sha256:` and 12 digits.
+/// Digits of a digest that distinguish images: `sha256:` and 12 digits.
 const DIGEST_SHOWN: usize = 7 + 12;
-/// Blanks between columns.
+/// Spaces between columns.
 const GAP: usize = 3;
 
 /// A table whose columns are as wide as their widest cell.
@@ -17,24 +17,22 @@ const GAP: usize = 3;
 pub(crate) struct Table(Vec<Vec<String>>);
 
 impl Table {
-    /// A table with a header.
     pub(crate) fn new<const N: usize>(header: [&str; N]) -> Self {
         let mut table = Self::default();
         table.row(header);
         table
     }
 
-    /// A table of names and values, without a header.
     pub(crate) fn plain() -> Self {
         Self::default()
     }
 
-    /// Adds a row. Control characters, which names from outside may bring, are shown as `?`.
+    /// Adds a row. Control characters, which foreign names may contain, are shown as `?`.
     pub(crate) fn row<I: IntoIterator<Item = S>, S: AsRef<str>>(&mut self, cells: I) {
         self.0.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
     }
 
-    /// Prints it; nothing trails a row.
+    /// Prints it without trailing spaces.
     pub(crate) fn write(&self, out: &mut impl io::Write) -> io::Result<()> {
         let mut widths: Vec<usize> = Vec::new();
         for row in &self.0 {
@@ -60,9 +58,9 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Prints a result to stdout, as a document or as whatever `human` makes of it.
+/// Prints a result to stdout, as a document or through `human`.
 ///
-/// A reader that went away (`imagelet ls | head -1`) is no error.
+/// A closed stdout (`imagelet ls | head -1`) is no error.
 pub(crate) fn print<T: Serialize>(
     format: Format,
     result: &T,
@@ -84,7 +82,7 @@ pub(crate) fn print<T: Serialize>(
     }
 }
 
-/// How long ago something was, to two digits or so: `42s`, `7m`, `3h`, `12d`; `-` when it never was.
+/// Age to about two digits: `42s`, `7m`, `3h`, `12d`; `-` for never.
 pub(crate) fn age(since: Option<SystemTime>, now: SystemTime) -> String {
     let Some(since) = since else { return "-".into() };
     match now.duration_since(since).map_or(0, |age| age.as_secs()) {
@@ -95,10 +93,10 @@ pub(crate) fn age(since: Option<SystemTime>, now: SystemTime) -> String {
     }
 }
 
-/// What stands for an image's name where it has none.
+/// Stands for the name of an image without one.
 pub(crate) const NAMELESS: &str = "<none>";
 
-/// An image's name in a table: its first tag, else its first digest, else [`NAMELESS`]; then how many more there are.
+/// An image's name in a table: its first tag, else its first digest, else [`NAMELESS`]; then the number of others.
 pub(crate) fn names(names: &[String], digests: &[String]) -> String {
     match if names.is_empty() { digests } else { names } {
         [] => NAMELESS.into(),
@@ -107,7 +105,7 @@ pub(crate) fn names(names: &[String], digests: &[String]) -> String {
     }
 }
 
-/// A name with the digest in it cut as ids are, for tables that are no wider than a screen.
+/// A name whose digest is cut like an id, for tables no wider than a screen.
 pub(crate) fn cut_digest(name: &str) -> Cow<'_, str> {
     match name.rsplit_once('@') {
         Some((repository, digest)) if digest.len() > DIGEST_SHOWN => {

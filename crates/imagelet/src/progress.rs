@@ -1,4 +1,4 @@
-//! How a pull looks while it runs: bars on a terminal, plain lines elsewhere, nothing when asked to be quiet.
+//! The display of a running pull: bars on a terminal, plain lines elsewhere, nothing with `--quiet`.
 
 use std::{
     collections::BTreeMap,
@@ -14,21 +14,17 @@ use crate::{
     output::printable,
 };
 
-/// Layers with a bar of their own; the total covers the rest.
+/// Layers with a bar of their own; the total covers the others.
 const BARS_MAX: usize = 24;
-/// What is shown for a pull of a runtime.
+/// Shown for a pull of a runtime.
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 /// Digits of a digest that distinguish layers.
 const DIGITS: usize = 12;
 
-/// Where progress is shown.
 #[derive(Clone, Debug)]
 pub(crate) enum Screen {
-    /// Nowhere.
     Quiet,
-    /// As lines on stderr.
     Lines,
-    /// As bars on the terminal.
     Bars(MultiProgress),
 }
 
@@ -44,12 +40,12 @@ impl Screen {
         }
     }
 
-    /// Shows one pull with its layers; dropping the guard takes its bars away.
+    /// Shows one pull with its layers; dropping the guard removes its bars.
     pub(crate) fn show(&self, image: &str) -> Shown {
         self.open(image, BARS_MAX)
     }
 
-    /// Shows one pull among others, in a line; names are as wide as the widest of them.
+    /// Shows one of several pulls in a line; `width` is the widest name.
     pub(crate) fn show_in_line(&self, image: &str, width: usize) -> Shown {
         match self {
             Self::Bars(_) => self.open(&format!("{image:width$}"), 0),
@@ -72,7 +68,7 @@ impl Screen {
         }
     }
 
-    /// Says something about a pull without tearing the bars apart.
+    /// Prints a line without breaking the bars.
     pub(crate) fn say(&self, text: &str) {
         match self {
             Self::Quiet => {}
@@ -82,9 +78,8 @@ impl Screen {
     }
 }
 
-/// A pull on the screen.
 pub(crate) struct Shown {
-    /// Where its steps go.
+    /// Receives the pull's steps.
     pub(crate) steps: Steps,
     bars: Option<Arc<Bars>>,
 }
@@ -97,14 +92,13 @@ impl Drop for Shown {
     }
 }
 
-/// Where one layer is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct LayerProgress {
     size: u64,
     received: u64,
 }
 
-/// One line when the image is known, one for each layer that ends.
+/// One line when the image is resolved, one for each layer that ends.
 struct Lines {
     image: String,
     layers: Mutex<BTreeMap<String, LayerProgress>>,
@@ -119,7 +113,7 @@ impl Lines {
     }
 }
 
-/// What a step says without a terminal.
+/// The line of a step without a terminal.
 fn line(layers: &mut BTreeMap<String, LayerProgress>, step: &Step) -> Option<String> {
     match step {
         Step::Resolved { layers: resolved, .. } => {
@@ -154,7 +148,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Pulls of a node on a terminal, as they are looked at now and then: a line each, and one for each layer that comes in.
+/// Pulls of a node on a terminal, polled: a line for each, and one for each layer in progress.
 #[derive(Debug)]
 pub(crate) struct PullScreen {
     screen: MultiProgress,
@@ -164,13 +158,13 @@ pub(crate) struct PullScreen {
 
 /// Pulls with a line of their own.
 const PULL_LINES_MAX: usize = 16;
-/// Layers of one of them.
+/// Layers shown per pull.
 const LAYER_LINES_MAX: usize = 8;
-/// Columns of a name: what follows stands in one line under the other, and fits beside it.
+/// Columns of a name, so that the columns after it align.
 const NAME_COLUMNS: usize = 36;
 
 impl PullScreen {
-    /// On stderr, twice a second at most; `None` where that is no terminal.
+    /// On stderr, drawn twice a second at most; `None` where stderr is no terminal.
     pub(crate) fn of_stderr(with_layers: bool) -> Option<Self> {
         std::io::stderr().is_terminal().then(|| Self {
             screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(2)),
@@ -179,16 +173,16 @@ impl PullScreen {
         })
     }
 
-    /// Does something that writes to the terminal, without tearing the lines apart.
+    /// Runs something that writes to the terminal without breaking the lines.
     pub(crate) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.screen.suspend(work)
     }
 
-    /// Shows where a pull stands now; one that is over goes.
+    /// Updates the line of a pull; removes it when the pull has ended.
     pub(crate) fn show(&mut self, pull: &PullProgress) {
         let key = (pull.pull, if pull.pull == 0 { pull.image.clone() } else { String::new() });
         if pull.pull > 0 {
-            // It had its turn.
+            // The pull has left the queue.
             self.forget(&(0, pull.image.clone()));
         }
         if ["done", "failed", "given-up"].contains(&pull.phase.as_str()) {
@@ -232,7 +226,6 @@ impl PullScreen {
         }
     }
 
-    /// Takes all lines away.
     pub(crate) fn clear(&mut self) {
         let keys: Vec<_> = self.pulls.keys().cloned().collect();
         for key in &keys {
@@ -248,7 +241,7 @@ impl PullScreen {
     }
 }
 
-/// A name of so many columns: of a digest the first digits, and of a name that is still too long the end.
+/// Shortens a name: cuts a digest to its first digits, then keeps the end of the name.
 fn in_columns(name: &str, columns: usize) -> String {
     let named = match name.split_once('@') {
         Some((name, digest)) => format!("{name}@{}", digest.chars().take("sha256:".len() + DIGITS).collect::<String>()),
@@ -262,7 +255,7 @@ fn in_columns(name: &str, columns: usize) -> String {
     format!("…{end}")
 }
 
-/// Where a pull stands, in a few words.
+/// The phase of a pull in a few words.
 pub(crate) fn standing(pull: &PullProgress) -> String {
     let for_so_long = format!("{} s", pull.elapsed_ms / 1000);
     let Some(total) = pull.bytes_total else {
@@ -282,7 +275,7 @@ pub(crate) fn standing(pull: &PullProgress) -> String {
 struct Bars {
     screen: MultiProgress,
     total: ProgressBar,
-    /// So many layers have a bar of their own.
+    /// Layers with a bar of their own.
     layers_max: usize,
     layers: Mutex<BTreeMap<String, (ProgressBar, LayerProgress)>>,
 }
@@ -302,7 +295,7 @@ impl Bars {
             Step::Resolved { layers: resolved, .. } => self.resolve(&mut layers, &resolved),
             Step::Fetching { digest, received } => {
                 if let Some((bar, layer)) = layers.get_mut(&digest) {
-                    // A second try starts over; the bar follows.
+                    // A retry starts over; the bar follows.
                     layer.received = received.min(layer.size);
                     bar.set_position(layer.received);
                 }
@@ -324,7 +317,7 @@ impl Bars {
                 self.total.set_position(read);
                 return;
             }
-            // Those of a pod's images come one by one, to a screen of their own.
+            // The steps of a pod's images arrive one by one, each on a screen of its own.
             Step::Silence { note } => {
                 drop(self.screen.println(printable(&note)));
                 return;

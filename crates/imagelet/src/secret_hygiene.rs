@@ -1,4 +1,4 @@
-//! What the process does to itself at its start: no secret in core files or in what the system shows, as many open files as it may.
+//! Hardens the process at its start: no secret in core files or process listings, and the highest limit of open files.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -21,11 +21,11 @@ use crate::{
     config::Environment,
 };
 
-/// A pipe holds this much without a reader.
+/// Capacity of a pipe without a reader.
 const PIPE_HOLDS: usize = 64 << 10;
 
-/// No core file of this process: credentials are in its memory. The limit goes to its children, too, and leaves out
-/// those systems that hand cores to a program; the flag does not, and leaves out nothing.
+/// Disables core files: credentials are in memory. The limit is inherited by children, and does not apply where the
+/// system pipes cores to a program; the dumpable flag applies there too.
 pub(crate) fn forbid_core_dumps() {
     let limited = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     let flagged = set_dumpable_behavior(DumpableBehavior::NotDumpable);
@@ -34,8 +34,8 @@ pub(crate) fn forbid_core_dumps() {
     }
 }
 
-/// As many open files as the system allows this process at most: a shell gives 1024, few for many pulls at once. Programs
-/// that it starts get the same limit; those that cannot deal with large descriptors have none in the first place.
+/// Raises the soft limit of open files to the hard one: a shell's 1024 are few for many pulls. Child programs inherit
+/// the limit.
 pub(crate) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -46,8 +46,8 @@ pub(crate) fn raise_file_limit() {
     }
 }
 
-/// Takes the login of `pull` out of the command line and the environment, which the system shows to others: the program
-/// starts anew with the login in a pipe. Where that cannot be, it goes on as it was started.
+/// Removes the login of `pull` from the command line and environment, which other users can read: the program executes
+/// itself again with the login in a pipe. On failure it continues unchanged.
 pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Environment) {
     let Command::Pull(pull) = &cli.command else { return };
     let Some(login) = visible(pull, environment) else { return };
@@ -57,12 +57,12 @@ pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Enviro
     let mut program = Program::new("/proc/self/exe");
     program.arg0(&arguments[0]).args(&arguments[1..]).env_remove("IMAGELET_CREDS");
     drop(login);
-    // Returns only where it failed; then everything is as before.
+    // Returns only on failure; then nothing has changed.
     let error = program.exec();
     tracing::warn!(%error, "could not hide the credentials of the command line");
 }
 
-/// The login that others can see, if there is one that fits on a line.
+/// The login that others can read, if it fits on a line.
 fn visible(pull: &PullArgs, environment: &Environment) -> Option<Secret> {
     let login = match (&pull.creds_file, pull.creds.as_deref()) {
         (Some(_), _) | (None, Some("-")) => return None,
@@ -72,7 +72,7 @@ fn visible(pull: &PullArgs, environment: &Environment) -> Option<Secret> {
     (login.expose().len() < PIPE_HOLDS && !login.expose().contains(['\n', '\r'])).then_some(login)
 }
 
-/// A pipe that the next program reads the login from.
+/// A pipe from which the next program reads the login.
 fn in_pipe(login: &Secret) -> Option<OwnedFd> {
     let (reader, mut writer) = std::io::pipe().ok()?;
     writer.write_all(login.expose().as_bytes()).ok()?;
@@ -81,7 +81,7 @@ fn in_pipe(login: &Secret) -> Option<OwnedFd> {
     Some(reader)
 }
 
-/// The command line with a file in place of the login; `None` where its place cannot be determined.
+/// The command line with a file in place of the login; `None` where the login's position is ambiguous.
 fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
     let mut kept: Vec<OsString> = Vec::with_capacity(arguments.len() + 1);
     let mut is_named = false;
@@ -105,7 +105,7 @@ fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
         let command = kept.iter().position(|argument| argument == OsStr::new("pull"))?;
         kept.insert(command + 1, file.into());
     }
-    // What is not read as the same command is not run.
+    // A rewritten line that parses differently is not run.
     let Ok(Cli { command: Command::Pull(pull), .. }) = Cli::read(kept.iter().cloned()) else { return None };
     (pull.creds.is_none() && pull.creds_file.is_some()).then_some(kept)
 }
@@ -130,7 +130,7 @@ mod tests {
         ] {
             assert_eq!(rewritten(line).as_deref(), Some(expected), "{line}");
         }
-        // A store called `pull` is not guessed at.
+        // A store called `pull` makes the position ambiguous.
         assert_eq!(rewritten("i --store pull pull a"), None);
     }
 

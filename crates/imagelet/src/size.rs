@@ -1,13 +1,13 @@
-//! Sizes as people type them: `1Gi`, `500M`, `1.5 GB`.
+//! Sizes as users type them: `1Gi`, `500M`, `1.5 GB`.
 
 use imagelet_core::image::ByteSize;
 
-/// The text is no size.
+/// The text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no size such as `500M`, `1Gi` or `1048576`")]
 pub(crate) struct SizeError(String);
 
-/// Reads a number with an optional decimal (`k M G T P`) or binary (`Ki Mi Gi Ti Pi`) unit and an optional `B`.
+/// Parses a number with an optional decimal (`k M G T P`) or binary (`Ki Mi Gi Ti Pi`) unit and an optional `B`.
 pub(crate) fn parse_size(text: &str) -> Result<ByteSize, SizeError> {
     let refuse = || SizeError(text.chars().take(64).collect());
     let trimmed = text.trim();
