@@ -18,28 +18,28 @@ use crate::{
     unpack::{Claim, LayerMemory},
 };
 
-/// Large enough to make a queue operation cheap, small enough to stay in the second-level cache.
+/// Large enough to make a queue operation cheap, small enough for the L2 cache.
 const BLOCK_SIZE: usize = 128 * 1024;
-/// Full blocks that may wait; with the one being filled and the one being read, four a layer.
+/// With the block being filled and the one being read, a layer has four.
 const BLOCKS_QUEUED: usize = 2;
-/// Blocks that each layer has of its own: one is filled while the other is read.
+/// Guaranteed blocks of each layer: one is filled while the other is read.
 const BLOCKS_OWN: usize = 2;
 
-/// The way back for a buffer.
+/// The return path of a buffer.
 type Home = Arc<Sender<Vec<u8>>>;
 
-/// What travels: a full block with the way back for its buffer, or the end.
+/// A full block with the return path of its buffer, or the end.
 pub(crate) enum Block {
     Bytes {
         buffer: Vec<u8>,
         length: usize,
         home: Home,
     },
-    /// The stream ended as it should; a queue that closes without this was cut.
+    /// A queue that closes without this mark was cut.
     End,
 }
 
-/// Inflated bytes that are fine whatever the ratio. All layers of an image draw on it, so that many small bombs are one.
+/// Inflated bytes that are allowed at any ratio. All layers of an image share it, against many small bombs.
 #[derive(Debug, Default)]
 pub(crate) struct Allowance(AtomicU64);
 
@@ -53,7 +53,7 @@ impl Allowance {
     }
 }
 
-/// How far a layer may still expand. Dropped unused or on a failure, it gives back what it drew on the image's allowance.
+/// How far a layer may still expand. On drop, an unfinished layer returns its part of the image's allowance.
 #[derive(Debug)]
 pub(crate) struct Expansion {
     own: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Expansion {
 }
 
 impl Expansion {
-    /// `own` bytes by the layer's own size, and what is left of what its image shares.
+    /// `own` bytes by the layer's size, plus what is left of the image's allowance.
     pub(crate) fn new(own: u64, shared: &Arc<Allowance>) -> Self {
         Self { own, shared: Arc::clone(shared), drawn: 0, kept: false }
     }
@@ -87,16 +87,14 @@ impl Drop for Expansion {
     }
 }
 
-/// The inflater's end of the queue.
 pub(crate) struct BlockWriter {
     queue: SyncSender<Block>,
-    /// Gone once the reader is.
+    /// Dead once the reader is dropped.
     home: Weak<Sender<Vec<u8>>>,
     returned: Receiver<Vec<u8>>,
     claim: RefCell<Claim>,
 }
 
-/// The unpacker's end.
 pub(crate) struct BlockQueue {
     blocks: Receiver<Block>,
     _home: Home,
@@ -111,7 +109,7 @@ pub(crate) fn queue(memory: &Arc<LayerMemory>) -> (BlockWriter, BlockQueue) {
 }
 
 impl BlockWriter {
-    /// A block to fill: one that came back, or a new one where the layer may have it. `None`: the reader went away.
+    /// A returned buffer, or a new one while the layer's limit allows. `None`: the reader was dropped.
     fn buffer(&self, blocks: &mut usize) -> Option<Vec<u8>> {
         if let Ok(buffer) = self.returned.try_recv() {
             return Some(buffer);
@@ -123,7 +121,7 @@ impl BlockWriter {
         Some(vec![0; BLOCK_SIZE])
     }
 
-    /// Moves a stream through the queue until its end. `Ok(false)`: the reader went away.
+    /// Copies a stream into the queue. `Ok(false)`: the reader was dropped.
     pub(crate) fn copy(&self, stream: &mut dyn Read, mut expansion: Expansion) -> io::Result<bool> {
         let (mut total, mut blocks) = (0_u64, 0);
         loop {
@@ -159,7 +157,7 @@ impl BlockWriter {
     }
 }
 
-/// The unpacker's end: hashes each block as it arrives and lends it out without a copy.
+/// Hashes each block as it arrives and lends it without a copy.
 pub(crate) struct BlockReader {
     queue: BlockQueue,
     hash: Hash,
@@ -174,12 +172,11 @@ impl BlockReader {
         Self { queue, hash, written_bytes: WrittenBytes::default(), current: None, position: 0, ended: false }
     }
 
-    /// The same reader, which counts what its own reader is done with.
+    /// The same reader, which also counts consumed bytes as written.
     pub(crate) fn telling(self, written_bytes: WrittenBytes) -> Self {
         Self { written_bytes, ..self }
     }
 
-    /// Reads to the end and returns the digest of the whole stream.
     pub(crate) fn drain(mut self) -> io::Result<Digest> {
         loop {
             let length = self.fill_buf()?.len();
@@ -192,9 +189,9 @@ impl BlockReader {
 
     fn advance(&mut self) -> io::Result<()> {
         if let Some((buffer, length, home)) = self.current.take() {
-            // What was in it has been written.
+            // The block's bytes have been written.
             self.written_bytes.add(length as u64);
-            // The inflater may be done; then the buffer is simply freed.
+            // If the inflater has finished, the buffer is freed.
             let _ = home.send(buffer);
         }
         self.position = 0;

@@ -1,4 +1,4 @@
-//! The first stage: bytes from the disk and a registry, hashed and handed on in order.
+//! The first stage: bytes from the disk and a registry, hashed and passed to the inflater in order.
 
 use std::io::{self, Read as _};
 
@@ -17,23 +17,22 @@ use crate::{
     unpack::LayerMemory,
 };
 
-/// Progress is reported after this many more bytes.
 const PROGRESS_STEP: u64 = 1 << 20;
-/// How much is read from the disk at once, and how many such pieces wait.
+/// The size of one read from the disk, and the number of reads that wait.
 const PIECE_SIZE: usize = 256 << 10;
 const PIECES_QUEUED: usize = 2;
 
-/// The unread rest of a blob.
 pub(super) struct Unread {
-    /// `None`: it broke off in what the disk had.
+    /// `None`: the failure was in the bytes from the disk.
     stream: Option<RangedStream>,
     hash: Hash,
     pub(super) received: u64,
 }
 
 impl LayerJob {
-    /// Hands the blob on to its end: first what the disk has of it, then the rest from the registry. `Some`: the stage
-    /// after this one went away, and knows why.
+    /// Passes the blob to the inflater: first the bytes on disk, then the rest from the registry. `Some`: the
+    /// inflater
+    /// stopped, and knows the cause.
     pub(super) async fn fetch(
         &self,
         source: &BlobSource,
@@ -73,7 +72,8 @@ impl LayerJob {
             if !self.session.trickles_for(place.held_for()) {
                 continue;
             }
-            // Layers that wait for memory hold places: what holds memory does not wait for one.
+            // Layers that wait for memory hold places, so a layer that holds memory must not wait for a place:
+            // deadlock.
             if stream.can_rest() && !memory.holds_shared() && place.yields() {
                 tracing::info!(
                     blob = %self.descriptor.digest, reference = %self.session.reference(),
@@ -83,16 +83,16 @@ impl LayerJob {
                 place.again().await?;
             }
         }
-        // The last bytes count as the first do.
+        // The last bytes are reported too.
         intake.report(self, progress);
         intake.hash = self.verified(intake.hash)?;
         let heard = intake.inflater.frames.send(Frame::End).await.is_ok();
         Ok((!heard).then(|| intake.unread(Some(stream))))
     }
 
-    /// Reads what is left, and holds the whole to its digest.
+    /// Reads the rest and verifies the digest of the whole blob.
     pub(super) async fn read_rest(&self, unread: Unread) -> Result<(), RuntimeError> {
-        // What the disk had is not worth a look: the blob is fetched anew.
+        // A failure in the bytes from the disk needs no diagnosis: the blob is fetched again.
         let Unread { stream: Some(mut stream), mut hash, .. } = unread else { return Ok(()) };
         while let Some(bytes) = stream.next().await? {
             hash.update(&bytes);
@@ -111,25 +111,23 @@ impl LayerJob {
     }
 }
 
-/// The way to the inflater.
 pub(super) struct Inflater {
     pub(super) frames: mpsc::Sender<Frame>,
     pub(super) reader_wait: ReaderWait,
 }
 
-/// Bytes on their way, hashed as they pass.
 struct Hashed {
     hash: Hash,
     received: u64,
-    /// Of them, those that a pull before had brought.
+    /// Bytes that an earlier pull fetched.
     from_disk: u64,
-    /// The bytes from the network that progress last heard of.
+    /// Bytes from the network at the last progress report.
     told: u64,
     inflater: Inflater,
 }
 
 impl Hashed {
-    /// Returns whether anybody still wants more.
+    /// Returns whether the inflater still reads.
     async fn take(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;
@@ -152,7 +150,7 @@ impl Hashed {
     }
 }
 
-/// Reads a file from its beginning on a thread of its own; fewer bytes than it had are an error.
+/// Reads a file on a thread of its own; fewer bytes than recorded are an error.
 fn replay(kept: KeptBytes) -> mpsc::Receiver<io::Result<Bytes>> {
     let (sender, receiver) = mpsc::channel(PIECES_QUEUED);
     tokio::task::spawn_blocking(move || {
@@ -163,7 +161,7 @@ fn replay(kept: KeptBytes) -> mpsc::Receiver<io::Result<Bytes>> {
             let mut piece = vec![0; usize::try_from(size).unwrap_or(PIECE_SIZE)];
             let read = file.read_exact(&mut piece).map(|()| Bytes::from(piece));
             let failed = read.is_err();
-            // A receiver that has gone was given up.
+            // The receiver was dropped: the fetch ended.
             if sender.blocking_send(read).is_err() || failed {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Compressed frames on their way from the socket to the inflater, read as one stream.
+//! Compressed frames between socket and inflater, read as one stream.
 
 use std::io::{self, BufRead, Read};
 
@@ -7,20 +7,18 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{admission::WrittenBytes, registry::ReaderWait, store::BlobWriter};
 
-/// What arrives from the socket.
 #[derive(Debug)]
 pub(super) enum Frame {
     Bytes(Bytes),
-    /// The blob is complete and its digest is right; a queue that closes without this was cut.
+    /// The blob is complete and verified; a queue that closes without this mark was cut.
     End,
 }
 
-/// What the inflater reads.
 #[derive(Debug)]
 pub(super) struct Intake {
     pub(super) frames: mpsc::Receiver<Frame>,
     pub(super) reader_wait: ReaderWait,
-    /// Where the compressed bytes are written as well.
+    /// A copy of the compressed bytes is written here.
     pub(super) keep: Option<BlobWriter>,
     /// Counts those bytes.
     pub(super) written_bytes: WrittenBytes,
@@ -38,13 +36,12 @@ impl Intake {
     }
 }
 
-/// The frames as one stream.
 pub(super) struct FrameReader {
     pub(super) intake: Intake,
     current: Bytes,
     pub(super) ended: bool,
     pub(super) cut: bool,
-    /// Why the compressed bytes could not be written.
+    /// Why the copy could not be written.
     pub(super) unwritten: Option<io::Error>,
 }
 
@@ -53,7 +50,7 @@ impl FrameReader {
         Self { intake, current: Bytes::new(), ended: false, cut: false, unwritten: None }
     }
 
-    /// The next bytes without taking them, at least `length` unless fewer are left.
+    /// The next bytes without consuming them, at least `length` unless fewer are left.
     pub(super) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
         self.fill_buf()?;
         while self.current.len() < length && !self.ended {
@@ -91,7 +88,7 @@ impl BufRead for FrameReader {
     }
 
     fn consume(&mut self, amount: usize) {
-        // `split_to` keeps the frame alive only as long as bytes of it are left.
+        // `split_to` frees the frame with its last byte.
         let _ = self.current.split_to(amount);
     }
 }

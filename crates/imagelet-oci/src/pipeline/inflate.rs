@@ -1,4 +1,4 @@
-//! Compressed frames in, plain blocks out, on a thread of its own.
+//! Inflates compressed frames into plain blocks, on a thread of its own.
 
 use std::{
     io,
@@ -19,10 +19,9 @@ use crate::{
 };
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// The first bytes, which decide how a layer is compressed.
+/// The first bytes, which identify the compression.
 const MAGIC_LENGTH: usize = 4;
 
-/// What inflating may take.
 #[derive(Debug)]
 pub(super) struct Bounds {
     pub(super) expansion: Expansion,
@@ -30,8 +29,8 @@ pub(super) struct Bounds {
     pub(super) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark; returns what was written of the blob on the way, and what it read from.
-/// The first bytes decide how a layer is compressed, as in every runtime.
+/// Inflates until the end mark; returns the copy of the blob and the source. The first bytes decide the compression,
+/// as in every runtime.
 pub(super) fn inflate(
     intake: Intake,
     blocks: &BlockWriter,
@@ -61,7 +60,7 @@ fn inflate_from(source: &mut FrameReader, blocks: &BlockWriter, bounds: Bounds) 
             "could not keep the compressed blob",
             source.unwritten.take().unwrap_or_else(|| io::ErrorKind::Other.into()),
         ))),
-        // The socket side knows why it stopped.
+        // The fetch stage knows the cause.
         Err(_) if source.cut => Err(Stopped::Downstream),
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(Stopped::Failed(
             RuntimeError::new(RuntimeErrorKind::Unacceptable, "it is beyond a limit").caused_by(error),
@@ -145,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_zstd_frame_that_is_not_of_its_size_is_refused_however_it_arrives() {
-        // Says 48 bytes and has one empty block. The library itself takes it, if it comes in pieces.
+        // Declares 48 bytes and has one empty block. Libzstd accepts it when it arrives in pieces.
         let bytes = b"\x28\xb5\x2f\xfd\x20\x30\x01\0\0";
         let whole = vec![Frame::Bytes(Bytes::copy_from_slice(bytes)), Frame::End];
         for frames in [whole, frames(bytes)] {

@@ -1,9 +1,12 @@
 //! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder.
 //!
-//! Three stages side by side. The task that asked fetches and hashes compressed bytes; a blocking thread inflates them
-//! into recycled buffers; another hashes what was inflated and unpacks it. The queues between them are short, so memory
-//! does not grow with the layer. Dropping the future closes the first queue without its end mark, which the threads
-//! take as a failure: they stop, and the staging folder goes with them.
+//! Three stages run side by side. The caller's task fetches and hashes compressed bytes. A blocking thread inflates
+//! them
+//! into recycled buffers. Another thread hashes the inflated bytes and unpacks them. The queues are short, so memory
+//! does
+//! not grow with the layer. Dropping the future closes the first queue without its end mark; the threads treat that
+//! as a
+//! failure, stop, and remove the staging folder.
 
 mod buffer_pool;
 mod fetch;
@@ -48,24 +51,24 @@ use crate::{
     unpack::{LayerMemory, UnpackBudget},
 };
 
-/// Frames between socket and inflater; a frame is at most as large as the transport's read buffer.
+/// A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
-/// How often, and how many times, is looked whether a pull that was given up has let go of its blob.
+/// Interval and number of checks whether a cancelled pull has released its blob.
 const WRITER_LOOK: Duration = Duration::from_millis(20);
 const WRITER_LOOKS_MAX: u32 = 100;
 
-/// The most that one layer may inflate to, however large it is said to be: as much as its files may take.
+/// The most that one layer may inflate to, whatever its size: as much as its files may take.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
 
-/// The most that is still read of a blob that did not unpack, to find the reason.
+/// The most that is read of a blob after a failed unpack, to find the cause.
 const UNREAD_BYTES_MAX: u64 = 64 << 20;
 
-/// What a layer may do to the node.
+/// Limits of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerLimits {
-    /// Inflated bytes per compressed byte; gzip reaches 1,032 on zeros alone.
+    /// Inflated bytes per compressed byte; gzip reaches 1,032 on zeros.
     pub expansion_max: u64,
-    /// Inflated bytes of all layers of an image together that are fine whatever the ratio.
+    /// Inflated bytes of all layers of an image that are allowed at any ratio.
     pub expansion_free: u64,
     /// Entries in one layer.
     pub entries_max: u64,
@@ -75,7 +78,6 @@ pub struct LayerLimits {
     pub free_inodes_floor: u64,
 }
 
-/// A layer to fetch.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerJob {
     pub(crate) registry: Registry,
@@ -84,24 +86,24 @@ pub(crate) struct LayerJob {
     pub(crate) diff_id: Digest,
     pub(crate) store: Arc<Store>,
     pub(crate) end: LayerEnd,
-    /// The compressed blob shall stay, and what came of it when it breaks off.
+    /// Keeps the compressed blob, also a partial one after a failure.
     pub(crate) keep_blobs: bool,
-    /// What the disk has of the blob counts; else the registry has to send all of it.
+    /// Use the blob's bytes on disk; otherwise fetch all from the registry.
     pub(crate) trusts_disk: bool,
     pub(crate) limits: LayerLimits,
     pub(crate) allowance: Arc<Allowance>,
     pub(crate) budget: Arc<UnpackBudget>,
     pub(crate) confinement: Confinement,
-    /// Learns whether all that the pull writes reaches the disk.
+    /// Tracks whether the pull's writes reach the disk.
     pub(crate) view: Arc<SyncView>,
     pub(crate) written_bytes: WrittenBytes,
     pub(crate) claim: Claim,
 }
 
 impl LayerJob {
-    /// Fetches, verifies and unpacks the layer; returns when it is whole, not yet durable.
+    /// Fetches, verifies and unpacks the layer; returns when it is complete, but not yet durable.
     ///
-    /// Where what the disk had of it or a mirror had a hand in what is wrong with it, it is fetched again without them.
+    /// If bytes from the disk or a mirror may be the cause of a failure, the layer is fetched again without them.
     pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.registry.blob(&self.session, &self.descriptor);
         let mut trusts_disk = self.trusts_disk;
@@ -120,7 +122,7 @@ impl LayerJob {
                 }
             };
             if memory.was_refused() {
-                // Given back before the wait: a layer that waits holds nothing.
+                // Released before the wait: a waiting layer holds no memory.
                 drop(memory);
                 tracing::debug!(layer = %self.descriptor.digest, "waiting for a whole share of the memory to unpack in");
                 memory = self.budget.whole_layer().await;
@@ -128,7 +130,7 @@ impl LayerJob {
             }
             match error.kind() {
                 RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
-                    // A blob that was not read is not known to be wrong.
+                    // An unread blob is not known to be wrong.
                     self.forget(if self.trusts_disk { Store::discard_blob } else { Store::discard_partial }).await?;
                     if !was_on_disk && !source.distrust_mirrors(&error) {
                         return Err(error);
@@ -144,10 +146,10 @@ impl LayerJob {
         }
     }
 
-    /// What the disk has of the blob, and where the rest shall be written.
+    /// The blob's bytes on disk, and the writer for the rest.
     async fn on_disk(&self, trusted: bool) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         let digest = &self.descriptor.digest;
-        // A pull that was just given up may still be putting its last bytes on the disk.
+        // A cancelled pull may still be writing its last bytes.
         let mut patience = WRITER_LOOKS_MAX;
         while self.keep_blobs && patience > 0 && self.store.is_written(digest) {
             tokio::time::sleep(WRITER_LOOK).await;
@@ -206,7 +208,7 @@ impl LayerJob {
         let confinement = self.confinement.clone();
         let inflater = tokio::task::spawn_blocking(move || {
             let inflated = confinement.run(None, move || inflate::inflate(intake, &blocks, bounds));
-            // What it has of the blob is dropped here, where files can be removed.
+            // The reader's files are dropped here, outside the sandbox that cannot remove files.
             inflated.map_or_else(|error| Err(Stopped::Failed(unconfined(error))), |(_, inflated)| inflated)
         });
         let unpacker = {
@@ -217,7 +219,7 @@ impl LayerJob {
         let fetched = self.fetch(source, on_disk, Inflater { frames, reader_wait }, memory, place, progress).await;
         let inflated = inflater.await.map_err(panicked)?;
         let unpacked = unpacker.await.map_err(panicked)?;
-        // The stage nearest the source knows the cause; the others only saw their queue break.
+        // The stage nearest the source knows the cause; later stages only see a closed queue.
         let unread = fetched?;
         let error = match (inflated, unpacked) {
             (Err(Stopped::Failed(error)), _) => self.in_layer(error),
@@ -230,14 +232,14 @@ impl LayerJob {
             }
             (Ok(written), Ok(layer)) => return Ok(layer.with_blob(written.map(BlobWriter::finish))),
         };
-        // The sender of other bytes is to blame, and not the builder of the image.
+        // A wrong digest blames the sender of the bytes, not the builder of the image.
         match unread {
             Some(unread) if error.kind() == RuntimeErrorKind::Corrupt => Err(self.blame(unread, error).await),
             _ => Err(error),
         }
     }
 
-    /// Reads the rest of a blob that does not unpack, to learn whether it is the one that was asked for.
+    /// Reads the rest of a blob that does not unpack, to check whether its digest is right.
     async fn blame(&self, unread: Unread, error: RuntimeError) -> RuntimeError {
         if self.descriptor.size.saturating_sub(unread.received) > UNREAD_BYTES_MAX {
             return error;
@@ -252,7 +254,7 @@ impl LayerJob {
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
         let is_limit = error.kind() == RuntimeErrorKind::Unacceptable;
         let error = about(error, &format!("could not unpack layer `{}`", self.descriptor.digest));
-        // A kind of layer that cannot be unpacked was refused with its manifest: this one breaks a limit.
+        // The manifest check rejects unsupported layer types, so this layer breaks a limit.
         if is_limit { error.with_fault(Fault::new(ErrorClass::Unacceptable, Stage::Unpack)) } else { error }
     }
 }
@@ -265,15 +267,14 @@ fn panicked(error: tokio::task::JoinError) -> RuntimeError {
     RuntimeError::defect("a thread of the pull ended early").caused_by(error)
 }
 
-/// Why a stage stopped.
 #[derive(Debug)]
 pub(crate) enum Stopped {
     Failed(RuntimeError),
-    /// The stage after it went away, and knows why.
+    /// The next stage stopped, and knows the cause.
     Downstream,
 }
 
-/// Cancels the unpacker when the caller has gone.
+/// Cancels the unpacker when the caller drops the future.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {

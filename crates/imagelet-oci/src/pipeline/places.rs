@@ -1,11 +1,15 @@
-//! Places for layers: how many are fetched at once, and which layer that waits gets a place that is free.
+//! Places for layers: how many are fetched at once, and which waiting layer gets a free place.
 //!
-//! A pull has a bound of its own, but a hundred pulls may be under way, and what each layer holds (connections, windows to
-//! inflate into, files) adds up. Half of the places are for the first layer of a pull, so that a pull begins however many
-//! layers of others are on their way; no registry and no tenant has more than three quarters of either half. A free place
-//! goes to the tenant, then the registry, then the pull that has the fewest.
+//! Each pull has its own bound, but a hundred pulls may run, and each layer holds connections, inflate windows and
+//! files.
+//! Half of the places are for the first layer of a pull, so that every pull can start. No registry and no tenant has
+//! more
+//! than three quarters of either half. A free place is granted to the tenant, then the registry, then the pull with
+//! the
+//! fewest places.
 //!
-//! A layer of a pull that trickles gives its place to one that waits, and goes on by `Range` when a place is free again.
+//! A layer of a trickling pull yields its place to a waiting layer, and resumes by `Range` when a place is free
+//! again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,23 +28,22 @@ use tokio::{
 
 use crate::unpack::LAYERS_MAX;
 
-/// Places for the first layer of a pull, and as many for its others. The memory of unpacking is shared out for so many
-/// layers, and for those that gave their place away; any link is full long before.
+/// Places for the first layers of pulls, and as many for other layers. The unpack memory is divided by this number
+/// plus the parked layers. Fewer places already saturate any link.
 const PLACES_MAX: usize = 24;
 const SHARE_MAX: usize = 18;
-/// Most layers that have given their place away and wait for another. Each keeps two threads and its staging folder.
+/// Most layers that have yielded their place and wait for another. Each keeps two threads and its staging folder.
 const PARKED_MAX: usize = LAYERS_MAX - 2 * PLACES_MAX;
-/// A layer that got no place again after this long is given up, with what it holds.
+/// A parked layer fails after this wait, and releases what it holds.
 const PARKED_FOR_MAX: Duration = Duration::from_mins(5);
 
-/// The side that asks for images: pods of a namespace with a credential, or a caller with one.
+/// The tenant of a request: pods of a namespace with a credential, or a caller with one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tenant {
     pub(crate) namespace: String,
     pub(crate) credential: Option<Credential>,
 }
 
-/// For what a place is wanted.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) registry: String,
@@ -48,19 +51,17 @@ pub(crate) struct Claim {
     pub(crate) pull: u64,
 }
 
-/// Which half of the places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Half {
     First,
     Further,
 }
 
-/// The decisions.
 #[derive(Debug, Default)]
 struct Line {
     next: u64,
     held: HashMap<u64, (Claim, Half)>,
-    /// In the order of asking; with each whether it had a place and gave it away.
+    /// In the order of arrival; `true` for a layer that yielded its place.
     waiting: BTreeMap<u64, (Claim, bool)>,
 }
 
@@ -77,7 +78,7 @@ impl Line {
         self.waiting.remove(&ticket);
     }
 
-    /// Gives the next free place to the layer whose turn it is.
+    /// Grants the next free place.
     fn start(&mut self) -> Option<u64> {
         let (ticket, half) = self.next_claim()?;
         let (claim, _) = self.waiting.remove(&ticket)?;
@@ -111,7 +112,7 @@ impl Line {
         self.held.values().filter(|(claim, half)| counts(claim, *half)).count()
     }
 
-    /// Whether a layer that waits would get a place if this one gave its own away.
+    /// Whether a waiting layer would get the place of this one.
     fn is_wanted(&mut self, ticket: u64) -> bool {
         let Some(own) = self.held.remove(&ticket) else { return false };
         let is_wanted = self.next_claim().is_some();
@@ -119,7 +120,7 @@ impl Line {
         is_wanted
     }
 
-    /// Takes the place from a layer, which waits behind all that never had one. `false`: too many do.
+    /// Moves a layer behind all that never had a place. `false`: too many layers are parked.
     fn park(&mut self, ticket: u64) -> bool {
         if self.waiting.values().filter(|(_, is_parked)| *is_parked).count() >= PARKED_MAX {
             return false;
@@ -130,7 +131,6 @@ impl Line {
     }
 }
 
-/// All places of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     state: Mutex<PlacesState>,
@@ -142,7 +142,6 @@ struct PlacesState {
     wakers: HashMap<u64, Arc<Notify>>,
 }
 
-/// A place, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     places: Arc<Places>,
@@ -161,7 +160,7 @@ impl Places {
             state.pump();
             ticket
         };
-        // Made before the wait: dropped in it, it leaves the line.
+        // Made before the wait, so that cancellation removes it from the queue.
         let place = Place { places: Arc::clone(self), ticket, wake, since: Mutex::new(Instant::now()) };
         place.turn().await;
         place
@@ -187,8 +186,7 @@ impl Place {
         self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
 
-    /// Gives the place to another layer, where one waits for it. The layer then waits for its next one in
-    /// [`Place::again`].
+    /// Yields the place to a waiting layer, if there is one. The layer then waits in [`Place::again`].
     pub(crate) fn yields(&self) -> bool {
         let mut state = self.places.lock();
         let gone = state.line.is_wanted(self.ticket) && state.line.park(self.ticket);
@@ -208,7 +206,6 @@ impl Place {
         })
     }
 
-    /// Waits until the layer has its place.
     async fn turn(&self) {
         while !self.places.lock().line.held.contains_key(&self.ticket) {
             self.wake.notified().await;
@@ -239,7 +236,7 @@ mod tests {
 
     type Of = fn(u64) -> Claim;
 
-    /// So many pulls that each want so many places; all that may begin do.
+    /// Starts this many pulls with this many layers each, as far as places are free.
     fn flood(line: &mut Line, pulls: u64, layers: usize, of: impl Fn(u64) -> Claim) {
         for pull in 0..pulls {
             for _ in 0..layers {
@@ -334,12 +331,12 @@ mod tests {
             while line.start().is_some() {}
             parked += usize::from(line.park(ticket));
         }
-        // Those that found no other place in the meantime.
+        // Layers that found no other place in the meantime.
         let waiting = line.waiting.values().filter(|(_, is_parked)| *is_parked).count();
         assert!(waiting <= PARKED_MAX && parked > 0, "{waiting} of {parked}");
     }
 
-    // Without a runtime: in one, a task that does not pause is soon made to wait for anything.
+    // Without a tokio runtime, whose cooperative budget delays tasks that do not pause.
     #[test]
     fn a_layer_that_stops_waiting_leaves_the_line() {
         let places = Arc::new(Places::default());

@@ -1,4 +1,4 @@
-//! Runs the inflating stage of a pull by itself, for fuzzers.
+//! Runs the inflate stage for fuzzers.
 
 use std::{io::Read as _, sync::Arc};
 
@@ -15,17 +15,15 @@ use super::{
 use crate::hash::Hash;
 use crate::{admission::WrittenBytes, registry::ReaderWait, unpack::LayerMemory};
 
-/// What came of a compressed layer.
 #[derive(Debug)]
 pub(crate) struct Inflated {
-    /// Why inflating stopped, if not at the end.
     pub(crate) outcome: Result<(), Stopped>,
     pub(crate) bytes: Vec<u8>,
-    /// The next stage has received the end.
+    /// The next stage received the end mark.
     pub(crate) ended: bool,
 }
 
-/// Inflates what arrives in frames of `frame` bytes, as a pull does.
+/// Inflates frames of `frame` bytes, as a pull does.
 pub(crate) fn inflated(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     let (sender, frames) = mpsc::channel(compressed.len().div_ceil(frame) + 1);
     let parts = compressed.chunks(frame).map(|part| Frame::Bytes(Bytes::copy_from_slice(part)));

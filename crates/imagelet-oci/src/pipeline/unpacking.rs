@@ -1,4 +1,4 @@
-//! The last stage: plain blocks become files in a staging folder, and their hash the layer's identity.
+//! The last stage: plain blocks become files in a staging folder, and their hash the diff-id.
 
 use std::{
     collections::BTreeMap,
@@ -27,11 +27,11 @@ use crate::{
     },
 };
 
-/// Mode of a layer's root that no entry names, whatever mode new folders get from this process.
+/// Mode of a layer's root without an entry, independent of the umask.
 const ROOT_MODE: u32 = 0o755;
 
 impl LayerJob {
-    /// Runs on a blocking thread, and what reads the archive on one that is confined. The staging folder goes with an error.
+    /// Runs on a blocking thread; the archive is read on a confined thread. An error removes the staging folder.
     pub(super) fn unpack(
         &self,
         staging: Staging,
@@ -118,7 +118,7 @@ impl LayerJob {
         }
         let mut implicit = report.implicit_directories;
         if self.end == LayerEnd::Sink {
-            // Whatever an entry says of it, a root in containerd is as containerd makes it.
+            // containerd makes the root itself and ignores its entry.
             implicit.push(Vec::new());
         }
         if !implicit.is_empty() {
@@ -141,7 +141,7 @@ impl LayerJob {
         StagedLayer::new(staging, (diff_id, &self.descriptor), record, Arc::clone(&self.view))
     }
 
-    /// A sink gets a tree without notes of what is missing in it.
+    /// A sink does not receive records of missing metadata, so a layer with such records fails.
     fn refuse_incomplete(&self, missing: &[OwnershipRecord]) -> Result<(), RuntimeError> {
         match missing.first().filter(|_| self.end == LayerEnd::Sink) {
             None => Ok(()),

@@ -1,9 +1,10 @@
-//! Zstandard frames one after the other, their windows taken from the memory that all layers share.
+//! Zstandard frames in sequence, with windows from the memory that all layers share.
 //!
-//! A frame may ask for a window of up to 128 MiB, and layers are unpacked side by side, images too. A window up to
-//! 8 MiB, which every decoder has to offer (RFC 8878) and which all but `--ultra` and `--long` stay within, is waited for
-//! as a whole. A larger one waits for a layer's whole share, and is counted as far as the frame has filled it: the memory
-//! behind the rest was never touched. So a small layer may ask for any window.
+//! A frame may require a window of up to 128 MiB, and many layers are unpacked side by side. A window up to 8 MiB is
+//! claimed as a whole: every decoder must support it (RFC 8878), and only `--ultra` and `--long` exceed it. A larger
+//! window waits for a layer's whole share, and counts only as far as the frame fills it: untouched pages take no
+//! memory.
+//! So a small layer may require any window.
 
 use std::{
     io::{self, BufRead, Read},
@@ -18,29 +19,30 @@ use zstd::{
 use super::frames::FrameReader;
 use crate::unpack::{Claim, LayerMemory, MemoryError};
 
-/// The largest window that is taken, as a power of two: 128 MiB, the most zstd itself writes without `--long=28`.
+/// As a power of two: 128 MiB, the most zstd itself writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
 /// Windows up to this size are counted before they are filled.
 const WINDOW_SMALL_MAX: u64 = 8 << 20;
-/// What a decoder takes besides its window: tables, and a block on its way in and out.
+/// Memory of a decoder besides its window: tables, an input and an output block.
 const DECODER_COST: u64 = 512 << 10;
-/// Longest head of a frame: magic, descriptor, window, dictionary, size.
+/// Magic, descriptor, window, dictionary, size.
 const HEAD_LENGTH_MAX: usize = 4 + 1 + 1 + 4 + 8;
 
-/// What frames hold, skippable ones left out. Fails on whatever stands between or behind them.
+/// The content of the frames, without skippable ones. Any other bytes between or after frames are an error.
 pub(crate) struct ZstdReader<'a> {
     source: &'a mut FrameReader,
-    // Before `claim`: the memory goes before the right to it.
+    // Before `claim`: the memory is freed before its claim.
     decoder: Decoder<'static>,
     claim: Claim,
-    /// The window of the frame where it is a large one, and how much of it was filled.
+    /// A large window's size, and how much of it is filled.
     large: Option<(u64, u64)>,
     cancelled: &'a AtomicBool,
     between_frames: bool,
-    /// What the frame still owes of the size it states. The library looks at that in some ways of feeding it and not in
-    /// others, and how a layer arrives must not decide whether it is taken.
+    /// Bytes missing from the frame's declared size. Libzstd checks this only for some input patterns, and the
+    /// pattern of
+    /// arrival must not decide whether a layer is accepted.
     owed: Option<u64>,
-    /// The last output was full, so that more may wait in the window without any input.
+    /// The last output buffer was full: the window may hold more without further input.
     has_more: bool,
 }
 
@@ -56,7 +58,7 @@ impl<'a> ZstdReader<'a> {
         Ok(Self { source, decoder, claim, large: None, cancelled, between_frames: true, owed: None, has_more: false })
     }
 
-    /// Looks at the head of the next frame before the decoder does. `false`: there is none.
+    /// Checks the head of the next frame before the decoder. `false`: no further frame.
     fn begin_frame(&mut self) -> io::Result<bool> {
         let head = self.source.peek(HEAD_LENGTH_MAX)?;
         if head.is_empty() {
@@ -72,7 +74,7 @@ impl<'a> ZstdReader<'a> {
                 ),
             ));
         }
-        // No window is larger than what is to come.
+        // A window need not exceed the content.
         let window = owed.map_or(window, |owed| window.min(owed));
         self.large = None;
         if window > WINDOW_SMALL_MAX {
@@ -136,7 +138,7 @@ fn refused(window: u64, error: MemoryError) -> io::Error {
     io::Error::new(kind, format!("a zstd frame fills a window of {window} bytes: {error}"))
 }
 
-/// Whether these are the first bytes of a frame, or of one that is skipped.
+/// Whether these are the first bytes of a frame or a skippable frame.
 pub(crate) fn is_zstd(head: &[u8]) -> bool {
     head.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) || is_skippable(head)
 }
@@ -145,7 +147,7 @@ fn is_skippable(head: &[u8]) -> bool {
     matches!(head, [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
 }
 
-/// The window the frame with this head asks for; 0 where the decoder will say what is wrong with it.
+/// The window that a frame's head requires; 0 where the decoder will report an error.
 fn window(head: &[u8]) -> u64 {
     let (Some(&descriptor), false) = (head.get(4), is_skippable(head)) else { return 0 };
     if descriptor & 0x20 == 0 {
