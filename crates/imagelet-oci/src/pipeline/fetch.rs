@@ -31,8 +31,7 @@ pub(super) struct Unread {
 
 impl LayerJob {
     /// Passes the blob to the inflater: first the bytes on disk, then the rest from the registry. `Some`: the
-    /// inflater
-    /// stopped, and knows the cause.
+    /// inflater stopped, and knows the cause.
     pub(super) async fn fetch(
         &self,
         source: &BlobSource,

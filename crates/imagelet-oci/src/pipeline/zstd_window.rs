@@ -3,8 +3,7 @@
 //! A frame may require a window of up to 128 MiB, and many layers are unpacked side by side. A window up to 8 MiB is
 //! claimed as a whole: every decoder must support it (RFC 8878), and only `--ultra` and `--long` exceed it. A larger
 //! window waits for a layer's whole share, and counts only as far as the frame fills it: untouched pages take no
-//! memory.
-//! So a small layer may require any window.
+//! memory. So a small layer may require any window.
 
 use std::{
     io::{self, BufRead, Read},
@@ -39,8 +38,7 @@ pub(crate) struct ZstdReader<'a> {
     cancelled: &'a AtomicBool,
     between_frames: bool,
     /// Bytes missing from the frame's declared size. Libzstd checks this only for some input patterns, and the
-    /// pattern of
-    /// arrival must not decide whether a layer is accepted.
+    /// pattern of arrival must not decide whether a layer is accepted.
     owed: Option<u64>,
     /// The last output buffer was full: the window may hold more without further input.
     has_more: bool,

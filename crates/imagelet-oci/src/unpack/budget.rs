@@ -1,9 +1,9 @@
-//! What all layers that are unpacked at the same time share: memory, and directories kept open.
+//! The memory and the open directories that concurrently unpacked layers share.
 //!
-//! Each layer has a little memory of its own, enough for most. What it needs beyond that comes from memory that all
-//! layers share. Nothing that holds shared memory ever waits for more: a layer that cannot get it is given up, waits
-//! without holding anything until one layer's whole share is free, in the order of arrival, and begins anew with that.
-//! So there is no deadlock, no layer waits for ever, and a layer that wants more than a share is refused.
+//! Each layer has a little memory of its own, enough for most layers; the rest comes from shared memory. A layer that
+//! holds shared memory never waits for more: it fails, waits without memory until a layer's whole share is free, in
+//! order of arrival, and starts again with that. So there is no deadlock and no unbounded wait; a layer that needs more
+//! than a share is rejected.
 
 use std::{
     sync::{
@@ -19,28 +19,27 @@ use tokio::{
 };
 
 pub(crate) const LAYERS_MAX: usize = 64;
-/// The memory that each of them has of its own: two blocks between inflater and unpacker, the list's buffer, notes.
+/// Each layer's own memory: two blocks between inflater and unpacker, the manifest's buffer, notes.
 const OWN: u64 = 384 << 10;
 const OWN_NOTES: u64 = 16 << 10;
-/// The least budget: what remains for all beside each layer's own holds the largest header with all that is made of it, and
-/// the window that every zstd decoder has to offer.
+/// The least budget: after each layer's own memory it holds the largest header with its parsed form, and the window
+/// that every zstd decoder must support.
 pub const UNPACK_MEMORY_MIN: u64 = 48 << 20;
-/// The budget unless configured otherwise.
+/// The default budget.
 pub const UNPACK_MEMORY_DEFAULT: u64 = 64 << 20;
-/// Shared memory is counted in units of this size, and taken in steps, so that counting costs nothing.
+/// Shared memory is counted in units and claimed in steps, to keep counting cheap.
 const UNIT: u64 = 1 << 10;
 const STEP: u64 = 64 << 10;
-/// Directories that all layers together keep open to find them again; with what 64 layers hold besides, a process stays
-/// below 1024 descriptors.
+/// Directories that all layers together keep open as a cache; with the other files of 64 layers a process stays below
+/// 1024 descriptors.
 const DIRECTORIES_MAX: usize = 192;
-/// How soon a layer that waits for memory sees that it was cancelled.
+/// The delay until a layer that waits for memory notices its cancellation.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
 
-/// One for the process.
 #[derive(Debug)]
 pub(crate) struct UnpackBudget {
     shared: Arc<Semaphore>,
-    /// What one layer may have of it, in bytes: all.
+    /// The share of one layer in bytes: all shared memory.
     share_max: u64,
     directories: AtomicUsize,
 }
@@ -52,7 +51,7 @@ impl Default for UnpackBudget {
 }
 
 impl UnpackBudget {
-    /// A budget of so many bytes of memory; less than [`UNPACK_MEMORY_MIN`] counts as that.
+    /// A budget in bytes, at least [`UNPACK_MEMORY_MIN`].
     pub(crate) fn new(memory: u64) -> Self {
         Self::sharing(memory.max(UNPACK_MEMORY_MIN) - LAYERS_MAX as u64 * OWN)
     }
@@ -74,7 +73,7 @@ impl UnpackBudget {
         })
     }
 
-    /// The memory of a layer that could not have more beside others: a whole share, once it is free.
+    /// A whole share for a layer that failed for lack of memory, once it is free.
     pub(crate) async fn whole_layer(self: &Arc<Self>) -> Arc<LayerMemory> {
         let layer = self.layer();
         let permit = Arc::clone(&self.shared).acquire_many_owned(units(self.share_max)).await;
@@ -82,7 +81,7 @@ impl UnpackBudget {
         layer
     }
 
-    /// The right to keep one more directory open; `None` while all are in use.
+    /// A permit to keep one more directory open; `None` while all are in use.
     pub(crate) fn directory(self: &Arc<Self>) -> Option<DirectoryPermit> {
         let take = |free: usize| free.checked_sub(1);
         self.directories.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
@@ -94,7 +93,6 @@ fn units(bytes: u64) -> u32 {
     u32::try_from(bytes / UNIT).unwrap_or(u32::MAX)
 }
 
-/// The right to keep a directory open, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct DirectoryPermit(Arc<UnpackBudget>);
 
@@ -104,21 +102,19 @@ impl Drop for DirectoryPermit {
     }
 }
 
-/// Why there is no more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MemoryError {
     /// Other layers hold it.
     #[error("other layers hold the memory that unpacking may take")]
     Busy,
-    /// The layer would need more than one layer may have.
+    /// The layer needs more than the limit of one layer.
     #[error("it needs more memory than one layer may have; the limit is {0} bytes, of `store.unpackMemory`")]
     Limit(u64),
-    /// The layer was cancelled while it waited.
     #[error("the layer was cancelled")]
     Cancelled,
 }
 
-/// What one layer holds, in one try to unpack it.
+/// The memory of one layer, in one attempt to unpack it.
 #[derive(Debug)]
 pub(crate) struct LayerMemory {
     budget: Arc<UnpackBudget>,
@@ -129,9 +125,8 @@ pub(crate) struct LayerMemory {
 
 #[derive(Debug, Default)]
 struct Account {
-    /// Bytes in use.
     used: u64,
-    /// Bytes of the shared memory that the layer holds.
+    /// Bytes of shared memory that the layer holds.
     held: u64,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -153,13 +148,13 @@ impl LayerMemory {
         self.account().held > 0
     }
 
-    /// Memory that is shared with nothing, of so many bytes.
+    /// A budget of its own.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of_its_own(bytes: u64) -> Arc<Self> {
         Arc::new(UnpackBudget::sharing(bytes)).layer()
     }
 
-    /// Whether the layer failed because others held what it needed.
+    /// Whether the layer failed because other layers held the memory.
     pub(crate) fn was_refused(&self) -> bool {
         self.was_refused.load(Ordering::Relaxed)
     }
@@ -172,7 +167,7 @@ impl LayerMemory {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes memory now or not at all.
+    /// Claims memory without waiting.
     fn take(&self, bytes: u64) -> Result<(), MemoryError> {
         let mut account = self.account();
         let used = account.used.saturating_add(bytes);
@@ -190,7 +185,7 @@ impl LayerMemory {
         Ok(())
     }
 
-    /// Waits until so much shared memory is this layer's, where it holds none yet; only then is waiting safe.
+    /// Waits for shared memory. Safe from deadlock only for a layer that holds none.
     fn wait_for(&self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let bytes = bytes.next_multiple_of(STEP).min(self.budget.share_max);
         let Some(runtime) = self.runtime.as_ref().filter(|_| self.account().held == 0) else { return Ok(()) };
@@ -210,7 +205,7 @@ impl LayerMemory {
     }
 }
 
-/// Memory in use for one purpose, given back when dropped.
+/// Memory in use for one purpose, released on drop.
 #[derive(Debug)]
 pub(crate) struct Claim {
     memory: Arc<LayerMemory>,
@@ -232,7 +227,7 @@ impl Claim {
         Ok(())
     }
 
-    /// Claims more where it is free; it is no loss where it is not.
+    /// Claims more if it is free.
     pub(crate) fn grow_if_free(&mut self, bytes: usize) -> bool {
         let is_free = self.memory.take(bytes as u64).is_ok();
         if is_free {
@@ -241,7 +236,7 @@ impl Claim {
         is_free
     }
 
-    /// Claims up to `bytes` in all, and waits for them as long as the layer holds nothing that others could wait for.
+    /// Claims up to `bytes` in total; waits only while the layer holds no shared memory.
     pub(crate) fn grow_to(&mut self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let more = bytes.saturating_sub(self.bytes);
         if more == 0 {
@@ -251,12 +246,12 @@ impl Claim {
         self.grow(usize::try_from(more).unwrap_or(usize::MAX))
     }
 
-    /// Waits for a layer's whole share under the same condition, because the size is not known before.
+    /// Waits for a layer's whole share under the same condition, because the size is not known in advance.
     pub(crate) fn wait_for_whole(&self, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         self.memory.wait_for(self.memory.budget.share_max, cancelled)
     }
 
-    /// Another one on the same memory, with nothing in it.
+    /// An empty claim on the same memory.
     pub(crate) fn empty(&self) -> Self {
         Self::on(&self.memory)
     }
@@ -347,7 +342,7 @@ mod tests {
             })
             .collect();
         tokio::task::yield_now().await;
-        // What comes later does not overtake.
+        // A later request does not overtake.
         assert_eq!(Claim::on(&budget.layer()).grow(MIB), Err(MemoryError::Busy));
         drop((claim, first));
         for task in waiting {

@@ -1,4 +1,4 @@
-//! Why a layer could not be unpacked, always with the entry's name.
+//! Why a layer cannot be unpacked, with the entry's name.
 
 use std::{borrow::Cow, fmt::Write as _, io};
 
@@ -6,22 +6,22 @@ use rustix::io::Errno;
 
 use super::budget::MemoryError;
 
-/// Names longer than this are cut in messages: a message is read by people.
+/// Longer names are cut in messages.
 const NAME_SHOWN_MAX: usize = 256;
 
-/// Why a layer could not be unpacked. What was written so far stays in the directory, for the caller to remove.
+/// Why a layer cannot be unpacked. The caller removes the partial directory.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct UnpackError {
     pub(crate) kind: UnpackErrorKind,
-    /// What failed at which entry; entry names come from the archive and are escaped and cut.
+    /// Entry names come from the archive and are escaped and cut.
     message: String,
-    /// The answer of the system or of the reader, as `ENOSPC` or `EROFS`.
+    /// The error of the system or the reader, such as `ENOSPC`.
     #[source]
     pub(crate) source: Option<io::Error>,
 }
 
-/// What a caller does differently.
+/// A kind exists where a caller acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnpackErrorKind {
     /// The bytes are no tar archive, or a truncated one.
@@ -29,26 +29,24 @@ pub(crate) enum UnpackErrorKind {
     /// A well-formed entry that would leave the layer or has no meaning in one.
     Refused,
     Limit,
-    /// The layer would leave less free than must stay.
+    /// The layer would leave less free space than the floor.
     Full,
     Io,
-    /// The stream of tar bytes broke: the fault is the reader's, not the file system's.
+    /// The tar stream broke: the fault is the reader's, not the file system's.
     Read,
-    /// Other layers hold the memory that this one would need; it can be tried again.
+    /// Other layers hold the memory; the layer can be retried.
     Busy,
-    /// The caller set [`super::UnpackOptions::cancelled`].
     Cancelled,
 }
 
 impl UnpackError {
-    /// The system's or the reader's error, if one is the cause.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn io_error(&self) -> Option<&io::Error> {
         self.source.as_ref()
     }
 }
 
-/// An error that does not know its entry yet.
+/// An error without its entry.
 #[derive(Debug)]
 pub(crate) enum Fault {
     Malformed(Cow<'static, str>),
@@ -84,12 +82,11 @@ impl Fault {
         Fault::Limit(reason.into())
     }
 
-    /// For `map_err` behind a system call: `action` completes "could not … tar entry".
+    /// For `map_err` after a system call: `action` completes "could not … tar entry".
     pub(crate) fn io(action: &'static str) -> impl Fn(Errno) -> Fault {
         move |errno| Fault::Io { action, errno }
     }
 
-    /// The error to return, now that the entry is known.
     pub(crate) fn at(self, entry: &[u8]) -> UnpackError {
         use UnpackErrorKind as Kind;
         let entry = shown(entry);
@@ -112,7 +109,7 @@ impl Fault {
     }
 }
 
-/// A name from the archive, fit for a message: escaped, at most [`NAME_SHOWN_MAX`] bytes of it.
+/// A name from the archive for a message: escaped, at most [`NAME_SHOWN_MAX`] bytes.
 pub(crate) fn shown(name: &[u8]) -> String {
     let cut = &name[..name.len().min(NAME_SHOWN_MAX)];
     let mut text = String::with_capacity(cut.len());

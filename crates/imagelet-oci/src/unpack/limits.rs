@@ -1,4 +1,4 @@
-//! What one layer may take, counted while it is written.
+//! Limits of one layer, counted while it is written.
 
 use std::sync::{
     Arc,
@@ -9,21 +9,20 @@ use rustix::fd::BorrowedFd;
 
 use super::error::Fault;
 
-/// Bytes written between two looks at the free space.
+/// Bytes written between two checks of the free space.
 const BYTES_BETWEEN_LOOKS: u64 = 8 << 20;
-/// Entries between two looks at the free space and inodes.
+/// Entries between two checks of the free space and inodes.
 const ENTRIES_BETWEEN_LOOKS: u64 = 1_000;
 
-/// What one layer may take. Each bound is inclusive.
+/// Each bound is inclusive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnpackLimits {
-    /// Headers in the archive, extension headers counted.
+    /// Headers in the archive, extension headers included.
     pub(crate) entries_max: u64,
-    /// Sum of all file sizes, holes of sparse files counted.
+    /// Sum of all file sizes, holes included.
     pub(crate) bytes_max: u64,
-    /// One PAX header or GNU long name, in bytes.
     pub(crate) header_max: usize,
-    /// A name, or a link's target, in bytes.
+    /// Also bounds a link's target.
     pub(crate) path_max: usize,
     pub(crate) depth_max: usize,
     pub(crate) ranges_max: usize,
@@ -34,7 +33,7 @@ pub(crate) struct UnpackLimits {
 }
 
 impl Default for UnpackLimits {
-    /// Wide enough for any real image, narrow enough for a node of 1 GiB memory. No floors.
+    /// Wide enough for any real image, narrow enough for a node with 1 GiB of memory. No floors.
     fn default() -> Self {
         UnpackLimits {
             entries_max: 2_000_000,
@@ -49,7 +48,7 @@ impl Default for UnpackLimits {
     }
 }
 
-/// Counts what the layer takes and says when it is too much, or when the caller has lost interest.
+/// Fails when a limit is exceeded or the caller has cancelled.
 #[derive(Debug)]
 pub(crate) struct Gauge<'a> {
     limits: UnpackLimits,
@@ -63,7 +62,7 @@ pub(crate) struct Gauge<'a> {
 
 impl<'a> Gauge<'a> {
     pub(crate) fn new(limits: UnpackLimits, root: BorrowedFd<'a>, cancelled: Arc<AtomicBool>) -> Self {
-        // The first entry looks at once: a full disk is reported before anything is written.
+        // The first entry checks at once: a full disk is reported before the first write.
         let unlooked_entries = ENTRIES_BETWEEN_LOOKS;
         Gauge { limits, root, cancelled, entries: 0, bytes: 0, unlooked_bytes: 0, unlooked_entries }
     }
@@ -102,12 +101,11 @@ impl<'a> Gauge<'a> {
         self.go_on()
     }
 
-    /// Fails once the caller has cancelled.
     pub(crate) fn go_on(&self) -> Result<(), Fault> {
         if self.cancelled.load(Ordering::Relaxed) { Err(Fault::Cancelled) } else { Ok(()) }
     }
 
-    /// Looks whether the floors hold when `wanted` more bytes are written.
+    /// Checks that the floors hold after `wanted` more bytes.
     fn look(&mut self, wanted: u64) -> Result<(), Fault> {
         self.unlooked_bytes = 0;
         self.unlooked_entries = 0;
@@ -118,7 +116,7 @@ impl<'a> Gauge<'a> {
             let wants = if wanted == 0 { String::new() } else { format!("{wanted} bytes are wanted, ") };
             return Err(Fault::Full(format!("{wants}{free} bytes are free, of which {floor} must stay free")));
         }
-        // File systems without a table of inodes, as btrfs, report zero of zero.
+        // File systems without inode tables, such as btrfs, report zero of zero.
         let floor = self.limits.free_inodes_floor;
         if disk.f_files > 0 && disk.f_favail < floor {
             return Err(Fault::Full(format!("{} inodes are free, {floor} must stay free", disk.f_favail)));

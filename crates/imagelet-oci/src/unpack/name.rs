@@ -1,4 +1,4 @@
-//! From a name in the archive to a path inside the layer.
+//! Converts a name in the archive to a path inside the layer.
 
 use super::{UnpackLimits, error::Fault};
 
@@ -6,7 +6,7 @@ const COMPONENT_MAX: usize = 255;
 
 /// Cleans an entry's name: no `.`, no `..`, no leading, doubled or trailing slash. Empty means the layer's root.
 ///
-/// Builders do write absolute names (kaniko has `/` itself), and every unpacker takes them as the layer's.
+/// Some builders write absolute names (kaniko has `/` itself); every unpacker reads them as relative to the layer.
 pub(crate) fn clean_entry(name: &[u8], limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
     clean(name, "name", limits)
 }

@@ -1,8 +1,7 @@
 //! Decides the number of connections of one blob; does no I/O.
 //!
 //! One connection is enough while the next stage has work. When that stage waits for bytes, connections are added
-//! one at
-//! a time, as long as each raises the rate; when it no longer waits, one is removed.
+//! one at a time, as long as each raises the rate; when it no longer waits, one is removed.
 
 use std::time::Duration;
 

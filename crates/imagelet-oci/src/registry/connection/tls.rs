@@ -167,8 +167,7 @@ enum Trust {
     /// `skip_verify`: any server that holds the key of its certificate.
     Any,
     /// Webpki rejects an authority as a server. A self-signed server certificate often is one; when `ca` names that
-    /// very
-    /// certificate, only its names are left to check.
+    /// very certificate, only its names are left to check.
     Named { webpki: Arc<WebPkiServerVerifier>, named: Vec<CertificateDer<'static>> },
 }
 

@@ -1,10 +1,9 @@
-//! One 512-byte tar header, as v7, ustar, star or GNU tar write it.
+//! Parses one 512-byte tar header of v7, ustar, star or GNU tar.
 
 use crate::unpack::error::Fault;
 
 pub(crate) const BLOCK: usize = 512;
 
-/// The dialect a header is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     V7,
@@ -13,14 +12,13 @@ enum Format {
     Gnu,
 }
 
-/// A header whose checksum is right.
+/// A header with a verified checksum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header<'a> {
     block: &'a [u8; BLOCK],
     format: Format,
 }
 
-/// The fixed fields of a header.
 #[derive(Debug)]
 pub(crate) struct Fields {
     pub(crate) name: Vec<u8>,
@@ -34,7 +32,7 @@ pub(crate) struct Fields {
 }
 
 impl<'a> Header<'a> {
-    /// Checks the checksum, unsigned as the standard says or signed as old writers had it.
+    /// Verifies the checksum: unsigned as in the standard, or signed as old writers had it.
     pub(crate) fn parse(block: &'a [u8; BLOCK]) -> Result<Self, Fault> {
         let stated = octal(&block[148..156], "checksum")?;
         let (mut unsigned, mut signed) = (0i64, 0i64);
@@ -105,8 +103,8 @@ impl<'a> Header<'a> {
         [prefix, b"/", name].concat()
     }
 
-    /// GNU headers keep times where ustar has the prefix. Some writers once put a prefix there under the GNU magic:
-    /// it is taken where the times are no numbers and the bytes are ASCII.
+    /// GNU headers have times where ustar has the prefix. Some old writers put a prefix there under the GNU magic;
+    /// it is accepted if the times are no numbers and the bytes are ASCII.
     fn misplaced_prefix(&self) -> &'a [u8] {
         let times = [&self.block[345..357], &self.block[357..369]];
         let broken = times.iter().any(|time| time[0] != 0 && number(time, "time").is_err());
@@ -121,7 +119,7 @@ pub(crate) fn text(field: &[u8]) -> &[u8] {
     &field[..end]
 }
 
-/// A number in octal digits, or in base 256 where the first bit is set.
+/// Octal digits, or base 256 if the first bit is set.
 pub(crate) fn number(field: &[u8], what: &'static str) -> Result<i64, Fault> {
     let Some(&first) = field.first().filter(|&&first| first & 0x80 != 0) else {
         return octal(field, what);

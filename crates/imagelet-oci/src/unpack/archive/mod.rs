@@ -1,9 +1,8 @@
 //! Reads tar archives as containerd does: ustar, PAX, GNU, star, v7; strict where readers disagree.
 //!
 //! **Invariant:** which bytes are headers depends on the archive alone, as in Go's `archive/tar`: sizes of symbolic
-//! links, directories, devices are ignored, a hard link has none, a PAX size beats the header's and belongs to the next
-//! entry only.
-//! Memory is bounded by the limits, whatever the archive claims.
+//! links, directories and devices are ignored; a hard link has none; a PAX size overrides the header's and applies
+//! to the next entry only. Memory is bounded by the limits, whatever the archive declares.
 
 pub(super) mod header;
 pub(super) mod pax;
@@ -18,16 +17,14 @@ use self::{
 };
 use super::{Claim, EntryRules, UnpackLimits, UnpackOptions, error::Fault};
 
-/// Extended attributes: names and values.
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What is made of a header of so many bytes takes so many times as much at most, for what is not counted by itself.
+/// The parsed form of a header takes at most this many times its bytes, without what is counted separately.
 const HEADER_COST: usize = 4;
-/// What an attribute takes besides name and value, and a range of a sparse file, with their copies.
+/// The cost of an attribute besides name and value, and of a range of a sparse file, with their copies.
 const XATTR_COST: usize = 256;
 const RANGE_COST: usize = 32;
 
-/// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TarKind {
     File,
@@ -41,7 +38,7 @@ pub(crate) enum TarKind {
     Unknown,
 }
 
-/// An entry of the archive with all its overrides applied. Names are as they stand there, not yet checked.
+/// An entry with all overrides applied. Names are as in the archive, not yet checked.
 #[derive(Debug)]
 pub(crate) struct TarEntry {
     pub(crate) name: Vec<u8>,
@@ -50,7 +47,7 @@ pub(crate) struct TarEntry {
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// The file's size once written, holes counted.
+    /// The file's size once written, holes included.
     pub(crate) size: u64,
     /// Bytes of its data in the archive.
     pub(crate) stored: u64,
@@ -61,14 +58,14 @@ pub(crate) struct TarEntry {
     pub(crate) xattrs: Xattrs,
 }
 
-/// Reads entries one after the other, each entry's data between two calls of [`Reader::next`].
+/// Reads entries in order, each entry's data between two calls of [`Reader::next`].
 pub(crate) struct Reader<'a> {
     input: &'a mut dyn BufRead,
     limits: UnpackLimits,
     rules: EntryRules,
     claim: Claim,
     globals: Extended,
-    /// Data of the current entry not yet consumed, then its padding.
+    /// Unread data of the current entry, then its padding.
     remaining: u64,
     padding: u64,
     headers: u64,
@@ -96,12 +93,12 @@ impl<'a> Reader<'a> {
         Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
     }
 
-    /// The last name seen, for messages.
+    /// The last name read, for messages.
     pub(crate) fn place(&self) -> &[u8] {
         &self.place
     }
 
-    /// Headers read so far, extension headers counted.
+    /// Headers read so far, extension headers included.
     pub(crate) fn headers(&self) -> u64 {
         self.headers
     }
@@ -114,7 +111,7 @@ impl<'a> Reader<'a> {
             self.skip_rest()?;
             let mut block = [0; BLOCK];
             if !self.next_header(&mut block)? {
-                // End blocks may follow extension headers; a stream that just stops there was cut.
+                // End blocks may follow extension headers; a stream that only ends there was cut.
                 return Ok(None);
             }
             self.headers += 1;
@@ -143,7 +140,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Bytes of the current entry's data, straight from the input's buffer; empty at the end of the data.
+    /// Bytes of the current entry's data, from the input's buffer; empty at the end of the data.
     pub(crate) fn fill(&mut self) -> Result<&[u8], Fault> {
         if self.remaining == 0 {
             return Ok(&[]);
@@ -157,7 +154,7 @@ impl<'a> Reader<'a> {
         Ok(&buffer[..wanted.min(buffer.len())])
     }
 
-    /// Marks bytes that [`Reader::fill`] gave as used.
+    /// Consumes bytes that [`Reader::fill`] returned.
     pub(crate) fn consume(&mut self, bytes: usize) {
         self.input.consume(bytes);
         self.remaining -= bytes as u64;
@@ -197,7 +194,7 @@ impl<'a> Reader<'a> {
             _ => TarKind::Unknown,
         };
         if kind == TarKind::HardLink && size != 0 {
-            // POSIX lets data follow and most readers look for none there: one would take the data for headers.
+            // POSIX allows data here and most readers expect none: one reader would take the data for headers.
             return Err(Fault::malformed("it is a hard link with data of its own"));
         }
         if matches!(kind, TarKind::File | TarKind::Unknown) {
@@ -253,7 +250,7 @@ impl<'a> Reader<'a> {
         let mut more = sparse::push_old(block, true, &mut builder)?;
         let mut blocks = 0;
         while more {
-            // A block may hold no range at all, and still say that another follows.
+            // A block may be empty and still announce another one.
             blocks += 1;
             if blocks > self.limits.ranges_max {
                 return Err(Fault::limit(format!("its sparse map has more than {blocks} blocks")));
@@ -319,7 +316,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Skips what is left of the current entry. A last entry may lack its padding.
+    /// Skips the rest of the current entry. A last entry may lack its padding.
     fn skip_rest(&mut self) -> Result<(), Fault> {
         while self.remaining > 0 {
             let length = self.fill()?.len();
@@ -338,7 +335,6 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Whether nothing follows the current extension header.
     fn padding_ends_input(&mut self) -> Result<bool, Fault> {
         self.skip_rest()?;
         Ok(self.fill_input()? == 0)
@@ -378,7 +374,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Makes the input's buffer hold something; 0 at its end.
+    /// Fills the input's buffer; 0 at its end.
     fn fill_input(&mut self) -> Result<usize, Fault> {
         loop {
             match self.input.fill_buf() {
@@ -390,7 +386,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// An owner as the kernel takes it; all ones would mean "leave as it is".
+/// The kernel reads an owner of all ones as "unchanged".
 fn owner(id: i64, what: &'static str) -> Result<u32, Fault> {
     u32::try_from(id)
         .ok()

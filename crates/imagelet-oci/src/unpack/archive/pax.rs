@@ -1,4 +1,4 @@
-//! PAX extension records: what they override in the next entry, or in all that follow.
+//! PAX extension records: overrides for the next entry, or for all that follow.
 
 use std::collections::BTreeMap;
 
@@ -19,14 +19,14 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// A point in time, as the kernel wants it: `0 <= nanos < 10^9`.
+/// As the kernel requires: `0 <= nanos < 10^9`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time {
     pub(crate) secs: i64,
     pub(crate) nanos: u32,
 }
 
-/// What PAX records override. The last record of a key wins; an empty value takes the override back.
+/// The last record of a key wins; an empty value removes the override.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extended {
     pub(crate) path: Option<Vec<u8>>,
@@ -36,11 +36,11 @@ pub(crate) struct Extended {
     pub(crate) gid: Option<i64>,
     pub(crate) mtime: Option<Time>,
     pub(crate) atime: Option<Time>,
-    /// By full name, as `user.comment`.
+    /// By full name, such as `user.comment`.
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// libarchive's spelling of the same; counts where the other one is absent.
+    /// libarchive's encoding of the same; used where the other one is absent.
     pub(crate) xattrs_encoded: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// What the names of the attributes take in a list of the kernel.
+    /// The size of the attributes' names in a kernel list.
     names: usize,
     rules: EntryRules,
     pub(crate) sparse: SparseRecords,
@@ -65,7 +65,7 @@ impl Extended {
         Extended { rules, ..Extended::default() }
     }
 
-    /// Reads the records that belong to one entry. `ranges_max` bounds a sparse map kept as single records.
+    /// Parses the records of one entry. `ranges_max` bounds a sparse map kept as single records.
     pub(crate) fn parse(records: &[u8], ranges_max: usize, rules: EntryRules) -> Result<Extended, Fault> {
         let mut extended = Extended::new(rules);
         for record in Records(records) {
@@ -75,8 +75,8 @@ impl Extended {
         Ok(extended)
     }
 
-    /// Merges a global header into `self`, the defaults of all that follows. What cannot be meant for all entries
-    /// is refused: it serves only to make two readers disagree.
+    /// Merges a global header into `self`, the defaults of all that follows. Records without meaning for all entries
+    /// are rejected: they only serve to make two readers disagree.
     pub(crate) fn merge_global(&mut self, records: &[u8]) -> Result<(), Fault> {
         for record in Records(records) {
             let (key, value) = record?;
@@ -123,7 +123,7 @@ impl Extended {
 }
 
 impl Extended {
-    /// Whether an attribute is kept. One that no file can have is refused, before anything is made of it.
+    /// Whether an attribute is kept. An impossible one is rejected before memory is used for it.
     fn takes(&mut self, name: &[u8], length: usize) -> Result<bool, Fault> {
         if length > xattr::VALUE_MAX {
             let (name, limit) = (shown(name), xattr::VALUE_MAX);
@@ -193,9 +193,9 @@ impl<'a> Iterator for Records<'a> {
 
 impl<'a> Records<'a> {
     fn split(&mut self) -> Option<(&'a [u8], &'a [u8])> {
-        /// `5 =\n` would be the shortest, less its key.
+        /// The shortest record would be `5 =\n`, less its key.
         const RECORD_MIN: usize = 5;
-        /// Longer lengths cannot fit any header that was read.
+        /// Longer lengths exceed any header.
         const DIGITS_MAX: usize = 10;
 
         let space = self.0.iter().take(DIGITS_MAX + 1).position(|&byte| byte == b' ')?;

@@ -1,4 +1,4 @@
-//! Maps of sparse files: which ranges of a file the archive has data for.
+//! Maps of sparse files: the ranges of a file with data in the archive.
 
 use super::{
     header::{self, BLOCK},
@@ -6,24 +6,22 @@ use super::{
 };
 use crate::unpack::error::Fault;
 
-/// Digits of a number in a map; longer ones are out of range in any case.
+/// Longer numbers are out of range.
 const DIGITS_MAX: usize = 20;
 
-/// Where data lies in a sparse file; all else is a hole.
+/// The data ranges of a sparse file; the rest is holes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Map {
     /// In order, not overlapping, none beyond the file's size.
     pub(crate) ranges: Vec<Range>,
 }
 
-/// Bytes that are stored in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) offset: u64,
     pub(crate) length: u64,
 }
 
-/// How the PAX records of an entry describe a sparse file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Version {
     /// 0.0 and 0.1: the map is in the records.
@@ -63,7 +61,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The map of a file `size` bytes long with `stored` bytes of data in the archive.
+    /// The map of a file of `size` bytes with `stored` bytes of data in the archive.
     pub(crate) fn finish(self, size: u64, stored: u64) -> Result<Map, Fault> {
         let end = self.ranges.last().map_or(0, |last| last.offset + last.length);
         let sum: u64 = self.ranges.iter().map(|range| range.length).sum();
@@ -74,7 +72,7 @@ impl Builder {
     }
 }
 
-/// Adds the ranges of a GNU `S` header, or of one of its extension blocks; returns whether another block follows.
+/// Adds the ranges of a GNU `S` header or one of its extension blocks; returns whether another block follows.
 pub(crate) fn push_old(block: &[u8; BLOCK], first: bool, builder: &mut Builder) -> Result<bool, Fault> {
     const PAIR: usize = 24;
     let (start, pairs, more) = if first { (386, 4, 482) } else { (0, 21, 504) };
@@ -88,7 +86,7 @@ pub(crate) fn push_old(block: &[u8; BLOCK], first: bool, builder: &mut Builder) 
     Ok(block[more] != 0)
 }
 
-/// The real size a GNU `S` header gives.
+/// The real size in a GNU `S` header.
 pub(crate) fn old_size(block: &[u8; BLOCK]) -> Result<i64, Fault> {
     header::number(&block[483..495], "real size")
 }
@@ -105,7 +103,7 @@ pub(crate) fn version(records: &SparseRecords) -> Result<Option<Version>, Fault>
     }
 }
 
-/// Adds the ranges that stand in the records, of version 0.0 or 0.1.
+/// Adds the ranges of the records of version 0.0 or 0.1.
 pub(crate) fn push_records(records: &SparseRecords, builder: &mut Builder) -> Result<(), Fault> {
     let mut count = 0i64;
     let mut push = |number| {
@@ -121,7 +119,7 @@ pub(crate) fn push_records(records: &SparseRecords, builder: &mut Builder) -> Re
     if stated.checked_mul(2) == Some(count) { Ok(()) } else { Err(malformed()) }
 }
 
-/// Reads a map of version 1.0: a count, then the numbers, each on a line. `next` gives the blocks it stands in.
+/// Reads a map of version 1.0: a count, then the numbers, each on a line. `next` returns the map's blocks.
 pub(crate) fn push_data(
     mut next: impl FnMut(&mut [u8; BLOCK]) -> Result<(), Fault>,
     builder: &mut Builder,

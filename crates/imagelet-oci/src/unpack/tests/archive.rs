@@ -1,12 +1,11 @@
-//! Builds archives byte by byte, also such as no writer would.
+//! Builds archives byte by byte, including malformed ones.
 
-/// An archive under construction.
 #[derive(Clone, Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
 }
 
-/// A header under construction; ustar unless changed.
+/// Ustar unless changed.
 #[derive(Clone)]
 pub(super) struct Header(pub(super) [u8; 512]);
 
@@ -75,7 +74,6 @@ impl Archive {
         self.raw(&header.sealed())
     }
 
-    /// Data, padded to a block.
     pub(super) fn data(mut self, data: &[u8]) -> Archive {
         self.bytes.extend_from_slice(data);
         let end = self.bytes.len().next_multiple_of(512);
@@ -109,7 +107,6 @@ impl Archive {
         self.header(&header).data(format!("{text}\0").as_bytes())
     }
 
-    /// A PAX header for the next entry.
     pub(super) fn pax(self, records: &[(&str, &[u8])]) -> Archive {
         self.pax_raw(b'x', &pax_records(records))
     }
@@ -118,7 +115,6 @@ impl Archive {
         self.header(&Header::new(flag, "PaxHeaders/x", records.len())).data(records)
     }
 
-    /// Ends the archive.
     pub(super) fn end(self) -> Vec<u8> {
         self.raw(&[0; 1024]).bytes
     }

@@ -1,4 +1,4 @@
-//! Entries that containerd reads otherwise than we do, and layers for it.
+//! Entries that containerd reads differently, and layers for it.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -19,7 +19,7 @@ fn about(site: &Site, path: &str) -> std::fs::Metadata {
     std::fs::symlink_metadata(site.layer().join(path)).unwrap()
 }
 
-/// What both rules make of an archive.
+/// Unpacks an archive by both rules.
 fn both(archive: &[u8]) -> [Site; 2] {
     [EntryRules::Own, EntryRules::Containerd].map(|rules| {
         let site = site(rules);
@@ -61,13 +61,13 @@ fn a_hard_link_sets_the_metadata_of_its_file_once_more() {
     assert!(has(&own, "security.capability") && !has(&own, "user.second"));
     assert!(!has(&theirs, "security.capability"), "a change of owner takes it away");
     assert!(has(&theirs, "user.first") && has(&theirs, "user.second"));
-    // A link's own metadata is set, and nothing behind it.
+    // A link's own metadata is set, not its target's.
     let [_, theirs] = both(&link(Archive::new().file("target", "").symlink("a", "target")).end());
     assert_eq!((about(&theirs, "a").uid(), about(&theirs, "target").uid()), (3, 0));
     assert_eq!(about(&theirs, "target").mode() & 0o7777, 0o644);
 }
 
-/// `cap_net_raw+ep`, as the kernel keeps it.
+/// `cap_net_raw+ep` in the kernel's format.
 const CAPABILITY: &[u8] = &[1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 #[test]
@@ -76,7 +76,7 @@ fn a_directory_in_the_place_of_its_whiteout_merges() {
     let [own, theirs] = both(&archive);
     assert_eq!((own.opaque("x"), theirs.opaque("x")), (Some(b'y'), None));
     theirs.assert_listing([("x", "d"), ("x/y", "f:own")]);
-    // After the directory containerd refuses its whiteout; here the layer's own entry stands and hides what is below.
+    // containerd rejects a whiteout after its directory; here the layer's own entry stays and hides the lower layers.
     for site in both(&Archive::new().dir("x").file(".wh.x", "").end()) {
         assert_eq!(site.opaque("x"), Some(b'y'));
     }
@@ -110,7 +110,7 @@ fn attributes_are_those_that_containerd_sets() {
         ["user.a", "trusted.b", "user.overlay.c", "user.d"].map(has)
     };
     assert_eq!(sites.each_ref().map(set), [[true, false, false, true], [true, false, true, false]]);
-    // What the file system does not have is no reason to refuse the layer.
+    // An attribute that the file system does not support does not fail the layer.
     let odd = Archive::new().pax(&[("SCHILY.xattr.system.none", b"1")]).file("f", "").end();
     both(&odd);
 }

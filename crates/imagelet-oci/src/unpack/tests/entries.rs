@@ -1,4 +1,4 @@
-//! What ends up on disk: metadata, replacements, owners.
+//! The result on disk: metadata, replacements, owners.
 
 use std::{
     fs::{self, Metadata},
@@ -100,7 +100,7 @@ fn below_a_set_gid_store_folder_files_have_the_group_that_the_archive_gives() {
         return;
     }
     let site = Site::new();
-    // What a folder gets that is made in a set-gid folder of group 1234.
+    // A directory that is created in a set-gid directory inherits group 1234.
     std::os::unix::fs::chown(site.layer(), None, Some(1234)).unwrap();
     fs::set_permissions(site.layer(), std::os::unix::fs::PermissionsExt::from_mode(0o2755)).unwrap();
     let archive = Archive::new().dir("./").dir("d").file("d/f", "1").file("f", "1").file("implied/f", "1");
@@ -178,7 +178,7 @@ fn as_root_owners_and_devices_are_applied() {
     assert_eq!([owner("d"), owner("d/l"), owner("d/mine")], [(10, 20), (3, 4), (0, 0)]);
     assert_eq!((owner("d/f"), metadata(&site, "d/f").mode() & 0o7777), ((1000, 0o1_777_777), 0o6755));
     assert_eq!(owner("far"), (2_147_483_648, 4_294_967_294));
-    // A container without CAP_MKNOD leaves devices out, and says so.
+    // A container without CAP_MKNOD reports devices instead of making them.
     if report.ownership.is_empty() {
         assert_eq!(metadata(&site, "null").rdev(), rustix::fs::makedev(1, 3));
         assert_eq!(metadata(&site, "null").mode() & 0o777, 0o666);
@@ -259,13 +259,13 @@ fn a_hard_link_to_a_left_out_device_is_left_out_too() {
 
 #[test]
 fn an_xattr_the_file_system_does_not_take_is_the_archives_fault_and_not_a_full_disk() {
-    // ext4 says ENOSPC of a value larger than its block.
+    // ext4 returns ENOSPC for a value larger than its block.
     let large = vec![b'x'; 63 << 10];
     let long_name = format!("SCHILY.xattr.user.{}", "x".repeat(300));
     for (key, value) in [("SCHILY.xattr.user.large", large.as_slice()), (&long_name, b"x")] {
         let site = Site::new();
         match site.unpack(&Archive::new().pax(&[(key, value)]).file("f", "").end()) {
-            // A file system that takes it, as XFS.
+            // XFS accepts it.
             Ok(_) => assert_eq!(key, "SCHILY.xattr.user.large"),
             Err(error) => {
                 assert!(error.kind == UnpackErrorKind::Refused && error.to_string().contains("`f`"), "{error:?}");

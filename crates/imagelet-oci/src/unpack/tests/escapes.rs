@@ -1,4 +1,4 @@
-//! Archives that want out of the layer.
+//! Archives that try to escape from the layer.
 
 use super::{
     Site, archive,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::unpack::{UnpackError, UnpackErrorKind};
 
-/// Refused, with the entry and this in the message.
+/// Asserts a rejection with the entry and this text in the message.
 #[track_caller]
 fn refused(build: impl FnOnce(&str) -> Vec<u8>, entry: &str, why: &str) {
     let site = Site::new();
@@ -93,7 +93,7 @@ fn a_link_on_the_way_leads_where_it_leads_in_a_container() {
     let site = Site::new();
     for target in [site.host().as_str(), "../host", "/", "x/../../host", "../../../../../../.."] {
         for archive in through(target) {
-            // `unpack` itself checks that the host was not touched.
+            // `unpack` itself checks that the host is unchanged.
             Site::new().unpack(&archive.end()).unwrap();
         }
     }
@@ -102,7 +102,7 @@ fn a_link_on_the_way_leads_where_it_leads_in_a_container() {
         site.unpack(&Archive::new().symlink("link", target).file("link/x", "1").end()).unwrap();
         assert_eq!(site.listing()[&format!("{lands}/x")], "f:1", "{target}");
     }
-    // What the layer does not have is not found elsewhere.
+    // A missing target is not searched outside the layer.
     let archive = |host: &str| Archive::new().symlink("link", host).hard_link("copy", "link/secret").end();
     refused(archive, "copy", "which this layer does not have");
 }

@@ -1,4 +1,4 @@
-//! The tar format where readers disagree: ours must side with Go's.
+//! The tar format where readers disagree: this reader must agree with Go's.
 
 use std::{fs, io::Read, os::unix::fs::MetadataExt};
 
@@ -26,7 +26,7 @@ fn sizes_of_what_has_no_data_are_ignored() {
 
 #[test]
 fn a_hard_link_with_data_is_malformed() {
-    // Readers disagree whether data follows; who took it for headers would make `hidden`.
+    // Readers disagree whether data follows; a reader that takes it for headers makes `hidden`.
     let hidden = Archive::new().file("hidden", "").bytes();
     let link = Header::new(b'1', "l", hidden.len()).link("a").clone();
     malformed(&Archive::new().file("a", "1").header(&link).data(&hidden).end(), "hard link with data");
@@ -132,7 +132,7 @@ fn truncated_archives_are_told() {
     for cut in [100, 1100, 1536, 2048, 2100, 2560 + 10, 2560 + 999] {
         malformed(&whole[..cut], "truncated");
     }
-    // The last padding, and the end blocks, may be missing.
+    // The last padding and the end blocks may be missing.
     for end in [2560 + 1000, whole.len()] {
         let site = Site::new();
         site.unpack(&whole[..end]).unwrap();

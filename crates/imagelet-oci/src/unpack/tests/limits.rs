@@ -1,4 +1,4 @@
-//! Archives that want too much.
+//! Archives that exceed limits.
 
 use std::{
     io::{self, BufReader, Read},
@@ -38,7 +38,7 @@ fn a_deep_directory_can_be_replaced() {
 
 #[test]
 fn a_directory_of_very_many_directories_is_replaced() {
-    // One look at the parent for each of them made this a matter of hours for a layer of some megabytes.
+    // With one scan of the parent for each entry, a layer of some megabytes takes hours.
     let site = Site::new();
     let many = (0..10_000).fold(Archive::new(), |archive, number| archive.dir(&format!("d/{number}")));
     let deep = (0..6).fold(many, |archive, number| archive.file(&format!("d/{number}/deep/{number}/x"), "1"));
@@ -51,7 +51,7 @@ fn a_directory_of_very_many_directories_is_replaced() {
 fn extension_headers_end_at_their_limit() {
     for flag in *b"xgLK" {
         let header = Header::new(flag, "big", 48 << 20);
-        // The data is not even looked for.
+        // The reader does not look for the data.
         limited(&Site::new(), &Archive::new().header(&header).end(), "1048576");
     }
 }
@@ -129,7 +129,7 @@ fn attributes_of_many_folders_wait_on_the_disk() {
         let records = [("SCHILY.xattr.user.name", name.as_bytes()), ("SCHILY.xattr.system.other", &value[..])];
         archive.pax(&records).dir(name)
     });
-    // Replaced folders have the attributes of their last entry.
+    // A replaced directory has the attributes of its last entry.
     let archive = archive.pax(&[("SCHILY.xattr.user.again", b"1")]).dir("d7").file("d8", "flat");
     site.unpack(&archive.end()).unwrap();
     for name in names.iter().filter(|name| !matches!(name.as_str(), "d7" | "d8")) {
@@ -147,7 +147,7 @@ fn floors_of_the_disk_are_kept() {
     limited(&site, &Archive::new().file("a", "").end(), "must stay free");
     let mut site = Site::new();
     site.options.limits.free_inodes_floor = u64::MAX;
-    // File systems without inode tables know no such floor.
+    // File systems without inode tables have no such floor.
     let disk = rustix::fs::statvfs(site.layer()).unwrap();
     if disk.f_files > 0 {
         limited(&site, &Archive::new().file("a", "").end(), "inodes");

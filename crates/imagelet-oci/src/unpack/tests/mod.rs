@@ -1,4 +1,4 @@
-//! Layers as attackers and as builders make them.
+//! Layers from attackers and from builders.
 
 mod archive;
 mod containerd;
@@ -26,7 +26,7 @@ use super::{
     UnpackReport, unpack_layer,
 };
 
-/// A layer directory between things that must not be touched.
+/// A layer directory beside files that must stay unchanged.
 struct Site {
     home: tempfile::TempDir,
     options: UnpackOptions,
@@ -70,7 +70,7 @@ impl Site {
     }
 
     fn unpack(&self, archive: &[u8]) -> Result<UnpackReport, UnpackError> {
-        // A small and odd buffer puts headers and data across its ends.
+        // A small, odd buffer splits headers and data at its ends.
         self.unpack_from(&mut BufReader::with_capacity(1000, archive))
     }
 
@@ -83,7 +83,7 @@ impl Site {
         result
     }
 
-    /// What lies in the layer, by path: `d`, `l->target`, `w` (whiteout), `p`, `n`, or `f:content`.
+    /// The layer's content by path: `d`, `l->target`, `w` (whiteout), `p`, `n`, or `f:content`.
     fn listing(&self) -> BTreeMap<String, String> {
         let mut listing = BTreeMap::new();
         list(&self.layer(), "", &mut listing);

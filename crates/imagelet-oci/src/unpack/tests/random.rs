@@ -1,4 +1,4 @@
-//! Archives made by chance: whatever they say, the host stays as it was and nothing panics.
+//! Random archives: the host stays unchanged and nothing panics.
 
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ proptest! {
         let archive = entries.into_iter().fold(Archive::new(), |archive, (flag, name, target)| {
             archive.header(&header(flag, name, target, &host))
         });
-        // `unpack` itself checks that the host was not touched.
+        // `unpack` itself checks that the host is unchanged.
         if let Err(error) = site.unpack(&archive.end()) {
             prop_assert!(error.io_error().is_none(), "the file system had to say no: {:?}", error);
         }

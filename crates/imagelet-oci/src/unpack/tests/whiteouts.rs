@@ -1,4 +1,4 @@
-//! Whiteouts, in any order with what they hide.
+//! Whiteouts in any order with the entries that they hide.
 
 use super::{
     Site,
@@ -89,7 +89,7 @@ fn bookkeeping_of_aufs_is_skipped() {
 
 #[test]
 fn no_device_in_the_archive_acts_as_a_whiteout() {
-    // The kernel cuts 4096 and 2^20 to 0.
+    // The kernel truncates 4096 and 2^20 to 0.
     for (major, minor) in [(0, 0), (4096, 0), (0, 1 << 20), (4096, 1 << 20)] {
         let site = Site::new();
         let header = Header::new(b'3', "x", 0).device(major, minor).clone();

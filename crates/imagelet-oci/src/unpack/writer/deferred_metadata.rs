@@ -1,4 +1,4 @@
-//! What must be remembered about written paths until the end: directories' metadata, whiteouts, owners not applied.
+//! State of written paths that is needed at the end: directory metadata, whiteouts, owners not applied.
 
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 use super::{spill::Spilled, whiteout::Opacity};
 use crate::unpack::{archive::pax::Time, budget::Claim, error::Fault};
 
-/// What a note takes besides its path, at most: its place in a tree node that is half full, and a directory's metadata.
+/// Most memory of a note besides its path: a place in a half-full tree node, and a directory's metadata.
 const NOTE_COST: usize = 256;
-/// What a directory that no entry names takes besides, and a record, besides their paths: each is kept once more for the
-/// report and written out as text.
+/// Additional memory of a directory without an entry, and of a record: each is copied for the report and written as
+/// text.
 const IMPLICIT_COST: usize = 64;
 const RECORD_COST: usize = 384;
 
-/// An owner, mode, device or xattr that the archive gives and the disk does not have.
+/// An owner, mode, device or xattr that the archive has and the disk has not.
 ///
-/// Paths without a record are owned by 0:0 and have their mode on disk, where owners are recorded at all.
+/// Where owners are recorded, paths without a record are owned by 0:0 and have their mode on disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnershipRecord {
     /// From the layer's root, without a leading slash; bytes that are not printable ASCII, and `%`, percent-encoded.
@@ -24,7 +24,6 @@ pub(crate) struct OwnershipRecord {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mode: u32,
-    /// A device node that could not be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceRecord>,
     /// Names of xattrs that could not be set, encoded as the path.
@@ -37,31 +36,27 @@ pub(crate) struct OwnershipRecord {
 pub(crate) struct DeviceRecord {
     /// Block device, else character device.
     pub(crate) block: bool,
-    /// Major number, as the archive has it.
     pub(crate) major: i64,
-    /// Minor number, as the archive has it.
     pub(crate) minor: i64,
 }
 
-/// Notes by path; a path's note goes when what was at the path is removed.
+/// A path's note is removed with the path.
 #[derive(Debug)]
 pub(crate) struct DeferredMetadata {
     notes: BTreeMap<Vec<u8>, Note>,
     claim: Claim,
 }
 
-/// What is remembered of one path.
 #[derive(Debug, Default)]
 pub(crate) struct Note {
     pub(crate) whiteout: bool,
     pub(crate) opacity: Opacity,
     pub(crate) implicit: bool,
-    /// A directory's metadata, applied at the end: what is written below would change its times.
+    /// Applied at the end: writes below the directory would change its times.
     pub(crate) directory: Option<Box<DirectoryMeta>>,
     pub(crate) record: Option<Box<OwnershipRecord>>,
 }
 
-/// A directory's metadata.
 #[derive(Debug)]
 pub(crate) struct DirectoryMeta {
     pub(crate) mode: u32,
@@ -81,7 +76,6 @@ impl DeferredMetadata {
         self.notes.get(path)
     }
 
-    /// The note of a path, made where there is none.
     pub(crate) fn note(&mut self, path: &[u8]) -> Result<&mut Note, Fault> {
         if !self.notes.contains_key(path) {
             self.claim.grow(path.len() + NOTE_COST)?;
@@ -96,7 +90,7 @@ impl DeferredMetadata {
         Ok(())
     }
 
-    /// Notes what the disk does not say of a path.
+    /// Records metadata that is not on the disk.
     pub(crate) fn record(&mut self, path: &[u8], record: OwnershipRecord) -> Result<(), Fault> {
         let names: usize = record.xattrs.iter().map(|name| 2 * name.len() + 32).sum();
         self.claim.grow(2 * record.path.len() + names + RECORD_COST)?;
@@ -104,14 +98,14 @@ impl DeferredMetadata {
         Ok(())
     }
 
-    /// Forgets that a device was left out at a path, because something else takes its place.
+    /// Removes the record of a device because something else replaces it.
     pub(crate) fn forget_device(&mut self, path: &[u8]) {
         if let Some(note) = self.notes.get_mut(path) {
             note.record.take_if(|record| record.device.is_some());
         }
     }
 
-    /// Forgets a path and all below it. What it cost stays counted: a bound needs no refunds.
+    /// Removes the notes of a path and all below it. Their memory stays counted, which only tightens the bound.
     pub(crate) fn forget(&mut self, path: &[u8]) {
         if self.notes.is_empty() {
             return;
@@ -124,14 +118,14 @@ impl DeferredMetadata {
         }
     }
 
-    /// All notes, by path, and what they take.
+    /// All notes by path, and their memory.
     pub(crate) fn take(&mut self) -> (BTreeMap<Vec<u8>, Note>, Claim) {
         let rest = self.claim.empty();
         (std::mem::take(&mut self.notes), std::mem::replace(&mut self.claim, rest))
     }
 }
 
-/// Bytes of a path, as a record keeps them.
+/// The encoding of a path in a record.
 pub(crate) fn encoded(path: &[u8]) -> String {
     const KEPT: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS.add(b'%');
     percent_encoding::percent_encode(path, KEPT).to_string()
@@ -174,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_note_takes_no_more_than_it_is_counted_for() {
-        // Maps of notes that come in order are half full.
+        // Tree nodes are half full after inserts in order.
         let place = 2 * (size_of::<Vec<u8>>() + size_of::<Note>());
         let heap = 16 + 16;
         assert!(place + size_of::<DirectoryMeta>() + heap <= NOTE_COST, "{place} and {}", size_of::<DirectoryMeta>());

@@ -1,4 +1,4 @@
-//! Hard links, and what an entry for one says of the file that it names.
+//! Hard links, and the metadata that their entries set on the target.
 
 use std::os::fd::AsFd as _;
 
@@ -26,7 +26,7 @@ use crate::{
 };
 
 impl Writer<'_> {
-    /// By our rules the entry's own metadata is not applied: the file has its target's, which writers repeat here.
+    /// By OCI rules the entry's own metadata is ignored: writers repeat the target's.
     pub(super) fn hard_link(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let target = name::clean_target(&entry.link, self.gauge.limits())?;
         let missing = || {
@@ -69,7 +69,7 @@ impl Writer<'_> {
                 self.replace(place)?;
                 match link() {
                     Ok(()) => {}
-                    // The target lay in what was replaced.
+                    // The target was inside the replaced tree.
                     Err(Errno::NOENT) => return missing(),
                     Err(errno) => return Err(Fault::Io { action: "make the hard link", errno }),
                 }
@@ -91,8 +91,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Sets the metadata of what a hard link names. The owner is set also where it is the same: that takes set-id bits
-    /// and capabilities away, and the entry gives those that stay.
+    /// Sets the metadata of a hard link's target. The owner is set even when it is the same: that clears set-id bits
+    /// and capabilities, and the entry restores those that stay.
     fn apply_again(&mut self, place: &Place, entry: &TarEntry, kind: FileType) -> Result<(), Fault> {
         let (parent, name) = (&place.parent, place.name.as_slice());
         if self.ownership == Ownership::Apply {
@@ -106,7 +106,7 @@ impl Writer<'_> {
             xattr::set(&file.map_err(Fault::io("open"))?, &entry.xattrs, self.strictness())?;
         }
         if kind != FileType::Symlink {
-            // `chmod` would follow a link; this is none, in a directory only we write to.
+            // `chmod` would follow a link; the node is not a link, and no other process writes to the directory.
             rustix::fs::chmodat(parent, name, Mode::from_raw_mode(entry.mode), AtFlags::empty())
                 .map_err(Fault::io("set the mode of"))?;
         }

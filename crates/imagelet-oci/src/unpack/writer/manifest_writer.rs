@@ -1,7 +1,7 @@
-//! Lists what is written while it is written, so that a later check need not trust the disk.
+//! Records each path while it is written, so that a later check need not trust the disk.
 //!
-//! A line says what the disk said right after the entry was finished, not what the archive asked for. The digest of a
-//! file's content is taken from the same bytes that are written, in the same pass, and never covers a hole.
+//! A record holds the disk's state right after the entry was finished, not the archive's. The digest of a file's
+//! content is computed from the written bytes in the same pass, and never covers a hole.
 
 use std::{
     io,
@@ -18,27 +18,24 @@ use twox_hash::xxhash3_128::Hasher;
 use super::whiteout::look;
 use crate::unpack::error::Fault;
 
-/// The largest list of names, and the largest value, that the kernel gives.
+/// The kernel's limit of a list of names, and of a value.
 const XATTR_MAX: usize = 64 * 1024;
 
-/// A digest that finds accidents: XXH3 with 128 bits. It does not protect against intent.
+/// XXH3 with 128 bits: detects accidents, not attacks.
 pub(crate) type Sum = u128;
 
-/// What became of a path. A later record for a path takes the place of an earlier one.
+/// A later record of a path replaces an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FileRecord {
-    /// This stands there.
     Entry(FileEntry),
-    /// It is one more name of what this path names now.
+    /// Another name of the file at this path.
     HardLink(Vec<u8>),
-    /// It is gone, with all that was below it.
+    /// Removed with all below it.
     Removed,
 }
 
-/// Takes each record as its path is finished.
 pub(crate) type FileManifest<'a> = &'a mut dyn FnMut(&[u8], FileRecord) -> io::Result<()>;
 
-/// What stands at a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileEntry {
     pub(crate) kind: FileEntryKind,
@@ -46,13 +43,12 @@ pub(crate) struct FileEntry {
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// When it was last changed: seconds since 1970 and nanoseconds.
+    /// Seconds since 1970 and nanoseconds.
     pub(crate) mtime: (i64, u32),
-    /// Digest of its extended attributes; `None` when it has none that layers may set.
+    /// Digest of the extended attributes; `None` without any that layers may set.
     pub(crate) xattrs: Option<Sum>,
 }
 
-/// What something is, with all that only its kind has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FileEntryKind {
     /// A file without holes that matter.
@@ -60,10 +56,10 @@ pub(crate) enum FileEntryKind {
         size: u64,
         content: Sum,
     },
-    /// A file that has data in some ranges and reads as zeros elsewhere.
+    /// A file with data in some ranges and zeros elsewhere.
     Sparse {
         size: u64,
-        /// Digest of the data of all ranges, one after the other.
+        /// Digest of the data of all ranges, in order.
         content: Sum,
         /// Offset and length of each range, in order, not overlapping.
         ranges: Vec<(u64, u64)>,
@@ -71,7 +67,7 @@ pub(crate) enum FileEntryKind {
     Directory,
     Symlink(Vec<u8>),
     Fifo,
-    /// A device node; a character device 0:0 is a whiteout.
+    /// A character device 0:0 is a whiteout.
     Device {
         /// Block device, else character device.
         block: bool,
@@ -83,7 +79,6 @@ pub(crate) enum FileEntryKind {
 }
 
 impl FileEntry {
-    /// What a `stat` says, with a kind made by the caller.
     pub(crate) fn of(stat: &Stat, kind: FileEntryKind, xattrs: Option<Sum>) -> Self {
         let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
         Self {
@@ -98,7 +93,7 @@ impl FileEntry {
 }
 
 impl FileEntryKind {
-    /// The kind of what is neither file nor link; those have content of their own.
+    /// The kind of an entry that is neither file nor link.
     pub(crate) fn of_special(stat: &Stat) -> Self {
         let device = |block| FileEntryKind::Device {
             block,
@@ -124,9 +119,9 @@ pub(crate) fn xattrs_of(file: impl AsFd) -> Result<Option<Sum>, Errno> {
     xattrs_by(|names| rustix::fs::flistxattr(&file, names), |name, value| rustix::fs::fgetxattr(&file, name, value))
 }
 
-/// Digest of the extended attributes of what is called `name` in `parent`, and must not or cannot be opened.
+/// Digest of the extended attributes of an entry that must not or cannot be opened.
 pub(crate) fn xattrs_at(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Sum>, Errno> {
-    // There is no call that takes a directory and a name; the first part leads to the directory we hold.
+    // No system call takes a directory and a name here; `/proc/self/fd` leads to the open directory.
     let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
     xattrs_by(
@@ -139,7 +134,7 @@ fn xattrs_by(
     list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
     get: impl Fn(&[u8], &mut [u8]) -> Result<usize, Errno>,
 ) -> Result<Option<Sum>, Errno> {
-    // Most have none, and the names of few are long.
+    // Most entries have no attributes, and long lists are rare.
     let mut short = [0; 256];
     let mut long = Vec::new();
     let names = match list(&mut short) {
@@ -169,7 +164,7 @@ fn xattrs_by(
     Ok(Some(hasher.finish_128()))
 }
 
-/// Attributes that layers have, and overlayfs' marks. Labels of the host's security module are not the layer's.
+/// Attributes of layers, and overlayfs' marks. Labels of the host's security module do not belong to the layer.
 fn counts(name: &[u8]) -> bool {
     name.starts_with(b"user.")
         || name.starts_with(b"trusted.")
@@ -177,10 +172,10 @@ fn counts(name: &[u8]) -> bool {
         || name.starts_with(b"system.posix_acl_")
 }
 
-/// Follows the writer, and tells the listing.
+/// Passes the writer's steps to the manifest.
 pub(crate) struct ManifestWriter<'a> {
     listing: Option<FileManifest<'a>>,
-    /// The store's own folders pass attributes on, so that none can be ruled out without looking.
+    /// The root has attributes, which new entries may inherit: each entry must be checked.
     inherits: bool,
     content: Content,
 }
@@ -214,12 +209,12 @@ impl<'a> ManifestWriter<'a> {
         Ok(Self { listing, inherits, content: Content::of(0) })
     }
 
-    /// A file begins of which `stored` bytes will be written.
+    /// Begins a file with `stored` bytes of data.
     pub(crate) fn begin(&mut self, stored: u64) {
         self.content = Content::of(stored);
     }
 
-    /// These bytes of it were written.
+    /// Adds written bytes.
     pub(crate) fn wrote(&mut self, bytes: &[u8]) {
         if self.listing.is_none() {
             return;
@@ -232,7 +227,7 @@ impl<'a> ManifestWriter<'a> {
         }
     }
 
-    /// The file is finished. `ranges`: where its data lies, when it has holes.
+    /// Finishes a file. `ranges`: its data ranges, if it has holes.
     pub(crate) fn file(
         &mut self,
         path: impl FnOnce() -> Vec<u8>,
@@ -257,7 +252,7 @@ impl<'a> ManifestWriter<'a> {
         self.record(&path(), FileRecord::Entry(listed))
     }
 
-    /// Something is finished that was not opened: a link, a node, a whiteout.
+    /// Records an entry that was not opened: a link, a node, a whiteout.
     pub(crate) fn special(
         &mut self,
         path: impl FnOnce() -> Vec<u8>,
@@ -278,7 +273,6 @@ impl<'a> ManifestWriter<'a> {
         self.record(&path(), FileRecord::Entry(FileEntry::of(&stat, kind, xattrs)))
     }
 
-    /// A directory is finished, with all that is in it.
     pub(crate) fn directory(&mut self, path: &[u8], directory: impl AsFd) -> Result<(), Fault> {
         if self.listing.is_none() {
             return Ok(());

@@ -37,13 +37,12 @@ use super::{
 use crate::scarce::patiently;
 
 const DIRECTORY_OPEN: u32 = 0o700;
-/// What the kernel keeps of a device number's parts; it cuts larger ones, down to 0:0 even.
+/// The kernel's limits of device numbers; it truncates larger ones, even to 0:0.
 const MAJOR_MAX: i64 = 0xfff;
 const MINOR_MAX: i64 = 0xf_ffff;
 /// The last second that containerd sets, in 2262: its nanoseconds have 63 bits.
 const SECONDS_MAX: i64 = i64::MAX / 1_000_000_000;
 
-/// Writes one layer.
 pub(super) struct Writer<'a> {
     pub(super) gauge: Gauge<'a>,
     tree: Tree,
@@ -78,13 +77,13 @@ impl<'a> Writer<'a> {
         let tree = Tree::new(root, options)?;
         let stat = rustix::fs::fstat(root).map_err(Fault::io("look at the root for"))?;
         if stat.st_mode & 0o2000 != 0 {
-            // Files would get the directory's group instead of ours.
+            // In a set-gid directory, new files would get the directory's group instead of the process's.
             let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
             rustix::fs::fchmod(root, mode).map_err(Fault::io("prepare the root for"))?;
         }
         let process = (rustix::process::geteuid(), rustix::process::getegid());
         if stat.st_gid != process.1.as_raw() {
-            // So was the root itself, when it was made in a folder like that.
+            // The root itself may have inherited its group in the same way.
             rustix::fs::fchown(root, None, Some(process.1)).map_err(Fault::io("prepare the root for"))?;
         }
         Ok(Writer {
@@ -101,7 +100,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Writes one entry, its data taken from `reader`.
+    /// Writes one entry with its data from `reader`.
     pub(super) fn write(&mut self, entry: TarEntry, reader: &mut Reader<'_>) -> Result<(), Fault> {
         self.report.entries += 1;
         let path = name::clean_entry(&entry.name, self.gauge.limits())?;
@@ -145,11 +144,11 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Applies what had to wait for the last entry, and reports.
+    /// Applies deferred metadata, and reports.
     pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
         let (notes, _claim) = self.tree.deferred.take();
-        // Children come after their parents in the order of paths: backwards, a parent's mode and times are set when
-        // nothing below it changes any more.
+        // In reverse order of paths, children precede parents: a parent's mode and times are set after the last
+        // change below it.
         for (path, note) in notes.into_iter().rev() {
             let shown = if path.is_empty() { &b"."[..] } else { &path };
             self.finish_note(&path, note).map_err(|fault| fault.at(shown))?;
@@ -200,7 +199,7 @@ impl<'a> Writer<'a> {
         self.report.bytes += entry.size;
         self.report.disk_bytes += disk_size(entry.stored);
 
-        // Writing and changing owners take set-id bits and capabilities away: mode after owner, xattrs after both.
+        // Writes and owner changes clear set-id bits and capabilities: mode after owner, xattrs after both.
         if let Some((uid, gid)) = self.owner_wanted(&entry) {
             rustix::fs::fchown(&file, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
         }
@@ -250,7 +249,7 @@ impl<'a> Writer<'a> {
 
     fn directory(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let make = || {
-            // Set-group-id would be inherited by what comes below; it waits for the end with the other bits.
+            // New entries below would inherit set-group-id; it is set at the end with the other bits.
             let mode = Mode::from_raw_mode(entry.mode & 0o777 | DIRECTORY_OPEN);
             rustix::fs::mkdirat(&place.parent, place.name.as_slice(), mode)
         };
@@ -260,7 +259,7 @@ impl<'a> Writer<'a> {
             Err(Errno::EXIST) => {
                 let stat = look(place.parent.as_fd(), &place.name)?;
                 if stat.is_none_or(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory) {
-                    // The layer says that no directory of lower layers lives on here.
+                    // The entry replaces a file of this layer, so a directory of lower layers is hidden.
                     self.replace(place)?;
                     make().map_err(Fault::io("make the directory"))?;
                     self.report.disk_bytes += DIRECTORY_COST;
@@ -325,10 +324,10 @@ impl<'a> Writer<'a> {
         self.leave_out(place, OwnershipRecord { path, uid, gid, mode, device: Some(record), xattrs: Vec::new() })
     }
 
-    /// Puts a device's record where the device would be.
+    /// Records a device instead of making it.
     fn leave_out(&mut self, place: &Place, mut record: OwnershipRecord) -> Result<(), Fault> {
         let path = place.path();
-        // A whiteout stays: the layer wants nothing of lower layers here, also where its own node is left out.
+        // A whiteout stays: the layer hides lower layers here, even without its own node.
         if !self.tree.deferred.get(&path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
@@ -344,7 +343,7 @@ impl<'a> Writer<'a> {
         self.finish_special(place, entry, Some(mode))
     }
 
-    /// Owner, mode, xattrs and times of what must not or cannot be opened.
+    /// Sets owner, mode, xattrs and times of an entry that must not or cannot be opened.
     fn finish_special(&mut self, place: &Place, entry: &TarEntry, made: Option<Mode>) -> Result<(), Fault> {
         let (parent, name) = (&place.parent, place.name.as_slice());
         if let Some((uid, gid)) = self.owner_wanted(entry) {
@@ -352,11 +351,11 @@ impl<'a> Writer<'a> {
                 .map_err(Fault::io("set the owner of"))?;
         }
         if made.is_some() && entry.mode & (self.tree.umask | 0o7000) != 0 {
-            // `chmod` would follow a link; this is a node we made a moment ago in a directory only we write to.
+            // `chmod` would follow a link; this node was just made, and no other process writes to the directory.
             rustix::fs::chmodat(parent, name, Mode::from_raw_mode(entry.mode), AtFlags::empty())
                 .map_err(Fault::io("set the mode of"))?;
         }
-        // None of the attributes that layers may have is for a link, a device or a pipe.
+        // Links, devices and pipes have none of the attributes that layers may set.
         rustix::fs::utimensat(parent, name, &self.times(entry), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(Fault::io("set the times of"))?;
         self.manifest.special(|| place.path(), (parent.as_fd(), name), &entry.link, false)?;
@@ -381,7 +380,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Makes a directory at least so opaque.
+    /// Raises a directory's opacity to at least this.
     fn set_opacity(&mut self, path: &[u8], opacity: Opacity) -> Result<(), Fault> {
         let note = self.tree.deferred.note(path)?;
         note.opacity = note.opacity.max(opacity);
@@ -413,7 +412,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The owner to set, where the process's own is not it.
+    /// The owner to set, if it differs from the process's own.
     fn owner_wanted(&self, entry: &TarEntry) -> Option<(Uid, Gid)> {
         self.owner(entry.uid, entry.gid)
     }
@@ -435,7 +434,7 @@ impl<'a> Writer<'a> {
         timestamps(entry.mtime, atime(entry), self.rules)
     }
 
-    /// Remembers what the disk does not say of a path. Most files of most images need no record.
+    /// Records metadata that is not on the disk. Most files of most images need no record.
     fn record(&mut self, path: impl FnOnce() -> Vec<u8>, entry: &TarEntry, left_out: &[Vec<u8>]) -> Result<(), Fault> {
         let owned = self.ownership == Ownership::Apply || (entry.uid, entry.gid) == (0, 0);
         if owned && left_out.is_empty() {
@@ -517,7 +516,7 @@ fn set_overlay_xattr(directory: &Directory, name: &str, value: &[u8]) -> Result<
         .map_err(Fault::io("mark as opaque the directory"))
 }
 
-/// Files have never been read before they were last changed.
+/// An access time before the last change is raised to it.
 fn atime(entry: &TarEntry) -> Time {
     entry.atime.map_or(entry.mtime, |atime| atime.max(entry.mtime))
 }

@@ -1,4 +1,5 @@
-//! Directories' attributes on their way to the end of the layer: in a file without a name, so that memory does not grow with them.
+//! Stores directories' attributes until the end of the layer in an unnamed file, so that memory does not grow with
+//! them.
 
 use std::{
     fs::File,
@@ -14,10 +15,10 @@ use rustix::{
 use crate::scarce::patiently;
 use crate::unpack::{archive::Xattrs, error::Fault};
 
-/// Names tried where the file system makes no file without one.
+/// Names tried on a file system without unnamed files.
 const NAMES_MAX: u32 = 100;
 
-/// The file, made when it is first needed.
+/// Made when first needed.
 #[derive(Debug)]
 pub(crate) struct Spill {
     root: OwnedFd,
@@ -25,7 +26,7 @@ pub(crate) struct Spill {
     end: u64,
 }
 
-/// Where in the file something is.
+/// A position in the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spilled {
     offset: u64,
@@ -84,7 +85,7 @@ fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// A file below the layer's root that has no name, or not for longer than it takes to make it.
+/// An unlinked file below the layer's root, by `O_TMPFILE` or by unlinking a named one.
 fn unnamed(root: BorrowedFd<'_>) -> Result<File, Errno> {
     let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
     let open =

@@ -1,8 +1,8 @@
 //! Directories of the layer: finds, makes, replaces them without ever leaving the root.
 //!
 //! **Invariant:** no path of more than one component reaches the kernel. Each directory is opened below its parent's
-//! descriptor with `O_NOFOLLOW`; links are read and walked here, and mean what they will mean in a container: `/` is
-//! the layer's root, and `..` of the root is the root. So none can lead out.
+//! descriptor with `O_NOFOLLOW`. Links are resolved here as in a container: `/` is the layer's root, and `..` of the
+//! root is the root. So no link can leave the layer.
 
 use std::{
     collections::HashMap,
@@ -31,25 +31,24 @@ use crate::unpack::{
     name,
 };
 
-/// Open directories that one layer keeps; each is a file descriptor, and all layers together have a bound, too.
+/// Directories that one layer keeps open; all layers together have a bound, too.
 const OPEN_MAX: usize = 32;
-/// Links followed for one name, as the kernel has it.
+/// As in the kernel.
 const LINKS_MAX: u32 = 40;
 const STEPS_MAX: usize = 1024;
 const IMPLICIT_MODE: u32 = 0o755;
-/// Names of directories to remove that are kept from one look at their parent.
+/// Names of directories to remove that are kept from one scan of their parent.
 const REMEMBERED_AT_ONCE: usize = 4096;
-/// The same once [`REMEMBERED_MANY`] are kept in all, on a deep way.
+/// The same once [`REMEMBERED_MANY`] are kept in all, in a deep tree.
 const REMEMBERED_AT_LEAST: usize = 64;
 const REMEMBERED_MANY: usize = 1 << 13;
 const REMEMBERED_COST: usize = 48;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// An open directory of the layer.
 #[derive(Debug)]
 pub(crate) struct Directory {
     fd: OwnedFd,
-    /// Where it really is, all links resolved. Empty for the root.
+    /// The real path, all links resolved. Empty for the root.
     pub(crate) path: Vec<u8>,
 }
 
@@ -59,7 +58,7 @@ impl AsFd for Directory {
     }
 }
 
-/// What to do where a directory is missing.
+/// The handling of a missing directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     /// Make it, as part of the layer.
@@ -67,30 +66,29 @@ pub(crate) enum Missing {
     Tell,
 }
 
-/// What a walk may still do.
+/// The remaining limits of a walk.
 struct Walk {
     missing: Missing,
     links: u32,
     steps: usize,
 }
 
-/// What was freed by removing something.
+/// Space freed by a removal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Freed {
     pub(crate) bytes: u64,
     pub(crate) disk_bytes: u64,
 }
 
-/// The layer's directories.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: Rc<Directory>,
-    /// By path as entries name it, links included. Dropped whole when a directory or link goes away.
+    /// By path as in entries, links included. Cleared when any directory or link is removed.
     open: HashMap<Vec<u8>, (Rc<Directory>, DirectoryPermit)>,
     budget: Arc<UnpackBudget>,
     pub(crate) deferred: DeferredMetadata,
     removal: Claim,
-    /// Bytes of disk that directories took which no entry names, until the writer takes them into account.
+    /// Disk bytes of directories without an entry that the writer has not counted yet.
     pub(crate) made_bytes: u64,
     pub(crate) umask: u32,
     path_max: usize,
@@ -116,18 +114,18 @@ impl Tree {
         })
     }
 
-    /// Opens the directory a clean path names. Links on the way are followed inside the layer; `None` where
-    /// something is missing and `missing` says so.
+    /// Opens the directory of a clean path. Links are followed inside the layer; `None` where something is missing
+    /// and `missing` permits that.
     pub(crate) fn directory(&mut self, path: &[u8], missing: Missing) -> Result<Option<Rc<Directory>>, Fault> {
         self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps: STEPS_MAX + self.depth_max })
     }
 
-    /// Opens the directory that really is at a path, following nothing.
+    /// Opens a directory by its real path, without following links.
     pub(crate) fn real_directory(&mut self, path: &[u8]) -> Result<Option<Rc<Directory>>, Fault> {
         self.walk(path, &mut Walk { missing: Missing::Tell, links: 0, steps: STEPS_MAX + self.depth_max })
     }
 
-    /// Removes what stands at a name, directories with all they hold. Nothing there is fine.
+    /// Removes a name with all below it. A missing name is no error.
     pub(crate) fn remove(&mut self, parent: &Directory, name: &[u8]) -> Result<Freed, Fault> {
         let Some(stat) = look(parent.as_fd(), name)? else {
             return Ok(Freed::default());
@@ -193,7 +191,7 @@ impl Tree {
         }
     }
 
-    /// Goes one component down, through a link if there is one.
+    /// Descends one component, through a link if there is one.
     fn step(&mut self, here: &Rc<Directory>, name: &[u8], walk: &mut Walk) -> Result<Option<Rc<Directory>>, Fault> {
         walk.steps = walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
         let errno = match open_directory(here.as_fd(), name) {
@@ -235,7 +233,7 @@ impl Tree {
         Ok(directory)
     }
 
-    /// What was removed from the layers below gets a new life as a directory that hides them.
+    /// Replaces a whiteout by a directory that hides those of lower layers.
     fn enter_whiteout(
         &mut self,
         here: &Directory,
@@ -294,10 +292,10 @@ fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno>
     patiently(|| rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()))
 }
 
-/// Removes a directory and all below it, with two descriptors whatever its depth.
+/// Removes a directory and all below it, with two descriptors at any depth.
 ///
-/// The directories found in one are remembered by the thousand: each look at a directory passes what was removed from
-/// it before, so that one look for each of a million would take days.
+/// Names of subdirectories are kept by the thousand: each scan of a directory passes the entries removed before, so
+/// one scan for each of a million would take days.
 fn remove_tree(
     parent: BorrowedFd<'_>,
     name: &[u8],
@@ -308,7 +306,8 @@ fn remove_tree(
     let action = "remove the directory replaced by";
     let open = |at: BorrowedFd<'_>, name: &[u8]| open_directory(at, name).map_err(Fault::io(action));
     let mut here = open(parent, name)?;
-    // For each directory on the way here, those in it that are not removed yet; the last one is where we are.
+    // For each directory on the way here, its subdirectories that are not removed yet; the last one is the current
+    // one.
     let mut below: Vec<Vec<Vec<u8>>> = Vec::new();
     let mut remembered = 0;
     loop {
@@ -327,7 +326,7 @@ fn remove_tree(
         let Some(siblings) = below.last_mut() else {
             break;
         };
-        // Nothing else moves directories in the layer: the parent is where we came from.
+        // No other process moves directories in the layer, so `..` is the previous directory.
         here = open(here.as_fd(), b"..")?;
         let empty = siblings.pop().expect("it has the one we come from");
         memory.shrink(empty.len() + REMEMBERED_COST);
@@ -335,14 +334,14 @@ fn remove_tree(
         rustix::fs::unlinkat(&here, empty, AtFlags::REMOVEDIR).map_err(Fault::io(action))?;
         match siblings.last() {
             Some(next) => here = open(here.as_fd(), next)?,
-            // There may be more than was remembered: this one is looked at again.
+            // There may be more than were kept: scan again.
             None => drop(below.pop()),
         }
     }
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map_err(Fault::io(action))
 }
 
-/// Unlinks what is no directory, and names the directories, up to so many; all else is gone if there are none.
+/// Unlinks all but directories, and returns up to a number of directories.
 fn remove_files(
     directory: BorrowedFd<'_>,
     names_max: usize,
@@ -378,13 +377,13 @@ fn unlink(parent: BorrowedFd<'_>, name: &[u8], stat: &Stat, freed: &mut Freed) -
     if stat.st_nlink == 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
         let size = stat.st_size.cast_unsigned();
         freed.bytes += size;
-        // A file just written may have no blocks yet; with holes it has fewer than its size wants.
+        // A file just written may have no blocks yet; a sparse file has fewer than its size requires.
         freed.disk_bytes += crate::unpack::disk_size(size);
     }
     Ok(())
 }
 
-/// The process's umask, without changing it; all bits where it cannot be read, which costs a `chmod` an entry.
+/// The process's umask, read without changing it; all bits if unreadable, which costs a `chmod` per entry.
 pub(crate) fn process_umask() -> u32 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

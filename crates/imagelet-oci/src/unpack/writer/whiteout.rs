@@ -1,4 +1,4 @@
-//! Whiteouts: how an image says "removed", and how overlayfs says it.
+//! Whiteouts in the forms of images and of overlayfs.
 
 use rustix::{
     fd::{AsFd, BorrowedFd},
@@ -13,17 +13,16 @@ const PREFIX: &[u8] = b".wh.";
 const META_PREFIX: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// How whiteouts are kept on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OverlayForm {
     /// For root: character device 0:0, `trusted.overlay.opaque`.
     Trusted,
-    /// For mounts with `userxattr`: character device 0:0 where the kernel lets us make one, else an empty file with
+    /// For mounts with `userxattr`: character device 0:0 where the kernel permits it, else an empty file with
     /// `user.overlay.whiteout` in a directory whose `user.overlay.opaque` is `x`.
     User,
 }
 
-/// What a name in the archive says.
+/// The whiteout meaning of a name in the archive.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Mark<'a> {
     Plain,
@@ -58,7 +57,7 @@ pub(crate) fn mark<'a>(parent: &[u8], name: &'a [u8]) -> Result<Mark<'a>, Fault>
     if name == OPAQUE {
         return Ok(Mark::Opaque);
     }
-    // `.wh...` is the whiteout of `..`; of the names that start with `.wh.`, only those of AUFS mean something.
+    // `.wh...` is the whiteout of `..`; of the names that start with `.wh.`, only those of AUFS have a meaning.
     match name.strip_prefix(PREFIX) {
         Some(b"" | b"." | b"..") => Err(Fault::refused("it is a whiteout of nothing")),
         Some(hidden) if hidden.starts_with(PREFIX) => Ok(Mark::Ignored),
@@ -68,7 +67,7 @@ pub(crate) fn mark<'a>(parent: &[u8], name: &'a [u8]) -> Result<Mark<'a>, Fault>
 }
 
 impl OverlayForm {
-    /// Puts a whiteout where nothing is; says what the directory needs for it.
+    /// Makes a whiteout at an absent name; returns the opacity that the directory needs.
     pub(crate) fn hide(self, parent: BorrowedFd<'_>, name: &[u8]) -> Result<Opacity, Fault> {
         match (rustix::fs::mknodat(parent, name, FileType::CharacterDevice, Mode::empty(), 0), self) {
             (Ok(()), _) => Ok(Opacity::Merged),
@@ -77,7 +76,6 @@ impl OverlayForm {
         }
     }
 
-    /// The xattr that gives a directory its opacity, if one is needed.
     pub(crate) fn xattr(self, opacity: Opacity) -> Option<(&'static str, &'static [u8])> {
         let name = match self {
             OverlayForm::Trusted => "trusted.overlay.opaque",
@@ -105,7 +103,7 @@ pub(crate) fn is_whiteout_device(stat: &rustix::fs::Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
-/// Looks at a name without following it; `None` where nothing is.
+/// `lstat` of a name; `None` if absent.
 pub(crate) fn look(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<rustix::fs::Stat>, Fault> {
     match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),

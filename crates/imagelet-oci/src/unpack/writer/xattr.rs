@@ -1,4 +1,4 @@
-//! Extended attributes: which ones a layer may set, and how they are set.
+//! Extended attributes: which ones a layer may set, and how.
 
 use rustix::{fd::AsFd, fs::XattrFlags, io::Errno};
 
@@ -7,13 +7,13 @@ use crate::unpack::{
     error::{Fault, shown},
 };
 
-/// The largest value of an attribute that the kernel takes.
+/// The kernel's limit of a value.
 pub(crate) const VALUE_MAX: usize = 64 << 10;
-/// The longest list of an inode's attributes that the kernel gives, each name with a byte behind it.
+/// The kernel's limit of an inode's list of names, each with a final NUL.
 pub(crate) const NAMES_MAX: usize = 64 << 10;
 
-/// Whether an attribute of the archive is kept. Overlayfs' own are not: they would speak for us. `trusted.*` is what
-/// programs of the host say to each other, which no image has a part in.
+/// Whether an attribute is kept. A layer must not set overlayfs' own attributes, which are ours, nor `trusted.*`,
+/// which belongs to programs of the host.
 pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
     if rules == EntryRules::Containerd {
         return !name.contains(&0) && !name.starts_with(b"trusted.");
@@ -24,17 +24,16 @@ pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
     name.starts_with(b"user.") || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
 }
 
-/// How a failing attribute is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
     Fail,
-    /// What the file system does not have is left out; all else fails the entry.
+    /// An unsupported attribute is skipped; any other failure fails the entry.
     FailWhereSupported,
-    /// What the kernel does not allow us, or does not have, is left out and reported.
+    /// An attribute that the kernel forbids or does not support is skipped and reported.
     LeaveOut,
 }
 
-/// Sets attributes on an open file or directory; returns the names left out.
+/// Sets attributes on an open file or directory; returns the skipped names.
 pub(crate) fn set(
     file: impl AsFd,
     xattrs: &[(Vec<u8>, Vec<u8>)],
@@ -61,7 +60,7 @@ fn judge(
             left_out.push(name.to_vec());
             Ok(())
         }
-        // The archive's fault, not the disk's: what it says is no value of that attribute, or too large for one.
+        // The archive's fault, not the disk's: the value is invalid or too large.
         (Err(errno @ (Errno::INVAL | Errno::RANGE | Errno::TOOBIG)), _) => Err(not_taken(name, value, errno)),
         (Err(errno @ Errno::NOSPC), _) if has_space(on, value) => Err(not_taken(name, value, errno)),
         (Err(errno), _) => Err(Fault::Io { action: "set an extended attribute of", errno }),
@@ -73,9 +72,9 @@ fn not_taken(name: &[u8], value: &[u8], errno: Errno) -> Fault {
     Fault::refused(format!("the file system does not take its extended attribute `{name}` of {length} bytes ({errno})"))
 }
 
-/// Whether "no space" cannot mean the disk: ext4 says so of a value larger than its block, too.
+/// Whether `ENOSPC` cannot mean a full disk: ext4 returns it for a value larger than its block, too.
 fn has_space(on: impl AsFd, value: &[u8]) -> bool {
-    /// Blocks that a value takes besides its own, with much to spare.
+    /// Blocks of a value besides its own, with a margin.
     const SPARE: u64 = 1 << 20;
     rustix::fs::fstatvfs(on).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) > SPARE + value.len() as u64)
 }
