@@ -7,7 +7,7 @@ use crate::{
     runtime::{ImageDetails, ImageService, Listing, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
 };
 
-/// The images a service under test can pull: two that differ, and a second name of the first.
+/// Images that the service under test can pull: two different ones, and a second name of the first.
 #[derive(Clone, Debug)]
 pub struct Images {
     /// A full name with tag.
@@ -16,20 +16,20 @@ pub struct Images {
     pub first_again: String,
     /// A full name with tag of another image.
     pub second: String,
-    /// A name its registry does not have.
+    /// A name that its registry does not have.
     pub absent: String,
     /// Whether the service reports progress; CRI cannot.
     pub reports_progress: bool,
-    /// Whether one name can be taken away; CRI cannot.
+    /// Whether a single name can be removed; CRI cannot.
     pub untags: bool,
-    /// Whether it tells which images share which parts; CRI cannot.
+    /// Whether it reports shared layers of images; CRI cannot.
     pub tells_layers: bool,
 }
 
 /// Runs all checks. The store must not hold these images before, and does not afterwards.
 ///
 /// # Panics
-/// On the first broken promise.
+/// On the first violation.
 pub async fn run(service: &dyn ImageService, images: &Images) {
     nothing_is_found_before(service, images).await;
     an_estimate_has_what_a_pull_would_fetch(service, images).await;
@@ -62,7 +62,7 @@ async fn list(service: &dyn ImageService) -> Listing {
     service.list(None).await.unwrap_or_else(|error| panic!("list: {}", error.chain()))
 }
 
-/// While the first image is here, under both its names.
+/// The first image is present, with both names.
 async fn each_list_has_an_edition_of_its_own(service: &dyn ImageService, images: &Images) {
     let Some(mut before) = service.edition() else { return };
     let mut listed = list(service).await;
@@ -196,7 +196,7 @@ async fn the_filesystems_of_images_and_containers_are_reported(service: &dyn Ima
     for (kind, usages) in [("images", &filesystems.images), ("writable layers", &filesystems.containers)] {
         assert!(!usages.is_empty(), "{kind} live somewhere");
         for usage in usages {
-            // The caller asks the system about this place.
+            // Callers pass this path to statvfs.
             assert!(usage.mountpoint.is_dir(), "{kind}: {usage:?}");
             assert!(usage.measured_at > std::time::SystemTime::UNIX_EPOCH, "{kind}: {usage:?}");
             assert!(usage.inodes_used.is_some(), "{kind}: {usage:?}");
@@ -253,7 +253,7 @@ async fn what_is_pulled_by_digest_has_no_tag(service: &dyn ImageService, images:
     let image = status(service, &name).await.expect("found by its digest");
     assert_eq!((image.tags.as_slice(), image.digests.as_slice()), ([].as_slice(), std::slice::from_ref(&name)));
     assert_eq!(status(service, &images.second).await, None, "nobody gave it the tag");
-    // However many remove it at once, each is told that it is gone.
+    // Concurrent removals all report success.
     let remove = async || {
         service.remove(&ImageSpec::new(id.as_str())).await.expect("all removals of one image succeed");
         assert_eq!(status(service, &name).await, None, "{name} right after its removal");
@@ -292,7 +292,7 @@ async fn a_dropped_pull_leaves_no_image(service: &dyn ImageService, images: &Ima
         }
     };
     if gave_up {
-        // A runtime behind a socket may see the cancel after the image was whole; then it is listed whole.
+        // A runtime behind a socket may see the cancel only after the image is whole; then the image is listed whole.
         if let Some(image) = status(service, &images.second).await {
             assert!(image.size.0 > 0);
         }

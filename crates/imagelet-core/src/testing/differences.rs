@@ -1,7 +1,7 @@
 //! What imagelet does otherwise than the kubelet, as far as the vectors show it: the one table of it.
 //!
-//! A rule computes from a case what is expected in place of the kubelet's answer. A run of the vectors fails where that
-//! does not come true, and where something differs that no rule speaks of.
+//! A rule derives from a case the expectation that replaces the kubelet's answer. A run of the vectors fails where that
+//! expectation is not met, and where something differs that no rule covers.
 
 mod cri;
 mod gc;
@@ -13,20 +13,19 @@ use serde_json::Value;
 
 use super::vector_case::{VectorCase, Way, cases};
 
-/// One difference, in all files that show it.
+/// One difference, with all files that show it.
 pub(super) struct Difference {
-    /// What it is about.
     pub(super) about: &'static str,
     pub(super) kubelet: &'static str,
     pub(super) imagelet: &'static str,
-    /// Why imagelet does otherwise.
+    /// Why imagelet differs.
     pub(super) reason: &'static str,
-    /// In which ways.
+    /// The ways in which it applies.
     pub(super) ways: &'static [Way],
-    /// What decides.
+    /// The setting that selects the behaviour.
     pub(super) setting: &'static str,
     pub(super) files: &'static [&'static str],
-    /// Puts what is expected in the place of what the kubelet does; a case that the rule does not concern stays as it is.
+    /// Replaces the kubelet's answer by the expectation; a case outside the rule stays unchanged.
     pub(super) expect: fn(&mut VectorCase),
 }
 
@@ -34,21 +33,21 @@ const SHIPPED: &[Way] = &[Way::Shipped];
 const BOTH: &[Way] = &Way::BOTH;
 const COMPATIBILITY: &str = "`compatibility`";
 
-/// All of them. Later ones see what earlier ones expect.
+/// All differences, in order: a later one sees the expectations of earlier ones.
 pub(super) fn all() -> impl Iterator<Item = &'static Difference> {
     gc::DIFFERENCES.iter().chain(pull::DIFFERENCES).chain(cri::DIFFERENCES)
 }
 
-/// Turns what the kubelet does into what is expected in a way.
+/// Converts the kubelet's answer to the expectation of a way.
 pub(super) fn apply(file: &str, way: Way, case: &mut VectorCase) {
     for difference in all().filter(|it| it.files.contains(&file) && it.ways.contains(&way)) {
         (difference.expect)(case);
     }
 }
 
-/// The table of all differences for the documents, with how many cases show each.
+/// The table of all differences for the documents, with the number of cases of each.
 ///
-/// A rule that concerns no case of one of its files is refused: the table would name what is not so.
+/// Rejects a rule that applies to no case of one of its files, since the table would be wrong.
 pub fn differences_table() -> String {
     let mut table = String::from(
         "| what | the kubelet, or the named runtime | imagelet | because | setting | cases |\n|---|---|---|---|---|---:|\n",
@@ -64,7 +63,7 @@ pub fn differences_table() -> String {
     table
 }
 
-/// How many cases of a file are expected otherwise by a difference, once those before it are expected.
+/// Number of cases of a file that a difference changes, after those before it are applied.
 fn concerned(difference: &Difference, file: &str) -> usize {
     let mut concerned = 0;
     for mut case in cases(file) {

@@ -25,7 +25,7 @@ pub struct FakeRuntime {
     state: Arc<Mutex<FakeState>>,
 }
 
-/// The images, and the list of them until one changes.
+/// The images, and their list, cached until one changes.
 #[derive(Debug, Default)]
 struct StoredImages {
     images: BTreeMap<ImageId, Arc<Image>>,
@@ -47,7 +47,7 @@ impl Deref for StoredImages {
     }
 }
 
-/// Whoever may change the images spoils the list.
+/// A mutable borrow invalidates the list.
 impl DerefMut for StoredImages {
     fn deref_mut(&mut self) -> &mut Self::Target {
         self.listing = None;
@@ -65,15 +65,15 @@ struct FakeState {
     volumes: HashMap<String, Vec<String>>,
     sandbox_images: HashMap<String, String>,
     default_sandbox_images: Vec<String>,
-    /// Whether it says of a container that it is gone for certain; else nobody knows.
+    /// Whether it reports missing containers as gone for certain; otherwise their state is unknown.
     tells_who_is_gone: bool,
     calls: Vec<String>,
     failures: HashMap<String, (RuntimeErrorKind, String)>,
-    /// Whether pulls can be estimated at all; off, as with CRI.
+    /// Whether pulls can be estimated; off by default, as with CRI.
     estimates: bool,
-    /// Scripted estimates by normal name, before what the registry tells.
+    /// Scripted estimates by normal name; they precede the registry's.
     estimated: HashMap<String, PullEstimate>,
-    /// What each image is made of, by layer id and size; without any the fake tells no layers.
+    /// Layers of each image, by id and size; without any, the fake reports no layers.
     layers: BTreeMap<ImageId, Vec<(String, ByteSize)>>,
     reserved: Freed,
     pull_takes: Duration,
@@ -91,17 +91,17 @@ struct Offer {
 }
 
 impl FakeRuntime {
-    /// A runtime with an empty store, before an empty registry.
+    /// A runtime with an empty store and an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts an image into the registry; equal `content` means the same image under several names.
+    /// Adds an image to the registry; equal `content` means the same image under several names.
     pub fn offer(&self, name: &str, content: &str, size: u64) -> ImageId {
         self.offer_to(name, content, size, None)
     }
 
-    /// The same, for one user and password only.
+    /// Adds an image for one user and password only.
     pub fn offer_to(&self, name: &str, content: &str, size: u64, login: Option<(&str, &str)>) -> ImageId {
         let id = ImageId::new(Digest::of(content.as_bytes()).as_str());
         let offer = Offer {
@@ -114,14 +114,14 @@ impl FakeRuntime {
         id
     }
 
-    /// Puts an image into the store as if it had been pulled long ago.
+    /// Adds an image to the store as if it had been pulled long ago.
     pub fn preload(&self, name: &str, content: &str, size: u64) -> ImageId {
         let id = self.offer(name, content, size);
         self.lock().store(&normal(name), &id, ByteSize(size));
         id
     }
 
-    /// Puts an image into the store as it is.
+    /// Adds an image to the store as it is.
     pub fn insert(&self, image: Image) {
         self.lock().images.insert(image.id.clone(), Arc::new(image));
     }
@@ -138,32 +138,32 @@ impl FakeRuntime {
         self.lock().failures.insert(call.to_owned(), (kind, message.to_owned()));
     }
 
-    /// Takes all failures back.
+    /// Clears all failures.
     pub fn heal(&self) {
         self.lock().failures.clear();
     }
 
-    /// Whether pulls can be estimated from what the registry offers: one layer a pull, of the image's size.
+    /// Whether pulls can be estimated from the registry: one layer per pull, of the image's size.
     pub fn set_estimates(&self, estimates: bool) {
         self.lock().estimates = estimates;
     }
 
-    /// What the estimate of one image says from now on, whatever the registry offers.
+    /// Sets the estimate of one image, whatever the registry has.
     pub fn set_estimate(&self, name: &str, estimate: PullEstimate) {
         let mut fake = self.lock();
         fake.estimates = true;
         fake.estimated.insert(normal(name), estimate);
     }
 
-    /// What an image is made of: layers by name and size, shared with all images that name the same one.
+    /// Sets the layers of an image by name and size; equal names are shared.
     ///
-    /// From the first call on the fake tells layers; an image without any is one layer of its own.
+    /// After the first call the fake reports layers; an image without any is one layer of its own.
     pub fn set_layers(&self, id: &ImageId, layers: &[(&str, u64)]) {
         let layers = layers.iter().map(|(name, size)| ((*name).to_owned(), ByteSize(*size))).collect();
         self.lock().layers.insert(id.clone(), layers);
     }
 
-    /// What all images take on the disk together, shared layers once.
+    /// Disk usage of all images together, shared layers once.
     pub fn disk_bytes(&self) -> ByteSize {
         let fake = self.lock();
         if fake.layers.is_empty() {
@@ -172,17 +172,17 @@ impl FakeRuntime {
         fake.graph().layers.iter().map(|layer| layer.bytes).sum()
     }
 
-    /// What pulls under way have been promised.
+    /// Sets the space reserved for running pulls.
     pub fn set_reserved(&self, reserved: Freed) {
         self.lock().reserved = reserved;
     }
 
-    /// How long each pull sleeps before it is done.
+    /// Sets the duration of each pull.
     pub fn set_pull_takes(&self, takes: Duration) {
         self.lock().pull_takes = takes;
     }
 
-    /// Adds a container of a ready pod `default/POD` that holds an image.
+    /// Adds a container of a ready pod `default/POD` that uses an image.
     pub fn run(&self, pod: &str, name: &str, image: &str, image_id: &ImageId, state: ContainerState) -> String {
         let mut fake = self.lock();
         let sandbox_id = format!("sandbox-{pod}");
@@ -234,12 +234,12 @@ impl FakeRuntime {
         self.lock().volumes.entry(container_id.to_owned()).or_default().push(image.to_owned());
     }
 
-    /// Reports this as the image that a sandbox runs from.
+    /// Sets the image that a sandbox reports.
     pub fn set_sandbox_image(&self, sandbox_id: &str, image: &str) {
         self.lock().sandbox_images.insert(sandbox_id.to_owned(), image.to_owned());
     }
 
-    /// Reports this as the image that new sandboxes are started from.
+    /// Sets the image that new sandboxes report.
     pub fn set_default_sandbox_image(&self, image: &str) {
         self.lock().default_sandbox_images = vec![image.to_owned()];
     }
@@ -257,12 +257,12 @@ impl FakeRuntime {
         fake.volumes.clear();
     }
 
-    /// From now on it says of each container that is not there that it is gone for certain.
+    /// From now on, reports each missing container as gone for certain.
     pub fn report_gone_containers(&self) {
         self.lock().tells_who_is_gone = true;
     }
 
-    /// The calls since the last look, as `VERB SUBJECT`; reads are `list`, `containers`, `status X`, …
+    /// The calls since the last `take_calls`, as `VERB SUBJECT`; reads are `list`, `containers`, `status X`, …
     pub fn take_calls(&self) -> Vec<String> {
         std::mem::take(&mut self.lock().calls)
     }
@@ -272,12 +272,12 @@ impl FakeRuntime {
         self.lock().requests.clone()
     }
 
-    /// The most pulls that ran at once.
+    /// The maximum number of concurrent pulls so far.
     pub fn pulls_running_max(&self) -> usize {
         self.lock().pulls_running_max
     }
 
-    /// The pulls that run now.
+    /// The number of running pulls.
     pub fn pulls_running(&self) -> usize {
         self.lock().pulls_running
     }
@@ -321,7 +321,7 @@ impl FakeState {
         }
     }
 
-    /// What the registry has under a request's name, for who asks.
+    /// The registry's image under a request's name, for the request's credential.
     fn offered(&self, request: &PullRequest) -> Result<(String, Offer), RuntimeError> {
         let name = request.image.image.parse::<Reference>().map_err(|error| {
             RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{}`", request.image.image))
@@ -399,7 +399,7 @@ impl ImageNames for FakeState {
     }
 }
 
-/// The digest of the manifest that an image is pulled by, which is that of its one layer, too.
+/// The digest of the image's manifest, also used for its one layer.
 fn manifest(id: &ImageId) -> Digest {
     Digest::of(id.as_str().as_bytes())
 }
@@ -440,7 +440,7 @@ impl ImageService for FakeRuntime {
         Ok(self.enter("status", &spec.image)?.find(&spec.image)?.map(|image| Image::clone(image)))
     }
 
-    /// One layer, and a label that says the id.
+    /// One layer, and a label with the id.
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let fake = self.enter("status", &spec.image)?;
         let Some(image) = fake.find(&spec.image)?.map(|image| Image::clone(image)) else { return Ok(None) };

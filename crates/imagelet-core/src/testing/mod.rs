@@ -23,7 +23,7 @@ pub fn vectors(file: &str) -> Vec<Value> {
     }
 }
 
-/// A vector file whole, for what its cases share.
+/// A whole vector file, for what its cases share.
 pub fn vectors_document(file: &str) -> Value {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors").join(file);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

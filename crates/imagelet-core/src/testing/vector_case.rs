@@ -1,4 +1,4 @@
-//! The cases of the vectors, and the two ways in which they are run.
+//! The cases of the vectors, and the two configurations under which they run.
 
 use std::{fmt, num::NonZeroUsize, time::Duration};
 
@@ -12,20 +12,20 @@ use crate::{
     records::Guard,
 };
 
-/// Which configuration a vector is run under.
+/// The configuration of a vector run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// `compatibility: kubelet`.
     Kubelet,
-    /// What is shipped: no configuration at all.
+    /// The defaults: no configuration at all.
     Shipped,
 }
 
 impl Way {
-    /// Each of them.
+    /// Both ways.
     pub const BOTH: [Self; 2] = [Self::Kubelet, Self::Shipped];
 
-    /// What `compatibility` is.
+    /// The `compatibility` setting.
     pub fn compatibility(self) -> Compatibility {
         match self {
             Self::Kubelet => Compatibility::Kubelet,
@@ -33,7 +33,7 @@ impl Way {
         }
     }
 
-    /// How the daemon pulls.
+    /// The daemon's pull settings.
     pub fn pull_settings(self) -> PullSettings {
         PullSettings {
             slots: NonZeroUsize::new(1),
@@ -44,7 +44,7 @@ impl Way {
         }
     }
 
-    /// What a pull guards that was begun.
+    /// What a started pull protects from collection.
     pub fn guard(self) -> Guard {
         match self {
             Self::Kubelet => Guard::Spelling,
@@ -52,7 +52,7 @@ impl Way {
         }
     }
 
-    /// These thresholds and ages, with all else as the program has it in this way.
+    /// These thresholds and ages, with this way's defaults for the rest.
     #[must_use]
     pub fn collecting(self, policy: GcPolicy) -> GcPolicy {
         let percent = |value| Percent::new(value).expect("a percentage");
@@ -76,18 +76,18 @@ impl fmt::Display for Way {
     }
 }
 
-/// A case with what is expected of it in one way.
+/// A case with its expectation in one way.
 #[derive(Clone, Debug)]
 pub struct VectorCase {
     /// Its name in the file.
     pub name: String,
-    /// What it is about.
+    /// The input.
     pub input: Value,
-    /// All that is to be found.
+    /// The complete expectation.
     pub expected: Value,
 }
 
-/// The cases of a file as the kubelet has them.
+/// The cases of a file, as the kubelet's.
 pub(super) fn cases(file: &str) -> Vec<VectorCase> {
     let case = |mut case: Value| VectorCase {
         name: case["name"].as_str().expect("each case has a name").to_owned(),

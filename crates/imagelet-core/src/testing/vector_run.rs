@@ -9,7 +9,7 @@ use super::{
     vector_case::{VectorCase, Way, cases},
 };
 
-/// One file's cases in one way. Each case's findings are compared as a whole, so that no expected field is unread.
+/// One file's cases in one way. Findings are compared as a whole, so that no expected field is skipped.
 #[derive(Debug)]
 pub struct VectorRun {
     file: &'static str,
@@ -27,8 +27,8 @@ impl VectorRun {
         Self::where_input(file, way, |_| true)
     }
 
-    /// Cases of a file that is about what no way decides: those whose input is the driver's own, where several drivers
-    /// share the file.
+    /// Cases of a file that no way affects: those whose input is the driver's own, where several drivers share the
+    /// file.
     #[must_use]
     pub fn once(file: &'static str, is_mine: impl Fn(&Value) -> bool) -> Self {
         Self::where_input(file, Way::Shipped, is_mine)
@@ -48,7 +48,7 @@ impl VectorRun {
         self.cases.next()
     }
 
-    /// Takes what was found of a case: exactly the fields that are expected.
+    /// Compares the findings of a case: exactly the expected fields.
     pub fn compare(&mut self, case: &VectorCase, found: &Value) {
         self.compared += 1;
         if *found != case.expected {
@@ -59,7 +59,7 @@ impl VectorRun {
         }
     }
 
-    /// All cases were compared, and each was as expected.
+    /// Asserts that all cases were compared and met.
     pub fn end(self) {
         assert!(self.wrong.is_empty(), "{} of {}:\n{}", self.wrong.len(), self.total, self.wrong.join("\n"));
         assert_eq!(self.compared, self.total, "{} {}: all cases are compared", self.file, self.way);
@@ -67,7 +67,7 @@ impl VectorRun {
     }
 }
 
-/// Where two values differ: a line for what is expected, and one for what is found.
+/// Lists where two values differ: a line for the expected one, and one for the found one.
 fn describe(text: &mut String, path: &str, expected: &Value, found: &Value) {
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {

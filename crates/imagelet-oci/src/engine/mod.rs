@@ -102,6 +102,7 @@ impl EngineConfig {
     }
 }
 
+/// The embedded image service: registry client, pipeline and store.
 #[derive(Debug)]
 pub struct Engine {
     registry: Registry,

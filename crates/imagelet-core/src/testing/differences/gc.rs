@@ -148,7 +148,7 @@ fn by_cost(case: &mut VectorCase) {
         "never used goes first and may overshoot" => ("image-0", 1024, None),
         "zero-size images do not stop the walk" => ("c", 5, None),
         "one failure: later deletions still happen, error reported" => ("b", 20, None),
-        // Without it the goal is out of reach.
+        // Without it the goal is unreachable.
         "two different failures" => ("", 0, Some("e2")),
         _ => return,
     };
@@ -180,7 +180,7 @@ fn hooks_always(case: &mut VectorCase) {
 fn shortfall_reported(case: &mut VectorCase) {
     let none = |must_go| format!("{must_go} must go, unused images can free only 0 B, and none was deleted. Used:");
     let (disk, done, in_use, kept, others) = match case.name.as_str() {
-        // Seconds old, and the disk is nearly full.
+        // The images are seconds old, and the disk is nearly full.
         "not enough freed" => {
             let done = "500.0 MiB was freed by removing unused images, and 114.4 MiB more must go. Used now:";
             ("95% of 10.0 GiB", done.to_owned(), "0 B", "0 B", "9.0 GiB")
@@ -219,7 +219,7 @@ fn age_from_sight(case: &mut VectorCase) {
     left.extend(young.into_iter().map(str::to_owned));
     left.sort();
     left.dedup();
-    // What is not tried does not fail.
+    // What is not attempted cannot fail.
     case.expected = json!({"deleted": deleted, "remaining": left, "error": null});
 }
 
@@ -242,7 +242,7 @@ fn handlers_share_uses(case: &mut VectorCase) {
     });
 }
 
-/// An image as it is recorded when it was listed first.
+/// An image as recorded when first listed.
 fn listed(image: &Value, detect_time: &Value) -> (String, Value) {
     let text = |field: &str| image[field].as_str().unwrap_or_default();
     let record = json!({
@@ -287,11 +287,11 @@ fn uses_are_remembered(case: &mut VectorCase) {
     }
 }
 
-/// Goes through the passes of a vector of detection, with what is expected after each.
+/// Applies `expect` to each pass of a detection vector.
 fn each_pass(case: &mut VectorCase, expect: impl Fn(&Value, &mut Value)) {
     let expected = case.expected.get_mut("after_each_pass").and_then(Value::as_array_mut).into_iter().flatten();
     for (pass, expected) in case.input["passes"].as_array().into_iter().flatten().zip(expected) {
-        // A pass that fails changes nothing.
+        // A failed pass changes nothing.
         if expected["error"].is_null() {
             expect(pass, expected);
         }
@@ -303,13 +303,13 @@ fn containers(pass: &Value) -> impl Iterator<Item = &Value> {
     pods.flat_map(|pod| pod["containers"].as_array().into_iter().flatten())
 }
 
-/// The keys of recorded images with the id in each.
+/// The keys of recorded images, with their ids.
 fn ids(records: &Value) -> impl Iterator<Item = (String, String)> {
     let keys = records.as_object().into_iter().flat_map(|records| records.keys().cloned());
     keys.map(|key| (key.clone(), key.split(',').next().unwrap_or_default().to_owned()))
 }
 
-/// A use of an id under a handler: of that, and of all recorded images that have the id.
+/// A use of an id under a handler: of that image, and of all recorded images with the id.
 fn used(expected: &mut Value, id: &str, handler: &str, now: &Value) {
     let mut in_use = texts(&expected["in_use"]);
     in_use.push(key(id, handler));

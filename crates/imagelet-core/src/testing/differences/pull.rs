@@ -116,7 +116,7 @@ fn secret_passed_over(case: &mut VectorCase) {
     let is_broken = is_broken || !case.input["must_attempt_error"].is_null();
     let image = image(case);
     for step in steps(case).filter(|step| is_broken && !step["reason"].is_null()) {
-        // It goes on as without secrets, which have to be shown to the registry.
+        // The pull continues as without secrets, so that the registry has to verify access.
         let id = format!("{image}:latest");
         let (calls, asked) = (texts(&step["cri_calls"]), texts(&step["pull_manager_calls"]));
         let events = [

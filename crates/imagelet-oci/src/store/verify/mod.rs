@@ -108,6 +108,7 @@ pub enum VerifyResult {
     Unchecked(String),
 }
 
+/// A layer after its check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerCheck {
     /// The result.
