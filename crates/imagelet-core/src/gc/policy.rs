@@ -230,7 +230,7 @@ impl GcPolicy {
         Some((low, least.min(low)))
     }
 
-    /// The amount to free to get below the critical mark; `None` without relief limits.
+    /// The amount to free to get below the critical mark, zero where it is; `None` without relief limits.
     pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
         let critical = self.relief?.critical;
         let bytes = if disk.used_percent() < critical.get() { ByteSize::ZERO } else { space_below(critical, disk) };

@@ -1,7 +1,7 @@
 //! One pass that finds, dates and caches all images, for every reader (`docs/spec/gc.md §3-§5`).
 //!
-//! Ages and uses survive a restart in the files that `ledger.rs` draws. The files are a memory, not a root: without them
-//! every image is new again, which keeps it longer and never loses it.
+//! Ages and uses survive a restart in the ledger (`ledger/mod.rs`). The files hold no roots: without them every image
+//! counts as new, which keeps it longer and never loses it.
 
 mod apply_survey;
 mod boot_clock;
@@ -63,110 +63,107 @@ use crate::{
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
 };
 
-/// How often the ledger is written at most. Who looks each ten seconds loses less than a minute by a crash.
+/// Shortest time between two ledger writes; it bounds what a crash loses.
 const FLUSH_EVERY: Duration = Duration::from_secs(45);
-/// How long an image that no pass has seen is remembered as asked for: longer than a pull's commit takes.
+/// How long the request for an unlisted image is remembered: longer than the commit of a pull takes.
 const LEASE_UNSEEN_MAX: Duration = Duration::from_mins(15);
-/// So many containers that went since the last pass are asked for one by one; where more went, a second pass counts.
+/// Up to this many missing containers are checked one by one; otherwise a second pass decides.
 const MISSING_ASKED_MAX: usize = 256;
-/// Container status calls at once; the runtime serves pods meanwhile.
+/// Concurrent container status calls; the limit leaves capacity of the runtime for pods.
 const STATUS_CALLS_MAX: usize = 8;
-/// Who pinned an image that the runtime itself asks to keep.
 const PINNED_BY_RUNTIME: &str = "runtime";
 
-/// All images of a node: since when they are there, when they were used, who uses or pins them.
+/// The images of a node with their ages, uses, users and pins.
 pub struct Inventory {
     runtime: RuntimeManager,
     directory: Option<StateDir>,
     state: Arc<Mutex<InventoryState>>,
-    /// Whose turn it is to write the ledger.
+    /// Locked by the writer of the ledger.
     ledger: Option<Arc<Mutex<Writer>>>,
-    /// The number of the last pass that succeeded. Queues the passes; nothing else is done under it.
+    /// The number of the last successful pass. The lock queues passes and protects nothing else.
     pass: tokio::sync::Mutex<u64>,
     passes_begun: AtomicU64,
     /// The last list for the Node's status.
     cache: ImageCache,
     lease_file: LeaseFile,
-    /// UseReport of each removal that ended.
+    /// Notified at the end of each removal.
     removals: tokio::sync::Notify,
 }
 
 #[derive(Debug, Default)]
 struct InventoryState {
     records: Records,
-    /// What is remembered beyond the records, in steady times as they are.
+    /// Usage data beyond the records, in steady time.
     memory: UsageHistory,
     clock: AgeClock,
-    /// What to add to a steady time to tell it by the wall clock; nanoseconds.
+    /// Nanoseconds to add to a steady time to convert it to the wall clock.
     shift: i128,
-    /// Where the ledger's writer left the steady time.
+    /// The steady time at the last ledger write.
     anchor: Option<boot_clock::Anchor>,
-    /// The last time anything was dated by; an earlier one means that a clock was set back.
+    /// The last used time; an earlier one means that a clock was set back.
     seen_at: Option<SystemTime>,
     snapshot: Option<Arc<Snapshot>>,
-    /// When an image was last asked for, by key.
+    /// Time of the last request by image.
     touches: BTreeMap<ImageKey, SystemTime>,
-    /// Who asked for which image and may start a container from it.
     leases: Leases,
-    /// When the first pass found an image unused that was in use before.
+    /// Time of the first pass that found a formerly used image unused.
     released: BTreeMap<ImageKey, SystemTime>,
     #[cfg(test)]
     mutation: Option<testing::Mutation>,
     pins: Vec<PinPattern>,
-    /// Those of the configuration, which no command takes back.
+    /// Pins of the configuration, which no command removes.
     configured_pins: Vec<PinPattern>,
-    /// How often either has changed.
+    /// Counts changes of either pin list.
     pins_edition: u64,
-    /// Mounts are fixed when a container is created, so each container is asked once.
+    /// Mounts never change after the creation of a container, so each container is queried once.
     mounts: BTreeMap<String, Vec<String>>,
     sandboxes: Sandboxes,
     watch: ObservationWindow,
-    /// The ledger on disk is older than this state.
+    /// The ledger on disk is stale.
     dirty: bool,
     flushed_at: Option<Instant>,
 }
 
-/// What one pass found.
+/// The result of one pass.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// When the listings were in.
+    /// When the listings were complete.
     pub taken_at: SystemTime,
     /// All images, by key.
     pub entries: Vec<Arc<ImageEntry>>,
-    /// Since when uses are known without a long gap; before that an unused image may only be an unwatched one.
+    /// Start of watching without a long gap; earlier uses may be missing.
     pub watched_since: SystemTime,
-    /// How many containers a runtime listed.
+    /// Number of listed runtime containers.
     pub containers: usize,
-    /// No container is listed where there were some a moment ago: nobody may conclude that nothing is in use.
+    /// No container is listed after some were listed: the users are unknown.
     pub containers_vanished: bool,
 }
 
-/// An image with what the inventory knows of it.
+/// An image with its ages, uses and pins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageEntry {
-    /// As its store lists it.
+    /// The image as listed by its store.
     pub image: Arc<Image>,
-    /// When a pass first saw it.
+    /// Time of the first pass that saw it.
     pub first_seen: SystemTime,
-    /// When it was last in use or asked for.
+    /// Time of the last use or request.
     pub last_used: Option<SystemTime>,
-    /// When it was last asked for, by a pull or a pod; forgotten on restart.
+    /// Time of the last request by a pull or a pod; lost on restart.
     pub leased_at: Option<SystemTime>,
-    /// How often it was used: by containers, mounts and pods that asked for it.
+    /// Number of uses by containers, mounts and requests of pods.
     pub use_count: u64,
-    /// Who used it last, as `NAMESPACE/POD`, where that was a pod.
+    /// The last user as `NAMESPACE/POD`, if a pod.
     pub last_user: Option<String>,
-    /// Somebody may start a container from it until then, without asking again.
+    /// The end of its last lease.
     pub leased_until: Option<SystemTime>,
-    /// When a pass first found it unused after it was in use; `None` where that is long ago.
-    ///
-    /// A list may be short because its runtime has just restarted: a second look counts.
+    /// Time of the first pass that found it unused; `None` where long ago. A restarting runtime may return a short
+    /// list, so a second pass confirms it.
     pub released_at: Option<SystemTime>,
-    /// What its last pull cost, where imagelet made it or was reported.
+    /// Cost of the last known pull.
     pub pulled: Option<PullCost>,
-    /// How it came to be here.
+    /// How the image came to the node.
     pub origin: ImageOrigin,
-    /// How its uses follow one another.
+    /// Use statistics.
     pub history: UseHistory,
     /// `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY` or `container ID`.
     pub in_use_by: Vec<String>,
@@ -175,7 +172,7 @@ pub struct ImageEntry {
 }
 
 impl Snapshot {
-    /// The first entry of an image, whatever its handler.
+    /// The first entry of an image, for any handler.
     fn first_of(&self, id: &ImageId) -> Option<&ImageEntry> {
         let place = self.entries.partition_point(|entry| entry.image.id < *id);
         self.entries.get(place).filter(|entry| entry.image.id == *id).map(Arc::as_ref)
@@ -183,34 +180,34 @@ impl Snapshot {
 }
 
 impl ImageEntry {
-    /// The key of its image.
+    /// The key of the image.
     pub fn key(&self) -> ImageKey {
         self.image.key()
     }
 }
 
-/// An image that was handed to somebody, to start a container from it.
+/// An image returned to a caller that may start a container from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandedOut {
-    /// Which.
+    /// The image's key.
     pub key: ImageKey,
-    /// `NAMESPACE/POD`, where it was for a pod.
+    /// `NAMESPACE/POD` of the requesting pod, if any.
     pub user: Option<String>,
-    /// Compressed bytes that were fetched for it and how long that took, where it was pulled.
+    /// Compressed bytes fetched and the duration, if pulled.
     pub pulled: Option<(ByteSize, Duration)>,
 }
 
-/// Why the inventory could not be taken or kept.
+/// Why the inventory could not be refreshed or stored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InventoryError {
     /// The runtime did not list images or pods.
     #[error(transparent)]
     List(RuntimeError),
-    /// It did not tell the mounts of a container. The kubelet's text, so the cause is in it.
+    /// The runtime did not report a container's mounts. The kubelet's text includes the cause.
     #[error("get container status: {}", .0.chain())]
     Mounts(RuntimeError),
-    /// It did not report the image of a sandbox, or what new sandboxes are started from.
+    /// The runtime did not report the image of a sandbox or of new sandboxes.
     #[error("get sandbox image: {}", .0.chain())]
     Sandboxes(RuntimeError),
     /// A file could not be read or written.
@@ -218,44 +215,42 @@ pub enum InventoryError {
     File {
         /// The directory of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The pattern pins nothing.
+    /// The pattern is invalid.
     #[error("cannot pin `{pattern}`")]
     Pin {
-        /// As given.
+        /// The pattern as given.
         pattern: String,
-        /// What is wrong with it.
+        /// The parse error.
         #[source]
         source: PinError,
     },
 }
 
-/// What used an image at the last pass and is not listed any more.
 enum Missing {
     Container(String),
     Sandbox(String),
 }
 
 impl Inventory {
-    /// An inventory of what this runtime holds, remembering in `state_dir`; without one it forgets on restart.
-    ///
-    /// A damaged file is set aside as `NAME.corrupt-SECONDS` and logged.
+    /// An inventory of this runtime's images, stored in `state_dir` if given. A damaged file is set aside as
+    /// `NAME.corrupt-SECONDS` and logged.
     ///
     /// # Errors
-    /// When the directory cannot be made or its files not be read at all.
+    /// When the directory cannot be created or its files cannot be read.
     pub fn open(runtime: RuntimeManager, state_dir: Option<&Path>) -> Result<Self, InventoryError> {
         let open =
             |path: &Path| StateDir::open(path).map_err(|source| InventoryError::File { path: path.to_owned(), source });
         Self::with_state(runtime, state_dir.map(open).transpose()?)
     }
 
-    /// Takes up what is remembered in a directory that cannot be written: what comes is not kept, and no pin changes.
+    /// Opens a directory without writing: changes are not stored, and pins cannot change.
     ///
     /// # Errors
-    /// When a file is there and cannot be read.
+    /// When an existing file cannot be read.
     pub fn open_read_only(runtime: RuntimeManager, state_dir: &Path) -> Result<Self, InventoryError> {
         Self::with_state(runtime, Some(StateDir::open_read_only(state_dir)))
     }
@@ -284,15 +279,15 @@ impl Inventory {
         })
     }
 
-    /// Asks the runtime once for images, pods and mounted image volumes, and brings everything up to it.
+    /// Lists images, pods and mounted image volumes, and updates the inventory.
     ///
-    /// Whoever asks while a pass runs waits for the next one, and all who wait share it: an answer is never older than
-    /// its question. Dropping the future leaves the inventory as it was. A failed pass changes nothing.
+    /// Calls during a pass wait for the next one and share it, so a result is never older than its request. Dropping
+    /// the future changes nothing, nor does a failed pass.
     pub async fn refresh(&self, now: SystemTime) -> Result<Arc<Snapshot>, InventoryError> {
-        // From before the wait for another pass, so that a time handed in long ago does not pass for now.
+        // Measured before the wait for another pass, so that an old `now` is advanced by the wait.
         let began = Instant::now();
         let asked = self.passes_begun.load(Ordering::SeqCst);
-        // Held over the pass on purpose: it is the queue in which askers wait to share the next pass.
+        // Held over the pass: callers queue here and share the next pass.
         let mut succeeded = self.pass.lock().await;
         if *succeeded > asked
             && let Some(snapshot) = self.snapshot()
@@ -311,17 +306,17 @@ impl Inventory {
         Ok(snapshot)
     }
 
-    /// What the last pass found, without asking anybody.
+    /// The last pass's result, without a runtime call.
     pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
         self.lock().snapshot.clone()
     }
 
-    /// Notes that somebody has just asked for this image and may start a container from it: that counts as use.
+    /// Records a request for the image by a caller that may start a container, which counts as use.
     pub fn touch(&self, key: &ImageKey, now: SystemTime) {
         self.hand_out(&HandedOut { key: key.clone(), user: None, pulled: None }, now);
     }
 
-    /// Notes that somebody was handed an image, for whom, and what it cost to fetch: that counts as use.
+    /// Records that a caller got the image, with its pod and the pull cost; this counts as use.
     pub fn hand_out(&self, handed: &HandedOut, now: SystemTime) {
         let mut state = self.lock();
         let lease = state.touches.entry(handed.key.clone()).or_insert(now);
@@ -337,12 +332,12 @@ impl Inventory {
         state.dirty = true;
     }
 
-    /// Whether images were handed out that no pass has listed yet.
+    /// Whether a returned image is not listed by a pass yet.
     pub fn awaits_pass(&self) -> bool {
         self.lock().memory.awaits_pass()
     }
 
-    /// Lists images before pods: an image that a new container uses is then at worst not listed yet.
+    /// Lists images before pods: the image of a new container is then at worst not listed yet.
     async fn survey(&self) -> Result<Survey, InventoryError> {
         let images = self.runtime.list(None).await.map_err(InventoryError::List)?;
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
@@ -352,13 +347,13 @@ impl Inventory {
         Ok(Survey { images, pods, mounts, sandboxes, missing_are_gone })
     }
 
-    /// Whether the runtime says of each container and sandbox missing from its lists, asked for it alone, that it is gone.
+    /// Whether the runtime reports each missing container and sandbox as gone when queried by id.
     ///
-    /// Not asked where no container is listed at all: who has forgotten all of them would say so of each.
+    /// Not queried without any listed container: a runtime that lost its state would report all as gone.
     async fn are_missing_gone(&self, listed: &BTreeMap<String, Vec<String>>, sandboxes: &SandboxImages) -> bool {
         let missing: Vec<Missing> = {
             let state = self.lock();
-            // After a start nobody knows which containers there were.
+            // After a start the former containers are unknown.
             if listed.is_empty() || state.mounts.is_empty() {
                 return false;
             }
@@ -385,7 +380,7 @@ impl Inventory {
         true
     }
 
-    /// The images mounted into containers, asking only for containers not seen before.
+    /// Images mounted into containers; only new containers are queried.
     async fn mounts(&self, pods: &[Pod]) -> Result<BTreeMap<String, Vec<String>>, InventoryError> {
         let (mut mounts, unknown): (BTreeMap<_, _>, Vec<String>) = {
             let known = &self.lock().mounts;
@@ -397,7 +392,7 @@ impl Inventory {
             .map(|id| async move {
                 match self.runtime.mounted_images(&id).await {
                     Ok(mounted) => Ok((id, mounted)),
-                    // A container that went meanwhile holds nothing; a runtime without the call mounts no images.
+                    // A container removed meanwhile uses nothing; a runtime without the call mounts no images.
                     Err(error)
                         if matches!(error.kind(), RuntimeErrorKind::NotFound | RuntimeErrorKind::Unsupported) =>
                     {
@@ -414,7 +409,7 @@ impl Inventory {
     }
 
     fn lock(&self) -> MutexGuard<'_, InventoryState> {
-        // A panic elsewhere leaves at worst an older table behind, which the next pass corrects.
+        // A panic elsewhere leaves at worst a stale table, which the next pass corrects.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -426,7 +421,7 @@ impl fmt::Debug for Inventory {
 }
 
 impl InventoryState {
-    /// When this image was last asked for. Whoever asks may know the id alone, not the handler.
+    /// The last request for this image. A request may have the id without the handler.
     fn leased_at(&self, key: &ImageKey) -> Option<SystemTime> {
         if self.touches.is_empty() {
             return None;
@@ -443,7 +438,7 @@ impl InventoryState {
             by.push(PINNED_FOR_SANDBOXES.to_owned());
         }
         for pin in pins {
-            // Pinned by command and by configuration is pinned once.
+            // A pattern pinned by command and by configuration is listed once.
             if by.iter().all(|by| by != pin.text()) {
                 by.push(pin.text().to_owned());
             }
@@ -451,12 +446,11 @@ impl InventoryState {
         by
     }
 
-    /// Whether a pattern pins it.
     fn is_pinned(&self, image: &Image) -> bool {
         self.pins.iter().chain(&self.configured_pins).chain(self.sandboxes.defaults()).any(|pin| pin.matches(image))
     }
 
-    /// Shows changed pins without waiting for the next pass.
+    /// Applies changed pins to the snapshot without waiting for the next pass.
     fn repin(&mut self) {
         let Some(snapshot) = &self.snapshot else { return };
         let mut snapshot = Snapshot::clone(snapshot);

@@ -1,4 +1,4 @@
-//! The images as a Node object lists them, and the list that is kept for it (`docs/spec/gc.md §4, §15`).
+//! The Node status list: images as `status.images` reports them, and its cache (`docs/spec/gc.md §4, §15`).
 
 use std::{
     cmp::Reverse,
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::image::Image;
 use crate::inventory::Inventory;
 
-/// A list older than this is asked for anew; what the kubelet's own loop keeps to.
+/// An older list is refreshed; the interval of the kubelet's loop.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
-/// More names of one image than these are not reported.
+/// Limit of reported names per image.
 const NAMES_MAX: usize = 5;
 
 /// An image in `status.images` of a Node.
@@ -24,31 +24,30 @@ const NAMES_MAX: usize = 5;
 pub struct NodeImage {
     /// Its digests, then its tags, the first five.
     pub names: Vec<String>,
-    /// Its size.
+    /// The listed size in bytes.
     pub size_bytes: u64,
 }
 
-/// The images of a node, largest first. Kept as it is until another list takes its place: a failed listing changes
-/// nothing, a removal shows with the next one.
+/// The images of a node, largest first. A failed listing keeps the last list; a removal shows with the next list.
 #[derive(Debug, Default)]
 pub struct ImageCache(Mutex<Cached>);
 
 #[derive(Debug, Default)]
 struct Cached {
     images: Arc<[Arc<Image>]>,
-    /// When it was listed; `None` before the first list.
+    /// Time of the listing; `None` before the first.
     at: Option<Instant>,
 }
 
 impl ImageCache {
-    /// Takes a list in place of the last one. Sorted here, because it is read more often.
+    /// Replaces the list. Sorted here, because reads are more frequent.
     pub fn set(&self, mut images: Vec<Arc<Image>>) {
         sort_for_status(&mut images);
         let cached = Cached { images: images.into(), at: Some(Instant::now()) };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = cached;
     }
 
-    /// The list, shared; empty before the first.
+    /// The shared list; empty before the first.
     pub fn get(&self) -> Arc<[Arc<Image>]> {
         Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner).images)
     }
@@ -60,9 +59,8 @@ impl ImageCache {
 }
 
 impl Inventory {
-    /// The images for a Node's status, at most half a minute old: listed when somebody asks, not by a clock.
-    ///
-    /// A failed listing is logged, and answers with the last list.
+    /// The images for a Node's status, at most half a minute old and listed on demand. A failed listing is logged and
+    /// returns the last list.
     pub async fn image_list(&self) -> Arc<[Arc<Image>]> {
         if !self.cache.is_fresh() {
             match self.runtime.list(None).await {
@@ -74,12 +72,12 @@ impl Inventory {
     }
 }
 
-/// By size, the largest first; equal sizes by id, the last first.
+/// Largest first; equal sizes by id, descending.
 fn sort_for_status(images: &mut [Arc<Image>]) {
     images.sort_by(|a, b| (Reverse(a.size), Reverse(&a.id)).cmp(&(Reverse(b.size), Reverse(&b.id))));
 }
 
-/// The first `images_max` of a sorted list as the Node shows them; `None` is all of them.
+/// The first `images_max` of a sorted list in Node form; `None`: all.
 pub fn node_images(images: &[Arc<Image>], images_max: Option<usize>) -> Vec<NodeImage> {
     let shown = images_max.map_or(images.len(), |max| max.min(images.len()));
     let node_image = |image: &Arc<Image>| NodeImage {
@@ -89,7 +87,7 @@ pub fn node_images(images: &[Arc<Image>], images_max: Option<usize>) -> Vec<Node
     images[..shown].iter().map(node_image).collect()
 }
 
-/// What the Node shows when the list is asked for: without one, no images at all, and why.
+/// The Node's images; after a failed listing an empty list and the error.
 pub fn node_status<E: std::fmt::Display>(
     listed: Result<Arc<[Arc<Image>]>, E>,
     images_max: Option<usize>,
@@ -134,7 +132,7 @@ mod tests {
         for case in cases {
             let (name, input, expected) = (&case["name"], &case["input"], &case["expected"]);
             let cache = ImageCache::default();
-            // The last case is of a cache that nothing was put into.
+            // The last case has an empty cache.
             let images: Vec<Arc<Image>> =
                 input["images"].as_array().unwrap().iter().map(|it| Arc::new(image(it))).collect();
             if !images.is_empty() {

@@ -1,26 +1,24 @@
-//! How far observations can be trusted: for how long images have been watched, and whether containers vanished at once.
+//! The observation window: how long images were watched without a gap, and whether all containers vanished at once.
 
 use std::time::{Duration, SystemTime};
 
-/// How long nobody may have looked before uses could have been missed: a few of the five-minute passes.
+/// A longer gap between passes may hide uses; several five-minute passes.
 pub const WATCH_GAP_MAX: Duration = Duration::from_hours(1);
-/// How long an empty list of containers is doubted after a list with some: longer than a runtime takes to restart.
+/// How long an empty container list after a non-empty one is not trusted: longer than a runtime restart takes.
 pub(super) const VANISHED_WAIT: Duration = Duration::from_mins(1);
 
-/// How far the observations can be trusted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ObservationWindow {
-    /// Since when images were watched without a long gap.
+    /// Start of watching without a long gap.
     pub(super) since: Option<SystemTime>,
     pub(super) last_pass: Option<SystemTime>,
     /// Containers of the last pass.
     pub(super) containers: usize,
-    /// When the last of them was gone all at once.
+    /// Time at which all containers vanished at once.
     pub(super) vanished_at: Option<SystemTime>,
 }
 
 impl ObservationWindow {
-    /// A pass found so many containers.
     pub(super) fn advance(&mut self, containers: usize, now: SystemTime) {
         let gap = self.last_pass.map(|last| now.duration_since(last).unwrap_or_default());
         if gap.is_none_or(|gap| gap > WATCH_GAP_MAX) || self.since.is_none() {

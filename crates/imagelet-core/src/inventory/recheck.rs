@@ -1,4 +1,4 @@
-//! How an image stands right now: the last question before it is removed.
+//! The recheck of an image right before its removal.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -15,36 +15,36 @@ use crate::{
     runtime::RuntimeErrorKind,
 };
 
-/// Whether an image may go.
+/// The result of the recheck.
 #[derive(Debug)]
 pub(crate) enum RemovalPermit<'a> {
-    /// It may, while this lives.
+    /// The removal may proceed while this lives.
     Free(Removal<'a>),
-    /// It may not.
+    /// The image stays.
     Kept(RemovalBlocker),
 }
 
-/// Whether an image may go that somebody ordered to.
+/// The result of the recheck for a requested removal.
 #[derive(Debug)]
 pub(crate) enum RequestedRemoval<'a> {
-    /// It may, while this lives.
+    /// The removal may proceed while this lives.
     Free(Removal<'a>),
-    /// These use it.
+    /// The image is in use.
     InUse(Vec<String>),
-    /// The runtime lists no container at all where it listed some a moment ago.
+    /// The runtime lists no container after it listed some a moment ago.
     Doubtful,
 }
 
 impl Inventory {
-    /// Asks the runtime afresh who uses an image that somebody wants removed; pins and leases do not count, and where
-    /// `takes_used` is set only who works with it in this process does.
+    /// Lists the users of an image before a requested removal. Pins and leases do not count; with `takes_used` only
+    /// work in this process counts.
     pub(crate) async fn clear_ordered(
         &self,
         image: &Image,
         takes_used: bool,
         now: SystemTime,
     ) -> Result<RequestedRemoval<'_>, InventoryError> {
-        // From before the question: who asks for the image from here on waits until it is gone.
+        // Started before the listing: a later request for the image waits until the removal ends.
         let removal = match self.order_removal(&image.id).await {
             Ok(removal) => removal,
             Err(works) => return Ok(RequestedRemoval::InUse(works.into_iter().map(str::to_owned).collect())),
@@ -53,7 +53,7 @@ impl Inventory {
             return Ok(RequestedRemoval::Free(removal));
         }
         let pods = match self.runtime.pods().await {
-            // Who keeps images and runs no containers has none that use them.
+            // A store that runs no containers has no users.
             Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Vec::new(),
             pods => pods.map_err(InventoryError::List)?,
         };
@@ -71,10 +71,10 @@ impl Inventory {
         })
     }
 
-    /// Asks the runtime and the operator's pins afresh about one entry of a snapshot that had so many containers.
+    /// Checks one entry of a snapshot with this many containers again, against the runtime and the operator's pins.
     ///
-    /// Where the image is free its removal has begun with the answer: who asks for it from then on waits for the end of
-    /// it. Who was there before is part of the answer.
+    /// For an unused image the removal starts with the result: later requests wait for its end, and earlier ones are
+    /// part of the result.
     pub(crate) async fn clear(
         &self,
         entry: &ImageEntry,
@@ -88,7 +88,7 @@ impl Inventory {
         Ok(begun.map_or_else(RemovalPermit::Kept, RemovalPermit::Free))
     }
 
-    /// The image as it is now, where the runtime knows of nothing against its removal.
+    /// The current image, if the runtime reports no obstacle to its removal.
     async fn recheck(
         &self,
         entry: &ImageEntry,
@@ -101,7 +101,7 @@ impl Inventory {
         let Some(found) = self.runtime.status(&spec).await.map_err(InventoryError::List)? else {
             return Ok(Err(RemovalBlocker::Gone));
         };
-        // Tags may have moved since: both what it was called and what it is called now count.
+        // Tags may have moved since: both the old and the new names count.
         let image = merged(&entry.image, found);
         let image = Arc::new(image);
         let images = [Arc::clone(&image)].into_iter().collect();

@@ -1,7 +1,7 @@
-//! Which listed images a text names: by id or its beginning, by tag, by digest, in full or as people shorten it.
+//! Reference matching: the listed images a text names by id, id prefix, tag or digest, in full or shortened.
 //!
-//! A node lists many images and its containers name few, so it is the texts that are spelled out and kept, and each
-//! listed name is held against them: nothing is copied for an image that nobody names.
+//! A node lists many images and its containers name few. So the texts are expanded and stored, each listed name is
+//! matched against them, and no unnamed image is copied.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,21 +10,20 @@ use std::{
 
 use crate::image::{Image, ImageKey, Reference};
 
-/// Fewest hexadecimal digits by which an image is recognised; what runtimes print as a short id.
+/// Fewest hexadecimal digits of an id prefix; the length of a runtime's short id.
 pub(super) const ID_PREFIX_MIN: usize = 12;
 
-/// What texts may be asked about, and which of the images each of them names.
+/// The searched texts and the images that each of them names.
 #[derive(Debug)]
 pub(super) struct ReferenceMatches<'a> {
     images: &'a [Arc<Image>],
-    /// All spellings of each text, and by number what they name: indices of images, rising.
+    /// All spellings of each text, and the ascending indices of the named images.
     spellings: HashMap<String, Vec<usize>>,
-    /// By beginning of an id, which is no whole one.
+    /// Indices by id prefix.
     prefixes: HashMap<String, Vec<usize>>,
 }
 
 impl<'a> ReferenceMatches<'a> {
-    /// Looks for what these texts name.
     pub(super) fn of<'t>(images: &'a [Arc<Image>], texts: impl Iterator<Item = &'t str>) -> Self {
         let mut names = Self { images, spellings: HashMap::new(), prefixes: HashMap::new() };
         let mut asked: HashSet<&str> = HashSet::new();
@@ -40,7 +39,7 @@ impl<'a> ReferenceMatches<'a> {
         names
     }
 
-    /// The keys of the images that a text names, in the order of the listing. Only texts that were announced are known.
+    /// The keys of the images that a text names, in listing order. The text must be among those given to `of`.
     pub(super) fn find(&self, text: &str) -> Vec<ImageKey> {
         if text.is_empty() {
             return Vec::new();
@@ -52,12 +51,12 @@ impl<'a> ReferenceMatches<'a> {
         found.into_iter().map(|index| self.images[index].key()).collect()
     }
 
-    /// Notes every image under each spelling of its id and names that is asked for.
+    /// Records every image under each searched spelling of its id and names.
     fn scan(&mut self) {
         if self.spellings.is_empty() {
             return;
         }
-        // Normalising changes nothing behind the last slash but for a tag that it adds, so that few names are parsed.
+        // Normalising changes nothing after the last slash except for an added tag, so few names are parsed.
         let tails: HashSet<String> = self
             .spellings
             .keys()
@@ -82,7 +81,7 @@ impl<'a> ReferenceMatches<'a> {
             for name in image.tags.iter().chain(&image.digests) {
                 note(name);
                 match name.split_once('@') {
-                    // The same content by another repository's name is the same image, so the name need not be read.
+                    // The same digest in another repository is the same image, so the name is not parsed.
                     Some((_, digest)) => note(bare_id(digest)),
                     None if sieve.may_have(tail(name)) && tails.contains(tail(name)) => {
                         name.parse::<Reference>().into_iter().for_each(|it| note(&it.canonical().to_string()));
@@ -93,7 +92,7 @@ impl<'a> ReferenceMatches<'a> {
         }
     }
 
-    /// Looks beginnings up among the sorted ids. One as long as the longest id is a whole one, which was looked for.
+    /// Finds prefixes among the sorted ids. A prefix of full length was already matched as an id.
     fn find_prefixes<'t>(&mut self, prefixes: impl Iterator<Item = &'t str>) {
         let bare = |index: usize| bare_id(self.images[index].id.as_str());
         let longest = (0..self.images.len()).map(|index| bare(index).len()).max().unwrap_or_default();
@@ -111,13 +110,13 @@ impl<'a> ReferenceMatches<'a> {
     }
 }
 
-/// Lets all texts pass that are asked for, and few others: most names of a node are in no container, and to see that
-/// costs no more than to look at their last bytes.
+/// Passes all searched texts and few others: most names of a node are in no container, and the check reads only their
+/// last bytes.
 #[derive(Debug)]
 struct BloomFilter(Vec<u64>);
 
 impl BloomFilter {
-    /// Bits, many for each text that a node asks for.
+    /// Many bits per searched text of a node.
     const BITS: usize = 1 << 16;
 
     fn of<'t>(texts: impl Iterator<Item = &'t String>) -> Self {
@@ -134,7 +133,7 @@ impl BloomFilter {
         self.0[place / 64] & (1 << (place % 64)) != 0
     }
 
-    /// Of the length and the last bytes, in which names and digests differ most.
+    /// Hashes the length and the last bytes, in which names and digests differ most.
     fn place(text: &str) -> usize {
         const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
         let mixed = text.bytes().rev().take(8).fold(text.len() as u64, |all, byte| (all << 8) ^ u64::from(byte));
@@ -143,7 +142,7 @@ impl BloomFilter {
     }
 }
 
-/// A text as it may stand in a listing: as it is, without the algorithm, its digest alone, and normalised.
+/// The forms of a text in a listing: unchanged, without the algorithm, the digest alone, and normalised.
 fn spellings(text: &str) -> Vec<String> {
     let digest = text.split_once('@').map(|(_, digest)| bare_id(digest).to_owned());
     let canonical = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string());
@@ -151,7 +150,7 @@ fn spellings(text: &str) -> Vec<String> {
     all.into_iter().flatten().filter(|spelling| !spelling.is_empty()).collect()
 }
 
-/// What stands behind the last slash.
+/// The part after the last slash.
 fn tail(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
@@ -161,7 +160,7 @@ pub(super) fn bare_id(id: &str) -> &str {
     id.strip_prefix("sha256:").unwrap_or(id)
 }
 
-/// Whether this may be the beginning of an id's digits.
+/// Whether this may be a prefix of an id's digits.
 pub(super) fn is_id_prefix(bare: &str) -> bool {
     bare.len() >= ID_PREFIX_MIN && bare.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -186,7 +185,7 @@ mod tests {
         }
     }
 
-    /// The same question asked of every spelling of every image, as it is defined.
+    /// The reference implementation: compares every spelling of every image.
     fn plainly(images: &[Arc<Image>], text: &str) -> Vec<ImageKey> {
         let bare = bare_id(text);
         let is_named = |image: &&Arc<Image>| {

@@ -1,5 +1,5 @@
-//! The images of sandboxes, which no container names: those that sandboxes run from are in use, and those that new ones
-//! are to be started from are pinned.
+//! The images of sandboxes, which no container names: images of running sandboxes are in use, images of new ones are
+//! pinned.
 
 use std::collections::BTreeMap;
 
@@ -8,47 +8,45 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use crate::inventory::{Inventory, InventoryError, PinPattern, STATUS_CALLS_MAX};
 use crate::runtime::{Pod, RuntimeErrorKind, SandboxImage};
 
-/// What pins an image that new sandboxes are started from.
+/// The pin of an image for new sandboxes.
 pub(crate) const PINNED_FOR_SANDBOXES: &str = "sandbox image";
 
-/// The image of each sandbox by its id; `None` where the runtime does not report it.
+/// Image of each sandbox by id; `None` where the runtime does not report it.
 pub(crate) type SandboxImages = BTreeMap<String, Option<String>>;
 
-/// What is known of the images of sandboxes.
 #[derive(Debug, Default)]
 pub(super) struct Sandboxes {
-    /// Neither in use nor pinned for being one, as with the kubelet.
+    /// Neither in use nor pinned, as in the kubelet.
     are_ignored: bool,
-    /// A sandbox keeps its image, so each is asked about once.
+    /// A sandbox never changes its image, so each is queried once.
     pub(super) images: SandboxImages,
-    /// What new ones are started from, by configuration.
+    /// Configured images of new sandboxes.
     configured: Vec<PinPattern>,
-    /// The same, by what the runtime reports.
+    /// Reported images of new sandboxes.
     reported: Vec<PinPattern>,
 }
 
 impl Sandboxes {
-    /// Takes up what a pass found: `ids` instead of names.
+    /// Stores the images of a pass; `ids` replace names.
     pub(super) fn keep(&mut self, images: SandboxImages, ids: SandboxImages) {
         self.images = images;
         self.images.extend(ids);
     }
 
-    /// Those that used an image at the last pass and are not among these.
+    /// Sandboxes of the last pass with an image that are no longer listed.
     pub(super) fn missing(&self, listed: &SandboxImages) -> impl Iterator<Item = String> {
         let missing = self.images.iter().filter(|(id, image)| image.is_some() && !listed.contains_key(*id));
         missing.map(|(id, _)| id.clone())
     }
 
-    /// ReferenceMatches of the images that new sandboxes are started from.
+    /// Patterns of the images of new sandboxes.
     pub(super) fn defaults(&self) -> impl Iterator<Item = &PinPattern> {
         self.configured.iter().chain(&self.reported)
     }
 }
 
 impl Inventory {
-    /// Pins the images that new sandboxes are started from: these, and those that the runtime reports. `None`: an image
-    /// stays for no sandbox, which is the kubelet's way.
+    /// Pins the configured and reported images of new sandboxes. `None` pins none, as in the kubelet.
     pub fn protect_sandbox_images(&self, configured: Option<Vec<PinPattern>>) {
         let mut state = self.lock();
         let are_ignored = configured.is_none();
@@ -63,9 +61,9 @@ impl Inventory {
         }
     }
 
-    /// The images of these sandboxes, asking only about those not seen before.
+    /// The images of these sandboxes; only new ones are queried.
     ///
-    /// The pass fails where the runtime does not answer for a sandbox that is there, as it does for a container.
+    /// The pass fails where the runtime does not answer for a present sandbox, as for a container.
     pub(super) async fn sandbox_images(&self, pods: &[Pod]) -> Result<SandboxImages, InventoryError> {
         let (mut images, unknown): (SandboxImages, Vec<String>) = {
             let known = &self.lock().sandboxes;
@@ -92,7 +90,7 @@ impl Inventory {
         Ok(images)
     }
 
-    /// Takes up what the runtime starts new sandboxes from.
+    /// Reloads the runtime's images of new sandboxes.
     pub(super) async fn reload_default_sandbox_images(&self) -> Result<(), InventoryError> {
         if self.lock().sandboxes.are_ignored {
             return Ok(());
@@ -101,7 +99,7 @@ impl Inventory {
             Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Vec::new(),
             names => names.map_err(InventoryError::Sandboxes)?,
         };
-        // What is no reference names no image.
+        // An invalid reference names no image.
         let reported: Vec<PinPattern> = names.iter().filter_map(|name| name.parse().ok()).collect();
         let mut state = self.lock();
         if state.sandboxes.reported != reported && !state.sandboxes.are_ignored {

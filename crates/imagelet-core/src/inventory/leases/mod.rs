@@ -35,7 +35,7 @@ pub(in crate::inventory) struct Leases {
     begun: u64,
     /// Ended removals, with the value of `begun` at the end.
     ended: VecDeque<(u64, ImageId)>,
-    /// While there are any, no removal begins.
+    /// No removal starts while this is above zero.
     pauses: usize,
     /// The leases on disk are unreadable: all images count as leased until then.
     all_until: Option<SystemTime>,

@@ -9,17 +9,17 @@ use crate::inventory::{
 };
 
 impl Inventory {
-    /// The patterns pinned by the operator, in the order they were pinned.
+    /// The operator's patterns, in pinning order.
     pub fn pins(&self) -> Vec<String> {
         self.lock().pins.iter().map(|pin| pin.text().to_owned()).collect()
     }
 
-    /// The patterns pinned by the configuration, in its order.
+    /// The configured patterns, in order.
     pub fn configured_pins(&self) -> Vec<String> {
         self.lock().configured_pins.iter().map(|pin| pin.text().to_owned()).collect()
     }
 
-    /// Pins these patterns and no others by configuration: no command takes them back, no file keeps them.
+    /// Replaces the configured pins, which no command removes and no file stores.
     pub fn set_configured_pins(&self, pins: Vec<PinPattern>) {
         let mut state = self.lock();
         if state.configured_pins != pins {
@@ -29,17 +29,17 @@ impl Inventory {
         }
     }
 
-    /// The patterns that pin an image, and `runtime` where its runtime does.
+    /// The patterns that pin an image, and `runtime` where the runtime pins it.
     pub fn pins_of(&self, image: &Image) -> Vec<String> {
         self.lock().pinned_by(image)
     }
 
-    /// Marks an image that a pattern pins, so that whoever is shown it leaves it alone, too.
+    /// Marks a pinned image, so that other image managers keep it, too.
     pub fn mark_pinned(&self, image: &mut Image) {
         image.pinned |= self.lock().is_pinned(image);
     }
 
-    /// The same for many.
+    /// Marks all pinned images of a list.
     pub fn mark_all_pinned(&self, images: &mut [Arc<Image>]) {
         let state = self.lock();
         if state.pins.is_empty() && state.configured_pins.is_empty() && state.sandboxes.defaults().next().is_none() {
@@ -50,14 +50,13 @@ impl Inventory {
         }
     }
 
-    /// A number that grows with each change of what [`Self::mark_pinned`] marks.
+    /// Increases with each change of what [`Self::mark_pinned`] marks.
     pub fn pins_edition(&self) -> u64 {
         self.lock().pins_edition
     }
 
-    /// Pins what the pattern names: a reference, 12 or more digits of an id or digest, or a glob with `*`.
-    ///
-    /// False when it was pinned before. On disk when this returns.
+    /// Pins a reference, 12 or more digits of an id or digest, or a glob with `*`. Returns false for an existing pin.
+    /// The pin is on disk on return.
     pub fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
         let failed = |source| InventoryError::Pin { pattern: pattern.to_owned(), source };
         let parsed: PinPattern = pattern.parse().map_err(failed)?;
@@ -73,7 +72,7 @@ impl Inventory {
         })
     }
 
-    /// Takes a pattern back, spelled as it was pinned. False when it was not pinned. On disk when this returns.
+    /// Removes a pattern, spelled as pinned. Returns false for an absent pin. The change is on disk on return.
     pub fn unpin(&self, pattern: &str) -> Result<bool, InventoryError> {
         self.change_pins(|pins| {
             let before = pins.len();
@@ -91,7 +90,7 @@ impl Inventory {
             return Ok(changed);
         };
         let failed = |source| InventoryError::File { path: directory.path().to_owned(), source };
-        // Another process may have pinned meanwhile: what counts is what is on disk, under the lock.
+        // Another process may have pinned meanwhile: the file is read under the lock.
         let lock = directory.lock().map_err(failed)?;
         let mut pins = parse_patterns(directory.read_pins().map_err(failed)?);
         let changed = change(&mut pins);
@@ -106,7 +105,7 @@ impl Inventory {
         Ok(changed)
     }
 
-    /// Takes up what another process has pinned; what is known stays when the file cannot be read.
+    /// Reloads other processes' pins; an unreadable file changes nothing.
     pub(in crate::inventory) async fn reload_pins(&self) {
         let Some(directory) = self.directory.clone() else { return };
         let path = directory.path().to_owned();
@@ -127,7 +126,7 @@ impl Inventory {
     }
 }
 
-/// A pattern that a person wrote into the file and that is none is logged and passed over.
+/// An invalid pattern from a manual edit of the file is logged and skipped.
 pub(in crate::inventory) fn parse_patterns(texts: Vec<String>) -> Vec<PinPattern> {
     let parse = |text: String| match text.parse() {
         Ok(pattern) => Some(pattern),

@@ -7,27 +7,27 @@ use std::str::FromStr;
 use crate::image::{GLOB_LENGTH_MAX, Glob, Image, Reference};
 use crate::inventory::reference_match::{bare_id, is_id_prefix};
 
-/// Most patterns kept; far above what a person writes, and each refresh looks at each.
+/// Limit of patterns; each refresh matches each of them.
 pub(in crate::inventory) const PATTERNS_MAX: usize = 10_000;
 
-/// Why a text is no pattern.
+/// Why a text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
-    /// It would keep everything.
+    /// The glob matches every image.
     #[error("a pattern of `*` alone would pin every image")]
     Everything,
-    /// Longer than any name, or there are too many already.
+    /// Longer than any name, or above the limit of patterns.
     #[error("the pattern is too long, or there are too many patterns")]
     TooMuch,
-    /// A glob that covers no name.
+    /// The glob is invalid.
     #[error(transparent)]
     Glob(#[from] crate::image::GlobError),
-    /// Neither a glob nor an id nor a reference.
+    /// Not a glob, an id or a reference.
     #[error("neither a reference nor an id of 12 digits or more nor a glob")]
     NoName(#[from] crate::image::ReferenceError),
 }
 
-/// One pattern, as written and as understood.
+/// One pattern as written and as parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinPattern {
     text: String,
@@ -36,13 +36,13 @@ pub struct PinPattern {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Form {
-    /// With `*`, each for any characters, against whole names.
+    /// A `*` matches any characters; matched against whole names.
     Glob(Glob),
-    /// First digits of an id or digest, and, where it could be one, a name.
+    /// A prefix of an id or digest, and, where valid, a name.
     Digits(String, Option<String>),
-    /// All digits of a digest, given with a repository: the content counts, whatever it is called by now.
+    /// A full digest given with a repository: the content matches under any current name.
     Content(String),
-    /// A normalised name, with a tag.
+    /// A normalised name with a tag.
     Name(String),
 }
 
@@ -78,17 +78,17 @@ impl FromStr for PinPattern {
 }
 
 impl PinPattern {
-    /// As written.
+    /// The text as written.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether it keeps this image.
+    /// Whether the pattern matches this image.
     pub fn matches(&self, image: &Image) -> bool {
         self.covers(image.id.as_str(), &image.tags, &image.digests)
     }
 
-    /// Whether it keeps an image of this id and these names.
+    /// Whether the pattern matches an image of this id and these names.
     pub fn covers(&self, id: &str, tags: &[String], digests: &[String]) -> bool {
         let mut names = tags.iter().chain(digests);
         match &self.form {
@@ -106,17 +106,16 @@ impl PinPattern {
     }
 }
 
-/// The digits of the digest in a name.
 fn digest_of(name: &str) -> Option<&str> {
     name.split_once('@').map(|(_, digest)| bare_id(digest))
 }
 
-/// Whether a listed name is this normalised one. Stores list names in full, so few have to be parsed.
+/// Whether a listed name equals this normalised one. Stores list full names, so few need parsing.
 fn is_called(name: &str, wanted: &str) -> bool {
     if name == wanted {
         return true;
     }
-    // Normalising changes nothing behind the last slash but for a tag that it adds.
+    // Normalising changes nothing after the last slash except for an added tag.
     let tail = |name: &'_ str| name.rsplit('/').next().map_or(0, str::len);
     let last = &name[name.len() - tail(name)..];
     let wanted_last = &wanted[wanted.len() - tail(wanted)..];

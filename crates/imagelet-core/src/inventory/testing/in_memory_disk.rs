@@ -22,7 +22,6 @@ use crate::{
     runtime::RuntimeManager,
 };
 
-/// What outlives a crash.
 #[derive(Debug, Default)]
 pub(crate) struct InMemoryDisk {
     ledger: Mutex<(Option<SystemTime>, Content)>,
@@ -30,7 +29,7 @@ pub(crate) struct InMemoryDisk {
 }
 
 impl Inventory {
-    /// What a process finds that starts after a crash of the one before.
+    /// The inventory of a process that starts after a crash.
     pub(crate) fn from_disk(
         runtime: RuntimeManager,
         memory: &Arc<InMemoryDisk>,
@@ -51,8 +50,8 @@ impl Inventory {
         inventory.leasing(lasts, now)
     }
 
-    /// What a process finds whose passes watched images since then, the last of them a moment before `now`: each image
-    /// with when it was first seen and last used.
+    /// The inventory of a process that watched images since then, the last pass just before `now`: each image with its
+    /// first sight and last use.
     pub(crate) fn watching(
         runtime: RuntimeManager,
         since: SystemTime,
@@ -69,7 +68,7 @@ impl Inventory {
         inventory
     }
 
-    /// Keeps the ledger as a pass does that ended then.
+    /// Writes the ledger of a pass that ended then.
     pub(crate) fn remember(&self, memory: &InMemoryDisk, now: SystemTime) {
         let mut kept = memory.ledger.lock().unwrap();
         if kept.0.is_none_or(|last| now.duration_since(last).unwrap_or_default() >= FLUSH_EVERY) {
@@ -80,7 +79,7 @@ impl Inventory {
         }
     }
 
-    /// Equal for inventories that will behave alike to whoever began to look at that mark.
+    /// Equal for inventories with the same future behaviour for a caller at this mark.
     pub(crate) fn digest(&self, mark: u64) -> u64 {
         let state = self.lock();
         let mut digest = Digest::default();
@@ -96,14 +95,14 @@ impl Inventory {
         digest.0.finish()
     }
 
-    /// All of this that who asks for an image goes by.
+    /// A digest of the state that affects a caller.
     pub(crate) fn digest_for_caller(&self, mark: u64) -> u64 {
         let mut digest = Digest::default();
         let _ = write!(digest, "{:?}", self.lock().leases.removals(mark));
         digest.0.finish()
     }
 
-    /// All of this that a collection or a pass goes by and remembers, while it draws no snapshot.
+    /// A digest of the state that affects a collection or a pass without a snapshot.
     pub(crate) fn digest_for_pass(&self) -> u64 {
         let mut digest = Digest::default();
         let InventoryState { touches, pins, mounts, .. } = &*self.lock();
@@ -111,19 +110,16 @@ impl Inventory {
         digest.0.finish()
     }
 
-    /// How many removals have begun.
     pub(crate) fn removals_begun(&self) -> u64 {
         self.lock().leases.begun()
     }
 
-    /// Whether this image is being removed right now.
     pub(crate) fn is_removing(&self, id: &ImageId) -> bool {
         self.lock().leases.is_removing(id)
     }
 }
 
 impl InMemoryDisk {
-    /// Equal for memories that say the same.
     pub(crate) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         let ledger = self.ledger.lock().unwrap();
@@ -133,7 +129,7 @@ impl InMemoryDisk {
     }
 }
 
-/// Lets others act, as each answer of a disk or of a runtime does.
+/// Yields to other tasks, as each answer of a disk or a runtime does.
 pub(crate) async fn step() {
     let mut was_pending = false;
     poll_fn(|context| {
@@ -146,7 +142,6 @@ pub(crate) async fn step() {
     .await;
 }
 
-/// Hashes what is written.
 #[derive(Default)]
 struct Digest(DefaultHasher);
 

@@ -1,5 +1,4 @@
-//! Deliberate mistakes, by which the model test shows that it would find them: each changes the state before or after a
-//! step of the inventory.
+//! Deliberate mutations that the model test must find: each changes the state before or after a step of the inventory.
 
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use crate::{
     inventory::{InventoryState, detect::Survey},
 };
 
-/// One mistake that the rules of leases and removals must not make.
+/// One violation of the rules of leases and removals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
     /// A request leases nothing.
@@ -38,7 +37,7 @@ impl InventoryState {
         self.mutation == Some(mutation)
     }
 
-    /// What the last pass saw in use is forgotten.
+    /// Forgets what the last pass saw in use.
     pub(in crate::inventory) fn mutate_before_pass(&mut self) {
         if self.has(Mutation::EmptyListBelieved) || self.has(Mutation::HalfListBelieved) {
             self.snapshot = None;

@@ -1,6 +1,6 @@
 //! What is remembered of images, those that are gone included: takes in uses, pulls and passes, and tells what changed.
 //!
-//! All times in here are steady ones.
+//! All times in this module are steady times.
 
 pub(in crate::inventory) mod image_usage;
 mod reconcile;
@@ -24,20 +24,20 @@ use crate::inventory::{
     },
 };
 
-/// Most images that are remembered although they are gone; those that went first are forgotten first.
+/// Limit of remembered absent images; the oldest is removed first.
 pub(in crate::inventory) const REMOVED_IMAGES_MAX: usize = 4096;
-/// How long an image that is gone is remembered.
+/// How long an absent image is remembered.
 const REMOVED_AGE_MAX: Duration = Duration::from_hours(90 * 24);
-/// Most images that were reported of and that no pass has seen yet.
+/// Limit of reported images without a pass that lists them.
 const PENDING_MAX: usize = 1024;
-/// How long such a one is waited for, and how long the container that an `ensure` announces.
+/// How long an unlisted image, or the container after an `ensure`, is awaited.
 const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
-/// Most images that are remembered while a runtime lists none at all.
+/// Limit of remembered images while a runtime lists none.
 const UNLISTED_MAX: usize = 100_000;
 /// Longest name of a user: a namespace, a slash and a pod.
 const USER_LENGTH_MAX: usize = 512;
 
-/// An image handed out, as the ledger is reported.
+/// A report of a use, as passed to the ledger.
 #[derive(Clone, Debug, Default)]
 pub(in crate::inventory) struct UseReport {
     pub(in crate::inventory) user: Option<String>,
@@ -54,27 +54,26 @@ struct Pending {
 #[derive(Debug, Default)]
 pub(in crate::inventory) struct UsageHistory {
     images: BTreeMap<ImageKey, ImageUsage>,
-    /// UseReport of before a pass saw them.
+    /// Reports on images that no pass has listed yet.
     pending: BTreeMap<ImageKey, Pending>,
-    /// Images that another manager of the node has on record, and since when they are there, where that is known.
+    /// Images recorded by another manager of the node, and their first time, where known.
     adopted: HashMap<ImageId, Option<SystemTime>>,
-    /// When a list without any image made all of them gone; until one comes that has some.
+    /// When an empty list made all images absent, until the next non-empty one.
     unlisted: Option<SystemTime>,
-    /// Those that are gone since then were there all the time, as the pass under way finds.
+    /// The current pass found that images absent since then were present all the time.
     returning: Option<SystemTime>,
-    /// Images that are reported to be older than the passes have seen them.
+    /// Images with an earlier first sight than that of the passes.
     dated: Vec<ImageKey>,
-    /// An image that comes back is new in all that is shown, as the kubelet has it.
+    /// An image that comes back is new in all reports, as in the kubelet.
     pub(in crate::inventory) is_forgetful: bool,
     changed: BTreeSet<ImageKey>,
     forgotten: Vec<ImageKey>,
     everything_changed: bool,
-    /// No pass has been since the start: containers that are there are not all new.
+    /// No pass since the start: the present containers are not all new.
     is_resumed: bool,
 }
 
 impl UsageHistory {
-    /// Takes up what a file held.
     pub(in crate::inventory) fn restore(&mut self, content: Content) {
         let last_pass = content.pass.at.map(time);
         self.is_resumed = true;
@@ -87,7 +86,7 @@ impl UsageHistory {
         self.resume_unlisted();
     }
 
-    /// Takes in what another process wrote meanwhile: the later, and the more, holds.
+    /// Merges another process's data: the later time and the larger count win.
     pub(in crate::inventory) fn merge(&mut self, others: Content) {
         let last_pass = others.pass.at.map(time);
         for (key, other) in others.images {
@@ -112,7 +111,6 @@ impl UsageHistory {
         self.everything_changed = true;
     }
 
-    /// The records that the file's images make.
     pub(in crate::inventory) fn records(&self) -> Records {
         let present = self.images.iter().filter(|(_, remembered)| remembered.gone.is_none());
         present
@@ -129,7 +127,7 @@ impl UsageHistory {
             .collect()
     }
 
-    /// Somebody was handed an image: that is a use.
+    /// Records a use: a caller got the image.
     pub(in crate::inventory) fn used(&mut self, key: &ImageKey, reported: UseReport, at: SystemTime) {
         let UseReport { user, pulled } = reported;
         let reported = UseReport { user: user.filter(|user| user.len() <= USER_LENGTH_MAX), pulled };
@@ -150,17 +148,15 @@ impl UsageHistory {
         }
     }
 
-    /// Nothing is remembered.
     pub(in crate::inventory) fn is_empty(&self) -> bool {
         self.images.is_empty()
     }
 
-    /// What is remembered of the images that are there, by key.
     pub(in crate::inventory) fn present(&self) -> impl Iterator<Item = (&ImageKey, &ImageUsage)> {
         self.images.iter().filter(|(_, remembered)| remembered.gone.is_none())
     }
 
-    /// Takes a pass in, and puts what was known before into its records.
+    /// Applies a pass, and copies earlier knowledge into its records.
     pub(in crate::inventory) fn apply(
         &mut self,
         records: &mut Records,
@@ -171,7 +167,7 @@ impl UsageHistory {
         self.begin_pass(records, now);
         let mut mark_superseded = false;
         let mut arrived = Vec::new();
-        // All three are sorted by key: one walk over them.
+        // All three are sorted by key, so one walk joins them.
         let mut known = self.images.iter_mut().peekable();
         let mut used = uses.by_image.keys().peekable();
         for (key, record) in records.iter_mut() {
@@ -215,7 +211,7 @@ impl UsageHistory {
         }
     }
 
-    /// An image is there that was not.
+    /// A new image is listed.
     fn arrive(&mut self, key: ImageKey, record: &mut crate::inventory::detect::Record, uses: &Uses, now: SystemTime) {
         let mut remembered = self.images.remove(&key).unwrap_or_default();
         let gone = remembered.gone.take();
@@ -223,7 +219,7 @@ impl UsageHistory {
             self.come_back(&key, &mut remembered, record, gone);
         }
         self.take_over(&key, &mut remembered, record, gone.is_none(), now);
-        // Who is asked for an image may know its id alone.
+        // A request may have the id without the handler.
         let by_id = ImageKey::new(key.id().clone(), String::new());
         if let Some(pending) = self.pending.remove(&key).or_else(|| self.pending.remove(&by_id)) {
             remembered.take(pending.reported, pending.uses, pending.at.min(now));
@@ -241,7 +237,7 @@ impl UsageHistory {
         self.images.insert(key, remembered);
     }
 
-    /// Marks old versions: a newer image of the same repository is in use, and they were not asked for since it came.
+    /// Marks old versions: a newer image of the repository is in use, and they were not requested since it came.
     fn mark_superseded(&mut self, images: &[Arc<Image>]) {
         let mut newest: HashMap<&str, SystemTime> = HashMap::new();
         for image in images {
@@ -282,12 +278,12 @@ impl UsageHistory {
         }
     }
 
-    /// Nothing happened in the future.
+    /// Moves future times to now.
     pub(in crate::inventory) fn clamp(&mut self, now: SystemTime) {
         self.map_times(|time| time.min(now));
     }
 
-    /// The time between two boots was not what it was thought to be.
+    /// Applies a correction of the time between two boots.
     pub(in crate::inventory) fn correct(&mut self, correction: Correction) {
         self.map_times(|time| correction.apply(time));
         self.everything_changed = true;
@@ -307,24 +303,23 @@ impl UsageHistory {
         }
     }
 
-    /// Whether images were handed out that no pass has listed yet.
+    /// Whether a returned image is not listed by a pass yet.
     pub(in crate::inventory) fn awaits_pass(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// The next flush writes of it.
+    /// Marks the image for the next flush.
     pub(in crate::inventory) fn change(&mut self, key: &ImageKey) {
         if self.images.contains_key(key) {
             self.changed.insert(key.clone());
         }
     }
 
-    /// Whether a flush would write of images.
     pub(in crate::inventory) fn is_changed(&self) -> bool {
         self.everything_changed || !self.changed.is_empty() || !self.forgotten.is_empty()
     }
 
-    /// What a flush has to write. After a failure everything has to be written: see [`UsageHistory::keep`].
+    /// The batch of a flush. After a failed flush the next batch is whole: see [`UsageHistory::keep`].
     pub(in crate::inventory) fn batch(&mut self, pass: PassLine, is_whole: bool) -> Batch {
         let is_whole = is_whole || self.everything_changed;
         let images = if is_whole {
@@ -339,22 +334,21 @@ impl UsageHistory {
         Batch { is_whole, pass, images, forgotten: if is_whole { Vec::new() } else { forgotten } }
     }
 
-    /// A flush failed: the next one writes everything.
+    /// Makes the next flush write everything after a failed one.
     pub(in crate::inventory) fn keep(&mut self) {
         self.everything_changed = true;
     }
 }
 
 impl ImageUsage {
-    /// Since when it is not used.
     fn idle_since(&self) -> Option<SystemTime> {
         self.last_used.or(self.first_seen)
     }
 
-    /// Somebody was handed it.
+    /// Records a report of a use.
     fn take(&mut self, reported: UseReport, uses: u64, at: SystemTime) {
         if let Some(cost) = reported.pulled {
-            // One that found all layers here says nothing of what they cost.
+            // A pull without new layers says nothing about the cost.
             if cost.bytes > ByteSize::ZERO || self.pulled.is_none() {
                 self.pulled = Some(cost);
             }
@@ -365,7 +359,6 @@ impl ImageUsage {
         self.credits = self.credits.saturating_add(u8::try_from(uses).unwrap_or(u8::MAX));
     }
 
-    /// Uses begin.
     fn begin(&mut self, uses: u64, at: SystemTime) {
         let gap = self.idle_since().and_then(|since| at.duration_since(since).ok());
         if gap.is_some_and(|gap| !self.in_use && gap >= GAP_MIN) && self.history.uses > 0 {
@@ -377,7 +370,7 @@ impl ImageUsage {
         self.begun = self.begun.max(Some(at));
     }
 
-    /// A pass that listed it saw who uses it. True: worth writing.
+    /// Applies a pass that listed it. Returns whether the change is worth writing.
     fn meet(
         &mut self,
         record: &mut crate::inventory::detect::Record,
@@ -396,7 +389,7 @@ impl ImageUsage {
         changed
     }
 
-    /// A pass saw who uses it. `by_creation`: containers may have been there before anybody looked. True: worth writing.
+    /// Applies the users of a pass. `by_creation`: containers may be older than the watching. Returns whether to write.
     fn see(&mut self, in_use: bool, fresh: &[Fresh], by_creation: bool, now: SystemTime) -> bool {
         let mut changed = self.in_use != in_use;
         let was_in_use = self.in_use && by_creation;
@@ -412,7 +405,7 @@ impl ImageUsage {
                 continue;
             }
             let at = fresh.created.filter(|at| by_creation && *at <= now).unwrap_or(now);
-            // A container of before the last use that is known was counted then.
+            // A container older than the last known use was already counted.
             if !by_creation || self.last_used.is_none_or(|used| used <= at) {
                 self.begin(1, at);
             }
@@ -432,7 +425,7 @@ impl ImageUsage {
         changed
     }
 
-    /// It is not listed. True: it was.
+    /// Marks an unlisted image as absent. Returns whether it was present.
     fn leave(&mut self, key: &ImageKey, now: SystemTime, changed: &mut BTreeSet<ImageKey>) -> bool {
         let left = self.gone.is_none();
         if left {
@@ -443,7 +436,7 @@ impl ImageUsage {
     }
 }
 
-/// The repositories an image is named after, each at least once.
+/// Repositories of the image's names; may repeat.
 fn repositories(image: &Image) -> impl Iterator<Item = &str> {
     let tagged = image.tags.iter().map(|name| match name.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => repository,
@@ -453,7 +446,6 @@ fn repositories(image: &Image) -> impl Iterator<Item = &str> {
     tagged.chain(digested)
 }
 
-/// The line of a pass.
 pub(in crate::inventory) fn pass_line(
     watch: crate::inventory::observation_window::ObservationWindow,
     anchor: Option<crate::inventory::boot_clock::Anchor>,

@@ -1,4 +1,4 @@
-//! Images of which more is known than passes have seen: another manager's, and those that were merely not listed.
+//! The reconciliation of images known beyond passes: other managers' images, and images missing from a list.
 
 use std::{
     mem,
@@ -14,29 +14,29 @@ use crate::{
     },
 };
 
-/// Most images that another manager's records tell of.
+/// Limit of images from another manager's records.
 const ADOPTED_MAX: usize = 50_000;
-/// How long a runtime may list no image at all, and images that then come back were there all the time.
+/// How long a runtime may list no image and still be assumed to have kept them.
 const UNLISTED_FOR_MAX: Duration = Duration::from_hours(1);
 /// A single image that comes back may have been pulled again.
 const RETURNED_MIN: usize = 2;
-/// So many percent of all have to come back at once. Who wiped a store and fills it again has few of them at first.
+/// The percentage of images that must come back at once. A wiped store that is refilled has few of them at first.
 const RETURNED_PERCENT: usize = 90;
 
 impl UsageHistory {
-    /// Another manager of this node has the image on record, since that time; without one it says only whose it is.
+    /// Another manager recorded the image, since that time if known.
     pub(in crate::inventory) fn adopt(&mut self, id: &ImageId, since: Option<SystemTime>) {
         if self.adopted.len() < ADOPTED_MAX {
             self.adopted.insert(id.clone(), since);
         }
     }
 
-    /// Images that were dated back since this was asked last: whoever pulled one just now is not known to have done so.
+    /// Takes the images with a changed first sight; a recent pull of them may be by an unknown caller.
     pub(in crate::inventory) fn take_dated(&mut self) -> Vec<ImageKey> {
         mem::take(&mut self.dated)
     }
 
-    /// A pass begins, which found these images.
+    /// Starts a pass that listed these images.
     pub(in crate::inventory) fn begin_pass(&mut self, records: &Records, now: SystemTime) {
         self.returning = None;
         if records.is_empty() {
@@ -55,14 +55,14 @@ impl UsageHistory {
         }
     }
 
-    /// After a restart: a list without any image may have been the last one.
+    /// After a restart the last list may have been empty.
     pub(in crate::inventory) fn resume_unlisted(&mut self) {
         if self.present().next().is_none() {
             self.unlisted = self.images.values().filter_map(|remembered| remembered.gone).max();
         }
     }
 
-    /// An image is there that was gone since then.
+    /// Restores an image that was absent since then.
     pub(in crate::inventory) fn come_back(
         &mut self,
         key: &ImageKey,
@@ -82,13 +82,13 @@ impl UsageHistory {
             return;
         }
         remembered.history.comebacks += 1;
-        // Whoever brought it this time, it was not this manager, unless that tells of its pull.
+        // Another manager brought it back, unless a recorded pull is later.
         if remembered.pulled.is_none_or(|pulled| pulled.at <= gone) {
             remembered.origin = ImageOrigin::Found;
         }
     }
 
-    /// An image is there that was not: another manager may know it.
+    /// Merges another manager's record of a new image.
     pub(in crate::inventory) fn take_over(
         &mut self,
         key: &ImageKey,
@@ -109,7 +109,7 @@ impl UsageHistory {
 }
 
 impl ImageUsage {
-    /// Another manager has it on record. True: that is news.
+    /// Marks the image as adopted. Returns whether this is a change.
     pub(in crate::inventory) fn adopt(&mut self) -> bool {
         let is_news = self.origin == ImageOrigin::Found;
         if is_news {

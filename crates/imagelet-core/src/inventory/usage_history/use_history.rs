@@ -1,4 +1,4 @@
-//! What is remembered of an image beyond its age: where it came from, what it cost, how its uses follow one another.
+//! The use history of an image beyond its age: origin, pull cost and use intervals.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,32 +6,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::image::ByteSize;
 
-/// What the last pull of an image cost.
+/// Cost of the last pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullCost {
-    /// Compressed bytes that came over the network.
+    /// Compressed bytes over the network.
     pub bytes: ByteSize,
-    /// From the first request to the image being there.
+    /// From the first request to the commit of the image.
     pub duration: Duration,
-    /// When it was there.
+    /// Time of the commit.
     pub at: SystemTime,
 }
 
-/// How an image came to be on the node, as far as is known.
+/// The known origin of an image on the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageOrigin {
     /// imagelet pulled it.
     Pulled,
-    /// Somebody else did, and it was handed over: by a pull record or by an operator.
+    /// Another manager pulled it, and a pull record or an operator transferred it.
     Adopted,
-    /// It was there when the first pass looked, or came behind imagelet's back.
+    /// Present at the first pass, or added without imagelet.
     #[default]
     Found,
 }
 
 impl ImageOrigin {
-    /// The stable word for it.
+    /// The stable name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pulled => "pulled",
@@ -41,30 +41,30 @@ impl ImageOrigin {
     }
 }
 
-/// A pause shorter than this belongs to the use before it: no collection takes an image that fast.
+/// A shorter pause belongs to the previous use: no collection removes an image that fast.
 pub(in crate::inventory) const GAP_MIN: Duration = Duration::from_mins(2);
 
-/// How an image was used, as far as tells whether it will be again.
+/// Use statistics that predict future uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UseHistory {
-    /// How often it was used: an `ensure` by a pod, a pull, a container or a mount that a pass had not seen before. The
-    /// container that follows an `ensure` is the same use.
+    /// Number of uses: an `ensure` by a pod, a pull, a new container or mount. A container after an `ensure` is the
+    /// same use.
     pub uses: u64,
-    /// How often it was used again after it had lain idle.
+    /// Number of uses after an idle time.
     pub returns: u32,
-    /// How often it had to be fetched again because it was gone.
+    /// Number of pulls after its removal.
     pub comebacks: u32,
-    /// Seconds from one use to the next after a pause: a mean in which the latest weighs most. Zero: it never returned.
+    /// Mean seconds between uses with a pause, weighted to the latest. Zero: never used again.
     pub interval: u64,
-    /// A newer image of the same repository has been used since: it is an old version.
+    /// A newer image of the same repository was used since.
     pub superseded: bool,
 }
 
 impl UseHistory {
-    /// It was used again, so long after the use before it began.
+    /// Records a use this long after the start of the previous one.
     pub(in crate::inventory) fn returned(&mut self, after: Duration) {
-        /// What the latest interval counts in the mean, in percent.
+        /// Weight of the latest interval in percent.
         const LATEST: u64 = 30;
         let mean = if self.returns == 0 { after.as_secs() } else { self.interval };
         self.interval = mean.saturating_mul(100 - LATEST).saturating_add(after.as_secs().saturating_mul(LATEST)) / 100;
