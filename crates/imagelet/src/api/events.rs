@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 documents! {
     /// Requests the recorded events, and with `follow` the later ones.
     EventsRequest {
-        /// Stream later events, too.
         follow: bool,
         /// Interval of progress messages in milliseconds; absent: no progress.
         progress_ms: Option<u64>,
@@ -35,7 +34,6 @@ documents! {
         pull: u64,
         /// The normalized name that the store pulls.
         image: String,
-        /// The namespace of the pod, if any.
         namespace: String,
         pod: String,
         /// `waiting`, `asking`, `fetching`, `committing`, `done`, `failed` or `given-up`; `pulling` where a runtime pulls.
@@ -45,7 +43,6 @@ documents! {
         /// Bytes to fetch; absent until known, and always absent where a runtime pulls.
         bytes_total: Option<u64>,
         bytes_received: u64,
-        /// Average of the last seconds.
         bytes_per_second: Option<u64>,
         /// At the present speed.
         remaining_ms: Option<u64>,
@@ -64,7 +61,6 @@ documents! {
         digest: String,
         /// `waiting`, `fetching`, `done`, or `present` for a layer that was in the store before.
         state: String,
-        /// The compressed size.
         size: u64,
         received: u64,
     }
@@ -74,7 +70,6 @@ impl EventsRequest {
     pub(crate) const NAME: &'static str = "events";
 }
 
-/// A line of the stream.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub(crate) enum EventLine {

@@ -12,7 +12,6 @@ documents! {
         /// `Pod`, or the kind of the pod's controller: `Deployment`, `Job`.
         kind: String,
         pod: PodName,
-        /// Runtimes read hints from them.
         annotations: BTreeMap<String, String>,
         /// Empty for none.
         service_account: String,
@@ -38,10 +37,8 @@ documents! {
         mounts: Vec<String>,
     }
     PodEnsured {
-        /// As in the request.
         kind: String,
         pod: PodName,
-        /// In the order of the request.
         images: Vec<PodImageRow>,
         /// Events of this pod during the call, oldest first.
         events: Vec<EventRow>,

@@ -55,7 +55,6 @@ impl Replies {
 
 #[async_trait]
 pub(crate) trait Handler: Send + Sync + 'static {
-    /// Runs a command. Dropping the future cancels it.
     async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal>;
 }
 
@@ -76,7 +75,6 @@ pub(crate) enum CallError {
     /// No answer within the timeout.
     Silent,
     Failed(Vec<u8>),
-    /// The connection or the daemon failed.
     Broken(String),
 }
 

@@ -1,4 +1,4 @@
-//! What a node is asked and what it answers: the documents of `-o json` and of the daemon's socket.
+//! Requests to a node and their replies: the documents of `-o json` and of the daemon's socket.
 //!
 //! Stable: fields are added, never renamed or removed, and readers skip what they do not know. Times are RFC 3339, sizes
 //! are bytes, durations have their unit in the name, ids and names are as the store spells them.
@@ -106,9 +106,7 @@ documents! {
     }
     UsageRequest {}
     Usage {
-        /// The directory of the images.
         mountpoint: String,
-        /// All bytes of the file system.
         capacity: u64,
         available: u64,
         /// Rounded up.
@@ -131,7 +129,6 @@ documents! {
         /// Name, id, or unique prefix of an id.
         image: String,
     }
-    /// An image or a name that was removed.
     Removed {
         id: String,
         names: Vec<String>,
@@ -145,7 +142,6 @@ documents! {
         image: String,
     }
     CollectRequest {
-        /// Plan only.
         dry_run: bool,
         /// Start threshold in percent; absent: as configured.
         high: Option<u8>,
@@ -235,7 +231,6 @@ documents! {
         writable: bool,
         /// Honour set-id bits and capabilities.
         suid: bool,
-        /// Allow device nodes.
         dev: bool,
     }
     UnmountRequest {
@@ -275,7 +270,6 @@ documents! {
         container_fs: Option<FsRow>,
         /// `single`, `dedicated-images` or `split`: which file systems share a disk with the kubelet's root.
         disk_layout: Option<String>,
-        /// The kubelet's eviction thresholds for disks.
         eviction: Vec<ThresholdRow>,
         /// `status.images` of the Node as the kubelet builds it: the largest first, at most `nodeStatusMaxImages`.
         node_images: Vec<NodeImage>,
@@ -292,7 +286,6 @@ documents! {
         /// Running and waiting pulls.
         pulls: Vec<PullRow>,
         held_back: Vec<HeldBackRow>,
-        /// Registries with an open circuit.
         registries: Vec<OpenCircuitRow>,
         /// Since the start, the latest first.
         pod_starts: Vec<PodStartRow>,
@@ -318,7 +311,6 @@ documents! {
         less_than: String,
         /// Grace period; absent means none.
         grace_seconds: Option<u64>,
-        /// Whether it is met now.
         met: bool,
         /// What the kubelet reclaims, in order, before it evicts a pod.
         reclaims: Vec<String>,
@@ -331,16 +323,13 @@ documents! {
         outcome: String,
         /// Images removed; in shadow mode, images selected.
         images: u64,
-        /// Sum of their listed sizes.
         claimed: u64,
         /// Change of free disk space, where measured.
         measured: Option<u64>,
         took_ms: u64,
         failure: Option<String>,
     }
-    /// Comparison of shadow mode's plans with later removals.
     ShadowRow {
-        /// Collections compared.
         compared: u64,
         /// Images that were removed as planned.
         agreed: u64,
@@ -351,7 +340,6 @@ documents! {
         came_back: u64,
         /// Their bytes: the pulls that the plan would have saved.
         saved_bytes: u64,
-        /// Images that shadow mode would remove now.
         still_there: u64,
         still_there_bytes: u64,
     }
@@ -373,7 +361,6 @@ documents! {
         remaining_ms: u64,
         failure: String,
     }
-    /// A registry with an open circuit.
     OpenCircuitRow {
         /// Host and port.
         registry: String,
@@ -381,13 +368,11 @@ documents! {
         pulls: String,
         /// Class of the last failure; see `docs/errors.md`.
         class: String,
-        /// Failures in a row.
         failures: u32,
         next_attempt_at: Option<String>,
         /// Zero while an attempt runs.
         remaining_seconds: u64,
     }
-    /// How pulls enter a runtime.
     ImportStatus {
         /// `runtimeImport` as configured: `auto`, `never` or `require`.
         mode: String,
@@ -425,7 +410,6 @@ documents! {
         uid: String,
         /// The images that were pulled for the pod, as the pod spells them.
         images: Vec<String>,
-        /// Start of the first pull.
         began_at: Option<String>,
         /// From `began_at` until the last image was present, or until now.
         took_seconds: f64,

@@ -8,7 +8,6 @@ documents! {
     VerifyRequest {
         /// Names, ids, or unique prefixes of ids; empty means all images.
         images: Vec<String>,
-        /// Fetch damaged parts again.
         repair: bool,
     }
     Verified {
@@ -40,7 +39,6 @@ documents! {
         blob: Option<String>,
         #[serde(flatten)]
         part: VerifiedPart,
-        /// Paths checked.
         files: u64,
         bytes: u64,
         /// Files whose content only root may read; their metadata was compared.
@@ -55,7 +53,6 @@ documents! {
         findings: Vec<VerifiedFinding>,
         more: u64,
     }
-    /// A difference from what was pulled.
     VerifiedFinding {
         /// Relative to the folder of the image or layer in the store.
         path: String,
