@@ -111,7 +111,6 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Whether the connection to the daemon broke.
 fn is_lost(failure: &Failure) -> bool {
     ["Cancelled", "Unavailable"].contains(&failure.reason.as_str())
 }

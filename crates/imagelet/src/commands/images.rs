@@ -119,7 +119,6 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
     Ok(ExitCode::SUCCESS)
 }
 
-/// The details that the text output shows.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ShownDetails {
@@ -159,7 +158,6 @@ pub(super) async fn usage(node: &Node, arguments: &DfArgs, format: Format) -> Re
     Ok(ExitCode::SUCCESS)
 }
 
-/// The largest first.
 fn image_by_image(usage: &Usage, wide: bool) -> Table {
     let mut header = vec!["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "LAST USED", "HELD BY", "REASON"];
     if wide {

@@ -26,7 +26,6 @@ use crate::{
 
 /// Images of one command requested at once; the node has its own limits.
 const REQUESTS_AT_ONCE: usize = 4;
-/// A longer password is rejected.
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
 #[derive(Debug)]
@@ -36,7 +35,6 @@ pub(super) struct PullBatch {
 }
 
 impl PullBatch {
-    /// Reads names and credentials from the command line.
     pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Self, Failure> {
         let login = login(arguments, environment)?;
         let policy = match arguments.policy {

@@ -56,7 +56,6 @@ fn patience(global: &Global) -> Duration {
 
 #[derive(Debug, PartialEq, Eq)]
 enum SocketUse {
-    /// A daemon listens there.
     Daemon,
     /// No daemon: try the next socket.
     Next,
@@ -112,7 +111,6 @@ async fn by_endpoint(
     open(&sources, global, environment, intent).await
 }
 
-/// Defaults, and the file that the environment names.
 fn sources(environment: &Environment) -> Result<Sources, Failure> {
     let mut sources = Sources::new(environment.clone());
     if let Some(file) = &environment.config {

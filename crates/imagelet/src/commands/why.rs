@@ -79,7 +79,6 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut impl Write)
     }
 }
 
-/// The present state, in one line.
 fn standing(image: &WhyImage) -> String {
     let Some(now) = &image.now else {
         let last = image.history.iter().rev().find(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"));
