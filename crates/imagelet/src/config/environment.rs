@@ -11,7 +11,6 @@ use imagelet_core::credentials::Secret;
 pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
 const SYSTEM_STORE: &str = "/var/lib/imagelet";
 
-/// Variables that child processes do not inherit.
 const OURS_ALONE: [&str; 8] = [
     "IMAGELET_CREDS",
     "NOTIFY_SOCKET",
@@ -29,7 +28,6 @@ pub(crate) struct Surroundings {
     pub(crate) home: Option<PathBuf>,
     /// The file that `DOCKER_CONFIG` points to.
     pub(crate) docker_config: Option<PathBuf>,
-    /// The environment of child processes.
     pub(crate) variables: Variables,
 }
 
@@ -67,7 +65,6 @@ pub(crate) struct Environment {
     pub(crate) listen_names: Option<String>,
     /// `IMAGELET_CONFIG`: the configuration file of a command in this process.
     pub(crate) config: Option<PathBuf>,
-    /// The environment of child processes.
     pub(crate) variables: Variables,
     /// `IMAGELET_LOG`: a filter in the syntax of `tracing`.
     pub(crate) log: Option<String>,

@@ -21,13 +21,11 @@ use tokio::time::Instant;
 
 use super::violations::ConfigError;
 
-/// A longer file is rejected.
 const FILE_LENGTH_MAX: u64 = 1 << 20;
 /// Values in a document with aliases expanded; a kubelet's file has some hundred.
 const NODES_MAX: usize = 20_000;
 /// How long to wait for the writer of a pipe.
 const PIPE_WAIT_MAX: Duration = Duration::from_secs(2);
-/// Poll interval of such a pipe.
 const PIPE_WAIT: Duration = Duration::from_millis(10);
 
 /// A value with the line of its key, or its own line in a list.

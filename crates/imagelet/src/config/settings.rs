@@ -17,11 +17,9 @@ use super::{environment::Surroundings, keys::CriCallers};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
-    /// The kubelet's thresholds and ages.
     pub(crate) gc: GcSettings,
     /// Settings of collection beyond the kubelet's.
     pub(crate) collection: Collection,
-    /// The kubelet's settings for images.
     pub(crate) node: NodeSettings,
     pub(crate) pulls: PullSettings,
     /// Which behavior applies where the kubelet's has a weakness.
@@ -30,9 +28,7 @@ pub(crate) struct Settings {
     pub(crate) verification: Option<VerificationPolicy>,
     /// Lifetime of a pull record; `None`: unlimited.
     pub(crate) record_age_max: Option<Duration>,
-    /// Timeout of a runtime's call.
     pub(crate) runtime_request_timeout: Duration,
-    /// The daemon's socket.
     pub(crate) socket: PathBuf,
     pub(crate) callers: CriCallers,
     pub(crate) http: Option<String>,
@@ -54,7 +50,6 @@ pub(crate) struct Settings {
 pub(crate) struct ProviderSettings {
     /// A file or folder.
     pub(crate) config: PathBuf,
-    /// The folder of the executables.
     pub(crate) binaries: PathBuf,
     /// A provider that runs longer is killed.
     pub(crate) timeout: Duration,
@@ -69,7 +64,6 @@ pub(crate) struct GcSettings {
     pub(crate) age_max: Option<Duration>,
 }
 
-/// Settings of collection beyond the kubelet's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Collection {
     /// `None`: on command only.
@@ -121,16 +115,13 @@ pub(crate) enum CollectionOrder {
     Lru,
 }
 
-/// The kubelet's settings for images on this node.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NodeSettings {
     /// How many images the Node's status lists; `None`: all.
     pub(crate) status_images_max: Option<usize>,
     /// Pods on the node; the in-memory cache of pull records is sized by it.
     pub(crate) pods_max: usize,
-    /// Eviction thresholds.
     pub(crate) thresholds: Vec<Threshold>,
-    /// The kubelet's image service endpoint.
     pub(crate) image_endpoint: String,
     /// The kubelet reports separate disks for images and writable layers, as with CRI-O.
     pub(crate) splits_disks: bool,

@@ -67,7 +67,6 @@ impl Sources {
         Self { environment, given: BTreeMap::new() }
     }
 
-    /// Adds a file of kind `ImageletConfiguration`.
     pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
         let mut reader = Reader { path, coerces: true, given: BTreeMap::new() };
         reader.add_fields("", &read_mapping(path)?, &to_value(&File::default()))?;
@@ -76,7 +75,6 @@ impl Sources {
         Ok(())
     }
 
-    /// Adds the image settings of a kubelet's file.
     pub(crate) fn add_kubelet_file(&mut self, path: &Path) -> Result<(), ConfigError> {
         let mut fields = read_mapping(path)?;
         let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
@@ -147,7 +145,6 @@ impl Sources {
     }
 }
 
-/// Checks the keys and types of one file.
 struct Reader<'a> {
     path: &'a Path,
     /// A number is accepted for a text, such as 0 for a duration. A kubelet rejects that.
