@@ -24,7 +24,6 @@ const HTTP_PART: usize = 8;
 const LISTENER_MIN: usize = 4;
 /// Concurrent calls of one process; a kubelet of 110 pods stays well below.
 const CALLS_EACH_MAX: usize = 512;
-/// Concurrent calls of all processes.
 const CALLS_ALL_MAX: usize = 2048;
 /// Reserved descriptors: a kubelet's connections and a few commands.
 const SPARE: usize = 8;

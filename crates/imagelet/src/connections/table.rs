@@ -37,7 +37,6 @@ enum Activity {
     Silent,
     /// All its calls have ended.
     Idle,
-    /// A call runs.
     Busy,
 }
 
