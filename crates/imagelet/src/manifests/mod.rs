@@ -37,20 +37,11 @@ pub(crate) struct Manifests {
 pub(crate) enum ManifestError {
     #[error("could not use the manifest `{file}`")]
     Unreadable { file: String, source: Box<dyn std::error::Error + Send + Sync> },
-    /// None of the files describes a pod.
     #[error("`{file}` describes no pod and nothing with a pod template{}", found_text(.found))]
-    NoPod {
-        file: String,
-        /// The kinds in the file.
-        found: Vec<String>,
-    },
+    NoPod { file: String, found: Vec<String> },
     /// The file was given as a secret and contains none.
     #[error("`{file}` was given as a secret{}", found_text(.found))]
-    NoSecret {
-        file: String,
-        /// The kinds in the file.
-        found: Vec<String>,
-    },
+    NoSecret { file: String, found: Vec<String> },
 }
 
 fn found_text(kinds: &[String]) -> String {
@@ -120,7 +111,6 @@ impl Cluster {
         self.others.extend(other.others);
     }
 
-    /// Resolves the objects that each pod refers to.
     fn resolve(self) -> Manifests {
         let mut notes: Vec<String> = self.others.iter().map(|(file, kinds)| others_text(file, kinds)).collect();
         let pods: Vec<PodRequest> = self.pods.iter().map(|pod| self.request(pod, &mut notes)).collect();

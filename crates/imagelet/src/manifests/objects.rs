@@ -19,7 +19,6 @@ const DEPTH_MAX: usize = 48;
 const NODES_MAX: usize = 400_000;
 /// Aliases of one file.
 const ALIASES_MAX: usize = 1_000;
-/// Images of one pod.
 const IMAGES_MAX: usize = 1000;
 /// Lists inside of lists.
 const LISTS_MAX: usize = 4;
