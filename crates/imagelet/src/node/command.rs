@@ -13,18 +13,15 @@ pub(crate) enum AnswerTime {
     Limited,
     /// No limit while the daemon works and answers other calls.
     WhileAlive,
-    /// No limit; a silence is only reported.
     Unlimited,
 }
 
 /// A command: the type holds its arguments; its answer is `Answer`.
 #[async_trait]
 pub(crate) trait Command: Serialize + DeserializeOwned + Send + Sync {
-    /// Its name on the socket.
     const NAME: &'static str;
     const TIME: AnswerTime = AnswerTime::Limited;
     type Answer: Serialize + DeserializeOwned + Send;
 
-    /// Runs it on a local node.
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Self::Answer, Failure>;
 }

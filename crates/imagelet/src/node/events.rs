@@ -26,7 +26,6 @@ use crate::{
 const FOLLOWERS_MAX: usize = 32;
 /// Images that a collection's event names.
 const NAMED_MAX: usize = 10;
-/// The allowed interval of progress messages.
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
 
 /// Streams events to a reader until it disconnects; without `follow` it ends after the recorded events.
@@ -98,7 +97,6 @@ impl Looks {
     }
 }
 
-/// Pulls that wait for a slot.
 fn waiting(node: &LocalNode) -> impl Iterator<Item = PullProgress> {
     let now = Instant::now();
     let pulls = node.parts.manager.status().pulls.into_iter();
@@ -122,7 +120,6 @@ fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
     known.map(|entry| entry.image.size.0).filter(|size| *size > 0)
 }
 
-/// Records an event of the node itself.
 pub(crate) fn record_event(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
     node.parts.events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
 }

@@ -19,7 +19,6 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteNode {
     socket: PathBuf,
-    /// Timeout of an answer.
     patience: Duration,
     client: Client,
 }

@@ -104,7 +104,6 @@ pub(crate) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
     serde_json::value::to_raw_value(&details).ok()
 }
 
-/// The row of an image from a pass.
 pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
     ImageRow {
         first_seen: moment(here_since(entry)),

@@ -21,7 +21,6 @@ use crate::{
 /// A longer answer is not useful.
 const IMAGES_MAX: usize = 16;
 
-/// Requests the history of an image.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyRequest {
@@ -72,11 +71,9 @@ pub(crate) struct WhyImage {
     pub(crate) held_back: Vec<HeldBackRow>,
     /// Startup latency of the pods that pulled it, since the daemon's start; the latest first.
     pub(crate) pod_starts: Vec<PodStartRow>,
-    /// Oldest first.
     pub(crate) history: Vec<WhyHappening>,
 }
 
-/// The next collection's decision.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyNext {
@@ -105,7 +102,7 @@ pub(crate) struct WhyHappening {
     pub(crate) at: Option<String>,
     /// The last time, where the same decision was repeated.
     pub(crate) until: Option<String>,
-    /// Number of repetitions in a row.
+    /// Number of times in a row.
     pub(crate) count: u64,
     /// `pulled`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
     /// `pinned`, `unpinned`, `pull failed`, `given up`.
@@ -116,7 +113,6 @@ pub(crate) struct WhyHappening {
     pub(crate) inputs: serde_json::Value,
     /// The reason as a sentence.
     pub(crate) reason: String,
-    /// The trigger.
     pub(crate) by: String,
     /// Names added or removed, or the pattern.
     pub(crate) names: Vec<String>,
@@ -243,7 +239,6 @@ fn is_of(row: &ImageRow, key: &str) -> bool {
     row.id == key.id().as_str() && row.runtime_handler == key.handler()
 }
 
-/// The next collection's decisions on all images.
 #[derive(Debug, Default)]
 struct Prediction {
     /// By key, each with its position in the order of removal.

@@ -123,7 +123,6 @@ struct Telling<'a> {
     asked: &'a PodRequest,
     request: &'a CoreRequest,
     steps: Steps,
-    /// A runtime pulls.
     is_silent: bool,
 }
 
@@ -182,7 +181,7 @@ impl Telling<'_> {
         }
     }
 
-    /// Like the kubelet, shows a volume's failure on the container, and `PodInitializing` behind an init container.
+    /// Like the kubelet, shows a volume's failure on the container, and `PodInitializing` for a wait on an init container.
     fn blocked(&self, row: PodImageRow, by: usize, failed: Option<&PodOutcome>) -> PodImageRow {
         let field = self.request.images[by].field();
         let (reason, message) = match failed {
@@ -220,7 +219,6 @@ async fn fill_sizes(node: &LocalNode, rows: &mut [PodImageRow]) {
     }
 }
 
-/// Collects the events of one pod.
 struct Listening {
     events: Receiver<RecordedEvent>,
     pod: PodIdentity,

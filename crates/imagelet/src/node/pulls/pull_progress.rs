@@ -18,13 +18,9 @@ use tokio::time::Instant;
 
 use crate::api::{LayerProgress, PullProgress};
 
-/// Pulls shown at once.
 const PULLS_MAX: usize = 512;
-/// Layers shown per pull.
 const LAYERS_MAX: usize = 256;
-/// Finished pulls that are kept.
 const OVER_MAX: usize = 32;
-/// Window of the average speed.
 const SPEED_OVER: Duration = Duration::from_secs(5);
 /// The least interval of the speed's samples.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);

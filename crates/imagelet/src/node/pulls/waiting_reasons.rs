@@ -28,7 +28,6 @@ impl WaitingRows {
 }
 
 impl WaitingRows {
-    /// Images with these names that are in back-off.
     pub(crate) fn held_back(status: &ManagerStatus, names: &[String]) -> Vec<HeldBackRow> {
         let is_named = |held: &&HeldBack| {
             let name = held.image.parse::<Reference>().map(|name| name.canonical().to_string());
