@@ -37,8 +37,6 @@ use images::ServedImages;
 use readiness::Readiness;
 use stop::{SocketGuard, Stoppable};
 
-/// Running pulls may end in this time; then they are cancelled. This and the next three waits bound a stop to less than
-/// two seconds: the next owner of the store may wait for its lock.
 const GRACE: Duration = Duration::from_millis(500);
 /// Time for cancelled pulls to clean up; the next start removes what is left.
 const CLEANUP_MAX: Duration = Duration::from_millis(300);
@@ -218,7 +216,7 @@ fn state_place(settings: &Settings) -> PathBuf {
     }
 }
 
-/// The service that answers calls about containers: the runtime behind, which has its own handlers, or the runtime
+/// The service that answers calls about containers: the proxied runtime, which has its own handlers, or the runtime
 /// beside an embedded store, which has one handler, or none.
 fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
     let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
@@ -294,7 +292,6 @@ async fn reload(
     tracing::info!("configuration reloaded");
 }
 
-/// The changed settings that need a restart.
 fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     let changed = [
         ("socket", old.socket != new.socket),

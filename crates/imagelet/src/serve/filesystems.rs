@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 /// Timeout of the runtime; then the last answer is returned: a kubelet does not start without one.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// An answer is cached for this long: kubelets ask with each round of statistics, and each store counts afresh.
+/// An answer is cached for this long: kubelets call with each round of statistics, and each store counts anew.
 const FRESH: Duration = Duration::from_secs(1);
 /// The last answer replaces a silent runtime's for at most this long: a kubelet must not decide on old figures.
 const SILENCE_MAX: Duration = Duration::from_mins(1);

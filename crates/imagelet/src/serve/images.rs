@@ -32,7 +32,6 @@ const NAMES_MAX: usize = 10;
 #[derive(Debug)]
 pub(super) struct ServedImages {
     readiness: Readiness,
-    /// Cancelled to stop running calls.
     working: CancellationToken,
     filesystems: FilesystemAnswers,
 }
@@ -42,7 +41,7 @@ impl ServedImages {
         Self { readiness, working, filesystems: FilesystemAnswers::new(place) }
     }
 
-    /// The request to the manager. The registry is always asked, for a digest as for a tag: it may have revoked a
+    /// The request to the manager. The registry is always contacted, for a digest as for a tag: it may have revoked a
     /// credential since.
     fn request(asked: &PullRequest, is_embedded: bool, callers: CriCallers) -> EnsureRequest {
         let parsed = asked.image.image.parse::<Reference>().ok();
@@ -66,7 +65,6 @@ impl ServedImages {
         }
     }
 
-    /// The CRI error of a rejected removal.
     fn refused(name: &str, error: OrderError) -> RuntimeError {
         match error {
             OrderError::InUse { by, .. } => {

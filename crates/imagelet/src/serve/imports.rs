@@ -30,7 +30,6 @@ pub(super) struct RuntimeSite {
 pub(super) struct RuntimeSiteParts {
     /// Reports the runtime's version and configuration.
     pub(super) containers: RemoteContainerService,
-    /// The runtime's images over CRI.
     pub(super) images: Arc<dyn ImageService>,
     pub(super) socket: PathBuf,
     /// Fetch and unpack settings; root and registry settings are replaced by the runtime's.

@@ -9,7 +9,6 @@ use crate::connections::LineLimit;
 /// Lines per [`LINES_OVER`]: a client that connects for each call must not fill a disk.
 const LINES_MAX: u32 = 20;
 const LINES_OVER: Duration = Duration::from_secs(10);
-/// Users remembered.
 const USERS_MAX: usize = 256;
 
 /// Logs the first connection of each user at info level, later ones at debug level.

@@ -19,7 +19,6 @@ use crate::connections::{
     AcceptFailures, ConnectionTable, SpareDescriptors, is_out_of_descriptors, open_files_max, socket_limits,
 };
 
-/// Calls at once on one connection.
 const STREAMS_MAX: u32 = 256;
 /// A client that is silent for this long is pinged.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -68,7 +67,6 @@ impl Acceptor {
         }
     }
 
-    /// The next connection within the limits.
     async fn accept(&mut self) -> LimitedConnection {
         loop {
             let stream = match self.listener.accept().await {

@@ -306,7 +306,6 @@ fn stale_use(directory: &Path, stale_max: Option<Duration>) -> Option<StaleUse> 
     stale_max.map(|age_max| StaleUse::new(age_max, Some(directory.join("verified-names.json"))))
 }
 
-/// Opens the state for writing.
 fn open_state(
     runtime: &RuntimeManager,
     directory: &Path,
@@ -396,7 +395,6 @@ fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
     Some(RecordsSettings { guard, age_max: settings.record_age_max, ..sized })
 }
 
-/// The node's own credentials.
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
     let Surroundings { home, docker_config, variables } = &settings.surroundings;
     let keyring = match (settings.docker_config.as_ref().or(docker_config.as_ref()), role) {
