@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::output::printable;
 
-/// A longer chain explains nothing more.
 const CAUSES_MAX: usize = 16;
 
 /// Why a command failed. Sent over the daemon's socket, so that a daemon and a local node report the same words.
@@ -38,7 +37,6 @@ pub(crate) struct FaultWords {
 }
 
 impl Failure {
-    /// A failure without a cause.
     pub(crate) fn new(reason: &str, message: impl Into<String>) -> Self {
         Self { message: message.into(), reason: reason.to_owned(), ..Self::default() }
     }
@@ -86,7 +84,6 @@ impl Failure {
         failure
     }
 
-    /// Adds a hint unless the failure has one.
     #[must_use]
     pub(crate) fn or_hint(mut self, hint: &str) -> Self {
         self.hint.get_or_insert_with(|| hint.to_owned());
@@ -115,7 +112,7 @@ fn split_hint(text: &str) -> (String, Option<String>) {
     }
 }
 
-/// A runtime error may be in a chain itself or behind an `Arc` that several callers share.
+/// A runtime error may be in a chain itself or in an `Arc` that several callers share.
 fn runtime_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a RuntimeError> {
     error
         .downcast_ref::<RuntimeError>()

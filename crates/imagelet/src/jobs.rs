@@ -52,7 +52,6 @@ impl Jobs {
         self.wake.notify_waiters();
     }
 
-    /// Stops the jobs and waits for them.
     pub(crate) async fn stop(mut self) {
         self.stop.cancel();
         while let Some(ended) = self.tasks.join_next().await {

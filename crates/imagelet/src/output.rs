@@ -9,7 +9,6 @@ use crate::cli::Format;
 
 /// Digits of a digest that distinguish images: `sha256:` and 12 digits.
 const DIGEST_SHOWN: usize = 7 + 12;
-/// Spaces between columns.
 const GAP: usize = 3;
 
 /// A table whose columns are as wide as their widest cell.

@@ -16,7 +16,6 @@ use crate::{
 
 /// Layers with a bar of their own; the total covers the others.
 const BARS_MAX: usize = 24;
-/// Shown for a pull of a runtime.
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 /// Digits of a digest that distinguish layers.
 const DIGITS: usize = 12;
@@ -156,9 +155,7 @@ pub(crate) struct PullScreen {
     with_layers: bool,
 }
 
-/// Pulls with a line of their own.
 const PULL_LINES_MAX: usize = 16;
-/// Layers shown per pull.
 const LAYER_LINES_MAX: usize = 8;
 /// Columns of a name, so that the columns after it align.
 const NAME_COLUMNS: usize = 36;
@@ -275,7 +272,6 @@ pub(crate) fn standing(pull: &PullProgress) -> String {
 struct Bars {
     screen: MultiProgress,
     total: ProgressBar,
-    /// Layers with a bar of their own.
     layers_max: usize,
     layers: Mutex<BTreeMap<String, (ProgressBar, LayerProgress)>>,
 }

@@ -2,7 +2,6 @@
 
 use imagelet_core::image::ByteSize;
 
-/// The text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no size such as `500M`, `1Gi` or `1048576`")]
 pub(crate) struct SizeError(String);
