@@ -21,7 +21,6 @@ use self::mutation::Dice;
 
 /// Longer inputs are cut: short ones find the same defects, and a run stays short.
 pub const INPUT_MAX: usize = 64 << 10;
-/// Maximum bytes of an error message, whatever the input.
 const MESSAGE_MAX: usize = 4096;
 
 /// One format under test.
@@ -66,7 +65,6 @@ impl Target {
     }
 }
 
-/// For formats without checksums.
 fn leave(_: &mut [u8]) {}
 
 /// An error message fits a log line: bounded, and on one line.

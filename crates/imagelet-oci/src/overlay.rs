@@ -38,7 +38,6 @@ const WORK: &str = "work";
 pub(crate) struct OverlayFolder(PathBuf);
 
 impl OverlayFolder {
-    /// An overlay's folder, existing or not.
     pub(crate) fn at(path: PathBuf) -> Self {
         Self(path)
     }
@@ -115,7 +114,6 @@ pub(crate) fn attach(mount: &OwnedFd, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// The options, relative to the folder of the links.
 fn options(layers: usize) -> String {
     let lower: Vec<String> = (0..layers.max(1)).map(|at| at.to_string()).collect();
     format!("lowerdir={},upperdir=../{UPPER},workdir=../{WORK}", lower.join(":"))

@@ -5,7 +5,6 @@ use std::{error::Error, io, iter, thread, time::Duration};
 use imagelet_core::runtime::RuntimeError;
 use rustix::io::Errno;
 
-/// The first wait; each further one doubles.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
 /// Maximum number of waits: ten seconds in all.
 const WAITS_MAX: usize = 10;
@@ -19,7 +18,6 @@ pub(crate) fn is_scarce(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE)
 }
 
-/// Whether an error is caused by that.
 pub(crate) fn is_caused_by_scarcity(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -32,7 +30,6 @@ pub(crate) fn is_caused_by_scarcity(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Retries while descriptors are exhausted.
 pub(crate) async fn retried<T, F>(mut attempt: impl FnMut() -> F) -> Result<T, RuntimeError>
 where
     F: Future<Output = Result<T, RuntimeError>>,

@@ -13,16 +13,12 @@ use serde_json::Value;
 
 use super::vector_case::{VectorCase, Way, cases};
 
-/// One difference, with all files that show it.
 pub(super) struct Difference {
     pub(super) about: &'static str,
     pub(super) kubelet: &'static str,
     pub(super) imagelet: &'static str,
-    /// Why imagelet differs.
     pub(super) reason: &'static str,
-    /// The ways in which it applies.
     pub(super) ways: &'static [Way],
-    /// The setting that selects the behaviour.
     pub(super) setting: &'static str,
     pub(super) files: &'static [&'static str],
     /// Replaces the kubelet's answer by the expectation; a case outside the rule stays unchanged.

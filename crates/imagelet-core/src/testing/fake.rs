@@ -25,7 +25,6 @@ pub struct FakeRuntime {
     state: Arc<Mutex<FakeState>>,
 }
 
-/// The images, and their list, cached until one changes.
 #[derive(Debug, Default)]
 struct StoredImages {
     images: BTreeMap<ImageId, Arc<Image>>,
@@ -409,7 +408,6 @@ fn normal(name: &str) -> String {
     name.parse::<Reference>().expect("checked above").canonical().to_string()
 }
 
-/// Counts a pull as running until it ends or is dropped.
 struct Running<'a>(&'a FakeRuntime);
 
 impl Drop for Running<'_> {
@@ -440,7 +438,6 @@ impl ImageService for FakeRuntime {
         Ok(self.enter("status", &spec.image)?.find(&spec.image)?.map(|image| Image::clone(image)))
     }
 
-    /// One layer, and a label with the id.
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let fake = self.enter("status", &spec.image)?;
         let Some(image) = fake.find(&spec.image)?.map(|image| Image::clone(image)) else { return Ok(None) };

@@ -6,14 +6,12 @@
 
 use super::{Amount, Compression};
 
-/// Weight of the assumption, in packed bytes.
 const ASSUMED_WEIGHT: u64 = 32 << 20;
 /// Fewer layers are no measurement, however large.
 const LAYERS_MEASURED_MIN: u64 = 4;
 /// Bounds of the ratio, in thousandths: no layer shrinks, and no ordinary layer exceeds the upper one.
 const THOUSANDTHS_MIN: u64 = 1_000;
 const THOUSANDTHS_MAX: u64 = 10_000;
-/// Maximum inodes per packed MiB.
 const INODES_PER_MEBIBYTE_MAX: u64 = 4_096;
 /// What each layer uses beside its files: records, file list, folders.
 const LAYER_BYTES: u64 = 64 << 10;
@@ -31,11 +29,9 @@ struct Sums {
     entries: u64,
 }
 
-/// The sums by compression.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Expansions([Sums; 3]);
 
-/// The estimate for one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) amount: Amount,
@@ -83,7 +79,6 @@ impl Sums {
         self.layers >= LAYERS_MEASURED_MIN && self.packed >= ASSUMED_WEIGHT
     }
 
-    /// Thousandths of the packed size, and inodes per packed MiB.
     fn quotients(&self, compression: Compression) -> (u64, u64) {
         let (thousandths, per_mebibyte) = assumed(compression);
         let packed = self.packed.saturating_add(ASSUMED_WEIGHT);

@@ -80,7 +80,6 @@ pub(crate) struct Demand {
     pub(crate) compressed: u64,
     pub(crate) amount: Amount,
     pub(crate) is_measured: bool,
-    /// Compressed blobs are kept and counted too.
     pub(crate) keeps_blobs: bool,
 }
 
@@ -104,7 +103,6 @@ pub(crate) enum Decision {
     Refused(MissingSpace),
 }
 
-/// The missing space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MissingSpace {
     /// Until the estimate fits.

@@ -13,7 +13,6 @@ use tokio::sync::{Notify, futures::Notified};
 
 use super::Amount;
 
-/// The reservations of all pulls of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
     table: Mutex<ReservationTable>,
@@ -26,7 +25,6 @@ struct ReservationTable {
     pulls: usize,
 }
 
-/// The estimate for one layer.
 #[derive(Debug)]
 struct ReservedLayer {
     amount: Amount,
@@ -63,7 +61,6 @@ impl OpenReservations<'_> {
         (left.fold(Amount::default(), Amount::plus), self.table.pulls)
     }
 
-    /// Whether a running pull brings this layer.
     pub(crate) fn brings(&self, layer: &Digest) -> bool {
         self.table.layers.contains_key(layer)
     }

@@ -9,7 +9,6 @@ use imagelet_core::{
 
 use crate::store::{Store, storage_error};
 
-/// Reads the configuration of an image from the disk.
 pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {
     let Some(((record, _), image)) = store.image(id).zip(store.listed_image(id)) else { return Ok(None) };
     let image = Arc::unwrap_or_clone(image);

@@ -111,16 +111,13 @@ pub struct Engine {
     /// One entry per layer being fetched: a second pull waits for the first.
     fetching: Mutex<HashMap<(Digest, String), Arc<LayerSlot>>>,
     turns: LayerTurns,
-    /// For the layers of all pulls.
     places: Arc<Places>,
     budget: Arc<UnpackBudget>,
     confinement: Confinement,
-    /// Next pull number.
     pulls: AtomicU64,
     /// One pull's early syncs serve all.
     writing_back: Arc<tokio::sync::Mutex<()>>,
     reservations: Arc<Reservations>,
-    /// Frees space before a pull is rejected.
     room: OnceLock<Arc<dyn MakeRoom>>,
     resolutions: Resolutions,
 }

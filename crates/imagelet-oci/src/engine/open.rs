@@ -8,7 +8,6 @@ use tokio::time::Instant;
 use super::{EngineConfig, blocking};
 use crate::store::Store;
 
-/// Poll interval for a store that another process changes.
 const RETRY_PERIOD: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_secs(1);
 

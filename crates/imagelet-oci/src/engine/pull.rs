@@ -53,7 +53,6 @@ impl Engine {
         Ok((asked, resolved))
     }
 
-    /// Fetches the missing parts of a resolved image and commits it.
     async fn fetch(
         &self,
         asked: PullTarget,
@@ -78,7 +77,6 @@ impl Engine {
         self.fetch_layers(&id, &resolved, &config_bytes, names, tenant, progress).await
     }
 
-    /// The image's configuration, as this pull's registry sends it.
     pub(super) async fn configuration(
         &self,
         resolved: &Resolved,

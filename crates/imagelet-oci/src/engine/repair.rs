@@ -21,7 +21,6 @@ use crate::{
 /// The credentials for a repository, in the order of their use.
 pub type Credentials<'a> = dyn Fn(&Reference) -> Vec<Credential> + Send + Sync + 'a;
 
-/// A damaged image, with the documents that are whole.
 struct RepairTarget {
     id: ImageId,
     names: Vec<String>,
@@ -151,7 +150,6 @@ impl Engine {
         }
     }
 
-    /// Rejects the replacement of a layer that a mount still shows.
     pub(super) async fn refuse_if_mounted(&self, layers: &[Digest]) -> Result<(), RuntimeError> {
         let replaced = self.store.replaced_by(layers);
         if replaced.is_empty() {

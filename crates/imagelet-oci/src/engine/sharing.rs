@@ -22,7 +22,6 @@ pub enum LayerSharing {
 }
 
 impl Engine {
-    /// Whether a present layer need not be fetched from this repository.
     pub(super) fn may_share(&self, repository: &Reference, layer: &Digest) -> bool {
         match self.config.sharing {
             LayerSharing::Node => true,

@@ -19,7 +19,6 @@ use super::{Engine, blocking};
 use crate::store::{DamagedImage, Findings, LayerCheck, VerifyResult, Watch, storage_error};
 
 const CHECKS_MAX: usize = 2;
-/// Bytes between two progress reports.
 const PROGRESS_STEP: u64 = 4 << 20;
 
 /// The result of a verification.
@@ -89,7 +88,6 @@ impl ImageCheck {
     }
 }
 
-/// An image to check, with its known damage.
 struct Target {
     id: ImageId,
     names: Vec<String>,
@@ -189,7 +187,6 @@ impl Engine {
         blocking(move || store.check_documents(&id, &record, &watch).map_err(|error| stopped(id.as_str(), error))).await
     }
 
-    /// Hashes the kept blobs of some images, or all.
     async fn check_blobs(&self, images: Option<&[ImageCheck]>, watch: &Watch) -> Result<BlobsCheck, RuntimeError> {
         let wanted = images.map(|images| {
             let layers = images.iter().flat_map(|image| image.layers.iter());
@@ -265,7 +262,6 @@ fn stopped(what: &str, error: io::Error) -> RuntimeError {
     storage_error(format!("could not check `{what}`"), error)
 }
 
-/// Sums the bytes that all checks read, and reports at intervals.
 fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Sync> {
     let (read, told) = (AtomicU64::new(0), Mutex::new(0));
     Arc::new(move |more| {
@@ -278,7 +274,6 @@ fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Syn
     })
 }
 
-/// Ends the threads of a check whose caller has dropped it.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {

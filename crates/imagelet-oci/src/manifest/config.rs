@@ -16,15 +16,11 @@ pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 /// The rest (command, environment, labels, volumes) is for the runtime; it is kept unchanged and not read here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageConfig {
-    /// `amd64`, …; empty if unset.
     pub(crate) architecture: String,
-    /// `linux`; empty if unset.
     pub(crate) os: String,
-    /// `v8`, …; empty if unset.
     pub(crate) variant: String,
     /// The user, as written: name or number, with or without a group.
     pub(crate) user: String,
-    /// The digest of each unpacked layer, lowest first.
     pub(crate) diff_ids: Vec<Digest>,
 }
 

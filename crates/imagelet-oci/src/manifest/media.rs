@@ -1,6 +1,5 @@
 //! What a media type says about a document or a layer.
 
-/// The compression of a layer's tar stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Compression {
     None,
@@ -9,7 +8,6 @@ pub(crate) enum Compression {
     Zstd,
 }
 
-/// The kind of a layer, by its media type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LayerKind {
     Tar(Compression),
@@ -46,7 +44,6 @@ impl LayerKind {
     }
 }
 
-/// The kind of a document, by its media type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DocumentKind {
     Image,
@@ -59,7 +56,6 @@ const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// The `Accept` header of a manifest request.
 pub(crate) const MANIFEST_MEDIA_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
      application/vnd.oci.image.manifest.v1+json, \
      application/vnd.docker.distribution.manifest.list.v2+json, \
@@ -105,7 +101,6 @@ pub(super) fn may_be_image_config(media_type: &str) -> bool {
     )
 }
 
-/// A media type without its parameters, in lower case.
 pub(crate) fn media_type_base(media_type: &str) -> String {
     media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }

@@ -23,9 +23,7 @@ pub(crate) use media::{Compression, LayerKind};
 pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
 
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 4 << 20;
-/// Maximum entries of an index.
 pub(crate) const INDEX_ENTRIES_MAX: usize = 1000;
-/// Maximum nested indexes between a tag and its manifest.
 pub(crate) const INDEX_DEPTH_MAX: usize = 4;
 /// Maximum layers of an image: as many as the kernel stacks in one overlay mount.
 pub(crate) const LAYERS_MAX: usize = 500;
@@ -35,7 +33,6 @@ pub(crate) const LAYER_BYTES_MAX: u64 = 256 << 30;
 /// Maximum nesting of a document: more than any tool writes, and within every parser's limit.
 pub(crate) const NESTING_MAX: usize = 128;
 
-/// Maximum bytes of a parser's error message.
 const REASON_MAX: usize = 256;
 
 /// Identifies content by digest, size and media type.
@@ -44,45 +41,35 @@ const REASON_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
-    /// Empty if unset.
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) media_type: String,
     #[serde(deserialize_with = "digest")]
     pub(crate) digest: Digest,
-    /// Length in bytes.
     #[serde(default, deserialize_with = "size")]
     pub(crate) size: u64,
-    /// The platform, in an index.
     #[serde(default)]
     pub(crate) platform: Option<DescriptorPlatform>,
 }
 
-/// The platform of an index entry, as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct DescriptorPlatform {
-    /// `linux`
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) os: String,
-    /// `amd64`, …
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) architecture: String,
-    /// `v8`, …; empty if unset.
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) variant: String,
 }
 
-/// An image's configuration and layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
     /// Its digest is the image's id.
     pub(crate) config: Descriptor,
-    /// Lowest first.
     pub(crate) layers: Vec<Descriptor>,
     /// The declared type of a manifest that is not an image.
     pub(crate) artifact_type: Option<String>,
 }
 
-/// Manifests for several platforms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Index {
     pub(crate) manifests: Vec<Descriptor>,
@@ -94,7 +81,6 @@ pub(crate) enum ManifestDocument {
     Index(Index),
 }
 
-/// A document before its kind is known.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Raw {
@@ -246,7 +232,6 @@ impl Index {
 }
 
 impl Descriptor {
-    /// The compression of the layer.
     pub(crate) fn layer_compression(&self) -> Result<Compression, RuntimeError> {
         let refuse = |why: String| Err(unacceptable(format!("layer `{}` {why}", self.digest)));
         match LayerKind::of(&self.media_type) {

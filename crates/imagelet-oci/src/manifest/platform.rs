@@ -4,7 +4,6 @@ use imagelet_core::image::Platform;
 
 use super::{Descriptor, DescriptorPlatform, printable};
 
-/// Maximum platforms in an error message.
 const OFFERED_MAX: usize = 20;
 /// Maximum length of a platform's name in it; real names are shorter.
 const NAME_SHOWN_MAX: usize = 40;
@@ -19,7 +18,6 @@ pub(super) fn rank(offered: &DescriptorPlatform, wanted: &Platform) -> Option<us
     acceptable(wanted).iter().position(|accepted| *accepted == offer)
 }
 
-/// The platforms of an index, for a message.
 pub(super) fn offered(entries: &[Descriptor]) -> String {
     let mut names: Vec<String> = Vec::new();
     for platform in entries.iter().filter_map(|entry| entry.platform.as_ref()) {

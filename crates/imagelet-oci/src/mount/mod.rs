@@ -117,7 +117,6 @@ pub(crate) fn mount(
     })
 }
 
-/// Makes the overlay, writes its note, and attaches it.
 fn attach(
     store: &Store,
     id: &ImageId,
@@ -170,7 +169,6 @@ fn hint(error: &io::Error) -> Option<String> {
     }
 }
 
-/// The layers that a mount shows, topmost first.
 fn shown_layers(store: &Store, diff_ids: &[Digest]) -> Vec<Digest> {
     let mut layers = Vec::new();
     for layer in topmost(diff_ids) {

@@ -28,14 +28,12 @@ const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
 /// The source of our mounts in the kernel's table, before the serial.
 const SOURCE: &str = "imagelet";
 
-/// Content of a note.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Note {
     /// The mount point, for messages: bytes that are not UTF-8 are replaced.
     pub(super) target: String,
     pub(super) image: String,
     pub(super) writable: bool,
-    /// In seconds since 1970.
     pub(super) mounted_at: u64,
     /// The boot id, where the kernel reports one.
     #[serde(default)]
@@ -48,12 +46,10 @@ pub(super) struct Note {
     pub(super) device: Option<String>,
 }
 
-/// A mount with a note, whole or damaged.
 #[derive(Clone, Debug)]
 pub(super) struct NotedMount {
     folder: OverlayFolder,
     key: String,
-    /// The note, or why it is unreadable.
     note: Result<Note, String>,
 }
 
@@ -70,18 +66,15 @@ impl NotedMount {
         self.note.as_ref().ok()
     }
 
-    /// Why the note is unreadable.
     pub(super) fn damage(&self) -> Option<&str> {
         self.note.as_ref().err().map(String::as_str)
     }
 
-    /// The image's id, from the note's name.
     pub(super) fn image(&self) -> String {
         let hex = &self.key[..self.key.len() - SERIAL_LENGTH];
         format!("{}:{hex}", if hex.len() == 64 { "sha256" } else { "sha512" })
     }
 
-    /// The mount's source in the kernel's table.
     pub(super) fn source(&self) -> String {
         source(&self.key)
     }
@@ -128,7 +121,6 @@ pub(super) fn write(folder: &OverlayFolder, note: &Note) -> io::Result<()> {
     replace_file(&note_of(folder), &serde_json::to_vec(note)?)
 }
 
-/// Removes the note of a folder, then the folder.
 pub(super) fn discard(folder: &OverlayFolder) -> io::Result<()> {
     remove_tree(&note_of(folder))?;
     Step::UnmountNote.reach();

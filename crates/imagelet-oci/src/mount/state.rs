@@ -4,14 +4,12 @@ use std::path::PathBuf;
 
 use super::{note::NotedMount, table::TableRow};
 
-/// The state of a noted mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MountState {
     /// This mount namespace shows it, at these places.
     Shown(Vec<PathBuf>),
     /// It is alive elsewhere, or there is no proof that it ended.
     Elsewhere,
-    /// Its overlay no longer exists.
     Gone,
 }
 

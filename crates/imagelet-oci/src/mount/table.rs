@@ -9,10 +9,8 @@ use std::{
 
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 
-/// One mount of this mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TableRow {
-    /// The mount id.
     pub(super) id: u64,
     /// The file system's device, `MAJOR:MINOR`.
     pub(super) device: String,

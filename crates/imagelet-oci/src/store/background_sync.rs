@@ -32,7 +32,6 @@ impl Store {
         if self.in_background || end == LayerEnd::Sink { self.boot.clone() } else { None }
     }
 
-    /// Whether a power cut would lose visible content.
     pub(crate) fn is_unsettled(&self) -> bool {
         self.index().is_unsettled()
     }

@@ -22,9 +22,7 @@ use imagelet_core::{image::Digest, runtime::RuntimeError};
 use super::{Store, index::Index, storage_error};
 use crate::failpoint::Step;
 
-/// A partial blob with fewer bytes is not kept.
 pub(crate) const RESUME_MIN: u64 = 8 << 20;
-/// Maximum age of a partial blob since its last byte.
 const PARTIAL_AGE_MAX: Duration = Duration::from_hours(24);
 const PARTIAL_SUFFIX: &str = ".partial";
 
@@ -131,7 +129,6 @@ impl Store {
         self.remove_partials(|_| true)
     }
 
-    /// Removes partial blobs that no pull resumed in time.
     pub(super) fn expire_partials(&self) -> Result<u64, RuntimeError> {
         let now = SystemTime::now();
         self.remove_partials(|partial| partial.is_expired(now))
@@ -205,12 +202,10 @@ impl Partial {
     }
 }
 
-/// Bytes of a blob on the disk, whole or its beginning.
 #[derive(Debug)]
 pub(crate) struct KeptBytes {
     pub(crate) file: File,
     pub(crate) length: u64,
-    /// A kept blob, not a partial.
     pub(crate) is_kept: bool,
 }
 

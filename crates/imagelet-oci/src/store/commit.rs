@@ -31,7 +31,6 @@ pub(crate) struct StagedLayer {
     view: Arc<SyncView>,
     /// `None` once the layer is in the store.
     folder: Mutex<Option<PathBuf>>,
-    /// The compressed blob, where blobs are kept.
     blob: Option<StagedBlob>,
 }
 
@@ -392,7 +391,6 @@ impl Store {
     }
 }
 
-/// How far a commit got.
 #[derive(Debug, Default)]
 struct Placed {
     layers: Vec<Digest>,

@@ -52,12 +52,10 @@ impl Index {
         self.drop_from_sight(id, image);
     }
 
-    /// The first missing layer of an image.
     pub(crate) fn lacking(&self, record: &ImageRecord) -> Option<Digest> {
         record.diff_ids().into_iter().find(|layer| !self.layers.contains_key(layer))
     }
 
-    /// Drops a layer and the images that need it.
     fn retire_layer(&mut self, layer: &Digest, findings: Findings) {
         self.layers.remove(layer);
         self.marked.insert(layer.clone(), findings);
@@ -104,7 +102,6 @@ impl Index {
 }
 
 impl Store {
-    /// Damaged images that have names, with those names.
     pub(crate) fn damaged_images(&self) -> Vec<(ImageId, DamagedImage, Vec<String>)> {
         let index = self.index();
         index.damaged.iter().map(|(id, image)| (id.clone(), image.clone(), index.names_of(id))).collect()
@@ -141,7 +138,6 @@ impl Store {
         written
     }
 
-    /// Writes `names.json` again from the index in memory.
     pub(crate) fn restore_names(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
         // The file must not name unsynced content.

@@ -62,7 +62,6 @@ impl Bed {
         self.open(Durability::Commit)
     }
 
-    /// Whether the layer's record on the disk carries a boot mark.
     fn is_marked(root: &Path, layer: &str) -> bool {
         let record = root.join("layers").join(layer_id(layer).hex()).join("layer.json");
         super::record::checksum::open::<LayerRecord>(&fs::read(record).unwrap()).unwrap().unsettled.is_some()
@@ -90,7 +89,6 @@ fn record(name: &str, layers: &[&str]) -> ImageRecord {
     }
 }
 
-/// A layer as a pull leaves it before the commit.
 fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<StagedBlob>) -> Arc<StagedLayer> {
     let staging = store.stage().unwrap();
     fs::create_dir(staging.path().join("fs")).unwrap();
@@ -108,7 +106,6 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
     Arc::new(staged.with_blob(blob))
 }
 
-/// Commits an image that brings some of its layers.
 fn pull(store: &Arc<Store>, name: &str, layers: &[&str], brought: &[&str]) -> Result<ImageId, String> {
     let view = store.sync_view().unwrap();
     let brought: Vec<_> = brought.iter().map(|layer| staged(store, &view, layer, None)).collect();

@@ -88,11 +88,9 @@ pub(crate) struct Store {
     root: PathBuf,
     index: Mutex<index::list_cache::CachedIndex>,
     sequence: AtomicU64,
-    /// Serializes emptying the trash.
     trash: Mutex<()>,
     /// Views that receive the write errors of all content shown before it is durable; never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
-    /// Serializes `sync_background`.
     settling: Mutex<()>,
     /// Serializes mounts and removals of images.
     mounting: Mutex<()>,
@@ -119,7 +117,6 @@ pub enum Access {
 
 #[derive(Debug)]
 enum Holds {
-    /// Change it, while it has the lock.
     All(#[expect(dead_code, reason = "it is held until it is dropped")] Lock),
     ReadOnlyDisk,
     Nothing,
@@ -225,7 +222,6 @@ impl Store {
         self.index().image_with_names(id)
     }
 
-    /// The image that a reference, id or unique id prefix means.
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
         self.index().resolve(text)
     }
@@ -277,7 +273,6 @@ impl Store {
         record::read_implicit(&self.layer_folder(diff_id))
     }
 
-    /// A file of an image's folder: `manifest.json`, `config.json` or `index.json`.
     pub(crate) fn image_file(&self, id: &ImageId, name: &str) -> io::Result<Vec<u8>> {
         std::fs::read(self.image_folder(id).join(name))
     }
@@ -340,7 +335,6 @@ fn first_number() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or_default()
 }
 
-/// Keeps layers from sweeps.
 #[derive(Debug)]
 pub(crate) struct Lease {
     store: Arc<Store>,

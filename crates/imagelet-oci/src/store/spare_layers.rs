@@ -37,7 +37,6 @@ const SPARE_BYTES_MAX: u64 = 8 << 30;
 /// Number of sink-taken layers that the expansion estimate uses.
 const SUNK_MAX: usize = 256;
 
-/// Destination of an unpacked layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayerEnd {
     /// Stays in the store, with a list of its files.
@@ -95,7 +94,6 @@ impl SinkLayer {
         &self.spare.view
     }
 
-    /// The tree for a sink.
     pub(crate) fn tree(&mut self) -> Result<StagedTree, RuntimeError> {
         if self.has_implicit() {
             self.end = SinkLayerEnd::Gone;

@@ -162,7 +162,6 @@ impl Store {
 struct Refused(Option<RuntimeError>);
 
 impl Refused {
-    /// Records an error; returns whether it was one.
     fn takes(&mut self, outcome: Result<(), RuntimeError>) -> bool {
         outcome.map_err(|error| self.0.get_or_insert(error)).is_err()
     }

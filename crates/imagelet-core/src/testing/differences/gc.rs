@@ -242,7 +242,6 @@ fn handlers_share_uses(case: &mut VectorCase) {
     });
 }
 
-/// An image as recorded when first listed.
 fn listed(image: &Value, detect_time: &Value) -> (String, Value) {
     let text = |field: &str| image[field].as_str().unwrap_or_default();
     let record = json!({
@@ -287,7 +286,6 @@ fn uses_are_remembered(case: &mut VectorCase) {
     }
 }
 
-/// Applies `expect` to each pass of a detection vector.
 fn each_pass(case: &mut VectorCase, expect: impl Fn(&Value, &mut Value)) {
     let expected = case.expected.get_mut("after_each_pass").and_then(Value::as_array_mut).into_iter().flatten();
     for (pass, expected) in case.input["passes"].as_array().into_iter().flatten().zip(expected) {
@@ -303,7 +301,6 @@ fn containers(pass: &Value) -> impl Iterator<Item = &Value> {
     pods.flat_map(|pod| pod["containers"].as_array().into_iter().flatten())
 }
 
-/// The keys of recorded images, with their ids.
 fn ids(records: &Value) -> impl Iterator<Item = (String, String)> {
     let keys = records.as_object().into_iter().flat_map(|records| records.keys().cloned());
     keys.map(|key| (key.clone(), key.split(',').next().unwrap_or_default().to_owned()))

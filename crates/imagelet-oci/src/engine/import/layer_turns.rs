@@ -35,7 +35,6 @@ pub(crate) struct LayerTurn {
     pub(crate) is_late: bool,
 }
 
-/// Unsynced layers of one import, removed on drop.
 #[derive(Debug)]
 pub(crate) struct UnsyncedLayers<'a> {
     turns: &'a LayerTurns,

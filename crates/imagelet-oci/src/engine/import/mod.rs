@@ -44,7 +44,6 @@ use crate::{
     store::{LayerEnd, SinkLayer, SyncView},
 };
 
-/// How often expired spares are searched for.
 const SPARES_PERIOD: Duration = Duration::from_mins(5);
 /// Attempts of an import: one more than a runtime removes its base.
 const BEGINS_MAX: usize = 2;
@@ -56,7 +55,6 @@ struct EngineImporter {
     _trimming: AbortOnDropHandle<()>,
 }
 
-/// Why an attempt ended without an image.
 enum Ended {
     BaseGone,
     Failed(ImportError),
@@ -133,7 +131,6 @@ impl ImageImporter for EngineImporter {
 }
 
 impl EngineImporter {
-    /// Reads the image's documents from the registry of the request.
     async fn describe(&self, request: &PullRequest, progress: &Progress) -> Result<Described, RuntimeError> {
         if !rustix::process::geteuid().is_root() {
             let message = "only root can unpack layers as a runtime has them";
@@ -259,7 +256,6 @@ impl EngineImporter {
 }
 
 impl Attempt<'_> {
-    /// Brings one layer, unless another import does.
     async fn bring(&self, index: usize) -> Result<(), Ended> {
         let handover = |error| Ended::Failed(ImportStage::Handover.failed(error));
         let (chain, described) = (&self.described.chains[index], &self.described.image.layers[index]);
@@ -332,7 +328,6 @@ impl Described {
 }
 
 impl Engine {
-    /// Takes the spares of the layers that an image lacks.
     async fn take_spares(
         &self,
         described: &Described,
@@ -354,7 +349,6 @@ impl Engine {
 #[derive(Debug)]
 struct LayersThere {
     there: Vec<bool>,
-    /// The lowest missing layer.
     lowest: usize,
 }
 
@@ -385,7 +379,6 @@ fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     order
 }
 
-/// All manifests of the index; empty where the reference names none.
 fn index_entries(resolved: &Resolved) -> Result<Vec<Digest>, RuntimeError> {
     let (root, chosen) = (&resolved.root, &resolved.chosen);
     if root.digest == chosen.digest {

@@ -18,7 +18,6 @@ use crate::{
 };
 
 const BUFFER: usize = 256 << 10;
-/// Length of the size field before each record.
 const PREFIX: usize = size_of::<u32>();
 
 /// The last record of each path, as offsets into the file.
@@ -35,7 +34,6 @@ pub(crate) struct FileManifestReader {
 
 #[derive(Clone, Copy)]
 struct Slot {
-    /// Offset of the path's own record.
     own: u64,
     /// Offset of the record with the content; differs from `own` for a hard link.
     content: u64,
@@ -115,7 +113,6 @@ impl FileManifestReader {
         }
     }
 
-    /// The unseen paths, in the manifest's order.
     pub(crate) fn unseen(&self) -> io::Result<Vec<Vec<u8>>> {
         let mut places: Vec<u64> = self.slots.values().filter(|slot| !slot.seen).map(|slot| slot.own).collect();
         places.sort_unstable();

@@ -23,7 +23,6 @@ pub(crate) const MAGIC_OLD: &[u8] = b"imagelet files 1\n";
 pub(crate) const RECORD_MAX: u32 = 4 << 20;
 const BUFFER: usize = 64 << 10;
 
-/// Writes a manifest in bounded memory.
 pub(crate) struct FileManifestWriter(BufWriter<HashedFile>);
 
 struct HashedFile {

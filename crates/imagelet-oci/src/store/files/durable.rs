@@ -66,7 +66,6 @@ impl SyncView {
         Ok(Self { root: File::open(root)?, failed: AtomicBool::new(false) })
     }
 
-    /// Makes everything durable that was written to the file system.
     pub(crate) fn sync(&self) -> io::Result<()> {
         if self.failed.load(Ordering::Acquire) {
             return Err(io::Error::other("an earlier sync failed, and what it should have kept is lost"));

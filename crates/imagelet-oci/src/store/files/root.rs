@@ -21,7 +21,6 @@ use crate::failpoint::Step;
 use crate::store::storage_error;
 
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
-/// Links on the path to a store; the kernel's limit.
 const LINKS_MAX: usize = 40;
 /// Opens a folder or link itself, for stat and as a base for openat.
 const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -32,7 +31,6 @@ const STICKY: u32 = 0o1000;
 
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// The path without links.
     pub(crate) path: PathBuf,
     pub(crate) folder: OwnedFd,
     pub(crate) is_writable: bool,
@@ -114,7 +112,6 @@ impl RootRequest<'_> {
     }
 }
 
-/// Follows the path step by step.
 fn walk(request: &RootRequest<'_>, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, RuntimeError> {
     let path = std::path::absolute(request.path)
         .map_err(|error| storage_error(format!("could not open the store `{}`", request.path.display()), error))?;
@@ -170,7 +167,6 @@ fn walk(request: &RootRequest<'_>, make: bool) -> Result<Option<(OwnedFd, PathBu
     Ok(Some((here, at)))
 }
 
-/// The names on a path, last first.
 fn steps(path: &Path) -> Vec<OsString> {
     let names = path.components().rev().filter_map(|step| match step {
         Component::Normal(name) => Some(name.to_owned()),

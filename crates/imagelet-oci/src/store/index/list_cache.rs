@@ -95,7 +95,6 @@ impl Store {
         }
     }
 
-    /// Bytes and inodes of all layers, kept blobs and images.
     pub(crate) fn takes(&self) -> DiskUsage {
         let mut locked = self.index();
         if let Some(takes) = locked.0.takes {

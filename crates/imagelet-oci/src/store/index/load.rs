@@ -43,7 +43,6 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     checksum::open(&bytes)
 }
 
-/// A layer's record, or its findings.
 pub(crate) fn read_layer(layers: &Path, folder: &str) -> Result<(Digest, LayerRecord), Findings> {
     let path = layers.join(folder);
     if let Some(findings) = mark_on(&path) {
@@ -86,7 +85,6 @@ pub(crate) fn each_read<T: Send>(folders: Vec<String>, read: impl Fn(&str) -> T 
     folders.into_iter().zip(found).collect()
 }
 
-/// The names of the digest-named folders in a folder.
 pub(crate) fn folders(path: &Path) -> Result<Vec<String>, RuntimeError> {
     let refused = |error| crate::store::storage_error(format!("could not read `{}`", path.display()), error);
     let entries = match fs::read_dir(path) {
@@ -145,7 +143,6 @@ pub(crate) const MARK: &str = "damaged";
 /// Content of the mark; its presence alone counts.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Mark {
-    /// Time of detection, in seconds since 1970.
     pub(crate) found_at: u64,
     pub(crate) findings: Findings,
 }

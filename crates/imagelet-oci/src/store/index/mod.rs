@@ -38,21 +38,17 @@ pub(crate) struct Index {
     generation: u64,
     /// The names on disk are valid for this boot only.
     pub(crate) names_unsettled: bool,
-    /// Kept compressed blobs, with their sizes.
     pub(crate) blobs: BTreeMap<Digest, u64>,
     pub(crate) written: HashSet<Digest>,
     /// Damaged images that have a name; their names are in `names` too.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
-    /// Present layers that must not be used, with the reason.
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) spares: HashMap<Digest, Spare>,
-    /// Sizes of the last layers that sinks have taken.
     pub(crate) sunk: VecDeque<LayerSizes>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct DamagedImage {
-    /// `None` where the record is unreadable.
     pub(crate) record: Option<ImageRecord>,
     /// The known layers, lowest first; whole ones are kept for a repair.
     pub(crate) layers: Vec<Digest>,
@@ -60,7 +56,6 @@ pub(crate) struct DamagedImage {
     pub(crate) documents: Option<Findings>,
 }
 
-/// A whole layer that no sink has taken.
 #[derive(Debug)]
 pub(crate) struct Spare {
     pub(crate) folder: PathBuf,
@@ -84,7 +79,6 @@ struct NamesFile {
 
 pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
 
-/// Visible content that did not become durable.
 #[derive(Debug, Default)]
 pub(crate) struct NotDurable {
     pub(crate) names: Vec<(String, ImageId)>,
@@ -96,7 +90,6 @@ const NAMES_VERSION: u32 = 1;
 /// Maximum reads of a store that another process keeps changing.
 const LOOKS_MAX: usize = 8;
 
-/// Values read per folder name.
 type ByFolder<T> = Vec<(String, T)>;
 
 #[derive(Debug, Default)]
@@ -216,12 +209,10 @@ impl Index {
         Ok(index)
     }
 
-    /// The next `names.json`.
     pub(crate) fn names_file(&mut self) -> Vec<u8> {
         self.names_bytes(None)
     }
 
-    /// The next `names.unsettled.json`.
     pub(crate) fn names_unsettled_file(&mut self, boot: &str) -> Vec<u8> {
         self.names_bytes(Some(boot.to_owned()))
     }
@@ -397,7 +388,6 @@ pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
     }
 }
 
-/// The names, and whether they were rebuilt from the records.
 fn load_names(root: &Path, records: &[&ImageRecord], writable: bool) -> Result<(NamesFile, bool), RuntimeError> {
     let path = root.join("names.json");
     let error = match read_json::<NamesFile>(&path) {

@@ -58,7 +58,6 @@ impl Store {
 }
 
 impl Index {
-    /// The images that have a name in a repository, with duplicates.
     fn images_of(&self, repository: &str) -> impl Iterator<Item = &ImageId> {
         let from = self.names.range::<str, _>((Bound::Included(repository), Bound::Unbounded));
         let names = from.map_while(move |(name, id)| Some((name.strip_prefix(repository)?, id)));

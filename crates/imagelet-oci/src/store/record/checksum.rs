@@ -19,7 +19,6 @@ const TAIL: &[u8] = b"\"}";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seal {
-    /// No byte has changed.
     Whole,
     Broken,
     None,

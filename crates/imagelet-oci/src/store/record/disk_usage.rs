@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 const BLOCK: u64 = 512;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Allocated bytes and inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DiskUsage {
     pub bytes: u64,
@@ -29,7 +28,6 @@ impl DiskUsage {
     }
 }
 
-/// `bytes` rounded up to blocks.
 pub(crate) fn in_blocks(bytes: u64, block: u64) -> u64 {
     bytes.div_ceil(block.max(1)).saturating_mul(block)
 }
@@ -71,7 +69,6 @@ struct Sum {
 }
 
 impl Sum {
-    /// Counts the entries of a directory, and returns its subdirectories.
     fn entries(&mut self, directory: std::os::fd::BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
         let mut below = Vec::new();
         for entry in Dir::read_from(directory)? {

@@ -61,7 +61,6 @@ pub struct LayerEntry {
 }
 
 impl LayerEntry {
-    /// Whether the blob was fetched and unpacked to this layer.
     pub(crate) fn is_verified(&self) -> bool {
         !self.blob.is_empty()
     }
@@ -96,7 +95,6 @@ pub(crate) struct LayerRecord {
 }
 
 impl LayerRecord {
-    /// Whether two records are of the same layer, durable or not.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let settled = |record: &Self| Self { unsettled: None, ..record.clone() };
         settled(self) == settled(other)

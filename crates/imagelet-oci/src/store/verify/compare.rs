@@ -5,7 +5,6 @@ use crate::unpack::{FileEntry, FileEntryKind};
 /// One difference: its machine-readable word, and its text.
 pub(super) type Difference = (&'static str, String);
 
-/// All differences between the listed and the found entry.
 pub(super) fn compare(listed: &FileEntry, found: &FileEntry) -> Vec<Difference> {
     let (was, is) = (kind_word(&listed.kind), kind_word(&found.kind));
     if was != is {

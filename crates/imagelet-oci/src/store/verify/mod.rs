@@ -33,7 +33,6 @@ use super::{
 };
 use crate::hash::Hash;
 
-/// Listed findings; further ones are only counted.
 const FINDINGS_MAX: usize = 20;
 const BUFFER: usize = 128 << 10;
 /// Files beside a layer's manifest that its record may have a digest of.
@@ -127,7 +126,6 @@ impl LayerCheck {
     }
 }
 
-/// Progress and cancellation of a check.
 #[derive(Clone)]
 pub(crate) struct Watch {
     /// Once true, the check ends soon.
@@ -164,7 +162,6 @@ impl Store {
         Ok(check)
     }
 
-    /// Returns whether the layer has a manifest.
     fn check_layer_files(
         &self,
         layer: &Digest,
@@ -197,7 +194,6 @@ impl Store {
         Ok(true)
     }
 
-    /// Checks an image's record and documents against seal and digests.
     pub(crate) fn check_documents(
         &self,
         id: &ImageId,
@@ -244,7 +240,6 @@ impl Store {
         findings
     }
 
-    /// Re-hashes a kept blob; also returns the bytes read.
     pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(VerifyResult, u64)> {
         let name = format!("blobs/{}/{}", digest.algorithm().name(), digest.hex());
         let mut findings = Findings::default();

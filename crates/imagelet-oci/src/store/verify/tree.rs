@@ -104,7 +104,6 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Opens a directory component by component from the root.
     fn open(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let mut here = rustix::fs::openat(&self.root, c".", DIRECTORY, Mode::empty())?;
         for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
@@ -113,7 +112,6 @@ impl Walk<'_> {
         Ok(here)
     }
 
-    /// Compares all entries of a directory; returns its subdirectories.
     fn directory(&mut self, directory: &OwnedFd, path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let mut below = Vec::new();
         let entries = match Dir::read_from(directory) {
@@ -179,7 +177,6 @@ impl Walk<'_> {
         }
     }
 
-    /// Reads one entry in as much detail as the list has.
     fn look(
         &mut self,
         (parent, name): (BorrowedFd<'_>, &[u8]),
