@@ -31,7 +31,7 @@ impl InventoryState {
         self.watch.advance(survey.runtime_containers(), now);
         detect(&mut self.records, &survey, &uses.by_image, times);
         self.memory.apply(&mut self.records, &uses, &survey.images, now);
-        // A pull without a report does not make the image safer for its age.
+        // An earlier first sight must not expose an unreported recent pull: the image counts as requested now.
         for key in self.memory.take_dated() {
             self.touches.insert(key, wall);
         }

@@ -1,4 +1,4 @@
-//! Which images are there, since when, and who uses them: a plain function of what the runtime listed (`docs/spec/gc.md §5`).
+//! Detection: the present images, their first sight and their users, from the runtime's lists (`docs/spec/gc.md §5`).
 
 use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 

@@ -1,4 +1,4 @@
-//! What goes on record of a collection.
+//! Tests of the audit record of a collection.
 
 use std::{sync::Arc, time::Duration};
 

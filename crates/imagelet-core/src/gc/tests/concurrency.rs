@@ -1,4 +1,4 @@
-//! What comes between the plan of a collection and its removals: pins, names and users.
+//! Tests of changes between plan and removal: pins, names and users.
 
 use super::*;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     runtime::ContainerState,
 };
 
-/// An image with exactly these names, idle for long.
+/// An idle image with exactly these names.
 async fn called(node: &Node, id: &str, tags: &[&str], digests: &[&str]) -> Image {
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
     let image = Image {
@@ -84,7 +84,7 @@ async fn a_pin_that_comes_after_the_plan_holds_an_image_by_a_name_that_it_has_ju
     }
 }
 
-/// Three images on top of one another and one of its own: 600 + 20 + 10 and 100 bytes.
+/// Three stacked images and one independent: 600 + 20 + 10 and 100 bytes.
 async fn stacked(others: u64) -> (Node, [ImageId; 4]) {
     let node = Node::new(others);
     let ids = [
@@ -101,7 +101,7 @@ async fn stacked(others: u64) -> (Node, [ImageId; 4]) {
     (node, ids)
 }
 
-/// Takes the base into use after the plan of the next collection.
+/// Uses the base image after the plan of the next collection.
 fn use_after_plan(node: &Node, base: ImageId) {
     node.before_listing(1, move |fake| {
         fake.run("web", "app", "base:1", &base, ContainerState::Created);

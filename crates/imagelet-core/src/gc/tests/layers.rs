@@ -1,4 +1,4 @@
-//! Stories of images that share layers on a disk of 1000 bytes, over the fake runtime.
+//! Tests of images with shared layers on a disk of 1000 bytes, over the fake runtime.
 
 use super::*;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     runtime::{Certainty, Freed},
 };
 
-/// Three images on top of one another, oldest first, beside an image of its own: 600 + 20 + 10 and 100 bytes.
+/// Three stacked images, oldest first, and one independent: 600 + 20 + 10 and 100 bytes.
 async fn stacked(others: u64) -> (Node, [ImageId; 4]) {
     let node = Node::new(others);
     let ids = [
@@ -94,14 +94,14 @@ async fn a_goal_out_of_reach_is_told_once_until_something_changes_and_nothing_go
                 images, 260 B by anything but images.";
     assert_eq!(messages, [("FreeDiskSpaceFailed", text.to_owned())]);
 
-    // With the pin the shortfall goes, and comes back as news. Who only asks is not told that anything went.
+    // With the pin the shortfall ends, and a later one is reported again. A dry run reports no removal.
     node.inventory.unpin("own:1").unwrap();
     let asked = GcRequest { policy: policy(GcOrder::Cost), goal: GcGoal::Threshold, dry_run: true };
     let told = node.gc.run(&asked, at(10_000)).await.unwrap().failures[0].to_string();
     assert!(told.contains("and 100 B would be freed by removing unused images. Used then: 10 B"), "{told}");
     let report = collect(&node, GcOrder::Cost, GcGoal::Threshold).await;
     assert_eq!((node.removals(), report.events.len()), (vec![format!("remove {own}")], 1));
-    // All that had to go went, so that is not what is missing.
+    // All candidates were removed, so they are not the missing space.
     let told = &report.events[0].message;
     let text = "The low threshold is out of reach, and 100 B was freed by removing unused images. Used now: 10 B";
     assert!(told.contains(text) && !told.contains("must go"), "{told}");
@@ -125,7 +125,7 @@ async fn room_that_pulls_were_promised_is_not_taken_for_the_goal() {
 async fn what_comes_between_is_planned_around_and_nothing_goes_in_vain() {
     let (node, [base, middle, top, own]) = stacked(0).await;
     let used = base.clone();
-    // Freeing 630 bytes takes all three; the base is taken into use before the first goes.
+    // Freeing 630 bytes takes all three; the base is taken into use before the first removal.
     node.before_listing(1, move |fake| {
         fake.run("web", "app", "base:1", &used, ContainerState::Created);
     });
@@ -141,7 +141,7 @@ async fn inodes_are_a_second_watermark() {
     let percent = |value| Percent::new(value).unwrap();
     let policy = policy(GcOrder::Cost).watching_inodes(Some(InodeMarks::new(percent(95), percent(90))));
     let request = |dry_run| GcRequest { policy, goal: GcGoal::Threshold, dry_run };
-    // Each layer of the fake is one inode: two of the four bring 20 down to 18.
+    // Each layer of the fake is one inode: removing two of the four reduces 20 to 18.
     let node = stacked(0).await.0.with_inodes(20, 0);
     let report = node.gc.run(&request(true), at(10_000)).await.unwrap();
     assert_eq!((report.chosen().count(), report.freed.inodes, report.goal_bytes), (2, 2, Some(ByteSize::ZERO)));

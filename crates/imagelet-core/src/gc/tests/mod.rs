@@ -23,13 +23,13 @@ use crate::{
 };
 use async_trait::async_trait;
 
-/// A disk of fixed size on which only the fake's images take room, beyond what others take.
+/// A disk of fixed size that holds the fake's images and a fixed amount of other data.
 #[derive(Debug)]
 struct TestDisk {
     fake: FakeRuntime,
     capacity: u64,
     others: u64,
-    /// All inodes and those that are free; `None`: the disk does not count them.
+    /// All and free inodes; `None`: the disk does not count them.
     inodes: Option<(u64, u64)>,
 }
 
@@ -46,13 +46,13 @@ fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
 }
 
-/// Calls that a story makes to happen at the n-th call of a kind.
+/// Actions at the n-th call of a kind.
 type Trap = Box<dyn FnOnce(&FakeRuntime) + Send>;
 
-/// The fake, with a trap sprung on the next listing of containers once it is set.
+/// The fake with an action at a later listing of containers.
 struct Trapped {
     fake: FakeRuntime,
-    /// Listings to let pass first, and what happens then.
+    /// Listings to skip, and the action.
     trap: Mutex<Option<(usize, Trap)>>,
 }
 
@@ -89,7 +89,6 @@ impl ContainerService for Trapped {
     }
 }
 
-/// A node with a disk of 1000 bytes.
 struct Node {
     fake: FakeRuntime,
     trapped: Arc<Trapped>,
@@ -102,7 +101,6 @@ impl Node {
         Self::keeping(others, None)
     }
 
-    /// The same, remembering in a directory.
     fn keeping(others: u64, directory: Option<&Path>) -> Self {
         let fake = FakeRuntime::new();
         let trapped = Arc::new(Trapped { fake: fake.clone(), trap: Mutex::new(None) });
@@ -113,7 +111,6 @@ impl Node {
         Self { fake, trapped, inventory, gc }
     }
 
-    /// An image that is idle since then.
     async fn idle(&self, name: &str, size: u64, since: u64) -> ImageId {
         let id = self.fake.preload(name, name, size);
         self.inventory.touch(&ImageKey::new(id.clone(), String::new()), at(since));
@@ -121,12 +118,11 @@ impl Node {
         id
     }
 
-    /// Lets so many listings of containers pass, then acts before the next.
+    /// Skips this many listings of containers and acts before the next.
     fn before_listing(&self, passed: usize, act: impl FnOnce(&FakeRuntime) + Send + 'static) {
         *self.trapped.trap.lock().unwrap() = Some((passed, Box::new(act)));
     }
 
-    /// The same with so many inodes, and so many of them free.
     fn with_inodes(self, all: u64, free: u64) -> Self {
         let disk = TestDisk { fake: self.fake.clone(), capacity: 1000, others: 0, inodes: Some((all, free)) };
         Self { gc: self.gc.with_probe(Arc::new(disk)), ..self }

@@ -19,7 +19,7 @@ fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_hours(400_000)
 }
 
-/// An image that nothing keeps: first seen and last used long ago.
+/// An image without a keep reason: first seen and last used long ago.
 fn idle() -> ImageEntry {
     ImageEntry {
         image: named("sha256:a", "", 100),
@@ -71,7 +71,7 @@ fn input(goal: GcGoal, entries: Vec<ImageEntry>) -> Case {
     }
 }
 
-/// The plan, and the images by their places in it.
+/// The plan, and the images by index.
 fn planned(case: &Case) -> (Plan, Vec<Arc<ImageEntry>>) {
     let mut entries: Vec<Arc<ImageEntry>> = case.entries.iter().cloned().map(Arc::new).collect();
     entries.sort_by_key(|entry| entry.key());
@@ -91,7 +91,7 @@ fn planned(case: &Case) -> (Plan, Vec<Arc<ImageEntry>>) {
     (plan, entries)
 }
 
-/// Why the only image stays; `None` where it goes.
+/// Why the only image stays; `None` where it is removed.
 fn kept(input: &Case) -> Option<Reason> {
     let (plan, _) = planned(input);
     let reason = plan.kept[0].clone();
@@ -177,20 +177,20 @@ fn a_disk_of_unknown_size_makes_no_image_go() {
     }
 }
 
-/// An image of its own layer of so many bytes, idle for so many minutes.
+/// An image with a layer of this size, idle for this many minutes.
 fn idle_for(name: &str, minutes: u64, bytes: u64) -> ImageEntry {
     let since = now() - Duration::from_mins(minutes);
     ImageEntry { image: named(name, "", bytes), first_seen: since, last_used: Some(since), ..idle() }
 }
 
-/// What goes of images idle for 10, 59, 61 and 600 minutes on a disk of 1000 bytes with 50 in each of them, and why the
-/// others stay.
+/// The removals among images idle for 10, 59, 61 and 600 minutes, each of 50 bytes, on a disk of 1000 bytes, and why
+/// the others stay.
 fn relief(available: u64, change: impl Fn(&mut Case)) -> (Vec<String>, Vec<&'static str>, Option<Shortfall>) {
     let ages = [("10", 10), ("59", 59), ("61", 61), ("600", 600)];
     let images: Vec<ImageEntry> = ages.iter().map(|(name, minutes)| idle_for(name, *minutes, 50)).collect();
     let mut input = input(GcGoal::Threshold, images);
     let marks = ReliefMarks { idle_min: Duration::from_hours(1), critical: Percent::new(95).unwrap() };
-    // 410 bytes have to be free at least; the images have 200.
+    // At least 410 bytes must be free; the images have 200.
     input.policy = GcPolicy::new(60, 50, AGE_MIN, None).unwrap().relieving(Some(marks));
     input.disk = DiskUse::of(ByteSize(1000), ByteSize(available));
     change(&mut input);
@@ -239,18 +239,18 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
             (ByteSize(100), ByteSize(700), ByteSize(210))
         );
 
-        // 95 percent in use: the long idle ones bring it below that.
+        // 95 percent in use: the idle ones bring it below that.
         assert_eq!(sorted(planned(50, &asis).0), ["600", "61"], "{case}");
-        // 100 percent in use: so they do, as 60 bytes have to go for that.
+        // 100 percent in use: the idle ones are enough, as 60 bytes must be freed.
         assert_eq!(sorted(planned(0, &asis).0), ["600", "61"], "{case}");
-        // 140 bytes have to go to be below 85 percent: one more goes.
+        // 140 bytes must be freed to get below 85 percent: one more is removed.
         let lower = |input: &mut Case| {
             let marks = input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
             input.policy = input.policy.relieving(marks);
         };
         let (gone, kept, _) = planned(20, &lower);
         assert_eq!((gone.len(), kept), (3, vec!["recent"]), "{case}");
-        // More than all of them: all go.
+        // More than all of them: all are removed.
         let (gone, kept, shortfall) = planned(0, &|input: &mut Case| {
             lower(input);
             input.policy = input
@@ -259,12 +259,12 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
         });
         assert_eq!((gone.len(), kept.len()), (4, 0), "{case}");
         assert_eq!(shortfall.map(|it| (it.free, it.others)), Some((ByteSize(0), ByteSize(800))), "{case}");
-        // In the kubelet's way there are no such marks; bytes that were asked for are all or nothing.
+        // The kubelet's algorithm has no such marks; a goal in bytes is all or nothing.
         let without = |input: &mut Case| input.policy = input.policy.relieving(None);
         assert_eq!(planned(0, &without).1, ["in_vain"; 4], "{case}");
         let asked = |input: &mut Case| input.goal = GcGoal::Free(ByteSize(201));
         assert_eq!(planned(0, &asked).1, ["in_vain"; 4], "{case}");
-        // In reach, nothing of this holds.
+        // With a reachable goal the marks have no effect.
         assert_eq!(planned(250, &asis).0.len(), 4, "{case}: the low threshold alone is out of reach");
     }
 }
@@ -296,7 +296,7 @@ fn inodes_are_a_reason_for_relief_where_they_are_watched() {
         input.disk = disk;
         input.policy = input.policy.watching_inodes(Some(InodeMarks::new(percent(90), percent(80))));
     };
-    // At 97 of 100; three must go to be below 95, of which two are long idle.
+    // At 97 of 100; three removals get below 95, two of which are idle.
     let (gone, kept, shortfall) = relief(900, short_of_inodes);
     assert_eq!((gone.len(), kept), (3, vec!["recent"]));
     assert_eq!(shortfall.map(|it| it.missing), Some(Freed { bytes: ByteSize::ZERO, inodes: 5 }));

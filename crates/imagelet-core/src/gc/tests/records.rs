@@ -11,7 +11,7 @@ use crate::{
     testing::{VectorCase, VectorRun, Way},
 };
 
-/// Whether a pod without credentials has to pull an image that is here.
+/// Whether a pod without credentials must pull a present image.
 async fn must_pull(node: &Node, records: &PullRecords, name: &str) -> bool {
     let images = node.fake.list(None).await.unwrap();
     let found = images.iter().find(|image| image.tags.contains(&full(name))).unwrap();
@@ -36,7 +36,7 @@ async fn every_vector_of_collections_and_records_holds_in_both_ways() {
     }
 }
 
-/// A node with a vector's images and their records, as a program opens them that was restarted since.
+/// A node with a vector's images and records after a restart.
 struct Scene {
     node: Node,
     records: PullRecords,
@@ -85,7 +85,7 @@ async fn scene(case: &VectorCase, guard: Guard) -> Scene {
     Scene { node, records, _root: root, ids, goal }
 }
 
-/// A collection as the program makes it: a mark, the collection, and the records pruned by what is present.
+/// A collection as in the program: a mark, the collection, and the pruning of absent images' records.
 async fn collected(case: &VectorCase, way: Way) -> Value {
     let Scene { node, records, _root, ids, goal } = scene(case, way.guard()).await;
     let before = must_pull(&node, &records, "in-use").await;
@@ -101,7 +101,7 @@ async fn collected(case: &VectorCase, way: Way) -> Value {
     json!({
         "images_left_unordered_count": node.fake.list(None).await.unwrap().len(),
         "removed_count": report.removed().count(),
-        // The kubelet's hook is there for a library's user.
+        // The kubelet's hook is for library users.
         "hook_called": report.hook.is_some(),
         "hook_list": report.hook.as_ref().map(|hook| hook.iter().map(name).collect::<Vec<_>>()),
         "records_left": kept,

@@ -1,4 +1,4 @@
-//! The vectors of collections, each through `ImageGc` over a runtime that does as the vector says, in both ways.
+//! The vectors of collections, each through `ImageGc` over a scripted runtime, with both algorithms.
 
 use std::{
     collections::BTreeMap,
@@ -22,11 +22,10 @@ use crate::{
     testing::{FakeRuntime, VectorCase, VectorRun, Way},
 };
 
-/// The runtime of a vector: its images, who uses them, and what fails.
+/// The runtime of a vector: its images, users and failures.
 #[derive(Debug, Default)]
 pub(super) struct Scripted {
     pub(super) images: Mutex<Vec<Value>>,
-    /// Id and handler of the image of each container.
     used: Vec<(String, String)>,
     list_error: Option<String>,
     stats_error: Option<String>,
@@ -45,7 +44,7 @@ fn failing(error: Option<&String>) -> Result<(), RuntimeError> {
     error.map_or(Ok(()), |error| Err(RuntimeError::other(error.clone())))
 }
 
-/// The key of an image that a vector names by key, or by id and handler.
+/// The key of an image, which a vector names by key, or by id and handler.
 fn key(value: &Value) -> ImageKey {
     match value["key"].as_str() {
         Some(key) => ImageKey::parse(key),
@@ -88,7 +87,7 @@ impl ImageService for Scripted {
     async fn pull(&self, _request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
         Err(RuntimeError::unsupported("scripted"))
     }
-    /// Takes the image of the handler that is named; where none is, the last that has the id.
+    /// Removes the image of the named handler; without one, the last image of the id.
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let mut images = self.images.lock().unwrap();
         let is_meant = |it: &Value| {
@@ -142,7 +141,7 @@ impl DiskProbe for FixedDisk {
     }
 }
 
-/// Where the vectors' clock stands at zero: far enough from 1970 that it can go below, and that null is 250 years before.
+/// Zero of the vectors' clock: far enough from 1970 for negative times, and for null at 250 years before.
 const ZERO: Duration = Duration::from_hours(250 * 365 * 24);
 
 /// Nanoseconds on the vectors' clock; null is earlier than all times.
@@ -165,7 +164,7 @@ fn events_text(events: &[GcEvent]) -> Value {
     events.iter().map(|event| format!("Warning {} {}", event.reason, event.message)).collect()
 }
 
-/// A node that remembers each image since when it is there and when it was used, and its collector.
+/// A node with the ages and uses of a vector, and its collector.
 struct Node {
     scripted: Arc<Scripted>,
     gc: ImageGc,
@@ -195,7 +194,6 @@ impl Node {
     }
 }
 
-/// What a collection failed with, and its events.
 fn ended(collected: &Result<GcReport, GcError>) -> (Option<String>, Vec<GcEvent>) {
     match collected {
         Ok(report) => (report.failure(), report.events.clone()),
@@ -203,7 +201,7 @@ fn ended(collected: &Result<GcReport, GcError>) -> (Option<String>, Vec<GcEvent>
     }
 }
 
-/// The ids that the pruning of records goes by; the kubelet's are those it hands to its hooks.
+/// The ids for the pruning of records; the kubelet's are those for its hooks.
 fn handed_on(report: &GcReport, way: Way) -> Option<Vec<String>> {
     let ids = if way == Way::Kubelet { &report.hook } else { &report.present };
     ids.as_ref().map(|ids| ids.iter().map(ToString::to_string).collect())
@@ -231,7 +229,7 @@ async fn every_vector_of_room_holds_in_both_ways() {
     }
 }
 
-/// A collection that wants so much, in percents of which disk: nothing and less only thresholds that meet can want.
+/// A collection with this goal, as percentages of a disk; only equal thresholds can want zero or less.
 fn goal_of(bytes: i64) -> (GcGoal, i64, DiskUse) {
     const AVAILABLE: u64 = 1000;
     let half_full = |capacity| (50, DiskUse::of(ByteSize(capacity), ByteSize(AVAILABLE)));
@@ -287,7 +285,7 @@ async fn every_vector_of_the_order_holds_in_both_ways() {
             let order = node.scripted.removed();
             let mut found = json!({"order": order, "events": events_text(&report.events)});
             if let Some(groups) = case.expected["unordered_groups"].as_array() {
-                // Any order of these is the kubelet's; here it is the order of their keys.
+                // The kubelet's order among these is arbitrary; here it is by key.
                 let groups: Vec<Vec<String>> = groups.iter().map(texts).collect();
                 let group = |group: &Vec<String>| -> Vec<String> {
                     order.iter().filter(|id| group.contains(id)).cloned().collect()
@@ -327,7 +325,7 @@ async fn whole_collection(case: &VectorCase, way: Way) -> Value {
     let containers = input["pods"].as_array().unwrap().iter().flat_map(|pod| pod["containers"].as_array().unwrap());
     let now = time(&json!(0)).unwrap();
     let began = now - nanos(&input["loop_started_before"]);
-    // All are there since the loop began.
+    // All are present since the loop started.
     let mut images = input["images"].as_array().unwrap().clone();
     for image in &mut images {
         image["first_detected"] = json!(-i64::try_from(now.duration_since(began).unwrap().as_nanos()).unwrap());
@@ -351,7 +349,7 @@ async fn whole_collection(case: &VectorCase, way: Way) -> Value {
         "error": error,
         "hooks_run": collected.as_ref().is_ok_and(|report| handed_on(report, way).is_some()),
     });
-    // Each vector names what went in one of these ways.
+    // Each vector names the removals in one of these forms.
     let removals_as = ["deleted", "remove_calls", "deleted_unordered"].into_iter().find(|it| !expected[it].is_null());
     if removals_as == Some("deleted_unordered") {
         removals.sort();
@@ -389,7 +387,7 @@ async fn every_vector_of_thresholds_holds_in_both_ways() {
     }
 }
 
-/// The steps of the kubelet's collection, whose amount may be less than nothing.
+/// The steps of the kubelet's collection, whose amount may be negative.
 fn kubelets_threshold(policy: GcPolicy, capacity: Option<u64>, available: Option<u64>) -> Value {
     let mut found = json!({"clamped": DiskUsage::cuts(capacity.unwrap_or(0), available.unwrap_or(0))});
     let Ok(full) = DiskUsage::of(capacity, available) else {
@@ -404,7 +402,7 @@ fn kubelets_threshold(policy: GcPolicy, capacity: Option<u64>, available: Option
     found
 }
 
-/// A whole collection of a node without images, which wants room or does not.
+/// A whole collection of a node without images, with or without a goal.
 async fn threshold(policy: GcPolicy, capacity: Option<u64>, available: Option<u64>) -> Value {
     let (capacity, available) = (ByteSize(capacity.unwrap_or(0)), ByteSize(available.unwrap_or(0)));
     let disk = DiskUse::of(capacity, available);

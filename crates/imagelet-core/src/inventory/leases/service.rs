@@ -1,9 +1,9 @@
 //! Asking for an image so that it is still there when the container comes.
 //!
 //! ```text
-//! STATE_DIR/leases.log   lines: when an image was last asked for; the last one of an image holds. Not synced: after a
-//!                        power cut all containers are started anew, and ask anew. A last line without its end is none;
-//!                        otherwise damaged: each image counts as asked for
+//! STATE_DIR/leases.log   one line per request, with its time; the last line of an image counts. Not synced: after a
+//!                        power cut all containers start again and request their images again. A torn last line is
+//!                        ignored; with other damage every image counts as requested
 //! ```
 
 use std::{

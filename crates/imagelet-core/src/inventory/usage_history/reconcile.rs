@@ -31,7 +31,7 @@ impl UsageHistory {
         }
     }
 
-    /// Takes the images with a changed first sight; a recent pull of them may be by an unknown caller.
+    /// Takes the images with a changed first sight; an unreported recent pull of them is possible.
     pub(in crate::inventory) fn take_dated(&mut self) -> Vec<ImageKey> {
         mem::take(&mut self.dated)
     }

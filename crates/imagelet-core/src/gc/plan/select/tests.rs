@@ -1,4 +1,4 @@
-//! The choice against a brute force over every set, and against a proven bound where sets are too many.
+//! Tests of the selection against brute force, and against a proven bound for large inputs.
 
 use super::{
     cover::{Cover, choose, choose_within, most},
@@ -9,7 +9,7 @@ use crate::runtime::{Certainty, LayerFacts};
 
 const MIB: u64 = 1 << 20;
 
-/// Numbers that repeat: xorshift64*.
+/// A deterministic generator (xorshift64*).
 struct Dice(u64);
 
 impl Dice {
@@ -24,7 +24,6 @@ impl Dice {
         (self.next() >> 16) % end
     }
 
-    /// Few large ones among many small ones.
     fn heavy(&mut self) -> u64 {
         let exponent = self.below(12);
         MIB / 16 + self.below(MIB << exponent)
@@ -75,7 +74,7 @@ fn case(shape: Shape, images: usize, dice: &mut Dice) -> Case {
         (from..layers).collect::<Vec<u32>>()
     };
     match shape {
-        // Each image stands on the whole of an earlier one.
+        // Each image is built on a whole earlier one.
         Shape::Chains => {
             for image in 0..images {
                 let mut stack = if image == 0 || dice.below(4) == 0 {
@@ -102,7 +101,7 @@ fn case(shape: Shape, images: usize, dice: &mut Dice) -> Case {
                 parts.push(stack);
             }
         }
-        // Layers by what they are, whatever is below: any two images may share any.
+        // Layers independent of their parents: any two images may share any layer.
         Shape::Diamonds => {
             let shared = fresh(images as u64);
             for image in 0..images {
@@ -155,7 +154,7 @@ fn case(shape: Shape, images: usize, dice: &mut Dice) -> Case {
     Case { graph: LayerGraph { layers, images, certainty: Certainty::Exact }, candidates }
 }
 
-/// The least cost of all sets that give enough; knows nothing of the code it judges.
+/// The least cost of all sufficient sets, computed independently of the tested code.
 fn brute_force(case: &Case, wanted: Freed) -> Option<u128> {
     let position: std::collections::HashMap<&ImageId, usize> =
         case.candidates.iter().enumerate().map(|(place, candidate)| (&candidate.image, place)).collect();
@@ -188,7 +187,7 @@ fn brute_force(case: &Case, wanted: Freed) -> Option<u128> {
     best
 }
 
-/// What was chosen frees what it says, by the graph's own arithmetic, and enough.
+/// The selection frees its reported bytes, by the graph's own arithmetic, and enough.
 fn check(case: &Case, wanted: Freed, choice: &Cover) {
     let images: Vec<&ImageId> = choice.images.iter().map(|(image, _)| image).collect();
     let freed = case.graph.freed_by(images.iter().copied());
@@ -200,7 +199,7 @@ fn check(case: &Case, wanted: Freed, choice: &Cover) {
     assert_eq!(images.iter().map(|image| u128::from(cost(image))).sum::<u128>(), choice.cost);
 }
 
-/// Worst and mean of cost by least cost.
+/// Worst and mean ratio of cost to least cost.
 #[derive(Default)]
 struct Ratios {
     worst: f64,
@@ -235,7 +234,7 @@ fn the_choice_costs_at_most_a_twentieth_more_than_the_best_of_all_sets() {
         let images = 2 + usize::try_from(dice.below(13)).unwrap();
         let case = case(shape, images, &mut dice);
         let most = most(&case.graph, &case.candidates);
-        // Sometimes bytes, sometimes inodes, sometimes both, and now and then more than there is.
+        // Bytes, inodes or both, and sometimes more than there is.
         let part = |all: u64, dice: &mut Dice| all / 100 * (1 + dice.below(103));
         let wanted = Freed {
             bytes: ByteSize(if round % 5 == 4 { 0 } else { part(most.bytes.0, &mut dice).max(1) }),
@@ -264,7 +263,7 @@ fn the_choice_costs_at_most_a_twentieth_more_than_the_best_of_all_sets() {
     assert!(quick.sum / quick.count <= 1.01, "{quick}");
 }
 
-/// A node of many images: apps on runtimes on bases, and layers of nobody else.
+/// A node of many images: apps on runtimes on bases, and layers of one image.
 fn crowd(images: usize, layers: usize, dice: &mut Dice) -> Case {
     let (bases, runtimes) = (1 + images / 200, 1 + images / 20);
     let runtime_base: Vec<u32> = (0..runtimes).map(|_| number_of(dice.below(bases as u64))).collect();
@@ -297,7 +296,7 @@ fn number_of(number: u64) -> u32 {
     u32::try_from(number).unwrap()
 }
 
-/// No set that gives so many bytes costs less: each group's bytes are split among its users, who could go in part.
+/// A lower bound of the cost: each group's bytes are split among its users, which may be selected in part.
 fn bound(case: &Case, wanted: u64) -> f64 {
     let problem = Problem::new(&case.graph, &case.candidates);
     let mut gains = vec![0.0; problem.costs.len()];
@@ -363,7 +362,7 @@ fn chosen(case: &Case, bytes: u64) -> Vec<usize> {
 
 #[test]
 fn of_images_on_top_of_one_another_the_top_goes_before_the_base_is_believed_to_be_free() {
-    // Nominal sizes 1000, 1010 and 1011: the kubelet takes the oldest, believes in 1000 bytes, and frees none.
+    // Listed sizes 1000, 1010 and 1011: the kubelet removes the oldest, assumes 1000 bytes, and frees none.
     let case = stack(&[1_000, 10, 1], &[&[0], &[0, 1], &[0, 1, 2]], &[1, 1, 1]);
     assert_eq!(chosen(&case, 1), [2]);
     assert_eq!(chosen(&case, 11), [2, 1]);

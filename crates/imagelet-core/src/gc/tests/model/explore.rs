@@ -1,4 +1,4 @@
-//! All stories of a size: from each state that is reached each act that is possible, each state once.
+//! The exhaustive exploration: from each reached state each possible act, each state once.
 
 use std::{collections::HashSet, rc::Rc};
 
@@ -10,15 +10,14 @@ use super::{
     world::ACTORS,
 };
 
-/// Longer stories than any; one that goes on for ever fails.
+/// Bound of a story's length; an endless story fails.
 const STORY_MAX: usize = 400;
 
-/// A clock that stands until it is told to go on.
+/// A clock that advances only on request.
 pub(super) fn clock() -> Rc<Runtime> {
     Rc::new(Builder::new_current_thread().enable_time().start_paused(true).build().unwrap())
 }
 
-/// What an exploration came to.
 #[derive(Debug, Default)]
 pub(super) struct Explored {
     pub(super) states: usize,
@@ -27,15 +26,15 @@ pub(super) struct Explored {
     pub(super) violation: Option<String>,
 }
 
-/// Tells all stories of this size, each common beginning once, until one goes wrong.
+/// Runs all stories of this size, each common prefix once, until one fails.
 pub(super) fn explore(size: Size) -> Explored {
     let clock = clock();
     let _entered = clock.enter();
     let mut explored = Explored::default();
     let mut known: HashSet<u64> = HashSet::new();
-    // The choices of the story being told, each with those that are left to try.
+    // The choices of the current story, each with the remaining alternatives.
     let mut choices: Vec<Vec<Act>> = Vec::new();
-    // What each actor had seen after each of them.
+    // The observations of each actor after each choice.
     let mut seen: Vec<[u64; ACTORS]> = Vec::new();
     loop {
         explored.stories += 1;
@@ -73,7 +72,7 @@ pub(super) fn explore(size: Size) -> Explored {
     explored
 }
 
-/// Brings a new node to where the choices lead. The last choice is new, and what comes of it is seen for the first time.
+/// Replays the choices on a new node. Only the last choice is new.
 fn retell(size: Size, clock: &Rc<Runtime>, choices: &[Vec<Act>], seen: &mut Vec<[u64; ACTORS]>) -> Node {
     let mut node = Node::new(size, clock);
     seen.truncate(choices.len().saturating_sub(1));

@@ -1,4 +1,4 @@
-//! One imagelet with its pods in that world, driven by hand: each act is one step of one actor.
+//! The modelled node with its pods: each act is one step of one actor.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -25,9 +25,8 @@ use crate::{
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeManager, no_progress},
 };
 
-/// How long a lease runs.
 pub(super) const LEASE: u64 = 100;
-/// How far the clock goes at once: less than a list is doubted for, and twice it is less than a lease.
+/// The step of the clock: less than the wait on an untrusted list; two steps are less than a lease.
 pub(super) const TICK: u64 = 45;
 
 type Work<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -41,7 +40,7 @@ enum Pod {
     Done,
 }
 
-/// Whether an actor that waits has something to go on for.
+/// Whether a waiting actor can continue.
 #[derive(Default)]
 struct Bell(AtomicBool);
 
@@ -51,12 +50,10 @@ impl Wake for Bell {
     }
 }
 
-/// The node.
 pub(super) struct Node {
     bells: [Arc<Bell>; ACTORS],
     clock: Rc<Runtime>,
     pub(super) world: World,
-    /// What the next collection is told.
     pub(super) request: GcRequest,
     pub(super) left: Size,
     inventory: Arc<Inventory>,
@@ -68,17 +65,16 @@ pub(super) struct Node {
     removing: Option<Work<()>>,
     working: Option<Work<Hold>>,
     hold: Option<Hold>,
-    /// When the last pass ended.
     passed: u64,
-    /// Restarts of the runtime so far, and up to which of them a pass has begun and ended while it was whole.
+    /// Restarts of the runtime, and the last restart before a pass that ran over a whole runtime.
     restarts: usize,
     seen_whole: usize,
-    /// Those at the beginning of a pass or collection under way, where the runtime was whole then.
+    /// The restarts at the start of the running pass or collection, where the runtime was whole then.
     collecting_since: Option<usize>,
     observing_since: Option<usize>,
-    /// The removals that had begun when each pod asked.
+    /// The started removals at each pod's request.
     marks: Vec<u64>,
-    /// What has been seen is known already: the beginning of a story is told again.
+    /// A replayed prefix: its observations are already known.
     pub(super) is_known: bool,
 }
 
@@ -123,7 +119,7 @@ impl Node {
         node
     }
 
-    /// Brings it to where a story begins; what happens before one does not count as part of it.
+    /// Brings the node to the start of a story; earlier acts do not count.
     fn begin(&mut self, before: Before) {
         let reaches = |node: &mut Self, pod: usize, stage: u8| {
             while node.pods[pod].stage() < stage {
@@ -154,7 +150,7 @@ impl Node {
         assert_eq!(world.violation, None, "a story does not begin with its end");
     }
 
-    /// All that can happen next.
+    /// All possible next acts.
     pub(super) fn acts(&self) -> Vec<Act> {
         let world = self.world.lock();
         let is_woken = |actor: usize| self.bells[actor].0.load(Ordering::Relaxed);
@@ -171,7 +167,7 @@ impl Node {
         may(Act::Remove, can(self.removing.is_some(), REMOVER, self.left.orders));
         may(Act::Work, self.hold.is_some() || can(self.working.is_some(), WORKER, self.left.works));
         may(Act::Crash, self.left.crashes > 0);
-        // Of a runtime that restarts again before anybody has seen it whole nobody can tell.
+        // If a runtime restarts again before a pass saw it whole, no observer can detect it.
         let is_whole = world.short_since.is_none() && self.seen_whole == self.restarts;
         let can_restart = self.left.restarts > 0 && is_whole && !world.containers.is_empty();
         may(Act::Restart, can_restart);
@@ -180,7 +176,7 @@ impl Node {
         may(Act::Beside, is_beside(&world) || (self.left.besides > 0 && world.present[0]));
         may(Act::Pin, self.left.pins > 0 && !world.pinned[0]);
         may(Act::Unpin, self.left.is_endless && world.pinned[0]);
-        // The inventory passes more often than a lease runs, and a runtime is whole before a list is believed.
+        // Passes are more frequent than leases expire, and a runtime is whole before its list is trusted.
         let is_watched = world.seconds < self.passed + TICK;
         may(
             Act::Tick,
@@ -189,20 +185,18 @@ impl Node {
         acts
     }
 
-    /// Whether a pod has nothing to do.
     pub(super) fn is_idle(&self, pod: usize) -> bool {
         matches!(self.pods[pod], Pod::Idle)
     }
 
-    /// Whether a pass has begun and not ended.
     pub(super) fn is_passing(&self) -> bool {
         self.observing.is_some()
     }
 
-    /// Makes one of them happen.
+    /// Executes one act.
     pub(super) fn act(&mut self, act: Act) {
         if self.left.is_endless {
-            // A container is younger than what its pod asked before, and older than what it asks after.
+            // A container is younger than its pod's earlier requests and older than the later ones.
             self.world.lock().fraction += 2;
         }
         match act {
@@ -236,7 +230,7 @@ impl Node {
             Act::Pin => {
                 self.left.pins -= 1;
                 self.inventory.pin(&name(0)).unwrap();
-                // A removal that has begun came first.
+                // A running removal came first.
                 let is_late = self.inventory.is_removing(&id(0));
                 self.world.lock().pinned[0] = !is_late;
             }
@@ -266,7 +260,7 @@ impl Node {
             Pod::Asking(asking) => self.heard(pod, asking),
             Pod::Told => {
                 let mut world = self.world.lock();
-                // A lease that ran out, or an image that a person took away: it asks again, or gives up.
+                // An expired lease, or an image removed on request: the pod retries or gives up.
                 if world.told[pod].is_none_or(|until| until <= world.seconds) {
                     world.told[pod] = None;
                     if self.left.is_endless { Pod::Idle } else { Pod::Done }
@@ -305,7 +299,7 @@ impl Node {
             let (gc, now, request) = (Arc::clone(&self.gc), self.world.now(), self.request);
             Box::pin(async move {
                 let collected = gc.run(&request, now).await;
-                // There is no disk, which is found out when what is too old has gone.
+                // The model has no disk; the collection finds out after the removals by age.
                 assert!(collected.is_ok() || request.goal == GcGoal::Threshold, "{collected:?}");
             })
         });
@@ -399,16 +393,16 @@ impl Node {
             (world.pass_saw, world.noticed) = (Vec::new(), Vec::new());
         }
         (self.inventory, self.gc) = start(&self.world, &self.memory, self.left.flaw);
-        // Pins are on disk before they are told.
+        // Pins are on disk before they are reported.
         if self.world.lock().pinned[0] {
             self.inventory.pin(&name(0)).unwrap();
         }
     }
 
-    /// One step of an actor; all that it goes by is part of what it has seen.
+    /// One step of an actor; all its inputs are part of its observations.
     fn poll<T>(&self, actor: usize, work: &mut Work<T>) -> Option<T> {
-        // What an actor knows is what it was answered and what it read of the inventory: of the whole, only where it draws
-        // a snapshot. Two stories that come to the same knowledge go on as one.
+        // An actor's observations are its answers and the parts of the inventory it reads; the whole only for a
+        // snapshot. Two stories with equal observations merge.
         let drawn = self.inventory.snapshot();
         {
             let is_asker = actor < COLLECTOR || actor == WORKER;
@@ -445,7 +439,7 @@ impl Node {
         self.marks.iter().copied().min().unwrap_or(u64::MAX)
     }
 
-    /// Equal for nodes to which the same can happen from here on.
+    /// Equal for nodes with the same possible futures.
     pub(super) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let pods: Vec<u8> = self.pods.iter().map(Pod::stage).collect();
@@ -486,7 +480,7 @@ fn is_beside(world: &State) -> bool {
     world.containers.iter().any(|held| held.pod == BESIDE)
 }
 
-/// What a kubelet does before it starts a container: looks, and pulls what is not there.
+/// A kubelet before a container start: it looks, and pulls an absent image.
 async fn ask(world: World, inventory: Arc<Inventory>, pod: usize, image: usize) -> bool {
     let spec = ImageSpec::new(name(image));
     let key = |found: &Option<Image>| found.as_ref().map(Image::key);
