@@ -1,23 +1,23 @@
-//! What a pull would still cost, told before it is begun.
+//! The estimated cost of a pull.
 
 use crate::image::{ByteSize, Digest};
 
-/// What a pull would still cost, as far as manifests and what is already in the store tell.
+/// The estimated cost of a pull, from its manifests and the layers in the store.
 ///
-/// Between the estimate and the pull a tag may move, other pulls may bring layers in, and a collection may remove them.
-/// The queue puts small pulls before large ones by [`Self::bytes_missing`].
+/// Until the pull, a tag may move, and other pulls and collections may add or remove layers. The queue orders small
+/// pulls before large ones by [`Self::bytes_missing`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullEstimate {
     /// Digest of the manifest chosen for the platform.
     pub manifest: Digest,
-    /// Compressed bytes of all layers, each blob once.
+    /// Compressed bytes of all distinct layers.
     pub bytes_total: ByteSize,
-    /// Compressed bytes of the layers that are not here yet, each blob once; zero when all are here.
+    /// Compressed bytes of the distinct missing layers.
     pub bytes_missing: ByteSize,
-    /// How many layers are not here yet.
+    /// Number of missing layers.
     pub layers_missing: usize,
-    /// Bytes the missing layers take once unpacked. `None`: not known.
+    /// Unpacked bytes of the missing layers. `None`: not known.
     pub bytes_unpacked: Option<ByteSize>,
-    /// Inodes the missing layers take once unpacked. `None`: not known.
+    /// Inodes of the missing layers. `None`: not known.
     pub inodes: Option<u64>,
 }

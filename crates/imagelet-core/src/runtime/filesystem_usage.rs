@@ -1,33 +1,32 @@
-//! What the file systems of images hold, summed up from what was measured of each store (`docs/spec/cri.md §5.7`).
+//! Sums the measured usage of each store's file system (`docs/spec/cri.md §5.7`).
 
 use std::{collections::BTreeMap, path::PathBuf, time::SystemTime};
 
 use super::FilesystemUsage;
 use crate::image::ByteSize;
 
-/// Something that was measured in one store: a layer, a snapshot, or all of it at once.
+/// A measurement in one store: a layer, a snapshot, or the whole store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreMeasure {
-    /// The store it is in, by name.
+    /// The store's name.
     pub store: String,
-    /// Bytes it takes.
+    /// Its bytes.
     pub bytes: ByteSize,
-    /// Inodes it takes.
+    /// Its inodes.
     pub inodes: u64,
-    /// When that was so.
+    /// The time of the measurement.
     pub at: SystemTime,
 }
 
 impl FilesystemUsage {
-    /// A place that holds nothing yet.
+    /// The usage of an empty store.
     pub fn nothing(mountpoint: PathBuf, now: SystemTime) -> Self {
         Self { measured_at: now, mountpoint, used: ByteSize::ZERO, inodes_used: Some(0) }
     }
 
-    /// One entry for each store, the default one first, whether or not it holds anything: callers read the first alone.
+    /// One entry per store, the default store first, even if empty: callers read the first entry only.
     ///
-    /// An entry is as old as the oldest measurement in it, so that nobody takes it for newer than it is. What is no time
-    /// a wire could carry is taken for now.
+    /// An entry has the time of its oldest measurement. A time that the wire cannot represent is replaced by now.
     pub fn by_store(
         default: &str,
         roots: &BTreeMap<String, PathBuf>,

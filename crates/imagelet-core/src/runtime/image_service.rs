@@ -1,4 +1,4 @@
-//! The one seam: what can be asked of a store of images.
+//! The port to an image store.
 
 use std::{fmt, path::PathBuf, time::SystemTime};
 
@@ -10,20 +10,20 @@ use super::{
 };
 use crate::image::{ByteSize, Image, ImageId, ImageSpec};
 
-/// A store of images: a runtime seen through CRI, the embedded engine, or a fake.
+/// An image store: a runtime behind CRI, the embedded engine, or a fake.
 ///
-/// Promises every implementation keeps, and the conformance suite of `testing` checks:
-/// what was pulled is listed at once and what was removed is gone at once; one image has one id, the same in every
-/// answer; an absent image is no error for `status` and `remove`; a failed or dropped pull leaves no image.
+/// Every implementation keeps these promises, which the conformance suite of `testing` checks: a pulled image is listed
+/// at once, a removed one is not; an image has the same id in every response; a missing image is no error for `status`
+/// and `remove`; a failed or dropped pull leaves no image.
 #[async_trait]
 pub trait ImageService: Send + Sync + fmt::Debug {
     /// Lists images, each once. With a filter: the image that `status` would find for it, or none.
     ///
-    /// A list that somebody else holds stays as it is: a store that keeps one makes another when something changes.
+    /// A returned list is immutable: a store with a cached list builds a new one for a change.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError>;
 
-    /// A number that grows before what `list` answers changes: as long as it is the same, so is the whole list. `None`:
-    /// this store cannot tell.
+    /// A number that grows before the result of `list` changes: an equal number means an equal list. `None`: not
+    /// supported.
     fn edition(&self) -> Option<u64> {
         None
     }
@@ -31,52 +31,52 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     /// Finds one image by reference, id, or unique prefix of its id. `None`: absent.
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError>;
 
-    /// Finds one image as `status` does, with all that the store knows of it.
+    /// Finds one image as `status` does, with all its details.
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         Ok(self.status(spec).await?.map(ImageDetails::bare))
     }
 
-    /// Fetches an image, whether or not it is here, and answers once it is durable.
+    /// Fetches an image, present or not, and returns once it is durable.
     ///
-    /// Dropping the future gives the pull up and leaves nothing half done behind. Progress may be called from any
-    /// thread and must not block.
+    /// Dropping the future cancels the pull and leaves no partial image. Progress may be called from any thread and
+    /// must not block.
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError>;
 
-    /// Removes an image with all its names. Absent is success.
+    /// Removes an image with all its names; a missing image counts as success.
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError>;
 
-    /// How much the images, and the containers' writable layers, take where.
+    /// The usage of the images and of the containers' writable layers, by file system.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError>;
 
-    /// What the store offers beyond these calls, where it is in this process. `None`: a runtime behind a socket.
+    /// The further calls of a store in this process. `None`: a runtime behind a socket.
     fn local(&self) -> Option<&dyn LocalStore> {
         None
     }
 
-    /// What pulls under way have been promised of the disk and not written yet.
+    /// Disk space that running pulls have reserved and not yet written.
     fn reserved(&self) -> Freed {
         Freed::default()
     }
 }
 
-/// The file systems images and containers live on.
+/// The file systems of images and of containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageFilesystems {
-    /// Where images are.
+    /// The file systems of images.
     pub images: Vec<FilesystemUsage>,
-    /// Where writable layers are; the same entry when that is the same place.
+    /// The file systems of writable layers; the same entry for a common one.
     pub containers: Vec<FilesystemUsage>,
 }
 
-/// What one of them holds.
+/// The usage of one file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilesystemUsage {
-    /// When this was measured.
+    /// The time of the measurement.
     pub measured_at: SystemTime,
     /// A directory on it.
     pub mountpoint: PathBuf,
-    /// Bytes that images (or writable layers) take.
+    /// Bytes used by images (or writable layers).
     pub used: ByteSize,
-    /// Inodes that they take, where known.
+    /// Inodes used by them, where known.
     pub inodes_used: Option<u64>,
 }

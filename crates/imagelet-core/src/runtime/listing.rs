@@ -1,12 +1,13 @@
-//! The images of a store as it lists them: handed out as they are, as most lists are the last one over again.
+//! The image list of a store, shared between callers, as it rarely changes.
 
 use std::{ops::Deref, sync::Arc};
 
 use crate::image::Image;
 
-/// All images that a store lists. Cheap to clone.
+/// All images of a store. Cheap to clone.
 ///
-/// A store that keeps its list hands the very same one out until something changes, so that who has read it once sees at
+/// A store with a cached list returns the same one until a change, so that a caller detects an unchanged list without
+/// reading it.
 /// one look that there is nothing to read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing(
@@ -14,7 +15,7 @@ pub struct Listing(
 );
 
 impl Listing {
-    /// The images to change and to reorder. Copies no image, and nothing at all where nobody else holds the list.
+    /// The images, for changes and reordering. Copies no image, and nothing at all for a sole owner.
     pub fn into_images(self) -> Vec<Arc<Image>> {
         Arc::unwrap_or_clone(self.0)
     }

@@ -1,4 +1,4 @@
-//! The one caller of the runtime ports: asks them, and assembles pods from what they answer (`docs/spec/gc.md §11`).
+//! The only caller of the runtime ports: calls them, and assembles pods from the responses (`docs/spec/gc.md §11`).
 
 use std::{
     cmp::Reverse,
@@ -21,34 +21,33 @@ const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
 const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
 const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 
-/// Asks a store of images and whatever runs containers. Cheap to clone.
+/// Calls an image store and a container runtime. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RuntimeManager {
     images: Arc<dyn ImageService>,
     containers: Arc<dyn ContainerService>,
-    /// `None`: calls are not counted.
     metrics: Option<Arc<Metrics>>,
-    /// Names whose images are pinned, beside those the store itself pins.
+    /// Names of pinned images, beside those that the store pins.
     pinned: Arc<PinnedNames>,
     observer: Option<Arc<dyn PullObserver>>,
-    /// `None`: the store of images is asked for what its images share.
+    /// `None`: the image store supplies the layer graph.
     layers: Option<Arc<dyn LayerSource>>,
 }
 
-/// A pod: what shares one uid.
+/// A pod, identified by its uid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Its uid; empty for containers that belong to no pod.
+    /// Its uid; empty for containers without a pod.
     pub uid: String,
     /// Its name.
     pub name: String,
     /// Its namespace.
     pub namespace: String,
-    /// When its newest sandbox, or else its first container, was created.
+    /// The creation time of its newest sandbox, or else of its first container.
     pub created_at: SystemTime,
-    /// Its containers in any state; `image_id` is filled from `image_ref` where the runtime left it empty.
+    /// Its containers in any state; an empty `image_id` is filled from `image_ref`.
     pub containers: Vec<Container>,
-    /// Its sandboxes: the last attempt first, of one attempt the newest.
+    /// Its sandboxes: the last attempt first, within an attempt the newest first.
     pub sandboxes: Vec<Sandbox>,
 }
 
@@ -58,37 +57,37 @@ impl RuntimeManager {
         Self { images, containers, metrics: None, pinned: Arc::default(), observer: None, layers: None }
     }
 
-    /// The same, counted.
+    /// Counts the calls.
     #[must_use]
     pub fn measured(self, metrics: Arc<Metrics>) -> Self {
         operations::declare(&metrics);
         Self { metrics: Some(metrics), ..self }
     }
 
-    /// The same, where images with one of these names are pinned.
+    /// Pins the images with these names.
     #[must_use]
     pub fn pinning(self, pinned: PinnedNames) -> Self {
         Self { pinned: Arc::new(pinned), ..self }
     }
 
-    /// The same, with an observer of its pulls.
+    /// Adds an observer of pulls.
     #[must_use]
     pub fn observed(self, observer: Arc<dyn PullObserver>) -> Self {
         Self { observer: Some(observer), ..self }
     }
 
-    /// The same, where what images share is read from another interface of the runtime.
+    /// Reads the layer graph from another interface of the runtime.
     #[must_use]
     pub fn with_layers(self, source: Arc<dyn LayerSource>) -> Self {
         Self { layers: Some(source), ..self }
     }
 
-    /// The store of images.
+    /// The image store.
     pub fn images(&self) -> &Arc<dyn ImageService> {
         &self.images
     }
 
-    /// What runs containers.
+    /// The container service.
     pub fn containers(&self) -> &Arc<dyn ContainerService> {
         &self.containers
     }
@@ -106,7 +105,7 @@ impl RuntimeManager {
         Ok(images.into())
     }
 
-    /// Tells whether a list would be what it was; see [`ImageService::edition`].
+    /// The edition of the image list; see [`ImageService::edition`].
     pub fn edition(&self) -> Option<u64> {
         self.images.edition()
     }
@@ -120,7 +119,7 @@ impl RuntimeManager {
         Ok(image)
     }
 
-    /// Finds one image with all that is known of it; see [`ImageService::details`].
+    /// Finds one image with its details; see [`ImageService::details`].
     pub async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let mut details = self.counted("image_status", self.images.details(spec)).await?;
         if let Some(details) = &mut details {
@@ -140,7 +139,7 @@ impl RuntimeManager {
         outcome
     }
 
-    /// What a pull would still cost; see [`super::LocalStore::estimate`].
+    /// Estimates a pull; see [`super::LocalStore::estimate`].
     pub async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         match self.images.local() {
             Some(store) => store.estimate(request).await,
@@ -164,17 +163,17 @@ impl RuntimeManager {
         }
     }
 
-    /// Where images are and what they take; see [`ImageService::filesystem`].
+    /// The usage of images; see [`ImageService::filesystem`].
     pub async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         self.counted("image_fs_info", self.images.filesystem()).await
     }
 
-    /// What pulls under way have been promised; see [`ImageService::reserved`].
+    /// The space reserved by running pulls; see [`ImageService::reserved`].
     pub fn reserved(&self) -> Freed {
         self.images.reserved()
     }
 
-    /// What images share; see [`super::LocalStore::layers`] and [`LayerSource::layers`].
+    /// The layer graph; see [`super::LocalStore::layers`] and [`LayerSource::layers`].
     pub async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         if let Some(source) = &self.layers
             && let Some(graph) = source.layers().await?
@@ -192,7 +191,7 @@ impl RuntimeManager {
         self.counted("container_status", self.containers.mounted_images(container_id)).await
     }
 
-    /// Whether a container is gone for certain; see [`ContainerService::is_gone`].
+    /// Whether a container is certainly removed; see [`ContainerService::is_gone`].
     pub async fn is_container_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
         self.counted("container_status", self.containers.is_gone(container_id)).await
     }
@@ -202,7 +201,7 @@ impl RuntimeManager {
         self.counted("podsandbox_status", self.containers.sandbox_image(sandbox_id)).await
     }
 
-    /// What new sandboxes are started from; see [`ContainerService::default_sandbox_images`].
+    /// The images for new sandboxes; see [`ContainerService::default_sandbox_images`].
     pub async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
         self.counted("status", self.containers.default_sandbox_images()).await
     }
@@ -218,7 +217,7 @@ impl RuntimeManager {
         }
     }
 
-    /// All pods with all their containers and sandboxes, whatever their state, newest pod first.
+    /// All pods with all containers and sandboxes in any state, newest pod first.
     pub async fn pods(&self) -> Result<Vec<Pod>, RuntimeError> {
         let sandboxes = self.counted("list_podsandbox", self.containers.sandboxes()).await?;
         let containers = self.counted("list_containers", self.containers.containers()).await?;
@@ -226,7 +225,7 @@ impl RuntimeManager {
     }
 }
 
-/// Groups by pod uid. The uid stands in a container's labels; without them its sandbox tells it.
+/// Groups by pod uid: from a container's labels, else from its sandbox.
 fn assemble(mut sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Vec<Pod> {
     let newest_first = |a: &Sandbox, b: &Sandbox| {
         b.attempt.cmp(&a.attempt).then_with(|| b.created_at.cmp(&a.created_at)).then_with(|| a.id.cmp(&b.id))

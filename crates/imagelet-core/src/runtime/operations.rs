@@ -1,4 +1,4 @@
-//! Metrics of the calls to a runtime, as the kubelet counts them (`docs/spec/pull.md §9.1`).
+//! Metrics of runtime calls, as the kubelet counts them (`docs/spec/pull.md §9.1`).
 
 use tokio::time::Instant;
 
@@ -42,14 +42,14 @@ static SECONDS: Family = Family {
     labels: &["operation_type"],
 };
 
-/// Makes the families show before the first operation.
+/// Exports the families before the first operation.
 pub(super) fn declare(metrics: &Metrics) {
     for family in [&TOTAL, &ERRORS, &SECONDS] {
         metrics.declare(family);
     }
 }
 
-/// Counts an operation when it is over; a cancelled one is not counted.
+/// Measures a finished operation; a cancelled one is not counted.
 pub(super) async fn measure<T>(
     metrics: &Metrics,
     operation: &'static str,

@@ -1,4 +1,4 @@
-//! The port of an observer of all pulls of a store, whichever caller asked for them.
+//! The port of an observer of all pulls of a store, whichever caller started them.
 
 use std::{fmt, sync::Arc};
 
@@ -7,28 +7,28 @@ use crate::image::ImageId;
 
 /// Is notified of every pull. Must not block.
 pub trait PullObserver: Send + Sync + fmt::Debug {
-    /// A pull begins. Returns the number that names it in the other calls.
+    /// A pull begins. Returns its number for the other calls.
     fn begin(&self, request: &PullRequest) -> u64;
 
-    /// It made progress.
+    /// The pull made progress.
     fn step(&self, pull: u64, event: &PullEvent);
 
-    /// It is over. Called once.
+    /// The pull ended. Called once.
     fn end(&self, pull: u64, end: PullEnd<'_>);
 }
 
-/// How a pull ended.
+/// The end of a pull.
 #[derive(Clone, Copy, Debug)]
 pub enum PullEnd<'a> {
-    /// The image is here.
+    /// The image is present.
     Pulled,
-    /// It is not.
+    /// The pull failed.
     Failed(&'a RuntimeError),
     /// Its future was dropped.
     Cancelled,
 }
 
-/// A pull that is observed until it ends, or is dropped.
+/// Observes a pull until it ends or is dropped.
 pub(super) struct ObservedPull {
     observer: Arc<dyn PullObserver>,
     pull: u64,
@@ -40,7 +40,7 @@ impl ObservedPull {
         Self { observer: Arc::clone(observer), pull: observer.begin(request), is_over: false }
     }
 
-    /// The same progress, with the observer notified first.
+    /// Notifies the observer before `progress`.
     pub(super) fn progress(&self, progress: Progress) -> Progress {
         let (observer, pull) = (Arc::clone(&self.observer), self.pull);
         Arc::new(move |event| {

@@ -1,4 +1,4 @@
-//! What a pull is asked for, and the progress it reports.
+//! The parameters of a pull, and its progress events.
 
 use std::{fmt, sync::Arc};
 
@@ -8,20 +8,20 @@ use crate::{
     image::{ByteSize, Digest, ImageSpec, Platform},
 };
 
-/// What to fetch, for whom.
+/// The image, credential, pod and platform of a pull.
 #[derive(Clone, Debug, Default)]
 pub struct PullRequest {
     /// The reference, with its tag or digest.
     pub image: ImageSpec,
-    /// Shown to the registry; `None` asks anonymously.
+    /// The credential for the registry; `None` means anonymous.
     pub credential: Option<Credential>,
-    /// The pod on whose behalf, where there is one.
+    /// The pod that needs the image, if any.
     pub sandbox: Option<SandboxConfig>,
-    /// `None`: the machine this runs on. CRI cannot carry it.
+    /// `None`: the platform of this node. CRI has no field for it.
     pub platform: Option<Platform>,
 }
 
-/// Who a pull is for.
+/// The pod of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxConfig {
     /// The pod's name.
@@ -30,21 +30,21 @@ pub struct SandboxConfig {
     pub namespace: String,
     /// Its uid.
     pub uid: String,
-    /// All that the asker's interface said of it, for a runtime that speaks the same. `None`: the asker spoke another.
+    /// The pod as the client's interface encodes it, for a runtime with the same interface. `None`: another interface.
     pub encoded: Option<EncodedPod>,
 }
 
-/// A pod's configuration as an interface encodes it: carried on, and read by nobody here. Prints its length alone.
+/// A pod's encoded configuration, passed through unread. Prints its length only.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct EncodedPod(Arc<[u8]>);
 
 impl EncodedPod {
-    /// Takes it as it is.
+    /// Wraps the bytes.
     pub fn new(bytes: &[u8]) -> Self {
         Self(bytes.into())
     }
 
-    /// As it was taken.
+    /// The unchanged bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -56,47 +56,47 @@ impl fmt::Debug for EncodedPod {
     }
 }
 
-/// Where a pull reports how far it is.
+/// Receives the progress of a pull.
 pub type Progress = Arc<dyn Fn(PullEvent) + Send + Sync>;
 
-/// A progress sink that listens to nothing.
+/// A sink that ignores progress.
 pub fn no_progress() -> Progress {
     Arc::new(|_| {})
 }
 
-/// A step of a pull.
+/// A progress event of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullEvent {
-    /// How the image comes into a runtime, where there is a choice; again where an import becomes a forward.
+    /// The way into a runtime, where there is a choice; sent again where an import becomes a forward.
     Way(PullWay),
-    /// The manifest is known: what will be fetched, in manifest order.
+    /// The manifest is known.
     Resolved {
         /// Digest of the manifest chosen for the platform.
         manifest: Digest,
-        /// Digest and compressed size of each layer.
+        /// Digest and compressed size of each layer, in manifest order.
         layers: Vec<(Digest, ByteSize)>,
     },
-    /// A layer went on.
+    /// A layer changed its state.
     Layer {
-        /// Which.
+        /// The layer's digest.
         digest: Digest,
-        /// Where it stands.
+        /// Its new state.
         state: LayerState,
     },
-    /// All layers are here; they are being made durable and named.
+    /// All layers are present; the store syncs and names the image.
     Committing,
 }
 
-/// Where a layer stands.
+/// The state of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerState {
-    /// It was here before; no byte of it is fetched.
+    /// Present before the pull; nothing is fetched.
     Present,
-    /// This many compressed bytes came in over the network.
+    /// The download is running.
     Fetching {
-        /// Bytes received so far.
+        /// Compressed bytes received so far.
         received: ByteSize,
     },
-    /// It is fetched, verified and unpacked.
+    /// Fetched, verified and unpacked.
     Done,
 }

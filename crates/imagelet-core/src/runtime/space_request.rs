@@ -1,4 +1,4 @@
-//! Who is asked for room before a pull is refused.
+//! The port by which a pull requests disk space before it is rejected.
 
 use std::fmt;
 
@@ -6,31 +6,29 @@ use async_trait::async_trait;
 
 use crate::image::ByteSize;
 
-/// Whoever can free disk space: the collector, under its usual rules.
+/// Frees disk space: the collector, under its usual rules.
 #[async_trait]
 pub trait MakeRoom: Send + Sync + fmt::Debug {
-    /// Frees what is wanted as far as it can; removes nothing where that would not even free the least that helps.
+    /// Frees the requested space as far as possible; removes nothing where the least useful amount is unreachable.
     ///
-    /// What is in use, pinned or handed out stays. `None`: nothing is collected for pulls here, or it failed, which is
-    /// told in the log.
+    /// Images that are in use, pinned or leased stay. `None`: no collection for pulls, or a failure, which is logged.
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade>;
 }
 
-/// How much room a pull wants.
+/// The disk space that a pull requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomWanted {
-    /// With this much more it is known to fit.
+    /// With this much more, the pull certainly fits.
     pub bytes: ByteSize,
-    /// With less than this it is refused, so that nothing need be removed for it.
+    /// With less than this the pull is rejected, so no image should be removed for it.
     pub least: ByteSize,
 }
 
-/// What became of a wish for room: what really comes free where the store knows what images share, else the sizes that
-/// images are listed with.
+/// The result of a space request: real sizes where the store knows its shared layers, else the listed sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoomMade {
-    /// Bytes of the images that went.
+    /// Bytes of removed images.
     pub freed: ByteSize,
-    /// Bytes of the images that could have gone as well.
+    /// Bytes of further removable images.
     pub could_free: ByteSize,
 }

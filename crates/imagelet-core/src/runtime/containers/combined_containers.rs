@@ -1,4 +1,4 @@
-//! Containers of a runtime that runs from the images of a store that is not its own, beside the store's own mounts.
+//! Combines a runtime's containers with the mounts of the image store that the runtime uses.
 
 use std::sync::Arc;
 
@@ -7,11 +7,10 @@ use async_trait::async_trait;
 use super::container::{Container, ContainerService, Sandbox, SandboxImage};
 use crate::runtime::RuntimeError;
 
-/// How the store's own uses are called; no runtime gives such ids.
+/// The id prefix of the store's own uses; no runtime has such ids.
 const OWN: &str = "mount:";
 
-/// The uses that a store knows of, and those that a runtime knows of: where either does not answer, nobody can tell what
-/// is in use.
+/// Reports both sets of uses. It fails where either side fails, as the images in use are then unknown.
 #[derive(Clone, Debug)]
 pub struct CombinedContainers {
     own: Arc<dyn ContainerService>,
@@ -20,7 +19,7 @@ pub struct CombinedContainers {
 }
 
 impl CombinedContainers {
-    /// Joins them; errors name the runtime so.
+    /// Combines both; errors name the runtime so.
     pub fn new(
         own: Arc<dyn ContainerService>,
         runtime: Arc<dyn ContainerService>,
@@ -61,7 +60,7 @@ impl ContainerService for CombinedContainers {
         self.of(container_id).is_gone(container_id).await
     }
 
-    /// A store of our own has no sandboxes.
+    // The embedded store has no sandboxes.
     async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         self.runtime.sandbox_image(sandbox_id).await.map_err(|error| self.unavailable(error))
     }
@@ -81,7 +80,7 @@ mod tests {
         runtime::{ContainerState, RuntimeErrorKind},
     };
 
-    /// Lists one container, mounts one image into it, or is away.
+    /// Lists one container, mounts one image into it, or fails.
     #[derive(Debug)]
     struct One {
         id: &'static str,

@@ -1,4 +1,4 @@
-//! What runs, and which images it holds.
+//! Containers, sandboxes, and the port that lists them.
 
 use std::{collections::BTreeMap, fmt, time::SystemTime};
 
@@ -7,10 +7,10 @@ use async_trait::async_trait;
 use crate::image::ImageSpec;
 use crate::runtime::RuntimeError;
 
-/// Whatever knows which images are held: a runtime seen through CRI, or the mounts of the embedded store.
+/// The images in use: those of a runtime behind CRI, or the mounts of the embedded store.
 #[async_trait]
 pub trait ContainerService: Send + Sync + fmt::Debug {
-    /// All containers, in any state: an exited one still holds its image.
+    /// All containers, in any state: an exited one still uses its image.
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError>;
 
     /// All sandboxes, in any state.
@@ -18,39 +18,39 @@ pub trait ContainerService: Send + Sync + fmt::Debug {
 
     /// Ids or references of the images mounted into a container as volumes.
     ///
-    /// A container that is gone has none.
+    /// A missing container has none.
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError>;
 
-    /// Whether a container that a list does not show any more is gone for certain. False: it cannot be told.
+    /// Whether a container that is no longer listed is certainly removed. False in doubt.
     async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
         let _ = container_id;
         Ok(false)
     }
 
-    /// The image that a sandbox itself runs from, which is in no container's name.
+    /// The image of a sandbox itself, which no container names.
     async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         let _ = sandbox_id;
         Ok(SandboxImage::Unknown)
     }
 
-    /// Names of the images that the runtime starts new sandboxes from, where it reports them.
+    /// Names of the images for new sandboxes, where the runtime reports them.
     async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
         Ok(Vec::new())
     }
 }
 
-/// What a runtime reports of the image of a sandbox.
+/// The reported image of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxImage {
     /// Its id, or one of its names.
     Named(String),
-    /// The sandbox is there, and the runtime does not report its image.
+    /// The sandbox exists, and the runtime does not report its image.
     Unknown,
-    /// There is no such sandbox.
+    /// The sandbox does not exist.
     Gone,
 }
 
-/// A container service for stores without containers.
+/// The container service of a store without containers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoContainers;
 
@@ -67,7 +67,7 @@ impl ContainerService for NoContainers {
     }
 }
 
-/// A container, as far as images are concerned.
+/// A container and the image it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     /// Its id.
@@ -76,28 +76,28 @@ pub struct Container {
     pub sandbox_id: String,
     /// Its name in the pod.
     pub name: String,
-    /// What it was created from, as the creator spelled it; its handler is in here.
+    /// The image as its creator spelled it, with its handler.
     pub image: ImageSpec,
     /// The runtime's id or digest of that image.
     pub image_ref: String,
-    /// The image's id, where the runtime says it (CRI 1.30).
+    /// The image's id, where the runtime reports it (CRI 1.30).
     pub image_id: String,
-    /// Whether it runs.
+    /// Its state.
     pub state: ContainerState,
-    /// When it was created.
+    /// The time of its creation.
     pub created_at: SystemTime,
-    /// Its labels; the pod's identity is in here.
+    /// Its labels, with the pod's identity.
     pub labels: BTreeMap<String, String>,
 }
 
-/// Whether a container runs.
+/// The state of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerState {
     /// Created, not started.
     Created,
     /// Running.
     Running,
-    /// Exited; it holds its image until it is removed.
+    /// Exited; it uses its image until it is removed.
     Exited,
     /// The runtime does not know.
     Unknown,
@@ -114,12 +114,12 @@ pub struct Sandbox {
     pub namespace: String,
     /// The pod's uid.
     pub uid: String,
-    /// How often the pod was begun anew before it.
+    /// The number of earlier sandboxes of the pod.
     pub attempt: u32,
     /// Whether it is ready.
     pub ready: bool,
-    /// When it was created.
+    /// The time of its creation.
     pub created_at: SystemTime,
-    /// The handler it runs under.
+    /// Its runtime handler.
     pub runtime_handler: String,
 }

@@ -1,4 +1,4 @@
-//! What verbose answers of a runtime report of the images of sandboxes: containerd and CRI-O use the same two keys.
+//! Reads the images of sandboxes from verbose responses: containerd and CRI-O use the same two keys.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::container::SandboxImage;
 use crate::runtime::details::value_or_none;
 
-/// Longest JSON text that is read: the runtime's whole configuration, or a sandbox with its OCI specification.
+/// Longest JSON text read: the runtime's whole configuration, or a sandbox with its OCI specification.
 const JSON_BYTES_MAX: usize = 4 << 20;
 /// No reference or id is longer.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// What stands under `info` of a sandbox.
+/// The fields under `info` of a sandbox.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct SandboxInfo {
@@ -20,7 +20,7 @@ struct SandboxInfo {
     image: Option<String>,
 }
 
-/// What stands under `config` of a runtime.
+/// The fields under `config` of a runtime.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct RuntimeConfig {
@@ -29,19 +29,19 @@ struct RuntimeConfig {
 }
 
 impl SandboxImage {
-    /// What a runtime reports of a sandbox that is there.
+    /// Reads the verbose status of an existing sandbox.
     pub fn of_info(info: &BTreeMap<String, String>) -> Self {
         let image = read::<SandboxInfo>(info, "info").image;
         name(image).map_or(Self::Unknown, Self::Named)
     }
 }
 
-/// The image that a runtime starts sandboxes from, by its verbose status; `None` where it does not report one.
+/// The image for new sandboxes in a runtime's verbose status; `None` where it is not reported.
 pub fn default_sandbox_image(info: &BTreeMap<String, String>) -> Option<String> {
     name(read::<RuntimeConfig>(info, "config").sandbox_image)
 }
 
-/// A JSON text by its key. What is too long, of another shape or no JSON at all reports nothing.
+/// Decodes the JSON text of a key; an invalid or too long text counts as empty.
 fn read<T: Default + DeserializeOwned>(info: &BTreeMap<String, String>, key: &str) -> T {
     let text = info.get(key).filter(|text| text.len() <= JSON_BYTES_MAX);
     text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Details as JSON texts by name, as a verbose status carries them: ours and other runtimes' (`docs/spec/cri.md §5.4`).
+//! Image details as JSON texts by name in a verbose status, ours and other runtimes' (`docs/spec/cri.md §5.4`).
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use serde_json::value::RawValue;
 use super::{ImageDetails, JsonText, LAYERS_MAX, LayerDetails, value_or_none};
 use crate::image::{ByteSize, Digest, Image};
 
-/// The one name every runtime uses.
+/// The name that every runtime uses.
 const INFO: &str = "info";
-/// Longest JSON text that is read: a configuration of the largest size with what stands around it.
+/// Longest JSON text read: the largest configuration with its surroundings.
 const JSON_BYTES_MAX: usize = 9 << 20;
-/// What a runtime says beyond that is kept up to here, so that one image cannot fill a message again.
+/// Most bytes of further texts, so that one image cannot fill a message.
 const REST_BYTES_MAX: usize = 1 << 20;
 
-/// What stands under `info`; containerd has the first and the third, CRI-O the second and the third.
+/// The fields under `info`; containerd has the first and the third, CRI-O the second and the third.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Info {
@@ -41,7 +41,7 @@ struct InfoLayer {
 }
 
 impl ImageDetails {
-    /// What a server says of an image beyond its message.
+    /// Encodes the details for a verbose status.
     pub fn to_info(&self) -> BTreeMap<String, String> {
         let layers = self
             .layers
@@ -55,12 +55,12 @@ impl ImageDetails {
             compressed_size: self.compressed.map(|size| size.0),
         };
         let mut info: BTreeMap<String, String> = self.info.clone();
-        // What does not serialise is not said; the key must be there.
+        // A serialisation error leaves an empty object, as the key must be present.
         info.insert(INFO.to_owned(), serde_json::to_string(&said).unwrap_or_else(|_| "{}".to_owned()));
         info
     }
 
-    /// What a runtime says. Whatever is too long, of another shape or no JSON at all is as if it were not there.
+    /// Decodes a runtime's verbose status. A text that is too long or invalid is ignored.
     pub fn of_info(image: Image, mut info: BTreeMap<String, String>) -> Self {
         let text = info.remove(INFO).unwrap_or_default();
         let said: Info = if text.len() <= JSON_BYTES_MAX {

@@ -9,29 +9,29 @@ use serde_json::value::RawValue;
 
 use crate::image::{ByteSize, Digest, Image};
 
-/// Longest configuration that is carried; the engine reads none that is longer.
+/// Longest configuration kept; the engine reads none that is longer.
 const CONFIG_BYTES_MAX: usize = 8 << 20;
-/// Most labels that are told of one image.
+/// Most labels reported for one image.
 const LABELS_MAX: usize = 1000;
-/// Most layers that are told of one image; no store of ours takes one with more.
+/// Most layers reported for one image; the embedded store accepts no image with more.
 const LAYERS_MAX: usize = 1000;
 
-/// An image with what its store knows of it.
+/// An image and its details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageDetails {
-    /// The image as `status` tells it.
+    /// The image as `status` reports it.
     pub image: Image,
-    /// The digest that stands for all its layers in their order.
+    /// The chain id of the highest layer.
     pub chain_id: Option<Digest>,
     /// The labels of its configuration.
     pub labels: BTreeMap<String, String>,
-    /// Its configuration as it came.
+    /// Its configuration, unchanged.
     pub config: Option<JsonText>,
-    /// Its layers, lowest first; empty where the store does not tell.
+    /// Its layers, lowest first; empty where the store does not report them.
     pub layers: Vec<LayerDetails>,
-    /// What was fetched for it: manifest, configuration and packed layers.
+    /// The fetched size: manifest, configuration and compressed layers.
     pub compressed: Option<ByteSize>,
-    /// What else the store says, as it says it: JSON texts by name.
+    /// Further details of the store: JSON texts by name.
     pub info: BTreeMap<String, String>,
 }
 
@@ -40,12 +40,12 @@ pub struct ImageDetails {
 pub struct LayerDetails {
     /// The digest of its uncompressed tar.
     pub diff_id: Digest,
-    /// What it takes unpacked, where the store knows.
+    /// Its unpacked size, where the store knows it.
     pub bytes: Option<ByteSize>,
 }
 
 impl ImageDetails {
-    /// An image of which no more is known than its status.
+    /// An image without details.
     pub fn bare(image: Image) -> Self {
         Self {
             image,
@@ -58,8 +58,8 @@ impl ImageDetails {
         }
     }
 
-    /// An image with its configuration, which says the labels, the layers and the chain id. What it says wrongly is
-    /// left out: whoever built the image wrote it.
+    /// Reads labels, layers and chain id from an image's configuration. Invalid fields are ignored, as the image's
+    /// author wrote them.
     pub fn of_config(image: Image, config: JsonText) -> Self {
         let said: Said = serde_json::from_str(config.as_str()).unwrap_or_default();
         let labels = said.config.map(|config| config.labels.0).unwrap_or_default();
@@ -74,8 +74,8 @@ impl ImageDetails {
     }
 }
 
-/// The digest that stands for each layer with all below it: of the lowest its own, of the others that of the stack below
-/// and the layer (OCI image specification, layer ChainID).
+/// The chain id of each layer: the diff id of the lowest; for others the digest of the chain id below and the diff id
+/// (OCI image specification, layer ChainID).
 pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Digest> {
     let mut chains: Vec<Digest> = Vec::new();
     for diff_id in diff_ids {
@@ -90,7 +90,7 @@ pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Dige
 pub struct JsonText(String);
 
 impl JsonText {
-    /// Takes a text that is one; `None` where it is not, or is too long.
+    /// Wraps a text; `None` where it is not an object or too long.
     pub fn new(text: impl Into<String>) -> Option<Self> {
         let text = text.into();
         let is_one = text.len() <= CONFIG_BYTES_MAX
@@ -105,14 +105,14 @@ impl JsonText {
     }
 }
 
-/// Shows how long it is: an environment in it may hold a secret.
+/// Prints the length only: an environment in it may hold a secret.
 impl fmt::Debug for JsonText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "JsonText({} bytes)", self.0.len())
     }
 }
 
-/// What is read of a configuration. Everything else may be anything.
+/// The fields read of a configuration; others may be anything.
 #[derive(Default, Deserialize)]
 struct Said {
     #[serde(default, deserialize_with = "value_or_none")]
@@ -133,7 +133,6 @@ struct SaidRootfs {
     diff_ids: Vec<String>,
 }
 
-/// The labels that are texts, as many as are told.
 #[derive(Default)]
 struct Labels(BTreeMap<String, String>);
 
@@ -148,7 +147,7 @@ impl<'de> Deserialize<'de> for Labels {
     }
 }
 
-/// A value of the right shape, or none.
+/// A value of the expected type, or the default.
 pub(super) fn value_or_none<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
@@ -156,7 +155,7 @@ pub(super) fn value_or_none<'de, D: serde::Deserializer<'de>, T: serde::de::Dese
     Ok(serde_json::from_str(raw.get()).ok())
 }
 
-/// The layers, if they are all digests and not too many.
+/// The layers, where all are digests and not too many.
 fn sound(diff_ids: &[String]) -> Option<Vec<Digest>> {
     if diff_ids.len() > LAYERS_MAX {
         return None;

@@ -1,4 +1,4 @@
-//! Reads faults off kinds and texts: all that other runtimes tell of them.
+//! Classifies errors by kind and text, which is all that other runtimes report.
 
 use std::{error::Error, io};
 
@@ -9,8 +9,8 @@ use super::{
 
 use ErrorClass as C;
 
-/// What texts of containerd, CRI-O and our own server say, in the order in which it is looked for: what names a cause
-/// stands before what names a consequence. Lower case. No hop: where it happened is told by [`PLACES`].
+/// Text patterns of containerd, CRI-O and our own server, in lower case. A cause precedes its consequences. Without a
+/// stage, [`PLACES`] decides.
 const TEXTS: [(&str, C, Option<Stage>); 69] = [
     // The runtime's own socket.
     ("dial unix", C::RuntimeUnavailable, Some(Stage::Runtime)),
@@ -23,7 +23,7 @@ const TEXTS: [(&str, C, Option<Stage>); 69] = [
     ("signaturevalidationfailed", C::SignatureRejected, Some(Stage::Policy)),
     ("signature was required", C::SignatureRejected, Some(Stage::Policy)),
     ("source image rejected", C::SignatureRejected, Some(Stage::Policy)),
-    // The way to the registry.
+    // The path to the registry.
     ("proxyconnect", C::ProxyFailed, Some(Stage::Proxy)),
     ("407 proxy authentication required", C::ProxyFailed, Some(Stage::Proxy)),
     ("no such host", C::HostNotFound, Some(Stage::Dns)),
@@ -45,7 +45,7 @@ const TEXTS: [(&str, C, Option<Stage>); 69] = [
     ("client.timeout exceeded", C::Unreachable, Some(Stage::Connect)),
     ("connection reset by peer", C::ConnectionLost, None),
     ("broken pipe", C::ConnectionLost, None),
-    // What the registry says. A rate limit may come with any status.
+    // The registry's response. A rate limit may come with any status.
     ("toomanyrequests", C::RateLimited, None),
     ("429 too many requests", C::RateLimited, None),
     ("answered 429", C::RateLimited, None),
@@ -78,7 +78,7 @@ const TEXTS: [(&str, C, Option<Stage>); 69] = [
     ("was not found in registry", C::ImageUnknown, None),
     ("404 not found", C::ImageUnknown, None),
     (": not found", C::ImageUnknown, None),
-    // What came.
+    // The fetched content.
     ("failed to extract layer", C::ContentInvalid, Some(Stage::Unpack)),
     ("applying layer", C::ContentInvalid, Some(Stage::Unpack)),
     ("unexpected eof", C::ConnectionLost, None),
@@ -89,7 +89,7 @@ const TEXTS: [(&str, C, Option<Stage>); 69] = [
     ("context canceled", C::Cancelled, None),
 ];
 
-/// What tells a hop, where the fault itself does not.
+/// Patterns for the stage, where the class does not imply it.
 const PLACES: [(&str, Stage); 12] = [
     ("anonymous token", Stage::Token),
     ("oauth token", Stage::Token),
@@ -105,7 +105,7 @@ const PLACES: [(&str, Stage); 12] = [
     ("no usable manifest", Stage::Manifest),
 ];
 
-/// The fault behind a runtime's refusal, by its kind, which a code of its wire made, and its text.
+/// Classifies a runtime's error by its kind, from the wire's status code, and its text.
 pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
     let text = text.to_ascii_lowercase();
     let told = |part: &str| text.contains(part);
@@ -114,11 +114,11 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
         let class = if told("read-only") { C::DiskFailed } else { C::RuntimeUnavailable };
         return Fault::new(class, if class == C::DiskFailed { Stage::Disk } else { Stage::Runtime });
     }
-    // A resolver that does not answer is no registry that does not.
+    // A resolver without a response, and not a registry without one.
     if told("lookup ") && told("i/o timeout") && !told("proxyconnect") {
         return Fault::new(C::HostNotFound, Stage::Dns);
     }
-    // What a layer breaks off with when it is unpacked is its own fault; the disk's was looked for before.
+    // An error while unpacking is the layer's; disk errors were matched before.
     let told_text = TEXTS.iter().find(|(part, ..)| told(part));
     if let Some((_, class, hop)) = told_text {
         let class = match (class, place) {
@@ -152,7 +152,7 @@ fn of_kind(kind: RuntimeErrorKind) -> (ErrorClass, Stage) {
 }
 
 impl RuntimeError {
-    /// What went wrong and where: as whoever met it said, else by what lies below it, else by kind and text.
+    /// The class and stage: as recorded at the origin, else from the cause, else from kind and text.
     pub fn fault(&self) -> Fault {
         let mut next: Option<&(dyn Error + 'static)> = Some(self);
         let mut guessed = None;
@@ -169,7 +169,7 @@ impl RuntimeError {
     }
 }
 
-/// What an I/O error below a store's refusal says; the network's are said where they are met.
+/// Classifies an I/O error below a store's error; network errors are classified at their origin.
 fn from_disk(kind: RuntimeErrorKind, error: &io::Error) -> Option<Fault> {
     if kind == RuntimeErrorKind::RegistryUnavailable {
         return None;
@@ -183,14 +183,12 @@ fn from_disk(kind: RuntimeErrorKind, error: &io::Error) -> Option<Fault> {
     Some(Fault::new(class, Stage::Disk))
 }
 
-/// The number of `input/output error`.
 const EIO: i32 = 5;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Texts as containerd and CRI-O send them, some shortened in the middle.
     #[test]
     fn texts_of_containerd_and_crio_are_told_apart() {
         let resolve = "failed to pull and unpack image \"r.io/a:v1\": failed to resolve reference \"r.io/a:v1\": ";

@@ -1,4 +1,4 @@
-//! What went wrong and where on the way, in stable words for machines (`docs/errors.md`).
+//! Error classes and stages, in stable words for machines (`docs/errors.md`).
 
 use std::{fmt, time::Duration};
 
@@ -10,7 +10,7 @@ macro_rules! words {
         pub enum $name { $($(#[$one])* $variant,)* }
 
         impl $name {
-            /// All of them, in the order of the documentation.
+            /// All values, in the order of the documentation.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
             /// The stable word.
@@ -28,71 +28,71 @@ macro_rules! words {
 }
 
 words! {
-    /// What went wrong.
+    /// The class of an error.
     ErrorClass {
-        /// The name names no image.
+        /// The text is not an image name.
         NameInvalid = "name-invalid",
-        /// Absent or not this asker's, and not to be pulled.
+        /// The image is not present, or not accessible to this client, and the policy permits no pull.
         NotPresent = "not-present",
-        /// It failed a short while ago and is left alone.
+        /// A recent failure; the back-off has not ended.
         HeldBack = "held-back",
-        /// More pulls at once than are let begin or wait.
+        /// Too many pulls at once.
         RateExceeded = "rate-exceeded",
         /// A pull secret cannot be read.
         CredentialsUnreadable = "credentials-unreadable",
         /// The pull records cannot be read or written.
         RecordFailed = "record-failed",
-        /// The registry's name has no address.
+        /// The registry's host name does not resolve.
         HostNotFound = "host-not-found",
-        /// Nobody listens there.
+        /// No process listens at the address.
         ConnectionRefused = "connection-refused",
-        /// No way there, or no answer in time.
+        /// No route, or no response in time.
         Unreachable = "unreachable",
         /// The connection broke.
         ConnectionLost = "connection-lost",
-        /// Its certificate is not trusted.
+        /// The certificate is not trusted.
         CertificateInvalid = "certificate-invalid",
-        /// It speaks no TLS, or none that we do.
+        /// No TLS, or no common TLS version.
         TlsFailed = "tls-failed",
-        /// The proxy did not let us through.
+        /// The proxy rejected the connection.
         ProxyFailed = "proxy-failed",
-        /// It wants a credential, or another one.
+        /// The registry requires a credential, or another one.
         Unauthorized = "unauthorized",
-        /// It knows the credential and refuses all the same.
+        /// The registry rejects a valid credential.
         Forbidden = "forbidden",
-        /// It has no such image.
+        /// The registry does not have the image.
         ImageUnknown = "image-unknown",
-        /// It lacks a part of the image.
+        /// The registry lacks a part of the image.
         BlobUnknown = "blob-unknown",
-        /// It wants us to come back later.
+        /// The registry limits the rate.
         RateLimited = "rate-limited",
-        /// It is broken.
+        /// The registry has a server error.
         RegistryFailed = "registry-failed",
-        /// It answered what nobody understands.
+        /// The response is not understood.
         AnswerInvalid = "answer-invalid",
-        /// The image is not for this kind of machine.
+        /// The image does not support this platform.
         PlatformMissing = "platform-missing",
-        /// What came is not what its digest or size promised.
+        /// The content does not match its digest or size.
         DigestMismatch = "digest-mismatch",
-        /// A manifest, configuration or layer is broken.
+        /// A manifest, configuration or layer is invalid.
         ContentInvalid = "content-invalid",
-        /// It breaks a limit, or is of a kind that is not supported.
+        /// The image exceeds a limit, or its kind is not supported.
         Unacceptable = "unacceptable",
-        /// A signature is missing or wrong.
+        /// A signature is missing or invalid.
         SignatureRejected = "signature-rejected",
-        /// No room on the disk.
+        /// The disk is full.
         DiskFull = "disk-full",
         /// The disk cannot be written or read.
         DiskFailed = "disk-failed",
-        /// Something holds the image or the store.
+        /// The image or the store is in use.
         InUse = "in-use",
         /// The runtime cannot be reached.
         RuntimeUnavailable = "runtime-unavailable",
-        /// It took longer than allowed.
+        /// The time limit was exceeded.
         TimedOut = "timed-out",
-        /// Given up by whoever asked.
+        /// Cancelled by the caller.
         Cancelled = "cancelled",
-        /// The store knows no such call.
+        /// The store does not support the call.
         Unsupported = "unsupported",
         /// None of these.
         Other = "other",
@@ -100,55 +100,55 @@ words! {
 }
 
 words! {
-    /// Where on the way it went wrong.
+    /// The stage of an error.
     Stage {
-        /// Reading the name.
+        /// Parsing the name.
         Name = "name",
         /// Pull policy, verification or signature policy.
         Policy = "policy",
-        /// Waiting for a turn.
+        /// Waiting in the pull queue.
         Queue = "queue",
         /// Reading pull secrets and docker configurations.
         Credentials = "credentials",
-        /// Asking a credential provider.
+        /// Running a credential provider.
         CredentialProvider = "credential-provider",
         /// Reading or writing the pull records.
         Records = "records",
-        /// Finding the registry's address.
+        /// Resolving the registry's host name.
         Dns = "dns",
         /// Connecting.
         Connect = "connect",
-        /// The handshake.
+        /// The TLS handshake.
         Tls = "tls",
-        /// The proxy on the way.
+        /// Connecting through the proxy.
         Proxy = "proxy",
         /// The token service.
         Token = "token",
-        /// Asking for the manifest.
+        /// Requesting the manifest.
         Manifest = "manifest",
         /// Fetching a blob.
         Blob = "blob",
-        /// Comparing digests and sizes.
+        /// Verifying digests and sizes.
         Digest = "digest",
         /// Unpacking a layer.
         Unpack = "unpack",
         /// The disk.
         Disk = "disk",
-        /// The store of images.
+        /// The image store.
         Store = "store",
-        /// The container runtime, which does not say where.
+        /// The container runtime, without a known place.
         Runtime = "runtime",
     }
 }
 
-/// What went wrong, and where.
+/// The class and the stage of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What.
+    /// The class.
     pub class: ErrorClass,
-    /// Where on the way.
+    /// The stage.
     pub hop: Stage,
-    /// How long the registry asks to be left alone, if it does.
+    /// The time that the registry requests before a retry.
     pub retry_after: Option<Duration>,
 }
 

@@ -1,53 +1,53 @@
-//! Why a store or runtime did not do what it was asked.
+//! The error of a store or runtime call.
 
 use std::{error::Error, fmt};
 
 use super::error_class::Fault;
 
-/// What kind of refusal it was; a kind exists because some caller acts differently on it.
+/// The kind of an error; each kind exists because a caller handles it differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RuntimeErrorKind {
     /// The name is malformed, empty or ambiguous.
     InvalidArgument,
-    /// The registry has no such image.
+    /// The registry does not have the image.
     NotFound,
-    /// The registry refuses the credential, or wants one.
+    /// The registry rejects the credential, or requires one.
     Denied,
     /// The registry cannot be reached.
     RegistryUnavailable,
     /// A signature or policy check failed.
     SignatureInvalid,
-    /// What was fetched is not what its digest, size or format promised.
+    /// The content does not match its digest, size or format.
     Corrupt,
-    /// The image breaks a limit, or is of a kind that is not supported.
+    /// The image exceeds a limit, or its kind is not supported.
     Unacceptable,
-    /// Something holds the image.
+    /// The image is in use.
     InUse,
-    /// No room on the disk.
+    /// The disk is full.
     DiskFull,
-    /// The store or runtime itself cannot be reached or written.
+    /// The store or runtime is unreachable or not writable.
     Unavailable,
-    /// The store knows no such call.
+    /// The store does not support the call.
     Unsupported,
-    /// Took longer than allowed.
+    /// The time limit was exceeded.
     TimedOut,
-    /// Given up by whoever asked.
+    /// Cancelled by the caller.
     Cancelled,
-    /// A defect of imagelet itself: what must not happen has.
+    /// A defect of imagelet itself.
     Defect,
     /// Anything else.
     Other,
 }
 
-/// A refusal by a store or runtime. Prints what was tried on what and why; the cause is its source.
+/// An error of a store or runtime. Prints the action, the subject and the reason; the cause is its source.
 #[derive(Debug)]
 pub struct RuntimeError {
     kind: RuntimeErrorKind,
     message: String,
     hint: Option<String>,
     fault: Option<Box<Fault>>,
-    /// It is more than the registry being away, whatever its kind.
+    /// Set where the error proves more than an outage, whatever its kind.
     no_outage: bool,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -58,17 +58,17 @@ impl RuntimeError {
         Self { kind, message: message.into(), hint: None, fault: None, no_outage: false, source: None }
     }
 
-    /// An error nobody acts on differently.
+    /// An error that no caller handles differently.
     pub fn other(message: impl Into<String>) -> Self {
         Self::new(RuntimeErrorKind::Other, message)
     }
 
-    /// A defect of ours.
+    /// A defect of imagelet.
     pub fn defect(message: impl Into<String>) -> Self {
         Self::new(RuntimeErrorKind::Defect, message)
     }
 
-    /// A call this store does not know.
+    /// A call that the store does not support.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(RuntimeErrorKind::Unsupported, message)
     }
@@ -80,34 +80,34 @@ impl RuntimeError {
         self
     }
 
-    /// Adds where the user can mend it.
+    /// Adds the remedy for the user.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Says what went wrong and where, for machines.
+    /// Adds class and stage.
     #[must_use]
     pub fn with_fault(mut self, fault: Fault) -> Self {
         self.fault = Some(Box::new(fault));
         self
     }
 
-    /// What whoever met it said went wrong; see [`RuntimeError::fault`] for what it comes to.
+    /// The class and stage recorded at the origin; see [`RuntimeError::fault`] for the result.
     pub(super) fn said_fault(&self) -> Option<&Fault> {
         self.fault.as_deref()
     }
 
-    /// Marks that the registry was there, or is not the one that is meant: nothing may be concluded from its absence.
+    /// Marks that the registry answered or is not the one meant: the error proves no outage.
     #[must_use]
     pub fn not_an_outage(mut self) -> Self {
         self.no_outage = true;
         self
     }
 
-    /// Whether the registry is away, and has answered nothing: not reached, too busy or broken. A refusal, a certificate
-    /// that is not trusted and a failure after a tag was resolved are none.
+    /// Whether the registry is unavailable: unreachable, overloaded or broken. A rejection, an untrusted certificate
+    /// and a failure after a tag was resolved are no outage.
     pub fn is_outage(&self) -> bool {
         let mut is_one = self.kind == RuntimeErrorKind::RegistryUnavailable && !self.no_outage;
         let mut cause = self.source();
@@ -118,7 +118,7 @@ impl RuntimeError {
         is_one
     }
 
-    /// The same again, its causes in its message: for one of several who share a refusal.
+    /// A copy with all causes in its message, for one of several clients of a shared pull.
     #[must_use]
     pub fn copied(&self) -> Self {
         let fault = self.fault();
@@ -129,23 +129,23 @@ impl RuntimeError {
         }
     }
 
-    /// What kind of refusal.
+    /// The kind.
     pub fn kind(&self) -> RuntimeErrorKind {
         self.kind
     }
 
-    /// Where the user can mend it.
+    /// The remedy for the user.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
 
-    /// The message and all its causes in one line, for wires and logs that carry one text.
+    /// The message and all its causes in one line.
     pub fn chain(&self) -> String {
         error_chain(self)
     }
 }
 
-/// The message of an error and those of all its causes in one line.
+/// An error's message and those of all its causes in one line.
 pub fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

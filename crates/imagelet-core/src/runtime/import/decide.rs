@@ -1,4 +1,4 @@
-//! Decides whether a pull is imported natively or forwarded to the runtime, and what becomes of an import that failed.
+//! Decides whether a pull is imported natively or forwarded to the runtime, and how a failed import continues.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -14,40 +14,37 @@ use crate::{
     runtime::{ErrorClass, Fault, PullRequest, Stage},
 };
 
-/// By this annotation of a pod containerd knows the handler that an image is pulled for.
+/// The pod annotation from which containerd knows the handler of a pull.
 const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
-/// For so long a registry is forwarded first after forwarding helped.
+/// After a successful forward its registry is forwarded first for this long.
 const PREFERRED_FOR: Duration = Duration::from_mins(10);
-/// Most registries that are remembered.
 const PREFERRED_MAX: usize = 256;
 
-/// Whether pulls beside a runtime are imported (`runtimeImport`).
+/// The configured import mode (`runtimeImport`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImportMode {
-    /// Wherever that is possible; else they are forwarded.
+    /// Imports where possible, else forwards.
     #[default]
     Auto,
-    /// Each pull is forwarded.
+    /// Forwards each pull.
     Never,
-    /// No pull is forwarded; what cannot be imported fails with the reason.
+    /// Forwards no pull; without an import the pull fails with the reason.
     Require,
 }
 
-/// What is asked.
 #[derive(Debug)]
 pub(super) struct ImportQuestion<'a> {
-    /// As configured.
     pub(super) mode: ImportMode,
-    /// What the runtime is; or why that is not known.
+    /// The runtime, or the reason why it is unknown.
     pub(super) runtime: Result<&'a RuntimeInfo, &'a str>,
     /// The pull; `None`: any.
     pub(super) request: Option<&'a PullRequest>,
-    /// Whether forwarding helped for its registry a short while ago.
+    /// Whether a recent forward to its registry succeeded.
     pub(super) is_preferred: bool,
 }
 
-/// Why a pull is not imported, as far as runtime and request decide it; whether layers can be staged shows when they
-/// are. `None`: it is imported.
+/// The reason against an import, as far as runtime and request decide it. `None`: the pull is imported, unless staging
+/// fails later.
 pub(super) fn import_obstacle(question: &ImportQuestion<'_>) -> Option<ForwardReason> {
     if question.mode == ImportMode::Never {
         return Some(ForwardReason::SwitchedOff);
@@ -70,7 +67,7 @@ pub(super) fn import_obstacle(question: &ImportQuestion<'_>) -> Option<ForwardRe
     of_handler(&request.image, runtime).or_else(|| of_image(&name, runtime, question))
 }
 
-/// The snapshotter of a handler is the image's as well.
+/// The snapshotter of a handler applies to its images as well.
 fn of_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Option<ForwardReason> {
     let annotated = image.annotations.iter().filter(|(key, _)| key == HANDLER_ANNOTATION).map(|(_, handler)| handler);
     for handler in annotated.chain([&image.runtime_handler]).filter(|handler| !handler.is_empty()) {
@@ -94,26 +91,24 @@ fn of_image(name: &Reference, runtime: &RuntimeInfo, question: &ImportQuestion<'
     if let Some(setting) = runtime.configuration.registries.unread(name.domain()) {
         return Some(ForwardReason::RegistrySetting { setting, registry: registry() });
     }
-    // Where nothing may be forwarded, what helped others is of no use.
+    // Without forwards, a forward's earlier success is irrelevant.
     let is_preferred = question.is_preferred && question.mode == ImportMode::Auto;
     is_preferred.then(|| ForwardReason::RegistryPreferred(registry()))
 }
 
-/// What becomes of a pull whose import failed.
+/// The next step after a failed import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
-    /// The runtime pulls it, once. Where that succeeds and the runtime's settings may be why, the registry is forwarded
-    /// first for a while.
+    /// The runtime pulls the image, once. With `remember`, a success lets the registry be forwarded first for a while.
     Forward {
-        /// Whether they may be why.
+        /// Whether the runtime's settings may explain its success.
         remember: bool,
     },
-    /// It failed.
+    /// The pull fails.
     Fail,
 }
 
-/// Decides what becomes of a pull whose import failed. A pull for another platform cannot be forwarded: CRI has no word
-/// for it.
+/// The next step after a failed import. A pull for another platform cannot be forwarded: CRI has no field for it.
 pub(super) fn after_failure(
     mode: ImportMode,
     stage: ImportStage,
@@ -124,18 +119,18 @@ pub(super) fn after_failure(
     if mode != ImportMode::Auto || request.platform.is_some() {
         return AfterFailure::Fail;
     }
-    // The runtime has the records and does not show them: its own pull completes the image.
+    // The runtime has the records and does not list the image: its own pull completes it.
     if stage == ImportStage::Recorded {
         let is_hidden = fault.class == C::TimedOut && fault.hop == Stage::Runtime;
         return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
     }
     match fault.class {
-        // The registry answered, and a second question is the same one.
+        // The registry answered; a second request would be the same.
         C::RateLimited | C::ImageUnknown | C::BlobUnknown => AfterFailure::Fail,
         C::Cancelled | C::HeldBack | C::RateExceeded => AfterFailure::Fail,
         // The runtime would fill the same disk.
         C::DiskFull => AfterFailure::Fail,
-        // What came is wrong, or was refused to protect the node.
+        // The content is invalid, or was rejected to protect the node.
         C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
         C::Unacceptable if fault.hop != Stage::Manifest => AfterFailure::Fail,
         C::HostNotFound
@@ -151,7 +146,7 @@ pub(super) fn after_failure(
     }
 }
 
-/// The registries for which forwarding helped, each for a while.
+/// Registries with a recent successful forward.
 #[derive(Debug, Default)]
 pub(super) struct PreferredRegistries(HashMap<String, Instant>);
 
@@ -169,10 +164,10 @@ impl PreferredRegistries {
 }
 
 impl ImportMode {
-    /// All there are, as they are written.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
 
-    /// As it is written.
+    /// The word in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

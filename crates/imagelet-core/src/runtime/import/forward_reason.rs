@@ -1,4 +1,4 @@
-//! The way that a pull takes, and why it is not the native one.
+//! The way of a pull, imported or forwarded, and the reason for a forward.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ pub enum RegistrySetting {
     Configs,
     /// `registry.headers`
     Headers,
-    /// One of them that the runtime warns of and does not show.
+    /// A setting that the runtime warns of and does not report.
     Hidden,
 }
 
 impl RegistrySetting {
-    /// As the runtime's configuration calls it.
+    /// The key in the runtime's configuration.
     pub fn key(self) -> &'static str {
         match self {
             Self::Mirrors => "registry.mirrors",
@@ -29,10 +29,10 @@ impl RegistrySetting {
     }
 }
 
-/// How the image of a pull came into a runtime.
+/// The way an image entered a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullWay {
-    /// imagelet fetched it, and the runtime's own stores have it.
+    /// imagelet fetched it into the runtime's own stores.
     Imported,
     /// The runtime pulled it itself.
     Forwarded(ForwardReason),
@@ -43,11 +43,11 @@ pub enum PullWay {
 pub enum ForwardReason {
     /// `runtimeImport: never`
     SwitchedOff,
-    /// It is not known what the runtime is.
+    /// The runtime is unknown.
     RuntimeUnknown(String),
-    /// It is another one than containerd.
+    /// The runtime is not containerd.
     OtherRuntime(String),
-    /// Images are in another snapshotter, or in several.
+    /// The images are in another snapshotter, or in several.
     Snapshotter(Option<String>),
     /// The runtime has no such handler.
     HandlerUnknown(String),
@@ -60,30 +60,30 @@ pub enum ForwardReason {
     },
     /// The process is not root, or in a user namespace of its own.
     Rights(String),
-    /// The runtime's folder cannot be reached at the path that the runtime reports.
+    /// The runtime's folder is unreachable at the reported path.
     RootUnreachable(String),
     /// Layers cannot be staged beside the runtime's own.
     Staging(String),
-    /// The runtime's own interface does not answer.
+    /// The runtime's own API does not respond.
     ApiClosed(String),
     /// The image has no name that can be pulled.
     NameInvalid,
-    /// Sandboxes are started from the image, and the runtime marks it while it pulls it.
+    /// The runtime starts sandboxes from the image, and marks it during its own pull.
     SandboxImage,
     /// The runtime has a setting for the registry that imagelet does not read.
     RegistrySetting {
-        /// Which.
+        /// The setting.
         setting: RegistrySetting,
-        /// For which registry.
+        /// The registry.
         registry: String,
     },
-    /// The runtime could pull from the registry a short while ago, and imagelet could not.
+    /// The runtime recently pulled from the registry where imagelet failed.
     RegistryPreferred(String),
     /// The import ended before any image record existed.
     Failed {
-        /// What went wrong, and where.
+        /// Class and stage of the error.
         fault: Fault,
-        /// In words.
+        /// The text of the error.
         text: String,
     },
 }
@@ -97,7 +97,7 @@ impl PullWay {
         }
     }
 
-    /// Why it is forwarded, as a stable word.
+    /// The reason of a forward, as a stable word.
     pub fn reason_code(&self) -> Option<&'static str> {
         match self {
             Self::Imported => None,

@@ -1,7 +1,7 @@
 //! The ports of native import: an engine fetches and unpacks an image, and its layers become a runtime's own.
 //!
-//! [`ImageImporter`] is the whole of it behind one call. [`LayerSink`] is the end of the pipeline: the runtime's own
-//! stores, reached past CRI. After an import the runtime owns ordinary images and nothing refers to imagelet.
+//! [`ImageImporter`] is the whole import behind one call. [`LayerSink`] is the end of the pipeline: the runtime's own
+//! stores, reached past CRI. After an import the runtime owns ordinary images without a reference to imagelet.
 
 mod decide;
 mod forward_reason;
@@ -24,109 +24,110 @@ use crate::image::{Digest, ImageId, Reference};
 /// Pulls images into a runtime's own stores without the runtime's help.
 #[async_trait]
 pub trait ImageImporter: Send + Sync + fmt::Debug {
-    /// Fetches an image and imports it. Returns once the runtime shows the image and the disk has it.
+    /// Fetches an image and imports it. Returns once the runtime lists the image and the disk has it.
     ///
-    /// Dropping the future gives the import up; what the runtime holds for it is released in the background.
+    /// Dropping the future cancels the import; its resources in the runtime are released in the background.
     ///
     /// # Errors
-    /// With the stage at which the import ended: until [`ImportStage::Recorded`] the runtime knows no part of the image.
+    /// With the stage at which the import ended: before [`ImportStage::Recorded`] the runtime knows no part of the
+    /// image.
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
 
-    /// What imports under way have reserved on the disk and not written yet.
+    /// Disk space that running imports have reserved and not yet written.
     fn reserved(&self) -> Freed;
 }
 
-/// Looks whether what images are made of is still in a runtime's stores.
+/// Checks whether the content of an image is still in a runtime's stores.
 #[async_trait]
 pub trait ImageBacking: Send + Sync + fmt::Debug {
-    /// Whether containers can be made from an image: the chain of all its layers has a snapshot, or the runtime has all
-    /// blobs to unpack the layers again.
+    /// Whether an image can start containers: the chain of all its layers has a snapshot, or the runtime has all blobs
+    /// to unpack them again.
     ///
     /// # Errors
-    /// Where the runtime cannot be asked.
+    /// When the runtime does not respond.
     async fn is_usable(&self, image: &ImageId, chain: &Digest) -> Result<bool, RuntimeError>;
 }
 
-/// An import that ended without an image.
+/// A failed import.
 #[derive(Debug)]
 pub struct ImportError {
-    /// How far the import came.
+    /// The stage it reached.
     pub stage: ImportStage,
-    /// Why it ended.
+    /// The error.
     pub cause: RuntimeError,
 }
 
-/// How far an import came.
+/// The stage of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImportStage {
-    /// A registry was asked, or layers were fetched and unpacked.
+    /// Requests to the registry, fetches and unpacking.
     Fetch,
-    /// The runtime's stores refused a layer or a document; no image record exists.
+    /// The runtime's stores rejected a layer or a document; no image record exists.
     Handover,
     /// Image records may exist.
     Recorded,
 }
 
 impl ImportStage {
-    /// An error that ended an import at this stage.
+    /// An import error at this stage.
     pub fn failed(self, cause: RuntimeError) -> ImportError {
         ImportError { stage: self, cause }
     }
 }
 
-/// A runtime's own stores, as the end of a pull.
+/// A runtime's own stores, as the target of a pull.
 #[async_trait]
 pub trait LayerSink: Send + Sync + fmt::Debug {
-    /// Begins an import: from here on the runtime keeps what the import puts into it, and the layers that it has already.
+    /// Begins an import: the runtime now keeps the imported layers, and those of the image that it already has.
     ///
     /// # Errors
-    /// Where the runtime cannot be asked or refuses.
+    /// When the runtime rejects the call or does not respond.
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError>;
 }
 
-/// One import under way. Dropped before [`LayerImport::finish`], it is given up in the background.
+/// A running import. A drop before [`LayerImport::finish`] cancels it in the background.
 #[async_trait]
 pub trait LayerImport: Send + Sync + fmt::Debug {
-    /// How many of the lowest layers the runtime had at the begin. They are held and need not be fetched.
+    /// The number of lowest layers that the runtime has already. They are held and need no fetch.
     fn present(&self) -> usize;
 
-    /// Whether the runtime has layer `index` on top of all below it by now, as another import may have brought it.
-    /// A layer that it has is held from here on.
+    /// Whether the runtime now has layer `index` on top of all below it, as from a parallel import. The layer is then
+    /// held.
     async fn holds(&self, index: usize) -> Result<bool, RuntimeError>;
 
-    /// Moves an unpacked layer into the runtime. Layers may come in any order and at the same time: a layer waits here for
-    /// those below it. The folder of `tree` is empty or gone afterwards.
+    /// Moves an unpacked layer into the runtime. Layers may come in any order and in parallel: a layer waits for those
+    /// below it. The folder of `tree` is empty or removed afterwards.
     ///
     /// # Errors
-    /// Where the runtime or the disk refuses; the import is then of no further use.
+    /// When the runtime or the disk fails; the import cannot continue.
     async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError>;
 
-    /// Names the image: documents, then image records, then a look whether the runtime shows it. The caller has synced
-    /// the layers before. Once begun it ends by itself, whether or not the future is dropped: a record that comes after
-    /// the runtime has released the layers would name nothing.
+    /// Names the image: documents, image records, then a check that the runtime lists it. The caller has synced the
+    /// layers. It completes even if the future is dropped: a record written after the runtime released the layers would
+    /// name nothing.
     async fn finish(&self) -> Result<ImageId, ImportError>;
 
-    /// Gives the import up and returns once the runtime has released what it held for it.
+    /// Cancels the import and returns once the runtime has released its resources.
     async fn abandon(&self);
 }
 
-/// What became of a layer.
+/// The result of moving a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     /// The runtime has it.
     Committed,
-    /// A layer below it is gone from the runtime: the import has to begin anew.
+    /// The runtime removed a layer below it: the import has to restart.
     BaseGone,
 }
 
-/// An image as its registry describes it, every document verified against its digest.
+/// An image as its registry describes it; every document is verified against its digest.
 #[derive(Debug)]
 pub struct ImportedImage {
-    /// The reference that was asked for.
+    /// The requested reference.
     pub reference: Reference,
-    /// What the reference names: an index, or the manifest itself.
+    /// The document that the reference names: an index, or the manifest itself.
     pub root: ImportedDocument,
-    /// The manifest that was chosen for the platform; equal to `root` where that is no index.
+    /// The manifest for the platform; equal to `root` without an index.
     pub manifest: ImportedDocument,
     /// The image's configuration.
     pub config: ImportedDocument,
@@ -137,7 +138,7 @@ pub struct ImportedImage {
 }
 
 impl ImportedImage {
-    /// The name of each layer with all below it, lowest first.
+    /// The chain id of each layer, lowest first.
     pub fn chains(&self) -> Vec<Digest> {
         chain_ids(self.layers.iter().map(|layer| &layer.diff_id))
     }
@@ -150,7 +151,7 @@ pub struct ImportedDocument {
     pub digest: Digest,
     /// Its media type.
     pub media_type: String,
-    /// As the registry sent it.
+    /// The bytes from the registry.
     pub bytes: Arc<[u8]>,
 }
 
@@ -167,12 +168,12 @@ pub struct ImportedLayer {
     pub diff_id: Digest,
 }
 
-/// A layer that is unpacked and verified, with whiteouts in overlay form.
+/// An unpacked and verified layer, with whiteouts in overlay form.
 #[derive(Debug)]
 pub struct StagedTree {
-    /// The folder that is the layer's root.
+    /// The layer's root folder.
     pub folder: PathBuf,
-    /// Folders that no entry of the archive names, as raw bytes below the root, parents first: a lower layer may know
+    /// Folders without an entry in the archive, as raw bytes below the root, parents first: a lower layer may have
     /// their metadata. Empty bytes mean the root.
     pub implicit: Vec<Vec<u8>>,
     /// The compressed blob, where it is kept.

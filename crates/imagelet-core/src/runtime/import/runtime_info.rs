@@ -1,4 +1,4 @@
-//! What a runtime is and how it is configured, as far as native import depends on it: read from its CRI answers.
+//! The runtime's identity and configuration that native import depends on, from its CRI responses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,39 +13,37 @@ use crate::{
     runtime::{ImageFilesystems, default_sandbox_image, details::value_or_none},
 };
 
-/// The one runtime with stores that images can be imported into.
+/// The only runtime with stores for imports.
 const RUNTIME: &str = "containerd";
-/// The snapshotter that layers can be imported into.
+/// The only snapshotter for imports.
 pub(super) const SNAPSHOTTER: &str = "overlayfs";
-/// A folder of a snapshotter of containerd is its name behind this.
+/// The folder of a containerd snapshotter is this prefix and its name.
 const SNAPSHOTTER_FOLDER: &str = "io.containerd.snapshotter.v1.";
-/// Longest JSON text that is read: the runtime's whole configuration.
+/// Longest JSON text read: the runtime's whole configuration.
 const JSON_BYTES_MAX: usize = 4 << 20;
-/// No name of a handler, snapshotter or registry is longer.
 const NAME_BYTES_MAX: usize = 1024;
-/// Most folders of registry settings.
 const FOLDERS_MAX: usize = 64;
-/// The condition by which containerd reports settings that are deprecated, each by an id.
+/// The condition by which containerd reports deprecated settings by their ids.
 const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
-/// Parts of the ids of the registry settings that imagelet does not read.
+/// Parts of the ids of registry settings that imagelet does not read.
 const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
-/// Docker Hub, as images name it and as its hosts are called.
+/// Docker Hub in image names and in host names.
 const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
 
-/// What a runtime is and how it is configured.
+/// A runtime and its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeInfo {
     /// `containerd`, `cri-o`, …
     pub name: String,
-    /// Its version, as it reports it.
+    /// The reported version.
     pub version: String,
-    /// Where its snapshotters keep layers, each once.
+    /// The distinct folders of its snapshotters.
     pub places: Vec<SnapshotterPlace>,
     /// Its configuration.
     pub configuration: RuntimeConfiguration,
 }
 
-/// Where a snapshotter keeps its layers.
+/// The location of a snapshotter's layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotterPlace {
     /// The runtime's root folder.
@@ -54,36 +52,36 @@ pub struct SnapshotterPlace {
     pub snapshotter: String,
 }
 
-/// The part of a runtime's configuration that imports depend on.
+/// The configuration that imports depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfiguration {
     /// The snapshotter of images; `None`: not reported.
     pub snapshotter: Option<String>,
-    /// The snapshotter of each runtime handler; empty where the handler has no own one.
+    /// The snapshotter of each runtime handler; empty for the default one.
     pub handlers: BTreeMap<String, String>,
-    /// Images that sandboxes are started from.
+    /// The images for sandboxes.
     pub sandbox_images: Vec<String>,
-    /// How it reaches registries.
+    /// The registry settings.
     pub registries: RegistrySettings,
 }
 
-/// How a runtime reaches registries.
+/// The registry settings of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistrySettings {
-    /// As its configuration says.
+    /// Reported by its configuration.
     Reported {
         /// Folders of `HOST/hosts.toml`, in order.
         folders: Vec<PathBuf>,
-        /// Registries that have mirrors; `*` is all.
+        /// Registries with mirrors; `*` means all.
         mirrors: BTreeSet<String>,
-        /// Hosts that have credentials or certificates.
+        /// Hosts with credentials or certificates.
         configs: BTreeSet<String>,
-        /// Whether requests carry headers of its own.
+        /// Whether requests carry additional headers.
         has_headers: bool,
     },
-    /// It does not report them.
+    /// Not reported.
     Hidden {
-        /// It warns that some of them are deprecated (mirrors, credentials, certificates), or its report is unreadable.
+        /// The runtime warns of deprecated ones (mirrors, credentials, certificates), or its report is unreadable.
         has_unread: bool,
     },
 }
@@ -95,7 +93,7 @@ impl Default for RegistrySettings {
 }
 
 impl RegistrySettings {
-    /// The setting for a registry that imagelet does not read, if there is one.
+    /// The setting for a registry that imagelet does not read, if any.
     pub fn unread(&self, registry: &str) -> Option<RegistrySetting> {
         let hosts: &[&str] = if DOCKER_HUB.contains(&registry) { &DOCKER_HUB } else { &[registry] };
         let names = |set: &BTreeSet<String>| hosts.iter().any(|host| set.contains(*host));
@@ -110,22 +108,22 @@ impl RegistrySettings {
 }
 
 impl RuntimeInfo {
-    /// A runtime by its name and version alone.
+    /// A runtime without a known configuration.
     pub fn named(name: String, version: String) -> Self {
         Self { name, version, ..Self::default() }
     }
 
-    /// Whether it is the one runtime with stores that images can be imported into.
+    /// Whether it is containerd, the only runtime with stores for imports.
     pub fn is_containerd(&self) -> bool {
         self.name == RUNTIME
     }
 
-    /// Where the layers lie that imports stand on.
+    /// The location of the layers that imports use.
     pub fn place(&self) -> Option<&SnapshotterPlace> {
         self.places.iter().find(|place| place.snapshotter == SNAPSHOTTER)
     }
 
-    /// The snapshotter of images that no handler is named for. `None`: it has several and reports none.
+    /// The default snapshotter of images. `None`: there are several and none is reported.
     pub fn snapshotter(&self) -> Option<&str> {
         match (&self.configuration.snapshotter, &self.places[..]) {
             (Some(reported), _) => Some(reported),
@@ -134,14 +132,14 @@ impl RuntimeInfo {
         }
     }
 
-    /// Whether each image has to have a snapshot there: no other snapshotter keeps any.
+    /// Whether every image must have a snapshot there, as no other snapshotter is used.
     pub fn is_alone(&self) -> bool {
         let handlers = self.configuration.handlers.values();
         matches!(&self.places[..], [only] if only.snapshotter == SNAPSHOTTER)
             && handlers.filter(|snapshotter| !snapshotter.is_empty()).all(|snapshotter| snapshotter == SNAPSHOTTER)
     }
 
-    /// Whether sandboxes are started from an image of this name.
+    /// Whether sandboxes use an image of this name.
     pub fn is_sandbox_image(&self, image: &Reference) -> bool {
         let wanted = image.canonical();
         let named = self.configuration.sandbox_images.iter().filter_map(|name| name.parse::<Reference>().ok());
@@ -153,7 +151,7 @@ impl RuntimeInfo {
 }
 
 impl SnapshotterPlace {
-    /// The places that a runtime reports as those of its images.
+    /// The reported locations of images.
     pub fn all(filesystems: &ImageFilesystems) -> Vec<Self> {
         let mut places: Vec<Self> = Vec::new();
         for place in filesystems.images.iter().filter_map(|usage| Self::of(&usage.mountpoint)) {
@@ -170,20 +168,20 @@ impl SnapshotterPlace {
         (!name.is_empty()).then(|| Self { root: root.to_owned(), snapshotter: name.to_owned() })
     }
 
-    /// The folder of its layers.
+    /// The folder of the layers.
     pub fn folder(&self) -> PathBuf {
         self.root.join(format!("{SNAPSHOTTER_FOLDER}{}", self.snapshotter))
     }
 }
 
 impl RuntimeConfiguration {
-    /// Reads what a runtime's verbose status adds, and the messages of its conditions by their types.
+    /// Reads a runtime's verbose status and its condition messages by type.
     pub fn read(info: &BTreeMap<String, String>, conditions: &BTreeMap<String, String>) -> Self {
         let text = info.get("config");
         let read = text.filter(|text| text.len() <= JSON_BYTES_MAX).and_then(|text| serde_json::from_str(text).ok());
         let warnings = conditions.get(DEPRECATIONS).map(String::as_str).unwrap_or_default();
         let is_warned = DEPRECATED_REGISTRY.iter().any(|id| warnings.contains(id));
-        // What cannot be read may hold any setting.
+        // An unreadable report may contain any setting.
         let has_unread = is_warned || (text.is_some() && read.is_none());
         let raw: RawConfiguration = read.unwrap_or_default();
         let containerd = raw.containerd.unwrap_or_default();
@@ -201,7 +199,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= NAME_BYTES_MAX
 }
 
-/// What is read of the configuration. Everything else may be anything.
+/// The fields read of the configuration; others may be anything.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct RawConfiguration {
@@ -227,7 +225,7 @@ struct RawHandler {
     snapshotter: Option<String>,
 }
 
-/// The values of the maps hold passwords: their keys alone are read.
+/// The map values hold passwords, so only the keys are read.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawRegistry {
@@ -249,7 +247,7 @@ impl RawRegistry {
             .filter(|folder| folder.is_absolute())
             .take(FOLDERS_MAX)
             .collect();
-        // Credentials of older configurations are listed by the address of an endpoint.
+        // Older configurations key credentials by endpoint address.
         let of_address = |address: &String| {
             let host = address.split_once("://").map_or(address.as_str(), |(_, rest)| rest);
             host.split('/').next().unwrap_or_default().to_owned()

@@ -1,4 +1,4 @@
-//! A runtime's images whose pulls are imported natively where that is possible, and forwarded where it is not.
+//! A runtime's image service whose pulls are imported natively where possible, and forwarded elsewhere.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -25,19 +25,17 @@ use crate::{
     },
 };
 
-/// A runtime that takes longer to report what it is pulls itself.
+/// Time limit of the runtime's report; after it the runtime pulls itself.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
-/// Staging and the runtime's own interface have this long to open.
+/// Time limit to open staging and the runtime's own API.
 const OPEN_MAX: Duration = Duration::from_secs(10);
-/// How often it is looked whether the runtime is still the same.
+/// The interval of checks whether the runtime has changed.
 const LOOK_PERIOD: Duration = Duration::from_mins(1);
-/// Most pulls whose way is remembered.
 const WAYS_MAX: usize = 32;
-/// An image that could be used is not looked at again for this long.
+/// An image that is usable is not checked again for this long.
 const USABLE_FOR: Duration = Duration::from_secs(10);
-/// The look whether an image can be used may take this long; then it can.
+/// Time limit of the check; after it the image counts as usable.
 const USABLE_MAX: Duration = Duration::from_secs(1);
-/// Most images whose highest chain is remembered.
 const TOPS_MAX: usize = 20_000;
 
 static PULLS: Family = Family {
@@ -47,32 +45,32 @@ static PULLS: Family = Family {
     labels: &["way", "reason", "outcome"],
 };
 
-/// Where imports begin: what a runtime is, and what is opened beside it.
+/// Opens the resources of imports for a runtime.
 #[async_trait]
 pub trait ImportSite: Send + Sync + fmt::Debug {
-    /// Asks the runtime what it is and how it is configured; of one that is not containerd, its name and version suffice.
+    /// Reads the runtime's identity and configuration; for a runtime other than containerd, name and version suffice.
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
 
-    /// Opens staging and the runtime's own interface.
+    /// Opens staging and the runtime's own API.
     ///
     /// # Errors
     /// With the reason that `status` shows.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason>;
 
-    /// Returns once the runtime has released what imports that were given up held of it.
+    /// Returns once the runtime has released the resources of cancelled imports.
     async fn close(&self);
 }
 
-/// What imports need, opened.
+/// The open resources of imports.
 #[derive(Clone, Debug)]
 pub struct OpenedSite {
-    /// Imports.
+    /// Imports images.
     pub importer: Arc<dyn ImageImporter>,
-    /// Looks at what images are made of.
+    /// Checks the content of images.
     pub backing: Arc<dyn ImageBacking>,
 }
 
-/// What a site was opened for: with any change of these it is opened anew.
+/// The parameters of an open site: any change reopens it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SiteKey {
     version: String,
@@ -80,38 +78,38 @@ struct SiteKey {
     registries: RegistrySettings,
 }
 
-/// A pull and its way.
+/// A finished pull and its way.
 #[derive(Clone, Debug)]
 pub struct WayTaken {
-    /// When it ended.
+    /// The time it ended.
     pub at: SystemTime,
-    /// The name it was asked for by.
+    /// The requested name.
     pub image: String,
     /// The way.
     pub way: PullWay,
-    /// How long it took.
+    /// Its duration.
     pub took: Duration,
-    /// Why it failed, if it did.
+    /// The error of a failed pull.
     pub failure: Option<String>,
 }
 
-/// How imports stand.
+/// The state of imports.
 #[derive(Clone, Debug)]
 pub struct ImportStanding {
-    /// As configured.
+    /// The configured mode.
     pub mode: ImportMode,
-    /// What the runtime is; or why that is not known.
+    /// The runtime, or the reason why it is unknown.
     pub runtime: Result<RuntimeInfo, String>,
-    /// Why no pull is imported; `None`: pulls are.
+    /// The reason against imports; `None`: pulls are imported.
     pub obstacle: Option<ForwardReason>,
 }
 
-/// A runtime's images. Pulls are imported or forwarded; all else is the runtime's answer.
+/// A runtime's images. Pulls are imported or forwarded; other calls pass through.
 pub struct ImportingImages {
     inner: Arc<dyn ImageService>,
     site: Arc<dyn ImportSite>,
     mode: ImportMode,
-    /// Held while a site is opened: others wait for it.
+    /// Locked while a site is opened.
     opening: tokio::sync::Mutex<()>,
     closing: CancellationToken,
     shared: Mutex<Shared>,
@@ -128,13 +126,12 @@ struct Shared {
     tops: HashMap<ImageId, Top>,
 }
 
-/// The highest chain of an image, and when the image could be used.
+/// The highest chain of an image, and the time of its last successful check.
 struct Top {
     chain: Digest,
     usable_at: Option<Instant>,
 }
 
-/// A pull under way.
 struct Pull<'a> {
     request: &'a PullRequest,
     progress: Progress,
@@ -142,7 +139,7 @@ struct Pull<'a> {
 }
 
 impl ImportingImages {
-    /// The images of a runtime, with imports where the site allows them.
+    /// Wraps the images of a runtime, with imports where the site permits them.
     pub fn new(
         inner: Arc<dyn ImageService>,
         site: Arc<dyn ImportSite>,
@@ -154,7 +151,7 @@ impl ImportingImages {
         Self { inner, site, mode, opening, closing, shared: Mutex::default(), metrics }
     }
 
-    /// Looks now and then whether imports are possible, so that the first pull need not, until the images are dropped.
+    /// Checks periodically whether imports are possible, so that no pull has to wait, until the images are dropped.
     pub async fn look_on(images: Weak<Self>) {
         let mut last = None;
         loop {
@@ -178,7 +175,7 @@ impl ImportingImages {
         }
     }
 
-    /// How imports stand at this moment.
+    /// The current state of imports.
     pub async fn standing(&self) -> ImportStanding {
         if self.mode == ImportMode::Never {
             let runtime = Err("it was not asked".to_owned());
@@ -194,7 +191,7 @@ impl ImportingImages {
         self.shared().ways.iter().cloned().collect()
     }
 
-    /// Whether containers can be made from an image that the runtime lists. Where that cannot be found out, they can.
+    /// Whether a listed image can start containers; true in doubt.
     pub async fn is_usable(&self, image: &Image) -> bool {
         timeout(USABLE_MAX, self.look_at(image)).await.unwrap_or(true)
     }
@@ -234,7 +231,7 @@ impl ImportingImages {
         }
     }
 
-    /// The chain of all its layers. `None`: the runtime does not report it.
+    /// The chain id of all its layers. `None`: not reported.
     async fn chain_of(&self, image: &Image) -> Option<Digest> {
         let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
         self.inner.details(&spec).await.ok()??.chain_id

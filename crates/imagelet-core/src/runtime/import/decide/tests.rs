@@ -1,4 +1,4 @@
-//! The tables: which pull is imported, and which failed import is forwarded.
+//! Tests of the decision tables: imported or forwarded, and failed imports.
 
 use std::{path::PathBuf, time::Duration};
 

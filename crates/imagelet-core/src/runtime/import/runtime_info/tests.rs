@@ -1,4 +1,4 @@
-//! Reports of runtimes as they come over CRI, and what is read of them.
+//! Reports of runtimes over CRI, and the result of reading them.
 
 use std::time::SystemTime;
 
@@ -12,7 +12,7 @@ const CONTAINERD_1_6: &str = r#"{"containerd":{"snapshotter":"overlayfs","defaul
   "mirrors":{"r.io:5000":{"endpoint":["http://x"]}},"configs":{"private.io":{"auth":{"username":"u","password":"p"},
   "tls":null}},"auths":{"https://old.io/v1":{}},"headers":{"User-Agent":["c"]}},
   "imageDecryption":{"keyModel":"node"},"sandboxImage":"registry.k8s.io/pause:3.6"}"#;
-/// What containerd 2 reports: nothing of images.
+/// containerd 2 reports nothing about images.
 const CONTAINERD_2: &str = r#"{"containerd":{"defaultRuntimeName":"runc","runtimes":{"runc":{"runtimeType":"r",
   "snapshotter":"","sandboxer":"podsandbox"}}},"enableSelinux":false}"#;
 
