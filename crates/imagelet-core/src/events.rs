@@ -10,45 +10,45 @@ use std::{
 
 use tokio::sync::broadcast;
 
-/// Longest message kept, in bytes; a runtime's error text comes from outside.
+/// Longest stored message, in bytes; a runtime's error text comes from outside.
 const MESSAGE_LENGTH_MAX: usize = 8 * 1024;
 
-/// Takes events. Must not block: it is called on the way of a pull.
+/// Receives events. Must not block, as pulls call it.
 pub trait EventSink: Send + Sync + fmt::Debug {
-    /// Takes one event.
+    /// Records an event.
     fn record(&self, event: Event);
 }
 
-/// Something that happened, in the kubelet's words.
+/// An event in the kubelet's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Whether somebody should look.
+    /// Normal, or a warning.
     pub kind: EventKind,
-    /// The machine's word for it: `Pulling`, `Pulled`, `Failed`, …
+    /// The reason word: `Pulling`, `Pulled`, `Failed`, …
     pub reason: &'static str,
-    /// The human's.
+    /// The text for people.
     pub message: String,
-    /// To whom it happened.
+    /// The object of the event.
     pub subject: EventSubject,
-    /// What went wrong, for machines: beside the message, which stays the kubelet's.
+    /// The cause for machines, beside the message, which stays the kubelet's.
     pub cause: Option<EventCause>,
 }
 
-/// What went wrong and where, in the stable words of `docs/errors.md`.
+/// The class and the place of a failure, in the stable words of `docs/errors.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventCause {
-    /// What.
+    /// The error class.
     pub class: &'static str,
-    /// Where on the way.
+    /// The stage.
     pub hop: &'static str,
 }
 
-/// Whether somebody should look.
+/// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// All is as it should be.
+    /// The expected state.
     Normal,
-    /// Something is not.
+    /// A problem.
     Warning,
 }
 
@@ -68,16 +68,16 @@ impl fmt::Display for EventKind {
     }
 }
 
-/// To whom an event happened.
+/// The object of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum EventSubject {
     /// A pod, or a container in it.
     Pod {
         /// The pod's namespace.
         namespace: Arc<str>,
-        /// Its name.
+        /// The pod's name.
         name: Arc<str>,
-        /// Its uid.
+        /// The pod's uid.
         uid: Arc<str>,
         /// `spec.containers{NAME}` and the like; empty for the pod itself.
         field_path: Arc<str>,
@@ -101,16 +101,16 @@ impl fmt::Display for EventSubject {
     }
 }
 
-/// An event and when it was recorded.
+/// An event and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedEvent {
-    /// When.
+    /// The time of recording.
     pub at: SystemTime,
-    /// What.
+    /// The event.
     pub event: Event,
 }
 
-/// Logs events, keeps the last ones, and tells them to whoever follows.
+/// Logs events, keeps the last ones, and sends them to subscribers.
 pub struct LogEvents {
     kept: Mutex<VecDeque<RecordedEvent>>,
     kept_max: NonZeroUsize,
@@ -118,7 +118,7 @@ pub struct LogEvents {
 }
 
 impl LogEvents {
-    /// Keeps that many events; a follower that falls further behind loses the oldest.
+    /// Keeps that many events; a subscriber that falls further behind loses the oldest.
     pub fn new(kept_max: NonZeroUsize) -> Self {
         let (followers, _) = broadcast::channel(kept_max.get());
         Self { kept: Mutex::new(VecDeque::new()), kept_max, followers }
@@ -129,13 +129,13 @@ impl LogEvents {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// The events kept, oldest first, and all from then on: none twice, none missed.
+    /// The events kept, oldest first, and a subscription to all later ones, without gap or repetition.
     pub fn recent_and_follow(&self) -> (Vec<RecordedEvent>, broadcast::Receiver<RecordedEvent>) {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         (kept.iter().cloned().collect(), self.followers.subscribe())
     }
 
-    /// All events from now on.
+    /// Subscribes to all later events.
     pub fn follow(&self) -> broadcast::Receiver<RecordedEvent> {
         self.followers.subscribe()
     }
@@ -159,7 +159,7 @@ impl EventSink for LogEvents {
             kept.pop_front();
         }
         kept.push_back(recorded.clone());
-        // Without followers the send has nobody to reach, which is no failure.
+        // The send fails without subscribers, which is no failure.
         let _ = self.followers.send(recorded);
     }
 }

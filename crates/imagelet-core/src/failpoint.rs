@@ -1,9 +1,9 @@
-//! Steps at which a test can end the process, to see what a crash right there leaves behind.
+//! Failpoints: steps at which a test ends the process, to see what a crash there leaves behind.
 //!
-//! A crate names its steps with [`failpoints!`](crate::failpoints) and calls `reach` on each as it gets there. In a build
-//! without `debug_assertions`, as every release is, [`COMPILED_IN`] is false and nothing of this is in the program.
-//! Otherwise the variable `IMAGELET_FAILPOINT` decides: `NAME` aborts the first time that step is reached, `NAME:N` the
-//! N-th time, `log:FILE` appends the name of each step to a file.
+//! A crate names its steps with [`failpoints!`](crate::failpoints) and calls `reach` at each. Without
+//! `debug_assertions`, as in every release, [`COMPILED_IN`] is false and no failpoint is compiled in. Otherwise
+//! `IMAGELET_FAILPOINT` decides:
+//! `NAME` aborts at the first time that step is reached, `NAME:N` at the N-th, `log:FILE` appends each step's name.
 
 use std::{
     fs::File,
@@ -14,34 +14,33 @@ use std::{
     },
 };
 
-/// Whether this build has failpoints at all.
+/// Whether this build has failpoints.
 pub const COMPILED_IN: bool = cfg!(debug_assertions);
 
-/// Who arms one.
 const VARIABLE: &str = "IMAGELET_FAILPOINT";
 
 crate::failpoints! {
     /// A pull record or an intent is written, not yet synced.
     RecordWritten = "record.written",
-    /// It is synced beside its place.
+    /// The temporary record file is synced.
     RecordSynced = "record.synced",
-    /// It is in its place.
+    /// The record file is renamed.
     RecordRenamed = "record.renamed",
-    /// Its folder is synced.
+    /// The folder of the record is synced.
     RecordDurable = "record.durable",
     /// A pull record or an intent is unlinked.
     RecordRemoved = "record.removed",
     /// The ledger or the pins are written, not yet synced.
     StateWritten = "state.written",
-    /// They are synced beside their place.
+    /// The temporary state file is synced.
     StateSynced = "state.synced",
-    /// They are in their place.
+    /// The state file is renamed.
     StateRenamed = "state.renamed",
-    /// Their folder is synced.
+    /// The folder of the state file is synced.
     StateDurable = "state.durable",
     /// Half of a line of the decision log is written.
     DecisionHalfWritten = "decision.half-written",
-    /// The whole line is.
+    /// The whole line is written.
     DecisionWritten = "decision.written",
 }
 
@@ -56,17 +55,17 @@ macro_rules! failpoints {
         }
 
         impl Step {
-            /// Every step there is.
+            /// All steps.
             pub const ALL: &[Step] = &[$(Step::$step),+];
 
-            /// What arms it.
+            /// The name in `IMAGELET_FAILPOINT`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Step::$step => $name,)+
                 }
             }
 
-            /// Ends the process here when a test wants that.
+            /// Aborts here when the failpoint is armed.
             #[inline]
             pub fn reach(self) {
                 if $crate::failpoint::COMPILED_IN {
@@ -77,13 +76,12 @@ macro_rules! failpoints {
     };
 }
 
-/// What the environment asks for.
 enum Armed {
     Abort { name: String, left: AtomicUsize },
     Log(File),
 }
 
-/// What [`Step::reach`] does in a build that has failpoints.
+/// The implementation of [`Step::reach`] in a build with failpoints.
 #[doc(hidden)]
 pub fn reach(name: &str) {
     static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
@@ -103,7 +101,7 @@ pub fn reach(name: &str) {
     }
 }
 
-/// The environment is read here and not where the configuration is: no user ever sets this.
+/// Read from the environment and not from the configuration: it is for tests only.
 fn armed() -> Option<Armed> {
     let wanted = std::env::var_os(VARIABLE)?.into_string().ok()?;
     if let Some(path) = wanted.strip_prefix("log:") {

@@ -1,8 +1,7 @@
-//! The metadata of folders that a layer has without an entry of their own.
+//! Metadata of a layer's implicit folders, which have no entry of their own.
 //!
 //! A layer may hold `etc/app/conf` and not `etc/app`. Unpacked alone it gets a plain folder there, and overlayfs would
-//! show that one's mode and owner for the merged folder. What belongs there is the metadata of the uppermost layer below
-//! that names the folder.
+//! show that folder's mode and owner. The correct metadata is that of the uppermost lower layer that names the folder.
 
 use std::{collections::HashSet, io, path::Path};
 
@@ -15,9 +14,9 @@ use rustix::{
     io::Errno,
 };
 
-/// The largest attribute value the kernel takes.
+/// The kernel's limit of an attribute value.
 const XATTR_SIZE_MAX: usize = 64 * 1024;
-/// What overlayfs itself writes on a directory; it must not be copied to another place.
+/// Attributes that overlayfs writes on a directory; they must not be copied.
 const OVERLAY_PREFIX: &str = "trusted.overlay.";
 
 /// An unpacked layer, with whiteouts in overlay form.
@@ -28,27 +27,26 @@ pub struct LayerFolders {
 }
 
 impl LayerFolders {
-    /// Opens the folder that is a layer's root; `implicit` are the folders without an entry, as paths below it.
+    /// Opens a layer's root folder; `implicit`: paths below it of folders without an entry.
     pub fn open(root: &Path, implicit: HashSet<Vec<u8>>) -> io::Result<Self> {
         Ok(Self { tree: open_folder(root)?, implicit })
     }
 }
 
-/// What a layer has at a path.
 enum Found {
     Nothing,
-    /// Something that ends the search: a whiteout, a file, or a directory above that hides what lies below.
+    /// Ends the search: a whiteout, a file, or an opaque directory above.
     Hidden,
-    /// `alone`: a directory above it hides the layers below. One that is opaque itself hides what they have in it, and
-    /// is still the same directory.
+    /// `alone`: an opaque directory above it hides the lower layers. An opaque directory itself hides their content,
+    /// and is still the same directory.
     Directory {
         folder: OwnedFd,
         alone: bool,
     },
 }
 
-/// The folder whose metadata the merged folder at `path` shows, for layers from the top down. `None`: the merged view has
-/// no folder there.
+/// The folder whose metadata the merged folder at `path` shows, for layers from the top down. `None`: the merged view
+/// has no such folder.
 pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Option<OwnedFd>> {
     let mut fallback = None;
     for layer in layers {
@@ -69,7 +67,7 @@ pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Opti
     Ok(fallback)
 }
 
-/// Walks one layer by component; nothing on the way is followed.
+/// Walks one layer by component and follows no symlink.
 fn look(tree: &OwnedFd, path: &[u8]) -> io::Result<Found> {
     let mut here = openat(tree, ".", folder_flags(), Mode::empty())?;
     let mut alone = false;
@@ -95,7 +93,7 @@ fn is_opaque(folder: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// Gives a folder the mode, owner, times and attributes of another one.
+/// Copies mode, owner, times and attributes from one folder to another.
 pub fn copy_folder_metadata(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     let stat: Stat = fstat(from)?;
     let (uid, gid) = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
@@ -123,7 +121,7 @@ pub fn copy_folder_metadata(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     Ok(futimens(to, &times)?)
 }
 
-/// Opens a folder and follows no link that stands in its place.
+/// Opens a folder and rejects a symlink in its place.
 pub fn open_folder(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, folder_flags(), Mode::empty())?)
 }

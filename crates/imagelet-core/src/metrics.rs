@@ -9,32 +9,32 @@ use std::{
     },
 };
 
-/// Most label sets a family keeps; what comes after is counted under [`OVERFLOW`].
+/// Most label sets of a family; later ones are counted under [`OVERFLOW`].
 const SERIES_MAX: usize = 256;
-/// The value of every label of what came after [`SERIES_MAX`].
+/// The label value of sets beyond [`SERIES_MAX`].
 const OVERFLOW: &str = "other";
 
-/// A metric: its name, what it tells, and what tells its series apart. Declared as a constant by the room that counts.
+/// A metric family: name, help text and labels. Declared as a constant where it is counted.
 #[derive(Debug)]
 pub struct Family {
     /// The full name: `kubelet_…` where the kubelet has it, `imagelet_…` elsewhere.
     pub name: &'static str,
-    /// What it tells, one line.
+    /// The help text, one line.
     pub help: &'static str,
-    /// How its values move.
+    /// The metric type.
     pub kind: MetricKind,
-    /// Label names, in the order in which their values are given.
+    /// Label names, in the order of their values.
     pub labels: &'static [&'static str],
 }
 
-/// How a metric's values move.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MetricKind {
-    /// Only up.
+    /// Never decreases.
     Counter,
-    /// Up and down.
+    /// Increases and decreases.
     Gauge,
-    /// Observations, counted below each of these bounds.
+    /// Observations in buckets with these upper bounds.
     Histogram(&'static [f64]),
 }
 
@@ -56,11 +56,11 @@ enum Value {
     Histogram(Histogram),
 }
 
-/// One series of a counter or gauge. Cheap to clone, and to move: no name is looked up.
+/// One series of a counter or gauge. Cheap to clone; an update needs no lookup.
 #[derive(Clone, Debug, Default)]
 pub struct Number(Arc<AtomicU64>);
 
-/// One series of a histogram. Cheap to clone, and to move: no name is looked up.
+/// One series of a histogram. Cheap to clone; an update needs no lookup.
 #[derive(Clone, Debug)]
 pub struct Histogram(Arc<Mutex<Observed>>);
 
@@ -73,7 +73,7 @@ struct Observed {
 }
 
 impl Number {
-    /// Adds to it.
+    /// Adds an amount.
     pub fn add(&self, amount: f64) {
         let added = |bits| Some((f64::from_bits(bits) + amount).to_bits());
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).expect("it is never refused");
@@ -109,7 +109,7 @@ impl Histogram {
     }
 }
 
-/// A series that is looked up when it first moves, and shown from then on.
+/// A series that is looked up at its first update, and exported from then on.
 #[derive(Debug)]
 pub struct Late<T>(OnceLock<T>);
 
@@ -127,12 +127,12 @@ impl<T> Late<T> {
 }
 
 impl Metrics {
-    /// None yet.
+    /// Without families.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes a family without labels show its zero before anything happened.
+    /// Exports the zero of a family without labels before its first update.
     pub fn declare(&self, family: &'static Family) {
         let mut families = self.lock();
         let registered = registered(&mut families, family);
@@ -141,7 +141,7 @@ impl Metrics {
         }
     }
 
-    /// One series of a counter or gauge, for whoever moves it often. It is shown from now on.
+    /// One series of a counter or gauge, for frequent updates. Exported from now on.
     pub fn number(&self, family: &'static Family, labels: &[&str]) -> Number {
         match registered(&mut self.lock(), family).value(labels) {
             Value::Number(number) => number.clone(),
@@ -149,7 +149,7 @@ impl Metrics {
         }
     }
 
-    /// One series of a histogram, for whoever observes often. It is shown from now on.
+    /// One series of a histogram, for frequent observations. Exported from now on.
     pub fn histogram(&self, family: &'static Family, labels: &[&str]) -> Histogram {
         match registered(&mut self.lock(), family).value(labels) {
             Value::Histogram(histogram) => histogram.clone(),
@@ -176,7 +176,7 @@ impl Metrics {
         }
     }
 
-    /// Forgets every series of a family.
+    /// Removes every series of a family.
     pub fn clear(&self, family: &'static Family) {
         registered(&mut self.lock(), family).series.clear();
     }
@@ -188,7 +188,7 @@ impl Metrics {
         }
     }
 
-    /// The value of one counter or gauge, or the count of one histogram; zero when it never moved.
+    /// The value of a counter or gauge, or the count of a histogram; zero without an update.
     pub fn value(&self, family: &'static Family, labels: &[&str]) -> f64 {
         let key: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
         match self.lock().get(family.name).and_then(|registered| registered.series.get(&key)) {
@@ -198,7 +198,7 @@ impl Metrics {
         }
     }
 
-    /// Everything in Prometheus' text format, by name.
+    /// All families in Prometheus' text format, by name.
     pub fn render(&self) -> String {
         let mut text = String::new();
         for registered in self.lock().values() {

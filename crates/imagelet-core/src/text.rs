@@ -1,4 +1,4 @@
-//! Texts in the form Go prints and reads them, which is the form people search for.
+//! Texts in Go's format: quoted text, durations and errors, so that searches find the known form.
 
 use std::{
     collections::BTreeMap,
@@ -43,8 +43,7 @@ pub fn quoted(text: &str) -> String {
     quoted
 }
 
-/// A refusal over gRPC as clients print it, taken apart: the name of its code, and what the peer said. A text that is
-/// printed otherwise was said as it stands.
+/// Splits a printed gRPC error into the name of its code and its message. Another text is returned as the message.
 pub fn split_grpc_error(text: &str) -> (Option<&str>, &str) {
     let parts = text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = "));
     parts.map_or((None, text), |(code, said)| (Some(code), said))
@@ -54,11 +53,11 @@ fn is_printable(character: char) -> bool {
     if character.is_ascii() {
         return character == ' ' || character.is_ascii_graphic();
     }
-    // What Rust's own escape leaves as it is, is printable; all other spaces and format characters are not.
+    // Rust's escape keeps printable characters; all other spaces and format characters are not printable.
     !character.is_whitespace() && character.escape_debug().len() == 1
 }
 
-/// What is wrong with a text that serde takes for no JSON, as Go prints it: at most one character of the text.
+/// A serde JSON error as Go prints it: at most one character of the text.
 pub(crate) fn json_error(error: &serde_json::Error, text: &str) -> String {
     const CONTEXTS: [(&str, &str); 10] = [
         ("trailing characters", "after top-level value"),
@@ -83,13 +82,13 @@ pub(crate) fn json_error(error: &serde_json::Error, text: &str) -> String {
     } else {
         CONTEXTS.iter().find(|(start, _)| message.starts_with(start)).map(|(_, context)| (*context).to_owned())
     };
-    // What Go has no text for is serde's: it shows nothing of the document.
+    // Without a Go equivalent, serde's text is used: it shows nothing of the document.
     context.map_or(message, |context| format!("invalid character {} {context}", quoted_byte(*found)))
 }
 
-/// A text as Go's JSON encoder writes it: what a browser might take for markup is escaped.
+/// A text as Go's JSON encoder writes it, with HTML characters escaped.
 pub(crate) fn json_text(text: &str) -> Zeroizing<String> {
-    // Six bytes for one at most, so that it never moves and leaves a copy behind.
+    // An escape takes at most six bytes, so the buffer never moves and leaves no copy of the secret.
     let mut json = Zeroizing::new(String::with_capacity(6 * text.len() + 2));
     for character in Zeroizing::new(serde_json::Value::from(text).to_string()).chars() {
         match character {
@@ -104,7 +103,7 @@ pub(crate) fn json_text(text: &str) -> Zeroizing<String> {
     json
 }
 
-/// In which literal a letter is wrong, by what stands before it.
+/// The literal that holds the invalid letter, by the text before it.
 fn literal_context(before: &[u8]) -> Option<String> {
     ["null", "true", "false"].into_iter().find_map(|word| {
         let read = (1..word.len()).rev().find(|read| before.ends_with(&word.as_bytes()[..*read]))?;
@@ -112,7 +111,7 @@ fn literal_context(before: &[u8]) -> Option<String> {
     })
 }
 
-/// A byte between single quotes, as Go shows one.
+/// A byte between single quotes, as Go prints it.
 fn quoted_byte(byte: u8) -> String {
     match byte {
         b'\'' => "'\\''".to_owned(),
@@ -124,7 +123,7 @@ fn quoted_byte(byte: u8) -> String {
     }
 }
 
-/// A map that refuses a repeated key, as Go's strict decoder does; `null` is an empty one.
+/// A map that rejects a repeated key, as Go's strict decoder does; `null` is an empty one.
 pub(crate) fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
@@ -150,8 +149,8 @@ pub(crate) fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer.deserialize_any(Members(PhantomData))
 }
 
-/// A struct that is read from an object alone, as Go reads one, or from `null`. What serde derives takes a list, too, value by
-/// value: then a field holds what was meant for no field, and is shown where a secret would not be.
+/// A struct that is read from an object or `null` only, as in Go. serde's derive also accepts a list, value by value: a
+/// field could then hold a secret of another field and print it.
 #[derive(Default)]
 pub(crate) struct Object<T>(pub(crate) T);
 
@@ -174,7 +173,6 @@ impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A value for which `null` is the default, as for Go.
 pub(crate) fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -213,7 +211,7 @@ pub(crate) fn whole_milliseconds(duration: Duration) -> String {
     duration_text(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// Several error texts as one: equal ones once, brackets only around more than one.
+/// Joins error texts: duplicates once, brackets only around more than one.
 pub(crate) fn aggregate(errors: &[String]) -> String {
     let mut unique: Vec<&str> = Vec::new();
     for error in errors {
@@ -227,12 +225,12 @@ pub(crate) fn aggregate(errors: &[String]) -> String {
     }
 }
 
-/// Nanoseconds, as Go counts time spans: they may be below zero.
+/// A Go duration: nanoseconds, possibly negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Nanoseconds(pub(crate) i64);
 
 impl Nanoseconds {
-    /// As the standard library has it; `None` below zero.
+    /// The standard type; `None` for a negative duration.
     pub(crate) fn to_std(self) -> Option<Duration> {
         u64::try_from(self.0).ok().map(Duration::from_nanos)
     }
@@ -251,7 +249,7 @@ impl fmt::Display for Nanoseconds {
     }
 }
 
-/// The text is no duration; prints what Go prints.
+/// The text is not a duration; prints Go's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DurationError {
     #[error("time: invalid duration {0}")]
@@ -262,9 +260,9 @@ pub(crate) enum DurationError {
     UnknownUnit { unit: String, text: String },
 }
 
-/// Reads `2m30s`, `1.5h`, `-300ms` as Go's `time.ParseDuration` does: strictly.
+/// Parses `2m30s`, `1.5h`, `-300ms` as strictly as Go's `time.ParseDuration`.
 pub(crate) fn parse_duration(text: &str) -> Result<Nanoseconds, DurationError> {
-    /// What is repeated of a text that is no duration.
+    /// The part of an invalid text that is shown.
     const SHOWN_MAX: usize = 128;
     let shown = || quoted(&text.chars().take(SHOWN_MAX).collect::<String>());
     let invalid = || DurationError::Invalid(shown());
@@ -278,7 +276,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Nanoseconds, DurationError> {
     if rest.is_empty() {
         return Err(invalid());
     }
-    // The smallest number has no positive twin.
+    // The smallest number has no positive counterpart.
     let limit = i128::from(i64::MAX) + i128::from(negative);
     let mut total: i128 = 0;
     while !rest.is_empty() {
@@ -321,9 +319,9 @@ fn unit_scale(unit: &str) -> Option<i64> {
     })
 }
 
-/// So much of a unit, cut to whole nanoseconds.
+/// A fraction of a unit, cut to whole nanoseconds.
 fn fraction_of(digits: &str, scale: i64) -> i128 {
-    // Digits past the eighteenth change no nanosecond of an hour.
+    // Digits after the eighteenth change no nanosecond of an hour.
     let mut value: i128 = 0;
     let mut parts: i128 = 1;
     for digit in digits.bytes().take(18) {

@@ -1,8 +1,8 @@
-//! Refuses files that others may change: what decides about credentials, programs and trust has to come from the
-//! administrator or from this process' own user.
+//! Rejects files that other users may change: a source of credentials, programs or trust has to belong to root or to
+//! this process' own user.
 //!
-//! The file that was opened is judged, not its name, and so are the folder that it was found in and the one that it lies
-//! in, which differ where the name is a link (a Kubernetes `ConfigMap` is mounted so).
+//! The check covers the open file and not its name, its real folder and the folder of the name, which differ where the
+//! name is a symlink (as in a Kubernetes `ConfigMap` mount).
 
 use std::{
     fmt, fs, io,
@@ -12,14 +12,13 @@ use std::{
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, StatVfsMountFlags};
 
-/// The administrator, and the group that has no other members by convention.
+/// Root's user id, and a group id without other members by convention.
 const ROOT: u32 = 0;
-/// Entries of a folder with this bit are removed and renamed by their owners only.
+/// In a folder with this bit only an entry's owner removes or renames it.
 const STICKY: u32 = 0o1000;
 const GROUP_WRITES: u32 = 0o020;
 const EVERYONE_WRITES: u32 = 0o002;
 
-/// Whose a file is, and who may write to it.
 #[derive(Clone, Copy, Debug)]
 struct Ownership {
     uid: u32,
@@ -27,20 +26,19 @@ struct Ownership {
     mode: u32,
 }
 
-/// What a file is to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// What is read or run.
+    /// A file that is read or run.
     File,
-    /// A link on the way to it: its mode means nothing.
+    /// A symlink on the path: its mode has no meaning.
     Link,
-    /// The folder of one file that was named.
+    /// The folder of one named file.
     Folder { is_read_only: bool },
-    /// A folder of which every entry counts, so that a new one is a change, too.
+    /// A folder whose every entry is used, so that a new entry is a change, too.
     Collection { is_read_only: bool },
 }
 
-/// Who else may change something.
+/// The users who can change a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exposure {
     Owner(u32),
@@ -48,9 +46,9 @@ enum Exposure {
     Everyone,
 }
 
-/// Decides whether others than root and the user of this process may change a part.
+/// Whether users other than root and this process' user may change a part.
 ///
-/// A group may write where it is root's, or has the number of the user: such a group is the user's alone.
+/// Group write is permitted for root's group and for a group with the user's own number, which is the user's alone.
 fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     let is_writable_folder = match part {
         Part::Folder { is_read_only: true } | Part::Collection { is_read_only: true } => return None,
@@ -70,7 +68,7 @@ fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     }
 }
 
-/// Others may change a file that has to be trusted.
+/// Another user may change a file that has to be trusted.
 #[derive(Debug)]
 struct Exposed {
     path: PathBuf,
@@ -98,17 +96,17 @@ impl fmt::Display for Exposed {
 /// Opens a file for reading.
 ///
 /// # Errors
-/// When it cannot be opened, or [`check`] refuses it.
+/// When it cannot be opened, or [`check`] rejects it.
 pub fn open(path: &Path) -> io::Result<fs::File> {
     let file = fs::File::open(path)?;
     check(path, &file)?;
     Ok(file)
 }
 
-/// Refuses an open file that others may change, or exchange by another one.
+/// Rejects an open file that other users may change or replace.
 ///
 /// # Errors
-/// `PermissionDenied`, with what to change behind `hint: ` on a line of its own; or when it cannot be looked at.
+/// `PermissionDenied`, with the remedy after `hint: ` on its own line; or the error of the inspection.
 pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
     let file = file.as_fd();
     let stat = rustix::fs::fstat(file)?;
@@ -120,23 +118,23 @@ pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
     let named_in = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let found_in = fs::canonicalize(named_in)?;
     check_folder_of_file(&found_in)?;
-    // A pipe without a name lies in no folder.
+    // An unnamed pipe lies in no folder.
     match real_folder(file)? {
         Some(lies_in) if lies_in != found_in => check_folder_of_file(&lies_in),
         _ => Ok(()),
     }
 }
 
-/// Refuses a program that others may change, or exchange by another one.
+/// Rejects a program that other users may change or replace.
 ///
 /// # Errors
 /// As [`check`].
 pub fn check_program(path: &Path) -> io::Result<()> {
-    // A program that may be run and not read is looked at, too.
+    // `PATH` also opens a program with execute permission only.
     check(path, rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Refuses a folder of which every entry counts, while others may change it or add to it.
+/// Rejects a folder whose every entry is used, while other users may change it or add entries.
 ///
 /// # Errors
 /// As [`check`].
@@ -156,12 +154,12 @@ fn open_folder(path: &Path) -> io::Result<(OwnedFd, Stat)> {
     Ok((folder, stat))
 }
 
-/// Whether the file system is mounted read-only here, as `ConfigMap` volumes are, whose mode lets everyone write.
+/// Whether the mount is read-only, as of `ConfigMap` volumes, whose mode permits every user to write.
 fn is_read_only(folder: &OwnedFd) -> io::Result<bool> {
     Ok(rustix::fs::fstatvfs(folder)?.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// The folder in which an open file lies, links followed.
+/// The folder of an open file, symlinks resolved.
 fn real_folder(file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     Ok(path.parent().filter(|folder| folder.is_absolute()).map(Path::to_owned))
@@ -198,7 +196,7 @@ mod tests {
             (Part::File, 1000, 1000, 0o644, 1000, None),
             (Part::File, 1000, 1000, 0o644, 0, owner(1000)),
             (Part::File, 1001, 1000, 0o600, 1000, owner(1001)),
-            // The groups of root and of the user alone, which a umask of 002 counts on.
+            // The groups of root and of the user alone, which a umask of 002 relies on.
             (Part::File, 0, 0, 0o664, 0, None),
             (Part::File, 1000, 1000, 0o664, 1000, None),
             (Part::File, 1000, 100, 0o664, 1000, group(100)),
@@ -215,7 +213,7 @@ mod tests {
             (FOLDER, 1000, 0, 0o1777, 0, owner(1000)),
             (Part::Folder { is_read_only: true }, 0, 0, 0o777, 0, None),
             (COLLECTION, 0, 0, 0o755, 0, None),
-            // Others add what they like.
+            // Other users may add entries.
             (COLLECTION, 0, 0, 0o1777, 0, everyone),
             (COLLECTION, 1000, 1000, 0o755, 0, owner(1000)),
             (Part::Collection { is_read_only: true }, 0, 0, 0o777, 0, None),

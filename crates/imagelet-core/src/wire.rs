@@ -1,27 +1,27 @@
-//! How much an encoded message may hold, counted before it is decoded.
+//! Limits of an encoded message, checked before it is decoded.
 //!
-//! Two bytes on the wire are an image without anything in it, or a mount: a message of 16 MiB can stand for gigabytes in
-//! memory. So an adapter counts what a message is made of before anything is made of it.
+//! Two bytes on the wire can be an empty image or a mount: a message of 16 MiB can expand to gigabytes in memory. So an
+//! adapter counts the elements of a message before it decodes them.
 
-/// What one answer, of however many messages, may hold.
+/// The limits of one response, over all its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageBounds {
     /// Bytes on the wire.
     pub bytes: usize,
-    /// Messages, and what lies in them directly.
+    /// Direct elements of the messages.
     pub entries: usize,
-    /// Those, and what lies in them in turn.
+    /// Those, and their direct elements.
     pub parts: usize,
 }
 
 impl MessageBounds {
-    /// What is left of them after a message. `None`: it holds more.
+    /// The remainder after a message; `None`: the message exceeds the limits.
     #[must_use]
     pub fn less(self, message: &[u8]) -> Option<Self> {
         let (mut entries, mut parts) = (1, 0);
         for entry in Fields(message) {
             entries += 1;
-            // A text has parts, too, when read as a message: it may well read as some.
+            // A text may decode as a message, so its parts count as well.
             parts += Fields(entry).count();
             if entries > self.entries || parts > self.parts {
                 return None;
@@ -35,7 +35,7 @@ impl MessageBounds {
     }
 }
 
-/// The fields of a message that have a length, in order; ends where it does not read.
+/// The length-delimited fields of a message, in order; ends at invalid data.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -50,7 +50,7 @@ impl<'a> Iterator for Fields<'a> {
                     let length = varint(&mut self.0)?;
                     return take(&mut self.0, usize::try_from(length).ok()?);
                 }
-                // What lies in a group counts as if it lay beside it.
+                // The content of a group counts as if it were outside.
                 3 | 4 => {}
                 5 => drop(take(&mut self.0, 4)?),
                 _ => return None,

@@ -140,7 +140,7 @@ impl DockerConfig {
             } else if name.eq_ignore_ascii_case("credHelpers")
                 && let Value::Object(members) = value
             {
-                // A value that is not a text is skipped: the kubelet ignores this field, so it must not reject the document.
+                // A value that is not a text is skipped: the kubelet ignores this field, so it rejects no document.
                 let named = members.into_iter().filter_map(|(host, name)| Some((host, text(name)?)));
                 named.for_each(|(host, name)| self.helpers.take(&host, name));
             }

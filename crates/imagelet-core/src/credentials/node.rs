@@ -133,7 +133,7 @@ impl NodeKeyring {
         }
     }
 
-    /// The current keyring; rereads the files when the cache has expired, an empty one too. While files exist and none is
+    /// The current keyring; rereads the files when the cache, also an empty one, expires. While files exist and none is
     /// readable, the previous keyring stays.
     pub async fn keyring(&self) -> Arc<Keyring> {
         self.read_now().await.keyring
@@ -171,7 +171,7 @@ impl NodeKeyring {
         cached
     }
 
-    /// Takes over the search of another instance; the next call reads its files. While they are unreadable, the previous
+    /// Takes over the files of another instance; the next call reads them. While they are unreadable, the previous
     /// keyring stays.
     pub fn replace(&self, by: Self) {
         let by = by.state.into_inner().unwrap_or_else(PoisonError::into_inner);

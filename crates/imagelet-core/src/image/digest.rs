@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-/// The algorithms the reference grammar knows.
+/// The algorithms of the reference grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DigestAlgorithm {
     /// SHA-256, 64 hexadecimal digits.
@@ -14,7 +14,7 @@ pub enum DigestAlgorithm {
 }
 
 impl DigestAlgorithm {
-    /// The name as written before the colon.
+    /// The name before the colon.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sha256 => "sha256",
@@ -39,7 +39,7 @@ pub struct Digest {
     text: Arc<str>,
 }
 
-/// Why a text is no digest.
+/// The text is not a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DigestError {
     /// Not `algorithm:hex` in lower case.
@@ -54,7 +54,7 @@ pub enum DigestError {
 }
 
 impl Digest {
-    /// The digest of raw hash output.
+    /// Wraps raw hash output.
     ///
     /// # Panics
     /// When the bytes are not as long as the algorithm's output.
@@ -80,7 +80,7 @@ impl Digest {
         self.algorithm
     }
 
-    /// The digits behind the colon.
+    /// The digits after the colon.
     pub fn hex(&self) -> &str {
         &self.text[self.algorithm.name().len() + 1..]
     }

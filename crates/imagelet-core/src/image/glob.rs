@@ -1,33 +1,33 @@
-//! Globs over names: `*` stands for any characters, also none and also slashes; all else for itself.
+//! Globs over names: `*` matches any characters, none and slashes too; every other character matches itself.
 
 use std::fmt;
 
-/// Longest glob; no name of an image is longer.
+/// Longest glob; no image name is longer.
 pub const GLOB_LENGTH_MAX: usize = 1024;
 
-/// A pattern that covers whole texts.
+/// A pattern for whole texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Glob(String);
 
-/// Why a text is no glob.
+/// The text is not a valid glob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GlobError {
-    /// It covers the empty text alone.
+    /// The pattern is empty.
     #[error("an empty pattern covers nothing")]
     Empty,
-    /// Longer than what it could cover.
+    /// Longer than any name.
     #[error("the pattern is longer than {GLOB_LENGTH_MAX} bytes")]
     TooLong,
-    /// No name has blanks or control characters.
+    /// Blanks or control characters, which no name has.
     #[error("the pattern has blanks or control characters in it")]
     Blanks,
 }
 
 impl Glob {
-    /// Takes a pattern as it is written.
+    /// Parses a pattern.
     ///
     /// # Errors
-    /// When it is empty, too long, or has what no name has.
+    /// When it is empty, too long, or has characters that no name has.
     pub fn new(text: &str) -> Result<Self, GlobError> {
         if text.is_empty() {
             return Err(GlobError::Empty);
@@ -41,17 +41,17 @@ impl Glob {
         Ok(Self(text.to_owned()))
     }
 
-    /// As written.
+    /// The pattern as written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether it covers the whole text.
+    /// Whether the pattern matches the whole text.
     pub fn matches(&self, text: &str) -> bool {
         matches(&self.0, text)
     }
 
-    /// Whether it covers the name of an image, or of a repository, in full or as people shorten it.
+    /// Whether the pattern matches the name of an image or repository, in full or in its short form.
     pub fn matches_name(&self, name: &str) -> bool {
         spellings(name).any(|spelling| self.matches(spelling))
     }
@@ -63,7 +63,7 @@ impl fmt::Display for Glob {
     }
 }
 
-/// A name in full, and as people shorten it.
+/// The full and the short forms of a name.
 fn spellings(name: &str) -> impl Iterator<Item = &str> {
     let hub = name.strip_prefix("docker.io/");
     let library = hub.and_then(|rest| rest.strip_prefix("library/"));
@@ -74,7 +74,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     let Some((first, behind)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut rest) = text.strip_prefix(first) else { return false };
     let (middle, last) = behind.rsplit_once('*').unwrap_or(("", behind));
-    // Taking each piece as early as it comes leaves the most for those behind it.
+    // The earliest match of each piece leaves the most text for the later ones.
     for piece in middle.split('*').filter(|piece| !piece.is_empty()) {
         let Some(at) = rest.find(piece) else { return false };
         rest = &rest[at + piece.len()..];

@@ -1,4 +1,4 @@
-//! What identifies an image on a node.
+//! Image ids, and image keys with a runtime handler.
 
 use std::{cmp::Ordering, fmt, sync::Arc};
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The id a store gave an image: `sha256:` and the digest of its configuration in our own store and in containerd's.
 ///
-/// Opaque, as other runtimes choose other forms. Cheap to clone.
+/// Opaque, because other runtimes use other forms. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ImageId(Arc<str>);
 
 impl ImageId {
-    /// Takes the id as the store spelled it.
+    /// Wraps an id as the store spells it.
     pub fn new(id: impl AsRef<str>) -> Self {
         Self(Arc::from(id.as_ref()))
     }
 
-    /// The id as the store spelled it.
+    /// The id as the store spells it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -26,14 +26,14 @@ impl ImageId {
         Self::shorten(&self.0)
     }
 
-    /// The same of an id that is still a text.
+    /// As [`Self::short`], for a text.
     pub fn shorten(id: &str) -> &str {
         let bare = id.strip_prefix("sha256:").unwrap_or(id);
         bare.get(..13).unwrap_or(bare)
     }
 }
 
-/// By the text. Rows that are walked side by side mostly hold the very same id, which need not be read.
+/// Compares texts; lists compared row by row mostly share the allocation, which needs no read.
 impl Ord for ImageId {
     fn cmp(&self, other: &Self) -> Ordering {
         if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
@@ -80,12 +80,12 @@ pub struct ImageKey {
 }
 
 impl ImageKey {
-    /// Joins an id and a handler; an empty handler is the default one.
+    /// Joins an id and a handler; an empty handler means the default one.
     pub fn new(id: ImageId, handler: String) -> Self {
         Self { id, handler }
     }
 
-    /// Reads the printed form; everything behind the first comma is the handler.
+    /// Parses the printed form; the handler follows the first comma.
     pub fn parse(text: &str) -> Self {
         let (id, handler) = text.split_once(',').unwrap_or((text, ""));
         Self::new(ImageId::new(id), handler.to_owned())
@@ -96,7 +96,7 @@ impl ImageKey {
         &self.id
     }
 
-    /// The handler; empty is the default one.
+    /// The handler; empty means the default one.
     pub fn handler(&self) -> &str {
         &self.handler
     }
@@ -108,7 +108,7 @@ impl fmt::Display for ImageKey {
     }
 }
 
-/// Written as it prints.
+/// Serialises as printed.
 impl Serialize for ImageKey {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

@@ -1,45 +1,44 @@
-//! What a text means that names an image which is here: an id, a name, or the beginning of an id (`docs/spec/cri.md §5.1`).
+//! Resolves a text to a present image: an id, a name, or an id prefix (`docs/spec/cri.md §5.1`).
 
 use super::{
     Digest, ImageId, Reference,
     reference::{NameKind, full_name_kind},
 };
 
-/// The shortest beginning of an id that may stand for it, in hex digits.
+/// Shortest id prefix, in hex digits.
 pub const ID_PREFIX_LENGTH_MIN: usize = 3;
-/// The digits of a whole id.
 const ID_LENGTH: usize = 64;
 
-/// Whatever knows which images are here and what they are called.
+/// The present images and their names.
 pub trait ImageNames {
     /// Whether there is an image with this id.
     fn has(&self, id: &ImageId) -> bool;
 
-    /// The image with this normal name (`docker.io/library/busybox:latest`, `r.example/a@sha256:…`).
+    /// The image with this normalised name (`docker.io/library/busybox:latest`, `r.example/a@sha256:…`).
     fn named(&self, name: &str) -> Option<ImageId>;
 
-    /// The first two images whose ids begin so, `sha256:` included.
+    /// The first two images whose ids have this prefix, `sha256:` included.
     fn beginning(&self, prefix: &str) -> [Option<ImageId>; 2];
 }
 
-/// Why a text means no one image.
+/// The text does not identify one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// It says nothing.
+    /// The text is empty.
     #[error("no image specified")]
     Empty,
-    /// It is the beginning of several ids.
+    /// The text is a prefix of several ids.
     #[error("it is the beginning of several image ids")]
     Ambiguous,
 }
 
-/// The image that a text means. `None`: none that is here, whatever else the text may be.
+/// Resolves a text to an image; `None` where no present image matches.
 ///
-/// A whole digest is an id and nothing else, so that of a manifest finds nothing. Then comes the name, in full after the
-/// rules of Docker, its tag dropped where a digest follows; and last the beginning of an id.
+/// A whole digest is an id only, so a manifest digest finds nothing. The name is next, normalised by Docker's rules,
+/// its tag dropped where a digest follows; the id prefix is last.
 ///
 /// # Errors
-/// Where it says nothing, or means several images.
+/// When the text is empty or ambiguous.
 pub fn look_up(text: &str, images: &dyn ImageNames) -> Result<Option<ImageId>, LookupError> {
     if text.is_empty() {
         return Err(LookupError::Empty);
@@ -65,7 +64,7 @@ fn is_lower_hex(byte: u8) -> bool {
     byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
 }
 
-/// Sorts names of an image into those with a tag and those with a digest, each kind sorted. What is neither is in none.
+/// Sorts names into those with a tag and those with a digest; other names are dropped.
 pub fn split_names<'a>(names: impl IntoIterator<Item = &'a str>) -> (Vec<String>, Vec<String>) {
     let (mut tags, mut digests) = (Vec::new(), Vec::new());
     for name in names {
@@ -89,7 +88,7 @@ mod tests {
     use super::*;
     use crate::testing::{VectorRun, go_quoted, vectors, vectors_document};
 
-    /// Images and their names, as a vector gives them.
+    /// The images and names of a vector.
     struct Table(BTreeMap<ImageId, Vec<String>>);
 
     impl Table {
@@ -147,7 +146,7 @@ mod tests {
                 Err(LookupError::Empty) => "empty",
                 Err(error) => panic!("{}: {error}", case.name),
             };
-            // Of some the vectors only say that they are errors.
+            // For some cases the vectors only say that they fail.
             let has_kind = case.expected.get("error_kind").is_some();
             let found = if has_kind { json!({"error": true, "error_kind": kind}) } else { json!({"error": true}) };
             run.compare(&case, &found);

@@ -1,4 +1,4 @@
-//! Bytes and percents that cannot be mixed up.
+//! The types of bytes and percents.
 
 use std::{
     fmt::{self, Write as _},
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 pub struct ByteSize(pub u64);
 
 impl ByteSize {
-    /// Nothing.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// What is left, or nothing.
+    /// The difference, or zero.
     #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -36,7 +36,7 @@ impl std::iter::Sum for ByteSize {
     }
 }
 
-/// Prints decimal units with three significant digits: `742kB`, `1.15MB`.
+/// Decimal units with three significant digits: `742kB`, `1.15MB`.
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
@@ -63,7 +63,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A few plain characters: lists print very many sizes.
+/// Formats without an allocation: lists print very many sizes.
 #[derive(Default)]
 struct Short {
     bytes: [u8; 16],
@@ -71,7 +71,7 @@ struct Short {
 }
 
 impl Short {
-    /// Leaves out zeros at the end of a fraction, and its point.
+    /// Removes trailing zeros of a fraction, and its point.
     fn trim(&mut self) {
         let text = self.as_str();
         self.length = text.trim_end_matches('0').trim_end_matches('.').len();
@@ -109,7 +109,7 @@ impl From<Percent> for i64 {
     }
 }
 
-/// The number is no percentage.
+/// The number is not a percentage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not between 0 and 100")]
 pub struct PercentError(pub i64);

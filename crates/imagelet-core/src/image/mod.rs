@@ -20,43 +20,42 @@ pub use pinned::{PinnedNames, PinnedNamesError};
 pub use platform::{Platform, PlatformError};
 pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag_and_digest};
 
-/// What names an image in a request to a runtime, and what a runtime says it was asked for.
+/// The image of a runtime request, and of the runtime's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImageSpec {
     /// A reference or an id, depending on the call.
     pub image: String,
-    /// Whose store to use; empty means the default handler.
+    /// The handler whose store is used; empty means the default one.
     pub runtime_handler: String,
     /// Hints to the runtime, sorted by name.
     pub annotations: Vec<(String, String)>,
 }
 
 impl ImageSpec {
-    /// A spec that is a name alone.
+    /// A spec with a name only.
     pub fn new(image: impl Into<String>) -> Self {
         Self { image: image.into(), ..Self::default() }
     }
 }
 
-/// The user an image's configuration asks to run as.
+/// The user of an image's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageUser {
-    /// The configuration names nobody.
+    /// The configuration names no user.
     #[default]
     Unset,
     /// A numeric user id.
     Uid(i64),
-    /// A user name, to be looked up inside the image.
+    /// A user name, resolved inside the image.
     Name(String),
 }
 
-/// Longest name of a user; longer ones no system has.
+/// No system has longer user names.
 const USER_LENGTH_MAX: usize = 256;
 
 impl ImageUser {
-    /// Reads what a configuration says: `USER`, `UID`, `USER:GROUP`. A number is a uid, in range or not, and whatever is
-    /// no number that 64 bits hold is a name: a kubelet that must not run root refuses what it cannot tell
-    /// (`docs/spec/cri.md §5.4`).
+    /// Parses `USER`, `UID` or `USER:GROUP`. A number is a uid, in range or not; anything that 64 bits do not hold is a
+    /// name, which a kubelet that must not run root rejects (`docs/spec/cri.md §5.4`).
     pub fn of_config(text: &str) -> Self {
         let name = text.split(':').next().unwrap_or_default();
         if name.is_empty() {
@@ -65,12 +64,12 @@ impl ImageUser {
         if let Ok(uid) = name.parse::<i64>() {
             return Self::Uid(uid);
         }
-        // Each list of images repeats it.
+        // Every image list repeats the name.
         let end = name.char_indices().map(|(at, _)| at).find(|at| *at >= USER_LENGTH_MAX).unwrap_or(name.len());
         Self::Name(name[..end].to_owned())
     }
 
-    /// Whether it is a uid that no system has.
+    /// Whether it is a uid outside the range of any system.
     pub fn is_out_of_range(&self) -> bool {
         matches!(self, Self::Uid(uid) if u32::try_from(*uid).is_err())
     }
@@ -85,28 +84,28 @@ pub struct Image {
     pub tags: Vec<String>,
     /// Full names with digest.
     pub digests: Vec<String>,
-    /// What the store says it occupies; shared layers are counted in each image.
+    /// The size the store reports; shared layers count in each image.
     pub size: ByteSize,
-    /// The user its configuration asks for.
+    /// The user of its configuration.
     pub user: ImageUser,
-    /// Annotations and handler it was stored under.
+    /// Annotations and handler of the stored image.
     pub spec: ImageSpec,
-    /// The store asks that no collection take it.
+    /// The store excludes the image from collections.
     pub pinned: bool,
 }
 
 impl Image {
-    /// The key under which an inventory keeps this image.
+    /// The image's key in an inventory.
     pub fn key(&self) -> ImageKey {
         ImageKey::new(self.id.clone(), self.spec.runtime_handler.clone())
     }
 
-    /// The names that it is reported with: those with tag, where it has any, else those with digest.
+    /// The reported names: those with tag, else those with digest.
     pub fn names(&self) -> &[String] {
         if self.tags.is_empty() { &self.digests } else { &self.tags }
     }
 
-    /// Where its key stands to another one, without making it.
+    /// Compares the image's key with another without building it.
     pub fn cmp_key(&self, key: &ImageKey) -> Ordering {
         self.id.cmp(key.id()).then_with(|| self.spec.runtime_handler.as_str().cmp(key.handler()))
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{Image, Reference};
 
-/// Names that are pinned, whatever image they mean now.
+/// Pinned names, whatever image they refer to at the time.
 ///
 /// ```
 /// use imagelet_core::image::PinnedNames;
@@ -16,48 +16,48 @@ use super::{Image, Reference};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PinnedNames {
-    /// As names are kept, capital letters of tags included.
+    /// Normalised names; tags keep their capital letters.
     exact: BTreeSet<String>,
     patterns: Vec<Pattern>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern {
-    /// A whole name, in small letters.
+    /// A whole name, in lower case.
     Whole(String),
-    /// `TEXT*`: how a name begins.
+    /// `TEXT*`: a prefix.
     Beginning(String),
-    /// `*TEXT*`: what is somewhere in it.
+    /// `*TEXT*`: a part of the name.
     Within(String),
 }
 
-/// Why a text pins nothing.
+/// The text is not a valid pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinnedNamesError {
-    /// It would keep everything.
+    /// It would pin every image.
     #[error("a pattern of `*` alone would pin every image")]
     Everything,
-    /// Nothing was written.
+    /// The pattern is empty.
     #[error("an empty pattern pins no image")]
     Empty,
-    /// A `*` stands where it has no meaning.
+    /// A `*` in an unsupported place.
     #[error("`{0}`: a `*` stands at the end, or at both ends")]
     Star(String),
 }
 
 impl PinnedNames {
-    /// containerd's notation: whole names, compared as they are kept.
+    /// containerd's notation: whole names, compared after normalisation.
     pub fn exactly<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let kept = |name: &str| name.parse::<Reference>().map(|name| name.canonical().to_string());
         let spelled = names.into_iter().flat_map(|name| [Some(name.to_owned()), kept(name).ok()]);
         Self { exact: spelled.flatten().filter(|name| !name.is_empty()).collect(), patterns: Vec::new() }
     }
 
-    /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, capital letters or small. A beginning is where the name
-    /// begins, domain included; CRI-O also finds it within.
+    /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, case-insensitive. A beginning matches at the start of
+    /// the name, domain included; CRI-O also matches it within.
     ///
     /// # Errors
-    /// Where a pattern would pin everything or nothing, or has a `*` elsewhere.
+    /// When a pattern would pin everything or nothing, or has a `*` elsewhere.
     pub fn patterns<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, PinnedNamesError> {
         let mut patterns = Vec::new();
         for text in texts {
@@ -75,7 +75,7 @@ impl PinnedNames {
             }
             let pattern = match (front, end) {
                 (false, false) => {
-                    // A name without tag means the latest, as everywhere.
+                    // A name without tag means `latest`.
                     let kept = small.parse::<Reference>().map(|name| name.canonical().to_string());
                     patterns.extend(kept.ok().filter(|kept| *kept != small).map(Pattern::Whole));
                     Pattern::Whole(small)
@@ -88,7 +88,7 @@ impl PinnedNames {
         Ok(Self { exact: BTreeSet::new(), patterns })
     }
 
-    /// Both together.
+    /// The union of both.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.exact.extend(other.exact);
@@ -96,7 +96,7 @@ impl PinnedNames {
         self
     }
 
-    /// Whether nothing is pinned.
+    /// Whether no name is pinned.
     pub fn is_empty(&self) -> bool {
         self.exact.is_empty() && self.patterns.is_empty()
     }
@@ -117,13 +117,13 @@ impl PinnedNames {
         })
     }
 
-    /// Whether an image that is not pinned yet is to be, as one of its names is.
+    /// Whether an unpinned image has a pinned name.
     pub fn marks(&self, image: &Image) -> bool {
         let is_named = || image.tags.iter().chain(&image.digests).any(|name| self.pins(name));
         !image.pinned && !self.is_empty() && is_named()
     }
 
-    /// Marks an image as pinned while one of its names is.
+    /// Marks an image with a pinned name as pinned.
     pub fn mark(&self, image: &mut Image) {
         image.pinned |= self.marks(image);
     }
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn names_are_pinned_as_the_vectors_say() {
-        // The rule of snapshotters is run by the room that chooses a handler.
+        // The vector's rule of snapshotters belongs to the code that chooses a handler.
         let mut run = VectorRun::once("cri-pinning-and-handler.json", |input| input["rule"] != "snapshotter");
         while let Some(case) = run.next_case() {
             let input = &case.input;

@@ -1,25 +1,25 @@
-//! The kind of machine an image runs on.
+//! The platform of an image: operating system, architecture and variant.
 
 use std::{fmt, str::FromStr};
 
-/// `OS/ARCHITECTURE[/VARIANT]` in Go's spelling, as image indexes use it.
+/// `OS/ARCHITECTURE[/VARIANT]` in Go's spelling, as in image indexes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Platform {
     /// `linux`
     pub os: String,
     /// `amd64`, `arm64`, …
     pub architecture: String,
-    /// `v8`, …; `None` accepts the one without.
+    /// `v8`, …; `None` accepts an entry without variant.
     pub variant: Option<String>,
 }
 
-/// The text is no platform.
+/// The text is not a platform.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not OS/ARCHITECTURE or OS/ARCHITECTURE/VARIANT")]
 pub struct PlatformError(String);
 
 impl Platform {
-    /// The machine this program was built for.
+    /// The platform of this build.
     pub fn host() -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",

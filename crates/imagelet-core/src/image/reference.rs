@@ -1,15 +1,13 @@
-//! Names of images, read as `distribution/reference` v0.6.0 reads them (`docs/spec/pull.md §5`).
+//! Image references, parsed as `distribution/reference` v0.6.0 does (`docs/spec/pull.md §5`).
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
 use super::digest::{Digest, DigestError};
 
-/// Longest repository path, without its domain.
 const PATH_LENGTH_MAX: usize = 255;
-/// Longest tag.
 const TAG_LENGTH_MAX: usize = 128;
 const DEFAULT_DOMAIN: &str = "docker.io";
-/// Where the default registry keeps names of one component.
+/// The default registry's namespace for names of one component.
 const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
 
@@ -21,29 +19,29 @@ pub struct Reference {
     digest: Option<Digest>,
 }
 
-/// Why a text names no image.
+/// The text is not a reference.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReferenceError {
-    /// It does not match the grammar.
+    /// The text does not match the grammar.
     #[error("invalid reference format")]
     Format,
-    /// The repository has capital letters; the part that does.
+    /// The repository has capital letters, in this part.
     #[error("invalid reference format: repository name ({0}) must be lowercase")]
     NameUppercase(String),
-    /// The same, found by the parser that does not normalise.
+    /// As above, from the parser that does not normalise.
     #[error("repository name must be lowercase")]
     Uppercase,
-    /// Nothing was written.
+    /// The text is empty.
     #[error("repository name must have at least one component")]
     Empty,
-    /// It looks like an id.
+    /// The text looks like an id.
     #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
     LooksLikeId(String),
     /// The path is longer than the grammar allows.
     #[error("repository name must not be more than {PATH_LENGTH_MAX} characters")]
     TooLong,
-    /// The digest is none.
+    /// The digest is invalid.
     #[error(transparent)]
     Digest(#[from] DigestError),
 }
@@ -54,40 +52,39 @@ impl Reference {
         &self.repository
     }
 
-    /// The registry's host and port. Empty for the few names that match only as a path.
+    /// The registry's host and port. Empty for the few names that match as a path only.
     pub fn domain(&self) -> &str {
         split_domain(&self.repository).0
     }
 
-    /// The repository as the registry calls it, without the domain.
+    /// The repository without the domain, as in registry URLs.
     pub fn path(&self) -> &str {
         split_domain(&self.repository).1
     }
 
-    /// The tag, given or defaulted; `None` when only a digest was given.
+    /// The tag, given or defaulted; `None` with a digest only.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// The digest, where one was given.
+    /// The digest, if given.
     pub fn digest(&self) -> Option<&Digest> {
         self.digest.as_ref()
     }
 
-    /// The same repository by another digest, without tag.
+    /// The same repository with another digest, without tag.
     #[must_use]
     pub fn with_digest(&self, digest: Digest) -> Self {
         Self { repository: self.repository.clone(), tag: None, digest: Some(digest) }
     }
 
-    /// The names that an image gets which this one means, once its digest is known: by tag, unless it was asked for by
-    /// digest, and by digest.
+    /// The names of a pulled image with this digest: by tag, unless the request was by digest, and by digest.
     pub fn names_of(&self, digest: &Digest) -> (Option<String>, String) {
         let by_digest = self.with_digest(digest.clone()).to_string();
         (self.digest.is_none().then(|| self.to_string()), by_digest)
     }
 
-    /// The name an image is kept under: with a digest the tag is not looked at, so it is dropped.
+    /// The stored name: a digest makes the tag irrelevant, so the tag is dropped.
     #[must_use]
     pub fn canonical(&self) -> Self {
         let tag = if self.digest.is_some() { None } else { self.tag.clone() };
@@ -98,7 +95,7 @@ impl Reference {
 impl FromStr for Reference {
     type Err = ReferenceError;
 
-    /// Normalises: expands short names, defaults the tag to `latest` when neither tag nor digest is given.
+    /// Normalises: expands short names; the tag defaults to `latest` where neither tag nor digest is given.
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
         let full = full_name(text)?;
         let parts = Parts::parse(&full)?;
@@ -125,9 +122,9 @@ impl fmt::Debug for Reference {
     }
 }
 
-/// A text that names no image, fit for a message: who takes an address for a name may have a password in it.
+/// An invalid reference for use in a message: a URL in place of a name may hold a password.
 ///
-/// What stands before an `@` goes, unless a digest follows; so does a URL's query.
+/// Removes the text before an `@`, unless a digest follows, and a URL's query.
 pub fn shown_name(text: &str) -> Cow<'_, str> {
     let is_digest = |rest: &str| {
         rest.split_once(':').is_some_and(|(algorithm, hash)| {
@@ -154,13 +151,13 @@ pub fn shown_name(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{scheme}{hidden}{shown}"))
 }
 
-/// The user's spelling, with `:latest` behind it when it has neither tag nor digest: what a runtime is handed.
+/// The user's spelling, with `:latest` where it has neither tag nor digest: the name passed to a runtime.
 ///
 /// # Errors
-/// When the text names no image.
+/// When the text is not a reference.
 pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
     Parts::parse(&full_name(text)?)?;
-    // A parsed name ends in its last path component; a colon behind the last slash starts a tag.
+    // A parsed name ends in its last path component; a colon after the last slash starts a tag.
     let last = text.rsplit('/').next().unwrap_or(text);
     let bare = !text.contains('@') && !last.contains(':');
     Ok(if bare { format!("{text}:{DEFAULT_TAG}") } else { text.to_owned() })
@@ -169,7 +166,7 @@ pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
 /// The user's spelling without tag and digest, by the parser that does not normalise.
 ///
 /// # Errors
-/// When the text does not match the grammar as it is written.
+/// When the text does not match the grammar as written.
 pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
     match Parts::parse(text) {
         Ok(parts) => Ok(parts.name),
@@ -179,13 +176,12 @@ pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
     }
 }
 
-/// How a name in full ends.
 pub(super) enum NameKind {
     Tag,
     Digest,
 }
 
-/// How a text ends that is a name in full, with domain and tag or digest. `None`: it is none. Copies nothing of such.
+/// The kind of a full name, with domain and tag or digest; `None` for other texts. Does not allocate for full names.
 pub(super) fn full_name_kind(text: &str) -> Option<NameKind> {
     let Ok(Cow::Borrowed(full)) = full_name(text) else { return None };
     let parts = Parts::parse(full).ok()?;
@@ -196,7 +192,7 @@ pub(super) fn full_name_kind(text: &str) -> Option<NameKind> {
     }
 }
 
-/// The text with its domain, for the grammar to cut. Copies nothing where the domain is written out.
+/// The text with its domain, for the grammar. Does not allocate where the domain is present.
 fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
     if text.len() == 64 && text.bytes().all(is_lower_hex) {
         return Err(ReferenceError::LooksLikeId(text.to_owned()));
@@ -220,7 +216,7 @@ fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
     Ok(Cow::Owned(format!("{domain}/{folder}{remainder}")))
 }
 
-/// A text cut by the grammar, digest unchecked beyond its form.
+/// The parts of a reference by the grammar; the digest is checked for its form only.
 struct Parts<'a> {
     name: &'a str,
     tag: Option<&'a str>,
@@ -265,7 +261,7 @@ fn is_name(name: &str) -> bool {
     path(name) || name.split_once('/').is_some_and(|(domain, rest)| is_domain(domain) && path(rest))
 }
 
-/// Domain and path of a name that matched; the domain is empty where the first component is none.
+/// Domain and path of a matched name; the domain is empty where the first component is a path.
 fn split_domain(name: &str) -> (&str, &str) {
     match name.split_once('/') {
         Some((domain, path)) if is_domain(domain) => (domain, path),

@@ -94,8 +94,8 @@ async fn a_token_is_seen_nowhere_though_plugin_and_cluster_repeat_it() {
     let subscriber =
         tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_ansi(false).with_writer(log.clone());
     let _guard = tracing::subscriber::set_default(subscriber.finish());
-    // With a single dispatcher, the first thread at a log line decides for all threads whether it is enabled; that may be a
-    // parallel test without logging. With two dispatchers, both are asked.
+    // With a single dispatcher, the first thread at a log line decides for all threads whether it is enabled; it may be
+    // a parallel test without logging. With two dispatchers, both are asked.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     for expires_in in [Duration::from_mins(1), Duration::ZERO] {
         for (name, body, told) in scripts() {
