@@ -1,4 +1,4 @@
-//! Whether what an image is made of is still in containerd's stores.
+//! Whether the content of an image is still in containerd's stores.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,11 @@ use imagelet_core::{
 
 use crate::{Containerd, place::OVERLAYFS};
 
-/// How the labels begin by which a manifest refers to its layers, and an index to its manifests.
+/// The prefix of the labels by which a manifest refers to its layers, and an index to its manifests.
 const REFERS_TO_LAYER: &str = "containerd.io/gc.ref.content.l.";
 const REFERS_TO_MANIFEST: &str = "containerd.io/gc.ref.content.m.";
-/// The label by which a manifest refers to its configuration.
 const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
-/// Most blobs that are asked for before an image counts as usable.
+/// Most blobs that are checked before an image counts as usable.
 const BLOBS_MAX: usize = 2_000;
 
 #[async_trait]
@@ -25,7 +24,7 @@ impl ImageBacking for Containerd {
         if client.snapshot(OVERLAYFS, chain.as_str()).await?.is_some() {
             return Ok(true);
         }
-        // Containerd unpacks the layers again where it has all their blobs.
+        // containerd unpacks the layers again if it has all their blobs.
         let target = client.image(image.as_str()).await?.and_then(|record| record.target);
         let mut waiting: Vec<String> = target.map(|target| target.digest).into_iter().collect();
         let mut seen = BTreeSet::new();
@@ -49,7 +48,7 @@ impl ImageBacking for Containerd {
             }
             return Ok(true);
         }
-        // No manifest is left to unpack it by.
+        // Without a manifest containerd cannot unpack the image again.
         Ok(seen.len() > BLOBS_MAX)
     }
 }

@@ -1,4 +1,4 @@
-//! The codec of all calls: Prost's, which counts what an answer holds before anything is made of it.
+//! The codec of all calls: Prost's, with a bound that is checked before an answer is decoded.
 
 use std::marker::PhantomData;
 
@@ -10,10 +10,9 @@ use tonic::{
 };
 use tonic_prost::{ProstCodec, ProstEncoder};
 
-/// What one answer may hold, over all of its messages: many times what the largest nodes have.
+/// Bounds of one answer over all its messages: many times the size of the largest nodes.
 const ANSWER: MessageBounds = MessageBounds { bytes: 256 << 20, entries: 500_000, parts: 8_000_000 };
 
-/// Encodes questions and decodes answers that keep the bounds.
 #[derive(Debug)]
 pub(crate) struct BoundedCodec<Q, A>(PhantomData<(Q, A)>);
 
@@ -42,7 +41,6 @@ where
     }
 }
 
-/// Reads all messages of one answer.
 #[derive(Debug)]
 pub(crate) struct BoundedDecoder<A> {
     left: MessageBounds,

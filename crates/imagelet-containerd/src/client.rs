@@ -28,46 +28,43 @@ use crate::{
     },
 };
 
-/// What one message of a write carries at most.
 const WRITE_BYTES_MAX: u64 = 1 << 20;
-/// How many of them wait for the connection.
+/// Messages that wait for the connection.
 const WRITE_STEPS_MAX: usize = 2;
 
 pub use snapshots::Kind as SnapshotKind;
 
-/// What a lease can hold.
+/// A resource of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeasedResource<'a> {
-    /// A snapshot with all below it.
+    /// A snapshot with its parents.
     Snapshot {
-        /// Whose.
+        /// Its snapshotter.
         snapshotter: &'a str,
-        /// Its name.
         name: &'a str,
     },
     /// A blob with all that its labels refer to.
     Content(&'a str),
 }
 
-/// The calls. Cheap to clone.
+/// The client. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct ContainerdClient {
     connection: Connection,
 }
 
 impl ContainerdClient {
-    /// The containerd at a socket. Whether anything listens shows at the first call.
+    /// A client of the containerd at a socket. The first call connects.
     pub fn new(socket: &Path) -> Self {
         Self { connection: Connection::new(socket) }
     }
 
-    /// The same with all calls under a lease: what they make, it holds.
+    /// The same client with all calls under a lease, which holds what they create.
     #[must_use]
     pub fn under(&self, lease: &LeaseId) -> Self {
         Self { connection: self.connection.under(lease) }
     }
 
-    /// The same with all calls within another namespace.
     pub(crate) fn within(&self, namespace: &str) -> Result<Self, ContainerdError> {
         let connection = self.connection.within(namespace);
         let connection =
@@ -75,7 +72,7 @@ impl ContainerdClient {
         Ok(Self { connection: connection? })
     }
 
-    /// An answer that no containerd gives.
+    /// An answer that no containerd returns.
     pub(crate) fn unexpected(&self, call: &str, subject: &str, why: impl Into<String>) -> ContainerdError {
         self.connection.unexpected(call, subject, why)
     }
@@ -88,7 +85,7 @@ impl ContainerdClient {
         Ok(listed.namespaces.into_iter().map(|namespace| namespace.name).collect())
     }
 
-    /// Makes a lease that ends by itself after `lifetime`, at the first collection after that.
+    /// Creates a lease that expires after `lifetime`, at the next collection.
     pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Result<(), ContainerdError> {
         let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
         let message = leases::CreateRequest { id: lease.as_str().to_owned(), labels };
@@ -96,18 +93,18 @@ impl ContainerdClient {
         created.await.map(|_: leases::CreateResponse| ())
     }
 
-    /// Ends a lease; with `collects` returns after the collection that follows. One that is gone is no error.
+    /// Deletes a lease; with `collects` returns after the next collection. An absent lease is no error.
     pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Result<(), ContainerdError> {
         let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
         let deleted = self.connection.ask(("Leases.Delete", lease.as_str()), TREE_CALL_MAX, message);
         unless(ContainerdRefusal::NotFound, deleted.await)
     }
 
-    /// The leases of imagelet's that there are, of this process and of others.
+    /// All leases of imagelet, of this process and of others.
     pub async fn leases(&self) -> Result<Vec<LeaseId>, ContainerdError> {
         let listed = self.filtered_leases(vec![format!("id~=^{}", LeaseId::PREFIX)]).await?;
         let ids = listed.into_iter().map(|lease| lease.id);
-        // The filter is a wish; what it let through is looked at again.
+        // The filter only selects a prefix; the ids are checked again.
         Ok(ids.filter_map(|id| LeaseId::own(&id)).collect())
     }
 
@@ -122,14 +119,14 @@ impl ContainerdClient {
         Ok(listed.leases)
     }
 
-    /// What a lease holds. A lease that is gone holds nothing.
+    /// The resources of a lease; empty for an absent lease.
     pub async fn leased(&self, lease: &str) -> Result<Vec<leases::Resource>, ContainerdError> {
         let message = leases::ListResourcesRequest { id: lease.to_owned() };
         let listed = self.connection.ask(("Leases.ListResources", lease), CALL_MAX, message);
         Ok(present(listed.await)?.map(|answer: leases::ListResourcesResponse| answer.resources).unwrap_or_default())
     }
 
-    /// Adds a resource to a lease, whether it is there or not.
+    /// Adds a resource to a lease, whether it exists or not.
     pub async fn hold(&self, lease: &LeaseId, hold: LeasedResource<'_>) -> Result<(), ContainerdError> {
         let (kind, id) = match hold {
             LeasedResource::Snapshot { snapshotter, name } => (format!("snapshots/{snapshotter}"), name),
@@ -140,14 +137,14 @@ impl ContainerdClient {
         self.connection.ask(("Leases.AddResource", id), CALL_MAX, message).await
     }
 
-    /// Describes a snapshot. `None`: containerd has no snapshot of this name.
+    /// Describes a snapshot; `None` if it is absent.
     pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Result<Option<snapshots::Info>, ContainerdError> {
         let message = snapshots::StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
         let found = self.connection.ask(("Snapshots.Stat", key), CALL_MAX, message);
         Ok(present(found.await)?.and_then(|answer: snapshots::StatSnapshotResponse| answer.info))
     }
 
-    /// Makes a snapshot that can be written; returns how it is mounted.
+    /// Prepares a writable snapshot; returns its mounts.
     pub async fn prepare(
         &self,
         message: snapshots::PrepareSnapshotRequest,
@@ -158,13 +155,13 @@ impl ContainerdClient {
         Ok(prepared.mounts)
     }
 
-    /// Makes a written snapshot one that others can stand on.
+    /// Commits a snapshot.
     pub async fn commit(&self, message: snapshots::CommitSnapshotRequest) -> Result<(), ContainerdError> {
         let name = message.name.clone();
         self.connection.ask(("Snapshots.Commit", &name), TREE_CALL_MAX, message).await
     }
 
-    /// Removes a snapshot. One that is gone is no error.
+    /// Removes a snapshot. An absent snapshot is no error.
     pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Result<(), ContainerdError> {
         let message = snapshots::RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
         let removed = self.connection.ask(("Snapshots.Remove", key), TREE_CALL_MAX, message);
@@ -178,8 +175,7 @@ impl ContainerdClient {
         self.connection.list(("Snapshots.List", snapshotter), message, items).await
     }
 
-    /// What a snapshot occupies, without its parents: read from the database for a committed one, a walk for others.
-    /// `None`: containerd has no snapshot of this name.
+    /// The usage of a snapshot without its parents: from the database if committed, else by a walk. `None` if absent.
     pub async fn usage(
         &self,
         snapshotter: &str,
@@ -189,14 +185,14 @@ impl ContainerdClient {
         present(self.connection.ask(("Snapshots.Usage", key), CALL_MAX, message).await)
     }
 
-    /// Describes a blob. `None`: the namespace has no blob of this digest.
+    /// Describes a blob; `None` if the namespace has none of this digest.
     pub async fn content(&self, digest: &str) -> Result<Option<content::Info>, ContainerdError> {
         let message = content::InfoRequest { digest: digest.to_owned() };
         let found = self.connection.ask(("Content.Info", digest), CALL_MAX, message);
         Ok(present(found.await)?.and_then(|answer: content::InfoResponse| answer.info))
     }
 
-    /// Sets labels of a blob and leaves its others as they are.
+    /// Sets labels of a blob; its other labels stay.
     pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Result<(), ContainerdError> {
         let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
         let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
@@ -233,7 +229,7 @@ impl ContainerdClient {
             Ok(written)
         };
         let call = self.connection.read(("Content.Write", digest), TREE_CALL_MAX, ReceiverStream::new(messages), read);
-        // A call that ends early drops its messages, and with them the other side of it.
+        // A call that ends early drops its receiver, which ends the sender.
         let (sent, written) = tokio::join!(send_steps(steps, digest, size, bytes, labels), call);
         let unexpected = |why: String| Err(self.connection.unexpected("Content.Write", digest, why));
         if let Err(error) = sent {
@@ -246,7 +242,7 @@ impl ContainerdClient {
         }
     }
 
-    /// Describes an image record. `None`: containerd has no record of this name.
+    /// Describes an image record; `None` if it is absent.
     pub async fn image(&self, name: &str) -> Result<Option<images::Image>, ContainerdError> {
         let message = images::GetImageRequest { name: name.to_owned() };
         let found = self.connection.ask(("Images.Get", name), CALL_MAX, message);
@@ -260,7 +256,7 @@ impl ContainerdClient {
         Ok(listed.images)
     }
 
-    /// Makes an image record.
+    /// Creates an image record.
     pub async fn create_image(&self, image: images::Image) -> Result<(), ContainerdError> {
         let name = image.name.clone();
         let message = images::CreateImageRequest { image: Some(image) };
@@ -268,7 +264,7 @@ impl ContainerdClient {
         answered.await.map(|_: images::CreateImageResponse| ())
     }
 
-    /// Sets target and labels of an image record, and leaves its other labels as they are.
+    /// Sets target and labels of an image record; its other labels stay.
     pub async fn update_image(&self, image: images::Image) -> Result<(), ContainerdError> {
         let name = image.name.clone();
         let labels = image.labels.keys().map(|key| format!("labels.{key}"));
@@ -278,7 +274,7 @@ impl ContainerdClient {
         answered.await.map(|_: images::UpdateImageResponse| ())
     }
 
-    /// The plugins that serve as snapshotters.
+    /// The snapshotter plugins.
     pub async fn snapshotters(&self) -> Result<Vec<introspection::Plugin>, ContainerdError> {
         let message = introspection::PluginsRequest { filters: vec!["type==io.containerd.snapshotter.v1".to_owned()] };
         let listed: introspection::PluginsResponse =
@@ -287,14 +283,14 @@ impl ContainerdClient {
     }
 }
 
-/// When a lease ends, as containerd reads it.
+/// The expiry of a lease in containerd's format.
 fn expiry(now: SystemTime, lifetime: Duration) -> String {
     let seconds = (now + lifetime).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let end = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
     end.unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Sends a write from its first step to its commit, which carries the last bytes. Ends where the call has ended.
+/// Sends a write from its first message to its commit with the last bytes. Stops when the call has ended.
 async fn send_steps(
     steps: mpsc::Sender<content::WriteContentRequest>,
     digest: &str,
@@ -304,7 +300,7 @@ async fn send_steps(
 ) -> io::Result<()> {
     let length = |bytes: u64| i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge));
     let total = length(size)?;
-    // Equal names would lock one another out: an import of the same image elsewhere, or one that broke off.
+    // Equal names would lock each other out: another import of the same image, or one that failed.
     let name = format!("{}-{digest}", LeaseId::unique().as_str());
     let mut labels = Some(labels);
     let mut offset = 0;
@@ -336,7 +332,7 @@ async fn send_steps(
     Ok(())
 }
 
-/// The answer about something that need not be there.
+/// `None` for `NotFound`.
 fn present<A>(answer: Result<A, ContainerdError>) -> Result<Option<A>, ContainerdError> {
     match answer {
         Err(error) if error.refusal() == ContainerdRefusal::NotFound => Ok(None),
@@ -344,7 +340,7 @@ fn present<A>(answer: Result<A, ContainerdError>) -> Result<Option<A>, Container
     }
 }
 
-/// The answer, with one refusal as good as none.
+/// Treats one refusal as a success.
 fn unless(refusal: ContainerdRefusal, answer: Result<(), ContainerdError>) -> Result<(), ContainerdError> {
     match answer {
         Err(error) if error.refusal() == refusal => Ok(()),

@@ -1,4 +1,4 @@
-//! The connection to containerd's socket: made when it is needed, and each call on it with namespace, lease and deadline.
+//! The connection to containerd's socket, made on demand; each call has a namespace, a lease and a deadline.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -16,16 +16,15 @@ use tower::service_fn;
 
 use crate::{ContainerdError, MESSAGE_BYTES_MAX, NAMESPACE, bounded::BoundedCodec, lease::LeaseId};
 
-/// How long a call may take that reads or writes the database.
+/// The limit of a call that reads or writes the database.
 pub(crate) const CALL_MAX: Duration = Duration::from_secs(30);
-/// How long a call may take that walks or removes trees: a commit measures one, the end of a lease removes what it held.
+/// The limit of a call that walks or removes trees: a commit measures one, the end of a lease removes its content.
 pub(crate) const TREE_CALL_MAX: Duration = Duration::from_mins(10);
 
-/// A call like `Leases.Create`, and what it is about; empty for nothing in particular.
+/// A call such as `Leases.Create` and its subject, which may be empty.
 pub(crate) type Named<'a> = (&'static str, &'a str);
 type Answer<A> = Result<A, ContainerdError>;
 
-/// The socket, and under which lease calls are sent. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
     channel: Channel,
@@ -35,11 +34,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Whether anything listens shows at the first call.
+    /// The first call connects.
     pub(crate) fn new(socket: &Path) -> Self {
         let socket: Arc<Path> = socket.into();
         let dialled = Arc::clone(&socket);
-        // The URI only makes the `:authority`; the connector dials the socket whatever it says.
+        // The URI only sets the `:authority`; the connector dials the socket.
         let channel =
             Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
                 let socket = Arc::clone(&dialled);
@@ -48,12 +47,11 @@ impl Connection {
         Self { channel, socket, lease: None, namespace: MetadataValue::from_static(NAMESPACE) }
     }
 
-    /// The same with all calls under a lease.
     pub(crate) fn under(&self, lease: &LeaseId) -> Self {
         Self { lease: Some(lease.header()), ..self.clone() }
     }
 
-    /// The same with all calls within another namespace. `None`: none has such a name.
+    /// `None`: not a valid namespace.
     pub(crate) fn within(&self, namespace: &str) -> Option<Self> {
         Some(Self { namespace: namespace.parse().ok()?, ..self.clone() })
     }
@@ -70,7 +68,7 @@ impl Connection {
         self.read((call, subject), deadline, message, send).await
     }
 
-    /// Sends one call that is answered by a list in several messages.
+    /// Sends one call and collects a list from several messages.
     pub(crate) async fn list<Q, A, T>(
         &self,
         (call, subject): Named<'_>,
@@ -93,7 +91,7 @@ impl Connection {
         self.read((call, subject), CALL_MAX, message, send).await
     }
 
-    /// Sends one call and reads its answer, which may be of several messages; the deadline covers all of them.
+    /// Sends one call and reads its answer of one or more messages; the deadline covers all of them.
     pub(crate) async fn read<Q, A, F>(
         &self,
         (call, subject): Named<'_>,
@@ -116,7 +114,7 @@ impl Connection {
             grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
             send(grpc, request).await
         };
-        // A call is large, and would be in each future around it.
+        // Boxed: a call is large, and would be part of each outer future.
         match tokio::time::timeout(deadline, Box::pin(sent)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => Err(ContainerdError::of_status(&self.socket, named(call, subject), &status)),
@@ -124,13 +122,13 @@ impl Connection {
         }
     }
 
-    /// An answer that no containerd gives.
+    /// An answer that no containerd returns.
     pub(crate) fn unexpected(&self, call: &str, subject: &str, why: impl Into<String>) -> ContainerdError {
         ContainerdError::unexpected(&self.socket, named(call, subject), why)
     }
 }
 
-/// Where a call like `Leases.Create` goes.
+/// The path of a call such as `Leases.Create`.
 pub(crate) fn path(call: &str) -> PathAndQuery {
     let (service, method) = call.split_once('.').expect("a call has a service and a method");
     let path = format!("/containerd.services.{}.v1.{service}/{method}", service.to_ascii_lowercase());

@@ -1,4 +1,4 @@
-//! Why a call to containerd failed, with what a caller acts on.
+//! A failed call to containerd, classified by what a caller does about it.
 
 use std::{error::Error, fmt, path::Path, sync::Arc, time::Duration};
 
@@ -8,43 +8,41 @@ use imagelet_core::{
 };
 use tonic::{Code, Status};
 
-/// How much of containerd's own text is kept.
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
-/// What containerd says where the disk is full, under whatever code.
+/// containerd reports a full disk under any code.
 const DISK_FULL: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 
-/// What kind of refusal it was; a kind exists because some caller acts differently on it.
+/// A kind of refusal that some caller handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerdRefusal {
-    /// What was to be made is there.
+    /// The object exists already.
     AlreadyExists,
-    /// What was named is not there.
+    /// The object does not exist.
     NotFound,
-    /// It knows no such call.
+    /// The call is unknown.
     Unknown,
-    /// It cannot be reached.
+    /// containerd cannot be reached.
     Away,
-    /// It did not answer in time.
+    /// No answer within the deadline.
     TimedOut,
-    /// Its disk is full.
+    /// The disk is full.
     DiskFull,
-    /// Anything else.
+    /// Any other refusal.
     Other,
 }
 
-/// A call that failed. Prints what was called on what, where, and why.
+/// A failed call. Prints the call, its subject, the socket and the cause.
 #[derive(Debug)]
 pub struct ContainerdError {
     refusal: ContainerdRefusal,
     socket: Arc<Path>,
-    /// The call and what it was about.
+    /// The call and its subject.
     call: String,
     why: String,
 }
 
 impl ContainerdError {
-    /// What a status means.
     pub(crate) fn of_status(socket: &Arc<Path>, call: String, status: &Status) -> Self {
         let (refusal, why) = match innermost(status) {
             Some(cause) => (ContainerdRefusal::Away, cause.to_string()),
@@ -53,18 +51,17 @@ impl ContainerdError {
         Self { refusal, socket: Arc::clone(socket), call, why: shown(&why) }
     }
 
-    /// A call that had no answer within its deadline.
     pub(crate) fn timed_out(socket: &Arc<Path>, call: String, deadline: Duration) -> Self {
         let why = format!("no answer within {deadline:?}");
         Self { refusal: ContainerdRefusal::TimedOut, socket: Arc::clone(socket), call, why }
     }
 
-    /// An answer that no containerd gives.
+    /// An answer that no containerd returns.
     pub(crate) fn unexpected(socket: &Arc<Path>, call: String, why: impl Into<String>) -> Self {
         Self { refusal: ContainerdRefusal::Other, socket: Arc::clone(socket), call, why: why.into() }
     }
 
-    /// What kind of refusal.
+    /// The kind of refusal.
     pub fn refusal(&self) -> ContainerdRefusal {
         self.refusal
     }
@@ -85,7 +82,7 @@ impl From<ContainerdError> for RuntimeError {
             ContainerdRefusal::Away => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime),
             ContainerdRefusal::TimedOut => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Stage::Runtime),
             ContainerdRefusal::DiskFull => (RuntimeErrorKind::DiskFull, ErrorClass::DiskFull, Stage::Disk),
-            // What is absent here is no image of a registry.
+            // An absent object of containerd is no absent image of a registry.
             ContainerdRefusal::AlreadyExists | ContainerdRefusal::NotFound | ContainerdRefusal::Other => {
                 (RuntimeErrorKind::Other, ErrorClass::Other, Stage::Runtime)
             }
@@ -94,7 +91,7 @@ impl From<ContainerdError> for RuntimeError {
     }
 }
 
-/// The first cause of a status that was made on this side, because the peer is away.
+/// The root cause of a status that the client made because the peer is away.
 fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
     let mut cause = status.source()?;
     while let Some(deeper) = cause.source() {
@@ -115,7 +112,7 @@ fn refusal(status: &Status) -> ContainerdRefusal {
     }
 }
 
-/// A text of containerd's, fit for a log: of bounded length, on one line.
+/// containerd's text for a log: of bounded length, on one line.
 fn shown(text: &str) -> String {
     let end = (0..=text.len().min(TEXT_BYTES_MAX)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     if text[..end].chars().any(char::is_control) { quoted(&text[..end]) } else { text[..end].to_owned() }

@@ -8,17 +8,17 @@ use std::{
 
 use tonic::metadata::{Ascii, MetadataValue};
 
-/// The id of a lease of imagelet's: its name with 128 random bits.
+/// A lease id of imagelet: its name with 128 random bits.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(Arc<str>);
 
 impl LeaseId {
-    /// What every lease of imagelet's begins with.
+    /// The prefix of imagelet's lease ids.
     pub(crate) const PREFIX: &str = "imagelet-";
 
-    /// One that no lease has.
+    /// A new unique id.
     pub fn unique() -> Self {
-        // The hasher of each call begins elsewhere: random enough to be unique.
+        // Each `RandomState` has its own seed: random enough to be unique.
         let (high, low) = (RandomState::new().hash_one(0), RandomState::new().hash_one(1));
         let bits = u128::from(high) << 64 | u128::from(low);
         let part = |from: u32, digits: u32| bits >> (128 - 4 * (from + digits)) & ((1 << (4 * digits)) - 1);
@@ -27,18 +27,17 @@ impl LeaseId {
         Self(format!("{}{first:08x}-{second:04x}-4{third:03x}-8{fourth:03x}-{last:012x}", Self::PREFIX).into())
     }
 
-    /// The id that a text is, where it is one of imagelet's.
+    /// Parses an id of imagelet.
     pub(crate) fn own(text: &str) -> Option<Self> {
         let is_own = text.starts_with(Self::PREFIX) && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_own.then(|| Self(text.into()))
     }
 
-    /// Its text.
+    /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// As calls carry it.
     pub(crate) fn header(&self) -> MetadataValue<Ascii> {
         MetadataValue::try_from(self.as_str()).expect("an id that was made or read here is ASCII")
     }

@@ -1,8 +1,8 @@
 //! An unmodified containerd beside CRI: images that were fetched elsewhere become its own, through its own interface.
 //!
 //! [`Containerd`] is the end of a pull: layers are renamed into snapshots that containerd prepared, then documents and
-//! image records are written as its own pull writes them. A lease keeps all of it from collection until it is complete,
-//! and whatever breaks off goes with the lease. Afterwards nothing refers to imagelet.
+//! image records are written as containerd's own pull writes them. A lease protects all of it from garbage collection
+//! until it is complete; containerd reclaims a failed import with its lease. Afterwards nothing refers to imagelet.
 //!
 //! **Invariant:** no code outside `client` sends a call, and no call is sent without a namespace, a deadline and a bound.
 
@@ -26,8 +26,8 @@ pub use place::ImportObstacle;
 pub use sink::{Containerd, ContainerdConfig};
 pub use sizes::ContainerdSizes;
 
-/// The longest message either side takes or sends; containerd's own limit.
+/// The longest message in either direction; containerd's own limit.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// The namespace in which containerd keeps what CRI shows.
+/// The namespace of CRI's images.
 pub const NAMESPACE: &str = "k8s.io";

@@ -9,55 +9,54 @@ use std::{
 
 use crate::ContainerdError;
 
-/// What the folder of a snapshotter begins with, below containerd's root folder.
+/// The prefix of a snapshotter's folder, below containerd's root folder.
 const SNAPSHOTTER_PREFIX: &str = "io.containerd.snapshotter.v1.";
-/// The one snapshotter whose snapshots are plain folders that overlayfs stacks.
+/// The only snapshotter whose snapshots are plain folders that overlayfs stacks.
 pub(crate) const OVERLAYFS: &str = "overlayfs";
-/// Where layers are unpacked, below containerd's root folder: under the mount of the snapshots, and outside of the
-/// snapshotter's folder, which it cleans.
+/// The staging folder below containerd's root folder: on the mount of the snapshots, and outside of the snapshotter's
+/// folder, which containerd cleans.
 const STAGING: &str = "imagelet-staging";
-/// The name of the folder that is renamed as a probe.
 const PROBE: &str = "imagelet-probe";
 
 /// Why images cannot be imported into a runtime.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportObstacle {
-    /// The runtime keeps its images elsewhere than containerd does.
+    /// The runtime's image folder is not containerd's.
     #[error("the image folder `{0}` is not one of a containerd snapshotter")]
     Folder(PathBuf),
-    /// Its snapshotter's layers are no folders.
+    /// Other snapshotters' layers are no folders.
     #[error("the snapshotter is `{0}`; import needs `{OVERLAYFS}`")]
     Snapshotter(String),
-    /// Its own API does not answer.
+    /// containerd's own API does not answer.
     #[error("containerd's own API does not answer")]
     Api(#[source] ContainerdError),
-    /// Containerd says that the snapshotter does not work, or lies elsewhere.
+    /// containerd reports that the snapshotter does not work, or is in another folder.
     #[error("the snapshotter `{OVERLAYFS}` is not usable: {0}")]
     SnapshotterFailed(String),
-    /// Owners, devices and overlay attributes of layers need it.
+    /// Owners, devices and overlay attributes of layers need root.
     #[error("import needs root in the initial user namespace")]
     Rights,
-    /// The folder for layers on their way cannot be used.
+    /// The staging folder cannot be used.
     #[error("cannot use the staging folder `{path}`")]
     Staging {
-        /// Which.
+        /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Both folders are on different mounts.
+    /// The folders are on different mounts.
     #[error("`{staging}` and `{snapshots}` are not on one mount: layers cannot be renamed from one to the other")]
     Mount {
-        /// Where layers are unpacked.
+        /// The staging folder.
         staging: PathBuf,
-        /// Where the snapshots are.
+        /// The folder of the snapshots.
         snapshots: PathBuf,
     },
 }
 
 impl ImportObstacle {
-    /// The stable word.
+    /// The stable name of the obstacle.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Folder(_) => "folder",
@@ -79,11 +78,11 @@ pub(crate) struct SnapshotterFolder {
 }
 
 impl SnapshotterFolder {
-    /// Reads where it is from the path that CRI names for images.
+    /// Derives the folder from the image path that CRI reports.
     pub(crate) fn of_mountpoint(path: &Path) -> Result<Self, ImportObstacle> {
         let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(SNAPSHOTTER_PREFIX));
         match (name, path.parent()) {
-            // The options of an overlay give these characters a meaning.
+            // These characters have a meaning in overlay mount options.
             (Some(OVERLAYFS), Some(root)) if path.is_absolute() && !has_any(path, b":,\\") => {
                 Ok(Self { path: path.to_owned(), root: root.to_owned() })
             }
@@ -92,22 +91,21 @@ impl SnapshotterFolder {
         }
     }
 
-    /// The folder itself.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Containerd's root folder.
+    /// containerd's root folder.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where layers on their way are.
+    /// The staging folder.
     pub(crate) fn staging(&self) -> PathBuf {
         self.root.join(STAGING)
     }
 
-    /// Tries whether a folder can be renamed from the staging, which is made where it is missing.
+    /// Tests whether a folder can be renamed from the staging folder, which is created if absent.
     pub(crate) fn probe(&self) -> Result<(), ImportObstacle> {
         if !has_rights(rustix::process::geteuid().is_root(), &fs::read_to_string("/proc/self/uid_map")) {
             return Err(ImportObstacle::Rights);
@@ -118,7 +116,7 @@ impl SnapshotterFolder {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
             _ => {}
         }
-        // Another process may probe at this moment, under the same name: one that crashed leaves one empty folder.
+        // Another process may probe at the same time under the same name; a crashed one leaves one empty folder.
         for _ in 0..PROBES_MAX {
             match try_rename(&staging.join(PROBE), &self.path.join(PROBE)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -132,7 +130,6 @@ impl SnapshotterFolder {
     }
 }
 
-/// How often the probe is tried.
 const PROBES_MAX: usize = 5;
 
 /// Makes a folder, renames it and removes it.
@@ -148,7 +145,7 @@ fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a process may give files any owner and set the attributes of overlayfs: root, where all users are its own.
+/// Whether the process may set any owner and overlayfs' attributes: root in the initial user namespace.
 fn has_rights(is_root: bool, uid_map: &io::Result<String>) -> bool {
     let is_whole = |map: &String| map.split_whitespace().eq(["0", "0", "4294967295"]);
     // A kernel without user namespaces has no such file.

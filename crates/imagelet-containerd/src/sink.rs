@@ -17,34 +17,34 @@ use crate::{
     place::{OVERLAYFS, SnapshotterFolder},
 };
 
-/// What a snapshotter says that takes the parent at the commit.
+/// The capability of a snapshotter that takes the parent at the commit.
 const REBASE: &str = "rebase";
 
-/// Where a containerd is, and how images are imported into it.
+/// A containerd, and how images are imported into it.
 #[derive(Clone, Debug)]
 pub struct ContainerdConfig {
     /// Its socket, the same as CRI's.
     pub socket: PathBuf,
-    /// Where it keeps images, as CRI says: `ROOT/io.containerd.snapshotter.v1.NAME`.
+    /// The image folder that CRI reports: `ROOT/io.containerd.snapshotter.v1.NAME`.
     pub image_mountpoint: PathBuf,
-    /// Its version, as CRI says.
+    /// The version that CRI reports.
     pub version: String,
-    /// Whether it gets the packed layers, too.
+    /// Whether compressed layers are written, too.
     pub keep_blobs: bool,
-    /// Its images, as CRI shows them.
+    /// Its images over CRI.
     pub cri: Arc<dyn ImageService>,
 }
 
-/// A containerd into which images can be imported. Cheap to clone.
+/// A containerd into which images can be imported. Clones share the connection.
 #[derive(Clone)]
 pub struct Containerd(Arc<ContainerdParts>);
 
 impl Containerd {
-    /// Looks whether images can be imported: the API answers, the snapshotter is overlayfs, and a folder can be renamed
-    /// from the staging folder, which is made where it is missing. Nothing else is changed.
+    /// Checks that images can be imported: the API answers, the snapshotter is overlayfs, and a folder can be renamed
+    /// from the staging folder, which is created if absent. Nothing else is changed.
     ///
     /// # Errors
-    /// With what is in the way.
+    /// Returns the obstacle to an import.
     pub async fn connect(config: ContainerdConfig) -> Result<Self, ImportObstacle> {
         let place = SnapshotterFolder::of_mountpoint(&config.image_mountpoint)?;
         let client = ContainerdClient::new(&config.socket);
@@ -64,28 +64,27 @@ impl Containerd {
         })))
     }
 
-    /// Where layers on their way belong, for a containerd with such an image folder. `None`: images cannot be imported
-    /// there.
+    /// The staging folder for this image folder. `None`: images cannot be imported.
     pub fn staging_of(image_mountpoint: &Path) -> Option<PathBuf> {
         SnapshotterFolder::of_mountpoint(image_mountpoint).ok().map(|place| place.staging())
     }
 
-    /// Containerd's root folder.
+    /// containerd's root folder.
     pub fn root(&self) -> &Path {
         self.0.place.root()
     }
 
-    /// Where layers on their way are.
+    /// The staging folder.
     pub fn staging(&self) -> PathBuf {
         self.0.place.staging()
     }
 
-    /// Whether layers are committed on any base, and so prepared side by side.
+    /// Whether layers are committed on any base, and so prepared in parallel.
     pub fn rebases(&self) -> bool {
         self.0.rebases
     }
 
-    /// The same, taken for one that rebases.
+    /// The same, treated as one that rebases.
     #[cfg(feature = "test-util")]
     #[must_use]
     pub fn taken_to_rebase(&self) -> Self {
@@ -102,22 +101,22 @@ impl Containerd {
         }))
     }
 
-    /// The calls to it.
+    /// The client of its API.
     pub fn client(&self) -> &ContainerdClient {
         &self.0.client
     }
 
-    /// Ends the leases of imports that no longer run, with all that only they hold; returns how many.
+    /// Ends the leases of imports that no longer run, and so releases their content; returns how many.
     ///
-    /// The caller owns the staging folder: an import of another process that runs would lose its lease.
+    /// The caller must own the staging folder: a running import of another process would lose its lease.
     pub async fn release_stale(&self) -> Result<usize, RuntimeError> {
         self.0.release_stale().await
     }
 
-    /// Returns once no import runs and each lease has been ended, or could not be: before a process exits, after it has
+    /// Returns once no import runs and the end of each lease was tried; for use before a process exits, after it has
     /// dropped its imports.
     pub async fn released(&self) {
-        // The channel lives as long as this does.
+        // The channel lives as long as `self`.
         let _ = self.0.imports.subscribe().wait_for(|imports| *imports == 0).await;
     }
 }
@@ -136,7 +135,7 @@ impl LayerSink for Containerd {
     }
 }
 
-/// Whether the snapshotter can rebase, as its containerd says.
+/// Whether the snapshotter reports that it can rebase.
 async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result<bool, ImportObstacle> {
     let plugins = client.snapshotters().await.map_err(ImportObstacle::Api)?;
     let failed = |why: &str| ImportObstacle::SnapshotterFailed(why.to_owned());
@@ -151,5 +150,4 @@ async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result
     }
 }
 
-/// How much is kept of what a plug-in says of itself.
 const PLUGIN_TEXT_MAX: usize = 500;

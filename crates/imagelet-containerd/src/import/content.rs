@@ -1,4 +1,4 @@
-//! Writes what an image is made of into containerd's content store: documents and packed layers.
+//! Writes an image's documents and compressed layers into containerd's content store.
 
 use std::path::Path;
 
@@ -14,7 +14,6 @@ use super::{
 };
 use crate::{ContainerdClient, ContainerdRefusal, LeaseId, LeasedResource};
 
-/// Writes the content of one image under one lease.
 pub(super) struct ContentWriter<'a> {
     pub(super) client: &'a ContainerdClient,
     pub(super) lease: &'a LeaseId,
@@ -22,7 +21,7 @@ pub(super) struct ContentWriter<'a> {
 }
 
 impl ContentWriter<'_> {
-    /// Writes content with its labels, or adds them where it is there already.
+    /// Writes content with its labels, or adds the labels if the content exists.
     pub(super) async fn write(
         &self,
         content: Content<'_>,
@@ -52,10 +51,9 @@ impl ContentWriter<'_> {
     }
 }
 
-/// Where content comes from.
 pub(super) enum Content<'a> {
     Document(&'a [u8]),
-    /// A packed layer.
+    /// The file of a compressed layer.
     Blob(&'a Path),
 }
 

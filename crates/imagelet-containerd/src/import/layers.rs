@@ -1,4 +1,4 @@
-//! The layers of one import: found where they are, and committed from the bottom up where they are not.
+//! The layers of one import: found in containerd, or committed from the bottom up.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -31,7 +31,6 @@ use crate::{
     v1::containerd::services::snapshots::v1::{CommitSnapshotRequest, PrepareSnapshotRequest},
 };
 
-/// What one import puts into containerd.
 #[derive(Debug)]
 pub(super) struct ImportRun {
     pub(super) containerd: Arc<ContainerdParts>,
@@ -43,18 +42,18 @@ pub(super) struct ImportRun {
     pub(super) chains: Vec<Digest>,
     pub(super) present: usize,
     base: watch::Sender<Base>,
-    /// Held by calls that change what containerd has; the lease ends after them.
+    /// Held by calls that change containerd; the lease ends after them.
     pub(super) running: RwLock<()>,
 }
 
-/// How far the layers are, from the lowest.
+/// The progress of the layers, from the lowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
-    /// Containerd has this many.
+    /// containerd has this many.
     Has(usize),
-    /// One that containerd had is gone.
+    /// containerd had a layer and removed it.
     Gone,
-    /// One of them will not come.
+    /// One of them failed.
     Broken,
 }
 
@@ -76,10 +75,10 @@ impl ImportRun {
         Ok(run)
     }
 
-    /// How many of the lowest layers are there; the topmost of them is held, and it holds the others.
+    /// The number of lowest layers that exist; the topmost of them is added to the lease and holds the others.
     async fn find_base(&self) -> Result<usize, RuntimeError> {
         for _ in 0..TRIES_MAX {
-            // A snapshot keeps those below it: the layers that are there are the lowest ones.
+            // A snapshot keeps its parents, so existing layers are the lowest ones.
             let (mut there, mut absent) = (0, self.chains.len() + 1);
             while there + 1 < absent {
                 let middle = usize::midpoint(there, absent);
@@ -89,7 +88,7 @@ impl ImportRun {
                     absent = middle;
                 }
             }
-            // Only a look that follows the hold counts.
+            // Another client may remove the snapshot before the hold, so only a check after the hold counts.
             if there == 0 || self.hold(there - 1).await? {
                 return Ok(there);
             }
@@ -102,12 +101,12 @@ impl ImportRun {
         self.chains.get(index).ok_or_else(absent)
     }
 
-    /// What is below a layer. `None`: it is the lowest.
+    /// The layer below; `None` for the lowest.
     fn parent(&self, index: usize) -> Option<&Digest> {
         index.checked_sub(1).and_then(|below| self.chains.get(below))
     }
 
-    /// The same as containerd writes it.
+    /// The parent in containerd's format.
     fn parent_name(&self, index: usize) -> String {
         self.parent(index).map_or_else(String::new, Digest::to_string)
     }
@@ -116,7 +115,7 @@ impl ImportRun {
         self.image.layers.get(index).ok_or_else(|| RuntimeError::defect(format!("the image has no layer {index}")))
     }
 
-    /// Whether a layer has its snapshot, on the right one.
+    /// Whether a layer has a committed snapshot with the right parent.
     async fn is_committed(&self, index: usize) -> Result<bool, RuntimeError> {
         let chain = self.chain(index)?;
         let found = self.client.snapshot(OVERLAYFS, chain.as_str()).await?;
@@ -128,14 +127,14 @@ impl ImportRun {
         Err(RuntimeError::other(format!("containerd's snapshot `{chain}` does not stand on `{parent}`")))
     }
 
-    /// Holds a layer's snapshot; whether it is there.
+    /// Adds a layer's snapshot to the lease; returns whether it exists.
     async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
         let hold = LeasedResource::Snapshot { snapshotter: OVERLAYFS, name: self.chain(index)?.as_str() };
         self.client.hold(self.lease.id(), hold).await?;
         self.is_committed(index).await
     }
 
-    /// Notes that containerd has a layer, and so all below it.
+    /// Records that containerd has a layer, and so all below it.
     fn has(&self, index: usize) {
         self.base.send_if_modified(|base| match base {
             Base::Has(count) if *count <= index => {
@@ -153,7 +152,7 @@ impl ImportRun {
         }
     }
 
-    /// Waits until containerd has all layers below one; false where one is gone.
+    /// Waits until containerd has all layers below one; `false` if one was removed.
     async fn wait_below(&self, index: usize) -> Result<bool, RuntimeError> {
         let mut base = self.base.subscribe();
         let is_settled = |base: &Base| !matches!(base, Base::Has(count) if *count < index);
@@ -167,8 +166,8 @@ impl ImportRun {
         }
     }
 
-    /// Runs calls that change what containerd has to their end, whether or not anything waits for it: a call that is given
-    /// up goes on in containerd, and what it makes after the lease has ended stays until some later collection.
+    /// Runs calls that change containerd to their end, even if the caller is dropped: containerd continues a cancelled
+    /// call, and what it creates after the end of the lease stays until a later collection.
     pub(super) async fn uninterrupted<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = Result<T, RuntimeError>> + Send + 'static,
@@ -184,7 +183,7 @@ impl ImportRun {
     }
 
     /// # Errors
-    /// Where the import is given up.
+    /// If the import was cancelled.
     pub(super) fn check_whole(&self) -> Result<(), RuntimeError> {
         if *self.base.borrow() == Base::Broken {
             return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, "the import is given up"));
@@ -228,7 +227,7 @@ impl ImportRun {
         Ok(())
     }
 
-    /// Moves a layer into a new snapshot, whose name until its commit is returned; or says why there is no need.
+    /// Moves a layer into a new snapshot and returns its temporary name, or returns why that is not needed.
     async fn place(
         &self,
         index: usize,
@@ -254,7 +253,7 @@ impl ImportRun {
         Ok(ControlFlow::Continue(key))
     }
 
-    /// Makes a layer's snapshot one that others can stand on.
+    /// Commits a layer's snapshot.
     async fn commit(&self, index: usize, key: String, rebases: bool) -> Result<Taken, RuntimeError> {
         let message = CommitSnapshotRequest {
             snapshotter: OVERLAYFS.to_owned(),
@@ -283,8 +282,8 @@ impl ImportRun {
         Ok(records::snapshot_labels(chain, self.parent(index), diff_id, self.containerd.labels_layers))
     }
 
-    /// Whether a snapshot stands on the right one. A containerd that ignores the parent at the commit has made an orphan
-    /// under the name of a whole image, which is removed.
+    /// Whether a snapshot has the right parent. A containerd that ignores the parent at the commit has made an orphan
+    /// under the name of a whole image; it is removed.
     async fn is_committed_or_removed(&self, index: usize) -> Result<bool, RuntimeError> {
         match self.is_committed(index).await {
             Err(error) => {
@@ -295,7 +294,7 @@ impl ImportRun {
         }
     }
 
-    /// Prepares a snapshot for a layer. `None`: there is one, or a layer below is gone.
+    /// Prepares a snapshot for a layer. `None`: it exists, or a layer below was removed.
     async fn prepare(&self, index: usize, rebases: bool) -> Result<Option<(String, SnapshotFolders)>, RuntimeError> {
         let (chain, labels) = (self.chain(index)?, self.labels(index)?);
         let parent = if rebases { String::new() } else { self.parent_name(index) };
@@ -333,7 +332,7 @@ impl ImportRun {
         Ok(None)
     }
 
-    /// Whether containerd has a layer by now; one that it has is held.
+    /// Whether containerd has a layer by now; an existing one is added to the lease.
     pub(super) async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
         if self.count() > index {
             return Ok(true);
@@ -345,7 +344,7 @@ impl ImportRun {
         Ok(is_there)
     }
 
-    /// Moves a layer into containerd, as soon as all below it are there.
+    /// Moves a layer into containerd after all layers below it.
     pub(super) async fn take(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
         let mut take = LayerTake { base: &self.base, breaks: Some(Base::Broken) };
         let taken = self.put_layer(index, tree).await?;
@@ -365,7 +364,7 @@ impl ImportRun {
     }
 }
 
-/// A layer on its way: unless it gets there, those above it must not wait for it.
+/// A layer in progress: if it fails, the layers above it stop waiting.
 struct LayerTake<'a> {
     base: &'a watch::Sender<Base>,
     breaks: Option<Base>,
@@ -385,7 +384,7 @@ impl Drop for LayerTake<'_> {
     }
 }
 
-/// A name for a snapshot that is written, in the form of containerd's own.
+/// A name for an active snapshot in containerd's own format.
 fn unpack_key(chain: &Digest, now: SystemTime) -> String {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE};
     let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
@@ -393,5 +392,5 @@ fn unpack_key(chain: &Digest, now: SystemTime) -> String {
     format!("extract-{nanoseconds}-{} {chain}", URL_SAFE.encode(&random[..RANDOM_BYTES]))
 }
 
-/// So many random bytes stand in the name of a snapshot that is written: a multiple of three needs no padding.
+/// A multiple of three needs no base64 padding.
 const RANDOM_BYTES: usize = 6;

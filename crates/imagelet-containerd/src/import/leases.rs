@@ -1,4 +1,4 @@
-//! What the imports into one containerd share, and the leases that they hold.
+//! The shared state of all imports into one containerd, and their leases.
 
 use std::{
     collections::BTreeSet,
@@ -15,13 +15,12 @@ use tokio::sync::watch;
 
 use crate::{ContainerdClient, LeaseId, place::SnapshotterFolder};
 
-/// When a lease ends by itself: longer than any pull takes.
+/// Longer than any pull takes.
 const LEASE_LIFETIME: Duration = Duration::from_hours(24);
 
-/// The leases of imports that run in this process: no look for stale ones may end them.
+/// The leases of running imports of this process: the removal of stale leases skips them.
 static RUNNING: Mutex<BTreeSet<LeaseId>> = Mutex::new(BTreeSet::new());
 
-/// What all imports into one containerd use.
 pub(crate) struct ContainerdParts {
     pub(crate) client: ContainerdClient,
     pub(crate) place: SnapshotterFolder,
@@ -31,9 +30,9 @@ pub(crate) struct ContainerdParts {
     pub(crate) labels_layers: bool,
     pub(crate) keep_blobs: bool,
     pub(crate) cri: Arc<dyn ImageService>,
-    /// The end of a lease failed: the next import looks for stale ones first.
+    /// The end of a lease failed: the next import first removes stale leases.
     pub(crate) has_stale: AtomicBool,
-    /// How many leases are not ended yet.
+    /// The number of leases that are not ended yet.
     pub(crate) imports: watch::Sender<usize>,
 }
 
@@ -44,7 +43,7 @@ impl fmt::Debug for ContainerdParts {
 }
 
 impl ContainerdParts {
-    /// Ends stale leases where the end of one failed before.
+    /// Ends stale leases if the end of one failed before.
     pub(crate) async fn release_left_behind(&self) -> Result<(), RuntimeError> {
         if self.has_stale.swap(false, Ordering::AcqRel)
             && let Err(error) = self.release_stale().await
@@ -66,14 +65,13 @@ impl ContainerdParts {
         Ok(stale.len())
     }
 
-    /// Ends a lease that was begun here.
     async fn release(&self, lease: &LeaseId, is_made: bool, collects: bool) -> Result<(), RuntimeError> {
         let ended = self.client.delete_lease(lease, collects).await;
         self.forget(lease, ended.is_err() || !is_made);
         Ok(ended?)
     }
 
-    /// Counts a lease no more. One that may stay is stale from here on.
+    /// Removes a lease from the count. One that may still exist is stale from now on.
     fn forget(&self, lease: &LeaseId, may_stay: bool) {
         if may_stay {
             self.has_stale.store(true, Ordering::Release);
@@ -83,18 +81,18 @@ impl ContainerdParts {
     }
 }
 
-/// A lease of an import. Dropped, it is ended in the background.
+/// A lease of an import. Drop ends it in the background.
 #[derive(Debug)]
 pub(crate) struct ImportLease {
     id: LeaseId,
     containerd: Arc<ContainerdParts>,
-    /// Containerd confirmed it; otherwise it may make the lease after its end was asked for.
+    /// containerd confirmed it; otherwise containerd may create the lease after the request to end it.
     is_made: AtomicBool,
     has_ended: AtomicBool,
 }
 
 impl ImportLease {
-    /// One that no look for stale ones ends, and that is not made yet.
+    /// A lease that the removal of stale leases skips, not created yet.
     pub(crate) fn new(containerd: Arc<ContainerdParts>) -> Self {
         let id = LeaseId::unique();
         running().insert(id.clone());
@@ -102,7 +100,6 @@ impl ImportLease {
         Self { id, containerd, is_made: AtomicBool::new(false), has_ended: AtomicBool::new(false) }
     }
 
-    /// Makes it.
     pub(crate) async fn make(&self) -> Result<(), RuntimeError> {
         self.containerd.client.create_lease(&self.id, LEASE_LIFETIME).await?;
         self.is_made.store(true, Ordering::Release);
@@ -113,12 +110,12 @@ impl ImportLease {
         &self.id
     }
 
-    /// Ends it, once; with `collects` returns after the collection that follows.
+    /// Ends it once; with `collects` returns after the next collection.
     pub(crate) async fn end(&self, collects: bool) -> Result<(), RuntimeError> {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        // On its own: a caller that stops waiting must not stop the end half-way.
+        // In a task of its own: cancellation of the caller must not interrupt it.
         let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
         let is_made = self.is_made.load(Ordering::Acquire);
         let ended = tokio::spawn(async move { containerd.release(&id, is_made, collects).await }).await;

@@ -20,14 +20,13 @@ use tokio::task::JoinHandle;
 
 use self::{layers::ImportRun, leases::ContainerdParts};
 
-/// How often something is tried again that another client of containerd's made, or removed, at the same moment.
+/// Retries after another client of containerd made or removed the same object concurrently.
 const TRIES_MAX: usize = 3;
 
-/// An import under way.
 #[derive(Debug)]
 pub(crate) struct ContainerdImport {
     run: Arc<ImportRun>,
-    /// The write of the documents, beside that of the layers; taken when the image is named.
+    /// The write of the documents, in parallel to the layers; awaited when the image is named.
     documents: Mutex<Option<JoinHandle<Result<(), RuntimeError>>>>,
 }
 
@@ -65,7 +64,7 @@ impl LayerImport for ContainerdImport {
             None => Err(RuntimeError::defect("an image is named once")),
         };
         written.map_err(|cause| ImportStage::Handover.failed(cause))?;
-        // An image record that arrives after the end of the lease would name what is collected already.
+        // An image record that arrives after the end of the lease would name collected content.
         let run = Arc::clone(&self.run);
         let named = self.run.uninterrupted(async move { Ok(run.name().await) });
         named.await.unwrap_or_else(|cause| {
@@ -86,7 +85,7 @@ impl LayerImport for ContainerdImport {
 
 impl Drop for ContainerdImport {
     fn drop(&mut self) {
-        // Calls that run hold what they work on, and with it the lease.
+        // Running calls hold a reference to the lease.
         self.run.break_off();
     }
 }

@@ -1,4 +1,4 @@
-//! What names the layers of one import: documents, image records, and a look whether CRI shows them.
+//! Names the layers of one import by documents and image records, and waits until CRI shows the image.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use tokio::time::Instant;
 use super::{content::Content, layers::ImportRun, records};
 use crate::{ContainerdRefusal, failpoint::Step, place::OVERLAYFS};
 
-/// How long CRI may take until it shows an image that is recorded.
+/// The longest wait until CRI shows a recorded image.
 const SHOWN_MAX: Duration = Duration::from_secs(5);
-/// The wait between two looks: from this, doubled each time, to that.
+/// The interval between two checks: first and last value, doubled each time.
 const LOOK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
 impl ImportRun {
-    /// Writes image records, looks until CRI shows the image, and ends the lease.
+    /// Writes image records, waits until CRI shows the image, and ends the lease.
     pub(super) async fn name(&self) -> Result<ImageId, ImportError> {
         let count = self.count();
         if count < self.chains.len() {
@@ -27,7 +27,7 @@ impl ImportRun {
         self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         Step::ImportShown.reach();
-        // The records keep the image from here on; a lease that stays is ended by the next import.
+        // The records protect the image from now on; the next import ends a lease that stays.
         if let Err(error) = self.lease.end(false).await {
             tracing::warn!(error = error.chain(), "an image is imported, and its lease could not be ended yet");
         }
@@ -60,7 +60,6 @@ impl ImportRun {
         Ok(())
     }
 
-    /// Looks until CRI shows the image.
     async fn wait_shown(&self) -> Result<ImageId, RuntimeError> {
         let wanted = ImageId::new(self.image.config.digest.as_str());
         let (by_tag, by_digest) = self.image.reference.names_of(&self.image.root.digest);

@@ -1,4 +1,4 @@
-//! What containerd keeps of an image: the labels of its documents, its image records, and the labels of its snapshots.
+//! containerd's metadata of an image: labels of its documents, image records, and labels of its snapshots.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +9,23 @@ use imagelet_core::{
 
 use crate::v1::containerd::{services::images::v1::Image, types::Descriptor};
 
-/// What CRI marks its own records with: a name without it is not CRI's.
+/// CRI ignores an image record without this label.
 const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");
-/// The longest label containerd takes, key and value together.
+/// containerd's limit of a label, key and value together.
 const LABEL_BYTES_MAX: usize = 4096;
 /// The first version that labels a snapshot with its layer and its parent.
 const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
 
-/// Labels by key.
 pub(crate) type Labels = BTreeMap<String, String>;
 
-/// A document with the labels that its references make.
+/// A document with the labels of its references.
 #[derive(Debug)]
 pub(crate) struct LabelledDocument<'a> {
     pub(crate) document: &'a ImportedDocument,
     pub(crate) references: Labels,
 }
 
-/// The documents of an image, what is referred to before what refers to it. `chains` are the names of its snapshots.
+/// The documents of an image, referenced ones first. `chains` are the names of its snapshots.
 pub(crate) fn documents<'a>(
     image: &'a ImportedImage,
     chains: &[Digest],
@@ -51,10 +50,10 @@ pub(crate) fn documents<'a>(
     documents
 }
 
-/// What a label begins with that keeps other content from collection.
+/// The prefix of labels that protect other content from collection.
 const CONTENT_REFERENCE: &str = "containerd.io/gc.ref.content.";
 
-/// The label that says from where a blob came; `before` is what it says so far. `None`: it would be too long.
+/// The label with a blob's source; `before` is its current value. `None`: it would be too long.
 pub(crate) fn source_label(reference: &Reference, before: &Labels) -> Option<(String, String)> {
     let key = format!("containerd.io/distribution.source.{}", host(reference.domain()));
     let mut repositories: Vec<&str> = before.get(&key).map_or(Vec::new(), |said| said.split(',').collect());
@@ -66,7 +65,6 @@ pub(crate) fn source_label(reference: &Reference, before: &Labels) -> Option<(St
     (key.len() + value.len() <= LABEL_BYTES_MAX).then_some((key, value))
 }
 
-/// A registry without its port.
 fn host(domain: &str) -> &str {
     let bare = match domain.rsplit_once(':') {
         Some((host, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => host,

@@ -1,4 +1,4 @@
-//! How a layer gets into a snapshot: the mount that containerd answers with is checked, and the layer renamed there.
+//! Moves a layer into a snapshot: checks containerd's mount and renames the layer there.
 
 use std::{
     collections::HashSet,
@@ -18,7 +18,6 @@ use rustix::{
 
 use crate::v1::containerd::types::Mount;
 
-/// Where a layer goes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotFolders {
     /// The empty folder of the snapshot.
@@ -28,10 +27,10 @@ pub(crate) struct SnapshotFolders {
 }
 
 impl SnapshotFolders {
-    /// Reads them from how a snapshot is mounted. All have to lie in the snapshotter's folder.
+    /// Reads the folders from a snapshot's mounts. All must be in the snapshotter's folder.
     ///
     /// # Errors
-    /// With why such a snapshot cannot take a layer.
+    /// Returns why such a snapshot cannot take a layer.
     pub(crate) fn of_mounts(mounts: &[Mount], snapshotter: &Path) -> Result<Self, String> {
         let [mount] = mounts else { return Err(format!("it is {} mounts, not one", mounts.len())) };
         let inside = |path: &str| {
@@ -63,7 +62,7 @@ impl SnapshotFolders {
     pub(crate) fn take(&self, tree: &StagedTree) -> io::Result<()> {
         let named: HashSet<&[u8]> = tree.implicit.iter().map(Vec::as_slice).collect();
         if named.contains(b"".as_slice()) {
-            // The archive has no entry for its root: it keeps the one that containerd made.
+            // The archive has no entry for its root, so the root keeps containerd's metadata.
             copy_folder_metadata(&open_folder(&self.upper)?, &open_folder(&tree.folder)?)?;
         }
         let folders = named.into_iter().filter(|path| !path.is_empty()).collect::<Vec<_>>();
@@ -77,7 +76,7 @@ impl SnapshotFolders {
                 let folder = effective_folder(&layers[..1], path)?.ok_or_else(absent)?;
                 let source = effective_folder(&layers, path)?.ok_or_else(absent)?;
                 if is_same(&source, &folder)? {
-                    // No layer below has it: it is as containerd makes folders, whatever an earlier base had there.
+                    // No layer below has the folder: it gets containerd's defaults, whatever an earlier base had there.
                     rustix::fs::fchown(&folder, Some(Uid::ROOT), Some(Gid::ROOT))?;
                     rustix::fs::fchmod(&folder, Mode::from_raw_mode(0o755))?;
                 } else {
@@ -94,7 +93,7 @@ fn is_same(one: &OwnedFd, other: &OwnedFd) -> io::Result<bool> {
     Ok((one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
 }
 
-/// Whether a layer needs those below it to be there: it has folders whose metadata is theirs.
+/// Whether a layer has folders whose metadata comes from the layers below.
 pub(crate) fn needs_lower(tree: &StagedTree) -> bool {
     tree.implicit.iter().any(|path| !path.is_empty())
 }
@@ -156,7 +155,6 @@ mod tests {
         }
     }
 
-    /// A folder with a mode and a time of its own.
     fn folder(path: &Path, mode: u32, seconds: i64) {
         fs::create_dir_all(path).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -184,7 +182,7 @@ mod tests {
         for path in ["etc", "var/lib", "opt/app"] {
             folder(&at("staged").join(path), 0o755, 9);
         }
-        // As an earlier base had it.
+        // Metadata of an earlier base.
         folder(&at("staged/srv"), 0o711, 9);
         folder(&at("upper"), 0o705, 7);
         let implicit = ["", "etc", "var", "var/lib", "opt/app", "srv"].map(|path| path.as_bytes().to_vec()).to_vec();

@@ -1,8 +1,8 @@
-//! The parts that images of containerd are made of: a pure function of what containerd lists.
+//! The parts of containerd's images: a pure function of containerd's lists.
 //!
-//! A part is a committed snapshot or a blob. An image has the parts that containerd's collector reaches from the image's
-//! records: by labels (`containerd.io/gc.ref.*`) and by the parents of snapshots. Parts that the collector reaches from
-//! anything else are held.
+//! A part is a committed snapshot or a blob. An image has the parts that containerd's collector reaches from the
+//! image's records: by labels (`containerd.io/gc.ref.*`) and by the parents of snapshots. Parts that the collector
+//! reaches from other roots are held.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -18,41 +18,36 @@ use crate::v1::containerd::services::{
     content::v1 as content, images::v1 as images, leases::v1 as leases, snapshots::v1 as snapshots,
 };
 
-/// Label of a document that refers to a blob; what follows begins with `.` or `/`.
+/// Label of a document that refers to a blob; a suffix begins with `.` or `/`.
 const REFERS_TO_CONTENT: &str = "containerd.io/gc.ref.content";
-/// Label of a manifest that refers to its configuration.
 const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
 /// Label of a document that refers to a snapshot; the snapshotter's name follows.
 const REFERS_TO_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
-/// Labels with which a resource stays without a reference, for a time or for as long as another resource is there.
+/// Labels that keep a resource without a reference, for a time or as long as another resource exists.
 const STAYS: [&str; 4] =
     ["containerd.io/gc.root", "containerd.io/gc.expire", "containerd.io/gc.bref.", "containerd.io/gc.cond."];
-/// Type of a lease's resource that is a blob.
 const LEASED_CONTENT: &str = "content";
-/// Type of a lease's resource that is a snapshot; the snapshotter's name follows.
+/// The snapshotter's name follows.
 const LEASED_SNAPSHOT: &str = "snapshots/";
 
-/// Blobs lie in files of whole blocks.
+/// A blob's file occupies whole blocks.
 const BLOCK_BYTES: u64 = 4 << 10;
 /// Most references that are followed: some hundred times those of ten thousand images.
 const STEPS_MAX: usize = 50_000_000;
 
-/// What containerd lists.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
-    /// Records of images.
     pub(super) images: Vec<images::Image>,
-    /// Blobs.
     pub(super) contents: Vec<content::Info>,
     /// Snapshots by snapshotter; a snapshotter that did not list its snapshots is absent.
     pub(super) snapshots: BTreeMap<String, Vec<snapshots::Info>>,
     /// Resources of leases that have not expired.
     pub(super) leased: Vec<leases::Resource>,
-    /// Digests of blobs that are listed in other namespaces, too.
+    /// Digests of blobs that other namespaces list, too.
     pub(super) elsewhere: HashSet<String>,
 }
 
-/// A committed snapshot. Names are used again after a removal, so that a name with a moment of creation means one.
+/// Names are reused after a removal; name and creation time together are unique.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct CommittedSnapshot {
     pub(super) snapshotter: Arc<str>,
@@ -61,7 +56,7 @@ pub(super) struct CommittedSnapshot {
     pub(super) created_at: (i64, i32),
 }
 
-/// What a snapshot occupies, as its snapshotter counted it when it was committed.
+/// The usage that the snapshotter recorded at the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SnapshotUsage {
     pub(super) bytes: u64,
@@ -73,7 +68,7 @@ pub(super) struct SnapshotUsage {
 pub(super) struct ImageParts {
     parts: Vec<Part>,
     images: BTreeMap<ImageId, Vec<u32>>,
-    /// Snapshots that images refer to and that no list shows, as their snapshotter did not answer.
+    /// Referenced snapshots of a snapshotter that did not answer.
     unseen: usize,
 }
 
@@ -85,12 +80,12 @@ struct Part {
 
 #[derive(Debug, PartialEq, Eq)]
 enum PartOf {
-    /// `None`: a length that no blob has.
+    /// `None`: an impossible length.
     Blob(Arc<str>, Option<u64>),
     Snapshot(CommittedSnapshot),
 }
 
-/// The lists refer to one another more often than any containerd's do.
+/// The lists have more references than any real containerd's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
 pub(super) struct TooEntangled;
@@ -131,7 +126,7 @@ impl ImageParts {
         })
     }
 
-    /// The graph, with what each snapshot occupies. `None`: its snapshotter does not say so.
+    /// The graph, with the usage of each snapshot. `None`: the snapshotter does not report it.
     pub(super) fn graph(self, usage: impl Fn(&CommittedSnapshot) -> Option<SnapshotUsage>) -> LayerGraph {
         let (mut measured, all) = (0_usize, self.parts.len() + self.unseen);
         let mut facts = |part: Part| {
@@ -168,7 +163,7 @@ impl ImageParts {
     }
 }
 
-/// The folders around each snapshot that its snapshotter makes and does not count. `None`: not known.
+/// The folders around each snapshot that its snapshotter makes and does not count. `None`: unknown.
 fn own_folders(snapshotter: &str) -> Option<u64> {
     match snapshotter {
         // The snapshot's own and `work`.
@@ -178,7 +173,7 @@ fn own_folders(snapshotter: &str) -> Option<u64> {
     }
 }
 
-/// The images that a record belongs to, as CRI calls them: by the digest of the configuration.
+/// The images that a record belongs to, by CRI's id: the digest of the configuration.
 fn owners<'a>(record: &'a images::Image, found: &'a Reached, ids: &HashSet<&str>) -> BTreeSet<&'a str> {
     if is_id(&record.name) {
         return BTreeSet::from([record.name.as_str()]);
@@ -199,19 +194,18 @@ struct Nodes<'a> {
     snapshots: HashMap<(&'a str, &'a str), u32>,
     /// The snapshotter and the snapshot of each number above those of blobs.
     listed: Vec<(&'a str, &'a snapshots::Info)>,
-    /// What each refers to.
+    /// The references of each resource.
     references: Vec<Vec<u32>>,
-    /// The configuration that a blob refers to, being a manifest.
+    /// The configuration of each manifest.
     configs: Vec<Option<&'a str>>,
-    /// Snapshots of absent lists that each refers to.
+    /// References to snapshots of absent lists.
     unseen: Vec<Vec<(&'a str, &'a str)>>,
     steps_left: usize,
-    /// The walk that saw each last.
+    /// The last walk that visited each resource.
     seen: Vec<usize>,
     walk: usize,
 }
 
-/// What a walk along the references found.
 #[derive(Debug, Default)]
 struct Reached {
     nodes: Vec<u32>,
@@ -269,7 +263,7 @@ impl<'a> Nodes<'a> {
         self.configs.push(labels.get(REFERS_TO_CONFIG).map(String::as_str));
     }
 
-    /// What labels refer to, of what is there.
+    /// The existing resources that labels refer to.
     fn labelled(&self, labels: &'a BTreeMap<String, String>) -> Vec<u32> {
         let refers = |(key, value): (&'a String, &'a String)| {
             if let Some(snapshot) = refers_to_snapshot(key, value) {
@@ -281,14 +275,14 @@ impl<'a> Nodes<'a> {
         labels.iter().filter_map(refers).collect()
     }
 
-    /// Where a record begins.
+    /// The roots of a record.
     fn roots(&self, record: &'a images::Image) -> Vec<u32> {
         let mut roots = self.labelled(&record.labels);
         roots.extend(record.target.as_ref().and_then(|target| self.contents.get(target.digest.as_str())));
         roots
     }
 
-    /// What is kept by something else than an image: leases, labels, snapshots in use, other namespaces.
+    /// The roots other than images: leases, labels, snapshots in use, other namespaces.
     fn holders(&self, listed: &Listed) -> Vec<u32> {
         let leased = listed.leased.iter().filter_map(|resource| {
             if resource.r#type == LEASED_CONTENT {

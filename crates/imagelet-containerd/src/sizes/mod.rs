@@ -21,18 +21,17 @@ use crate::{
     v1::containerd::services::{leases::v1 as leases, snapshots::v1 as snapshots},
 };
 
-/// Snapshots whose usage is asked for at a time: containerd answers each from its database.
+/// Concurrent usage calls: containerd answers each from its database.
 const USAGES_AT_ONCE: usize = 32;
-/// Leases whose resources are asked for at a time.
+/// Concurrent calls for resources of leases.
 const LEASES_AT_ONCE: usize = 16;
-/// Most leases: some per pull and one per pod.
+/// Some per pull and one per pod.
 const LEASES_MAX: usize = 10_000;
-/// Most namespaces: most nodes have one to three.
+/// Most nodes have one to three.
 const NAMESPACES_MAX: usize = 64;
-/// Most snapshotters with images: most nodes have one.
+/// Snapshotters with images; most nodes have one.
 const SNAPSHOTTERS_MAX: usize = 16;
 
-/// Label of a lease that ends by itself.
 const EXPIRES: &str = "containerd.io/gc.expire";
 
 /// Reads the sizes of a containerd's images.
@@ -40,18 +39,18 @@ const EXPIRES: &str = "containerd.io/gc.expire";
 pub struct ContainerdSizes {
     client: ContainerdClient,
     look_max: Duration,
-    /// Of the snapshots that the last look found: what a committed snapshot takes never changes.
+    /// Of the snapshots of the last survey: the usage of a committed snapshot never changes.
     usages: Mutex<HashMap<CommittedSnapshot, SnapshotUsage>>,
 }
 
 impl ContainerdSizes {
-    /// Reads through this client; a look at all images takes `look_max` at most.
+    /// A reader with this client; a survey of all images takes `look_max` at most.
     pub fn new(client: ContainerdClient, look_max: Duration) -> Self {
         Self { client, look_max, usages: Mutex::default() }
     }
 
     async fn look(&self) -> Result<LayerGraph, ContainerdError> {
-        // In this order each list has what the one before refers to, unless a removal came between.
+        // In this order each list contains what the previous one refers to, except after a concurrent removal.
         let images = self.client.images().await?;
         let contents = self.client.contents().await?;
         let named = snapshotters(&images, &contents);
@@ -64,7 +63,7 @@ impl ContainerdSizes {
         };
         let usages = self.usages_of(parts.snapshots()).await?;
         let graph = parts.graph(|snapshot| usages.get(snapshot).copied());
-        // What is gone is forgotten.
+        // Usages of removed snapshots are dropped.
         *self.known() = usages;
         Ok(graph)
     }
@@ -104,7 +103,7 @@ impl ContainerdSizes {
         Ok(resources.into_iter().flatten().collect())
     }
 
-    /// Digests of the blobs of other namespaces: blobs lie on the disk once for all of them.
+    /// Digests of the blobs of other namespaces: the disk has each blob once for all namespaces.
     async fn elsewhere(&self) -> Result<HashSet<String>, ContainerdError> {
         let namespaces = self.client.namespaces().await?;
         if namespaces.len() > NAMESPACES_MAX {
@@ -118,7 +117,7 @@ impl ContainerdSizes {
         Ok(elsewhere)
     }
 
-    /// What the snapshots take, asked for where it is not known. One that is gone is left out.
+    /// The usages of the snapshots, from the cache or from containerd. Removed snapshots are skipped.
     async fn usages_of(
         &self,
         snapshots: impl Iterator<Item = &CommittedSnapshot>,
@@ -153,14 +152,14 @@ impl ContainerdSizes {
     }
 }
 
-/// Whether containerd's collector passes over a lease. A moment that it cannot read counts as none.
+/// Whether containerd's collector skips a lease. It treats an unreadable time as no expiry.
 fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
     lease.labels.get(EXPIRES).and_then(|moment| moment.parse::<Timestamp>().ok()).is_some_and(|end| end < now)
 }
 
 #[async_trait]
 impl LayerSource for ContainerdSizes {
-    /// `None`: the socket does not answer containerd's own interface.
+    /// `None`: the socket does not serve containerd's own API.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         match tokio::time::timeout(self.look_max, self.look()).await {
             Ok(Ok(graph)) => Ok(Some(graph)),

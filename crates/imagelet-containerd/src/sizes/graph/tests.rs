@@ -1,9 +1,9 @@
-//! What images of containerd are made of, from lists as containerd sends them and as it never does.
+//! The parts of images, from real and from impossible lists of containerd.
 
 use super::*;
 use crate::v1::containerd::types::{Descriptor, Timestamp};
 
-/// A digest with a name that can be read.
+/// A digest with a readable name.
 fn digest(name: &str) -> String {
     Digest::of(name.as_bytes()).to_string()
 }
@@ -38,7 +38,7 @@ const L0: &str = "containerd.io/gc.ref.content.l.0";
 const L1: &str = "containerd.io/gc.ref.content.l.1";
 const TOP: &str = "containerd.io/gc.ref.snapshot.overlayfs";
 
-/// Image `a` of two layers and image `b` of three, of which the lower two are those of `a`; `a` by an index.
+/// Image `a` of two layers and image `b` of three with the same lower two; `a` by an index.
 fn node() -> Listed {
     use snapshots::Kind::Committed;
     let config = |name: &str, top: &str| blob(name, 700, &[(TOP, top)]);
@@ -74,7 +74,7 @@ fn node() -> Listed {
     }
 }
 
-/// A thousand bytes and one inode times the number that the snapshot was named with.
+/// A thousand bytes and one inode times the number in the snapshot's name.
 fn usage(snapshot: &CommittedSnapshot) -> Option<SnapshotUsage> {
     let number = (1..9_u64).find(|number| *snapshot.name == *digest(&number.to_string()))?;
     Some(SnapshotUsage { bytes: 1000 * number, inodes: number })
@@ -206,10 +206,10 @@ fn an_index_with_several_platforms_belongs_to_the_image_that_is_shown() {
     let both = graph(&listed);
     assert_eq!(both.images.len(), 2, "the other platform's has no record of its own");
     assert_eq!(freed(&both, &["config-a"]), (OF_A.0 + 3 * 4096, OF_A.1 + 3), "and goes with it");
-    // Where both are shown, either keeps all.
+    // If both are shown, either keeps all.
     listed.images.push(record(&digest("config-x"), "index-a"));
     assert_eq!(freed(&graph(&listed), &["config-a"]), (0, 0));
-    // Without a record that is an id the configurations say whose it is.
+    // Without a record by id, the configurations identify the image.
     listed.images.retain(|record| !is_id(&record.name));
     assert_eq!(graph(&listed).images.len(), 3);
 }
