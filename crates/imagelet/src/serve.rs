@@ -37,6 +37,8 @@ use images::ServedImages;
 use readiness::Readiness;
 use stop::{SocketGuard, Stoppable};
 
+/// Running pulls may end in this time; then they are cancelled. This and the next three waits bound a stop to less than
+/// two seconds: the next owner of the store may wait for its lock.
 const GRACE: Duration = Duration::from_millis(500);
 /// Time for cancelled pulls to clean up; the next start removes what is left.
 const CLEANUP_MAX: Duration = Duration::from_millis(300);

@@ -36,13 +36,15 @@ documents! {
         image: String,
         namespace: String,
         pod: String,
-        /// `waiting`, `asking`, `fetching`, `committing`, `done`, `failed` or `given-up`; `pulling` where a runtime pulls.
+        /// `waiting`, `asking`, `fetching`, `committing`, `done`, `failed` or `given-up`; `pulling` in a
+        /// runtime.
         phase: String,
         /// Digest of the manifest; empty until it is known.
         manifest: String,
         /// Bytes to fetch; absent until known, and always absent where a runtime pulls.
         bytes_total: Option<u64>,
         bytes_received: u64,
+        /// Average of the last seconds.
         bytes_per_second: Option<u64>,
         /// At the present speed.
         remaining_ms: Option<u64>,

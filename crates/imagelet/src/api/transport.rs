@@ -55,6 +55,7 @@ impl Replies {
 
 #[async_trait]
 pub(crate) trait Handler: Send + Sync + 'static {
+    /// Runs a command. Dropping the future cancels it.
     async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal>;
 }
 

@@ -1,7 +1,7 @@
 //! Requests to a node and their replies: the documents of `-o json` and of the daemon's socket.
 //!
-//! Stable: fields are added, never renamed or removed, and readers skip what they do not know. Times are RFC 3339, sizes
-//! are bytes, durations have their unit in the name, ids and names are as the store spells them.
+//! Fields are added, never renamed or removed, and readers skip unknown ones. Times are RFC 3339, sizes are bytes,
+//! durations have their unit in the name, ids and names are as the store spells them.
 
 use std::path::PathBuf;
 

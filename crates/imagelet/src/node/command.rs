@@ -13,6 +13,7 @@ pub(crate) enum AnswerTime {
     Limited,
     /// No limit while the daemon works and answers other calls.
     WhileAlive,
+    /// No limit; a silence is only reported.
     Unlimited,
 }
 

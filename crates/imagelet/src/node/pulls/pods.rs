@@ -181,7 +181,7 @@ impl Telling<'_> {
         }
     }
 
-    /// Like the kubelet, shows a volume's failure on the container, and `PodInitializing` for a wait on an init container.
+    /// Like the kubelet: a volume's failure on its container, `PodInitializing` while an init container fails.
     fn blocked(&self, row: PodImageRow, by: usize, failed: Option<&PodOutcome>) -> PodImageRow {
         let field = self.request.images[by].field();
         let (reason, message) = match failed {
