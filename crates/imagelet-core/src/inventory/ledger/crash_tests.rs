@@ -9,11 +9,8 @@ use std::{
 
 use super::*;
 
-/// How often a writing process is killed.
 const KILLS: u64 = 12;
-/// Images a killed process writes of.
 const IMAGES: u64 = 15;
-/// What a killed process is called by.
 const VICTIM: &str = "inventory::ledger::crash_tests::a_process_that_writes_until_it_is_killed";
 
 /// An image as it was after so many uses. Each field tells the number, so that two states are never mixed unseen.
@@ -43,7 +40,6 @@ fn batch(round: u64, is_whole: bool) -> Batch {
     Batch { is_whole, pass: pass(round), images, forgotten: Vec::new() }
 }
 
-/// How often an image was used when the `round`-th flush is through.
 fn uses(number: u64, round: u64) -> u64 {
     1 + (1..=round).filter(|round| (number + round).is_multiple_of(7)).max().unwrap_or(0)
 }
@@ -72,7 +68,6 @@ fn write(writer: &mut Writer, round: u64) {
     turn.write(&batch(round, is_whole)).unwrap();
 }
 
-/// All that a file of so many whole lines says.
 fn said(text: &[u8]) -> Content {
     let mut content = Content::default();
     for line in text.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
@@ -150,7 +145,7 @@ fn a_damaged_last_line_is_damage_and_no_half_write() {
     assert_eq!(fs::read(&aside[0]).unwrap(), text, "it is kept to be looked at");
 }
 
-/// Where its input names no directory, as when somebody runs all ignored tests, it has nothing to do.
+/// Does nothing without a directory in its input, as in a run of all ignored tests.
 #[test]
 #[ignore = "is started and killed by the test below"]
 fn a_process_that_writes_until_it_is_killed() {

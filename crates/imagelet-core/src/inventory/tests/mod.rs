@@ -22,7 +22,6 @@ use crate::{
     testing::{FakeRuntime, VectorRun, Way},
 };
 
-/// A runtime that lists what a pass of a vector says.
 #[derive(Debug, Default)]
 struct Scripted(Mutex<Value>);
 
@@ -124,7 +123,6 @@ fn as_vector_time(time: Option<SystemTime>) -> Value {
     since.checked_sub(VECTOR_ZERO).map_or(Value::Null, |since| u64::try_from(since.as_nanos()).unwrap().into())
 }
 
-/// What an inventory knows of the images, as the vectors write it.
 fn as_vector_records(records: &Records) -> Value {
     let written = records.iter().map(|(key, record)| {
         let written = json!({
@@ -156,7 +154,6 @@ async fn every_vector_of_detection_holds_in_both_ways() {
     }
 }
 
-/// One pass at the times of a vector, as `refresh` makes it.
 async fn detection_pass(inventory: &Inventory, pass: &Value) -> Value {
     let mut found = match inventory.survey().await {
         Ok(survey) => {
@@ -361,7 +358,7 @@ async fn a_lease_survives_a_crash_at_once() {
     let spec = ImageSpec::new("app:v1");
     let ask = || inventory.leased("", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key()));
     futures_util::future::join_all((0..110).map(|_| ask())).await.into_iter().for_each(|found| assert!(found.is_ok()));
-    // Nothing is flushed: the process is gone.
+    // Nothing is flushed: the process ended.
     std::mem::forget(inventory);
     let restarted = over(&fake, Some(directory.path())).leasing(Duration::from_mins(10), seconds(30));
     let snapshot = restarted.refresh(seconds(30)).await.unwrap();
@@ -389,7 +386,7 @@ async fn a_lease_is_a_line_behind_those_of_before_and_half_a_line_is_none() {
     assert_eq!(lines(), 2, "who asks again within seconds is on the disk already");
     ask("a:v1", 40).await;
     assert_eq!(lines(), 3, "what is new alone is written");
-    // Somebody was cut off while writing.
+    // A writer was interrupted.
     fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(b"{\"image\":\"sha25").unwrap();
     ask("c:v1", 41).await;
     assert_eq!(lines(), 3, "it is written anew, each image once");
@@ -435,12 +432,12 @@ async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gon
     assert!(inventory.order_removal(&id).await.is_err());
     drop(hold);
     let removal = inventory.order_removal(&id).await.unwrap();
-    // Another order waits for it in place of failing.
+    // Another requested removal waits for it instead of failing.
     let mut again = Box::pin(inventory.order_removal(&id));
     assert!(futures_util::poll!(again.as_mut()).is_pending());
     drop(removal);
     drop(again.await.unwrap());
-    // So does one that comes while an asker keeps removals waiting.
+    // So does one during a pause of removals.
     let pause = inventory.pause_removals().await;
     let mut paused = Box::pin(inventory.order_removal(&id));
     assert!(futures_util::poll!(paused.as_mut()).is_pending());

@@ -1,4 +1,4 @@
-//! Stories of images that come, are used, go and come back, reported to the memory alone.
+//! Tests of the usage history alone: images that arrive, are used, disappear and come back.
 
 use super::*;
 use crate::{
@@ -12,7 +12,6 @@ fn at(minutes: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_hours(500_000) + Duration::from_mins(minutes)
 }
 
-/// A node as the passes see it.
 #[derive(Default)]
 struct Node {
     memory: UsageHistory,
@@ -54,7 +53,6 @@ impl Node {
                 uses.fresh.entry(key(name)).or_default().push(Fresh { created: Some(at(*created)), user });
             }
         }
-        // As detection leaves them.
         let mut records = Records::new();
         for key in self.images.keys() {
             let mut record = self.records.remove(key).unwrap_or(Record {
@@ -78,7 +76,6 @@ impl Node {
         &self.memory.images[&key(name)]
     }
 
-    /// What a restart makes of it.
     fn restart(&mut self, last_pass: SystemTime) {
         let pass = PassLine { at: Some(nanos(last_pass)), ..PassLine::default() };
         let batch = self.memory.batch(pass, true);
@@ -211,7 +208,7 @@ fn what_another_manager_has_on_record_later_is_adopted_and_no_older_for_that() {
     assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (ImageOrigin::Adopted, Some(at(0))));
     assert_eq!(node.of("web:1").origin, ImageOrigin::Found);
     assert!(node.memory.is_changed(), "a restart has to know it");
-    // Somebody removes it, and somebody else brings it.
+    // Two unknown callers remove it and bring it back.
     node.has(&["web:1"]);
     node.pass(&[], at(10));
     node.has(&["app:1", "web:1"]);

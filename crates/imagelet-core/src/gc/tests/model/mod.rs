@@ -18,15 +18,14 @@ use self::{
 };
 use crate::inventory::Mutation;
 
-/// Steps of the long stories together, where somebody wants to know.
+/// Steps of the long walks in a wide run.
 const STEPS_WIDE: u64 = 1_000_000;
-/// The same, beside all other tests.
+/// Steps beside all other tests.
 const STEPS: u64 = 100_000;
-/// Steps within which a mistake has to show: more than any needs, lest a change elsewhere, which makes another walk of the
-/// same seed, fail by chance.
+/// Bound of the steps until a mutation shows: more than any needs, because any change makes a different walk of a seed.
 const STEPS_TO_FIND: u64 = 2 * STEPS_WIDE;
 
-/// Pods that run, and that a pass has seen.
+/// Running pods that a pass has seen.
 const WATCHED: &[Before] = &[Before::Runs(0), Before::Passed, Before::Did(Act::Tick)];
 const BOTH_WATCHED: &[Before] = &[Before::Runs(0), Before::Runs(1), Before::Passed, Before::Did(Act::Tick)];
 
@@ -34,12 +33,12 @@ fn is_wide() -> bool {
     std::env::var_os("IMAGELET_MODEL").is_some_and(|wanted| wanted == "wide")
 }
 
-/// One pod, one image that is there, one collection.
+/// One pod, one present image, one collection.
 fn one() -> Size {
     Size { collections: 1, is_stocked: true, ..Size::of(1, 1) }
 }
 
-/// Stories that are all told, in all orders.
+/// Stories explored in all orders.
 fn sizes() -> Vec<(&'static str, Size)> {
     let one = one();
     let mut sizes = vec![
@@ -54,12 +53,11 @@ fn sizes() -> Vec<(&'static str, Size)> {
         ("a crash amid a doubt", Size { collections: 2, crashes: 1, restarts: 1, before: WATCHED, ..one }),
         ("two pods that were told", Size { pods: 2, images: 2, before: &[Before::Told(0), Before::Told(1)], ..one }),
     ];
-    // The places of the mistakes, without them.
     sizes.extend(mistakes().into_iter().map(|(_, name, size)| (name, size)));
     sizes
 }
 
-/// Those for which there is time when somebody wants to know.
+/// Stories explored in a wide run only.
 fn wide_sizes() -> Vec<(&'static str, Size)> {
     let one = one();
     let two = Size { pods: 2, images: 2, ..one };
@@ -81,10 +79,10 @@ fn wide_sizes() -> Vec<(&'static str, Size)> {
     ]
 }
 
-/// Each mistake with a small story that shows it.
+/// Each mutation with a small story that shows it.
 fn mistakes() -> Vec<(Mutation, &'static str, Size)> {
     use Before::{Did, Passed, Runs, Told};
-    // The collection has asked for the containers once more, and not yet for the image.
+    // The collection has listed the containers again, and not yet the image.
     const ASKING_AGAIN: &[Before] = &[Did(Act::Collect), Did(Act::Collect), Did(Act::Collect)];
     let one = one();
     let two = Size { pods: 2, images: 2, ..one };

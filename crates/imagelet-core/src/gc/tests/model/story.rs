@@ -4,51 +4,49 @@ use std::fmt;
 
 use crate::inventory::Mutation;
 
-/// What can happen next.
+/// A possible act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Act {
-    /// A pod goes on: asks, hears the answer, starts its container, whose process exits, and which is deleted.
+    /// A pod takes its next step: request, answer, container start, exit, deletion.
     Pod(usize),
-    /// A collection of everything unused begins or goes on.
+    /// A collection of everything unused starts or continues.
     Collect,
-    /// A pass of the inventory begins or goes on.
+    /// A pass of the inventory starts or continues.
     Observe,
-    /// A person's removal begins or goes on.
+    /// A requested removal starts or continues.
     Remove,
-    /// Somebody begins to read an image, goes on, or is done.
+    /// Work on an image starts, continues or ends.
     Work,
-    /// Imagelet ends the hard way, and starts again.
+    /// imagelet crashes and restarts.
     Crash,
-    /// The runtime restarts, and lists no container of before for now.
+    /// The runtime restarts and lists no earlier container for now.
     Restart,
-    /// The same, listing all but one.
+    /// The same, omitting one container.
     RestartHalf,
-    /// It lists them all again.
+    /// The runtime lists all containers again.
     Recover,
-    /// A pod starts a container from the first image past imagelet, or ends it.
+    /// A pod starts or ends a container of the first image without imagelet.
     Beside,
-    /// A person pins the first image.
+    /// The first image is pinned.
     Pin,
-    /// And takes that back.
+    /// The first image is unpinned.
     Unpin,
-    /// Time passes.
     Tick,
 }
 
-/// What has happened before a story begins, as one thing.
+/// An act before the start of a story.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
-    /// A pod asked and was told.
+    /// A pod requested its image and got it.
     Told(usize),
-    /// A pod asked, was told, and has its container.
+    /// A pod requested its image and has its container.
     Runs(usize),
-    /// A pass of the inventory, from its beginning to its end.
+    /// A whole pass of the inventory.
     Passed,
-    /// One act.
     Did(Act),
 }
 
-/// How large a story may become.
+/// The bounds of a story.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a test")]
 pub(super) struct Size {
@@ -63,21 +61,20 @@ pub(super) struct Size {
     pub(super) pins: usize,
     pub(super) besides: usize,
     pub(super) ticks: usize,
-    /// Pods ask once more when they are done.
+    /// Pods repeat their request after the end.
     pub(super) is_endless: bool,
-    /// The images are there from the start.
     pub(super) is_stocked: bool,
-    /// Each answer of the runtime takes a step of its own.
+    /// Each answer of the runtime takes a separate step.
     pub(super) is_fine: bool,
     /// Processes exit before their containers are deleted.
     pub(super) exits: bool,
-    /// Where the story begins.
+    /// The acts before the start.
     pub(super) before: &'static [Before],
     pub(super) flaw: Option<Mutation>,
 }
 
 impl Size {
-    /// Pods and images, and nothing else happens.
+    /// Pods and images only.
     pub(super) fn of(pods: usize, images: usize) -> Self {
         Self {
             pods,
@@ -107,7 +104,6 @@ impl fmt::Display for Act {
     }
 }
 
-/// A story, for who reads of it.
 pub(super) fn told(story: &[Act]) -> String {
     story.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -1,7 +1,7 @@
-//! One long story at random: pods come and go for ever, and everything else happens now and then.
+//! A long random walk: pods come and go without end, and all other acts happen at times.
 //!
-//! Were all things always as likely, most rare stories would never be met: containers would be gone before a list lies. So
-//! a walk goes through weathers, in each of which each thing has a likelihood of its own.
+//! With constant probabilities a walk rarely meets rare stories: containers would end before a list is wrong. So a walk
+//! passes through weathers, each with its own probabilities.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::{
     inventory::Mutation,
 };
 
-/// Acts that are told of where something went wrong.
+/// Acts printed with a failure.
 const TOLD_MAX: usize = 60;
 /// A node is new after so many steps, so that nothing grows without end, or most often after a few: in its first steps its
 /// images lie idle, and later seldom.
 const STEPS_PER_NODE: (u64, u64) = (2_000, 60);
-/// Of so many nodes one is there for long.
+/// One in this many nodes lives long.
 const NODES_PER_LONG: usize = 8;
-/// Most pods of a node, and images.
+/// Limits of pods and images of a node.
 const PODS_MAX: usize = 4;
 const IMAGES_MAX: usize = 3;
 /// How many steps a weather lasts at least, and at most so many more.
@@ -44,7 +44,6 @@ const OF_EVENTS: [usize; 5] = [4, 16, 64, 256, 1024];
 /// begin and end while a collection waits for one answer. 1: never.
 const OF_HASTE: [usize; 3] = [1, 1, 16];
 
-/// A walk to be taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk {
     pub(super) seed: u64,
@@ -52,7 +51,6 @@ pub(super) struct Walk {
     pub(super) flaw: Option<Mutation>,
 }
 
-/// What a walk came to.
 #[derive(Debug, Default)]
 pub(super) struct Walked {
     pub(super) steps: u64,
@@ -61,13 +59,12 @@ pub(super) struct Walked {
     pub(super) violation: Option<String>,
 }
 
-/// Where walks begin; printed with whatever they find.
+/// The seed of the walks, printed with a failure.
 #[expect(clippy::disallowed_methods, reason = "a test is told so")]
 pub(super) fn seed() -> u64 {
     std::env::var("IMAGELET_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(77)
 }
 
-/// Walks until something goes wrong or the steps are done.
 pub(super) fn walk(walk: Walk) -> Walked {
     let clock = clock();
     let _entered = clock.enter();
@@ -76,7 +73,7 @@ pub(super) fn walk(walk: Walk) -> Walked {
     while walked.steps < walk.steps && walked.violation.is_none() {
         let endless = usize::MAX;
         let is_long = random.below(NODES_PER_LONG) == 0;
-        // On one without pods only hands start containers, and all images lie idle.
+        // Without pods only manual acts start containers, and all images are idle.
         let pods = if is_long { 1 + random.below(PODS_MAX) } else { random.below(PODS_MAX) };
         let size = Size {
             collections: endless,
@@ -93,7 +90,6 @@ pub(super) fn walk(walk: Walk) -> Walked {
             is_stocked: true,
             is_fine: random.below(2) == 0,
             flaw: walk.flaw,
-            // Each image has a pod that brings it back, where there are any.
             ..Size::of(pods, 1 + random.below(pods.clamp(1, IMAGES_MAX)))
         };
         let mut node = Node::new(size, &clock);
@@ -127,7 +123,7 @@ pub(super) fn walk(walk: Walk) -> Walked {
     walked
 }
 
-/// How likely what is: one in so many chances.
+/// Probabilities: one in this many chances.
 #[derive(Clone, Copy, Debug, Default)]
 struct Weather {
     pods: [usize; PODS_MAX],
@@ -169,7 +165,7 @@ impl Weather {
     }
 }
 
-/// Xorshift: the same walk from the same seed everywhere.
+/// Xorshift: the same walk from the same seed on every machine.
 struct Random(u64);
 
 impl Random {
@@ -203,7 +199,7 @@ impl Random {
         }
     }
 
-    /// A collection as operators may order it, in both ways and orders; none leaves an image out for its youth.
+    /// A collection in either algorithm and order, without a minimum age.
     fn request(&mut self) -> GcRequest {
         let age_max = Some(Duration::from_secs(TICK));
         let goal = self.one_of(&[GcGoal::AllUnused, GcGoal::AllUnused, GcGoal::Free(ByteSize(100)), GcGoal::Threshold]);

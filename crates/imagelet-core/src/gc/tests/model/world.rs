@@ -18,41 +18,40 @@ use crate::{
     },
 };
 
-/// Who acts: pods by their number, then these.
+/// Actors: pods by number, then these.
 pub(super) const COLLECTOR: usize = 8;
 pub(super) const OBSERVER: usize = 9;
 pub(super) const REMOVER: usize = 10;
 pub(super) const WORKER: usize = 11;
 pub(super) const ACTORS: usize = 12;
-/// A pod that starts containers without asking imagelet.
+/// A pod that starts containers without imagelet.
 pub(super) const BESIDE: usize = 99;
 
-/// Cheap to clone; clones share all.
+/// Clones share all state.
 #[derive(Clone)]
 pub(super) struct World(Arc<Mutex<State>>);
 
 pub(super) struct State {
-    /// Seconds since the start.
     pub(super) seconds: u64,
-    /// Milliseconds beyond them, where no two acts may be at one time.
+    /// Milliseconds beyond them, so that no two acts have the same time.
     pub(super) fraction: u64,
-    /// Whether each image is in the store; the registry has them all.
+    /// Whether each image is in the store; the registry has all.
     pub(super) present: Vec<bool>,
     pub(super) containers: Vec<Held>,
-    /// Until when each pod was told that its image is here.
+    /// The lease end reported to each pod.
     pub(super) told: Vec<Option<u64>>,
     pub(super) pinned: Vec<bool>,
-    /// Somebody reads an image while this is set.
+    /// Work holds the image while this is set.
     pub(super) held: Option<usize>,
-    /// Since when the runtime does not list all of its containers.
+    /// When the runtime began to omit containers.
     pub(super) short_since: Option<u64>,
-    /// What must never happen and did.
+    /// The first violation.
     pub(super) violation: Option<String>,
-    /// Who is being polled.
+    /// The polled actor.
     pub(super) actor: usize,
-    /// All that an actor has seen since it began, as a number.
+    /// A digest of an actor's observations.
     pub(super) seen: [u64; ACTORS],
-    /// A person's removal answers for the containers that it was told of.
+    /// A requested removal is responsible only for the containers it saw.
     pub(super) ordered_saw: Vec<u32>,
     /// Containers that the pass under way was told of,
     pub(super) pass_saw: Vec<u32>,
@@ -141,12 +140,11 @@ impl World {
 }
 
 impl State {
-    /// Containers that were ever started.
     pub(super) fn started(&self) -> u64 {
         u64::from(self.next_container)
     }
 
-    /// A pod starts a container from the image it was told of.
+    /// A pod starts a container from its image.
     pub(super) fn create(&mut self, pod: usize, image: usize) {
         if !self.present[image] {
             self.violation
@@ -168,7 +166,7 @@ impl State {
         self.next_container += 1;
     }
 
-    /// Notes what an actor was answered.
+    /// Records an answer to an actor.
     pub(super) fn see(&mut self, what: &impl Hash) {
         let mut hasher = DefaultHasher::new();
         (self.seen[self.actor], what).hash(&mut hasher);
@@ -185,7 +183,7 @@ impl State {
                 users().filter(|it| self.ordered_saw.contains(&it.number)).map(|it| format!("in use by {}", it.pod)),
             );
         } else {
-            // Who does not ask is protected from when a pass has seen it.
+            // A container without a request is protected after a pass saw it.
             let is_known = |it: &&Held| it.pod != BESIDE || self.noticed_before.contains(&it.number);
             wrong.extend(users().filter(is_known).map(|it| format!("in use by pod {}", it.pod)));
             let told = self.told.iter().enumerate().filter(|(pod, until)| {
@@ -199,7 +197,7 @@ impl State {
             self.violation.get_or_insert(format!("image {image} was removed, and is {wrong}"));
         }
         if is_ordered {
-            // Whoever ordered it takes it away from pods that wait for their containers, too.
+            // A requested removal also affects pods that wait for their containers.
             let images = self.present.len();
             self.told
                 .iter_mut()
@@ -223,7 +221,7 @@ impl State {
         }
     }
 
-    /// Equal for worlds that will behave alike.
+    /// Equal for worlds with the same future behaviour.
     pub(super) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.seconds, &self.present, &self.containers, &self.told, &self.pinned).hash(&mut hasher);
@@ -285,7 +283,7 @@ impl ImageService for World {
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        // No place at all: nothing here is decided by a disk.
+        // No disk: nothing in the model depends on it.
         Ok(ImageFilesystems::default())
     }
 }
@@ -317,7 +315,7 @@ impl ContainerService for World {
         Ok(Vec::new())
     }
 
-    /// A runtime that does not list a container for now cannot say that it is gone.
+    /// A runtime that omits a container cannot report it as gone.
     async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
         let is_gone = {
             let mut world = self.lock();
