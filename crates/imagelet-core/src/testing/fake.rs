@@ -238,7 +238,7 @@ impl FakeRuntime {
         self.lock().sandbox_images.insert(sandbox_id.to_owned(), image.to_owned());
     }
 
-    /// Sets the image that new sandboxes report.
+    /// Sets the sandbox image in the runtime's reported configuration.
     pub fn set_default_sandbox_image(&self, image: &str) {
         self.lock().default_sandbox_images = vec![image.to_owned()];
     }

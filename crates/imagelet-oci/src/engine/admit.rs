@@ -1,4 +1,4 @@
-//! Sees to it that a pull has room before its first layer byte: reserves, asks for room, waits for others, or refuses.
+//! Reserves space for a pull before its first layer byte: requests more, waits for other pulls, or rejects.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -43,7 +43,7 @@ impl Engine {
         let deadline = Instant::now() + self.config.admission_wait;
         let (mut rounds, mut made) = (0, None::<RoomMade>);
         loop {
-            // Created before the look, so that no release in between is missed.
+            // Created before the check, so that no release in between is missed.
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
             let (decision, demand, space) = match self.look(wanted, false).await? {

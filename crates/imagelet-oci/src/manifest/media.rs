@@ -1,4 +1,4 @@
-//! What a media type says about a document or a layer.
+//! What a media type means for a document or a layer.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Compression {

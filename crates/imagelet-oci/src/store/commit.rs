@@ -264,7 +264,7 @@ impl Store {
         self.write_names(index, before).map_err(failed("names.json"))
     }
 
-    /// Removes what a failed commit placed from the index, so that it does not count as durable.
+    /// Removes from the index what a failed commit placed, so that it does not count as durable.
     fn take_back(&self, index: &mut Index, placed: &Placed, id: &ImageId) {
         for layer in &placed.layers {
             index.layers.remove(layer);

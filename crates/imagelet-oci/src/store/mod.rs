@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! ROOT/                      0700, of one user; one process changes it at a time, any number read it
-//!   lock                     flocked by the process that changes the store; holds its pid and command
+//!   lock                     flocked by the process that changes the store; has its pid and command
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `sync_background`)
 //!   names.new, names.unsettled.new   the next version of each, being written; removed at start

@@ -1,4 +1,4 @@
-//! Lets a test look at the disk at the moment of each sync, and have the sync fail.
+//! Lets a test observe the disk at each sync, and make the sync fail.
 
 use std::{cell::RefCell, io, path::Path};
 

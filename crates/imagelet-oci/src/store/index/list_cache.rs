@@ -1,4 +1,4 @@
-//! The images as a list says them, made once after each change and returned until the next.
+//! The image list, built once after each change and returned until the next.
 
 use std::{
     collections::{BTreeSet, HashMap},

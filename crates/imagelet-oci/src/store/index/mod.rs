@@ -122,7 +122,7 @@ impl StoreContents {
     }
 
     /// Reads a store that another process may change, until its names are the same before and after. At the limit the
-    /// last read is used, and the log says that it mixes several moments.
+    /// last read is used; the flag is then true, because it may mix several moments.
     fn read_concurrently<N: PartialEq>(
         names: impl Fn() -> N,
         read: impl Fn() -> Result<Self, RuntimeError>,
