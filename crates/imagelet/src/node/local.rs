@@ -54,7 +54,7 @@ pub(crate) struct NodeParts {
     pub(crate) is_daemon: bool,
     /// `false`: uses are unknown, so nothing may be collected.
     pub(crate) uses_known: bool,
-    /// This node has no inventory on disk yet.
+    /// The node's inventory is empty: this is the first start on it.
     pub(crate) takes_over: bool,
 }
 

@@ -285,7 +285,7 @@ fn address(endpoint: &str) -> Result<Endpoint, Failure> {
         .map_err(|error: imagelet_cri::EndpointError| Failure::because(format!("`{endpoint}` is no endpoint"), &error))
 }
 
-/// The flag: no state exists yet, this is the first start on the node.
+/// The flag: the inventory is empty, this is the first start on the node.
 type OpenState = (Arc<Inventory>, Arc<PullRecords>, Option<StaleUse>, bool);
 
 /// Reads the state without writing: changes end with the process.

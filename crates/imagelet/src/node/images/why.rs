@@ -56,7 +56,7 @@ pub(crate) struct WhyImage {
     pub(crate) size: u64,
     /// The present row; absent for an absent image.
     pub(crate) now: Option<ImageRow>,
-    /// Uses since the inventory was created.
+    /// Recorded uses.
     pub(crate) uses: u64,
     /// The pod of the last use, as `NAMESPACE/POD`.
     pub(crate) last_user: Option<String>,
