@@ -1,4 +1,4 @@
-//! Confines the threads that read registry content: a thread that writes a layer reaches only that layer's folder.
+//! Confines the threads that read what a registry sent: the one that writes a layer reaches that layer's folder alone.
 //!
 //! Landlock restricts a thread and its children for ever; so this work has threads of its own. Other files of such a
 //! thread (the layer's list, the queue) are opened before. Where the kernel has no Landlock, unpacking continues

@@ -1,4 +1,4 @@
-//! The numbered steps of the store and of its mounts; a test can end the process at each.
+//! The numbered steps of the store and of its mounts, each of which may be the last one of the process.
 
 imagelet_core::failpoints! {
     OpenFolder = "open.folder",

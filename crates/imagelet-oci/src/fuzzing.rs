@@ -1,4 +1,4 @@
-//! Entry points of the fuzzers: for each external format one check of arbitrary bytes and one mutator.
+//! What fuzzers call: for each format from outside one check of any bytes and one mutator that knows the format.
 //!
 //! The targets in `fuzz/` and the replay in `tests/fuzz_replay.rs` call these functions. A check panics on a broken
 //! invariant; a rejected input is never a finding. The program itself does not call this module.

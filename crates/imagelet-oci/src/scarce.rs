@@ -1,10 +1,11 @@
-//! Waits and retries when no file descriptor is left, for a limited time.
+//! No file descriptor left: the wait before the next try, which ends, because descriptors come back.
 
 use std::{error::Error, io, iter, thread, time::Duration};
 
 use imagelet_core::runtime::RuntimeError;
 use rustix::io::Errno;
 
+/// The first wait; each further one doubles.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
 /// Maximum number of waits: ten seconds in all.
 const WAITS_MAX: usize = 10;

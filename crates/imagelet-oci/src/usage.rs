@@ -1,4 +1,4 @@
-//! Disk usage of images, alone and shared, and the details of one.
+//! What images take on the disk, alone and shared, and what is known of one.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -25,6 +25,7 @@ use crate::{
 /// Maximum age of a resolved manifest: a pull waits at most this long for its turn.
 const AGE_MAX: Duration = Duration::from_secs(30);
 const KEPT_MAX: usize = 64;
+/// Maximum bytes of kept documents; a larger one is fetched again.
 const BYTES_MAX: usize = 8 << 20;
 
 /// The key of a resolution: no request is served what another credential has opened.

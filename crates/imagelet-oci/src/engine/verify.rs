@@ -274,6 +274,7 @@ fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Syn
     })
 }
 
+/// Ends the threads of a check whose caller has dropped it.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {

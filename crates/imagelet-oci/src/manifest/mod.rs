@@ -33,6 +33,7 @@ pub(crate) const LAYER_BYTES_MAX: u64 = 256 << 30;
 /// Maximum nesting of a document: more than any tool writes, and within every parser's limit.
 pub(crate) const NESTING_MAX: usize = 128;
 
+/// Maximum bytes of a parser's error message.
 const REASON_MAX: usize = 256;
 
 /// Identifies content by digest, size and media type.

@@ -22,6 +22,7 @@ use imagelet_core::{image::Digest, runtime::RuntimeError};
 use super::{Store, index::Index, storage_error};
 use crate::failpoint::Step;
 
+/// A partial blob with fewer bytes is not kept.
 pub(crate) const RESUME_MIN: u64 = 8 << 20;
 const PARTIAL_AGE_MAX: Duration = Duration::from_hours(24);
 const PARTIAL_SUFFIX: &str = ".partial";

@@ -21,6 +21,7 @@ use crate::failpoint::Step;
 use crate::store::storage_error;
 
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
+/// Links on the path to a store; the kernel's limit.
 const LINKS_MAX: usize = 40;
 /// Opens a folder or link itself, for stat and as a base for openat.
 const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

@@ -33,6 +33,7 @@ use super::{
 };
 use crate::hash::Hash;
 
+/// Listed findings; further ones are only counted.
 const FINDINGS_MAX: usize = 20;
 const BUFFER: usize = 128 << 10;
 /// Files beside a layer's manifest that its record may have a digest of.
