@@ -1,11 +1,11 @@
-//! What a text that names an endpoint says, read as the interface's own clients read it (`docs/spec/cri.md §1.1`, §1.2).
+//! Parses the text of an endpoint as the interface's own clients do (`docs/spec/cri.md §1.1`, §1.2).
 //!
-//! Pure, and for either platform wherever it runs: a node of another system can be checked from here. What of it imagelet
-//! takes for its own sockets is decided by [`crate::Endpoint`].
+//! Pure and independent of the host's platform: a node of another system can be checked from here. [`crate::Endpoint`]
+//! decides which addresses imagelet accepts for its own sockets.
 
 use imagelet_core::text::quoted;
 
-/// Whose rules an endpoint is read by.
+/// The platform whose rules apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressPlatform {
     /// Sockets with a path, `unix://`.
@@ -15,7 +15,7 @@ pub enum AddressPlatform {
 }
 
 impl AddressPlatform {
-    /// How the platform's complaint about a text without a scheme begins.
+    /// The start of the platform's complaint about a text without a scheme.
     fn using(self) -> &'static str {
         match self {
             Self::Unix => "using",
@@ -35,7 +35,7 @@ pub enum Protocol {
     Npipe,
 }
 
-/// An endpoint in its parts, as the interface's parser takes them: quirks included.
+/// An endpoint in its parts as the interface's parser reads it, quirks included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// How it is reached.
@@ -53,15 +53,15 @@ pub enum AddressError {
     /// The text has no scheme.
     #[error("{} {} as endpoint is deprecated, please consider using full url format", platform.using(), quoted(text))]
     Deprecated {
-        /// The text, on Windows with its slashes turned.
+        /// The text, on Windows with forward slashes.
         text: String,
-        /// By whose rules.
+        /// The platform whose rules apply.
         platform: AddressPlatform,
     },
-    /// A scheme the platform does not know.
+    /// The platform does not know the scheme.
     #[error("protocol {} not supported", quoted(.0))]
     Protocol(String),
-    /// A scheme the platform reads and does not dial.
+    /// The platform parses the scheme and does not dial it.
     #[error("only support unix socket endpoint")]
     NotUnix,
     /// Not a URL.
@@ -75,7 +75,7 @@ pub enum AddressError {
 }
 
 impl AddressError {
-    /// The scheme, where the text has one that could be read.
+    /// The scheme, if the text has a readable one.
     pub fn protocol(&self) -> &str {
         match self {
             Self::Protocol(protocol) => protocol,
@@ -97,10 +97,10 @@ impl Protocol {
 }
 
 impl Address {
-    /// What a text with a scheme says.
+    /// Parses a text with a scheme.
     ///
     /// # Errors
-    /// Where it is no URL, or has no scheme or one that the platform does not know.
+    /// If it is no URL, or has no scheme or an unknown one.
     pub fn parse(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
         let turned;
         let text = match platform {
@@ -130,7 +130,7 @@ impl Address {
     /// The address to dial or to listen on: on Unix a text without a scheme is a path, and only a socket is accepted.
     ///
     /// # Errors
-    /// As [`Address::parse`], and on Unix for all that is no socket.
+    /// As [`Address::parse`], and on Unix for any address but a socket.
     pub fn to_dial(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
         let address = match (Self::parse(text, platform), platform) {
             (Err(error), AddressPlatform::Unix) if error.protocol().is_empty() => {
@@ -145,7 +145,7 @@ impl Address {
     }
 }
 
-/// The target that gRPC libraries are given for an address: a path is dialled as it is, without looking up a name.
+/// The target for gRPC libraries: a path is dialled without a name lookup.
 pub fn client_target(address: &str) -> String {
     let address = match address.strip_prefix("unix://") {
         Some(path) if path.starts_with('/') => path,
@@ -154,7 +154,7 @@ pub fn client_target(address: &str) -> String {
     if address.starts_with('/') { format!("passthrough:///{address}") } else { address.to_owned() }
 }
 
-/// The parts of a URL that an endpoint is made of, by the rules of Go's parser.
+/// The parts of a URL, by the rules of Go's parser.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Url {
     scheme: String,
@@ -171,7 +171,7 @@ impl Url {
         let (scheme, rest) = split_scheme(whole)?;
         let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
         if !rest.starts_with('/') {
-            // Behind a scheme, a rest without a slash is opaque and has no path.
+            // After a scheme, a rest without a slash is opaque and has no path.
             if !scheme.is_empty() {
                 return Ok(Self { scheme, ..Self::default() });
             }
@@ -188,7 +188,7 @@ impl Url {
     }
 }
 
-/// The scheme in lower case and what follows its colon; an empty scheme where there is none.
+/// The scheme in lower case and the text after its colon; without a scheme, an empty one.
 fn split_scheme(text: &str) -> Result<(String, &str), String> {
     for (position, byte) in text.bytes().enumerate() {
         match byte {
@@ -221,7 +221,6 @@ fn host_of(authority: &str) -> Result<String, String> {
     Ok(host.to_owned())
 }
 
-/// A path with its escapes resolved.
 fn unescaped(path: &str) -> Result<String, String> {
     let mut decoded = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
@@ -278,7 +277,7 @@ mod tests {
             assert_eq!(error.is_some(), expected["error"] == true, "{name}: {read:?}");
             assert_eq!(error.as_deref(), expected["error_text"].as_str(), "{name}");
             assert_eq!(Some(address), expected["address"].as_str(), "{name}");
-            // A refused dial names no network.
+            // A rejected dial names no network.
             if let Some(wanted) = expected.get(protocol_key) {
                 assert_eq!(Some(protocol), wanted.as_str(), "{name}");
             } else {
@@ -302,7 +301,7 @@ mod tests {
             let error = Address::parse(text, AddressPlatform::Unix).unwrap_err();
             assert_eq!((error.to_string().as_str(), error.protocol()), (message, ""));
         }
-        // What cannot be read at all is tried as a path, too, and the second complaint is the one that is heard.
+        // An unreadable text is also parsed as a path, and the second complaint is reported.
         let error = Address::to_dial(":x", AddressPlatform::Unix).unwrap_err();
         assert_eq!(error.to_string(), "parse \"unix://:x\": invalid port \":x\" after host");
         let error = Address::to_dial(":x", AddressPlatform::Windows).unwrap_err();

@@ -1,4 +1,4 @@
-//! When a peer that could not be reached is tried again (`docs/spec/cri.md §2`): as gRPC clients do.
+//! The backoff of connection attempts (`docs/spec/cri.md §2`), as in gRPC clients.
 
 use std::{
     io,
@@ -8,16 +8,15 @@ use std::{
 
 use tokio::time::Instant;
 
-/// After the first failure.
+/// The wait after the first failure.
 const BASE: Duration = Duration::from_millis(100);
-/// How much longer after each.
+/// The growth after each further failure.
 const FACTOR: f64 = 1.6;
-/// How far a wait is from that, at random, as a part of it.
+/// The random deviation, as a share of the wait.
 const JITTER: f64 = 0.2;
-/// The longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Failed attempts in a row. While it holds, no connection is tried: calls fail at once.
+/// Failed attempts in a row. During the wait, calls fail without an attempt.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(Mutex<Attempts>);
 
@@ -29,7 +28,7 @@ struct Attempts {
 }
 
 impl Backoff {
-    /// Fails while it is too early for another attempt, with what the last one failed with.
+    /// Fails during the wait, with the last error.
     pub(crate) fn check(&self, now: Instant) -> io::Result<()> {
         let state = self.lock();
         match state.until {
@@ -38,7 +37,7 @@ impl Backoff {
         }
     }
 
-    /// An attempt ended. `random` is between 0 and 1.
+    /// Records an attempt. `random` is between 0 and 1.
     pub(crate) fn ended(&self, result: &io::Result<()>, now: Instant, random: f64) {
         let mut state = self.lock();
         match result {
@@ -56,7 +55,7 @@ impl Backoff {
     }
 }
 
-/// The wait after so many failures before this one.
+/// The wait after this many earlier failures.
 fn wait(failures: u32, random: f64) -> Duration {
     let exponent = i32::try_from(failures.min(64)).unwrap_or(64);
     let grown = (BASE.as_secs_f64() * FACTOR.powi(exponent)).min(WAIT_MAX.as_secs_f64());

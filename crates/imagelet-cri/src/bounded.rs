@@ -1,7 +1,6 @@
-//! What a runtime's answers may hold: a message of 16 MiB can stand for gigabytes in memory, and a stream for any number.
+//! Bounds a runtime's answers: a message of 16 MiB can decode to gigabytes, and a stream has any number of messages.
 //!
-//! What a message is made of is counted before anything is made of it, and what a stream brings is counted over all of
-//! its messages.
+//! The parts of a message are counted before it is decoded; those of a stream over all its messages.
 
 use std::marker::PhantomData;
 
@@ -18,9 +17,8 @@ use tonic_prost::{ProstCodec, ProstEncoder};
 
 use crate::MESSAGE_BYTES_MAX;
 
-/// A list: many times what the largest nodes have.
+/// A list: many times the size of the largest nodes.
 pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
-/// An answer about one thing.
 pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 
 /// Sends a call with one answer.
@@ -38,7 +36,7 @@ where
     Ok(client.unary(request, path, Bounded::new(bounds)).await?.into_inner())
 }
 
-/// Sends a call that is answered by a stream.
+/// Sends a call with a stream of answers.
 pub(crate) async fn stream<Q, A>(
     channel: Channel,
     path: PathAndQuery,
@@ -60,7 +58,7 @@ async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {
     Ok(client)
 }
 
-/// Prost's codec, which counts first.
+/// Prost's codec with a bound before decoding.
 struct Bounded<Q, A> {
     left: MessageBounds,
     messages: PhantomData<(Q, A)>,
@@ -91,7 +89,6 @@ where
     }
 }
 
-/// Reads all messages of one answer.
 struct BoundedDecoder<A> {
     left: MessageBounds,
     messages: PhantomData<A>,

@@ -1,4 +1,4 @@
-//! Connects to a runtime's socket, lazily and again after it was away, and bounds each call in time.
+//! Connects to a runtime's socket on demand, reconnects with backoff, and sets a deadline for each call.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -41,10 +41,10 @@ use crate::{
     trace::Tracing,
 };
 
-/// How long one attempt to connect may take; the interface's own minimum.
+/// The limit of one attempt; the interface's own minimum.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// One attempt, unless it is too early for another.
+/// One attempt, unless the backoff forbids it.
 async fn dial(path: &Path, backoff: &Arc<Backoff>) -> io::Result<ProbedConnection> {
     backoff.check(Instant::now())?;
     let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
@@ -60,23 +60,23 @@ async fn dial(path: &Path, backoff: &Arc<Backoff>) -> io::Result<ProbedConnectio
     }
 }
 
-/// The hasher of each process, and of each call, begins elsewhere: random enough to scatter.
+/// Each `RandomState` has its own seed: random enough for jitter.
 fn random() -> f64 {
     f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX)
 }
 
 /// A connection that counts as a failed attempt unless its peer opens the protocol.
 ///
-/// A peer that takes connections and drops them would be dialled without end otherwise, by a call without a deadline.
+/// Otherwise a peer that accepts and drops connections would be dialled without end by a call without a deadline.
 struct ProbedConnection {
     stream: UnixStream,
     backoff: Arc<Backoff>,
-    /// Bytes received so far, up to the one that decides.
+    /// Bytes received so far, up to the deciding one.
     received: usize,
     is_peer: bool,
 }
 
-/// Every server begins with a frame of this type, shown by its fourth byte (RFC 9113, section 3.4).
+/// Every server's first frame has this type, in its fourth byte (RFC 9113, section 3.4).
 const TYPE_SETTINGS: u8 = 4;
 const TYPE_AT: usize = 3;
 
@@ -144,28 +144,28 @@ impl AsyncWrite for ProbedConnection {
     }
 }
 
-/// A peer and how patient we are with it. Cheap to clone.
+/// A peer with its timeout. Clones share the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) channel: Channel,
     endpoint: Endpoint,
-    /// What each call but a pull may take.
+    /// The limit of each call but a pull.
     timeout: Duration,
     tracing: Tracing,
-    /// Whether lists are asked for in a stream; off for good once the runtime has no streams. Clones share it.
+    /// Whether lists are streamed; off for good once the runtime has no streams. Clones share it.
     streams: Arc<AtomicBool>,
 }
 
 impl Peer {
     /// # Errors
-    /// Where the timeout is zero. Whether anybody listens shows at the first call.
+    /// If the timeout is zero. The first call connects.
     pub(crate) fn new(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         if timeout.is_zero() {
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "connectionTimeout must be positive"));
         }
         let path = endpoint.path().to_owned();
         let backoff = Arc::new(Backoff::default());
-        // The URI only makes the `:authority`; the connector dials the socket whatever it says.
+        // The URI only sets the `:authority`; the connector dials the socket.
         let channel =
             Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
                 let (path, backoff) = (path.clone(), Arc::clone(&backoff));
@@ -174,17 +174,15 @@ impl Peer {
         Ok(Self { channel, endpoint: endpoint.clone(), timeout, tracing: Tracing::default(), streams: Arc::default() })
     }
 
-    /// Asks for lists in a stream from now on, or not.
     pub(crate) fn stream_lists(&mut self, on: bool) {
         self.streams = Arc::new(AtomicBool::new(on));
     }
 
-    /// What is traced of its calls from now on.
     pub(crate) fn trace(&mut self, tracing: Tracing) {
         self.tracing = tracing;
     }
 
-    /// Sends one call and waits for its answer, at most as long as the peer is given.
+    /// Sends one call and waits for its answer within the timeout.
     pub(crate) async fn ask<Q, A>(&self, call: Call, message: Q) -> Result<A, RuntimeError>
     where
         Q: Message + 'static,
@@ -209,7 +207,7 @@ impl Peer {
         self.until(deadline, call, message, send).await
     }
 
-    /// Sends one call that may take any time, and returns its status as it is.
+    /// Sends one call without a deadline, and returns its status unchanged.
     pub(crate) async fn ask_without_deadline<Q, A>(&self, call: Call, message: Q) -> Result<A, Status>
     where
         Q: Message + 'static,
@@ -221,8 +219,8 @@ impl Peer {
         self.tracing.follow(call, sent).await
     }
 
-    /// A list: in a stream, of which none is too long for one message (`docs/spec/cri.md §3.1`), if that is on and the
-    /// runtime has streams, else whole. What came of a stream that failed is dropped.
+    /// A list: streamed (`docs/spec/cri.md §3.1`) if that is on and the runtime supports it, so that no list exceeds
+    /// one message; else whole. A failed stream's partial result is dropped.
     pub(crate) async fn list<T, S, Page, W, Whole>(
         &self,
         (stream, stream_request, items_of_page): (Call, S, fn(Page) -> Vec<T>),
@@ -256,7 +254,6 @@ impl Peer {
         self.ask_until(deadline, whole, whole_request, LIST).await.map(items)
     }
 
-    /// When a call that begins now is given up.
     fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
     }
@@ -275,12 +272,12 @@ impl Peer {
         // The peer receives the deadline and stops working for a call that has ended.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         self.tracing.inject(request.metadata_mut());
-        // A call is large, and would be in each future around it.
+        // Boxed: a call is large, and would be part of each outer future.
         let sent = Box::pin(send(request));
         match tokio::time::timeout_at(deadline, self.tracing.follow(call, sent)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
-                // No caller gave up, so what the peer calls a cancel is the deadline it received.
+                // No caller cancelled, so the peer's `Cancelled` means the deadline it received.
                 error if error.kind() == RuntimeErrorKind::Cancelled && Instant::now() >= deadline => {
                     Err(self.timed_out(call))
                 }
@@ -290,16 +287,16 @@ impl Peer {
         }
     }
 
-    /// What each call but a pull may take.
+    /// The limit of each call but a pull.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// What a status means, with where we tried when the peer is away.
+    /// The error of a status, with the socket if the peer is away.
     pub(crate) fn error(&self, call: Call, status: &Status) -> RuntimeError {
         let error = error_from_status(call, status);
         match error.kind() {
-            // A pull has no deadline of ours: what took too long the peer says.
+            // A pull has no deadline here: the peer names its own timeout.
             RuntimeErrorKind::TimedOut if !matches!(call, Call::Pull) => self.timed_out(call),
             RuntimeErrorKind::Unavailable => RuntimeError::new(
                 RuntimeErrorKind::Unavailable,
@@ -317,7 +314,7 @@ impl Peer {
         RuntimeError::new(RuntimeErrorKind::TimedOut, message)
     }
 
-    /// What is said of a pull that was ended for want of signs of life.
+    /// The error of a pull that was ended by the stall watch.
     pub(crate) fn stalled(&self, stalled: Stalled, name: &str, quiet: Duration) -> RuntimeError {
         let (endpoint, name) = (&self.endpoint, shown_name(name));
         let (class, message) = match stalled {
@@ -340,7 +337,7 @@ impl Peer {
             .with_hint("look into the runtime's log; `imageService.cri.pullStallTimeout` says how long a pull may hang")
     }
 
-    /// What a failed handshake says.
+    /// The error of a failed handshake.
     pub(crate) fn refused(&self, api: &str, error: RuntimeError) -> RuntimeError {
         RuntimeError::new(
             error.kind(),

@@ -1,4 +1,4 @@
-//! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
+//! The ports to a container runtime over CRI: its images, and the containers that use them.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -21,26 +21,25 @@ use crate::{
     v1,
 };
 
-/// The version of the interface every runtime must answer.
+/// The interface version that every runtime must answer.
 const API_VERSION: &str = "0.1.0";
 
 /// The images of a runtime.
 ///
-/// Connects with the first call and again after the runtime was away; while it is away, calls fail at once. Every call
-/// has the deadline it was built with, except a pull, which has none: drop it to give it up, or let it be watched. CRI
-/// reports no progress, so a pull reports none either.
+/// Connects at the first call and reconnects; while the runtime is away, calls fail at once. Every call has a deadline
+/// except a pull: drop its future to cancel it, or set a stall limit. CRI reports no progress, so a pull reports none.
 #[derive(Clone, Debug)]
 pub struct RemoteImageService {
     peer: Peer,
-    /// `None`: a pull may hang for good.
+    /// `None`: a pull may hang without end.
     watch: Option<Arc<StallWatch>>,
 }
 
 impl RemoteImageService {
-    /// Connects, and proves with one call that a CRI image service listens.
+    /// Connects, and verifies with one call that a CRI image service listens.
     ///
     /// # Errors
-    /// Where the timeout is zero, the socket is not served, or not over CRI v1.
+    /// If the timeout is zero, the socket is not served, or not over CRI v1.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
         match service.filesystem().await {
@@ -49,37 +48,37 @@ impl RemoteImageService {
         }
     }
 
-    /// The same without the proof; whether the socket is served shows at the first call. Needs a tokio runtime around it.
+    /// The same without the check; the first call connects. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Where the timeout is zero.
+    /// If the timeout is zero.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)?, watch: None })
     }
 
-    /// Asks for lists in a stream, so that none is too long for one message, or not. Falls back where the runtime has none.
+    /// Sets whether lists are streamed, so that none exceeds one message. Falls back if the runtime has no streams.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
         self
     }
 
-    /// What is traced of its calls; a caller's trace alone, unless this says otherwise.
+    /// Sets what is traced of its calls; by default only a caller's trace.
     #[must_use]
     pub fn traced(mut self, tracing: Tracing) -> Self {
         self.peer.trace(tracing);
         self
     }
 
-    /// Ends a pull once the runtime has given no sign of life for so long: it answers nothing, or its folders can be read
-    /// here, are containerd's, and nothing is written there. A pull that is only slow goes on. `None`: none is ended.
+    /// Ends a pull after this time without a sign of life: the runtime does not answer, or its folders are containerd's
+    /// and readable, and nothing is written there. A slow pull continues. `None`: no pull is ended.
     #[must_use]
     pub fn with_stall_max(mut self, quiet_max: Option<Duration>) -> Self {
         self.watch = quiet_max.map(|quiet_max| Arc::new(StallWatch::new(quiet_max)));
         self
     }
 
-    /// Does what may hang, and ends when the runtime shows no more signs of life.
+    /// Runs work that may hang, and ends it when the stall watch reports a stall.
     async fn watched<T>(&self, name: &str, work: impl Future<Output = T>) -> Result<T, RuntimeError> {
         let Some(watch) = &self.watch else { return Ok(work.await) };
         tokio::select! {
@@ -89,7 +88,7 @@ impl RemoteImageService {
         }
     }
 
-    /// Looks for signs of life.
+    /// Samples the signs of life.
     async fn look(&self) -> Look {
         use RuntimeErrorKind::{Cancelled, TimedOut, Unavailable};
         match self.filesystem().await {
@@ -102,7 +101,7 @@ impl RemoteImageService {
         }
     }
 
-    /// One image and what else is said of it; absent is no error.
+    /// One image with its details; an absent image is no error.
     async fn ask_status(
         &self,
         spec: &ImageSpec,
@@ -113,7 +112,7 @@ impl RemoteImageService {
         let response: Result<v1::ImageStatusResponse, _> = self.peer.ask(Call::Image("ImageStatus"), request).await;
         let (image, info) = match response {
             Ok(response) => (response.image, response.info),
-            // Not what the interface says, but what it means.
+            // Not the specified answer, but the same meaning.
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -128,7 +127,7 @@ impl RemoteImageService {
 
 #[async_trait]
 impl ImageService for RemoteImageService {
-    /// A filter is answered by `status`: containerd would ignore it and list everything.
+    /// A filter is answered by `status`: containerd ignores filters and lists everything.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
             return Ok(self.status(spec).await?.into_iter().collect());
@@ -190,7 +189,7 @@ pub struct RemoteContainerService {
     peer: Peer,
 }
 
-/// What a runtime says it is.
+/// The runtime's name and versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeVersion {
     /// `containerd`, `cri-o`, …
@@ -202,10 +201,10 @@ pub struct RuntimeVersion {
 }
 
 impl RemoteContainerService {
-    /// Connects, and proves with one call that a CRI runtime service listens.
+    /// Connects, and verifies with one call that a CRI runtime service listens.
     ///
     /// # Errors
-    /// Where the timeout is zero, the socket is not served, or not over CRI v1.
+    /// If the timeout is zero, the socket is not served, or not over CRI v1.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
         match service.ask_version("").await {
@@ -214,32 +213,32 @@ impl RemoteContainerService {
         }
     }
 
-    /// The same without the proof; whether the socket is served shows at the first call. Needs a tokio runtime around it.
+    /// The same without the check; the first call connects. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Where the timeout is zero.
+    /// If the timeout is zero.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)? })
     }
 
-    /// Asks for lists in a stream, so that none is too long for one message, or not. Falls back where the runtime has none.
+    /// Sets whether lists are streamed, so that none exceeds one message. Falls back if the runtime has no streams.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
         self
     }
 
-    /// What is traced of its calls; a caller's trace alone, unless this says otherwise.
+    /// Sets what is traced of its calls; by default only a caller's trace.
     #[must_use]
     pub fn traced(mut self, tracing: Tracing) -> Self {
         self.peer.trace(tracing);
         self
     }
 
-    /// What the runtime says it is.
+    /// The runtime's name and versions.
     ///
     /// # Errors
-    /// Where it cannot be asked, or leaves something out.
+    /// If the call fails, or the answer lacks a field.
     pub async fn version(&self) -> Result<RuntimeVersion, RuntimeError> {
         let response = self.ask_version(API_VERSION).await?;
         convert::check_version(&response)?;
@@ -250,10 +249,10 @@ impl RemoteContainerService {
         })
     }
 
-    /// What the runtime reports of its configuration, as far as imports depend on it.
+    /// The part of the runtime's configuration that imports depend on.
     ///
     /// # Errors
-    /// Where it cannot be asked.
+    /// If the call fails.
     pub async fn configuration(&self) -> Result<RuntimeConfiguration, RuntimeError> {
         let response = self.ask_status().await?;
         let conditions = response.status.unwrap_or_default().conditions;
@@ -261,7 +260,7 @@ impl RemoteContainerService {
         Ok(RuntimeConfiguration::read(&response.info, &conditions))
     }
 
-    /// One sandbox at length; absent is no error.
+    /// One sandbox with its details; an absent sandbox is no error.
     async fn ask_sandbox(&self, id: &str) -> Result<Option<v1::PodSandboxStatusResponse>, RuntimeError> {
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
         let response = self.peer.ask(Call::Runtime("PodSandboxStatus"), request).await;
@@ -276,12 +275,12 @@ impl RemoteContainerService {
         Ok(response)
     }
 
-    /// The answer as it came, whatever it leaves out.
+    /// The unchecked answer.
     async fn ask_version(&self, version: &str) -> Result<v1::VersionResponse, RuntimeError> {
         self.peer.ask(Call::Runtime("Version"), v1::VersionRequest { version: version.to_owned() }).await
     }
 
-    /// One container; absent is no error.
+    /// One container; an absent container is no error.
     async fn ask_container(&self, id: &str) -> Result<Option<v1::ContainerStatusResponse>, RuntimeError> {
         let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         present(self.peer.ask(Call::Runtime("ContainerStatus"), request).await)
@@ -335,7 +334,7 @@ impl ContainerService for RemoteContainerService {
         Ok(self.ask_container(container_id).await?.is_none())
     }
 
-    /// Read from what a verbose answer adds; containerd and CRI-O add it.
+    /// Read from the verbose answer; containerd and CRI-O add it.
     async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         let response = self.ask_sandbox(sandbox_id).await?;
         Ok(response.map_or(SandboxImage::Gone, |response| SandboxImage::of_info(&response.info)))
@@ -346,7 +345,7 @@ impl ContainerService for RemoteContainerService {
     }
 }
 
-/// No name is refused here: containerd takes it for the only image of its store.
+/// An empty name is rejected: containerd takes it for the only image of its store.
 fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
     if spec.image.is_empty() {
         return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "no image specified"));
@@ -354,7 +353,7 @@ fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// The answer about something that need not be there.
+/// `None` for `NotFound`.
 fn present<A>(answer: Result<A, RuntimeError>) -> Result<Option<A>, RuntimeError> {
     match answer {
         Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(None),

@@ -1,4 +1,4 @@
-//! Where a runtime listens: reads `unix:///run/containerd/containerd.sock` as the kubelet does (`docs/spec/cri.md §1`).
+//! A runtime's socket: parses `unix:///run/containerd/containerd.sock` as the kubelet does (`docs/spec/cri.md §1`).
 
 use std::{
     fmt,
@@ -9,10 +9,10 @@ use std::{
 
 use crate::address::{Address, AddressError, AddressPlatform};
 
-/// The longest path the kernel takes for a socket: `sun_path` less its final NUL.
+/// The kernel's limit: `sun_path` less its final NUL.
 pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// The absolute path of a unix socket. Prints as the URL it was given as, or as `unix://PATH`.
+/// The absolute path of a unix socket. Prints as the URL it was parsed from, or as `unix://PATH`.
 ///
 /// ```
 /// use imagelet_cri::Endpoint;
@@ -33,13 +33,13 @@ pub enum EndpointError {
     /// The text is empty.
     #[error("endpoint is required")]
     Missing,
-    /// It is not how a socket is written.
+    /// The text is no address of a socket.
     #[error(transparent)]
     Address(#[from] AddressError),
     /// A relative path, which would lose its first part.
     #[error("{0:?} does not name the absolute path of a socket\nhint: write unix:///PATH, with three slashes")]
     Relative(String),
-    /// Longer than the kernel takes.
+    /// Longer than the kernel's limit.
     #[error("the socket path `{}` is longer than {SOCKET_PATH_BYTES_MAX} bytes", .0.display())]
     TooLong(PathBuf),
 }
@@ -72,7 +72,8 @@ impl FromStr for Endpoint {
 
     /// A text without a scheme is taken as a path.
     ///
-    /// What the reference client reads as a host and drops, `run/foo.sock` or `unix://run/foo.sock`, is refused.
+    /// The reference client reads part of `run/foo.sock` or `unix://run/foo.sock` as a host and drops it: this is an
+    /// error.
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         if text.is_empty() {
             return Err(EndpointError::Missing);

@@ -22,5 +22,5 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use server::{Handlers, ListenError, RuntimeServer, listen, routes};
 pub use trace::Tracing;
 
-/// The longest message either side takes or sends; the interface's own limit.
+/// The longest message in either direction; the interface's own limit.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

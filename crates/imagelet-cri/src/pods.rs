@@ -1,4 +1,4 @@
-//! Runs real pods on the host's network, so that a test sees what a container truly holds.
+//! Runs real pods on the host's network, for tests of containers.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -6,17 +6,16 @@ use imagelet_core::runtime::RuntimeError;
 
 use crate::{Endpoint, channel::Peer, convert::Call, v1};
 
-/// How long a runtime may take to start or stop a pod.
 const CALL_MAX: Duration = Duration::from_mins(1);
 
-/// Pods of a runtime for a test. Needs no network plug-in; what it started stays until `remove`.
+/// Pods of a runtime for a test. Needs no network plug-in; pods stay until they are removed.
 #[derive(Clone, Debug)]
 pub struct TestPods {
     peer: Peer,
     log_directory: PathBuf,
 }
 
-/// A pod that runs.
+/// A running pod.
 #[derive(Clone, Debug)]
 pub struct TestSandbox {
     /// Its id.
@@ -60,7 +59,7 @@ impl TestPods {
         Ok(TestSandbox { id: response.pod_sandbox_id, config })
     }
 
-    /// Runs a container of an image that is here, and answers with its id.
+    /// Runs a container of a present image, and returns its id.
     pub async fn run_container(
         &self,
         sandbox: &TestSandbox,
@@ -73,7 +72,7 @@ impl TestPods {
         Ok(id)
     }
 
-    /// Creates a container without starting it; `volumes` are images and where they are mounted.
+    /// Creates a container without starting it; `volumes` are images with their mount paths.
     pub async fn create_container(
         &self,
         sandbox: &TestSandbox,
@@ -87,7 +86,7 @@ impl TestPods {
             image: Some(v1::ImageSpec { image: (*image).to_owned(), ..v1::ImageSpec::default() }),
             ..v1::Mount::default()
         });
-        // As a kubelet does: a container repeats whose it is.
+        // As the kubelet does: a container repeats its pod's labels.
         let mut labels = sandbox.config.labels.clone();
         labels.insert("io.kubernetes.container.name".to_owned(), "main".to_owned());
         let config = v1::ContainerConfig {
@@ -115,7 +114,7 @@ impl TestPods {
         Ok(created.container_id)
     }
 
-    /// Stops a container at once.
+    /// Stops a container without a grace period.
     pub async fn stop_container(&self, id: &str) -> Result<(), RuntimeError> {
         let request = v1::StopContainerRequest { container_id: id.to_owned(), timeout: 0 };
         self.peer.ask::<_, v1::StopContainerResponse>(Call::Runtime("StopContainer"), request).await?;

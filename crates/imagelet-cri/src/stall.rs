@@ -1,10 +1,10 @@
-//! Ends pulls of a runtime that show no more signs of life.
+//! Ends pulls of a runtime without a sign of life.
 //!
-//! CRI reports nothing of a running pull. Signs of life are what else can be seen: that the runtime answers at all, and,
-//! where its folders are containerd's and can be read here, what it writes: the blobs that it is fetching, byte by byte,
-//! and what its snapshots take. They are signs of the runtime, not of one pull, so a pull that hangs beside one that goes
-//! on is ended only after that one. A runtime whose work cannot be seen is believed as long as it answers: a pull that is
-//! only slow is never ended.
+//! CRI reports no progress of a pull. Signs of life are an answer of the runtime and, where its folders are
+//! containerd's and readable, the bytes it writes: the blobs it fetches and the usage of its snapshots. They belong to
+//! the runtime, not
+//! to one pull, so a hanging pull ends only after an active one. A runtime with unreadable folders counts as active
+//! while it answers: a slow pull is never ended.
 
 use std::{
     ffi::OsString,
@@ -17,62 +17,61 @@ use std::{
 use imagelet_core::runtime::ImageFilesystems;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// How containerd names the folders of its snapshotters, beside that of its blobs.
+/// The prefix of containerd's snapshotter folders.
 const SNAPSHOTTER: &str = "io.containerd.snapshotter.v1.";
-/// Where below its root containerd has the blobs that it is fetching, each in a folder of its own.
+/// The folder of containerd's running fetches, each in a folder of its own.
 const INGESTS: &str = "io.containerd.content.v1.content/ingest";
-/// The file of such a folder that grows.
+/// The growing file of a fetch.
 const INGESTED: &str = "data";
-/// Blobs under way that are looked at; a node fetches some dozens.
+/// Fetches that are checked; a node runs some dozens.
 const INGESTS_MAX: usize = 4096;
-/// How often to look: many times before a pull is ended, and not so often that anybody notices.
+/// Samples per stall limit.
 const LOOKS: u32 = 10;
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);
 
-/// What one look at a runtime found.
+/// One sample of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// It did not answer.
+    /// No answer.
     Silent,
-    /// It answers, and what it works at cannot be seen from here.
+    /// An answer; the folders are not readable.
     Answers,
-    /// It answers, and has written so much.
+    /// An answer, and the written bytes.
     Wrote(Written),
 }
 
-/// What a runtime has written; any difference is a sign of life.
+/// Any difference is a sign of life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
     /// Bytes and inodes of its snapshots.
     snapshots: Vec<(u64, Option<u64>)>,
-    /// The blobs under way with their sizes so far, in order.
+    /// The running fetches with their sizes, in order.
     ingests: Vec<(OsString, u64)>,
 }
 
-/// How a pull came to be ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stalled {
-    /// The runtime answers nothing any more.
+    /// The runtime does not answer.
     Silent,
     /// It answers, and writes nothing.
     Idle,
 }
 
-/// Watches over the pulls of one runtime.
+/// Watches the pulls of one runtime.
 #[derive(Debug)]
 pub(crate) struct StallWatch {
-    /// For so long there may be no sign of life.
+    /// The longest time without a sign of life.
     quiet_max: Duration,
     pulse: Mutex<Pulse>,
-    /// One look serves all pulls.
+    /// One sample serves all pulls.
     looking: tokio::sync::Mutex<()>,
 }
 
-/// The signs so far: decides, and touches nothing.
+/// The decision, without I/O.
 #[derive(Debug, Default)]
 struct Pulse {
     written: Option<Written>,
-    /// The last sign of life; `None`: there was none yet.
+    /// The last sign of life, if any.
     lived_at: Option<Instant>,
     looked_at: Option<Instant>,
     answered: bool,
@@ -96,7 +95,7 @@ impl Pulse {
         }
     }
 
-    /// Whether a pull that began then is to be ended.
+    /// Whether a pull that began at this time has stalled.
     fn verdict(&self, began: Instant, quiet_max: Duration, now: Instant) -> Option<Stalled> {
         let lived_at = self.lived_at.map_or(began, |at| at.max(began));
         let is_over = now.saturating_duration_since(lived_at) >= quiet_max;
@@ -113,17 +112,17 @@ impl StallWatch {
         self.quiet_max
     }
 
-    /// Ends when a pull that begins now has had no sign of life for too long.
+    /// Returns when a pull that begins now has stalled.
     pub(crate) async fn stalled<F: Future<Output = Look>>(&self, look: impl Fn() -> F) -> Stalled {
         let began = Instant::now();
         let every = (self.quiet_max / LOOKS).min(LOOK_EVERY_MAX);
         loop {
             sleep(every).await;
-            // One look serves all waiting pulls.
+            // One sample serves all waiting pulls.
             if let Ok(_turn) = self.looking.try_lock()
                 && self.is_due(every)
             {
-                // A look that hangs counts as silence, and does not delay the end.
+                // A sample that hangs counts as silence, and does not delay the end.
                 let until = Instant::now() + (self.quiet_max / 2).min(LOOK_EVERY_MAX);
                 let found = timeout_at(until, look()).await.unwrap_or(Look::Silent);
                 self.lock().note(found, Instant::now());
@@ -143,7 +142,7 @@ impl StallWatch {
     }
 }
 
-/// What a runtime with these file systems has written, if its folders are containerd's and can be read. Asks the
+/// The bytes written by a runtime with these file systems, if its folders are containerd's and readable. Reads the
 /// disk.
 pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
     let root = filesystems.images.iter().find_map(|place| root_of(&place.mountpoint))?;
@@ -152,7 +151,7 @@ pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
     Some(Written { snapshots, ingests })
 }
 
-/// Containerd's root, by the folder of a snapshotter in it.
+/// containerd's root, derived from a snapshotter's folder.
 fn root_of(mountpoint: &Path) -> Option<PathBuf> {
     let is_snapshotter = mountpoint.file_name()?.to_str()?.starts_with(SNAPSHOTTER);
     is_snapshotter.then(|| mountpoint.parent().map(Path::to_owned)).flatten()
@@ -160,7 +159,7 @@ fn root_of(mountpoint: &Path) -> Option<PathBuf> {
 
 fn ingests(folder: &Path) -> Option<Vec<(OsString, u64)>> {
     let entries = fs::read_dir(folder).ok()?.flatten().take(INGESTS_MAX);
-    // One that ended meanwhile has no size: that is news, too.
+    // A fetch that ended meanwhile has no size, which is also a sign of life.
     let sized = |entry: fs::DirEntry| {
         let size = fs::symlink_metadata(entry.path().join(INGESTED)).map_or(0, |file| file.len());
         (entry.file_name(), size)
@@ -187,7 +186,7 @@ mod tests {
         Look::Wrote(Written { snapshots: vec![(0, Some(0))], ingests: vec![("one".into(), bytes)] })
     }
 
-    /// How long the watch lets a pull go on, up to an hour.
+    /// How long the watch lets a pull run, up to an hour.
     async fn lasts(look: impl Fn(Duration) -> Look) -> Option<(Duration, Stalled)> {
         let (watch, began) = (StallWatch::new(QUIET), Instant::now());
         let stalled = tokio::time::timeout(Duration::from_hours(1), watch.stalled(|| async { look(began.elapsed()) }));
@@ -204,7 +203,7 @@ mod tests {
         assert_eq!(lasts(|_| Look::Silent).await, Some((QUIET, Stalled::Silent)));
         let (lasted, stalled) = lasts(|_| wrote(7)).await.expect("it is cut");
         assert!(lasted >= QUIET && lasted <= QUIET + 2 * LOOK_EVERY_MAX && stalled == Stalled::Idle, "{lasted:?}");
-        // First it goes on, and then no more.
+        // It writes for 30 minutes, then stops.
         let (lasted, stalled) = lasts(|passed| wrote(minute(passed).min(30))).await.expect("it is cut");
         assert_eq!((minute(lasted), stalled), (35, Stalled::Idle));
         let falls_silent = |passed| if minute(passed) < 10 { Look::Answers } else { Look::Silent };
@@ -223,7 +222,7 @@ mod tests {
         assert!(ended.iter().all(|stalled| *stalled == Stalled::Silent));
         assert!(began.elapsed() <= QUIET + 2 * LOOK_EVERY_MAX, "{:?}", began.elapsed());
         assert!(looks.load(Ordering::Relaxed) <= 32, "{looks:?} looks");
-        // Long after, a new pull has its own time.
+        // A later pull has its own limit.
         sleep(2 * QUIET).await;
         let again = Instant::now();
         assert_eq!(watch.stalled(|| async { Look::Silent }).await, Stalled::Silent);

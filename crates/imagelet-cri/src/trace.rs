@@ -1,4 +1,4 @@
-//! Passes a caller's trace on: what came in with a call goes out with the calls made for it (W3C trace context).
+//! Propagates a caller's trace from an incoming call to the calls made for it (W3C trace context).
 
 use tonic::{
     Status,
@@ -9,28 +9,27 @@ use tracing::Instrument as _;
 use crate::convert::{Call, code_name};
 
 const PARENT: &str = "traceparent";
-/// What else goes along, and how long it may be.
+/// The other headers of a trace, with their limits.
 const COMPANIONS: [(&str, usize); 2] = [("tracestate", 512), ("baggage", 8192)];
-/// `00-TRACE-SPAN-FLAGS`; later versions may go on behind it.
+/// `00-TRACE-SPAN-FLAGS`; later versions may append to it.
 const PARENT_LENGTH: usize = 55;
 
 /// What is traced of a client's calls.
 ///
-/// A trace that came in with a call of our server goes on with the calls that are made for it (W3C trace context).
+/// The trace of an incoming call is propagated to the calls made for it (W3C trace context).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tracing {
-    /// Nothing, and no caller's trace goes on.
+    /// Nothing; a caller's trace is not propagated.
     Off,
-    /// A caller's trace goes on; the calls themselves are no spans.
+    /// A caller's trace is propagated; the calls are no spans.
     #[default]
     Passed,
-    /// That, and each call is a span of the `tracing` crate named `cri_call`, with an event for what was sent and what
-    /// came back.
+    /// Also each call is a span of the `tracing` crate named `cri_call`, with an event for the request and the
+    /// response.
     Spans,
 }
 
 impl Tracing {
-    /// Runs a call as the span it is, if it is one.
     pub(crate) async fn follow<A>(
         self,
         call: Call,
@@ -57,7 +56,7 @@ impl Tracing {
         followed.instrument(span).await
     }
 
-    /// Adds the trace of the running call, if it has one and goes on.
+    /// Adds the trace of the running call, if it is propagated.
     pub(crate) fn inject(self, metadata: &mut MetadataMap) {
         if self != Self::Off {
             inject(metadata);
@@ -69,12 +68,11 @@ tokio::task_local! {
     static CURRENT: TraceContext;
 }
 
-/// A trace that a call belongs to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TraceContext(Vec<(&'static str, MetadataValue<Ascii>)>);
 
 impl TraceContext {
-    /// What came with a call; nothing where its trace does not read.
+    /// The trace of a call; empty if its headers are invalid.
     pub(crate) fn of(metadata: &MetadataMap) -> Self {
         let Some(parent) = metadata.get(PARENT).filter(|parent| is_parent(parent.as_bytes())) else {
             return Self::default();
@@ -90,15 +88,14 @@ impl TraceContext {
         self.0.first().and_then(|(_, parent)| parent.to_str().ok()).and_then(|parent| parent.get(3..35))
     }
 
-    /// Runs a call so that the calls it makes belong to the trace. What it spawns does not.
+    /// Runs a call so that the calls it makes belong to the trace. Spawned tasks do not.
     pub(crate) async fn scope<T>(self, call: impl Future<Output = T>) -> T {
         CURRENT.scope(self, call).await
     }
 }
 
-/// Adds the trace of the running call, if it has one.
 fn inject(metadata: &mut MetadataMap) {
-    // No scope: the call was not made for one over the wire.
+    // No scope: the call was not made for an incoming one.
     let _ = CURRENT.try_with(|current| {
         for (name, value) in &current.0 {
             metadata.insert(*name, value.clone());

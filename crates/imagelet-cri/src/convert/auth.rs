@@ -1,4 +1,4 @@
-//! Carries credentials over the wire, only to the registry they are for, and out of every log.
+//! Converts credentials; sends them only to their registry, and keeps them out of logs.
 
 use std::fmt;
 
@@ -13,17 +13,17 @@ use tonic::Status;
 
 use crate::v1::AuthConfig;
 
-/// The host that serves what is named `docker.io/…`.
+/// The host of `docker.io/…`.
 const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
-/// Other names people give it.
+/// Other names of it.
 const DOCKER_HUB_ALIASES: [&str; 3] = ["docker.io", "index.docker.io", DOCKER_HUB_HOST];
 
-/// The message for a pull of `image`. Its address always names a host, so that no runtime shows it to another one.
+/// The message for a pull of `image`. Its address always names a host, so that no runtime sends it to another one.
 ///
-/// containerd compares the address's URL host with the host it is about to ask, and drops the credential in silence where
-/// they differ: so a bare host gets a scheme, Docker Hub's aliases become its host, and an address without one host
-/// (empty or a pattern) becomes the host of the image it was chosen for.
+/// containerd compares the host of the address URL with the registry's host, and silently drops the credential if they
+/// differ. So a bare host gets a scheme, an alias of Docker Hub becomes its host, and an empty address or a pattern
+/// becomes the image's host.
 pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     let host = match address_host(&credential.server_address) {
         host if host.is_empty() || host.contains('*') => image_host(image).unwrap_or_default(),
@@ -45,10 +45,10 @@ pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     auth
 }
 
-/// What a caller sends along for a pull of `image`; `None` where it is empty, or for another host.
+/// A caller's credential for a pull of `image`; `None` if it is empty, or for another host.
 ///
 /// # Errors
-/// Where the `auth` field does not decode.
+/// If the `auth` field does not decode.
 pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
     let host = url_host(&auth.server_address);
     if !auth.server_address.is_empty() && !is_contacted(host, image) {
@@ -78,7 +78,7 @@ fn basic_from_base64(text: &str) -> Result<CredentialKind, RuntimeError> {
     Ok(CredentialKind::Basic { username: username.to_owned(), password: Secret::new(password.trim_matches('\0')) })
 }
 
-/// A runtime's refusal of a pull without the credential it was shown: what it says goes into events and logs.
+/// Removes the credential from a runtime's refusal: its text is used in events and logs.
 pub(crate) fn without_credential(status: Status, request: &PullRequest) -> Status {
     let Some(credential) = &request.credential else { return status };
     let mut secrets: Vec<Secret> = match &credential.kind {
@@ -88,17 +88,17 @@ pub(crate) fn without_credential(status: Status, request: &PullRequest) -> Statu
         }
         CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token) => written(token),
     };
-    // The longest first: one may be part of another.
+    // Longest first: one may be part of another.
     secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
     if !secrets.iter().any(|secret| status.message().contains(secret.expose())) {
         return status;
     }
     let hide = |message: String, secret: &Secret| message.replace(secret.expose(), "[redacted]");
-    // No client reads the details, and they may repeat it, too.
+    // The details are dropped: no client reads them, and they may repeat the secret.
     Status::new(status.code(), secrets.iter().fold(status.message().to_owned(), hide))
 }
 
-/// All the ways a secret may be written; empty for an empty secret.
+/// All encodings of a secret; empty for an empty secret.
 fn written(secret: &Secret) -> Vec<Secret> {
     let coded = Some(secret.expose()).filter(|secret| !secret.is_empty()).map(|secret| STANDARD.encode(secret));
     spellings(secret.expose()).into_iter().chain(coded.map(Secret::new)).collect()
@@ -110,12 +110,12 @@ fn address_host(address: &str) -> &str {
     rest.split(['/', '?', '#']).next().unwrap_or_default()
 }
 
-/// The host of a URL; an address without a scheme is no URL and has no host.
+/// The host of a URL; an address without a scheme has none.
 fn url_host(address: &str) -> &str {
     if address.contains("://") { address_host(address) } else { "" }
 }
 
-/// The host that is asked for an image; `None` where its name does not read.
+/// The host of an image's registry; `None` for an invalid name.
 fn image_host(image: &str) -> Option<String> {
     let reference: Reference = image.parse().ok()?;
     Some(if reference.domain() == "docker.io" { DOCKER_HUB_HOST.to_owned() } else { reference.domain().to_owned() })
@@ -126,7 +126,7 @@ fn is_contacted(host: &str, image: &str) -> bool {
     image_host(image).is_some_and(|contacted| contacted == host)
 }
 
-/// Shows user and address, and whether a secret is there, never the secret.
+/// Shows user and address, and whether there is a secret, never the secret.
 impl fmt::Debug for AuthConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hidden = |secret: &str| if secret.is_empty() { "" } else { "[redacted]" };

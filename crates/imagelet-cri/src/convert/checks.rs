@@ -1,10 +1,9 @@
-//! Refuses answers of a runtime that leave out what every reader relies on (`docs/spec/cri.md §3.3`).
+//! Rejects a runtime's answers without required fields (`docs/spec/cri.md §3.3`).
 
 use imagelet_core::{runtime::RuntimeError, text::quoted};
 
 use crate::v1;
 
-/// All four fields must be there.
 pub(crate) fn check_version(response: &v1::VersionResponse) -> Result<(), RuntimeError> {
     let missing: Vec<&str> = [
         ("Version", &response.version),
@@ -22,7 +21,6 @@ pub(crate) fn check_version(response: &v1::VersionResponse) -> Result<(), Runtim
     Err(RuntimeError::other(format!("not all fields are set in VersionResponse (missing {})", missing.join(", "))))
 }
 
-/// A container has an id, a name, an age and an image.
 pub(crate) fn check_container_status(status: &v1::ContainerStatus) -> Result<(), RuntimeError> {
     let complaint = if status.id.is_empty() {
         "status.Id is not set".to_owned()
@@ -44,7 +42,6 @@ pub(crate) fn check_container_status(status: &v1::ContainerStatus) -> Result<(),
     Err(RuntimeError::other(complaint))
 }
 
-/// A runtime says of itself and of its network whether they are ready.
 pub(crate) fn check_status(response: &v1::StatusResponse) -> Result<(), RuntimeError> {
     match &response.status {
         Some(status) if status.conditions.len() >= 2 => Ok(()),
@@ -52,7 +49,6 @@ pub(crate) fn check_status(response: &v1::StatusResponse) -> Result<(), RuntimeE
     }
 }
 
-/// A sandbox has an id, a pod and an age.
 pub(crate) fn check_sandbox_status(response: &v1::PodSandboxStatusResponse) -> Result<(), RuntimeError> {
     let status = response.status.clone().unwrap_or_default();
     let complaint = match &status.metadata {

@@ -1,4 +1,4 @@
-//! Turns wire messages into our words and back; what is missing or out of range becomes the nearest thing we can say.
+//! Converts wire messages to core types and back; missing or out-of-range values become the nearest valid ones.
 
 mod auth;
 mod checks;
@@ -32,7 +32,7 @@ pub(crate) fn spec_to_wire(spec: &ImageSpec) -> v1::ImageSpec {
     }
 }
 
-/// An absent spec names nothing.
+/// An absent spec names no image.
 pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
     let spec = spec.unwrap_or_default();
     ImageSpec {
@@ -42,7 +42,7 @@ pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
     }
 }
 
-/// What a filter asks for; `None`, as all three ways to ask for everything.
+/// `None` for all three forms of a filter that selects everything.
 pub(crate) fn filter_from_wire(filter: Option<v1::ImageFilter>) -> Option<ImageSpec> {
     let spec = spec_from_wire(filter?.image);
     (!spec.image.is_empty()).then_some(spec)
@@ -92,7 +92,7 @@ pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
     }
 }
 
-/// As the caller sent it where that was over CRI, else what is known.
+/// The caller's original if it came over CRI, else the known fields.
 fn sandbox_config_to_wire(sandbox: &SandboxConfig) -> v1::PodSandboxConfig {
     let said = sandbox.encoded.as_ref().and_then(|encoded| v1::PodSandboxConfig::decode(encoded.bytes()).ok());
     said.unwrap_or_else(|| v1::PodSandboxConfig {
@@ -107,7 +107,7 @@ fn sandbox_config_to_wire(sandbox: &SandboxConfig) -> v1::PodSandboxConfig {
 }
 
 /// # Errors
-/// Where the credential does not decode.
+/// If the credential does not decode.
 pub(crate) fn pull_from_wire(request: v1::PullImageRequest) -> Result<PullRequest, RuntimeError> {
     let image = spec_from_wire(request.image);
     let credential = match request.auth {
@@ -122,7 +122,7 @@ pub(crate) fn pull_from_wire(request: v1::PullImageRequest) -> Result<PullReques
     Ok(PullRequest { image, credential, sandbox, platform: None })
 }
 
-/// Fills both lists and every field: a kubelet reads the first entries without looking whether they are there.
+/// Fills both lists and every field: a kubelet reads the first entries without a check.
 pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFsInfoResponse {
     let usages = |usages: &[FilesystemUsage]| usages.iter().map(usage_to_wire).collect::<Vec<_>>();
     let image_filesystems = usages(&filesystems.images);
@@ -136,7 +136,7 @@ pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFs
 pub(crate) fn filesystems_from_wire(response: v1::ImageFsInfoResponse) -> ImageFilesystems {
     let usages = |usages: Vec<v1::FilesystemUsage>| usages.into_iter().map(usage_from_wire).collect::<Vec<_>>();
     let images = usages(response.image_filesystems);
-    // containerd leaves the second list empty: writable layers then live with the images.
+    // containerd leaves the second list empty: writable layers are then on the image file system.
     let containers = match usages(response.container_filesystems) {
         none if none.is_empty() => images.clone(),
         some => some,
@@ -169,7 +169,7 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
         v1::ContainerState::ContainerExited => ContainerState::Exited,
         v1::ContainerState::ContainerUnknown => ContainerState::Unknown,
     };
-    // A number this code does not know reads as the first state, which holds the image as any other does.
+    // An unknown state reads as the first one, which uses the image like any other.
     Container {
         id: container.id,
         sandbox_id: container.pod_sandbox_id,
@@ -183,7 +183,7 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
     }
 }
 
-/// `None`: it does not say whose it is, and holds no image.
+/// `None`: it has no metadata, and uses no image.
 pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
     let ready = sandbox.state == v1::PodSandboxState::SandboxReady as i32;
     let metadata = sandbox.metadata?;
@@ -199,7 +199,7 @@ pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
     })
 }
 
-/// What the image volumes of a container hold: what the mount was asked for and what the runtime made of it, each once.
+/// The images of a container's image volumes, as requested and as resolved by the runtime, without duplicates.
 pub(crate) fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
     let mut images: Vec<String> = status
         .mounts
@@ -213,7 +213,7 @@ pub(crate) fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
     images
 }
 
-/// Nanoseconds since the epoch; the nearest there is.
+/// Nanoseconds since the epoch, clamped.
 fn nanoseconds(time: SystemTime) -> i64 {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),

@@ -1,4 +1,5 @@
-//! Turns refusals into gRPC statuses and back; the one place that reads a peer's message texts (`docs/spec/cri.md §3.2`, §5.10).
+//! Converts errors to gRPC statuses and back; the only reader of a peer's message texts (`docs/spec/cri.md §3.2`,
+//! §5.10).
 
 use std::error::Error;
 
@@ -8,28 +9,27 @@ use imagelet_core::{
 };
 use tonic::{Code, Status, codegen::http::uri::PathAndQuery};
 
-/// How a message begins when the registry cannot be reached; gRPC has no code for it.
+/// The message prefix of an unreachable registry; gRPC has no code for it.
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
-/// How a message begins when a signature or policy check failed.
+/// The message prefix of a failed signature or policy check.
 const SIGNATURE_INVALID: &str = "SignatureValidationFailed";
 
-/// The longest message we send: a status travels in headers, percent-encoded, and peers take 16 KiB of them.
+/// The longest message sent: a status is a percent-encoded header, and peers accept 16 KiB of headers.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
-/// A method of the interface; the same text of a status means different things for different ones.
+/// A method of the interface; the text of a status means different things for different methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Pull,
     Remove,
-    /// Any other method of the image service, by its name.
+    /// Any other method of the image service.
     Image(&'static str),
-    /// Any method of the runtime service, by its name.
+    /// Any method of the runtime service.
     Runtime(&'static str),
 }
 
 impl Call {
-    /// The method's name in the interface.
     pub(crate) fn method(self) -> &'static str {
         match self {
             Self::Pull => "PullImage",
@@ -38,7 +38,6 @@ impl Call {
         }
     }
 
-    /// Where a request goes.
     pub(crate) fn path(self) -> PathAndQuery {
         let service = if matches!(self, Self::Runtime(_)) { "RuntimeService" } else { "ImageService" };
         let path = format!("/runtime.v1.{service}/{}", self.method());
@@ -46,7 +45,6 @@ impl Call {
     }
 }
 
-/// The status our server answers.
 pub(crate) fn status_from_error(error: &RuntimeError) -> Status {
     let chain = error.chain();
     let (said, text) = undecorated(&chain);
@@ -58,7 +56,7 @@ pub(crate) fn status_from_error(error: &RuntimeError) -> Status {
     Status::new(code(error.kind(), said), shortened(&message))
 }
 
-/// `said` is the code of a peer whose refusal is passed on: where it has no meaning of its own here, it stays as it is.
+/// `said` is the code of a peer's error that is passed on; it stays where the kind has no code of its own here.
 fn code(kind: RuntimeErrorKind, said: Option<Code>) -> Code {
     match kind {
         RuntimeErrorKind::InvalidArgument => Code::InvalidArgument,
@@ -79,7 +77,8 @@ fn code(kind: RuntimeErrorKind, said: Option<Code>) -> Code {
     }
 }
 
-/// What a status of a peer means. A status made on our side, because the peer is away, is [`RuntimeErrorKind::Unavailable`].
+/// The error of a peer's status. A status made on our side, because the peer is away, is
+/// [`RuntimeErrorKind::Unavailable`].
 pub(crate) fn error_from_status(call: Call, status: &Status) -> RuntimeError {
     if let Some(cause) = innermost(status) {
         return if status.code() == Code::Cancelled && cause.is::<tonic::TimeoutExpired>() {
@@ -126,9 +125,9 @@ fn kind(call: Call, status: &Status) -> RuntimeErrorKind {
     }
 }
 
-/// Texts of containerd and CRI-O that come without a code that says as much, in the order they are looked for.
+/// Texts of containerd and CRI-O whose code is less specific, in order of search.
 ///
-/// Each has a space or a colon in it, so that no image name can contain it.
+/// Each contains a space or a colon, so that no image name can contain it.
 const PULL_TEXTS: [(&str, RuntimeErrorKind); 27] = [
     ("no space left on device", RuntimeErrorKind::DiskFull),
     ("disk quota exceeded", RuntimeErrorKind::DiskFull),
@@ -202,13 +201,12 @@ const NAMES: [(Code, &str); 17] = [
     (Code::Unauthenticated, "Unauthenticated"),
 ];
 
-/// The name as clients print it.
 pub(crate) fn code_name(code: Code) -> &'static str {
     NAMES[code as usize].1
 }
 
-/// The text without what a client before us put in front, and the code that stood there: our own server is passed on
-/// without piling up. Success is no code of a refusal.
+/// The text without the prefix of a gRPC client, and the code in that prefix: prefixes must not pile up in a chain of
+/// servers. `OK` is no code of an error.
 fn undecorated(text: &str) -> (Option<Code>, &str) {
     let (name, said) = split_grpc_error(text);
     let code = NAMES.iter().find(|(code, known)| Some(*known) == name && *code != Code::Ok).map(|(code, _)| *code);
@@ -270,7 +268,7 @@ mod tests {
                 assert_eq!((relayed.code(), relayed.message()), (code, "odd"));
             }
         }
-        // A text that says it was a success is a failure all the same.
+        // An error that claims success is still an error.
         let lie = Status::unknown("rpc error: code = OK desc = nothing");
         assert_eq!(status_from_error(&error_from_status(Call::Pull, &lie)).code(), Code::Unknown);
         assert_eq!(status_from_error(&RuntimeError::other("odd")).code(), Code::Unknown);

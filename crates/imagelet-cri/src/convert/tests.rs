@@ -1,4 +1,4 @@
-//! What goes over the wire comes back, and is encoded as the vectors say.
+//! Round trips of wire messages, and their encoding against the test vectors.
 
 use imagelet_core::{credentials::CredentialKind, testing::vectors};
 use prost::Message;
@@ -30,19 +30,19 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Decodes and encodes again; a field of another number or type would be lost on the way.
+/// Decodes and encodes again; a field of another number or type would be lost.
 fn through<M: Message + Default>(encoded: &[u8]) -> String {
     hex(&M::decode(encoded).unwrap().encode_to_vec())
 }
 
-/// What of the vectors' schema a message's fields say: number, type, and whether there may be several.
+/// A message's fields in the vectors' schema: number, type, repeated or not.
 fn schema<'a>(cases: &'a [Value], message: &str) -> &'a [Value] {
     let name = format!("message {message}");
     let case = cases.iter().find(|case| case["name"] == name.as_str()).unwrap_or_else(|| panic!("no {name}"));
     case["expected"]["fields"].as_array().unwrap()
 }
 
-/// Encodes a value of the vectors by their schema alone, without our types.
+/// Encodes a value by the vectors' schema alone, without our types.
 fn encoded(cases: &[Value], message: &str, value: &Value) -> Vec<u8> {
     let varint = |mut number: u64, out: &mut Vec<u8>| {
         while number >= 0x80 {
@@ -139,7 +139,7 @@ fn every_message_and_enum_of_the_vectors_is_in_the_proto_file_field_by_field() {
         let (name, expected) = (case["name"].as_str().unwrap(), &case["expected"]);
         if let Some(message) = name.strip_prefix("message ") {
             let body = body(&format!("message {message} {{"));
-            // An enum of the message's own comes first.
+            // An enum of the message itself takes precedence.
             let body =
                 if message == "SecurityProfile" { proto.split_once("Localhost = 2;\n  }").unwrap().1 } else { body };
             let lines: Vec<_> =

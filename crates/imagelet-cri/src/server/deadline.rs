@@ -1,13 +1,12 @@
-//! Ends a call with its caller's deadline, and with the code for that.
+//! Ends a call at its caller's deadline with `DeadlineExceeded`.
 
 use std::time::Duration;
 
 use tonic::{Status, codegen::http::HeaderMap, metadata::MetadataMap};
 
-/// The stack has a timer of its own, which ends a call at the very moment and calls that a cancel; ours comes first.
+/// Tonic ends a call at the same time with `Cancelled`; this timer must fire first.
 const AHEAD: Duration = Duration::from_millis(2);
 
-/// Waits for a call at most as long as its caller does.
 pub(super) async fn within<T>(
     metadata: &MetadataMap,
     call: impl Future<Output = Result<T, Status>>,
@@ -19,12 +18,11 @@ pub(super) async fn within<T>(
     }
 }
 
-/// How long a caller waits; `None`: without a limit, or the header cannot be read.
+/// The caller's timeout; `None`: no limit, or an unreadable header.
 pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
     headers.get("grpc-timeout").and_then(|text| duration(text.as_bytes()))
 }
 
-/// The status of a call whose deadline has passed.
 pub(super) fn passed() -> Status {
     Status::deadline_exceeded("context deadline exceeded")
 }

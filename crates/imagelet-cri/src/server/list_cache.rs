@@ -1,4 +1,4 @@
-//! `ListImages`, encoded once after each change of the store: ten thousand images take longer to encode than to send.
+//! `ListImages`, encoded once per change of the store: ten thousand images take longer to encode than to send.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,11 +15,11 @@ use crate::{
     v1::{ListImagesRequest, image_service_server::ImageService as _},
 };
 
-/// The encoded list of all images. All clones share it.
+/// The encoded list of all images. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct ListCache {
     server: ImageServer,
-    /// The latest edition of the store whose list was encoded, and that list.
+    /// The store's edition of the encoded list, and the list.
     encoded: Arc<Mutex<Option<(u64, EncodedList)>>>,
 }
 
@@ -28,7 +28,7 @@ impl ListCache {
         Self { server, encoded: Arc::default() }
     }
 
-    /// Answers the call, from the cache where the store has not changed.
+    /// Answers from the cache if the store has not changed.
     pub(super) async fn list(self, request: Request<ListImagesRequest>) -> Result<EncodedList, Status> {
         let is_of_all = convert::filter_from_wire(request.get_ref().filter.clone()).is_none();
         let edition = if is_of_all { self.server.images.edition() } else { None };
@@ -38,7 +38,7 @@ impl ListCache {
             return Ok(list.clone());
         }
         let list = EncodedList(self.server.list_images(request).await?.into_inner().encode_to_vec().into());
-        // A list during which the store changed may hold the change or not.
+        // A list during a change may or may not contain the change.
         if let Some(edition) = edition
             && self.server.images.edition() == Some(edition)
         {
@@ -55,7 +55,7 @@ impl ListCache {
     }
 }
 
-/// A `ListImagesResponse` that is encoded already.
+/// An encoded `ListImagesResponse`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EncodedList(Bytes);
 

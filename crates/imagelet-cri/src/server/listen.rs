@@ -1,4 +1,4 @@
-//! Puts a socket into place, so that a restart is clean and a running daemon is never cut off (`docs/spec/cri.md §1.3`).
+//! Creates a socket without interrupting a running daemon (`docs/spec/cri.md §1.3`).
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -19,29 +19,28 @@ use tokio::net::{UnixListener, UnixStream};
 
 use crate::endpoint::SOCKET_PATH_BYTES_MAX;
 
-/// The socket is open to its owner and group, as access is all the authentication there is.
+/// Owner and group may connect; file access is the only authentication.
 const SOCKET_MODE: u32 = 0o660;
 
-/// The mode of a directory made for the socket.
 const DIRECTORY_MODE: u32 = 0o750;
 
-/// How long a probe of a socket may take; a full queue of connections counts as a daemon that listens.
+/// The limit of a probe; a full queue of connections counts as a listening daemon.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
-/// Why nothing listens at a path.
+/// Why a socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
     /// The path is relative, or names no file.
     #[error("`{}` is not the absolute path of a socket", .0.display())]
     Relative(PathBuf),
-    /// Longer than the kernel takes.
+    /// Longer than the kernel's limit.
     #[error("the socket path `{}` is longer than {SOCKET_PATH_BYTES_MAX} bytes", .0.display())]
     TooLong(PathBuf),
-    /// A daemon is there and answers.
+    /// A daemon listens there.
     #[error("another daemon is listening on `{}`", .0.display())]
     Live(PathBuf),
-    /// Something is there that no daemon left behind.
+    /// The file is not a stale socket.
     #[error("`{}` exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
     /// Whether a daemon listens there cannot be determined.
@@ -49,23 +48,23 @@ pub enum ListenError {
     Probe {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The directory is not there and cannot be made.
+    /// The directory is absent and cannot be created.
     #[error("error creating socket directory {}", quoted(&path.to_string_lossy()))]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The socket cannot be made next to its place.
+    /// The temporary socket cannot be created.
     #[error("failed to create temporary file")]
     Create(#[source] io::Error),
-    /// What an earlier attempt left next to its place cannot be taken away.
+    /// The temporary file of an earlier attempt cannot be removed.
     #[error("failed to remove temporary file")]
     Remove(#[source] io::Error),
     /// The socket cannot be moved into place.
@@ -73,18 +72,18 @@ pub enum ListenError {
     Move {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Listens on a unix socket. Makes its directory, and replaces a socket that a daemon left behind when it died.
+/// Listens on a unix socket. Creates its directory, and replaces the stale socket of a dead daemon.
 ///
-/// The socket appears at its path in one step, with its mode set and its queue open; a failure leaves nothing behind.
+/// The socket appears by a rename, with its mode set and its queue open; a failure leaves no file behind.
 ///
 /// # Errors
-/// Where another daemon is listening, the path is no place for a socket, or the system refuses.
+/// If another daemon is listening, the path cannot be a socket, or a system call fails.
 pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     let (Some(directory), true, Some(_)) = (path.parent(), path.is_absolute(), path.file_name()) else {
         return Err(ListenError::Relative(path.to_owned()));
@@ -101,7 +100,7 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     let name = format!(".{:08x}.sock", std::process::id());
     let temporary = Temporary(directory.join(&name));
     temporary.remove().map_err(ListenError::Remove)?;
-    // Through the open directory the path is short, however long the real one is.
+    // Through the open directory's descriptor the path fits the kernel's limit.
     let opened = File::open(directory).map_err(ListenError::Create)?;
     let short = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
     let listener = UnixListener::bind(&short).map_err(ListenError::Create)?;
@@ -110,7 +109,7 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     Ok(listener)
 }
 
-/// Only a socket that no daemon listens on is replaced.
+/// Only a socket without a listening daemon is replaced.
 async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     let probe = |source| ListenError::Probe { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
@@ -126,7 +125,7 @@ async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// A socket not yet in place; goes when dropped, unless it was moved.
+/// A socket not yet in place; removed on drop, unless it was moved.
 struct Temporary(PathBuf);
 
 impl Temporary {

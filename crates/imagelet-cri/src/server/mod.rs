@@ -40,17 +40,16 @@ use crate::{
     },
 };
 
-/// How much of an unknown service's name is repeated.
 const SERVICE_LENGTH_MAX: usize = 128;
 
-/// The most images in one message of a stream.
+/// Most images in one message of a stream.
 const BATCH_IMAGES_MAX: usize = 1000;
 
-/// The most bytes in one message of a stream; an image that is larger goes alone.
+/// Most bytes in one message of a stream; a larger image is sent alone.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// All that a CRI socket answers: images, the runtime service, and a refusal by name of every other service, those of
-/// older versions of the interface among them.
+/// All services of a CRI socket: images, runtime, and an error that names any other service, including older versions
+/// of the interface.
 ///
 /// ```no_run
 /// # async fn serve(images: std::sync::Arc<dyn imagelet_core::runtime::ImageService>) -> Result<(), Box<dyn std::error::Error>> {
@@ -86,7 +85,7 @@ pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: Runtim
     routes
 }
 
-/// Answers one message by one message, both within the limits of the interface.
+/// Answers one message by one message, both within the interface's limits.
 async fn unary<B, Q, A, F>(
     request: http::Request<B>,
     answer: impl Fn(Request<Q>) -> F + Send + Sync,
@@ -106,10 +105,10 @@ where
         .await
 }
 
-/// A message that is too long has another code in our stack than in that of every other runtime.
+/// Tonic's code for a message that is too long differs from that of every other runtime.
 fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     const CODE: &str = "grpc-status";
-    // As it stands in a header. The same code without this text is a store's, which breaks an image's limit.
+    // As encoded in a header. The same code with another text is a store's error about an image's limit.
     const TOO_LONG: &[u8] = b"message%20length%20too%20large";
     let says = |name: &str, is_it: &dyn Fn(&[u8]) -> bool| {
         response.headers().get(name).is_some_and(|value| is_it(value.as_bytes()))
@@ -123,7 +122,7 @@ fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     response
 }
 
-/// What a stack of Go says to whom it does not know.
+/// The answer of Go's gRPC to an unknown service or method.
 fn refused(uri: &Uri) -> Status {
     let service = uri.path().trim_start_matches('/').split('/').next().unwrap_or_default();
     let shown: String = service.chars().take(SERVICE_LENGTH_MAX).collect();
@@ -133,7 +132,7 @@ fn refused(uri: &Uri) -> Status {
 
 /// Answers CRI calls from a store of images.
 ///
-/// A caller that goes away, or whose deadline passes, drops the call, and with it the pull.
+/// A cancelled or expired call is dropped, and its pull with it.
 #[derive(Clone, Debug)]
 struct ImageServer {
     images: Arc<dyn ImageService>,
@@ -150,7 +149,7 @@ impl ImageServer {
     ) -> Result<T, Status> {
         let trace = TraceContext::of(metadata);
         let span = tracing::debug_span!("cri", rpc, trace = trace.id());
-        // A defect ends one call with an error, not the connection.
+        // A panic ends one call with an error, not the connection.
         let call = AssertUnwindSafe(deadline::within(metadata, call).instrument(span)).catch_unwind();
         match trace.scope(call).await {
             Ok(answer) => answer,
@@ -158,7 +157,7 @@ impl ImageServer {
         }
     }
 
-    /// Sorted by id, so that equal stores give equal lists.
+    /// Sorted by id, so that equal stores return equal lists.
     async fn list(&self, filter: Option<v1::ImageFilter>) -> Result<Vec<v1::Image>, Status> {
         let filter = convert::filter_from_wire(filter);
         let images = self.images.list(filter.as_ref()).await.map_err(|error| status("ListImages", "", &error))?;
@@ -188,7 +187,7 @@ impl ImageServiceRpc for ImageServer {
     ) -> Result<Response<Self::StreamImagesStream>, Status> {
         let (metadata, _, request) = request.into_parts();
         let images = self.answer("StreamImages", &metadata, self.list(request.filter)).await?;
-        // A batch is made when the one before was taken: none is made for a caller that has gone.
+        // A batch is made after the previous one is taken: none is made for a closed connection.
         let batches = stream::unfold(images.into_iter().peekable(), |mut images| async move {
             let images_of_batch = next_batch(&mut images);
             (!images_of_batch.is_empty()).then(|| (Ok(v1::StreamImagesResponse { images: images_of_batch }), images))
@@ -213,7 +212,7 @@ impl ImageServiceRpc for ImageServer {
                 Ok(Some((info, image))) => {
                     Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info })
                 }
-                // An absent image is an answer.
+                // An absent image is a valid answer.
                 Ok(None) => Ok(v1::ImageStatusResponse::default()),
                 Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
                 Err(error) => Err(status("ImageStatus", &spec.image, &error)),
@@ -273,7 +272,7 @@ impl ImageServiceRpc for ImageServer {
     }
 }
 
-/// The call ends here, so here its error is logged.
+/// Logs the error of a call and converts it.
 fn status(call: &str, image: &str, error: &RuntimeError) -> Status {
     tracing::warn!(call, image, error = error.chain(), hint = error.hint(), "a CRI call failed");
     convert::status_from_error(error)
@@ -289,7 +288,7 @@ fn require_name(spec: &ImageSpec) -> Result<(), Status> {
     if spec.image.is_empty() { Err(Status::invalid_argument("no image specified")) } else { Ok(()) }
 }
 
-/// Leaves annotations out where the list is too long for a message otherwise.
+/// Drops annotations if the list is otherwise too long for a message.
 fn fitting(mut response: v1::ListImagesResponse) -> v1::ListImagesResponse {
     if response.encoded_len() > MESSAGE_BYTES_MAX {
         for spec in response.images.iter_mut().filter_map(|image| image.spec.as_mut()) {
@@ -299,7 +298,7 @@ fn fitting(mut response: v1::ListImagesResponse) -> v1::ListImagesResponse {
     response
 }
 
-/// The images of the next message, of bounded count and size; none where there are no more.
+/// The images of the next message, of bounded count and size; empty at the end.
 fn next_batch(images: &mut std::iter::Peekable<std::vec::IntoIter<v1::Image>>) -> Vec<v1::Image> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
     while let Some(image) = images.next_if(|image| {

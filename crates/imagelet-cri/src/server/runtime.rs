@@ -1,7 +1,7 @@
-//! The runtime service on our socket: passed on to the runtime behind us, or answered by a store that has none.
+//! The runtime service of the socket: a proxy to the runtime, or the answers of a store without one.
 //!
-//! Clients with one endpoint for images and runtime ask for version, state and lists here. A call that would change a
-//! container is refused: imagelet runs none.
+//! Clients with one endpoint for both services query version, state and lists here. A call that would change a
+//! container is rejected: imagelet runs none.
 
 use std::{
     convert::Infallible,
@@ -24,10 +24,10 @@ use tonic::{
 use super::unary;
 use crate::{Endpoint, channel::Peer, v1};
 
-/// What the kubelet wants to see, or does not start.
+/// The kubelet does not start with any other version.
 const API_VERSION: &str = "0.1.0";
 const SERVICE: &str = "runtime.v1.RuntimeService";
-/// Calls that only look.
+/// Read-only calls.
 const READS: [&str; 19] = [
     "Version",
     "Status",
@@ -38,7 +38,7 @@ const READS: [&str; 19] = [
     "ListContainers",
     "StreamContainers",
     "ContainerStatus",
-    // What `crictl stats`, `statsp`, `metricsp` and `events` ask.
+    // The calls of `crictl stats`, `statsp`, `metricsp` and `events`.
     "ContainerStats",
     "ListContainerStats",
     "StreamContainerStats",
@@ -50,10 +50,10 @@ const READS: [&str; 19] = [
     "StreamPodSandboxMetrics",
     "GetContainerEvents",
 ];
-/// What of a call's head goes on to the runtime.
+/// The headers of a call that are passed to the runtime.
 const HEADERS_PASSED: [&str; 7] =
     ["content-type", "te", "grpc-timeout", "traceparent", "tracestate", "baggage", "user-agent"];
-/// There where systemd is in charge, and so of cgroups.
+/// Exists where systemd is the init system, and so manages cgroups.
 const SYSTEMD: &str = "/run/systemd/system";
 
 /// The runtime service, for a tonic router.
@@ -67,16 +67,15 @@ enum Behind {
 }
 
 impl RuntimeServer {
-    /// Passes on to the runtime at an endpoint, as it says it: what this version does not know of is passed on, too.
-    /// Needs a tokio runtime around it.
+    /// A proxy to the runtime at an endpoint; unknown calls and fields are passed, too. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Where the timeout is zero.
+    /// If the timeout is zero.
     pub fn behind(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self(Arc::new(Behind::Peer(Peer::new(endpoint, timeout)?))))
     }
 
-    /// Answers for a store without a runtime: its version, that no containers can run here, and that there are none.
+    /// Answers for a store without a runtime: its version, no readiness for containers, and empty lists.
     pub fn without_runtime(version: &str) -> Self {
         Self(Arc::new(Behind::NoRuntime { version: version.to_owned() }))
     }
@@ -115,13 +114,13 @@ impl Service<http::Request<Body>> for RuntimeServer {
     }
 }
 
-/// Sends a call as it came and answers as it is answered. A caller without a deadline gets ours.
+/// Proxies a call. A call without a deadline gets the configured timeout.
 async fn pass_on(peer: &Peer, request: http::Request<Body>) -> http::Response<Body> {
     let (came, body) = request.into_parts();
     let mut call = http::Request::new(body);
     *call.method_mut() = came.method;
     *call.version_mut() = http::Version::HTTP_2;
-    // The channel adds where to.
+    // The channel adds the authority.
     if let Some(path) = came.uri.path_and_query() {
         *call.uri_mut() = http::Uri::from(path.clone());
     }
@@ -147,7 +146,7 @@ async fn pass_on(peer: &Peer, request: http::Request<Body>) -> http::Response<Bo
     }
 }
 
-/// Condition of something that is not there.
+/// The condition of an absent component.
 fn absent(kind: &str) -> v1::RuntimeCondition {
     v1::RuntimeCondition {
         r#type: kind.to_owned(),
@@ -184,7 +183,7 @@ async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>
             unary(request, answer).await
         }
         "RuntimeConfig" => {
-            // A runtime that is started beside imagelet wants the cgroups of this machine.
+            // A runtime beside imagelet needs the cgroup driver of this machine.
             let driver =
                 if Path::new(SYSTEMD).is_dir() { v1::CgroupDriver::Systemd } else { v1::CgroupDriver::Cgroupfs };
             let linux = Some(v1::LinuxRuntimeConfiguration { cgroup_driver: driver as i32 });
@@ -194,7 +193,7 @@ async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>
             Status::not_found("there are no containers here").into_http()
         }
         "GetContainerEvents" => Status::unimplemented(format!("`{call}` is not answered here")).into_http(),
-        // An empty message is an empty list, whatever the list is of.
+        // An empty message is an empty list of any type.
         _ => unary(request, |_: Request<()>| ready(Ok(()))).await,
     }
 }

@@ -1,28 +1,27 @@
-//! Which handler's store a pull goes to (`docs/spec/cri.md §5.5`).
+//! Selects the runtime handler of a pull (`docs/spec/cri.md §5.5`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where containerd's users name the handler for pulls of a pod.
+/// containerd's annotation for the handler of a pod's pulls.
 const ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 
 /// The handlers that a store knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Handlers {
-    /// Unknown here: they are passed on to the store that pulls.
+    /// Handlers are not known here and are passed to the store.
     #[default]
     Any,
     /// These, beside the default one.
     Known(BTreeSet<String>),
 }
 
-/// A handler that the store does not know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown runtime handler {0:?}")]
 pub(crate) struct UnknownHandler(String);
 
 impl Handlers {
-    /// The handler of a pull, empty for the default one: the field's, which must be known, else the annotation's, which
-    /// is a hint.
+    /// The handler of a pull, empty for the default one: the request's field, which must be known, else the annotation,
+    /// which is a hint.
     pub(crate) fn choose(
         &self,
         field: &str,
