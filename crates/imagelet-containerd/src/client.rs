@@ -41,6 +41,7 @@ pub enum LeasedResource<'a> {
     Snapshot {
         /// Its snapshotter.
         snapshotter: &'a str,
+        /// Its key.
         name: &'a str,
     },
     /// A blob with all that its labels refer to.

@@ -2,9 +2,8 @@
 //!
 //! CRI reports no progress of a pull. Signs of life are an answer of the runtime and, where its folders are
 //! containerd's and readable, the bytes it writes: the blobs it fetches and the usage of its snapshots. They belong to
-//! the runtime, not
-//! to one pull, so a hanging pull ends only after an active one. A runtime with unreadable folders counts as active
-//! while it answers: a slow pull is never ended.
+//! the runtime, not to one pull, so a hanging pull ends only after an active one. A runtime with unreadable folders
+//! counts as active while it answers: a slow pull is never ended.
 
 use std::{
     ffi::OsString,

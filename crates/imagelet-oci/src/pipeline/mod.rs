@@ -2,9 +2,8 @@
 //!
 //! Three stages run side by side. The caller's task fetches and hashes compressed bytes. A blocking thread inflates
 //! them into recycled buffers. Another thread hashes the inflated bytes and unpacks them. The queues are short, so
-//! memory does
-//! not grow with the layer. Dropping the future closes the first queue without its end mark; the threads treat that
-//! as a failure, stop, and remove the staging folder.
+//! memory does not grow with the layer. Dropping the future closes the first queue without its end mark; the threads
+//! treat that as a failure, stop, and remove the staging folder.
 
 mod buffer_pool;
 mod fetch;

@@ -2,9 +2,8 @@
 //!
 //! Each pull has its own bound, but a hundred pulls may run, and each layer holds connections, inflate windows and
 //! files. Half of the places are for the first layer of a pull, so that every pull can start. No registry and no tenant
-//! has more
-//! than three quarters of either half. A free place is granted to the tenant, then the registry, then the pull with
-//! the fewest places.
+//! has more than three quarters of either half. A free place is granted to the tenant, then the registry, then the pull
+//! with the fewest places.
 //!
 //! A layer of a trickling pull yields its place to a waiting layer, and resumes by `Range` when a place is free
 //! again.

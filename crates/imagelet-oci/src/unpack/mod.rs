@@ -6,8 +6,7 @@
 //!
 //! Whiteouts take overlayfs' form, so a layer is unpacked without those below it. Directories without an entry get
 //! mode 0755 and are reported, because a lower layer may have their metadata. Nothing is synced: the directory is
-//! garbage until
-//! the caller commits it.
+//! garbage until the caller commits it.
 
 mod archive;
 mod budget;
