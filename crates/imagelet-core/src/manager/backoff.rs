@@ -1,14 +1,13 @@
-//! How long a key that failed is held back (`docs/spec/pull.md §3`).
+//! The exponential back-off of failed keys (`docs/spec/pull.md §3`).
 
 use std::{collections::HashMap, hash::Hash, time::Duration};
 
 use tokio::time::Instant;
 
-/// Most keys remembered. A node has some hundred pods; past this the oldest keys are forgotten, which only means
-/// that they may be tried again sooner.
+/// Beyond this the oldest keys are dropped, which only permits an earlier retry. A node has some hundred pods.
 const KEYS_MAX: usize = 16_384;
 
-/// Windows that double with each failure, per key, and are forgotten after twice the longest.
+/// Windows that double with each failure, per key, and are dropped after twice the longest window.
 #[derive(Debug)]
 pub(crate) struct Backoff<K> {
     first: Duration,
@@ -16,14 +15,13 @@ pub(crate) struct Backoff<K> {
     keys: HashMap<K, BackoffEntry>,
 }
 
-/// A key that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BackoffEntry {
-    /// How long it is held back.
+    /// The length of the window.
     pub(crate) window: Duration,
-    /// Since when.
+    /// The start of the window.
     pub(crate) since: Instant,
-    /// Why it failed; empty once the next try began.
+    /// The last error; empty during the next attempt.
     pub(crate) failure: String,
 }
 
@@ -32,7 +30,7 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         Self { first, max, keys: HashMap::new() }
     }
 
-    /// The key's failure, while it is held back. At exactly the end of its window it is free.
+    /// The key's failure inside its window; the end of the window is outside.
     pub(crate) fn held(&self, key: &K, now: Instant) -> Option<&BackoffEntry> {
         self.keys.get(key).filter(|held| {
             let age = now.saturating_duration_since(held.since);
@@ -40,7 +38,6 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         })
     }
 
-    /// Starts or doubles the key's window.
     pub(crate) fn advance(&mut self, key: K, failure: String, now: Instant) {
         let window = match self.keys.get(&key) {
             Some(held) if !self.expired(held, now) => held.window.saturating_mul(2).min(self.max),
@@ -52,30 +49,29 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         self.keys.insert(key, BackoffEntry { window, since: now, failure });
     }
 
-    /// Forgets why the key failed: a new try begins.
+    /// Clears the error: a new attempt begins.
     pub(crate) fn begin(&mut self, key: &K) {
         if let Some(held) = self.keys.get_mut(key) {
             held.failure = String::new();
         }
     }
 
-    /// Forgets the key: it succeeded.
+    /// Removes a key after a success.
     pub(crate) fn forget(&mut self, key: &K) {
         self.keys.remove(key);
     }
 
-    /// The keys of this kind that failed.
     pub(crate) fn alike(&self, is_alike: impl Fn(&K) -> bool) -> Vec<K> {
         self.keys.keys().filter(|key| is_alike(key)).cloned().collect()
     }
 
-    /// Forgets what is older than twice the longest window.
+    /// Drops keys older than twice the longest window.
     pub(crate) fn forget_expired(&mut self, now: Instant) {
         let max = self.max;
         self.keys.retain(|_, held| !is_expired(held, max, now));
     }
 
-    /// All keys that are held back now.
+    /// All keys inside their windows.
     pub(crate) fn all_held(&self, now: Instant) -> impl Iterator<Item = (&K, &BackoffEntry)> {
         self.keys.iter().filter(move |(key, _)| self.held(key, now).is_some())
     }

@@ -1,37 +1,30 @@
-//! Whether an image is used, pulled or refused: the table of `docs/spec/pull.md §2.5`. Touches nothing.
+//! Whether an image is used, pulled or rejected: the table of `docs/spec/pull.md §2.5`; pure functions.
 
 use super::request::PullPolicy;
 
-/// What is known of an image on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Not looked up, as the policy does not depend on it.
+    /// Not looked up: the policy does not depend on it.
     Unchecked,
-    /// It is not here.
     Absent,
-    /// It is here, and the client may use it.
+    /// Present, and the client may use it.
     Usable,
-    /// It is here, and the client has to show the registry that it may use it.
+    /// Present, and the registry has to decide on the client's access.
     Guarded,
 }
 
-/// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// Return what is here.
     Use,
-    /// Ask the registry.
     Pull,
-    /// Fail.
     Refuse,
 }
 
-/// Whether the store is asked at all.
+/// Whether the policy needs a lookup.
 pub(crate) fn wants_look(policy: &PullPolicy) -> bool {
     matches!(policy, PullPolicy::IfNotPresent | PullPolicy::Never)
 }
 
-/// Chooses.
 pub(crate) fn decide(policy: &PullPolicy, presence: Presence) -> Decision {
     match (policy, presence) {
         (PullPolicy::Always | PullPolicy::Other(_), _) => Decision::Pull,

@@ -1,4 +1,4 @@
-//! Why an image is not there, in the kubelet's words.
+//! The error of a request for an image, in the kubelet's words.
 
 use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
@@ -11,33 +11,31 @@ use crate::{
     text::quoted,
 };
 
-/// Why an image is not there. [`EnsureError::reason`] is the word that pod status shows, [`EnsureError::class`] the one for
-/// machines.
+/// The error of a request for an image. [`EnsureError::reason`] is the word in the pod status, [`EnsureError::class`]
+/// the one for machines.
 #[derive(Clone, Debug)]
 pub struct EnsureError {
-    /// As it was asked for.
+    /// The requested name.
     image: String,
     cause: Cause,
-    /// In whose words.
     compatibility: Compatibility,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Cause {
     InvalidName(ReferenceError),
-    /// The store could not say whether the image is there.
+    /// The store failed to look the image up.
     Inspect(Arc<RuntimeError>),
-    /// Absent, or present and not this client's to use. Which of the two is not said.
+    /// Absent, or not accessible to this client. The text does not reveal which.
     NeverPull,
-    /// A pull secret cannot be read.
     Credentials(KeyringError),
     /// The pull could not be recorded, so it did not start.
     Intent(Arc<RecordsError>),
-    /// `REASON: MESSAGE` of the last failure; empty while another try runs.
+    /// `REASON: MESSAGE` of the last failure; empty during another attempt.
     HeldBack(String),
     RegistryUnavailable(Arc<RuntimeError>),
     SignatureInvalid(Arc<RuntimeError>),
-    /// The store did not deliver it.
+    /// The pull failed.
     Pull(Arc<RuntimeError>),
 }
 
@@ -70,9 +68,9 @@ impl Error for EnsureError {
     }
 }
 
-/// What the runtimes of the kubelet's contract begin the text with when no registry answers.
+/// The prefix by which runtimes report an unavailable registry to the kubelet.
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
-/// The same for a signature.
+/// The prefix for a rejected signature.
 const SIGNATURE_VALIDATION_FAILED: &str = "SignatureValidationFailed";
 
 impl EnsureError {
@@ -80,14 +78,14 @@ impl EnsureError {
         Self { image: image.to_owned(), cause, compatibility }
     }
 
-    /// That an image is not there, and its policy is `Never`.
+    /// An absent image under the policy `Never`.
     pub fn never_pull(image: &str) -> Self {
         Self::new(image, Cause::NeverPull, Compatibility::default())
     }
 
-    /// Names a failed pull: by the kind the store gave, else by the word runtimes begin their text with.
+    /// Classifies a failed pull: by the store's kind, else by the prefix of a runtime's text.
     ///
-    /// The kubelet knows no kinds, and takes any text that begins with those letters.
+    /// The kubelet knows no kinds, and accepts any text with that prefix.
     pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, compatibility: Compatibility) -> Self {
         let text = source.chain();
         let begins = |word: &str| match text.strip_prefix(word) {
@@ -105,10 +103,10 @@ impl EnsureError {
         Self::new(image, cause, compatibility)
     }
 
-    /// The word that pod status shows as the container's waiting reason.
+    /// The waiting reason in the pod status.
     ///
-    /// Where the kubelet shows a raw error text (an unreadable pull secret, a failed record), this is `ErrImagePull`
-    /// unless its behaviour is asked for: a reason is one of a known few.
+    /// For an unreadable pull secret or a failed record the kubelet shows the raw error text. This is `ErrImagePull`
+    /// instead, except in the compatible mode: a reason is one of a few known words.
     pub fn reason(&self) -> Cow<'static, str> {
         Cow::Borrowed(match &self.cause {
             Cause::Credentials(error) if self.compatibility.is_kubelet() => return error.source.to_string().into(),
@@ -123,7 +121,7 @@ impl EnsureError {
         })
     }
 
-    /// The text that pod status shows as the container's waiting message.
+    /// The waiting message in the pod status.
     pub fn message(&self) -> String {
         let (image, is_kubelet) = (&self.image, self.compatibility.is_kubelet());
         let name = quoted(image);
@@ -132,7 +130,7 @@ impl EnsureError {
                 let name = quoted(&shown_name(image));
                 format!("Failed to apply default image tag {name}: couldn't parse image name {name}: {source}")
             }
-            // The kubelet prints an empty name here: it quotes what it has not found.
+            // The kubelet prints an empty name here: it quotes the missing result.
             Cause::Inspect(source) if is_kubelet => format!("Failed to inspect image \"\": {}", source.chain()),
             Cause::Inspect(source) => format!("Failed to inspect image {name}: {}", source.chain()),
             Cause::NeverPull => format!("Container image {name} is not present with pull policy of Never"),
@@ -156,22 +154,22 @@ impl EnsureError {
         }
     }
 
-    /// What the user can do about it.
+    /// The remedy for the user.
     pub fn hint(&self) -> Option<&str> {
         self.runtime_error().and_then(RuntimeError::hint)
     }
 
-    /// What went wrong, in a stable word (`docs/errors.md`).
+    /// The error class, in a stable word (`docs/errors.md`).
     pub fn class(&self) -> ErrorClass {
         self.fault().class
     }
 
-    /// Where on the way it went wrong, in a stable word.
+    /// The stage of the error, in a stable word.
     pub fn hop(&self) -> Stage {
         self.fault().hop
     }
 
-    /// Both, and the time the registry asks for before a retry.
+    /// Class, stage and the registry's requested wait.
     pub fn fault(&self) -> Fault {
         let (class, hop) = match &self.cause {
             Cause::InvalidName(_) => (ErrorClass::NameInvalid, Stage::Name),
@@ -181,7 +179,7 @@ impl EnsureError {
             Cause::HeldBack(_) => (ErrorClass::HeldBack, Stage::Queue),
             Cause::Inspect(source) => {
                 let fault = source.fault();
-                // Looking asks no registry: what the text does not say is the store's own.
+                // A lookup asks no registry: an unclassified error is the store's own.
                 return if fault.class == ErrorClass::Other { Fault { hop: Stage::Store, ..fault } } else { fault };
             }
             Cause::RegistryUnavailable(source) | Cause::SignatureInvalid(source) | Cause::Pull(source) => {
@@ -191,12 +189,12 @@ impl EnsureError {
         Fault::new(class, hop)
     }
 
-    /// The kind of the store's error below this, if there is one.
+    /// The kind of the store's error below this, if any.
     pub fn kind(&self) -> Option<RuntimeErrorKind> {
         self.runtime_error().map(RuntimeError::kind)
     }
 
-    /// The same as a store's error, for a caller in a store's place.
+    /// Converts to a store's error, for a caller in a store's place.
     pub fn into_runtime_error(self) -> RuntimeError {
         if let Some(source) = self.runtime_error() {
             return source.copied();
@@ -224,7 +222,7 @@ impl EnsureError {
     }
 }
 
-/// The kubelet's words, and of ours only the disk's own.
+/// The kubelet's text with the disk's error.
 fn raw_intent_text(source: &RecordsError) -> String {
     let mut cause: &dyn Error = source;
     while let Some(deeper) = cause.source() {
@@ -233,7 +231,7 @@ fn raw_intent_text(source: &RecordsError) -> String {
     format!("failed to record image pull intent: {cause}")
 }
 
-/// What follows the word a text begins with; the whole text where it does not.
+/// The text after a prefix; the whole text without it.
 fn rest(text: &str, word: &str) -> String {
     text.strip_prefix(word).map_or_else(|| format!(": {text}"), str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! What the manager counts, under the kubelet's names (`docs/spec/pull.md §9.1`).
+//! Metrics of the manager, under the kubelet's names (`docs/spec/pull.md §9.1`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ pub(super) static CHECKS: Family = Family {
     labels: &["result"],
 };
 
-/// Each class at each hop; a fixed few, whatever registries say.
+/// Class and stage: a fixed number of series, whatever registries return.
 pub(super) static FAILURES: Family = Family {
     name: "imagelet_pull_failures_total",
     help: "Failed requests for an image, by what went wrong and where.",
@@ -66,7 +66,6 @@ pub(super) static WAIT_SECONDS: Family = Family {
     labels: &[],
 };
 
-/// Counts what the queue of pulls does.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueMeters {
     metrics: Arc<Metrics>,
@@ -90,11 +89,10 @@ impl QueueMeters {
     }
 }
 
-/// Counts what the manager does.
 #[derive(Debug)]
 pub(crate) struct Meters {
     metrics: Arc<Metrics>,
-    /// By policy, presence and whether it had to be pulled; other policies' words are looked up each time.
+    /// By policy, presence and pull required; other policies are looked up each time.
     requests: [[[Late<Number>; 3]; 3]; 3],
     checks: [Late<Number>; 4],
 }
@@ -111,7 +109,7 @@ impl Meters {
         &self.metrics
     }
 
-    /// Declares what is counted only where images may be used while their registry is away.
+    /// Declares the families of use during an outage.
     pub(crate) fn declare_stale(&self) {
         self.metrics.declare(&STALE_USED);
     }
@@ -151,13 +149,13 @@ impl Meters {
     }
 }
 
-/// Counts one request, whatever becomes of it, when it is dropped.
+/// Counts one request on drop, whatever its result.
 pub(crate) struct Tally<'a> {
     meters: &'a Meters,
     policy: &'a PullPolicy,
-    /// Whether the image was here, where it was looked up.
+    /// Whether the image was present, where it was looked up.
     pub(crate) present: Option<bool>,
-    /// Whether it had to be pulled, where that was decided.
+    /// Whether a pull was required, where that was decided.
     pub(crate) required: Option<bool>,
 }
 
@@ -173,7 +171,7 @@ impl Drop for Tally<'_> {
     }
 }
 
-/// The class of size a pull is counted under; the lower bound is outside.
+/// The size bucket of a pull; lower bounds are exclusive.
 fn size_label(size: ByteSize) -> &'static str {
     const MEBIBYTE: u64 = 1 << 20;
     const GIBIBYTE: u64 = 1 << 30;

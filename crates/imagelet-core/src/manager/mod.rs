@@ -47,28 +47,28 @@ use crate::{
     runtime::{Progress, RuntimeManager},
 };
 
-/// Called for each image that is returned as present, so that an inventory knows it as used.
+/// Called for each image returned as present, so that an inventory records its use.
 pub type Touched = Arc<dyn Fn(&HandedOut) + Send + Sync>;
 
-/// What a manager is made of.
+/// The parts of a manager.
 pub struct ManagerParts {
-    /// Where images are.
+    /// The image store and the runtime.
     pub runtime: RuntimeManager,
-    /// How pulls are run.
+    /// The settings of pulls.
     pub settings: PullSettings,
     /// The node's own credentials.
     pub keyring: Arc<NodeKeyring>,
-    /// Asked for credentials after it.
+    /// Further credentials, after the node's.
     pub providers: Arc<dyn CredentialProvider>,
-    /// What was pulled for whom.
+    /// The pull records.
     pub records: Arc<PullRecords>,
-    /// Where events go.
+    /// The sink of events.
     pub events: Arc<dyn EventSink>,
-    /// Where pulls are counted.
+    /// The metrics of pulls.
     pub metrics: Arc<Metrics>,
-    /// Called for each image that is returned as present.
+    /// Called for each image returned as present.
     pub touched: Option<Touched>,
-    /// Receives when pulls begin and what became of each image, by pod.
+    /// Receives the start of each pull and the result of each image, by pod.
     pub recorder: Option<Arc<dyn PullRecorder>>,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Debug for ManagerParts {
     }
 }
 
-/// Ensures images. One per node; any number of callers at once.
+/// Ensures that images are present. One per node, for any number of parallel callers.
 pub struct ImageManager {
     runtime: RuntimeManager,
     puller: Arc<Puller>,
@@ -95,32 +95,31 @@ pub struct ImageManager {
     recorder: Option<Arc<dyn PullRecorder>>,
     compatibility: Compatibility,
     secrets: PullSecretCache,
-    /// `None`: an image whose registry is unavailable is not used under `Always`.
+    /// `None`: no image is used under `Always` during an outage.
     stale: Option<StaleUse>,
     decisions: Arc<AuditLog>,
     backoff: Mutex<Backoff<BackoffKey>>,
 }
 
-/// What is held back after a failure: one pod's one spelling of an image.
+/// The key of a back-off: one pod's spelling of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct BackoffKey {
     pod_uid: Arc<str>,
     image: String,
-    /// The image in its normal form.
     canonical: Reference,
-    /// The hashes of the credentials shown, so that a changed secret is tried at once. None with the kubelet.
+    /// The credentials' hashes, so that a changed secret permits an attempt at once. Empty in the compatible mode.
     credentials: Vec<String>,
 }
 
 impl BackoffKey {
-    /// Whether the outcome of one says the same of the other: one image, however it is spelled, and the same credentials.
+    /// Whether both share a result: the same image in any spelling, and the same credentials.
     fn is_alike(&self, other: &Self) -> bool {
         self.credentials == other.credentials && self.canonical == other.canonical
     }
 }
 
 impl ImageManager {
-    /// Puts a manager together.
+    /// Builds a manager.
     pub fn new(parts: ManagerParts) -> Self {
         let ManagerParts { runtime, settings, keyring, providers, records, events, metrics, touched, recorder } = parts;
         records.export_to(Arc::clone(&metrics));
@@ -154,7 +153,7 @@ impl ImageManager {
         Self { decisions, ..self }
     }
 
-    /// Lets images be used under `Always` while their registry is away.
+    /// Permits the use of images under `Always` during an outage.
     #[must_use]
     pub fn with_stale_use(self, stale: Option<StaleUse>) -> Self {
         if stale.is_some() {
@@ -163,17 +162,17 @@ impl ImageManager {
         Self { stale, ..self }
     }
 
-    /// Leases in this inventory the images of pods, so that they are still there when the containers are created.
+    /// Leases the images of pods in this inventory until their containers are created.
     #[must_use]
     pub fn leasing_in(self, inventory: Arc<Inventory>) -> Self {
         Self { leased_in: Some(inventory), ..self }
     }
 
-    /// Ensures that an image is present and that the client may use it; pulls it where the policy asks for that.
+    /// Ensures that an image is present and that the client may use it; pulls it where the policy requires that.
     ///
-    /// An image that is returned as present stays present: a removal that comes between makes the walk start again.
-    /// Dropping the future gives up: its place in the queue is free, and the pull ends unless others wait for the same.
-    /// Its intent stays recorded until a pass has looked for what the pull may have brought.
+    /// An image returned as present stays present: a concurrent removal restarts the steps. Dropping the future frees
+    /// the queue slot and cancels the pull, unless other clients wait for it. Its intent stays until a check for the
+    /// image.
     pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
         let Some(inventory) = self.leased_in.as_ref().filter(|_| request.is_for_a_container()) else {
             return self.ensure_once(request, progress).await;
@@ -188,7 +187,7 @@ impl ImageManager {
         ensured.inspect_err(|error| self.meters.failed(&error.fault()))
     }
 
-    /// What is being pulled, and what is held back.
+    /// The running pulls and the keys in back-off.
     pub fn status(&self) -> ManagerStatus {
         let now = Instant::now();
         let mut held_back: Vec<HeldBack> = self
@@ -205,7 +204,7 @@ impl ImageManager {
         ManagerStatus { pulls: self.puller.status(), held_back, open_circuits: self.puller.open_circuits(now) }
     }
 
-    /// The node's own credentials, as its files have them.
+    /// The node's own credentials, from its files.
     pub async fn node_keyring(&self) -> Arc<Keyring> {
         self.keyring.keyring().await
     }

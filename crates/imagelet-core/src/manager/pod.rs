@@ -1,4 +1,5 @@
-//! All images of a pod: which start together, and what one's failure means for the others (`docs/spec/pull.md §2.2`).
+//! All images of a pod: which are pulled in parallel, and how one failure affects the others (`docs/spec/pull.md
+//! §2.2`).
 
 mod volumes;
 
@@ -20,38 +21,38 @@ use crate::{
     runtime::{Progress, no_progress},
 };
 
-/// Images of one pod that are asked for at once. Pods have a handful; the others wait.
+/// Most parallel requests for one pod's images; pods have a handful.
 const LANES_MAX: usize = 16;
 
 /// A pod, and every image it names.
 #[derive(Clone, Debug)]
 pub struct PodRequest {
-    /// What all its images have in common: pod, secrets, annotations, handler. Image, policy and field are each one's own.
+    /// The common part: pod, secrets, annotations, handler. Image, policy and field are per image.
     pub common: EnsureRequest,
-    /// Its images, in any order; answers come in the same.
+    /// Its images, in any order; results have the same order.
     pub images: Vec<PodImage>,
-    /// Pull secrets that the pod names and that could not be read, by name.
+    /// Names of the pod's unreadable pull secrets.
     pub secrets_unread: Vec<String>,
 }
 
 /// An image that a pod names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodImage {
-    /// What it is for.
+    /// The use of the image.
     pub role: PodRole,
     /// The container's or the volume's name.
     pub name: String,
-    /// Its index among those of its role, which names it where it has no name.
+    /// Its index among those of its role, for use without a name.
     pub position: usize,
     /// As the user spelled it.
     pub image: String,
-    /// When to pull it.
+    /// The pull policy.
     pub policy: PullPolicy,
     /// Names of the pod's volumes that the container mounts, in order.
     pub mounts: Vec<String>,
 }
 
-/// What a pod needs an image for; in the order in which the kubelet asks for them.
+/// The use of an image in a pod, in the kubelet's order of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PodRole {
     /// A volume.
@@ -65,7 +66,7 @@ pub enum PodRole {
 }
 
 impl PodRole {
-    /// The pod's field that lists those of this role.
+    /// The pod's field for this role.
     pub fn field(self) -> &'static str {
         match self {
             Self::Volume => "volumes",
@@ -77,7 +78,7 @@ impl PodRole {
 }
 
 impl PodImage {
-    /// The field of the pod: `spec.containers{NAME}`, or `spec.containers[1]` where there is no name.
+    /// The field of the pod: `spec.containers{NAME}`, or `spec.containers[1]` without a name.
     pub fn field(&self) -> String {
         let list = self.role.field();
         if self.name.is_empty() {
@@ -87,20 +88,20 @@ impl PodImage {
         }
     }
 
-    /// What events about it are about: volumes are the pod's own affair.
+    /// The field in events; an event of a volume is about the pod.
     fn subject_field(&self) -> String {
         if self.role == PodRole::Volume { String::new() } else { self.field() }
     }
 }
 
-/// The outcome of one image of a pod.
+/// The result for one image of a pod.
 #[derive(Clone, Debug)]
 pub enum PodOutcome {
-    /// It is there.
+    /// Present.
     Ensured(Ensured),
-    /// It is not.
+    /// Failed.
     Failed(EnsureError),
-    /// Not asked for, as the kubelet would not: another image failed before.
+    /// Not requested, as in the kubelet: another image failed before.
     Blocked {
         /// Its index in the request.
         by: usize,
@@ -109,33 +110,32 @@ pub enum PodOutcome {
 
 /// Receives the progress of the images of a pod. Must not block.
 pub trait PodWatch: Send + Sync {
-    /// Where the steps of one image go; it is asked for from now on.
+    /// The progress sink of one image, whose request begins now.
     fn progress(&self, image: usize) -> Progress {
         let _ = image;
         no_progress()
     }
 
-    /// One image is settled.
+    /// One image has its result.
     fn finished(&self, image: usize, outcome: &PodOutcome) {
         let _ = (image, outcome);
     }
 }
 
-/// Receives nothing.
+/// Ignores all calls.
 #[derive(Clone, Copy, Debug)]
 pub struct NoWatch;
 
 impl PodWatch for NoWatch {}
 
 impl ImageManager {
-    /// Ensures every image of a pod, and answers for each in the order of the request.
+    /// Ensures every image of a pod, and returns the results in the order of the request.
     ///
-    /// All start together: an init container's work hides the pulls of what comes after it. Two spellings of one image
-    /// take turns, as the second may find what the first fetched; the same spelling under the same policy is asked for
-    /// once. In the kubelet's compatible way they go one after another, and what a failed init container or volume
-    /// keeps from starting is not asked for.
+    /// All start in parallel, so that later pulls run during an init container. Two spellings of one image run in
+    /// sequence, as the second may find the result of the first; the same spelling and policy is requested once. The
+    /// compatible mode runs all in sequence, and does not request images that a failed init container or volume blocks.
     ///
-    /// Dropping the future gives all of them up, as with [`ImageManager::ensure`].
+    /// Dropping the future cancels all of them, as with [`ImageManager::ensure`].
     pub async fn ensure_pod(&self, request: &PodRequest, watch: &dyn PodWatch) -> Vec<PodOutcome> {
         if !request.secrets_unread.is_empty() {
             self.report(request, String::new(), "FailedToRetrieveImagePullSecret", secrets_text(request));
@@ -167,7 +167,7 @@ impl ImageManager {
             image: wanted.image.clone(),
             policy: wanted.policy.clone(),
             container: wanted.subject_field().into(),
-            // What containers wait for goes before what waits with them.
+            // Images that containers wait for have a higher priority.
             priority: request.common.priority.saturating_add(i32::from(wanted.role < PodRole::Container)),
             ..request.common.clone()
         };
@@ -193,7 +193,7 @@ impl ImageManager {
     }
 }
 
-/// What the kubelet says of a container that did not start.
+/// The kubelet's text for a container that did not start.
 fn start_failed_text(reason: &str) -> String {
     format!("Error: {reason}")
 }
@@ -203,7 +203,6 @@ fn secrets_text(request: &PodRequest) -> String {
     format!("Unable to retrieve some image pull secrets ({names}); attempting to pull the image may not succeed.")
 }
 
-/// What is known of each image so far.
 struct PodResults(Mutex<Vec<Option<PodOutcome>>>);
 
 impl PodResults {
@@ -221,7 +220,7 @@ impl PodResults {
     }
 }
 
-/// One image to ask for, and the others that have the same answer.
+/// One request, and the other images with the same result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Step {
     image: usize,
@@ -234,10 +233,10 @@ impl Step {
     }
 }
 
-/// Steps that wait for one another.
+/// Steps in sequence.
 type StepSequence = Vec<Step>;
 
-/// Lays out which images are asked for together, and which after one another. Touches nothing.
+/// Groups the images into parallel sequences; a pure function.
 fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<StepSequence> {
     let mut order: Vec<usize> = (0..images.len()).collect();
     order.sort_by_key(|&image| images[image].role);
@@ -261,7 +260,7 @@ fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<StepSequence> 
     sequences
 }
 
-/// What two spellings of one image have in common; what does not parse stands for itself.
+/// The normalised name; an unparsable text stands for itself.
 fn full_name(image: &str) -> String {
     image.parse::<Reference>().map_or_else(|_| image.to_owned(), |reference| reference.canonical().to_string())
 }
@@ -270,10 +269,10 @@ fn is_same(one: &PodImage, other: &PodImage) -> bool {
     one.image == other.image && one.policy == other.policy
 }
 
-/// Whose failure keeps an image from being asked for. Touches nothing.
+/// The image whose failure blocks this one; a pure function.
 ///
-/// The kubelet asks for a container's image when it starts the container: not before each init container has run, and
-/// not without the container's volumes, of which the last that failed is reported.
+/// The kubelet requests a container's image at its start: after every init container has run, and with the container's
+/// volumes, of which the last failure is reported.
 fn blocked_by(
     images: &[PodImage],
     outcomes: &[Option<PodOutcome>],
@@ -295,7 +294,7 @@ fn has_failed(outcome: Option<&PodOutcome>) -> bool {
     matches!(outcome, Some(PodOutcome::Failed(_) | PodOutcome::Blocked { .. }))
 }
 
-/// The volumes a container mounts whose image failed, in the order of its mounts.
+/// The failed volumes of a container, in the order of its mounts.
 fn failed_mounts(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize) -> Vec<usize> {
     let found = |mount: &str| {
         let volume = images.iter().position(|one| one.role == PodRole::Volume && one.name == mount)?;
@@ -307,7 +306,7 @@ fn failed_mounts(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: us
     walk(&images[image].mounts, found).1
 }
 
-/// The containers that cannot start now that this image is settled, each with the reason. Touches nothing.
+/// The containers that cannot start after this result, each with the reason; a pure function.
 fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: usize) -> Vec<(usize, String)> {
     let reason_of = |image: usize| match &outcomes[image] {
         Some(PodOutcome::Failed(error)) => Some(error.reason().to_string()),
@@ -321,7 +320,7 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     };
     if images[settled].role == PodRole::Volume {
         let Some(reason) = reason_of(settled) else { return Vec::new() };
-        // Those that are not settled yet look for their volumes themselves.
+        // Images without a result check their volumes themselves.
         let mounting = (0..images.len()).filter(|&image| {
             images[image].role != PodRole::Volume
                 && is_started(image)

@@ -1,11 +1,11 @@
-//! What credentials say about the access to an image, in the records' words (`docs/spec/pull.md §2.3.2`, `§2.3.3`).
+//! Converts credentials into access records (`docs/spec/pull.md §2.3.2`, `§2.3.3`).
 
 use crate::{
     credentials::{CredentialSource, TrackedCredential},
     records::{AccessProof, ImageAccess, RecordedSecret, RecordedServiceAccount},
 };
 
-/// What credentials say about their client: its secrets, and the first service account.
+/// The identities behind credentials: secrets, and the first service account.
 pub(super) fn proof_of(credentials: &[TrackedCredential]) -> AccessProof {
     let mut proof = AccessProof::default();
     for tracked in credentials {
@@ -18,7 +18,7 @@ pub(super) fn proof_of(credentials: &[TrackedCredential]) -> AccessProof {
     proof
 }
 
-/// The access to an image that this credential opened; anonymous access opens it to all.
+/// The access that a credential opened; anonymous access opens the image to all.
 pub(super) fn access_of(used: Option<&TrackedCredential>) -> ImageAccess {
     let mut access = ImageAccess::default();
     match used.map(|tracked| (&tracked.source, &tracked.hash)) {
@@ -29,7 +29,7 @@ pub(super) fn access_of(used: Option<&TrackedCredential>) -> ImageAccess {
             name: object.name.clone(),
             credential_hash: hash.clone(),
         }),
-        // Its owner is unknown. It is its own object, so that only a client that shows the same again is known by it.
+        // Its owner is unknown. The hash is its own identity, so that only a client with the same credential matches.
         Some((CredentialSource::Request, hash)) => access.kubernetes_secrets.push(RecordedSecret {
             uid: format!("credential:{hash}"),
             credential_hash: hash.clone(),

@@ -1,4 +1,4 @@
-//! What has to be done for a pull that began: its record fulfilled, its first event followed by another one.
+//! The completion of a started pull: its record and its final event.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -14,23 +14,22 @@ use crate::{
     text::{quoted, whole_milliseconds},
 };
 
-/// A pull that began. Dropped before its end, it was given up: that is reported, and its intent stays until a pass has
-/// looked for what it brought.
+/// A started pull. A drop before its end reports a cancelled pull; its intent stays until a check for the image.
 pub(super) struct Completion {
-    /// `None` once its end is known.
+    /// `None` after the end.
     pub(super) intent: Option<Intent>,
     pub(super) records: Arc<PullRecords>,
     pub(super) credentials: Vec<TrackedCredential>,
     pub(super) reporter: Reporter,
     pub(super) decisions: Arc<AuditLog>,
-    /// What the decision log gets where the pull is given up.
+    /// The decision log entry of a cancelled pull.
     pub(super) act: Act,
     pub(super) image: String,
     pub(super) began: Instant,
 }
 
 impl Completion {
-    /// Records that the pull succeeded, before its client learns of it. A failure leaves the intent, and lets no pod in.
+    /// Records success before the client receives the result. A failure leaves the intent, which rejects every pod.
     pub(super) async fn fulfil(mut self, pulled: &Pulled) {
         let Some(intent) = self.intent.take() else { return };
         let access = access_of(pulled.credential.and_then(|index| self.credentials.get(index)));
@@ -41,12 +40,12 @@ impl Completion {
         }
     }
 
-    /// The pull failed, which is reported elsewhere.
+    /// Ends a failed pull, which is reported elsewhere.
     pub(super) fn failed(mut self) -> Option<Intent> {
         self.intent.take()
     }
 
-    /// The same as [`Self::fulfil`] for a pull that ended after its last client went away.
+    /// As [`Self::fulfil`], for a pull that ended after its last client was dropped.
     pub(super) fn conclude(self, pulled: Pulled) -> BoxFuture<'static, ()> {
         async move {
             let (image, took) = (quoted(&self.image), whole_milliseconds(self.began.elapsed()));

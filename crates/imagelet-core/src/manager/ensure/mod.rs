@@ -1,4 +1,4 @@
-//! One request's walk from the name to the image (`docs/spec/pull.md §2`).
+//! The steps of one request from name to image (`docs/spec/pull.md §2`).
 
 mod access_record;
 mod completion;
@@ -41,16 +41,15 @@ pub(super) struct Ensuring<'a> {
     request: &'a EnsureRequest,
     reporter: Reporter,
     tally: Tally<'a>,
-    /// Looked up at most once, and only where they matter.
+    /// Looked up at most once, and only where needed.
     credentials: OnceLock<Result<FoundCredentials, KeyringError>>,
 }
 
-/// What there is to show a registry.
 #[derive(Debug, Default)]
 struct FoundCredentials {
-    /// In the order in which to try them.
+    /// In the order to try them.
     credentials: Vec<TrackedCredential>,
-    /// Why there are no more: secrets that cannot be read, providers that did not answer.
+    /// Failed sources: unreadable secrets, failed providers.
     missing: Vec<String>,
 }
 
@@ -60,7 +59,7 @@ impl<'a> Ensuring<'a> {
         Self { manager, request, reporter: Reporter::new(manager, request), tally, credentials: OnceLock::new() }
     }
 
-    /// Walks from the name to the image, and counts the walk.
+    /// Runs all steps and counts the request.
     pub(super) async fn run(mut self, progress: Progress) -> Result<Ensured, EnsureError> {
         let image = default_tag(&self.request.image)
             .map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
@@ -77,7 +76,7 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Whether the image is here, and whether the client may use it.
+    /// Looks the image up and decides the client's access.
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
         match &self.request.policy {
             policy if wants_look(policy) => {}
@@ -109,8 +108,8 @@ impl<'a> Ensuring<'a> {
             records.look_up(&self.request.image, found)
         };
         let now = SystemTime::now();
-        // Records are judged without waiting, by the pod's secrets. Only where those do not let it in, the node's and the
-        // providers' credentials are looked up, and it is judged again: one may be its service account's.
+        // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
+        // credentials of the node and the providers, as one may belong to the pod's service account.
         let mut judged = records.judge(&self.request.image, &evidence, now, || self.proof_by_secrets());
         if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed) && evidence.names_service_accounts() {
             let found = self.look_up_credentials().await;
@@ -132,7 +131,7 @@ impl<'a> Ensuring<'a> {
         if let Some(result) = verdict.result {
             self.manager.meters.checked(result);
         }
-        // A client's pull makes the registry decide on the access: only what it has granted already counts.
+        // A client's pull lets the registry decide: only access from a record counts here.
         let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
         if let Some(access) = verdict.learned {
             let (image, id) = (self.request.image.clone(), found.id.clone());
@@ -177,7 +176,7 @@ impl<'a> Ensuring<'a> {
             priority: self.request.priority,
             caller: self.request.caller,
         };
-        // An image that is held back costs no disk; the kubelet writes its intent all the same, and takes it back.
+        // An image in back-off costs no disk write; the kubelet writes and withdraws its intent nevertheless.
         let intended = if is_kubelet { Some(self.intend().await?) } else { None };
         if let Err(held) = self.admit(&key, &work) {
             self.reporter.normal("BackOff", format!("Back-off pulling image {}", quoted(image)));
@@ -243,7 +242,7 @@ impl<'a> Ensuring<'a> {
         Err(error)
     }
 
-    /// Ends the back-off of what succeeded: for a pod its own, for a command that of all pods that wait for the same.
+    /// Ends the back-off after a success: a pod's own; after a command, that of all pods waiting for the same image.
     fn succeeded(&self, key: &BackoffKey) {
         let mut backoff = self.manager.backoff();
         match self.request.caller {
@@ -257,7 +256,7 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Starts or lengthens the back-off of what failed: a pod's own; of a command's, that of the pods that wait already.
+    /// Starts or extends the back-off after a failure: a pod's own; after a command, that of the waiting pods.
     fn failed(&self, key: BackoffKey, error: &EnsureError) {
         let (mut backoff, now) = (self.manager.backoff(), Instant::now());
         let keys = match self.request.caller {
@@ -275,7 +274,7 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Whether the registry may be asked now: by the back-off of this pod, then by the circuits of all.
+    /// Whether the registry may be asked now, by the pod's back-off and then by the circuits.
     fn admit(&self, key: &BackoffKey, work: &Work) -> Result<(), EnsureError> {
         if self.request.caller == Caller::Pod
             && let Some(held) = self.manager.backoff().held(key, Instant::now())
@@ -286,7 +285,7 @@ impl<'a> Ensuring<'a> {
             if !self.request.caller.is_client() {
                 return self.error(Cause::HeldBack(open.to_string()));
             }
-            // A client knows registries that are unavailable, and no circuits.
+            // A client's interface has unavailable registries, and no circuits.
             let fault = Fault::new(ErrorClass::HeldBack, Stage::Queue);
             let refused = RuntimeError::new(open.kind(), open.to_string()).with_fault(fault);
             EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.compatibility)
@@ -303,7 +302,6 @@ impl<'a> Ensuring<'a> {
         })
     }
 
-    /// Takes back the record of a pull that failed.
     async fn withdraw(&self, intent: Option<Intent>) {
         let Some(intent) = intent else { return };
         if let Err(error) = self.manager.records.on_disk(move |_| intent.withdraw()).await {
@@ -313,7 +311,7 @@ impl<'a> Ensuring<'a> {
 
     fn pulled(&self, pulled: &Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
         self.reporter.finished(ImageEnd::Pulled);
-        // Of a pull that was under way before this request joined it, only its own time counts.
+        // For a pull that ran before this request joined it, only the request's own time counts.
         let took = pulled.took.min(waited);
         let message = format!(
             "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
@@ -329,12 +327,11 @@ impl<'a> Ensuring<'a> {
         Ensured::new(&pulled.key, spec, Origin::Pulled { took, size: pulled.size }, String::new())
     }
 
-    /// What to show the registry, in order.
     async fn credentials(&self) -> Result<&FoundCredentials, EnsureError> {
         self.look_up_credentials().await.as_ref().map_err(|error| self.credentials_error(error))
     }
 
-    /// Asks pull secrets, then the node's own helpers and documents, then the providers; the first time only.
+    /// Collects pull secrets, the node's helpers and documents, then the providers; once per request.
     async fn look_up_credentials(&self) -> &Result<FoundCredentials, KeyringError> {
         if let Some(found) = self.credentials.get() {
             return found;
@@ -374,7 +371,7 @@ impl<'a> Ensuring<'a> {
         self.manager.secrets.read(&self.request.image, &self.request.secrets, self.manager.compatibility)
     }
 
-    /// What the client shows by its own secrets.
+    /// The proof by the client's own secrets.
     fn proof_by_secrets(&self) -> Result<Arc<AccessProof>, EnsureError> {
         if !self.request.credentials.is_empty() {
             let shown: Vec<_> = self.request.credentials.iter().cloned().map(TrackedCredential::from_request).collect();
@@ -392,7 +389,7 @@ impl<'a> Ensuring<'a> {
         EnsureError::new(&self.request.image, cause, self.manager.compatibility)
     }
 
-    /// Records the image as used; `pulled`: what it cost to fetch.
+    /// Marks the image as used; `pulled`: size and duration of its fetch.
     fn touch(&self, key: &ImageKey, pulled: Option<(ByteSize, Duration)>) {
         let Some(touched) = &self.manager.touched else { return };
         let PodIdentity { namespace, name, .. } = &self.request.pod;
@@ -407,19 +404,19 @@ impl<'a> Ensuring<'a> {
     }
 }
 
-/// Whether the store may have the image although its answer is a failure: the pull was not observed to its end.
+/// Whether the store may have the image despite the error: the end of the pull was not observed.
 fn is_doubtful(kind: RuntimeErrorKind) -> bool {
     matches!(kind, RuntimeErrorKind::Unavailable | RuntimeErrorKind::TimedOut | RuntimeErrorKind::Cancelled)
 }
 
-/// Adds to a pull's failure which secrets and credential providers failed before it: a registry that refuses may only be
-/// missing what they should have given.
+/// Adds failed secrets and credential providers to a pull's error: the registry may reject the pull only because their
+/// credentials are missing.
 fn with_causes(failure: Arc<RuntimeError>, missing: &[String]) -> Arc<RuntimeError> {
     if missing.is_empty() {
         return failure;
     }
     let hints: Vec<String> = failure.hint().map(str::to_owned).into_iter().chain(missing.iter().cloned()).collect();
-    // Other requests may wait for the same pull, and theirs is another hint.
+    // Other requests may share the same pull with another hint.
     let fault = failure.fault();
     Arc::new(RuntimeError::new(failure.kind(), failure.chain()).with_hint(hints.join("; ")).with_fault(fault))
 }

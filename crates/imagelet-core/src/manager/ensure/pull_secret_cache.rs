@@ -1,4 +1,4 @@
-//! What a pod's pull secrets hold for an image: read once, and kept for the next equal request.
+//! Caches parsed pull secrets per image for the next equal request.
 
 use std::{
     collections::HashMap,
@@ -14,36 +14,33 @@ use crate::{
     records::AccessProof,
 };
 
-/// Most images whose clients are remembered: about as many as a node's pods name.
+/// About as many images as a node's pods name.
 const KEPT_MAX: usize = 256;
-/// Longer secrets are read each time, so that what is kept stays below a few megabytes.
+/// Longer secrets are parsed each time, which bounds the cache to a few megabytes.
 const LENGTH_MAX: usize = 8 * 1024;
 
-/// What secrets hold for one image.
 #[derive(Debug, Default)]
 pub(crate) struct PullSecretEntry {
-    /// In the order in which to try them.
+    /// In the order to try them.
     pub(super) credentials: Vec<TrackedCredential>,
-    /// What they say about the client.
     pub(super) proof: Arc<AccessProof>,
-    /// Which of them cannot be read, and why.
+    /// The unreadable secrets and their errors.
     pub(super) missing: Vec<String>,
 }
 
-/// What was read by image, with the secrets it was read from.
 type EntryByImage = HashMap<Box<str>, (Vec<PullSecret>, Arc<PullSecretEntry>)>;
 
-/// What the last secrets held, by image. An entry holds as long as the very same secrets are shown.
+/// The last parsed secrets by image. An entry is valid for identical secrets only.
 #[derive(Default)]
 pub(crate) struct PullSecretCache {
     by_image: Mutex<EntryByImage>,
 }
 
 impl PullSecretCache {
-    /// Reads secrets, or returns what they held before.
+    /// Parses secrets, or returns the cached result.
     ///
     /// # Errors
-    /// With the kubelet's behaviour alone: the first secret that cannot be read.
+    /// In the kubelet's compatible mode only: the first secret that cannot be read.
     pub(crate) fn read(
         &self,
         image: &str,
@@ -57,7 +54,7 @@ impl PullSecretCache {
         }
         let entry = Arc::new(PullSecretEntry::read(image, secrets, compatibility)?);
         let length: usize = secrets.iter().map(|secret| secret.document.expose().len()).sum();
-        // What cannot be read is reported each time.
+        // An unreadable secret is reported each time.
         if entry.missing.is_empty() && length <= LENGTH_MAX {
             let mut by_image = self.lock();
             if by_image.len() >= KEPT_MAX {

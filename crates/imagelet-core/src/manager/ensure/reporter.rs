@@ -1,4 +1,4 @@
-//! Reports what becomes of one request: its events, and how long the images of its pod take.
+//! Reports the events of one request, and the startup latency of its pod.
 
 use std::sync::Arc;
 

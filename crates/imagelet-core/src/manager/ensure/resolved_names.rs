@@ -1,13 +1,12 @@
-//! Which name led to which image, and when the registry last said so.
+//! The image that each name resolved to, with the time of the registry's answer.
 //!
 //! ```text
 //! FILE    {"version": 1, "names": [{"name", "platform"?, "handler"?, "image", "verifiedAt"}]}
 //! ```
 //!
-//! One file, written beside, synced and renamed. It may vanish: then no image is used while its registry is away before
-//! that registry was asked again. One that does not read is as good as none, and is replaced. Its times lag behind those
-//! in memory by a small share of the bound, so that a name is not written each time; a restart makes images older,
-//! never younger.
+//! One file, replaced by temporary file, sync and rename. A missing or unreadable file is empty: no image is used
+//! during an outage before its registry has answered again. Times on disk lag behind memory by a small share of the
+//! bound, which saves writes; a restart makes images older, never younger.
 
 use std::{
     collections::HashMap,
@@ -27,46 +26,43 @@ use crate::{
     records::create_folder,
 };
 
-/// Most names that are remembered; the longest unverified go first.
+/// Beyond this the names with the oldest answer are dropped.
 const NAMES_MAX: usize = 2048;
-/// Longest file that is read: so many names of a kilobyte each.
+/// So many names of a kilobyte each.
 const FILE_LENGTH_MAX: u64 = 4 << 20;
-/// Names and handlers longer than this are not remembered.
+/// Longer names and handlers are not stored.
 const NAME_LENGTH_MAX: usize = 1024;
 const VERSION: u32 = 1;
 
-/// What a registry is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Subject {
-    /// In its normal form, with tag or digest.
+    /// Normalised, with tag or digest.
     pub(crate) name: String,
-    /// `None`: the machine this runs on.
+    /// `None`: the platform of this node.
     pub(crate) platform: Option<Platform>,
     pub(crate) handler: String,
 }
 
-/// What it answered, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Resolved {
     pub(crate) image: ImageId,
     pub(crate) at: SystemTime,
 }
 
-/// All answers that are remembered.
 pub(crate) struct ResolvedNames {
-    /// `None`: they end with the process.
+    /// `None`: memory only.
     path: Option<PathBuf>,
-    /// How much older than in memory a name may be on disk.
+    /// The maximum lag of a time on disk.
     lag_max: Duration,
     names: Mutex<HashMap<Subject, ResolvedEntry>>,
-    /// Keeps an older file from being renamed over a newer one.
+    /// Keeps an older file from replacing a newer one.
     writing: Mutex<()>,
 }
 
 #[derive(Clone, Debug)]
 struct ResolvedEntry {
     verified: Resolved,
-    /// When the file says it was; `None`: the file does not have it.
+    /// The time in the file; `None`: not in the file.
     on_disk: Option<SystemTime>,
 }
 
@@ -90,7 +86,7 @@ struct Line {
 }
 
 impl ResolvedNames {
-    /// Reads what is remembered. May wait for a disk.
+    /// Reads the file. May block on the disk.
     pub(crate) fn open(path: Option<PathBuf>, lag_max: Duration) -> Self {
         let read = path.as_deref().map_or_else(|| Ok(HashMap::new()), read);
         let names = read.unwrap_or_else(|error| {
@@ -104,7 +100,7 @@ impl ResolvedNames {
         self.lock().get(subject).map(|entry| entry.verified.clone())
     }
 
-    /// Remembers an answer. Answers whether the file has to be written.
+    /// Stores an answer. Returns whether the file has to be written.
     pub(crate) fn put(&self, subject: Subject, image: ImageId, now: SystemTime) -> bool {
         if subject.name.len() > NAME_LENGTH_MAX || subject.handler.len() > NAME_LENGTH_MAX {
             return false;
@@ -112,7 +108,7 @@ impl ResolvedNames {
         let mut names = self.lock();
         let known = names.get(&subject).filter(|entry| entry.verified.image == image);
         let on_disk = known.and_then(|entry| entry.on_disk);
-        // A clock that was put back makes the file's time wrong, too.
+        // A clock that was set back invalidates the file's time.
         let is_old = on_disk.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
         names.insert(subject, ResolvedEntry { verified: Resolved { image, at: now }, on_disk });
         while names.len() > NAMES_MAX {
@@ -122,7 +118,7 @@ impl ResolvedNames {
         is_old && self.path.is_some()
     }
 
-    /// Writes the file. Waits for the disk.
+    /// Writes the file. Blocks on the disk.
     pub(crate) fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
-//! Under `Always`, while its registry is away: whether an image that the registry named not long ago may be used.
+//! Whether a recently resolved image may be used under `Always` during an outage of its registry.
 //!
-//! Off unless configured. Only an outage counts: a refusal (401, 403, 404), bytes other than were promised, and a tag that
-//! has moved are errors of the pull. The records decide on the access, as they do under `IfNotPresent`.
+//! Off by default. Only an outage counts: a rejection (401, 403, 404), a digest mismatch and a moved tag are errors of
+//! the pull. The records decide on access, as under `IfNotPresent`.
 
 use std::{
     path::PathBuf,
@@ -20,12 +20,12 @@ use crate::{
     text::{quoted, whole_milliseconds},
 };
 
-/// A time this far ahead is a clock that was put right; what is further ahead is not believed.
+/// A time this far ahead is a corrected clock; later times are invalid.
 const CLOCK_SLACK: Duration = Duration::from_mins(5);
-/// The file's times lag behind by at most this share of the bound.
+/// The maximum lag of the file's times, as a share of the bound.
 const LAG_SHARE: u32 = 24;
 
-/// That images may be used while their registry is away, and for how long.
+/// The use of images during an outage, and its age limit.
 #[derive(Clone, Debug)]
 pub struct StaleUse {
     age_max: Duration,
@@ -33,15 +33,15 @@ pub struct StaleUse {
 }
 
 impl StaleUse {
-    /// Up to this long after the registry last named the image; remembered in a file, or until the process ends. Reads
-    /// the file.
+    /// Permits use up to this long after the registry's last answer, which is stored in a file or in memory. Reads the
+    /// file.
     pub fn new(age_max: Duration, file: Option<PathBuf>) -> Self {
         Self { age_max, names: Arc::new(ResolvedNames::open(file, age_max / LAG_SHARE)) }
     }
 }
 
 impl Ensuring<'_> {
-    /// Records which image the registry has just resolved the name to.
+    /// Records the image that the registry has just resolved the name to.
     pub(super) async fn remember_resolved(&self, reference: &Reference, spec: &ImageSpec, image: &ImageId) {
         let Some(stale) = &self.manager.stale else { return };
         let subject = subject(reference, spec, self.request.platform.as_ref());
@@ -55,7 +55,7 @@ impl Ensuring<'_> {
         }
     }
 
-    /// The present image in place of one that cannot be pulled. `None`: the failure of the pull stands.
+    /// The present image in place of a failed pull. `None`: the error of the pull stands.
     pub(super) async fn use_stale(
         &self,
         reference: &Reference,
@@ -74,7 +74,7 @@ impl Ensuring<'_> {
             tracing::info!(image = self.request.image, %why, "no present image is used while its registry is away");
         });
         let (age, found) = (age.ok()?, found?);
-        // A client without a right gets the registry's error, which does not say that the image is here.
+        // A client without access gets the registry's error, which does not reveal that the image is present.
         if !self.may_use(&found).await.is_ok_and(|allowed| allowed) {
             return None;
         }
@@ -103,7 +103,6 @@ fn subject(reference: &Reference, spec: &ImageSpec, platform: Option<&Platform>)
     }
 }
 
-/// Why an image is not used while its registry is away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum NotUsed {
     #[error("it is not here")]
@@ -116,12 +115,12 @@ enum NotUsed {
     TooOld,
 }
 
-/// Whether a failure to pull lets a present image be looked for at all.
+/// Whether the error permits a present image at all.
 fn is_outage(policy: &PullPolicy, failure: &RuntimeError) -> bool {
     *policy == PullPolicy::Always && failure.is_outage()
 }
 
-/// How old an answer of the registry is that still counts.
+/// The age of a registry's answer, where it is still valid.
 fn age(
     verified: Option<&Resolved>,
     present: Option<&ImageId>,

@@ -1,4 +1,4 @@
-//! What a container's start makes of the pod's image volumes (`docs/spec/pull.md §2.9`).
+//! The image volumes of a container at its start (`docs/spec/pull.md §2.9`).
 
 use super::{PodOutcome, PodRequest, PodRole};
 use crate::{
@@ -28,7 +28,7 @@ pub(super) static FAILED: Family = Family {
     labels: &[],
 };
 
-/// What a runtime begins the text of a failed container creation with when an image could not be mounted.
+/// The prefix of a runtime's error for an image that could not be mounted.
 const MOUNT_FAILED: &str = "ImageVolumeMountFailed";
 
 /// An image to mount into a container.
@@ -43,15 +43,15 @@ pub struct VolumeImage {
 }
 
 impl PodRequest {
-    /// The images that a container mounts, in the order of its mounts, once all images of the pod are settled.
+    /// The images that a container mounts, in the order of its mounts, after all images of the pod have results.
     ///
-    /// Mounts of what is no image volume are passed over.
+    /// Other mounts are skipped.
     ///
     /// # Errors
-    /// When a volume's image failed; with several, the last one, as the kubelet does.
+    /// When a volume's image failed; the last failure of several, as in the kubelet.
     ///
     /// # Panics
-    /// When `container` is none of the pod's images, or `outcomes` are not those of this request.
+    /// When `container` is not an image of the pod, or `outcomes` are those of another request.
     pub fn volumes_of(&self, container: usize, outcomes: &[PodOutcome]) -> Result<Vec<VolumeImage>, EnsureError> {
         let found = |mount: &str| {
             let volume = self.images.iter().position(|one| one.role == PodRole::Volume && one.name == mount)?;
@@ -75,9 +75,9 @@ impl PodRequest {
 }
 
 impl ImageManager {
-    /// Counts a container's start: how many image volumes it mounts, and the runtime's text if it was not created.
+    /// Counts the start of a container: its image volumes, and the runtime's error if it was not created.
     ///
-    /// For a client that starts containers; call it once for each attempt.
+    /// For a client that starts containers; once per attempt.
     pub fn count_volume_mounts(&self, volumes: usize, failure: Option<&str>) {
         let outcome = match failure {
             Some(text) if text.starts_with(MOUNT_FAILED) => &FAILED,
@@ -89,7 +89,7 @@ impl ImageManager {
     }
 }
 
-/// Walks the mounts of a container in order: what is found of each, good and bad apart; the rest is passed over.
+/// Splits the mounts of a container into found and failed ones, in order; others are skipped.
 pub(super) fn walk<T, E>(mounts: &[String], found: impl Fn(&str) -> Option<Result<T, E>>) -> (Vec<T>, Vec<E>) {
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for mount in mounts {
