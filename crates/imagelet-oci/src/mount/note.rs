@@ -24,6 +24,8 @@ use crate::{
 const NOTE_BYTES_MAX: u64 = 64 * 1024;
 /// Length of the mount's own digits at the end of a key.
 const SERIAL_LENGTH: usize = 16;
+/// Keys of the first version, which were digests of paths.
+const OLD_KEY_LENGTH: usize = 64;
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
 /// The source of our mounts in the kernel's table, before the serial.
 const SOURCE: &str = "imagelet";
@@ -57,7 +59,8 @@ impl NotedMount {
     /// The note of a folder. `None`: the folder's name is not a key.
     pub(super) fn of(folder: PathBuf, note: Result<Note, String>) -> Option<Self> {
         let key = folder.file_name()?.to_str()?.to_owned();
-        let is_key = matches!(key.len().checked_sub(SERIAL_LENGTH), Some(64 | 128))
+        let is_old = key.len() == OLD_KEY_LENGTH && note.is_ok();
+        let is_key = (is_old || matches!(key.len().checked_sub(SERIAL_LENGTH), Some(64 | 128)))
             && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         is_key.then(|| Self { folder: OverlayFolder::at(folder), key, note })
     }
@@ -70,7 +73,16 @@ impl NotedMount {
         self.note.as_ref().err().map(String::as_str)
     }
 
+    /// A note whose name is the digest of a path: its mount is known by that path alone.
+    pub(super) fn old_target(&self) -> Option<&str> {
+        self.note().filter(|_| self.key.len() == OLD_KEY_LENGTH).map(|note| note.target.as_str())
+    }
+
+    /// The image's id, as the note's name has it; a note of an older version has it inside.
     pub(super) fn image(&self) -> String {
+        if let (Some(note), Some(_)) = (self.note(), self.old_target()) {
+            return note.image.clone();
+        }
         let hex = &self.key[..self.key.len() - SERIAL_LENGTH];
         format!("{}:{hex}", if hex.len() == 64 { "sha256" } else { "sha512" })
     }
@@ -113,6 +125,9 @@ pub(super) fn source_of(folder: &OverlayFolder) -> String {
 }
 
 fn source(key: &str) -> String {
+    if key.len() == OLD_KEY_LENGTH {
+        return SOURCE.to_owned();
+    }
     format!("{SOURCE}:{}", &key[key.len().saturating_sub(SERIAL_LENGTH)..])
 }
 
