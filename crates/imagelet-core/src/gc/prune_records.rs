@@ -42,7 +42,6 @@ impl Pruning {
 }
 
 impl ImageGc {
-    /// Removes the records, older than the mark, of absent images.
     pub(super) async fn prune_records(&self, request: &GcRequest, report: &GcReport, mark: Option<PruneMark>) {
         let (Some(pruning), Some(mark), Some(present)) = (&self.pruning, mark, &report.present) else { return };
         // The kubelet prunes in its hooks, by a list smaller than the present images.

@@ -78,7 +78,6 @@ fn fetched<'a>(input: &'a PlanInput<'_>, places: &[usize]) -> BTreeMap<&'a Image
     goes.into_iter().filter_map(of).collect()
 }
 
-/// Expected uses per day after this idle time.
 fn uses_per_day(history: &UseHistory, idle: Duration) -> f64 {
     let known = f64::from(history.returns).min(KNOWN_WEIGHT_MAX);
     let interval = (GUESS_WEIGHT * INTERVAL_GUESSED + known * history.interval as f64) / (GUESS_WEIGHT + known);

@@ -34,7 +34,6 @@ pub(super) fn improve(problem: &Problem, target: Weight, best: &mut Vec<u32>, no
     search.nodes_left > 0
 }
 
-/// A group with its users as bits.
 struct Part {
     users: u64,
     weight: Weight,

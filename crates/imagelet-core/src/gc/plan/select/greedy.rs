@@ -34,7 +34,6 @@ pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
     best.set()
 }
 
-/// The removal order of a set.
 pub(super) fn order(moves: &Moves<'_>, set: &[u32]) -> Vec<u32> {
     let problem = moves.problem;
     let chosen: BTreeSet<u32> = set.iter().copied().collect();
@@ -67,7 +66,6 @@ struct Rule {
 }
 
 impl Rule {
-    /// Gain towards the target per cost.
     fn ratio(self, gain: Weight, cost: u128, gone: Weight) -> f64 {
         let need = self.target.less(gone);
         let share = |gain: u128, need: u128, target: u128| {

@@ -252,7 +252,6 @@ impl<'a> CoverState<'a> {
         &self.problem.costs
     }
 
-    /// Ascending.
     pub(super) fn set(&self) -> Vec<u32> {
         (0_u32..).zip(&self.taken).filter(|(_, taken)| **taken).map(|(user, _)| user).collect()
     }

@@ -150,7 +150,6 @@ impl Node {
         assert_eq!(world.violation, None, "a story does not begin with its end");
     }
 
-    /// All possible next acts.
     pub(super) fn acts(&self) -> Vec<Act> {
         let world = self.world.lock();
         let is_woken = |actor: usize| self.bells[actor].0.load(Ordering::Relaxed);
@@ -193,7 +192,6 @@ impl Node {
         self.observing.is_some()
     }
 
-    /// Executes one act.
     pub(super) fn act(&mut self, act: Act) {
         if self.left.is_endless {
             // A container is younger than its pod's earlier requests and older than the later ones.

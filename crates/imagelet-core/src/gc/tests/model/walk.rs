@@ -26,19 +26,19 @@ const NODES_PER_LONG: usize = 8;
 /// Limits of pods and images of a node.
 const PODS_MAX: usize = 4;
 const IMAGES_MAX: usize = 3;
-/// How many steps a weather lasts at least, and at most so many more.
+/// The least steps of a weather, and the most additional ones.
 const WEATHER_LASTS: (usize, usize) = (20, 100);
-/// One in how many chances a pod goes on, in some weather,
+/// One in how many chances a pod takes a step, per weather.
 const OF_PODS: [usize; 5] = [1, 1, 4, 16, 64];
-/// and so much more seldom one that has nothing to do;
+/// The factor for an idle pod.
 const RESTS: usize = 4;
-/// a collection or a pass does, or time,
+/// The same for a collection, a pass or the clock.
 const OF_WHEELS: [usize; 5] = [1, 1, 1, 4, 16];
-/// a trouble ends or a pin is taken back,
+/// The same for the end of a failure or an unpin.
 const OF_ENDS: [usize; 2] = [2, 8];
-/// a hand pins an image, works with it or starts a container,
+/// The same for a manual pin, work or container start.
 const OF_HANDS: [usize; 4] = [1, 4, 16, 64];
-/// and something breaks, or is taken away.
+/// The same for a failure or a removal.
 const OF_EVENTS: [usize; 5] = [4, 16, 64, 256, 1024];
 /// In some weather a pass that has begun goes on before anything else but one in so many times: else hardly ever would one
 /// begin and end while a collection waits for one answer. 1: never.

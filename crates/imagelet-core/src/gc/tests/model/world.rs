@@ -144,7 +144,6 @@ impl State {
         u64::from(self.next_container)
     }
 
-    /// A pod starts a container from its image.
     pub(super) fn create(&mut self, pod: usize, image: usize) {
         if !self.present[image] {
             self.violation
@@ -166,7 +165,6 @@ impl State {
         self.next_container += 1;
     }
 
-    /// Records an answer to an actor.
     pub(super) fn see(&mut self, what: &impl Hash) {
         let mut hasher = DefaultHasher::new();
         (self.seen[self.actor], what).hash(&mut hasher);
