@@ -1,5 +1,4 @@
-//! All images of a pod: which are pulled in parallel, and how one failure affects the others (`docs/spec/pull.md
-//! §2.2`).
+//! All images of a pod: the parallel pulls, and the effect of one failure on the others (`docs/spec/pull.md §2.2`).
 
 mod volumes;
 

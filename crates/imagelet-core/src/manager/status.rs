@@ -1,4 +1,4 @@
-//! What a manager is doing: its pulls, what is held back, and the registries it does not ask.
+//! The status of a manager: its pulls, back-offs and open circuits.
 
 use std::time::Duration;
 
@@ -6,54 +6,54 @@ use tokio::time::Instant;
 
 use super::puller::circuit_breaker::OpenCircuit;
 
-/// What a manager is doing.
+/// The status of a manager.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ManagerStatus {
-    /// Pulls that run or wait for their turn, oldest first.
+    /// Running and waiting pulls, oldest first.
     pub pulls: Vec<PullStatus>,
-    /// Images held back because they failed, the soonest next attempt first.
+    /// Images in back-off, the soonest next attempt first.
     pub held_back: Vec<HeldBack>,
-    /// Registries that are not asked at present.
+    /// Registries with an open circuit.
     pub open_circuits: Vec<OpenCircuit>,
 }
 
 impl ManagerStatus {
-    /// How many pulls run.
+    /// The number of running pulls.
     pub fn running(&self) -> usize {
         self.pulls.iter().filter(|pull| pull.state == PullState::Running).count()
     }
 
-    /// How many wait for their turn.
+    /// The number of waiting pulls.
     pub fn waiting(&self) -> usize {
         self.pulls.len() - self.running()
     }
 }
 
-/// A pull that is under way.
+/// A running or waiting pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullStatus {
     /// The image with its default tag.
     pub image: String,
-    /// Whether it has its turn.
+    /// Waiting or running.
     pub state: PullState,
-    /// Since when it waits, or runs.
+    /// The start of its waiting or running.
     pub since: Instant,
-    /// How many requests wait for it; none in its grace.
+    /// The number of requests for it; zero in its grace.
     pub clients: usize,
     /// Its place in the queue, from one on; `None` once it runs.
     pub position: Option<usize>,
-    /// The highest priority of those requests.
+    /// The highest priority of its requests.
     pub priority: i32,
 }
 
-/// Whether a pull has its turn.
+/// The state of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullState {
-    /// No: the slots are taken.
+    /// Waits for a free slot.
     WaitingForSlot,
-    /// No: as many as the rate allows have begun.
+    /// Waits for the rate limit.
     WaitingForRate,
-    /// Yes.
+    /// Runs.
     Running,
 }
 
@@ -68,15 +68,15 @@ impl PullState {
     }
 }
 
-/// An image that is not attempted for a while.
+/// An image in back-off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBack {
     /// The image as the pod spelled it.
     pub image: String,
     /// The pod's uid.
     pub pod_uid: String,
-    /// Until it may be attempted again.
+    /// The time until the next attempt.
     pub remaining: Duration,
-    /// Why it failed.
+    /// The last error.
     pub failure: String,
 }

@@ -1,10 +1,9 @@
-//! Decides which registries are not asked for a while because they failed. Touches nothing.
+//! The circuit breaker of registries: rejects pulls for a while after failures; pure functions.
 //!
-//! A thousand pods that want images of a dead registry ask it once in a while together, not each on its own. A circuit
-//! is kept per registry and kind of failure; what depends on the credentials or the image is kept apart by those too, so
-//! that no client suffers for the credential or name of another. It opens after [`OPENS_AFTER`] failures in a row, at
-//! once where the registry names a time. When its window ends one pull is let through as a probe, and the others wait
-//! until that one succeeded, or for [`PROBE_MAX`] where it is still under way.
+//! A thousand pods that need images of a failed registry send it one probe at a time. A circuit is kept per registry
+//! and failure scope; scopes that depend on credentials or the image have a circuit for each, so that no client suffers
+//! for another. It opens after [`OPENS_AFTER`] failures in a row, or at once where the registry names a time. After its
+//! window one pull is the probe; the others wait until it succeeds, or for [`PROBE_MAX`].
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,45 +16,40 @@ use crate::runtime::{ErrorClass, Fault, RuntimeErrorKind, Stage};
 
 /// Failures in a row after which a circuit opens.
 const OPENS_AFTER: u32 = 3;
-/// The longest window of our own choice. A probe is cheap, and a registry that is back shall not wait for long.
+/// The longest window without a registry's request: a recovered registry should not wait for long.
 const WINDOW_MAX: Duration = Duration::from_mins(1);
-/// The longest that a registry may ask for.
+/// The longest wait that a registry may request.
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
-/// After this another probe is let through: the first works, or hangs.
+/// After this another probe is permitted: the first is slow, or hangs.
 const PROBE_MAX: Duration = Duration::from_secs(10);
-/// A circuit that was not used for this long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(30);
-/// Most circuits kept; past this those that opened first go.
+/// Beyond this the circuits that opened first are dropped.
 const CIRCUITS_MAX: usize = 4096;
 
-/// What a pull asks of which registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CircuitKey {
-    /// Host and port.
     pub(crate) registry: String,
-    /// The hashes of the credentials shown, in order.
+    /// The hashes of the credentials, in order.
     pub(crate) credentials: Vec<String>,
-    /// The image as the store is asked for it.
     pub(crate) image: String,
 }
 
-/// What is wrong with a registry, and for which pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum FailureScope {
-    /// It cannot be reached: for all pulls.
+    /// Unreachable: all pulls.
     Unreachable,
-    /// It is broken: for all pulls.
+    /// Broken: all pulls.
     Broken,
-    /// It limits the rate: for pulls with these credentials.
+    /// Rate-limited: pulls with these credentials.
     Limited,
-    /// It refuses access: to this image with these credentials.
+    /// Access rejected: this image with these credentials.
     Denied,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ScopedKey {
     scope: FailureScope,
-    /// Without what the scope does not depend on.
+    /// Only the parts that the scope depends on.
     of: CircuitKey,
 }
 
@@ -63,23 +57,22 @@ struct ScopedKey {
 struct Circuit {
     failures: u32,
     window: Duration,
-    /// `None`: closed, it only counts.
+    /// `None`: closed.
     until: Option<Instant>,
-    /// Since when a probe is under way.
+    /// The start of the running probe.
     probe: Option<Instant>,
     touched: Instant,
-    /// What went wrong last.
     class: ErrorClass,
 }
 
-/// Why a pull was not begun. Names no image: the text of a failure may be another tenant's, so no circuit keeps it.
+/// A pull rejected by an open circuit. Names no image: an error text may belong to another tenant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("circuit open for registry `{registry}` after {failures} failures ({class}); {}", next_attempt(*.remaining))]
 pub(crate) struct CircuitOpen {
     registry: String,
     scope: FailureScope,
     failures: u32,
-    /// Until the next attempt; zero while a probe is under way.
+    /// Until the next attempt; zero during a probe.
     remaining: Duration,
     class: ErrorClass,
 }
@@ -93,7 +86,6 @@ fn next_attempt(remaining: Duration) -> String {
 }
 
 impl CircuitOpen {
-    /// The kind of error that a client of a store gets.
     pub(crate) fn kind(&self) -> RuntimeErrorKind {
         match self.scope {
             FailureScope::Unreachable | FailureScope::Broken | FailureScope::Limited => {
@@ -104,22 +96,22 @@ impl CircuitOpen {
     }
 }
 
-/// A registry that is not asked at present, for all pulls or for some. Names no image: a circuit is shared by tenants.
+/// A registry with an open circuit. Names no image: tenants share circuits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenCircuit {
     /// Host and port.
     pub registry: String,
-    /// Which pulls wait.
+    /// The pulls that wait.
     pub scope: CircuitScope,
-    /// What went wrong last.
+    /// The class of the last failure.
     pub class: ErrorClass,
     /// The most failures in a row of a circuit in this scope.
     pub failures: u32,
-    /// When the next attempt is let through; in the past while one is under way.
+    /// The time of the next attempt; in the past during a probe.
     pub next_attempt: Instant,
 }
 
-/// Which pulls wait for a registry.
+/// The pulls that wait for a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CircuitScope {
     /// All of them.
@@ -151,7 +143,7 @@ pub(crate) struct Circuits {
 impl FailureScope {
     const ALL: [Self; 4] = [Self::Unreachable, Self::Broken, Self::Limited, Self::Denied];
 
-    /// What a failure says of the registry. `None`: nothing, as the registry answered and something else went wrong.
+    /// The scope of a failure. `None`: the registry answered, and something else failed.
     pub(crate) fn from_fault(fault: &Fault) -> Option<Self> {
         match fault.class {
             // A registry that is silent, not a store or a runtime.
@@ -193,8 +185,8 @@ impl FailureScope {
         ScopedKey { scope: self, of }
     }
 
-    /// Whether this failure proves that another one is over. A registry that refuses could be reached and works; one that
-    /// limits could be reached.
+    /// Whether this failure proves another one over: a registry that rejects is reachable and works; one that limits is
+    /// reachable.
     fn is_past(self, other: Self) -> bool {
         match self {
             Self::Unreachable => false,
@@ -209,7 +201,7 @@ impl Circuits {
         Self { window_first: window_first.min(WINDOW_MAX), circuits: HashMap::new() }
     }
 
-    /// Whether a pull may begin. Where it may be the probe of an open circuit, it is from now on.
+    /// Whether a pull may begin; it may become the probe of an open circuit.
     pub(crate) fn admit(&mut self, route: &CircuitKey, now: Instant) -> Result<(), CircuitOpen> {
         for key in FailureScope::ALL.map(|scope| scope.key(route)) {
             if let Some(open) = self.circuits.get(&key).and_then(|circuit| circuit.refusal(&key, now)) {
@@ -229,7 +221,7 @@ impl Circuits {
         }
     }
 
-    /// The registries that are not asked now, by name and scope; of circuits alike the one that ends first.
+    /// The registries with open circuits, by name and scope; of equal ones the first to end.
     pub(crate) fn open(&self, now: Instant) -> Vec<OpenCircuit> {
         let mut open: BTreeMap<(&str, CircuitScope), OpenCircuit> = BTreeMap::new();
         for (key, circuit) in &self.circuits {
@@ -281,7 +273,7 @@ impl Circuits {
         circuit.class = fault.class;
         let is_late = circuit.until.is_some_and(|until| now < until) && circuit.probe.is_none();
         if is_late {
-            // It was under way before the circuit opened, and says nothing new.
+            // It started before the circuit opened, and proves nothing new.
             return;
         }
         circuit.probe = None;

@@ -1,9 +1,9 @@
 //! Which pull starts next: a bounded queue by priority, then first come, first served.
 //!
-//! While every slot is taken and none by a pull that is known to be small, up to [`SMALL_EXTRA_MAX`] pulls that fetch at
-//! most [`SMALL_MAX`] start beside them, so that a large image does not delay small ones. The pulls of a client that has
-//! limits of its own need neither slot nor token; [`UNLIMITED_MAX`] of them run at once. The kubelet's way knows neither
-//! priority nor small pulls beside.
+//! While every slot is taken and none by a pull that is known to be small, up to [`SMALL_EXTRA_MAX`] pulls that fetch
+//! at most [`SMALL_MAX`] start beside them, so that a large image does not delay small ones. The pulls of a client that
+//! has limits of its own need neither slot nor token; [`UNLIMITED_MAX`] of them run at once. The kubelet's way knows
+//! neither priority nor small pulls beside.
 
 use std::{
     cmp::Reverse,
@@ -23,44 +23,41 @@ use crate::{
     manager::{meters::QueueMeters, status::PullState},
 };
 
-/// Most pulls that wait. A node has some hundred pods; past this something asks in a loop.
+/// Beyond this, a client requests in a loop: a node has some hundred pods.
 const WAITING_MAX: usize = 10_000;
-/// Most of them for one namespace, so that no client fills the queue.
+/// Most waiting pulls of one namespace, so that no client fills the queue.
 const WAITING_OF_TENANT_MAX: usize = 1000;
-/// Pulls that run beside slots that are all taken. With four, what is small has four fifths of the link beside one large
-/// pull.
+/// Pulls that run beside slots that are all taken. With four, what is small has four fifths of the link beside one
+/// large pull.
 const SMALL_EXTRA_MAX: usize = 4;
-/// What is small: at 50 MB/s, and half of it for a large pull beside, it is here within 3 s.
+/// At 50 MB/s, half of it for a parallel large pull, such a pull takes 3 s.
 const SMALL_MAX: ByteSize = ByteSize(64 << 20);
 /// A node of 110 pods has no more to fetch at once.
 const UNLIMITED_MAX: usize = 128;
 
-/// How turns are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
     /// `None`: all may run at once.
     pub(super) slots: Option<usize>,
-    /// The kubelet's way: by arrival alone.
+    /// The kubelet's order: arrival only.
     pub(super) is_fifo: bool,
 }
 
-/// A pull that asks for its turn.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     /// The pod's namespace.
     pub(super) tenant: Arc<str>,
     pub(super) priority: i32,
-    /// Whether slots and rate hold for it.
+    /// Whether slots and rate apply.
     pub(super) is_limited: bool,
 }
 
-/// The number of a pull; never given twice.
+/// The number of a pull; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Ticket(u64);
 
 type Rank = (Reverse<i32>, Ticket);
 
-/// The queue is full.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum QueueFull {
     #[error("{WAITING_MAX} pulls are waiting; the limit is {WAITING_MAX}")]
@@ -76,12 +73,12 @@ pub(super) struct Scheduler {
 
 struct SchedulerState {
     policy: Policy,
-    /// Waited at; `None`: no pull waits for a rate here.
+    /// `None`: no pull waits for a rate here.
     throttle: Option<Throttle>,
     next: u64,
     waiting: BTreeMap<Rank, Waiting>,
     running: HashMap<Ticket, Running>,
-    /// The pull at the head waits for a token until then. It alone wakes up: with hundreds waiting, not all shall.
+    /// The head of the queue waits for a token until then; it alone wakes up.
     alarm: Option<(Ticket, Instant)>,
 }
 
@@ -98,13 +95,12 @@ struct Running {
     since: Instant,
 }
 
-/// How a pull stands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
     pub(super) state: PullState,
-    /// Since when it waits, or runs.
+    /// The start of its waiting or running.
     pub(super) since: Instant,
-    /// Its place among those that wait, from one on.
+    /// Its position in the queue, from one.
     pub(super) position: Option<usize>,
 }
 
@@ -115,7 +111,7 @@ enum Slot {
     Unlimited,
 }
 
-/// A pull's place, from its request until its end. Dropped, it is free for the next.
+/// A pull's place, from request to end. A drop frees it.
 pub(super) struct Place {
     scheduler: Arc<Scheduler>,
     ticket: Ticket,
@@ -135,7 +131,7 @@ impl Scheduler {
         Self { state: Mutex::new(state), meters }
     }
 
-    /// Queues a pull; where a slot is free, it runs already.
+    /// Queues a pull; with a free slot it runs at once.
     pub(super) fn enter(self: &Arc<Self>, request: Request) -> Result<Place, QueueFull> {
         let mut state = self.lock();
         if state.waiting.len() >= WAITING_MAX {
@@ -167,12 +163,11 @@ impl Scheduler {
         waiting.chain(running).collect()
     }
 
-    /// Whether the turn of a pull has come.
     pub(super) fn is_running(&self, ticket: Ticket) -> bool {
         self.lock().running.contains_key(&ticket)
     }
 
-    /// Raises the priority of a pull that waits, and lifts its limits, as far as another client's request goes further.
+    /// Raises the priority of a waiting pull and lifts its limits, where another client's request goes further.
     pub(super) fn raise(&self, ticket: Ticket, priority: i32, is_limited: bool) {
         let mut state = self.lock();
         let Some(rank) = state.rank_of(ticket) else { return };
@@ -184,7 +179,7 @@ impl Scheduler {
         self.start_all(&mut state, Instant::now());
     }
 
-    /// Starts all that may, and sets the alarm of the first that waits for a token alone.
+    /// Starts all permitted pulls, and sets the alarm of the first that waits for a token only.
     fn start_all(&self, state: &mut SchedulerState, now: Instant) {
         let mut alarm = None;
         while let Some((rank, slot)) = state.next_start() {
