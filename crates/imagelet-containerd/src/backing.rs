@@ -1,4 +1,4 @@
-//! Whether the content of an image is still in containerd's stores.
+//! Whether what an image is made of is still in containerd's stores.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The codec of all calls: Prost's, with a bound that is checked before an answer is decoded.
+//! The codec of all calls: Prost's, which counts what an answer holds before anything is made of it.
 
 use std::marker::PhantomData;
 

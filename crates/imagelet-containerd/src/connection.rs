@@ -1,4 +1,4 @@
-//! The connection to containerd's socket, made on demand; each call has a namespace, a lease and a deadline.
+//! The connection to containerd's socket: made when it is needed, and each call on it with namespace, lease and deadline.
 
 use std::{path::Path, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! A failed call to containerd, classified by what a caller does about it.
+//! Why a call to containerd failed, with what a caller acts on.
 
 use std::{error::Error, fmt, path::Path, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The steps of an import at which a test may kill the process.
+//! The steps of an import, each of which may be the last one of the process.
 
 imagelet_core::failpoints! {
     /// The lease is made.

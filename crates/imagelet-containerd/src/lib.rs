@@ -4,7 +4,7 @@
 //! image records are written as containerd's own pull writes them. A lease protects all of it from garbage collection
 //! until it is complete; containerd reclaims a failed import with its lease. Afterwards nothing refers to imagelet.
 //!
-//! **Invariant:** no code outside `client` sends a call, and no call is sent without a namespace, a deadline and a bound.
+//! **Invariant:** only `client` sends calls, and every call has a namespace, a deadline and a bound.
 
 mod backing;
 mod bounded;

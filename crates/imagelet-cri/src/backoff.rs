@@ -1,4 +1,4 @@
-//! The backoff of connection attempts (`docs/spec/cri.md §2`), as in gRPC clients.
+//! When a peer that could not be reached is tried again (`docs/spec/cri.md §2`): as gRPC clients do.
 
 use std::{
     io,

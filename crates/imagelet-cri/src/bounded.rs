@@ -1,4 +1,4 @@
-//! Bounds a runtime's answers: a message of 16 MiB can decode to gigabytes, and a stream has any number of messages.
+//! What a runtime's answers may hold: a message of 16 MiB can stand for gigabytes in memory, and a stream for any number.
 //!
 //! The parts of a message are counted before it is decoded; those of a stream over all its messages.
 

@@ -1,4 +1,4 @@
-//! Connects to a runtime's socket on demand, reconnects with backoff, and sets a deadline for each call.
+//! Connects to a runtime's socket, lazily and again after it was away, and bounds each call in time.
 
 use std::{
     hash::{BuildHasher as _, RandomState},

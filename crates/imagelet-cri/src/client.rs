@@ -1,4 +1,4 @@
-//! The ports to a container runtime over CRI: its images, and the containers that use them.
+//! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! A runtime's socket: parses `unix:///run/containerd/containerd.sock` as the kubelet does (`docs/spec/cri.md §1`).
+//! Where a runtime listens: reads `unix:///run/containerd/containerd.sock` as the kubelet does (`docs/spec/cri.md §1`).
 
 use std::{
     fmt,

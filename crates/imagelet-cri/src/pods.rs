@@ -1,4 +1,4 @@
-//! Runs real pods on the host's network, for tests of containers.
+//! Runs real pods on the host's network, so that a test sees what a container truly holds.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Ends pulls of a runtime without a sign of life.
+//! Ends pulls of a runtime that show no more signs of life.
 //!
 //! CRI reports no progress of a pull. Signs of life are an answer of the runtime and, where its folders are
 //! containerd's and readable, the bytes it writes: the blobs it fetches and the usage of its snapshots. They belong to

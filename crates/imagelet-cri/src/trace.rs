@@ -1,4 +1,4 @@
-//! Propagates a caller's trace from an incoming call to the calls made for it (W3C trace context).
+//! Passes a caller's trace on: what came in with a call goes out with the calls made for it (W3C trace context).
 
 use tonic::{
     Status,

@@ -1,4 +1,4 @@
-//! Converts wire messages to core types and back; missing or out-of-range values become the nearest valid ones.
+//! Turns wire messages into our words and back; what is missing or out of range becomes the nearest thing we can say.
 
 mod auth;
 mod checks;

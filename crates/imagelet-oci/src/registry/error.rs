@@ -1,4 +1,4 @@
-//! What goes wrong with a registry, said without its secrets.
+//! Errors of a registry, reported without its secrets.
 
 use std::{error::Error as StdError, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Reads a blob as one exact stream across broken connections.
+//! Reads blobs as one exact stream, however often the connection breaks.
 
 pub(super) mod parallel;
 mod range_concurrency;

@@ -1,4 +1,4 @@
-//! Pulls from correct and from faulty registries.
+//! Pulls from a registry that means well, and from ones that do not.
 
 mod certificates;
 pub(crate) mod fake;

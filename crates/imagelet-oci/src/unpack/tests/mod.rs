@@ -1,4 +1,4 @@
-//! Layers from attackers and from builders.
+//! Layers as attackers and as builders make them.
 
 mod archive;
 mod containerd;
