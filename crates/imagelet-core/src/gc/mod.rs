@@ -1,7 +1,8 @@
 //! Removes images that nothing needs, to free space or because they are old (`docs/spec/gc.md §6-§8`).
 //!
-//! `plan/` decides, `run.rs` acts: each removal is preceded by a fresh check that the image is still free, and the disk is
-//! measured again at the end. **Invariant:** an image is removed only if a listing that just succeeded shows no user of it.
+//! `plan/` decides, `run.rs` acts: each removal is preceded by a fresh check that the image is still unused, and the
+//! disk is measured again at the end. **Invariant:** an image is removed only if a listing that just succeeded shows no
+//! user of it.
 
 mod audit;
 mod disk;

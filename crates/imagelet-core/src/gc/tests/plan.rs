@@ -1,4 +1,4 @@
-//! What a plan takes and what it keeps: a table of images on a node that wants everything unused, or everything old, gone.
+//! Tests of a plan: a table of images on a node that wants everything unused, or everything old, removed.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -18,7 +18,7 @@ use crate::{
 
 /// Acts printed with a failure.
 const TOLD_MAX: usize = 60;
-/// A node is new after so many steps, so that nothing grows without end, or most often after a few: in its first steps its
+/// A node is replaced after this many steps, as a bound of its growth, or mostly after a few: in its first steps its
 /// images lie idle, and later seldom.
 const STEPS_PER_NODE: (u64, u64) = (2_000, 60);
 /// One in this many nodes lives long.
@@ -40,7 +40,7 @@ const OF_ENDS: [usize; 2] = [2, 8];
 const OF_HANDS: [usize; 4] = [1, 4, 16, 64];
 /// The same for a failure or a removal.
 const OF_EVENTS: [usize; 5] = [4, 16, 64, 256, 1024];
-/// In some weather a pass that has begun goes on before anything else but one in so many times: else hardly ever would one
+/// In some weather a running pass precedes other acts, except for one in this many: otherwise hardly any pass would
 /// begin and end while a collection waits for one answer. 1: never.
 const OF_HASTE: [usize; 3] = [1, 1, 16];
 
