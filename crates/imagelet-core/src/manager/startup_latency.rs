@@ -1,5 +1,5 @@
-//! How long the images of pods take: for each pod from the begin of its first pull to the end of its last one, and how much
-//! of that was pulling (`docs/spec/pull.md §9.4`).
+//! How long the images of pods take: for each pod from the begin of its first pull to the end of its last one, and how
+//! much of that was pulling (`docs/spec/pull.md §9.4`).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,17 +13,14 @@ use tokio::time::Instant;
 use super::request::PodIdentity;
 use crate::metrics::{Family, MetricKind, Metrics};
 
-/// Most pods whose pulls go on; past this the one that was silent for longest is forgotten.
+/// Beyond this the pod with the oldest activity is dropped.
 const PODS_MAX: usize = 1024;
-/// Pods that are over and still shown.
 const OVER_MAX: usize = 100;
-/// Most pulls kept for one pod; past this the oldest are forgotten.
 const SESSIONS_MAX: usize = 1024;
-/// Images of one pod that are named.
 const IMAGES_MAX: usize = 64;
-/// A pod without a pull for so long has all its images.
+/// A pod without a pull for this long has all its images.
 const FINISHED_AFTER: Duration = Duration::from_mins(1);
-/// A pod whose last pull failed, and that does not try again for so long, is gone; the longest back-off is far shorter.
+/// A pod without a retry after a failed pull for this long is removed; the longest back-off is far shorter.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
 static POD_IMAGES: Family = Family {
@@ -36,40 +33,40 @@ static POD_IMAGES: Family = Family {
     labels: &[],
 };
 
-/// Receives the pulls of pods. Must not block: it is called on the way of a pull.
+/// Receives the pulls of pods. Must not block, as pulls call it.
 pub trait PullRecorder: Send + Sync + fmt::Debug {
-    /// A pull for a pod is about to begin.
+    /// A pull for a pod begins.
     fn pull_started(&self, pod: &PodIdentity, image: &str);
 
-    /// What became of an image that a pod asked for.
+    /// The result of a pod's image.
     fn image_finished(&self, pod: &PodIdentity, end: ImageEnd);
 }
 
-/// What became of an image that a pod asked for.
+/// The result of a pod's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageEnd {
-    /// It is there, at the end of a pull.
+    /// Present after a pull.
     Pulled,
-    /// It was there.
+    /// Present before.
     Present,
-    /// Its pull failed or was given up.
+    /// The pull failed or was cancelled.
     Failed,
 }
 
 /// How long the images of one pod took.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodImages {
-    /// Which pod.
+    /// The pod.
     pub pod: PodIdentity,
-    /// The images that were pulled for it, as it spells them.
+    /// The images pulled for it, as it spells them.
     pub images: Vec<String>,
-    /// When the first pull began.
+    /// The start of its first pull.
     pub began: SystemTime,
-    /// From then to the moment its last image was there; so far, while it is not over.
+    /// From there to its last present image; so far, while it is not over.
     pub took: Duration,
-    /// How much of that was pulling; what overlaps counts once, and the time between failed attempts counts.
+    /// The pull time in it: overlaps count once, and the time between failed attempts counts.
     pub pulling: Duration,
-    /// Whether no pull for it goes on or is to be expected.
+    /// Whether no pull for it runs or is expected.
     pub is_over: bool,
 }
 
@@ -82,9 +79,7 @@ pub struct PodStarts {
 
 #[derive(Debug, Default)]
 struct Pods {
-    /// By uid.
     pulling: HashMap<Arc<str>, Starting>,
-    /// The latest last.
     over: VecDeque<PodImages>,
 }
 
@@ -93,12 +88,9 @@ struct Starting {
     pod: PodIdentity,
     images: Vec<String>,
     began: (SystemTime, Instant),
-    /// When an image was there last.
     ended: Option<Instant>,
-    /// When a pull began or ended last.
     stirred: Instant,
     running: usize,
-    /// The last that ended did so without an image.
     is_failing: bool,
     pulls: Pulls,
 }
@@ -110,7 +102,7 @@ impl PodStarts {
         Self { metrics, pods: Mutex::default() }
     }
 
-    /// All pods that are known, the latest first.
+    /// All known pods, the latest first.
     pub fn all(&self) -> Vec<PodImages> {
         let now = Instant::now();
         let pods = self.without_finished(now);
@@ -120,12 +112,11 @@ impl PodStarts {
         all
     }
 
-    /// Counts the pods that are over; for readers of metrics.
+    /// Counts finished pods; for readers of metrics.
     pub fn close_finished(&self) {
         drop(self.without_finished(Instant::now()));
     }
 
-    /// The pods, once those that are over are counted.
     fn without_finished(&self, now: Instant) -> MutexGuard<'_, Pods> {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         let Pods { pulling, over } = &mut *pods;
@@ -216,11 +207,10 @@ impl Starting {
     }
 }
 
-/// The pulls of one pod. A finish ends the oldest that is open, so that the waits between failed tries count too.
+/// The pulls of one pod. An end closes the oldest open pull, so that waits between failed attempts count.
 #[derive(Debug, Default)]
 struct Pulls {
     open: VecDeque<Instant>,
-    /// From and to, in the order in which they ended.
     sessions: VecDeque<(Instant, Instant)>,
 }
 
@@ -241,7 +231,7 @@ impl Pulls {
     }
 }
 
-/// How long pulls took together, counting what overlaps once. Touches nothing.
+/// The total time of pulls, overlaps once; a pure function.
 fn total<'a>(sessions: impl IntoIterator<Item = &'a (Instant, Instant)>) -> Duration {
     let mut total = Duration::ZERO;
     let mut end: Option<Instant> = None;

@@ -1,4 +1,4 @@
-//! One pull's progress for all clients that wait for it; one that joins late learns where it stands.
+//! The progress of one pull for all its clients; a late one receives the current state first.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,10 +11,8 @@ use crate::{
     runtime::{LayerState, Progress, PullEvent, PullWay},
 };
 
-/// Most layers whose state is kept for late joiners; no image format allows more.
 const LAYERS_MAX: usize = 512;
 
-/// Sends progress to all listeners. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Broadcast {
     shared: Arc<Mutex<Shared>>,
@@ -24,7 +22,6 @@ pub(crate) struct Broadcast {
 struct Shared {
     resolved: Option<PullEvent>,
     layers: BTreeMap<Digest, LayerState>,
-    /// What came in of each layer, by whichever credential.
     received: BTreeMap<Digest, ByteSize>,
     committing: bool,
     way: Option<PullWay>,
@@ -32,14 +29,12 @@ struct Shared {
     next: u64,
 }
 
-/// Listens until it is dropped.
 pub(crate) struct Listening {
     broadcast: Broadcast,
     number: u64,
 }
 
 impl Broadcast {
-    /// Adds a listener, and sends it where the pull stands.
     pub(crate) fn listen(&self, progress: &Progress) -> Listening {
         let (number, missed) = {
             let mut shared = self.lock();
@@ -54,13 +49,12 @@ impl Broadcast {
         Listening { broadcast: self.clone(), number }
     }
 
-    /// What the store is given to report to.
     pub(crate) fn sink(&self) -> Progress {
         let broadcast = self.clone();
         Arc::new(move |event| broadcast.send(&event))
     }
 
-    /// Compressed bytes that came in so far. `None`: the store does not say.
+    /// Compressed bytes received so far. `None`: not reported by the store.
     pub(crate) fn fetched(&self) -> Option<ByteSize> {
         let shared = self.lock();
         shared.resolved.as_ref()?;
@@ -93,7 +87,7 @@ impl Shared {
     fn note(&mut self, event: &PullEvent) {
         match event {
             PullEvent::Resolved { .. } => {
-                // A second credential begins anew.
+                // A second credential restarts the pull.
                 self.layers.clear();
                 self.committing = false;
                 self.resolved = Some(event.clone());

@@ -1,4 +1,4 @@
-//! One pull for all clients that ask for the same: joining, leaving, and the end of a pull without clients.
+//! Shared pulls: one pull for all clients of the same work, with joining, leaving and a grace without clients.
 
 use std::{
     collections::HashMap,
@@ -31,22 +31,22 @@ type PullFuture = BoxFuture<'static, Outcome>;
 
 /// Two pulls with the same key are the same to registry and store, so one is enough.
 ///
-/// The credentials are in it, by their hashes: no client shares a pull that another's right made possible, and two
-/// secrets with the same content share one, each recorded for itself.
+/// The key has the credentials' hashes: no client shares a pull that another's access made possible. Two secrets with
+/// the same content share one, and each is recorded.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct PullKey {
     image: ImageSpec,
     platform: Option<Platform>,
     credentials: Vec<String>,
-    /// Set where the runtime learns all of the pod: it may let one namespace have what it refuses another.
+    /// Set where the runtime receives the pod: its access may depend on the namespace.
     namespace: Option<Arc<str>>,
-    /// Set where each request has its own pull, as with the kubelet.
+    /// Set where each request has its own pull, as in the kubelet.
     alone: Option<u64>,
 }
 
 pub(super) struct SingleFlight {
     scheduler: Arc<Scheduler>,
-    /// How long a pull that no client waits for any more goes on.
+    /// The time that a pull without clients continues.
     grace: Duration,
     compatibility: Compatibility,
     alone: AtomicU64,
@@ -56,33 +56,32 @@ pub(super) struct SingleFlight {
 #[derive(Default)]
 struct FlightTable {
     by_key: HashMap<PullKey, Pull>,
-    /// The tasks that keep pulls running in their grace.
     keepers: JoinSet<()>,
 }
 
 struct Pull {
     /// Distinguishes this pull from a later one under the same key.
     ticket: Ticket,
-    /// The subscriptions own the pull; with the last of them it ends, or after a grace.
+    /// The subscriptions own the pull: it ends with the last one, or after a grace.
     future: WeakShared<PullFuture>,
     progress: Broadcast,
     clients: usize,
     priority: i32,
 }
 
-/// What has to be done when a pull succeeds although its client went away meanwhile. Dropped, it is taken back.
+/// The action after a success whose client was dropped.
 struct OnComplete<T> {
     kept: T,
     conclude: fn(T, Pulled) -> BoxFuture<'static, ()>,
 }
 
-/// One client's part in a pull. Dropped before the end, it leaves the pull to the others; the last to leave ends it, after
-/// the grace if it runs.
+/// One client's share of a pull. A drop leaves the pull to the others; the last one ends it, after the grace if it
+/// runs.
 pub(crate) struct Subscription<T: Send + 'static> {
     pulls: Arc<SingleFlight>,
     key: PullKey,
     ticket: Ticket,
-    /// `None` once it is over.
+    /// `None` after the end.
     pull: Option<Shared<PullFuture>>,
     progress: Broadcast,
     on_complete: Option<OnComplete<T>>,
