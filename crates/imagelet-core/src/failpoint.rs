@@ -1,4 +1,4 @@
-//! Failpoints: steps at which a test ends the process, to see what a crash there leaves behind.
+//! Steps at which a test can end the process, to see what a crash right there leaves behind.
 //!
 //! A crate names its steps with [`failpoints!`](crate::failpoints) and calls `reach` at each. Without
 //! `debug_assertions`, as in every release, [`COMPILED_IN`] is false and no failpoint is compiled in. Otherwise

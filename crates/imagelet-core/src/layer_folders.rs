@@ -1,4 +1,4 @@
-//! Metadata of a layer's implicit folders, which have no entry of their own.
+//! The metadata of folders that a layer has without an entry of their own.
 //!
 //! A layer may hold `etc/app/conf` and not `etc/app`. Unpacked alone it gets a plain folder there, and overlayfs would
 //! show that folder's mode and owner. The correct metadata is that of the uppermost lower layer that names the folder.

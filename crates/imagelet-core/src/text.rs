@@ -1,4 +1,4 @@
-//! Texts in Go's format: quoted text, durations and errors, so that searches find the known form.
+//! Texts in the form Go prints and reads them, which is the form people search for.
 
 use std::{
     collections::BTreeMap,

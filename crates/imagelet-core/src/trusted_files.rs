@@ -1,4 +1,4 @@
-//! Rejects files that other users may change: a source of credentials, programs or trust has to belong to root or to
+//! Refuses files that others may change: what decides about credentials, programs and trust has to come from the
 //! this process' own user.
 //!
 //! The check covers the open file and not its name, its real folder and the folder of the name, which differ where the

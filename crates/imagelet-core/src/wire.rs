@@ -1,4 +1,4 @@
-//! Limits of an encoded message, checked before it is decoded.
+//! How much an encoded message may hold, counted before it is decoded.
 //!
 //! Two bytes on the wire can be an empty image or a mount: a message of 16 MiB can expand to gigabytes in memory. So an
 //! adapter counts the elements of a message before it decodes them.
