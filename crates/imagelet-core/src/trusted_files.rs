@@ -1,5 +1,5 @@
 //! Refuses files that others may change: what decides about credentials, programs and trust has to come from the
-//! this process' own user.
+//! administrator or from this process' own user.
 //!
 //! The check covers the open file and not its name, its real folder and the folder of the name, which differ where the
 //! name is a symlink (as in a Kubernetes `ConfigMap` mount).
