@@ -1,5 +1,4 @@
-//! Converts errors to gRPC statuses and back; the only reader of a peer's message texts (`docs/spec/cri.md §3.2`,
-//! §5.10).
+//! Converts errors to gRPC statuses and back; the only reader of a peer's texts (`docs/spec/cri.md §3.2`, §5.10).
 
 use std::error::Error;
 

@@ -78,7 +78,7 @@ pub(crate) enum EntryRules {
     /// - the layer's root has no metadata of its own, whatever an entry says;
     /// - a hard link sets the metadata of its target again;
     /// - a directory that replaces something else in the same layer, such as its whiteout, merges with the directory
-    /// of the layers below;
+    ///   of the layers below;
     /// - times before 1970 and after 2262 are 1970-01-01;
     /// - xattrs come from `SCHILY.xattr` records, without `trusted.*`, as far as the file system supports them;
     /// - global PAX headers are ignored.
