@@ -4,11 +4,12 @@ use std::{
     collections::BTreeMap,
     fmt::{self, Write as _},
     marker::PhantomData,
+    str::FromStr,
     time::Duration,
 };
 
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize, Serializer,
     de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 use zeroize::Zeroizing;
@@ -180,7 +181,7 @@ pub(crate) fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>
 }
 
 /// A duration in Go's text form: `2m0s`, `1.5ms`.
-pub(crate) fn duration_text(duration: Duration) -> String {
+pub fn duration_text(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let fraction = |value: u128, scale: u128, places: usize, unit: &str| {
         let rest = value % scale;
@@ -225,24 +226,40 @@ pub(crate) fn aggregate(errors: &[String]) -> String {
     }
 }
 
-/// A Go duration: nanoseconds, possibly negative.
+/// A Go duration: nanoseconds, possibly negative. Configuration files hold its text form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Nanoseconds(pub(crate) i64);
+pub struct GoDuration(pub i64);
 
-impl Nanoseconds {
-    /// The standard type; `None` for a negative duration.
-    pub(crate) fn to_std(self) -> Option<Duration> {
-        u64::try_from(self.0).ok().map(Duration::from_nanos)
+impl GoDuration {
+    /// A duration of whole seconds.
+    pub const fn seconds(seconds: i64) -> Self {
+        Self(seconds * 1_000_000_000)
+    }
+
+    /// A duration of whole minutes.
+    pub const fn minutes(minutes: i64) -> Self {
+        Self::seconds(60 * minutes)
+    }
+
+    /// The standard type; a negative duration becomes zero.
+    pub fn to_std(self) -> Duration {
+        Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }
 }
 
-impl<'de> Deserialize<'de> for Nanoseconds {
+impl Serialize for GoDuration {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for GoDuration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        parse_duration(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 
-impl fmt::Display for Nanoseconds {
+impl fmt::Display for GoDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = if self.0 < 0 { "-" } else { "" };
         write!(f, "{sign}{}", duration_text(Duration::from_nanos(self.0.unsigned_abs())))
@@ -251,60 +268,58 @@ impl fmt::Display for Nanoseconds {
 
 /// The text is not a duration; prints Go's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum DurationError {
-    #[error("time: invalid duration {0}")]
-    Invalid(String),
-    #[error("time: missing unit in duration {0}")]
-    MissingUnit(String),
-    #[error("time: unknown unit {unit} in duration {text}")]
-    UnknownUnit { unit: String, text: String },
-}
+#[error("time: {0}")]
+pub struct DurationError(String);
 
-/// Parses `2m30s`, `1.5h`, `-300ms` as strictly as Go's `time.ParseDuration`.
-pub(crate) fn parse_duration(text: &str) -> Result<Nanoseconds, DurationError> {
-    /// The part of an invalid text that is shown.
-    const SHOWN_MAX: usize = 128;
-    let shown = || quoted(&text.chars().take(SHOWN_MAX).collect::<String>());
-    let invalid = || DurationError::Invalid(shown());
-    let (negative, mut rest) = match text.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
-    };
-    if rest == "0" {
-        return Ok(Nanoseconds(0));
-    }
-    if rest.is_empty() {
-        return Err(invalid());
-    }
-    // The smallest number has no positive counterpart.
-    let limit = i128::from(i64::MAX) + i128::from(negative);
-    let mut total: i128 = 0;
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-        let (whole, tail) = rest.split_at(end);
-        let (fraction, tail) = match tail.strip_prefix('.') {
-            Some(tail) => tail.split_at(tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len())),
-            None => ("", tail),
+/// Reads `2m30s`, `1.5h`, `-300ms` as strictly as Go's `time.ParseDuration`.
+impl FromStr for GoDuration {
+    type Err = DurationError;
+
+    fn from_str(text: &str) -> Result<Self, DurationError> {
+        /// The part of an invalid text that is shown.
+        const SHOWN_MAX: usize = 128;
+        let shown = || quoted(&text.chars().take(SHOWN_MAX).collect::<String>());
+        let invalid = || DurationError(format!("invalid duration {}", shown()));
+        let (negative, mut rest) = match text.strip_prefix('-') {
+            Some(rest) => (true, rest),
+            None => (false, text.strip_prefix('+').unwrap_or(text)),
         };
-        if whole.is_empty() && fraction.is_empty() {
+        if rest == "0" {
+            return Ok(Self(0));
+        }
+        if rest.is_empty() {
             return Err(invalid());
         }
-        let (unit, tail) = tail.split_at(tail.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(tail.len()));
-        if unit.is_empty() {
-            return Err(DurationError::MissingUnit(shown()));
+        // The smallest number has no positive counterpart.
+        let limit = i128::from(i64::MAX) + i128::from(negative);
+        let mut total: i128 = 0;
+        while !rest.is_empty() {
+            let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            let (whole, tail) = rest.split_at(end);
+            let (fraction, tail) = match tail.strip_prefix('.') {
+                Some(tail) => tail.split_at(tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len())),
+                None => ("", tail),
+            };
+            if whole.is_empty() && fraction.is_empty() {
+                return Err(invalid());
+            }
+            let (unit, tail) = tail.split_at(tail.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(tail.len()));
+            if unit.is_empty() {
+                return Err(DurationError(format!("missing unit in duration {}", shown())));
+            }
+            let scale = unit_scale(unit).ok_or_else(|| {
+                let unit = quoted(&unit.chars().take(SHOWN_MAX).collect::<String>());
+                DurationError(format!("unknown unit {unit} in duration {}", shown()))
+            })?;
+            let whole: i128 = if whole.is_empty() { 0 } else { whole.parse::<u64>().map_err(|_| invalid())?.into() };
+            total += whole * i128::from(scale) + fraction_of(fraction, scale);
+            if total > limit {
+                return Err(invalid());
+            }
+            rest = tail;
         }
-        let scale = unit_scale(unit).ok_or_else(|| DurationError::UnknownUnit {
-            unit: quoted(&unit.chars().take(SHOWN_MAX).collect::<String>()),
-            text: shown(),
-        })?;
-        let whole: i128 = if whole.is_empty() { 0 } else { whole.parse::<u64>().map_err(|_| invalid())?.into() };
-        total += whole * i128::from(scale) + fraction_of(fraction, scale);
-        if total > limit {
-            return Err(invalid());
-        }
-        rest = tail;
+        i64::try_from(if negative { -total } else { total }).map(Self).map_err(|_| invalid())
     }
-    i64::try_from(if negative { -total } else { total }).map(Nanoseconds).map_err(|_| invalid())
 }
 
 fn unit_scale(unit: &str) -> Option<i64> {
@@ -396,10 +411,10 @@ mod tests {
     fn durations_read_back_what_they_print() {
         let cases = vectors("gc-duration-text.json");
         for case in &cases {
-            let nanoseconds = Nanoseconds(case["input"]["nanoseconds"].as_i64().expect("a number"));
+            let nanoseconds = GoDuration(case["input"]["nanoseconds"].as_i64().expect("a number"));
             let text = case["expected"]["text"].as_str().expect("a text");
             assert_eq!(nanoseconds.to_string(), text);
-            assert_eq!(parse_duration(text), Ok(nanoseconds), "{text}");
+            assert_eq!(text.parse(), Ok(nanoseconds), "{text}");
         }
         assert_eq!(cases.len(), 20);
     }
@@ -420,7 +435,7 @@ mod tests {
             ("-9223372036854775808ns", i64::MIN),
             ("9223372036854775807ns", i64::MAX),
         ] {
-            assert_eq!(parse_duration(text), Ok(Nanoseconds(nanoseconds)), "{text}");
+            assert_eq!(text.parse(), Ok(GoDuration(nanoseconds)), "{text}");
         }
         for (text, error) in [
             ("", "time: invalid duration \"\""),
@@ -435,7 +450,7 @@ mod tests {
             ("9223372036854775808ns", "time: invalid duration \"9223372036854775808ns\""),
             ("99999999999999999999h", "time: invalid duration \"99999999999999999999h\""),
         ] {
-            assert_eq!(parse_duration(text).map_err(|error| error.to_string()), Err(error.to_owned()));
+            assert_eq!(text.parse::<GoDuration>().map_err(|error| error.to_string()), Err(error.to_owned()));
         }
     }
 }

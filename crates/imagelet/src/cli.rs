@@ -5,11 +5,14 @@ mod kubelet;
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
-use imagelet_core::image::{ByteSize, Percent, Platform};
+use imagelet_core::{
+    image::{ByteSize, Percent, Platform},
+    text::{DurationError, GoDuration},
+};
 
 pub(crate) use kubelet::KubeletFlags;
 
-use crate::{config::GoDuration, size::parse_size};
+use crate::size::parse_size;
 
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]
@@ -451,7 +454,7 @@ fn parse_percent(text: &str) -> Result<Percent, String> {
 }
 
 fn parse_wait(text: &str) -> Result<Duration, String> {
-    let wait: GoDuration = text.parse().map_err(|error: crate::config::DurationError| error.to_string())?;
+    let wait: GoDuration = text.parse().map_err(|error: DurationError| error.to_string())?;
     if wait.0 < 0 { Err(format!("`{text}` is below zero")) } else { Ok(wait.to_std()) }
 }
 

@@ -141,7 +141,7 @@ mod tests {
     use imagelet_core::testing::vectors;
 
     use super::*;
-    use crate::config::{Environment, GoDuration, Sources};
+    use crate::config::{Environment, Sources};
 
     #[tokio::test(start_paused = true)]
     async fn a_job_runs_at_once_and_then_a_period_after_each_end() {
@@ -171,7 +171,7 @@ mod tests {
             let Some(high) = input["image_gc_high_threshold_percent"].as_i64() else { continue };
             let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
             sources.add_flag("--test", "imageGCHighThresholdPercent", high);
-            let age = GoDuration(input["image_maximum_gc_age"].as_i64().expect("an age"));
+            let age = imagelet_core::text::GoDuration(input["image_maximum_gc_age"].as_i64().expect("an age"));
             sources.add_flag("--test", "imageMaximumGCAge", age.to_string());
             let settings = sources.settings().expect("it holds");
             assert_eq!(expected["image_gc_loop_started"], collects_by(&settings).is_some(), "{}", case["name"]);

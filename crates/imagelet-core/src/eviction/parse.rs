@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Amount, Quantity, QuantityError, Signal, SignalTexts, Threshold, ThresholdError};
-use crate::text::{parse_duration, quoted};
+use crate::text::{DurationError, GoDuration, quoted};
 
 /// The four maps of a configuration.
 #[derive(Clone, Copy, Debug)]
@@ -117,9 +117,12 @@ fn reclaim_min(signal: Signal, text: &str) -> Result<Amount, ThresholdError> {
 }
 
 fn grace(text: &str) -> Result<Duration, ThresholdError> {
-    let span = parse_duration(text).map_err(|error| ThresholdError(error.to_string()))?;
-    let negative = || format!("invalid eviction grace period specified: {text}, must be a positive value");
-    span.to_std().ok_or_else(|| ThresholdError(negative()))
+    let span: GoDuration = text.parse().map_err(|error: DurationError| ThresholdError(error.to_string()))?;
+    if span.0 < 0 {
+        let message = format!("invalid eviction grace period specified: {text}, must be a positive value");
+        return Err(ThresholdError(message));
+    }
+    Ok(span.to_std())
 }
 
 fn quantity(text: &str) -> Result<Quantity, ThresholdError> {

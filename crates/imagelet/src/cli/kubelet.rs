@@ -1,9 +1,8 @@
 //! The kubelet's flags that are about images, as a node's unit may have them: each sets one key of the configuration.
 
 use clap::{ArgAction, Args};
+use imagelet_core::text::GoDuration;
 use serde_json::Value;
-
-use crate::config::GoDuration;
 
 /// Flags of the daemon in the kubelet's words. They win over both files.
 #[derive(Clone, Debug, Default, Args)]
@@ -39,12 +38,13 @@ impl KubeletFlags {
     /// Those that were given: the flag, its key and the value.
     pub(crate) fn given(&self) -> impl Iterator<Item = (&'static str, &'static str, Value)> {
         // A burst of 0 lets no pull begin, ever; in a file it becomes the default, too.
+        let duration = |given: Option<GoDuration>| Some(given?.to_string().into());
         let burst = self.registry_burst.filter(|burst| *burst != 0);
         [
             ("--image-gc-high-threshold", "imageGCHighThresholdPercent", self.image_gc_high_threshold.map(Value::from)),
             ("--image-gc-low-threshold", "imageGCLowThresholdPercent", self.image_gc_low_threshold.map(Value::from)),
-            ("--minimum-image-ttl-duration", "imageMinimumGCAge", self.minimum_image_ttl_duration.map(Value::from)),
-            ("--maximum-image-ttl-duration", "imageMaximumGCAge", self.maximum_image_ttl_duration.map(Value::from)),
+            ("--minimum-image-ttl-duration", "imageMinimumGCAge", duration(self.minimum_image_ttl_duration)),
+            ("--maximum-image-ttl-duration", "imageMaximumGCAge", duration(self.maximum_image_ttl_duration)),
             ("--serialize-image-pulls", "serializeImagePulls", self.serialize_image_pulls.map(Value::from)),
             ("--registry-qps", "registryPullQPS", self.registry_qps.map(Value::from)),
             ("--registry-burst", "registryBurst", burst.map(Value::from)),

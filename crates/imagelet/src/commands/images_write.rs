@@ -2,7 +2,7 @@
 
 use std::{io::Write as _, process::ExitCode, time::Duration};
 
-use imagelet_core::image::ByteSize;
+use imagelet_core::{image::ByteSize, text::duration_text};
 use serde_json::json;
 
 use crate::{
@@ -11,7 +11,6 @@ use crate::{
         UnmountRequest, UnpinRequest, UntagRequest, no_steps, silences,
     },
     cli::{Format, MountArgs, PatternArgs, RmArgs, UnmountArgs, UntagArgs},
-    config::GoDuration,
     failure::Failure,
     node::Node,
     output::{Table, print, printable},
@@ -152,7 +151,7 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
         if let Some(import) = status.runtime_import.as_ref().filter(|_| is_verbose) {
             imports::verbose(import, &mut out)?;
         }
-        let duration = |milliseconds| GoDuration::from_std(Duration::from_secs(milliseconds / 1000)).to_string();
+        let duration = |milliseconds| duration_text(Duration::from_secs(milliseconds / 1000));
         let mut section = |header: &[&str], rows: Vec<Vec<String>>| {
             if rows.is_empty() {
                 return Ok(());
@@ -177,8 +176,8 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             .map(|held| vec![held.image.clone(), duration(held.remaining_ms), held.failure.clone()]);
         section(&["HELD BACK", "AGAIN IN", "BECAUSE"], held_back.collect())?;
         let starts = status.pod_starts.iter().take(PODS_SHOWN_MAX).map(|pod| {
-            let took = GoDuration::from_std(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
-            let took = if pod.over { took.to_string() } else { format!("{took} so far") };
+            let took = duration_text(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
+            let took = if pod.over { took } else { format!("{took} so far") };
             let since = pod.began_at.clone().unwrap_or_default();
             vec![format!("{}/{}", pod.namespace, pod.pod), pod.images.len().to_string(), took, since]
         });

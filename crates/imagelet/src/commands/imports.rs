@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{api::ImportStatus, config::GoDuration, output::Table};
+use crate::{api::ImportStatus, output::Table};
 
 pub(super) fn summary(status: &ImportStatus) -> String {
     let runtime = status.runtime.as_deref().unwrap_or("the runtime");
@@ -42,7 +42,7 @@ pub(super) fn verbose(status: &ImportStatus, out: &mut impl Write) -> io::Result
     writeln!(out)?;
     let mut table = Table::new(["LAST PULLS", "WHEN", "TOOK", "ENDED", "WAY"]);
     for pull in &status.recent {
-        let took = GoDuration::from_std(Duration::from_millis(pull.took_ms)).to_string();
+        let took = imagelet_core::text::duration_text(Duration::from_millis(pull.took_ms));
         let when = pull.at.clone().unwrap_or_else(|| "-".into());
         let ended = pull.failure.as_ref().map_or_else(|| "pulled".to_owned(), |failure| format!("failed: {failure}"));
         table.row([pull.image.clone(), when, took, ended, pull.reason.clone()]);

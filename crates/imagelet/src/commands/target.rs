@@ -2,12 +2,13 @@
 
 use std::{path::Path, time::Duration};
 
+use imagelet_core::text::duration_text;
 use imagelet_cri::Endpoint;
 use imagelet_oci::Access;
 
 use crate::{
     cli::{Global, Intent},
-    config::{Backend, Environment, GoDuration, Settings, Source, Sources},
+    config::{Backend, Environment, Settings, Source, Sources},
     failure::Failure,
     node::{Node, Probed, RemoteNode},
     serve::{Role, StoreAccess, open_node},
@@ -140,7 +141,7 @@ fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
         return Ok(settings);
     }
     let mut sources = sources.clone();
-    sources.add_flag("--timeout", "runtimeRequestTimeout", GoDuration::from_std(patience));
+    sources.add_flag("--timeout", "runtimeRequestTimeout", duration_text(patience));
     sources.settings().map_err(failed)
 }
 
@@ -190,7 +191,7 @@ mod tests {
         let limit = |patience: Duration, configured: Option<i64>| {
             let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
             if let Some(seconds) = configured {
-                sources.add_flag("--test", "runtimeRequestTimeout", GoDuration::seconds(seconds));
+                sources.add_flag("--test", "runtimeRequestTimeout", format!("{seconds}s"));
             }
             within(patience, &sources).expect("it holds").runtime_request_timeout.as_secs()
         };

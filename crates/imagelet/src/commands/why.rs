@@ -6,12 +6,14 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::image::{ByteSize, ImageId};
+use imagelet_core::{
+    image::{ByteSize, ImageId},
+    text::duration_text,
+};
 
 use crate::{
     api::{ImageRow, PodStartRow, no_steps},
     cli::{Format, WhyArgs},
-    config::GoDuration,
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyImage, WhyNext, WhyRequest},
     output::{Table, names, print, printable},
@@ -56,7 +58,7 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut impl Write)
         }
     }
     for held in &image.held_back {
-        let next = GoDuration::from_std(Duration::from_secs(held.remaining_ms.div_ceil(1000)));
+        let next = duration_text(Duration::from_secs(held.remaining_ms.div_ceil(1000)));
         head.row(["Back-off:", &format!("a pod's next attempt in {next}: {}", held.failure)]);
     }
     for pod in image.pod_starts.iter().take(PODS_SHOWN_MAX) {
@@ -97,7 +99,7 @@ fn standing(image: &WhyImage) -> String {
 fn pod_start(pod: &PodStartRow) -> String {
     let began = pod.began_at.as_deref().map_or_else(String::new, |at| format!(", since {}", clock(at)));
     let so_far = if pod.over { "" } else { " so far" };
-    let took = GoDuration::from_std(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
+    let took = duration_text(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
     format!("{}/{}: {}, {took}{so_far}{began}", pod.namespace, pod.pod, count(pod.images.len(), "image"))
 }
 
@@ -193,7 +195,7 @@ fn explained(happening: &WhyHappening) -> String {
     match happening.what.as_str() {
         "pulled" => {
             parts.push(format!("for {}", happening.by));
-            let took = happening.took_ms.map(|took| GoDuration::from_std(Duration::from_millis(took)).to_string());
+            let took = happening.took_ms.map(|took| duration_text(Duration::from_millis(took)));
             parts.extend(match (bytes, took) {
                 (Some(bytes), Some(took)) => Some(format!("{bytes} in {took}")),
                 (bytes, took) => bytes.or(took),
@@ -256,7 +258,7 @@ fn spell(name: &str, value: &serde_json::Value, out: &mut String) {
         Value::Number(seconds) if name.ends_with(SECONDS) => {
             let duration = seconds.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
             let name = name.strip_suffix(SECONDS).unwrap_or(name);
-            let text = duration.map_or_else(|| seconds.to_string(), |it| GoDuration::from_std(it).to_string());
+            let text = duration.map_or_else(|| seconds.to_string(), duration_text);
             out.extend([" ", name, "=", &text]);
             return;
         }
@@ -265,7 +267,7 @@ fn spell(name: &str, value: &serde_json::Value, out: &mut String) {
             if let (2, Some(seconds), Some(nanos)) = (fields.len(), fields.get("secs"), fields.get("nanos")) {
                 let seconds = Duration::from_secs(seconds.as_u64().unwrap_or(0));
                 let nanos = Duration::from_nanos(nanos.as_u64().unwrap_or(0));
-                GoDuration::from_std(seconds.saturating_add(nanos)).to_string()
+                duration_text(seconds.saturating_add(nanos))
             } else {
                 for (field, value) in fields {
                     let dot = if name.is_empty() { "" } else { "." };

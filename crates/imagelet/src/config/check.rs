@@ -13,7 +13,7 @@ use imagelet_core::{
     manager::{Compatibility, PullRate, PullSettings},
     records::{Allowlist, VerificationPolicy},
     runtime::ImportMode,
-    text::quoted,
+    text::{GoDuration, quoted},
 };
 use imagelet_cri::Endpoint;
 use imagelet_oci::{
@@ -22,7 +22,6 @@ use imagelet_oci::{
 
 use super::{
     check_gc, check_kubelet,
-    duration::GoDuration,
     environment::Surroundings,
     keys::{API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, PullsKeys, StoreKeys},
     settings::{Backend, GcSettings, ProviderSettings, RuntimeSettings, Settings, StoreSettings},

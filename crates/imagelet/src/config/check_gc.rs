@@ -5,10 +5,10 @@ use std::{num::NonZeroU64, path::PathBuf};
 use imagelet_core::{
     gc::{InodeMarks, KEEP_RULES_MAX, KeepRule, KeepRuleText, ReliefMarks},
     manager::Compatibility,
+    text::GoDuration,
 };
 
 use super::{
-    duration::GoDuration,
     keys::{File, GcKeys, KeepKeys, LEASE_MAX},
     settings::{Collection, CollectionMode, CollectionOrder},
     violations::Violations,

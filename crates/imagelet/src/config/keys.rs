@@ -6,7 +6,9 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{duration::GoDuration, environment::Environment};
+use imagelet_core::text::GoDuration;
+
+use super::environment::Environment;
 
 /// Value of `apiVersion`.
 pub(super) const API_VERSION: &str = "imagelet.dev/v1alpha1";

@@ -6,7 +6,6 @@
 mod check;
 mod check_gc;
 mod check_kubelet;
-mod duration;
 mod environment;
 mod keys;
 mod located_yaml;
@@ -17,7 +16,6 @@ mod tests;
 mod violations;
 
 pub(crate) use self::{
-    duration::{DurationError, GoDuration},
     environment::{Environment, Surroundings},
     keys::CriCallers,
     settings::{Backend, CollectionMode, CollectionOrder, GcSettings, RuntimeSettings, Settings, StoreSettings},

@@ -6,11 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use imagelet_core::text::GoDuration;
 use serde_json::{Value, json};
 
 use super::{
     check,
-    duration::GoDuration,
     environment::Environment,
     keys::{File, KubeletKeys, MAPS, ZERO_IS_DEFAULT},
     located_yaml::{Located, Node, read_mapping},
@@ -269,11 +269,5 @@ fn flatten(key: String, value: Value, leaves: &mut BTreeMap<String, Value>) {
             }
             leaves.insert(key, value);
         }
-    }
-}
-
-impl From<GoDuration> for Value {
-    fn from(duration: GoDuration) -> Self {
-        Value::String(duration.to_string())
     }
 }

@@ -7,12 +7,12 @@ use std::{
 };
 
 use bytes::Bytes;
+use imagelet_core::text::duration_text;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::command::{AnswerTime, Command};
 use crate::{
     api::{BODY_BYTES_MAX, CallError, Client, EventLine, EventsRequest, StatusRequest, Step, Steps, Wait},
-    config::GoDuration,
     failure::Failure,
 };
 
@@ -91,8 +91,8 @@ impl RemoteNode {
         })
     }
 
-    fn patience(&self) -> GoDuration {
-        GoDuration::from_std(self.patience)
+    fn patience(&self) -> String {
+        duration_text(self.patience)
     }
 
     async fn document(

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::{
     image::Digest,
-    text::{Nanoseconds, Object, json_error, nullable, quoted},
+    text::{GoDuration, Object, json_error, nullable, quoted},
     trusted_files,
 };
 
@@ -60,7 +60,7 @@ pub(super) struct ProviderEntry {
     pub(super) name: String,
     #[serde(deserialize_with = "nullable")]
     pub(super) match_images: Vec<String>,
-    pub(super) default_cache_duration: Option<Nanoseconds>,
+    pub(super) default_cache_duration: Option<GoDuration>,
     pub(super) api_version: String,
     #[serde(deserialize_with = "nullable")]
     pub(super) args: Vec<String>,

@@ -6,7 +6,7 @@ use serde::{Deserialize, de::IgnoredAny};
 use zeroize::Zeroizing;
 
 use super::super::{DockerConfig, DockerEntry, Secret};
-use crate::text::{Nanoseconds, Object, json_error, json_text, nullable, unique_map};
+use crate::text::{GoDuration, Object, json_error, json_text, nullable, unique_map};
 
 const REQUEST_KIND: &str = "CredentialProviderRequest";
 const RESPONSE_KIND: &str = "CredentialProviderResponse";
@@ -36,7 +36,7 @@ pub(super) struct Response {
     /// As written by the plugin; not validated.
     pub(super) cache_key_type: String,
     /// `None`: the provider's own default.
-    pub(super) cache_duration: Option<Nanoseconds>,
+    pub(super) cache_duration: Option<GoDuration>,
     pub(super) auth: DockerConfig,
 }
 
@@ -141,7 +141,7 @@ struct Document {
     _api_version: String,
     #[serde(deserialize_with = "nullable")]
     cache_key_type: String,
-    cache_duration: Option<Nanoseconds>,
+    cache_duration: Option<GoDuration>,
     #[serde(deserialize_with = "unique_map")]
     auth: BTreeMap<String, Object<AuthConfig>>,
 }
@@ -209,7 +209,7 @@ mod tests {
             if let Ok(response) = response {
                 assert_eq!(Some(response.cache_key_type.as_str()), expected["cacheKeyType"].as_str());
                 let seconds = expected["cacheDuration_s"].as_i64().expect("a duration");
-                assert_eq!(response.cache_duration, Some(Nanoseconds(seconds * 1_000_000_000)));
+                assert_eq!(response.cache_duration, Some(GoDuration(seconds * 1_000_000_000)));
                 for (key, auth) in expected["auth"].as_object().expect("credentials") {
                     let found = &response.auth.entries[key];
                     assert_eq!(Some(found.username.as_str()), auth["username"].as_str());

@@ -125,12 +125,12 @@ fn check_duration(entry: &ProviderEntry, findings: &mut Vec<String>) -> Option<D
         findings.push("providers.defaultCacheDuration: Required value".to_owned());
         return None;
     };
-    if duration.to_std().is_none() {
+    if duration.0 < 0 {
         findings.push(format!(
             "providers.defaultCacheDuration: Invalid value: \"{duration}\": must be greater than or equal to 0"
         ));
     }
-    duration.to_std()
+    Some(duration.to_std())
 }
 
 fn check_tokens(
@@ -270,7 +270,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::{testing::vectors, text::parse_duration};
+    use crate::testing::vectors;
 
     fn entry(value: &Value) -> ProviderEntry {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -281,7 +281,7 @@ mod tests {
         ProviderEntry {
             name: text(&value["name"]),
             match_images: texts(&value["matchImages"]),
-            default_cache_duration: value["defaultCacheDuration"].as_str().map(|text| parse_duration(text).unwrap()),
+            default_cache_duration: value["defaultCacheDuration"].as_str().map(|text| text.parse().unwrap()),
             api_version: text(&value["apiVersion"]),
             token_attributes: tokens.as_object().map(|_| TokenAttributes {
                 audience: text(&tokens["serviceAccountTokenAudience"]),

@@ -61,7 +61,7 @@ fn a_bad_value_of_a_kubelets_flag_is_refused_by_the_flags_name() {
         ("--image-gc-high-threshold", "most", 2, "most"),
         ("--image-gc-low-threshold", "-1", 1, "-1 must be between 0 and 100, inclusive"),
         ("--image-gc-low-threshold", "85", 1, "85 must be less than imageGCHighThresholdPercent"),
-        ("--minimum-image-ttl-duration", "5", 2, "`5` is no duration"),
+        ("--minimum-image-ttl-duration", "5", 2, "missing unit in duration \"5\""),
         ("--minimum-image-ttl-duration", "-5m", 1, "imageMinimumGCAge -5m0s must not be negative"),
         ("--maximum-image-ttl-duration", "1m", 1, "imageMaximumGCAge 1m0s must be greater than imageMinimumGCAge 2m0s"),
         ("--serialize-image-pulls", "perhaps", 2, "perhaps"),
