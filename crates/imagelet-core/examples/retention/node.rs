@@ -10,7 +10,8 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
-    gc::{AgeCounts, DiskProbe, DiskUse, GcGoal, GcOrder, GcPolicy, GcRequest, GcWay, ImageGc},
+    disks::{DiskProbe, DiskUse},
+    gc::{AgeCounts, GcGoal, GcOrder, GcPolicy, GcRequest, GcWay, ImageGc},
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
     inventory::{HandedOut, Inventory},
     runtime::{

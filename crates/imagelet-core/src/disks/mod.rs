@@ -1,50 +1,27 @@
 //! Usage of the file systems of images and of writable layers, in the kubelet's terms (`docs/spec/gc.md §13`).
 
-mod layout;
-mod runtime;
 mod statvfs;
-mod stores;
-mod usage;
 
-use std::{
-    path::PathBuf,
-    time::{Duration, SystemTime},
+use std::{io, time::SystemTime};
+
+pub(crate) use self::statvfs::visible;
+pub use self::statvfs::{DiskProbe, DiskUse, StatVfs};
+use crate::{
+    image::ByteSize,
+    runtime::{FilesystemUsage, ImageFilesystems},
 };
 
-use serde::{Deserialize, Serialize};
-
-pub use self::{
-    layout::{has_dedicated_images, image_device},
-    runtime::{look, of_runtime},
-    statvfs::{FsLookup, FsLookupError, OsLookup, OsStats},
-    usage::{DiskUsage, NoCapacity},
-};
-use crate::runtime::{FilesystemUsage, ImageFilesystems};
-
-/// Statistics of one file system. An absent value is unknown, not zero.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// A file system of a runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsStats {
-    /// When it was measured, in nanoseconds since 1970.
-    pub time: u64,
-    /// Bytes that an unprivileged user can write.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub available_bytes: Option<u64>,
-    /// Capacity in bytes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub capacity_bytes: Option<u64>,
+    /// When the runtime measured it.
+    pub measured_at: SystemTime,
     /// Bytes in use by images or writable layers.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub used_bytes: Option<u64>,
-    /// Free inodes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub inodes_free: Option<u64>,
-    /// All inodes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub inodes: Option<u64>,
+    pub used: ByteSize,
     /// Inodes in use by images or writable layers.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inodes_used: Option<u64>,
+    /// Its disk; `None` where the disk is not visible from this process.
+    pub disk: Option<DiskUse>,
 }
 
 /// Both file systems; equal where images and writable layers share one.
@@ -56,126 +33,154 @@ pub struct DiskStats {
     pub containers: FsStats,
 }
 
-/// A store's report on one of its file systems; every field is optional.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FsEntry {
-    /// When it was measured, in nanoseconds since 1970.
-    pub time: u64,
-    /// A directory on the file system.
-    pub mountpoint: Option<PathBuf>,
-    /// Bytes in use.
-    pub used: Option<u64>,
-    /// Inodes in use.
-    pub inodes_used: Option<u64>,
-}
+/// Why the statistics are unknown, in the kubelet's words.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct StatsError(String);
 
-/// A store's report on all its file systems.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FsInfo {
-    /// File systems of images.
-    pub images: Vec<FsEntry>,
-    /// File systems of writable layers.
-    pub containers: Vec<FsEntry>,
-}
-
-impl From<&ImageFilesystems> for FsInfo {
-    fn from(told: &ImageFilesystems) -> Self {
-        let entries = |usages: &[FilesystemUsage]| usages.iter().map(FsEntry::from).collect();
-        Self { images: entries(&told.images), containers: entries(&told.containers) }
-    }
-}
-
-impl From<&FilesystemUsage> for FsEntry {
-    fn from(told: &FilesystemUsage) -> Self {
-        let since = told.measured_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self {
-            time: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
-            mountpoint: Some(told.mountpoint.clone()).filter(|path| !path.as_os_str().is_empty()),
-            used: Some(told.used.0),
-            inodes_used: told.inodes_used,
+impl DiskStats {
+    /// Measures the first file system of a runtime, or both where it reports two places and `splits` is set. May block.
+    ///
+    /// # Errors
+    /// When the runtime reports no file system, or the operating system does not answer.
+    pub fn measure(reported: &ImageFilesystems, probe: &dyn DiskProbe, splits: bool) -> Result<Self, StatsError> {
+        if let (true, Some((images, containers))) = (splits, split(reported))
+            && let Ok(disk) = probe.look(&images.mountpoint)
+        {
+            return Self::of_stores(disk, reported, || probe.look(&containers.mountpoint));
         }
+        Self::of_runtime(reported, probe)
+    }
+
+    /// The first file system counts and includes the writable layers, as in the kubelet.
+    fn of_runtime(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, StatsError> {
+        let first = reported.images.first();
+        let first = first.ok_or_else(|| StatsError("imageFs information is unavailable".to_owned()))?;
+        let disk = visible(probe, &first.mountpoint).map_err(|error| {
+            let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
+            StatsError(format!("{what}: {error}"))
+        })?;
+        let (measured_at, used, inodes_used) = (first.measured_at, first.used, first.inodes_used);
+        let images = FsStats { measured_at, used, inodes_used, disk };
+        Ok(Self { containers: images.clone(), images })
+    }
+
+    /// Images and, on another device, writable layers.
+    fn of_stores(
+        image_disk: DiskUse,
+        reported: &ImageFilesystems,
+        container_disk: impl FnOnce() -> io::Result<DiskUse>,
+    ) -> Result<Self, StatsError> {
+        let (Some(of_images), Some(of_containers)) = (reported.images.first(), reported.containers.first()) else {
+            let (images, containers) = (reported.images.len(), reported.containers.len());
+            return Err(StatsError(format!(
+                "missing image stats: {images} file systems of images and {containers} of containers were reported"
+            )));
+        };
+        let container_disk = split(reported).map(|_| container_disk()).transpose();
+        let container_disk =
+            container_disk.map_err(|error| StatsError(format!("failed to get container fs info: {error}")))?;
+        let other = container_disk.filter(|disk| disk.device != image_disk.device);
+        let images = measured(of_images, image_disk);
+        Ok(Self { containers: other.map_or_else(|| images.clone(), |disk| measured(of_containers, disk)), images })
+    }
+
+    /// Whether images have a disk of their own, beside that of the node and that of the writable layers.
+    pub fn has_dedicated_images(&self, root_device: &str) -> bool {
+        let disk = self.images.disk.as_ref();
+        disk.is_some_and(|disk| disk.device != root_device) || self.images.disk != self.containers.disk
     }
 }
 
-impl FsInfo {
-    /// Whether images and writable layers are reported in two places.
-    pub fn is_split(&self) -> bool {
-        let place = |entries: &[FsEntry]| entries.first().and_then(|entry| entry.mountpoint.clone());
-        let (images, containers) = (place(&self.images), place(&self.containers));
-        images.is_some() && containers.is_some() && images != containers
-    }
+/// Both file systems where they are reported in two places.
+fn split(reported: &ImageFilesystems) -> Option<(&FilesystemUsage, &FilesystemUsage)> {
+    let (images, containers) = (reported.images.first()?, reported.containers.first()?);
+    let is_placed = |usage: &FilesystemUsage| !usage.mountpoint.as_os_str().is_empty();
+    let is_split = is_placed(images) && is_placed(containers) && images.mountpoint != containers.mountpoint;
+    is_split.then_some((images, containers))
 }
 
-/// Why the statistics are unknown. Prints what the kubelet prints.
-#[derive(Debug, thiserror::Error)]
-pub enum StatsError {
-    /// The runtime did not answer.
-    #[error(transparent)]
-    Runtime(#[from] crate::runtime::RuntimeError),
-    /// Any other error.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl StatsError {
-    fn new(text: impl Into<String>) -> Self {
-        Self::Other(text.into())
-    }
+fn measured(reported: &FilesystemUsage, disk: DiskUse) -> FsStats {
+    let inodes_used = disk.inodes.zip(disk.inodes_free).map(|(all, free)| all.saturating_sub(free));
+    FsStats { measured_at: reported.measured_at, used: reported.used, inodes_used, disk: Some(disk) }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, path::Path};
+    use std::{
+        cell::Cell,
+        path::{Path, PathBuf},
+        time::Duration,
+    };
 
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
-    use super::{stores::of_stores, *};
+    use super::*;
     use crate::testing::vectors;
 
     #[derive(Debug)]
     struct Scripted(Value);
 
-    impl FsLookup for Scripted {
-        fn look(&self, mountpoint: &Path) -> Result<OsStats, FsLookupError> {
+    impl DiskProbe for Scripted {
+        fn look(&self, mountpoint: &Path) -> io::Result<DiskUse> {
             let answer = &self.0[mountpoint.to_str().unwrap()];
-            if answer["error"] == "no such device" {
-                return Err(FsLookupError::Unknown);
+            match answer["error"].as_str() {
+                Some("no such device") => return Err(io::ErrorKind::NotFound.into()),
+                Some(error) => return Err(io::Error::other(error)),
+                None => {}
             }
-            let number = |field: &str| answer[field].as_u64();
-            Ok(OsStats {
-                device: mountpoint.display().to_string(),
-                capacity: number("capacity").unwrap(),
-                available: number("available").unwrap(),
-                inodes: number("inodes"),
-                inodes_free: number("inodes_free"),
+            let bytes = |field: &str| ByteSize(answer[field].as_u64().unwrap());
+            Ok(DiskUse {
+                device: answer["device"].as_str().unwrap_or_default().to_owned(),
+                inodes: answer["inodes"].as_u64(),
+                inodes_free: answer["inodes_free"].as_u64(),
+                ..DiskUse::of(bytes("capacity"), bytes("available"))
             })
         }
     }
 
-    fn entry(value: &Value) -> FsEntry {
-        FsEntry {
-            time: value["timestamp"].as_u64().unwrap_or_default(),
-            mountpoint: value["fs_id"]["mountpoint"].as_str().map(PathBuf::from),
-            used: value["used_bytes"].as_u64(),
+    fn usage(value: &Value) -> FilesystemUsage {
+        FilesystemUsage {
+            measured_at: SystemTime::UNIX_EPOCH + Duration::from_nanos(value["timestamp"].as_u64().unwrap_or_default()),
+            mountpoint: PathBuf::from(value["fs_id"]["mountpoint"].as_str().unwrap_or_default()),
+            used: ByteSize(value["used_bytes"].as_u64().unwrap_or_default()),
             inodes_used: value["inodes_used"].as_u64(),
         }
     }
 
-    fn info(value: &Value) -> Option<FsInfo> {
-        let entries = |field: &str| value[field].as_array().into_iter().flatten().map(entry).collect::<Vec<FsEntry>>();
-        (!value.is_null())
-            .then(|| FsInfo { images: entries("image_filesystems"), containers: entries("container_filesystems") })
+    fn reported(value: &Value) -> ImageFilesystems {
+        let usages = |field: &str| value[field].as_array().into_iter().flatten().map(usage).collect();
+        ImageFilesystems { images: usages("image_filesystems"), containers: usages("container_filesystems") }
     }
 
-    /// The vectors use the kubelet's summary field names in another case.
-    fn has_fields(stats: &FsStats, expected: &Value) -> bool {
-        let shown = serde_json::to_value(stats).unwrap();
-        let camel = |name: &str| {
-            let mut words = name.split('_');
-            let first = words.next().unwrap_or_default().to_owned();
-            words.fold(first, |done, word| done + &word[..1].to_uppercase() + &word[1..])
+    /// The kubelet's summary as the vectors write it.
+    fn summary(stats: &FsStats) -> Value {
+        let disk = |field: fn(&DiskUse) -> Option<u64>| stats.disk.as_ref().and_then(field);
+        json!({
+            "time": u64::try_from(stats.measured_at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos()).unwrap(),
+            "used_bytes": stats.used.0,
+            "inodes_used": stats.inodes_used,
+            "capacity_bytes": disk(|disk| Some(disk.capacity.0)),
+            "available_bytes": disk(|disk| Some(disk.available.0)),
+            "inodes": disk(|disk| disk.inodes),
+            "inodes_free": disk(|disk| disk.inodes_free),
+        })
+    }
+
+    fn is_dedicated(input: &Value) -> bool {
+        let stats = |value: &Value| FsStats {
+            measured_at: SystemTime::UNIX_EPOCH,
+            used: ByteSize::ZERO,
+            inodes_used: None,
+            disk: Some(DiskUse {
+                device: input["imagefs_device"].as_str().unwrap().to_owned(),
+                available: ByteSize(value["available_bytes"].as_u64().unwrap()),
+                ..DiskUse::default()
+            }),
         };
-        expected.as_object().unwrap().iter().all(|(name, value)| shown[camel(name).as_str()] == *value)
+        let images = stats(&input["image_fs"]);
+        let containers = if input["container_fs"].is_null() { images.clone() } else { stats(&input["container_fs"]) };
+        DiskStats { images, containers }.has_dedicated_images(input["rootfs_device"].as_str().unwrap())
     }
 
     #[test]
@@ -189,41 +194,32 @@ mod tests {
             let result = match input["provider"].as_str().unwrap() {
                 "cadvisor" => {
                     let asked = Cell::new(false);
-                    let store = OsStats { device: "images".into(), ..OsStats::default() };
-                    let result = of_stores(&store, info(&input["image_fs_info"]).as_ref(), || {
+                    let disk = |device: &str| DiskUse { device: device.to_owned(), ..DiskUse::default() };
+                    let result = DiskStats::of_stores(disk("images"), &reported(&input["image_fs_info"]), || {
                         asked.set(true);
-                        Ok(OsStats { device: "containers".into(), ..OsStats::default() })
+                        Ok(disk("containers"))
                     });
                     seen.insert("container_fs_queried".into(), asked.get().into());
                     result
                 }
                 "cri" => {
-                    let lookup = Scripted(input["statfs"].clone());
-                    let result = of_runtime(&info(&input["image_fs_info"]).unwrap(), &lookup);
+                    let probe = Scripted(input["statfs"].clone());
+                    let result = DiskStats::of_runtime(&reported(&input["image_fs_info"]), &probe);
                     if let Ok(stats) = &result {
-                        let gc_error = DiskUsage::of(stats.images.capacity_bytes, stats.images.available_bytes).err();
-                        seen.insert("then_gc_error".into(), gc_error.map(|error| error.to_string()).into());
+                        // A collection refuses a disk that it cannot see.
+                        let gc_error = stats.images.disk.is_none().then_some("invalid capacity 0 on image filesystem");
+                        seen.insert("then_gc_error".into(), gc_error.into());
                         seen.insert("container_fs_equals_image_fs".into(), (stats.images == stats.containers).into());
-                        assert!(has_fields(&stats.images, &expected["image_fs"]), "{name}: {stats:?}");
+                        let shown = summary(&stats.images);
+                        for (field, value) in expected["image_fs"].as_object().unwrap() {
+                            assert_eq!(shown[field], *value, "{name}: {field}");
+                        }
                         seen.insert("image_fs".into(), expected["image_fs"].clone());
                     }
                     result
                 }
                 "layout" => {
-                    let stats = |value: &Value| FsStats {
-                        available_bytes: value["available_bytes"].as_u64(),
-                        ..FsStats::default()
-                    };
-                    let text = |field: &str| input[field].as_str().unwrap().to_owned();
-                    let images = stats(&input["image_fs"]);
-                    let containers =
-                        if input["container_fs"].is_null() { images.clone() } else { stats(&input["container_fs"]) };
-                    let dedicated = has_dedicated_images(
-                        &text("rootfs_device"),
-                        &text("imagefs_device"),
-                        &DiskStats { images, containers },
-                    );
-                    assert_eq!(expected["dedicated_image_fs"], dedicated, "{name}");
+                    assert_eq!(expected["dedicated_image_fs"], is_dedicated(input), "{name}");
                     compared += 1;
                     continue;
                 }
@@ -241,5 +237,34 @@ mod tests {
             }
         }
         assert_eq!(compared, 29, "fields compared");
+    }
+
+    fn places(images: &str, containers: &str) -> ImageFilesystems {
+        let entry = |path: &str| json!([{"fs_id": {"mountpoint": path}, "used_bytes": 7}]);
+        reported(&json!({"image_filesystems": entry(images), "container_filesystems": entry(containers)}))
+    }
+
+    #[test]
+    fn two_places_on_two_devices_are_distinguished_where_that_is_wanted() {
+        let disk = |device, capacity| json!({"device": device, "capacity": capacity, "available": 50});
+        let probe = Scripted(json!({"/a": disk("a", 100), "/a/layers": disk("a", 100), "/b": disk("b", 200)}));
+        let capacities = |splits, images, containers| {
+            let stats = DiskStats::measure(&places(images, containers), &probe, splits).unwrap();
+            [stats.images, stats.containers].map(|stats| stats.disk.unwrap().capacity.0)
+        };
+        assert_eq!(capacities(true, "/a", "/b"), [100, 200]);
+        assert_eq!(capacities(true, "/a", "/a/layers"), [100, 100], "one device is one file system");
+        assert_eq!(capacities(false, "/a", "/b"), [100, 100], "the kubelet looks at the first alone");
+    }
+
+    #[test]
+    fn a_failed_probe_is_an_error_and_an_invisible_place_is_not() {
+        let probe = Scripted(json!({"/a": {"error": "io"}, "/b": {"error": "no such device"}}));
+        let error = DiskStats::measure(&places("/a", "/a"), &probe, true).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "get filesystem info: Failed to get the info of the filesystem with mountpoint: io"
+        );
+        assert_eq!(DiskStats::measure(&places("/b", "/b"), &probe, true).unwrap().images.disk, None);
     }
 }

@@ -1,9 +1,12 @@
 //! Thresholds from the texts of a configuration, refused in the kubelet's words.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use super::{Amount, Quantity, QuantityError, Signal, SignalTexts, Threshold, ThresholdError};
-use crate::text::{DurationError, GoDuration, quoted};
+use super::{Amount, Signal, Threshold, quantity};
+use crate::text::{GoDuration, quoted};
+
+/// Configured texts by signal.
+pub type SignalTexts = BTreeMap<String, String>;
 
 /// The four maps of a configuration.
 #[derive(Clone, Copy, Debug)]
@@ -18,18 +21,31 @@ pub struct ThresholdTexts<'a> {
     pub reclaim_min: &'a SignalTexts,
 }
 
+/// Why the texts are not thresholds, in the kubelet's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct ThresholdError {
+    /// The configuration key.
+    pub key: &'static str,
+    text: String,
+}
+
+impl ThresholdError {
+    pub(super) fn new(text: impl ToString) -> Self {
+        Self { key: "", text: text.to_string() }
+    }
+}
+
 /// The kubelet's default `evictionHard` on Linux.
 pub fn defaults() -> SignalTexts {
-    [
-        (Signal::MemoryAvailable, "100Mi"),
-        (Signal::NodefsAvailable, "10%"),
-        (Signal::NodefsInodesFree, "5%"),
-        (Signal::ImagefsAvailable, "15%"),
-        (Signal::ImagefsInodesFree, "5%"),
-    ]
-    .into_iter()
-    .map(|(signal, text)| (signal.name().to_owned(), text.to_owned()))
-    .collect()
+    let texts = [
+        ("memory.available", "100Mi"),
+        ("nodefs.available", "10%"),
+        ("nodefs.inodesFree", "5%"),
+        ("imagefs.available", "15%"),
+        ("imagefs.inodesFree", "5%"),
+    ];
+    texts.into_iter().map(|(signal, text)| (signal.to_owned(), text.to_owned())).collect()
 }
 
 /// Parses all thresholds: hard ones first, then soft ones, each by signal.
@@ -37,105 +53,81 @@ pub fn defaults() -> SignalTexts {
 /// # Errors
 /// The first broken rule. The kubelet reports any of several; here the order is fixed.
 pub fn thresholds(texts: ThresholdTexts<'_>) -> Result<Vec<Threshold>, ThresholdError> {
-    let mut all = statements(texts.hard)?;
-    let mut soft = statements(texts.soft)?;
-    let graces = by_signal(texts.soft_grace, |_, text| grace(text))?;
-    let reclaims = by_signal(texts.reclaim_min, reclaim_min)?;
-    for threshold in &mut soft {
-        let grace = graces.iter().find(|(signal, _)| *signal == threshold.signal);
-        let missing = || format!("grace period must be specified for the soft eviction threshold {}", threshold.signal);
-        let (_, grace) = grace.ok_or_else(|| ThresholdError(missing()))?;
+    let hard = by_signal("evictionHard", texts.hard, threshold)?;
+    let graces = by_signal("evictionSoftGracePeriod", texts.soft_grace, |_, text| grace(text))?;
+    let reclaims = by_signal("evictionMinimumReclaim", texts.reclaim_min, reclaim_min)?;
+    let soft = by_signal("evictionSoft", texts.soft, |signal, text| {
+        let Some(threshold) = threshold(signal, text)? else { return Ok(None) };
+        let missing =
+            || ThresholdError::new(format!("grace period must be specified for the soft eviction threshold {signal}"));
+        let grace = *graces.get(&signal).ok_or_else(missing)?;
         // A soft threshold with a grace period of zero is hard.
-        threshold.grace = Some(*grace).filter(|grace| !grace.is_zero());
-    }
-    all.append(&mut soft);
-    for threshold in &mut all {
-        let reclaim = reclaims.iter().find(|(signal, _)| *signal == threshold.signal);
-        threshold.reclaim_min = reclaim.map(|(_, amount)| *amount);
-    }
-    Ok(all)
+        Ok(Some(Threshold { grace: Some(grace).filter(|grace| !grace.is_zero()), ..threshold }))
+    })?;
+    let all = hard.into_values().chain(soft.into_values()).flatten();
+    Ok(all.map(|it| Threshold { reclaim_min: reclaims.get(&it.signal).copied(), ..it }).collect())
 }
 
 fn by_signal<T>(
+    key: &'static str,
     texts: &SignalTexts,
     read: impl Fn(Signal, &str) -> Result<T, ThresholdError>,
-) -> Result<Vec<(Signal, T)>, ThresholdError> {
-    texts
-        .iter()
-        .map(|(name, text)| {
-            let signal: Signal = name.parse()?;
-            Ok((signal, read(signal, text)?))
-        })
-        .collect()
-}
-
-fn statements(texts: &SignalTexts) -> Result<Vec<Threshold>, ThresholdError> {
-    let read = by_signal(texts, value)?;
-    let threshold = |(signal, value): (Signal, Option<Amount>)| {
-        value.map(|value| Threshold { signal, value, grace: None, reclaim_min: None })
+) -> Result<BTreeMap<Signal, T>, ThresholdError> {
+    let read = |(name, text): (&String, &String)| {
+        let signal = name.parse()?;
+        Ok((signal, read(signal, text)?))
     };
-    Ok(read.into_iter().filter_map(threshold).collect())
+    texts.iter().map(read).collect::<Result<_, _>>().map_err(|error: ThresholdError| ThresholdError { key, ..error })
 }
 
 /// `None`: the text disables the threshold.
-fn value(signal: Signal, text: &str) -> Result<Option<Amount>, ThresholdError> {
-    if !text.ends_with('%') {
-        let quantity = quantity(text)?;
-        return if quantity.nanos() > 0 {
-            Ok(Some(Amount::Quantity(quantity)))
-        } else {
-            Err(ThresholdError(format!("eviction threshold {signal} must be positive: {quantity}")))
-        };
-    }
-    if matches!(text, "0%" | "100%") {
-        return Ok(None);
-    }
-    let fraction = percentage(text)?;
-    let bound = match fraction {
-        below if below < 0.0 => ">= 0%",
-        above if above > 1.0 => "<= 100%",
-        fraction => return Ok(Some(Amount::Fraction(fraction))),
+fn threshold(signal: Signal, text: &str) -> Result<Option<Threshold>, ThresholdError> {
+    let refuse = |why: String| Err(ThresholdError::new(why));
+    let value = match amount(text)? {
+        Amount::Fraction(_) if matches!(text, "0%" | "100%") => return Ok(None),
+        Amount::Fraction(share) if share < 0.0 => {
+            return refuse(format!("eviction percentage threshold {signal} must be >= 0%: {text}"));
+        }
+        Amount::Fraction(share) if share > 1.0 => {
+            return refuse(format!("eviction percentage threshold {signal} must be <= 100%: {text}"));
+        }
+        Amount::Nanos(..=0) => return refuse(format!("eviction threshold {signal} must be positive: {text}")),
+        value => value,
     };
-    Err(ThresholdError(format!("eviction percentage threshold {signal} must be {bound}: {text}")))
+    Ok(Some(Threshold { signal, value, text: text.to_owned(), grace: None, reclaim_min: None }))
 }
 
 fn reclaim_min(signal: Signal, text: &str) -> Result<Amount, ThresholdError> {
-    if !text.ends_with('%') {
-        let quantity = quantity(text)?;
-        return if quantity.nanos() < 0 {
-            Err(ThresholdError(format!("negative eviction minimum reclaim specified for {signal}")))
-        } else {
-            Ok(Amount::Quantity(quantity))
-        };
-    }
-    let fraction = percentage(text)?;
-    if fraction > 0.0 {
-        Ok(Amount::Fraction(fraction))
-    } else {
-        Err(ThresholdError(format!("eviction percentage minimum reclaim {signal} must be positive: {text}")))
+    match amount(text)? {
+        Amount::Nanos(..0) => {
+            Err(ThresholdError::new(format!("negative eviction minimum reclaim specified for {signal}")))
+        }
+        Amount::Fraction(share) if share <= 0.0 => {
+            Err(ThresholdError::new(format!("eviction percentage minimum reclaim {signal} must be positive: {text}")))
+        }
+        amount => Ok(amount),
     }
 }
 
 fn grace(text: &str) -> Result<Duration, ThresholdError> {
-    let span: GoDuration = text.parse().map_err(|error: DurationError| ThresholdError(error.to_string()))?;
+    let span = text.parse::<GoDuration>().map_err(ThresholdError::new)?;
     if span.0 < 0 {
         let message = format!("invalid eviction grace period specified: {text}, must be a positive value");
-        return Err(ThresholdError(message));
+        return Err(ThresholdError::new(message));
     }
     Ok(span.to_std())
 }
 
-fn quantity(text: &str) -> Result<Quantity, ThresholdError> {
-    text.parse().map_err(|error: QuantityError| ThresholdError(error.to_string()))
-}
-
-fn percentage(text: &str) -> Result<f32, ThresholdError> {
+fn amount(text: &str) -> Result<Amount, ThresholdError> {
     /// Limit of an echoed malformed text.
     const SHOWN_MAX: usize = 64;
+    if !text.ends_with('%') {
+        return quantity::parse(text).map(Amount::Nanos).map_err(ThresholdError::new);
+    }
     let number = text.trim_end_matches('%');
     let refused = |why: &str| {
         let shown: String = number.chars().take(SHOWN_MAX).collect();
-        ThresholdError(format!("strconv.ParseFloat: parsing {}: {why}", quoted(&shown)))
+        ThresholdError::new(format!("strconv.ParseFloat: parsing {}: {why}", quoted(&shown)))
     };
     // Go also parses names: infinities compare with every share, and `nan` is a share of nothing.
     let is_digits = number.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
@@ -143,7 +135,7 @@ fn percentage(text: &str) -> Result<f32, ThresholdError> {
     match read {
         read if read.is_nan() => Err(refused("invalid syntax")),
         read if read.is_infinite() && is_digits => Err(refused("value out of range")),
-        read => Ok(read / 100.0),
+        read => Ok(Amount::Fraction(read / 100.0)),
     }
 }
 
@@ -166,8 +158,8 @@ mod tests {
         thresholds(ThresholdTexts { hard, soft, soft_grace, reclaim_min })
     }
 
-    fn amount(of: &Value, quantity: &str, percentage: &str) -> Option<Amount> {
-        let quantity = of[quantity].as_str().map(|text| Amount::Quantity(text.parse().unwrap()));
+    fn wanted_amount(of: &Value, quantity: &str, percentage: &str) -> Option<Amount> {
+        let quantity = of[quantity].as_str().map(|text| Amount::Nanos(quantity::parse(text).unwrap()));
         quantity.or(of[percentage].is_number().then(|| Amount::Fraction(of[percentage].to_string().parse().unwrap())))
     }
 
@@ -188,13 +180,15 @@ mod tests {
                     assert_eq!(it["operator"], "LessThan");
                     Threshold {
                         signal: it["signal"].as_str().unwrap().parse().unwrap(),
-                        value: amount(it, "quantity", "percentage").unwrap(),
+                        value: wanted_amount(it, "quantity", "percentage").unwrap(),
+                        text: String::new(),
                         grace: it["grace_period"].as_str().map(|text| grace(text).unwrap()),
-                        reclaim_min: amount(it, "min_reclaim_quantity", "min_reclaim_percentage"),
+                        reclaim_min: wanted_amount(it, "min_reclaim_quantity", "min_reclaim_percentage"),
                     }
                 })
                 .collect();
-            let found = found.unwrap_or_default();
+            let found = found.unwrap_or_default().into_iter().map(|it| Threshold { text: String::new(), ..it });
+            let found: Vec<Threshold> = found.collect();
             assert_eq!(found.len(), wanted.len(), "{name}");
             for threshold in &wanted {
                 assert!(found.contains(threshold), "{name}: {threshold:?} is not in {found:?}");
@@ -203,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_is_told_in_the_kubelets_words() {
+    fn each_mistake_is_reported_in_the_kubelets_words() {
         let cases = [
             ("eviction_hard", "mem.available", "1Mi", "unsupported eviction signal mem.available"),
             (
@@ -295,6 +289,6 @@ mod tests {
         let read = thresholds(ThresholdTexts { hard: &hard, soft: &none, soft_grace: &none, reclaim_min: &none });
         let read = read.unwrap();
         assert_eq!(read.len(), 5);
-        assert_eq!(read[2].value, Amount::Quantity(Quantity::whole(100 << 20)));
+        assert_eq!(read[2].value, Amount::Nanos((100 << 20) * quantity::NANOS));
     }
 }

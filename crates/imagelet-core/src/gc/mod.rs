@@ -5,9 +5,7 @@
 //! user of it.
 
 mod audit;
-mod disk;
 mod keep_rules;
-mod measure;
 mod plan;
 mod policy;
 mod prune_records;
@@ -28,7 +26,6 @@ use std::{
 
 pub use self::{
     audit::RunTrigger,
-    disk::{DiskProbe, DiskUse, StatVfs},
     keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules},
     plan::{ShortOutcome, Shortfall},
     policy::{AgeCounts, GcGoal, GcOrder, GcPolicy, GcPolicyError, GcRequest, GcWay, InodeMarks, ReliefMarks},
@@ -41,6 +38,7 @@ pub use self::{
 use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruning};
 use crate::{
     audit_log::AuditLog,
+    disks::{DiskProbe, StatVfs},
     inventory::{Inventory, Snapshot},
     records::PullRecords,
     runtime::RuntimeManager,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::disk::DiskUse;
 use crate::{
+    disks::DiskUse,
     image::{ByteSize, Percent},
     runtime::Freed,
 };

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    disk::DiskUse,
     plan::{self, ShortOutcome, Shortfall, size_text},
     reason::{GcPhase, Reason},
 };
 use crate::{
+    disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{ImageEntry, InventoryError},
     runtime::{Certainty, Freed, RuntimeError},

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     sync::Arc,
     time::SystemTime,
 };
@@ -11,15 +12,14 @@ use tokio::time::Instant;
 
 use super::{
     ImageGc,
-    disk::DiskUse,
     keep_rules::KeepRules,
-    measure::measure,
     plan::{Plan, PlanInput, ShortOutcome, Step, frees, plan},
     policy::{GcGoal, GcRequest, GcWay},
     reason::{GcPhase, Reason},
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
 };
 use crate::{
+    disks::{self, DiskUse},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     inventory::{ImageEntry, RemovalBlocker, RemovalPermit, Snapshot},
     runtime::{Certainty, Freed, RuntimeErrorKind},
@@ -54,6 +54,20 @@ impl ImageGc {
         let report = run.report().await;
         self.prune_records(request, &report, mark).await;
         Ok(report)
+    }
+
+    /// Measures the disk of the directory that the runtime reports for images.
+    ///
+    /// An invisible directory has a capacity of zero, which only a threshold rejects.
+    async fn measure(&self) -> Result<DiskUse, GcError> {
+        let filesystems = self.runtime.filesystem().await.map_err(GcError::Filesystem)?;
+        let images = filesystems.images.into_iter().next().ok_or(GcError::NoImageFilesystem)?;
+        let probe = Arc::clone(&self.probe);
+        let looked = tokio::task::spawn_blocking(move || disks::visible(&*probe, &images.mountpoint)).await;
+        let disk = looked.unwrap_or_else(|error| Err(io::Error::other(error)));
+        let disk = disk.map_err(|cause| GcError::Probe { cause })?.unwrap_or_default();
+        // Reservations are read after the disk: a layer that is committed in between counts twice rather than never.
+        Ok(DiskUse { reserved: self.runtime.reserved(), ..disk })
     }
 }
 
@@ -174,7 +188,7 @@ impl<'a> Run<'a> {
 
     /// A goal in bytes does not need the disk.
     async fn measure(&self) -> Result<DiskUse, GcError> {
-        let disk = measure(&self.gc.runtime, &self.gc.probe).await;
+        let disk = self.gc.measure().await;
         match self.request.goal {
             GcGoal::Threshold => {
                 disk.and_then(|disk| if disk.capacity == ByteSize::ZERO { Err(GcError::NoCapacity) } else { Ok(disk) })
@@ -496,7 +510,7 @@ impl<'a> Run<'a> {
             present = refreshed.ok().map(|snapshot| ids(&snapshot));
         }
         if self.claimed > ByteSize::ZERO && !self.dry_run() {
-            let measured = measure(&self.gc.runtime, &self.gc.probe).await;
+            let measured = self.gc.measure().await;
             let measured = measured
                 .inspect_err(|error| tracing::warn!(%error, "could not measure the disk after removing images"));
             disk_after = measured.ok().filter(|disk| disk.capacity > ByteSize::ZERO);

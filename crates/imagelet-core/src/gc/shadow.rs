@@ -93,7 +93,8 @@ impl Shadow {
 mod tests {
     use super::*;
     use crate::{
-        gc::{DiskUse, GcDecision, GcPhase, Reason},
+        disks::DiskUse,
+        gc::{GcDecision, GcPhase, Reason},
         image::{Image, ImageId, ImageSpec, ImageUser},
         inventory::{ImageEntry, ImageOrigin, UseHistory},
         runtime::{Certainty, Freed},

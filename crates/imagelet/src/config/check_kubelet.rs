@@ -1,7 +1,7 @@
 //! The rules of the kubelet's keys about the node, in the kubelet's words and order.
 
 use imagelet_core::{
-    eviction::{self, SignalTexts, Threshold, ThresholdError, ThresholdTexts},
+    eviction::{self, Threshold, ThresholdError, ThresholdTexts},
     text::quoted,
 };
 
@@ -25,8 +25,8 @@ pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> NodeSettings 
         found.add("containerRuntimeEndpoint", "the containerRuntimeEndpoint was not specified or empty");
     }
     tracing_keys(keys, found);
-    let thresholds = thresholds(keys).unwrap_or_else(|(key, error)| {
-        found.add(key, error);
+    let thresholds = thresholds(keys).unwrap_or_else(|error| {
+        found.add(error.key, error);
         Vec::new()
     });
     let image_endpoint = if keys.image_service_endpoint.is_empty() { endpoint } else { &keys.image_service_endpoint };
@@ -39,23 +39,17 @@ pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> NodeSettings 
     }
 }
 
-fn thresholds(keys: &KubeletKeys) -> Result<Vec<Threshold>, (&'static str, ThresholdError)> {
+fn thresholds(keys: &KubeletKeys) -> Result<Vec<Threshold>, ThresholdError> {
     let mut hard = keys.eviction_hard.clone();
     if keys.merge_default_eviction_settings {
         hard = eviction::defaults().into_iter().chain(hard).collect();
     }
-    let (soft_grace, reclaim_min) = (&keys.eviction_soft_grace_period, &keys.eviction_minimum_reclaim);
-    let none = SignalTexts::new();
-    let nothing = ThresholdTexts { hard: &none, soft: &none, soft_grace: &none, reclaim_min: &none };
-    for (key, alone) in [
-        ("evictionHard", ThresholdTexts { hard: &hard, ..nothing }),
-        ("evictionSoftGracePeriod", ThresholdTexts { soft_grace, ..nothing }),
-        ("evictionMinimumReclaim", ThresholdTexts { reclaim_min, ..nothing }),
-    ] {
-        eviction::thresholds(alone).map_err(|error| (key, error))?;
-    }
-    let all = ThresholdTexts { hard: &hard, soft: &keys.eviction_soft, soft_grace, reclaim_min };
-    eviction::thresholds(all).map_err(|error| ("evictionSoft", error))
+    eviction::thresholds(ThresholdTexts {
+        hard: &hard,
+        soft: &keys.eviction_soft,
+        soft_grace: &keys.eviction_soft_grace_period,
+        reclaim_min: &keys.eviction_minimum_reclaim,
+    })
 }
 
 fn tracing_keys(keys: &KubeletKeys, found: &mut Violations) {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use imagelet_core::{disks::DiskUsage, inventory::node_images};
+use imagelet_core::{disks::DiskUse, inventory::node_images};
 
 use super::{
     command::Command,
@@ -60,8 +60,7 @@ impl Command for StatusRequest {
         };
         let (pressure, of_disks) = disks.unwrap_or_else(|_| (Pressure::default(), vec![silence()]));
         problems.extend(of_disks);
-        let images = pressure.stats.as_ref().map(|stats| &stats.images);
-        let full = images.and_then(|stats| DiskUsage::of(stats.capacity_bytes, stats.available_bytes).ok());
+        let disk = pressure.stats.as_ref().and_then(|stats| stats.images.disk.as_ref());
         let settings = node.settings();
         let WaitingRows { pulls, held_back, registries } = WaitingRows::from_status(node.parts.manager.status());
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
@@ -77,7 +76,7 @@ impl Command for StatusRequest {
             images: entries.len() as u64,
             images_unknown: snapshot.is_none(),
             in_use: entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count() as u64,
-            used_percent: full.map(|full| full.used_percent()),
+            used_percent: disk.map(DiskUse::used_percent),
             disk_layout: pressure.layout.map(|layout| layout.name().into()),
             image_fs: pressure.stats.as_ref().map(|stats| (&stats.images).into()),
             container_fs: pressure.stats.as_ref().map(|stats| (&stats.containers).into()),

@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use crate::gc::{
-    disk::DiskUse,
     policy::{GcGoal, GcPolicy},
     reason::{Idle, Reason},
 };
 use crate::{
+    disks::DiskUse,
     image::{ImageId, ImageKey},
     inventory::ImageEntry,
     runtime::{Freed, LayerGraph},

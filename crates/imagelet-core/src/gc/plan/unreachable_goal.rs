@@ -7,7 +7,7 @@ use std::{
 
 use super::input::PlanInput;
 use crate::{
-    gc::disk::DiskUse,
+    disks::DiskUse,
     image::{ByteSize, ImageId},
     inventory::ImageEntry,
     runtime::{Certainty, Freed},
@@ -79,7 +79,7 @@ pub(in crate::gc) fn shortfall(
     }
     let images = shortfall.in_use + shortfall.pinned + shortfall.kept + shortfall.shared + shortfall.free;
     let freed = input.aged.plus(input.freed).plus(freed);
-    let used = input.disk.as_ref().map_or(ByteSize::ZERO, |disk| disk.used).saturating_sub(freed.bytes);
+    let used = input.disk.as_ref().map_or(ByteSize::ZERO, DiskUse::used).saturating_sub(freed.bytes);
     shortfall.others = used.saturating_sub(images);
     shortfall
 }

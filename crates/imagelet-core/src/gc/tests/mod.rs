@@ -17,6 +17,7 @@ use std::{
 use self::vectors::Scripted;
 use super::*;
 use crate::{
+    disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeError, RuntimeErrorKind, Sandbox},
     testing::{FakeRuntime, Way},

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
-    gc::{DiskUse, GcOrder, GcPolicy, InodeMarks},
+    disks::DiskUse,
+    gc::{GcOrder, GcPolicy, InodeMarks},
     image::{Image, ImageId, ImageSpec, ImageUser, Percent},
     inventory::{ImageOrigin, UseHistory},
     runtime::{LayerFacts, LayerGraph},

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use crate::{
-    disks::DiskUsage,
+    disks::{DiskProbe, DiskUse},
     gc::*,
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
     runtime::{
@@ -389,15 +389,16 @@ async fn every_vector_of_thresholds_holds_in_both_ways() {
 
 /// The steps of the kubelet's collection, whose amount may be negative.
 fn kubelets_threshold(policy: GcPolicy, capacity: Option<u64>, available: Option<u64>) -> Value {
-    let mut found = json!({"clamped": DiskUsage::cuts(capacity.unwrap_or(0), available.unwrap_or(0))});
-    let Ok(full) = DiskUsage::of(capacity, available) else {
+    let (capacity, available) = (ByteSize(capacity.unwrap_or(0)), ByteSize(available.unwrap_or(0)));
+    let disk = DiskUse::of(capacity, available);
+    let mut found = json!({"clamped": disk.available < available});
+    if capacity == ByteSize::ZERO {
         return failed_threshold(found, &GcError::NoCapacity);
-    };
-    assert_eq!(found["clamped"], full.is_cut());
-    let is_triggered = full.used_percent() >= policy.high().get();
-    (found["usage_percent"], found["triggered"]) = (full.used_percent().into(), is_triggered.into());
+    }
+    let is_triggered = disk.used_percent() >= policy.high().get();
+    (found["usage_percent"], found["triggered"]) = (disk.used_percent().into(), is_triggered.into());
     if is_triggered {
-        found["amount_to_free"] = i64::try_from(full.excess(policy.low().get())).unwrap().into();
+        found["amount_to_free"] = policy.excess(&disk).into();
     }
     found
 }

@@ -177,7 +177,7 @@ fn a_kubelets_eviction_settings_are_taken_as_they_are() {
     assert_eq!(shown["evictionHard"], (hard, format!("{}:2", path.display())));
     assert_eq!(shown["tracing.samplingRatePerMillion"].0, json!(5));
     let settings = sources.settings().expect("it holds");
-    let signals: Vec<&str> = settings.node.thresholds.iter().map(|it| it.signal.name()).collect();
+    let signals: Vec<String> = settings.node.thresholds.iter().map(|it| it.signal.to_string()).collect();
     assert_eq!(signals.len(), 5, "the defaults of the others stay: {signals:?}");
     assert_eq!(settings.node.image_endpoint, "unix:///run/imagelet/imagelet.sock");
     assert!(matches!(settings.backend, Backend::Embedded(_)), "it is the kubelet's, not ours");

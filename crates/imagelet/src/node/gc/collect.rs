@@ -211,7 +211,7 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     Collected {
         dry_run,
         used_percent_before: report.disk_before.used_percent(),
-        used_percent_after: report.disk_after.as_ref().map(imagelet_core::gc::DiskUse::used_percent),
+        used_percent_after: report.disk_after.as_ref().map(imagelet_core::disks::DiskUse::used_percent),
         high_percent: request.policy.high().get(),
         low_percent: request.policy.low().get(),
         wanted: report.goal_bytes.map(|bytes| bytes.0),

@@ -1,12 +1,11 @@
 //! Usage of the node's disks, and the kubelet's eviction thresholds that it crosses.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use imagelet_core::{
-    disks::{
-        DiskStats, FsInfo, FsLookup as _, FsStats, OsLookup, StatsError, has_dedicated_images, image_device, look,
-    },
-    eviction::{Layout, Observation, Observations, Signal, Threshold, met, reclaim_order, with_containerfs},
+    disks::{DiskProbe as _, DiskStats, DiskUse, StatVfs},
+    eviction::{Layout, Signal, Threshold},
+    runtime::ImageFilesystems,
 };
 
 use crate::{api::ThresholdRow, node::local::LocalNode};
@@ -26,104 +25,88 @@ pub(crate) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pr
     let settings = node.settings();
     // The kubelet assumes one file system for a CRI runtime, except for CRI-O, which it detects by its socket.
     let splits = !settings.compatibility.is_kubelet() || settings.node.splits_disks;
-    let stats = match look(&node.parts.runtime, Arc::new(OsLookup), splits).await {
-        Ok(stats) => stats,
+    let reported = match node.parts.runtime.filesystem().await {
+        Ok(reported) => reported,
         Err(error) => {
-            problems.push(match error {
-                StatsError::Runtime(error) => error.chain(),
-                other @ StatsError::Other(_) => other.to_string(),
-            });
+            problems.push(error.chain());
             return Pressure::default();
         }
     };
-    let told = node.parts.runtime.filesystem().await.map(|told| FsInfo::from(&told)).unwrap_or_default();
     let thresholds = settings.node.thresholds.clone();
-    let seen = tokio::task::spawn_blocking(move || judge(&stats, &told, thresholds)).await;
-    seen.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    let judged = tokio::task::spawn_blocking(move || judge(&reported, splits, thresholds)).await;
+    judged.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())).unwrap_or_else(|problem| {
+        problems.push(problem);
+        Pressure::default()
+    })
 }
 
-fn judge(stats: &DiskStats, told: &FsInfo, thresholds: Vec<Threshold>) -> Pressure {
+fn judge(reported: &ImageFilesystems, splits: bool, thresholds: Vec<Threshold>) -> Result<Pressure, String> {
+    let stats = DiskStats::measure(reported, &StatVfs, splits).map_err(|error| error.to_string())?;
     let kubelet_root = if Path::new(KUBELET_ROOT).exists() { KUBELET_ROOT } else { "/" };
-    let root = OsLookup.look(Path::new(kubelet_root)).ok();
-    // Where the image directory is not visible, it counts as the same disk.
-    let device = image_device(told, &OsLookup).ok();
-    let is_dedicated =
-        root.as_ref().zip(device).is_some_and(|(root, device)| has_dedicated_images(&root.device, &device, stats));
+    let root = StatVfs.look(Path::new(kubelet_root)).ok();
+    // Where a disk is not visible, it counts as the same.
+    let is_dedicated = root.as_ref().is_some_and(|root| stats.has_dedicated_images(&root.device));
     let layout = Layout::of(is_dedicated, stats.images != stats.containers);
-    let mut observed = Observations::new();
-    let mut observe = |signal, capacity: Option<u64>, available: Option<u64>| {
-        if let (Some(capacity), Some(available)) = (capacity, available) {
-            observed.insert(signal, Observation { capacity, available });
-        }
-    };
-    let bytes = |stats: &FsStats| (stats.capacity_bytes, stats.available_bytes);
-    let inodes = |stats: &FsStats| (stats.inodes, stats.inodes_free);
-    for (signal, (capacity, available)) in [
-        (Signal::ImagefsAvailable, bytes(&stats.images)),
-        (Signal::ImagefsInodesFree, inodes(&stats.images)),
-        (Signal::ContainerfsAvailable, bytes(&stats.containers)),
-        (Signal::ContainerfsInodesFree, inodes(&stats.containers)),
-        (Signal::NodefsAvailable, root.as_ref().map_or((None, None), |it| (Some(it.capacity), Some(it.available)))),
-        (Signal::NodefsInodesFree, root.as_ref().map_or((None, None), |it| (it.inodes, it.inodes_free))),
-    ] {
-        observe(signal, capacity, available);
-    }
-    let (thresholds, warning) = with_containerfs(thresholds, layout);
+    let (thresholds, warning) = layout.with_containerfs(thresholds);
     if let Some(warning) = warning {
         tracing::warn!(warning, "the thresholds of the writable layers' file system follow from others");
     }
-    // Memory and processes are not measured here.
-    let of_disks: Vec<Threshold> = thresholds.into_iter().filter(|it| observed.contains_key(&it.signal)).collect();
-    let crossed = met(&of_disks, &observed, false);
-    let row = |threshold: &Threshold| {
-        let is_met = crossed.contains(&threshold);
-        let reclaim = if is_met { reclaim_order(layout, threshold.signal) } else { &[] };
-        ThresholdRow {
-            signal: threshold.signal.name().into(),
-            less_than: threshold.value.to_string(),
-            grace_seconds: threshold.grace.map(|grace| grace.as_secs()),
-            met: is_met,
-            reclaims: reclaim.iter().map(|it| it.name().into()).collect(),
-        }
-    };
-    let thresholds = of_disks.iter().map(row).collect();
-    Pressure { stats: Some(stats.clone()), layout: Some(layout), thresholds }
+    let rows = thresholds.iter().filter_map(|it| row(it, layout, &stats, root.as_ref())).collect();
+    Ok(Pressure { stats: Some(stats), layout: Some(layout), thresholds: rows })
+}
+
+/// `None`: the signal is not measured here, as memory and processes.
+fn row(threshold: &Threshold, layout: Layout, stats: &DiskStats, root: Option<&DiskUse>) -> Option<ThresholdRow> {
+    let bytes = |disk: &DiskUse| Some((disk.capacity.0, disk.available.0));
+    let inodes = |disk: &DiskUse| disk.inodes.zip(disk.inodes_free);
+    let (images, containers) = (stats.images.disk.as_ref(), stats.containers.disk.as_ref());
+    let (capacity, available) = match threshold.signal {
+        Signal::ImagefsAvailable => images.and_then(bytes),
+        Signal::ImagefsInodesFree => images.and_then(inodes),
+        Signal::ContainerfsAvailable => containers.and_then(bytes),
+        Signal::ContainerfsInodesFree => containers.and_then(inodes),
+        Signal::NodefsAvailable => root.and_then(bytes),
+        Signal::NodefsInodesFree => root.and_then(inodes),
+        Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable | Signal::PidAvailable => None,
+    }?;
+    let met = threshold.is_met(capacity, available);
+    let reclaims = if met { layout.reclaims(threshold.signal) } else { &[] };
+    Some(ThresholdRow {
+        signal: threshold.signal.to_string(),
+        less_than: threshold.text.clone(),
+        grace_seconds: threshold.grace.map(|grace| grace.as_secs()),
+        met,
+        reclaims: reclaims.iter().map(|it| (*it).into()).collect(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::eviction::{Amount, Quantity};
+    use std::time::SystemTime;
+
+    use imagelet_core::{
+        disks::FsStats,
+        eviction::{SignalTexts, ThresholdTexts, thresholds},
+        image::ByteSize,
+    };
 
     use super::*;
 
-    fn stats(available: u64) -> DiskStats {
-        let images = FsStats {
-            capacity_bytes: Some(1000),
-            available_bytes: Some(available),
-            inodes: Some(100),
-            inodes_free: Some(50),
-            ..FsStats::default()
-        };
-        DiskStats { containers: images.clone(), images }
-    }
-
     #[test]
-    fn a_crossed_threshold_tells_what_would_be_reclaimed() {
-        let threshold = |signal, value| Threshold { signal, value, grace: None, reclaim_min: None };
-        let thresholds = vec![
-            threshold(Signal::ImagefsAvailable, Amount::Fraction(0.15)),
-            threshold(Signal::ImagefsInodesFree, Amount::Quantity(Quantity::whole(50))),
-            threshold(Signal::MemoryAvailable, Amount::Quantity(Quantity::whole(1))),
-        ];
-        let seen = judge(&stats(149), &FsInfo::default(), thresholds);
-        let told: Vec<(&str, &str, bool, usize)> = seen
-            .thresholds
-            .iter()
-            .map(|it| (it.signal.as_str(), it.less_than.as_str(), it.met, it.reclaims.len()))
-            .collect();
-        // Thresholds on images apply to writable layers too: no disk is reported as separate.
-        assert_eq!(told[0], ("imagefs.available", "15%", true, 2));
-        assert_eq!(told[1], ("imagefs.inodesFree", "50", false, 0));
-        assert!(told.iter().all(|it| !it.0.starts_with("memory")));
+    fn a_crossed_threshold_names_what_would_be_reclaimed() {
+        let disk = DiskUse { inodes: Some(100), inodes_free: Some(50), ..DiskUse::of(ByteSize(1000), ByteSize(149)) };
+        let images =
+            FsStats { measured_at: SystemTime::UNIX_EPOCH, used: ByteSize(1), inodes_used: None, disk: Some(disk) };
+        let stats = DiskStats { containers: images.clone(), images };
+        let texts = [("imagefs.available", "15%"), ("imagefs.inodesFree", "50"), ("memory.available", "1")];
+        let hard = texts.into_iter().map(|(signal, text)| (signal.to_owned(), text.to_owned())).collect();
+        let none = SignalTexts::new();
+        let texts = ThresholdTexts { hard: &hard, soft: &none, soft_grace: &none, reclaim_min: &none };
+        let limits = thresholds(texts).expect("thresholds");
+        let rows: Vec<ThresholdRow> =
+            limits.iter().filter_map(|it| row(it, Layout::DedicatedImages, &stats, None)).collect();
+        let shown = rows.iter().map(|it| (it.signal.as_str(), it.less_than.as_str(), it.met, it.reclaims.len()));
+        let expected = [("imagefs.available", "15%", true, 2), ("imagefs.inodesFree", "50", false, 0)];
+        assert!(shown.eq(expected), "memory is not measured: {rows:?}");
     }
 }

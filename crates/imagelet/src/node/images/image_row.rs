@@ -68,13 +68,14 @@ impl ImageRow {
 
 impl From<&FsStats> for FsRow {
     fn from(stats: &FsStats) -> Self {
+        let disk = stats.disk.as_ref();
         Self {
-            time: jiff::Timestamp::from_nanosecond(stats.time.into()).ok().map(|time| time.to_string()),
-            available_bytes: stats.available_bytes,
-            capacity_bytes: stats.capacity_bytes,
-            used_bytes: stats.used_bytes,
-            inodes_free: stats.inodes_free,
-            inodes: stats.inodes,
+            time: jiff::Timestamp::try_from(stats.measured_at).ok().map(|time| time.to_string()),
+            available_bytes: disk.map(|disk| disk.available.0),
+            capacity_bytes: disk.map(|disk| disk.capacity.0),
+            used_bytes: Some(stats.used.0),
+            inodes_free: disk.and_then(|disk| disk.inodes_free),
+            inodes: disk.and_then(|disk| disk.inodes),
             inodes_used: stats.inodes_used,
         }
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use async_trait::async_trait;
 use imagelet_core::{
-    gc::{DiskProbe as _, DiskUse, StatVfs},
+    disks::{DiskProbe as _, DiskUse, StatVfs},
     image::ByteSize,
     runtime::Certainty,
 };
