@@ -254,7 +254,7 @@ def streams():
     write("framing", "gzip-of-gzip", gzip.compress(member(layer), mtime=0))
 
 
-# Recipes of layers: what it is, where, and where else; see `fuzzing/whiteouts.rs`.
+# Recipes of layers: what it is, where, and where else; see `crates/imagelet-oci/tests/fuzz/whiteouts.rs`.
 
 
 def recipes():

@@ -5,7 +5,10 @@ use std::{path::Path, sync::OnceLock};
 
 pub use libfuzzer_sys;
 
-use imagelet_oci::fuzzing::{self, Target};
+#[path = "../../crates/imagelet-oci/tests/fuzz/mod.rs"]
+mod fuzz;
+
+use fuzz::{TARGETS, Target};
 
 /// Of so many mutations one is libFuzzer's own; the others know the format.
 const FOREIGN_MUTATIONS: u32 = 3;
@@ -45,7 +48,7 @@ pub fn mutate(name: &str, data: &mut [u8], size: usize, size_max: usize, seed: u
 }
 
 fn target(name: &str) -> &'static Target {
-    fuzzing::TARGETS.iter().find(|target| target.name == name).expect("each binary is called as a target")
+    TARGETS.iter().find(|target| target.name == name).expect("each binary is called as a target")
 }
 
 /// Where unpackers may write: memory, so that no disk is worn.

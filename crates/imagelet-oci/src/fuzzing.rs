@@ -1,89 +1,175 @@
-//! What fuzzers call: for each format from outside one check of any bytes and one mutator that knows the format.
+//! The private functions that fuzz targets check, in plain types.
 //!
-//! The targets in `fuzz/` and the replay in `tests/fuzz_replay.rs` call these functions. A check panics on a broken
-//! invariant; a rejected input is never a finding. The program itself does not call this module.
+//! `tests/fuzz/` has the checks. The program itself does not call this module.
 
-mod archive;
-mod blocks;
-mod disk;
-mod documents;
-mod file_manifest;
-mod framing;
-mod gunzip;
-mod model;
-mod mutation;
-mod names;
-mod whiteouts;
+use std::{
+    error::Error,
+    io::{self, BufRead, Read as _},
+    os::fd::BorrowedFd,
+    sync::Arc,
+};
 
-use std::{error::Error, path::Path};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, header};
+use imagelet_core::{
+    image::{Digest, DigestAlgorithm, Platform},
+    runtime::RuntimeError,
+};
+use tokio::sync::mpsc;
 
-use self::mutation::Dice;
+use crate::{
+    admission::WrittenBytes,
+    hash::Hash,
+    manifest::{Descriptor, ImageConfig, ManifestDocument},
+    pipeline::{
+        Stopped,
+        buffer_pool::{BlockReader, Expansion, queue},
+        frames::{Frame, Intake},
+        inflate::{Bounds, inflate},
+    },
+    registry::{ReaderWait, challenges},
+    unpack::{
+        EntryRules, LayerMemory, OverlayForm, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer,
+        xattrs_at,
+    },
+};
 
-/// Longer inputs are cut: short ones find the same defects, and a run stays short.
-pub const INPUT_MAX: usize = 64 << 10;
-const MESSAGE_MAX: usize = 4096;
+/// Limits of an unpack that a short archive reaches.
+pub const SMALL_ENTRIES_MAX: u64 = 200;
+pub const SMALL_BYTES_MAX: u64 = 1 << 20;
+const SMALL_MEMORY: u64 = 256 << 10;
+const MEMORY: u64 = 64 << 20;
 
-/// One format under test.
+/// An accepted manifest or index.
 #[derive(Debug)]
-pub struct Target {
-    /// The binary in `fuzz/`, and the folder of its seeds.
-    pub name: &'static str,
-    check: fn(&[u8], &Path),
-    mutate: fn(&mut Vec<u8>, &mut Dice),
-    repair: fn(&mut [u8]),
+pub struct Document {
+    pub is_index: bool,
+    pub media_type: String,
+    /// Digest, size and media type of the configuration and the layers, or of the entries.
+    pub descriptors: Vec<(Digest, u64, String)>,
+    /// Why it is no image, or has none for a platform.
+    pub refusals: Vec<RuntimeError>,
 }
 
-/// All targets.
-pub const TARGETS: [Target; 6] = [
-    Target { name: "tar", check: archive::check, mutate: blocks::mutate, repair: blocks::repair },
-    Target { name: "manifest", check: documents::check, mutate: documents::mutate, repair: leave },
-    Target { name: "framing", check: framing::check, mutate: framing::mutate, repair: gunzip::repair },
-    Target { name: "whiteouts", check: whiteouts::check, mutate: whiteouts::mutate, repair: leave },
-    Target { name: "reference", check: names::check_reference, mutate: names::mutate_reference, repair: leave },
-    Target { name: "challenge", check: names::check_challenge, mutate: names::mutate_challenge, repair: leave },
-];
-
-impl Target {
-    /// Checks one input. `folder` is the caller's, initially empty, and reusable.
-    ///
-    /// # Panics
-    /// On a broken invariant: a finding.
-    pub fn run(&self, bytes: &[u8], folder: &Path) {
-        (self.check)(&bytes[..bytes.len().min(INPUT_MAX)], folder);
-    }
-
-    /// Mutates an input, deterministically for a seed.
-    pub fn mutate(&self, bytes: &mut Vec<u8>, seed: u64) {
-        (self.mutate)(bytes, &mut Dice::new(seed));
-        bytes.truncate(INPUT_MAX);
-        self.repair(bytes);
-    }
-
-    /// Corrects checksums that would end the parsing of a mutated input early.
-    pub fn repair(&self, bytes: &mut [u8]) {
-        (self.repair)(bytes);
-    }
+pub fn manifest(bytes: &[u8], content_type: &str, platforms: &[Platform]) -> Result<Document, RuntimeError> {
+    let document = ManifestDocument::parse(bytes, content_type)?;
+    let (descriptors, refusals) = match &document {
+        ManifestDocument::Image(manifest) => {
+            let descriptors: Vec<&Descriptor> = std::iter::once(&manifest.config).chain(&manifest.layers).collect();
+            (descriptors, manifest.check_is_image().err().into_iter().collect())
+        }
+        ManifestDocument::Index(index) => (
+            index.manifests.iter().collect(),
+            platforms.iter().filter_map(|platform| index.choose(platform).err()).collect(),
+        ),
+    };
+    Ok(Document {
+        is_index: matches!(document, ManifestDocument::Index(_)),
+        media_type: ManifestDocument::media_type(bytes, content_type, &document),
+        descriptors: descriptors
+            .into_iter()
+            .map(|part| (part.digest.clone(), part.size, part.media_type.clone()))
+            .collect(),
+        refusals,
+    })
 }
 
-fn leave(_: &mut [u8]) {}
-
-/// An error message fits a log line: bounded, and on one line.
-fn assert_tellable(error: &dyn Error) {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let text = error.to_string();
-        assert!(
-            text.len() <= MESSAGE_MAX,
-            "a message of {} bytes: {}",
-            text.len(),
-            &text[..text.floor_char_boundary(200)]
-        );
-        assert!(!text.contains(char::is_control), "a message with control characters: {text:?}");
-        cause = error.source();
-    }
+/// The diff-ids of a configuration, and why it does not run on a platform.
+pub fn config(bytes: &[u8], platforms: &[Platform]) -> Result<(Vec<Digest>, Vec<RuntimeError>), RuntimeError> {
+    let config = ImageConfig::parse(bytes)?;
+    let refusals = platforms.iter().filter_map(|platform| config.check_platform(platform).err()).collect();
+    Ok((config.diff_ids, refusals))
 }
 
-/// A number that depends on all bytes, for choices within a check.
-fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+/// Scheme and parameters of each challenge.
+pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<(String, Vec<(String, String)>)>, Box<dyn Error>> {
+    let headers: HeaderMap = values.iter().map(|value| (header::WWW_AUTHENTICATE, value.clone())).collect();
+    Ok(challenges(&headers)?.into_iter().map(|challenge| (challenge.scheme, challenge.parameters)).collect())
+}
+
+#[derive(Debug)]
+pub struct Inflated {
+    pub outcome: Result<(), RuntimeError>,
+    pub bytes: Vec<u8>,
+    /// The next stage received the end mark.
+    pub ended: bool,
+}
+
+/// Inflates frames of `frame` bytes.
+pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
+    let (sender, frames) = mpsc::channel(compressed.len().div_ceil(frame) + 1);
+    let parts = compressed.chunks(frame).map(|part| Frame::Bytes(Bytes::copy_from_slice(part)));
+    for frame in parts.chain([Frame::End]) {
+        sender.try_send(frame).expect("the queue holds all frames");
+    }
+    let intake =
+        Intake { frames, reader_wait: ReaderWait::default(), keep: None, written_bytes: WrittenBytes::default() };
+    let memory = LayerMemory::of_its_own(MEMORY);
+    let (blocks, out) = queue(&memory);
+    let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
+    let mut bytes = Vec::new();
+    let (outcome, ended) = std::thread::scope(|scope| {
+        let inflater = scope.spawn(move || inflate(intake, &blocks, bounds).1);
+        let ended = BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).read_to_end(&mut bytes).is_ok();
+        (inflater.join().expect("inflating does not panic"), ended)
+    });
+    let outcome = outcome.map(drop).map_err(|stopped| match stopped {
+        Stopped::Failed(error) => error,
+        Stopped::Downstream => RuntimeError::defect("the reader was not dropped"),
+    });
+    Inflated { outcome, bytes, ended }
+}
+
+#[derive(Debug, Clone)]
+pub struct Unpacked {
+    pub entries: u64,
+    pub bytes: u64,
+    pub disk_bytes: u64,
+    pub root_opaque: bool,
+    pub implicit_directories: Vec<Vec<u8>>,
+    /// Paths of ownership records, and whether each is a device that was not made.
+    pub ownership: Vec<(String, bool)>,
+}
+
+/// Unpacks an archive as root or as another user; `record` gets each path with its record in `files.list`.
+pub fn unpack(
+    archive: &mut dyn BufRead,
+    root: BorrowedFd<'_>,
+    (as_root, is_small): (bool, bool),
+    record: &mut dyn FnMut(&[u8], &[u8]),
+) -> Result<Unpacked, Box<dyn Error>> {
+    let (ownership, overlay) =
+        if as_root { (Ownership::Apply, OverlayForm::Trusted) } else { (Ownership::Record, OverlayForm::User) };
+    let mut limits = UnpackLimits::default();
+    if is_small {
+        (limits.entries_max, limits.bytes_max) = (SMALL_ENTRIES_MAX, SMALL_BYTES_MAX);
+        (limits.header_max, limits.depth_max, limits.ranges_max) = (16 << 10, 64, 64);
+    }
+    let options = UnpackOptions {
+        ownership,
+        overlay,
+        rules: EntryRules::Own,
+        limits,
+        umask: process_umask(),
+        memory: LayerMemory::of_its_own(if is_small { SMALL_MEMORY } else { MEMORY }),
+        cancelled: Arc::default(),
+    };
+    let mut encoded = |path: &[u8], entry| {
+        record(path, &postcard::to_stdvec(&entry).map_err(io::Error::other)?);
+        Ok(())
+    };
+    let report = unpack_layer(archive, root, &options, Some(&mut encoded))?;
+    Ok(Unpacked {
+        entries: report.entries,
+        bytes: report.bytes,
+        disk_bytes: report.disk_bytes,
+        root_opaque: report.root_opaque,
+        implicit_directories: report.implicit_directories,
+        ownership: report.ownership.into_iter().map(|record| (record.path, record.device.is_some())).collect(),
+    })
+}
+
+/// The digest of a file's extended attributes in `files.list`.
+pub fn xattrs_sum(parent: BorrowedFd<'_>, name: &[u8]) -> Option<u128> {
+    xattrs_at(parent, name).expect("attributes can be read")
 }

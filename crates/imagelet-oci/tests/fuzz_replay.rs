@@ -6,7 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_oci::fuzzing::{TARGETS, Target};
+mod fuzz;
+
+use self::fuzz::{TARGETS, Target};
 
 /// Mutations of a target's files in one run.
 const MUTATIONS: u64 = 3000;
@@ -14,7 +16,7 @@ const MUTATIONS: u64 = 3000;
 const GENERATIONS: u64 = 4;
 
 #[test]
-fn tar_archives_stay_in_their_folder_and_are_told_truly() {
+fn tar_archives_stay_in_their_folder_and_are_reported_as_they_are() {
     replay("tar");
 }
 
@@ -68,8 +70,8 @@ fn a_finding_is_kept_and_named() {
     }
     let home = tempfile::tempdir().unwrap();
     assert_eq!(attempt(panics, b"ab", &home.path().join("kept")), None);
-    let told = attempt(panics, b"abc", &home.path().join("kept")).expect("a finding");
-    assert!(told.contains("kept"), "{told}");
+    let report = attempt(panics, b"abc", &home.path().join("kept")).expect("a finding");
+    assert!(report.contains("kept"), "{report}");
     assert_eq!(fs::read(home.path().join("kept")).unwrap(), b"abc");
 }
 
@@ -80,8 +82,8 @@ fn replay(name: &str) {
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}"));
     let files = files(name);
     for (path, bytes) in &files {
-        if let Some(told) = attempt(run, bytes, &kept) {
-            panic!("`{}`: {told}", path.display());
+        if let Some(report) = attempt(run, bytes, &kept) {
+            panic!("`{}`: {report}", path.display());
         }
     }
     let count = u64::try_from(files.len()).unwrap();
@@ -97,13 +99,13 @@ fn replay(name: &str) {
 fn mutate(target: &Target, path: &Path, mut bytes: Vec<u8>, round: u64, (run, kept): (&impl Fn(&[u8]), &Path)) {
     for generation in 0..GENERATIONS {
         target.mutate(&mut bytes, round * GENERATIONS + generation);
-        if let Some(told) = attempt(run, &bytes, kept) {
-            panic!("`{}`, mutation {generation} of round {round}: {told}", path.display());
+        if let Some(report) = attempt(run, &bytes, kept) {
+            panic!("`{}`, mutation {generation} of round {round}: {report}", path.display());
         }
     }
 }
 
-/// Runs one check. A finding is written to a file and told.
+/// Runs one check. A finding is written to a file and reported.
 fn attempt(run: impl Fn(&[u8]), bytes: &[u8], kept: &Path) -> Option<String> {
     let panic = catch_unwind(AssertUnwindSafe(|| run(bytes))).err()?;
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref().copied());

@@ -8,20 +8,20 @@ use tokio::{sync::mpsc, time::Instant};
 use crate::{admission::WrittenBytes, registry::ReaderWait, store::BlobWriter};
 
 #[derive(Debug)]
-pub(super) enum Frame {
+pub(crate) enum Frame {
     Bytes(Bytes),
     /// The blob is complete and verified; a queue that closes without this mark was cut.
     End,
 }
 
 #[derive(Debug)]
-pub(super) struct Intake {
-    pub(super) frames: mpsc::Receiver<Frame>,
-    pub(super) reader_wait: ReaderWait,
+pub(crate) struct Intake {
+    pub(crate) frames: mpsc::Receiver<Frame>,
+    pub(crate) reader_wait: ReaderWait,
     /// A copy of the compressed bytes is written here.
-    pub(super) keep: Option<BlobWriter>,
+    pub(crate) keep: Option<BlobWriter>,
     /// Counts those bytes.
-    pub(super) written_bytes: WrittenBytes,
+    pub(crate) written_bytes: WrittenBytes,
 }
 
 impl Intake {
@@ -36,22 +36,22 @@ impl Intake {
     }
 }
 
-pub(super) struct FrameReader {
-    pub(super) intake: Intake,
+pub(crate) struct FrameReader {
+    pub(crate) intake: Intake,
     current: Bytes,
-    pub(super) ended: bool,
-    pub(super) cut: bool,
+    pub(crate) ended: bool,
+    pub(crate) cut: bool,
     /// Why the copy could not be written.
-    pub(super) unwritten: Option<io::Error>,
+    pub(crate) unwritten: Option<io::Error>,
 }
 
 impl FrameReader {
-    pub(super) fn new(intake: Intake) -> Self {
+    pub(crate) fn new(intake: Intake) -> Self {
         Self { intake, current: Bytes::new(), ended: false, cut: false, unwritten: None }
     }
 
     /// The next bytes without consuming them, at least `length` unless fewer are left.
-    pub(super) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
+    pub(crate) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
         self.fill_buf()?;
         while self.current.len() < length && !self.ended {
             let head = std::mem::take(&mut self.current);

@@ -23,15 +23,15 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const MAGIC_LENGTH: usize = 4;
 
 #[derive(Debug)]
-pub(super) struct Bounds {
-    pub(super) expansion: Expansion,
-    pub(super) memory: Arc<LayerMemory>,
-    pub(super) cancelled: Arc<AtomicBool>,
+pub(crate) struct Bounds {
+    pub(crate) expansion: Expansion,
+    pub(crate) memory: Arc<LayerMemory>,
+    pub(crate) cancelled: Arc<AtomicBool>,
 }
 
 /// Inflates until the end mark; returns the copy of the blob and the source. The first bytes decide the compression,
 /// as in every runtime.
-pub(super) fn inflate(
+pub(crate) fn inflate(
     intake: Intake,
     blocks: &BlockWriter,
     bounds: Bounds,

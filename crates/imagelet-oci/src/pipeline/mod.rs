@@ -5,13 +5,11 @@
 //! memory does not grow with the layer. Dropping the future closes the first queue without its end mark; the threads
 //! treat that as a failure, stop, and remove the staging folder.
 
-mod buffer_pool;
+pub(crate) mod buffer_pool;
 mod fetch;
-mod frames;
-mod inflate;
+pub(crate) mod frames;
+pub(crate) mod inflate;
 mod places;
-#[cfg(feature = "fuzzing")]
-pub(crate) mod testing;
 mod unpacking;
 mod zstd_window;
 

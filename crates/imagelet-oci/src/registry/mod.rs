@@ -21,8 +21,6 @@ mod hosts;
 mod pull_session;
 mod request;
 mod resolve;
-#[cfg(feature = "fuzzing")]
-pub(crate) mod testing;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -36,6 +34,8 @@ use self::{
     connection::{reception::Reception, tls::Clients, transport::Transport},
 };
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::auth::challenge::challenges;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::reception::Trickle;
 pub(crate) use self::pull_session::PullSession;

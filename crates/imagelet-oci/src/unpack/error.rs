@@ -39,13 +39,6 @@ pub(crate) enum UnpackErrorKind {
     Cancelled,
 }
 
-impl UnpackError {
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn io_error(&self) -> Option<&io::Error> {
-        self.source.as_ref()
-    }
-}
-
 /// An error without its entry.
 #[derive(Debug)]
 pub(crate) enum Fault {

@@ -10,7 +10,7 @@ const PARAMETERS_MAX: usize = 16;
 pub(crate) struct Challenge {
     /// `basic`, `bearer`, …, in lower case.
     pub(crate) scheme: String,
-    parameters: Vec<(String, String)>,
+    pub(crate) parameters: Vec<(String, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,11 +24,6 @@ pub(crate) enum ChallengeError {
 impl Challenge {
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
-    }
-
-    #[cfg(feature = "fuzzing")]
-    pub(crate) fn parameters(&self) -> &[(String, String)] {
-        &self.parameters
     }
 }
 

@@ -15,7 +15,7 @@ fn limited(site: &Site, archive: &[u8], why: &str) {
     let error = site.unpack(archive).unwrap_err();
     assert!(matches!(error, UnpackError { kind: UnpackErrorKind::Limit | UnpackErrorKind::Full, .. }), "{error:?}");
     assert!(error.to_string().contains(why), "{error}");
-    assert!(error.io_error().is_none());
+    assert!(error.source.is_none());
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_reader_that_breaks_is_told_apart_from_the_disk() {
     let mut input = BufReader::new(bytes[..2000].chain(Broken));
     let error = site.unpack_from(&mut input).unwrap_err();
     assert!(error.kind == UnpackErrorKind::Read && error.to_string().contains("`a`"), "{error:?}");
-    assert_eq!(error.io_error().unwrap().kind(), io::ErrorKind::ConnectionReset);
+    assert_eq!(error.source.as_ref().unwrap().kind(), io::ErrorKind::ConnectionReset);
 }
 
 #[test]
@@ -188,5 +188,5 @@ fn an_error_of_the_disk_has_its_errno() {
     let archive = Archive::new().pax(&[("linkpath", "x".repeat(4096).as_bytes())]).symlink("l", "x").end();
     let error = site.unpack(&archive).unwrap_err();
     assert!(matches!(error, UnpackError { kind: UnpackErrorKind::Io, .. }), "{error:?}");
-    assert_eq!(error.io_error().unwrap().raw_os_error(), Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()));
+    assert_eq!(error.source.as_ref().unwrap().raw_os_error(), Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()));
 }

@@ -6,10 +6,10 @@ use http::HeaderValue;
 use imagelet_core::image::{Reference, default_tag, trim_tag_and_digest};
 
 use super::{
-    assert_tellable,
+    assert_short_message,
     mutation::{self, Dice},
 };
-use crate::registry::testing::challenges;
+use imagelet_oci::fuzzing::parse_challenges;
 
 /// Bounds of the grammar.
 const PATH_MAX: usize = 255;
@@ -50,14 +50,14 @@ const CHALLENGE_WORDS: [&[u8]; 12] = [
 ];
 
 /// Reads one name.
-pub(super) fn check_reference(bytes: &[u8], _: &Path) {
+pub(crate) fn check_reference(bytes: &[u8], _: &Path) {
     let text = String::from_utf8_lossy(bytes);
     let trimmed = trim_tag_and_digest(&text);
     assert!(trimmed.as_ref().is_ok_and(|name| text.starts_with(name)) || trimmed.is_err());
     let reference: Reference = match text.parse() {
         Ok(reference) => reference,
         Err(error) => {
-            assert_eq!(default_tag(&text).expect_err("a runtime is handed no name that is refused"), error);
+            assert_eq!(default_tag(&text).expect_err("no refused name reaches a runtime"), error);
             return;
         }
     };
@@ -84,12 +84,12 @@ pub(super) fn check_reference(bytes: &[u8], _: &Path) {
 }
 
 /// Reads headers, one a line.
-pub(super) fn check_challenge(bytes: &[u8], _: &Path) {
+pub(crate) fn check_challenge(bytes: &[u8], _: &Path) {
     let values: Vec<_> =
         bytes.split(|&byte| byte == b'\n').filter_map(|line| HeaderValue::from_bytes(line).ok()).collect();
-    let found = match challenges(&values) {
+    let found = match parse_challenges(&values) {
         Ok(found) => found,
-        Err(error) => return assert_tellable(&*error),
+        Err(error) => return assert_short_message(&*error),
     };
     assert!(values.iter().map(HeaderValue::len).sum::<usize>() <= HEADER_MAX && found.len() <= CHALLENGES_MAX);
     let mut written = Vec::new();
@@ -105,16 +105,16 @@ pub(super) fn check_challenge(bytes: &[u8], _: &Path) {
     }
     let written = HeaderValue::from_str(&written.join(", ")).expect("what was read from headers fits into one");
     if written.len() <= HEADER_MAX {
-        assert_eq!(challenges(&[written]).expect("written back"), found);
+        assert_eq!(parse_challenges(&[written]).expect("written back"), found);
     }
 }
 
 /// Changes letters and inserts parts of names.
-pub(super) fn mutate_reference(bytes: &mut Vec<u8>, dice: &mut Dice) {
+pub(crate) fn mutate_reference(bytes: &mut Vec<u8>, dice: &mut Dice) {
     mutation::change(bytes, dice, &REFERENCE_WORDS);
 }
 
 /// Changes letters and inserts parts of challenges.
-pub(super) fn mutate_challenge(bytes: &mut Vec<u8>, dice: &mut Dice) {
+pub(crate) fn mutate_challenge(bytes: &mut Vec<u8>, dice: &mut Dice) {
     mutation::change(bytes, dice, &CHALLENGE_WORDS);
 }

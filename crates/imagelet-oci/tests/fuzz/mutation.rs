@@ -7,19 +7,19 @@ const CHANGES_MAX: usize = 4;
 /// Longest range that is moved at once.
 const RANGE_MAX: usize = 1024;
 /// Bytes that parsers treat in a way of their own.
-const TELLING: &[u8] = b"\0\x01\x7f\x80\xff 0179/.:;,=@[]{}\"\\-_+\n\r\t";
+const NOTABLE: &[u8] = b"\0\x01\x7f\x80\xff 0179/.:;,=@[]{}\"\\-_+\n\r\t";
 
 /// A sequence of numbers that a seed decides.
 #[derive(Debug)]
-pub(super) struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Dice(seed)
     }
 
     /// SplitMix64.
-    pub(super) fn roll(&mut self) -> u64 {
+    pub(crate) fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,22 +28,22 @@ impl Dice {
     }
 
     /// A number below `end`; 0 where there is none.
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         let end = u64::try_from(end.max(1)).expect("a length fits in 64 bits");
         usize::try_from(self.roll() % end).expect("is below a length")
     }
 
-    pub(super) fn byte(&mut self) -> u8 {
+    pub(crate) fn byte(&mut self) -> u8 {
         self.roll().to_le_bytes()[0]
     }
 
-    pub(super) fn pick<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
+    pub(crate) fn pick<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
         choices[self.below(choices.len())]
     }
 }
 
 /// Changes bytes here and there. `words` are worth inserting.
-pub(super) fn change(bytes: &mut Vec<u8>, dice: &mut Dice, words: &[&[u8]]) {
+pub(crate) fn change(bytes: &mut Vec<u8>, dice: &mut Dice, words: &[&[u8]]) {
     for _ in 0..=dice.below(CHANGES_MAX) {
         change_once(bytes, dice, words);
     }
@@ -57,7 +57,7 @@ fn change_once(bytes: &mut Vec<u8>, dice: &mut Dice, words: &[&[u8]]) {
         0 if words.is_empty() => bytes.insert(at, dice.byte()),
         0 => insert(bytes, at, dice.pick(words)),
         1 => bytes[at] ^= 1 << dice.below(8),
-        2 => bytes[at] = TELLING[dice.below(TELLING.len())],
+        2 => bytes[at] = NOTABLE[dice.below(NOTABLE.len())],
         3 => bytes[at] = dice.byte(),
         4 => drop(bytes.drain(range)),
         5 => {
@@ -80,7 +80,7 @@ fn change_once(bytes: &mut Vec<u8>, dice: &mut Dice, words: &[&[u8]]) {
 }
 
 /// Inserts as long as the input does not grow too long.
-pub(super) fn insert(bytes: &mut Vec<u8>, at: usize, more: &[u8]) {
+pub(crate) fn insert(bytes: &mut Vec<u8>, at: usize, more: &[u8]) {
     if bytes.len() + more.len() <= INPUT_MAX {
         bytes.splice(at..at, more.iter().copied());
     }

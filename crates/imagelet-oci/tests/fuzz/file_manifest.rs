@@ -1,20 +1,49 @@
-//! Whether what was listed while a layer was unpacked is what stands on disk: else a whole layer would count as damaged.
+//! Whether the file manifest of an unpacked layer is what stands on disk: else a whole layer would count as damaged.
 
 use std::collections::BTreeMap;
 
 use rustix::fs::FileType;
+use serde::Deserialize;
 use twox_hash::xxhash3_128::Hasher;
 
 use super::disk::{Node, Nodes};
-use crate::unpack::{FileEntry, FileEntryKind, FileRecord};
 
-/// Hears what is listed, and keeps the last line of each path.
+/// The records of `files.list`, as any reader of that file has to read them.
+#[derive(Debug, Deserialize)]
+enum FileRecord {
+    Entry(FileEntry),
+    HardLink(Vec<u8>),
+    Removed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+struct FileEntry {
+    kind: FileEntryKind,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    mtime: (i64, u32),
+    xattrs: Option<u128>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+enum FileEntryKind {
+    File { size: u64, content: u128 },
+    Sparse { size: u64, content: u128, ranges: Vec<(u64, u64)> },
+    Directory,
+    Symlink(Vec<u8>),
+    Fifo,
+    Device { block: bool, major: u32, minor: u32 },
+    Socket,
+}
+
+/// Keeps the last record of each path.
 #[derive(Debug, Default)]
-pub(super) struct Recorder(BTreeMap<Vec<u8>, FileEntry>);
+pub(crate) struct Recorder(BTreeMap<Vec<u8>, FileEntry>);
 
 impl Recorder {
-    pub(super) fn record(&mut self, path: &[u8], record: FileRecord) {
-        let entry = match record {
+    pub(crate) fn record(&mut self, path: &[u8], record: &[u8]) {
+        let entry = match postcard::from_bytes(record).expect("a record can be read") {
             FileRecord::Entry(entry) => entry,
             FileRecord::HardLink(target) => {
                 self.0.get(&target).cloned().unwrap_or_else(|| panic!("{target:?} is linked and was not listed"))
@@ -28,7 +57,7 @@ impl Recorder {
     }
 
     /// Compares all that was listed with all that stands.
-    pub(super) fn assert_lists(&self, nodes: &Nodes) {
+    pub(crate) fn assert_lists(&self, nodes: &Nodes) {
         let (listed, standing): (Vec<_>, Vec<_>) = (self.0.keys().collect(), nodes.keys().collect());
         assert_eq!(listed, standing, "listed, and on disk");
         for (path, listed) in &self.0 {

@@ -60,7 +60,7 @@ const RECORDS: [&[&[u8]]; 14] = [
 ];
 
 /// Changes entries, their fields, or plain bytes.
-pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice) {
+pub(crate) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice) {
     for _ in 0..=dice.below(4) {
         let entries = entries(bytes);
         if entries.is_empty() || dice.below(8) == 0 {
@@ -107,14 +107,14 @@ pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice) {
 }
 
 /// Makes the checksum of each header right.
-pub(super) fn repair(bytes: &mut [u8]) {
+pub(crate) fn repair(bytes: &mut [u8]) {
     for entry in entries(bytes) {
         seal(&mut bytes[entry.start..entry.start + BLOCK]);
     }
 }
 
 /// A ustar header with its checksum.
-pub(super) fn header(flag: u8, name: &[u8], link: &[u8], mtime: u64) -> Vec<u8> {
+pub(crate) fn header(flag: u8, name: &[u8], link: &[u8], mtime: u64) -> Vec<u8> {
     let mut block = vec![0; BLOCK];
     put(&mut block, 0, NAME, name);
     put(&mut block, 0, LINK, link);
@@ -128,7 +128,7 @@ pub(super) fn header(flag: u8, name: &[u8], link: &[u8], mtime: u64) -> Vec<u8> 
 }
 
 /// A header with data behind it.
-pub(super) fn file(flag: u8, name: &[u8], data: &[u8], mtime: u64) -> Vec<u8> {
+pub(crate) fn file(flag: u8, name: &[u8], data: &[u8], mtime: u64) -> Vec<u8> {
     let mut block = header(flag, name, b"", mtime);
     put(&mut block, 0, SIZE, format!("{:011o}", data.len()).as_bytes());
     seal(&mut block);

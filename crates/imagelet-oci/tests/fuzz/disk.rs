@@ -10,46 +10,46 @@ use std::{
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
-use crate::unpack::{Sum, xattrs_at};
+use imagelet_oci::fuzzing::xattrs_sum;
 
 /// All below a root, by path; the root itself is the empty one.
-pub(super) type Nodes = BTreeMap<Vec<u8>, Node>;
+pub(crate) type Nodes = BTreeMap<Vec<u8>, Node>;
 
 /// What stands at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Node {
-    pub(super) kind: FileType,
-    pub(super) stat: DiskEntry,
+pub(crate) struct Node {
+    pub(crate) kind: FileType,
+    pub(crate) stat: DiskEntry,
     /// Of a file that we may read, or where a link leads.
-    pub(super) content: Option<Vec<u8>>,
+    pub(crate) content: Option<Vec<u8>>,
     /// By full name.
-    pub(super) xattrs: BTreeMap<String, Vec<u8>>,
+    pub(crate) xattrs: BTreeMap<String, Vec<u8>>,
     /// Their digest, as listings have it.
-    pub(super) xattrs_sum: Option<Sum>,
+    pub(crate) xattrs_sum: Option<u128>,
 }
 
 /// The numbers that are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DiskEntry {
-    pub(super) inode: u64,
-    pub(super) size: u64,
-    pub(super) mode: u32,
-    pub(super) device: u64,
-    pub(super) owner: (u32, u32),
-    pub(super) mtime: (i64, u32),
+pub(crate) struct DiskEntry {
+    pub(crate) inode: u64,
+    pub(crate) size: u64,
+    pub(crate) mode: u32,
+    pub(crate) device: u64,
+    pub(crate) owner: (u32, u32),
+    pub(crate) mtime: (i64, u32),
     /// Any change shows here: it cannot be set.
-    pub(super) ctime: (i64, u64),
+    pub(crate) ctime: (i64, u64),
 }
 
 impl Node {
     /// Hides what lower layers have at its path.
-    pub(super) fn is_whiteout(&self) -> bool {
+    pub(crate) fn is_whiteout(&self) -> bool {
         let device = self.kind == FileType::CharacterDevice && self.stat.device == 0;
         device || self.xattrs.contains_key("user.overlay.whiteout")
     }
 
     /// Hides what lower layers have below its path.
-    pub(super) fn is_opaque(&self) -> bool {
+    pub(crate) fn is_opaque(&self) -> bool {
         ["trusted.overlay.opaque", "user.overlay.opaque"]
             .iter()
             .any(|name| self.xattrs.get(*name).is_some_and(|value| value == b"y"))
@@ -57,7 +57,7 @@ impl Node {
 }
 
 /// Reads all below a directory, by descriptors: paths may be longer than the kernel takes in one call.
-pub(super) fn read(root: &Path) -> Nodes {
+pub(crate) fn read(root: &Path) -> Nodes {
     let directory = File::open(root).expect("the root can be opened");
     let mut nodes = Nodes::new();
     let stat = rustix::fs::fstat(&directory).expect("the root can be looked at");
@@ -131,6 +131,5 @@ fn node(directory: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Node {
         mtime: (stat.st_mtime, u32::try_from(stat.st_mtime_nsec).expect("less than a second")),
         ctime: (stat.st_ctime, stat.st_ctime_nsec),
     };
-    let xattrs_sum = xattrs_at(directory, name).expect("attributes can be read");
-    Node { kind, stat: seen, content, xattrs, xattrs_sum }
+    Node { kind, stat: seen, content, xattrs, xattrs_sum: xattrs_sum(directory, name) }
 }

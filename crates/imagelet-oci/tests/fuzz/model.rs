@@ -1,4 +1,4 @@
-//! What a layer means, told apart from how it is unpacked: a reference for the overlay form.
+//! What a layer means, apart from how it is unpacked: a reference for the overlay form.
 //!
 //! A layer is a tree of its own, in which the last entry of a name wins, and two sets of paths: those that whiteouts
 //! hide, and directories under which nothing of lower layers is seen. Whiteouts act on lower layers only, wherever they
@@ -11,21 +11,21 @@ use std::collections::{BTreeMap, BTreeSet};
 const LINKS_MAX: u32 = 40;
 
 /// A path below the root; empty for the root.
-pub(super) type Path = Vec<&'static str>;
+pub(crate) type Path = Vec<&'static str>;
 /// What is seen when layers are merged: paths and what stands there.
-pub(super) type View = BTreeMap<Path, Thing>;
+pub(crate) type View = BTreeMap<Path, Thing>;
 
 /// What stands at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Thing {
+pub(crate) enum Thing {
     Directory,
-    /// Anything else, told from all others by a number; hard links share it.
+    /// Anything else, identified by a number; hard links share it.
     Leaf(u64),
 }
 
 /// One entry of the archive.
 #[derive(Clone, Debug)]
-pub(super) enum Step {
+pub(crate) enum Step {
     Put {
         path: Path,
         thing: Thing,
@@ -52,21 +52,21 @@ pub(super) enum Step {
 
 /// A layer as its entries mean it.
 #[derive(Debug, Default)]
-pub(super) struct Layer {
+pub(crate) struct Layer {
     own: View,
     hidden: BTreeSet<Path>,
     cut: BTreeSet<Path>,
     /// Which leaves are symbolic links.
     links: BTreeMap<u64, &'static str>,
     /// So many links in a row that the bound may be met elsewhere.
-    pub(super) winding: bool,
+    pub(crate) winding: bool,
     /// Directories that no entry names.
-    pub(super) implied: BTreeSet<Path>,
+    pub(crate) implied: BTreeSet<Path>,
 }
 
 impl Layer {
     /// The layer, and whether all its entries make sense; else the archive is to be refused.
-    pub(super) fn of(steps: &[Step]) -> (Self, bool) {
+    pub(crate) fn of(steps: &[Step]) -> (Self, bool) {
         let mut layer = Layer::default();
         let sensible = steps.iter().all(|step| layer.take(step).is_some());
         (layer, sensible)
@@ -95,7 +95,7 @@ impl Layer {
     }
 
     /// What is seen when the layer lies upon a lower one.
-    pub(super) fn upon(&self, lower: &View) -> View {
+    pub(crate) fn upon(&self, lower: &View) -> View {
         let mut view = self.own.clone();
         for (path, thing) in lower {
             let covered = (0..path.len()).any(|length| {
@@ -149,7 +149,7 @@ impl Layer {
         Some(place)
     }
 
-    /// Walks down to a directory, and makes what is missing if told so; no entry may lie below what is none.
+    /// Walks down to a directory, and makes what is missing if `make` is set; no entry may lie below another kind.
     fn walk(&mut self, path: &[&'static str], make: bool) -> Option<Path> {
         let mut here = Path::new();
         let mut ahead: Vec<&str> = path.iter().rev().copied().collect();

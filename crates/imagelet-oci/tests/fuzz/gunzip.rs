@@ -18,7 +18,7 @@ const MENDED_MAX: usize = 256 << 10;
 const STEP: usize = 32 << 10;
 
 /// All members, one after the other; `None` where a byte is wrong, missing or left over, or beyond the limit.
-pub(super) fn gunzip(mut bytes: &[u8], limit: usize) -> Option<Vec<u8>> {
+pub(crate) fn gunzip(mut bytes: &[u8], limit: usize) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     while !bytes.is_empty() {
         let member = member(bytes, limit - out.len())?;
@@ -33,7 +33,7 @@ pub(super) fn gunzip(mut bytes: &[u8], limit: usize) -> Option<Vec<u8>> {
 }
 
 /// Makes the checksum and the size of each member right.
-pub(super) fn repair(bytes: &mut [u8]) {
+pub(crate) fn repair(bytes: &mut [u8]) {
     let mut at = 0;
     while let Some(member) = member(&bytes[at..], MENDED_MAX) {
         let trailer = at + member.data_end;

@@ -5,13 +5,12 @@ use std::path::Path;
 use rustix::fs::FileType;
 
 use super::{
-    archive::{Site, options},
+    archive::{Site, is_io},
     blocks,
     disk::Nodes,
     model::{Layer, Step, Thing, View},
     mutation::{self, Dice},
 };
-use crate::unpack::{OverlayForm, Ownership, UnpackLimits};
 
 /// Entries in one layer; more show nothing new.
 const STEPS_MAX: usize = 48;
@@ -25,42 +24,38 @@ const LOWER: u64 = 1 << 20;
 const BUFFER: usize = 4096;
 
 /// Unpacks the layer a recipe makes, in both forms of whiteouts.
-pub(super) fn check(bytes: &[u8], folder: &Path) {
+pub(crate) fn check(bytes: &[u8], folder: &Path) {
     let site = Site::new(folder);
     let recipe: Vec<_> = bytes.chunks_exact(RECIPE).take(STEPS_MAX).collect();
     let steps: Vec<Step> = recipe.iter().zip(1..).map(|(bytes, number)| step(bytes, number)).collect();
     let mut archive: Vec<u8> = recipe.iter().zip(&steps).flat_map(|(bytes, step)| entry(bytes, step)).collect();
     archive.resize(archive.len() + 1024, 0);
     let (layer, sensible) = Layer::of(&steps);
-    let mut forms = vec![(Ownership::Record, OverlayForm::User)];
-    if rustix::process::geteuid().is_root() {
-        forms.push((Ownership::Apply, OverlayForm::Trusted));
-    }
-    for (ownership, overlay) in forms {
-        let options = options(ownership, overlay, UnpackLimits::default(), 64 << 20);
-        let result = site.within(&archive, &options, BUFFER, |result, nodes| match (result, sensible) {
+    let is_root = rustix::process::geteuid().is_root();
+    for as_root in [false, true].into_iter().filter(|as_root| is_root || !as_root) {
+        let result = site.within(&archive, (as_root, false), BUFFER, |result, nodes| match (result, sensible) {
             _ if layer.winding => {}
             (Ok(report), true) => {
                 let upper = Upper { nodes, root_opaque: report.root_opaque };
                 for lower in lowers() {
-                    assert_eq!(upper.upon(&lower), layer.upon(&lower), "{steps:?} upon {lower:?} as {overlay:?}");
+                    assert_eq!(upper.upon(&lower), layer.upon(&lower), "{steps:?} upon {lower:?}, as root: {as_root}");
                 }
                 let implied: Vec<Vec<u8>> = layer.implied.iter().map(|path| path.join("/").into_bytes()).collect();
-                let mut told = report.implicit_directories.clone();
-                told.sort();
-                assert_eq!(told.len(), implied.len(), "{steps:?}: {told:?}, {implied:?}");
-                assert!(implied.iter().all(|path| told.contains(path)), "{steps:?}: {told:?}, {implied:?}");
+                let mut reported = report.implicit_directories.clone();
+                reported.sort();
+                assert_eq!(reported.len(), implied.len(), "{steps:?}: {reported:?}, {implied:?}");
+                assert!(implied.iter().all(|path| reported.contains(path)), "{steps:?}: {reported:?}, {implied:?}");
             }
             (Err(_), false) => {}
             (result, _) => panic!("{steps:?}: {result:?}, and the layer means {layer:?}"),
         });
         if let Err(error) = result {
-            assert!(error.io_error().is_none(), "{steps:?}: the file system had to say no: {error:?}");
+            assert!(!is_io(&*error), "{steps:?}: the file system had to say no: {error:?}");
         }
     }
 }
 
-/// Reads one entry of a recipe. `number` tells its leaf from all others.
+/// Reads one entry of a recipe. `number` identifies its leaf.
 fn step(bytes: &[u8], number: u64) -> Step {
     let path = path(bytes[1]);
     match bytes[0] % 10 {
@@ -189,7 +184,7 @@ fn names(path: &[u8]) -> Vec<&'static str> {
 }
 
 /// Changes bytes.
-pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice) {
+pub(crate) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice) {
     bytes.truncate(STEPS_MAX * RECIPE);
     mutation::change(bytes, dice, &[]);
 }
@@ -207,11 +202,10 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let mut archive: Vec<u8> = made.iter().flat_map(|step| entry(&[0, 0, 0], step)).collect();
         archive.resize(archive.len() + 1024, 0);
-        let options = options(Ownership::Record, OverlayForm::User, UnpackLimits::default(), 64 << 20);
         let (layer, sensible) = Layer::of(meant);
         assert!(sensible);
         let mut agree = true;
-        let report = Site::new(home.path()).within(&archive, &options, BUFFER, |result, nodes| {
+        let report = Site::new(home.path()).within(&archive, (false, false), BUFFER, |result, nodes| {
             let upper = Upper { nodes, root_opaque: result.as_ref().unwrap().root_opaque };
             agree = lowers().iter().all(|lower| upper.upon(lower) == layer.upon(lower));
         });

@@ -1,75 +1,57 @@
-//! Whole archives: whatever they say, the host stays as it was, and the report tells what stands on disk.
+//! Whole archives: whatever they say, the host stays as it was, and the report is what stands on disk.
 
 use std::{
     collections::BTreeSet,
+    error::Error,
     fs::{self, File},
     io::BufReader,
     os::fd::AsFd,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use rustix::fs::FileType;
 
 use super::{
-    assert_tellable,
+    assert_short_message,
     disk::{self, Nodes},
     file_manifest::Recorder,
     fingerprint,
 };
-use crate::unpack::{
-    EntryRules, LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport,
-    process_umask, unpack_layer,
-};
+use imagelet_oci::fuzzing::{SMALL_BYTES_MAX, SMALL_ENTRIES_MAX, Unpacked, unpack};
 
-/// Small enough for each bound to be reached by a short archive; paths may be as long as they ever may.
-const LIMITS: UnpackLimits = UnpackLimits {
-    entries_max: 200,
-    bytes_max: 1 << 20,
-    header_max: 16 << 10,
-    path_max: 4096,
-    depth_max: 64,
-    ranges_max: 64,
-    free_bytes_floor: 0,
-    free_inodes_floor: 0,
-};
-/// What an archive may hold of our memory.
-const MEMORY: u64 = 256 << 10;
 /// The buffer a pull has.
 const BUFFER: usize = 256 << 10;
 const BLOCK: usize = 512;
 
 /// Unpacks as a pull by root does and as one by anybody else does; compares what both can have.
-pub(super) fn check(bytes: &[u8], folder: &Path) {
+pub(crate) fn check(bytes: &[u8], folder: &Path) {
     let site = Site::new(folder);
     let choice = fingerprint(bytes);
-    let first = if rustix::process::geteuid().is_root() {
-        site.unpack(bytes, (Ownership::Apply, OverlayForm::Trusted), BUFFER)
-    } else {
-        site.unpack(bytes, (Ownership::Record, OverlayForm::User), BUFFER)
-    };
+    let first = site.unpack(bytes, rustix::process::geteuid().is_root(), BUFFER);
     // A small and odd buffer puts headers and data across its ends.
     let buffer = 1 + usize::try_from(choice % 1000).expect("a small number");
-    let second = site.unpack(bytes, (Ownership::Record, OverlayForm::User), buffer);
+    let second = site.unpack(bytes, false, buffer);
     if let (Ok(first), Ok(second)) = (first, second) {
-        let numbers = |report: &UnpackReport| (report.entries, report.bytes, report.root_opaque);
+        let numbers = |report: &Unpacked| (report.entries, report.bytes, report.root_opaque);
         assert_eq!(numbers(&first), numbers(&second), "root and others read the same archive");
         // A device that is not made leaves no name that a later entry would replace or run into.
-        if second.ownership.iter().all(|record| record.device.is_none()) {
+        if second.ownership.iter().all(|(_, is_device)| !is_device) {
             assert_eq!(first.implicit_directories, second.implicit_directories);
         }
     }
 }
 
+type Outcome = Result<Unpacked, Box<dyn Error>>;
+
 /// A layer's directory between things that must not be touched.
-pub(super) struct Site {
+pub(crate) struct Site {
     layer: PathBuf,
     host: PathBuf,
     home: PathBuf,
 }
 
 impl Site {
-    pub(super) fn new(folder: &Path) -> Self {
+    pub(crate) fn new(folder: &Path) -> Self {
         let site = Self { layer: folder.join("layer"), host: folder.join("host"), home: folder.to_owned() };
         if !site.host.exists() {
             fs::create_dir_all(site.host.join("dir")).expect("the folder is ours");
@@ -79,22 +61,15 @@ impl Site {
         site
     }
 
-    fn unpack(
-        &self,
-        bytes: &[u8],
-        (ownership, overlay): (Ownership, OverlayForm),
-        buffer: usize,
-    ) -> Result<UnpackReport, UnpackError> {
-        let options = options(ownership, overlay, LIMITS, MEMORY);
-        self.within(bytes, &options, buffer, |result, nodes| {
+    fn unpack(&self, bytes: &[u8], as_root: bool, buffer: usize) -> Outcome {
+        self.within(bytes, (as_root, true), buffer, |result, nodes| {
             match result {
                 Ok(report) => assert_true_report(report, nodes, bytes),
                 Err(error) => {
-                    assert_tellable(error);
-                    let told = error.to_string();
-                    // Only what an attribute may be is the kernel's to say.
-                    let excused = told.starts_with("could not set an extended attribute");
-                    assert!(error.io_error().is_none() || excused, "the kernel had to say no: {error:?}");
+                    assert_short_message(&**error);
+                    // Only the kernel knows which attributes it supports.
+                    let excused = error.to_string().starts_with("could not set an extended attribute");
+                    assert!(!is_io(&**error) || excused, "the kernel had to refuse: {error:?}");
                 }
             }
             assert_no_foreign_overlay(nodes);
@@ -102,23 +77,19 @@ impl Site {
     }
 
     /// Unpacks into a new directory, shows what came of it, and removes it; the host is looked at before and after.
-    pub(super) fn within(
+    pub(crate) fn within(
         &self,
         bytes: &[u8],
-        options: &UnpackOptions,
+        form: (bool, bool),
         buffer: usize,
-        look: impl FnOnce(&Result<UnpackReport, UnpackError>, &Nodes),
-    ) -> Result<UnpackReport, UnpackError> {
+        look: impl FnOnce(&Outcome, &Nodes),
+    ) -> Outcome {
         let before = disk::read(&self.host);
         fs::create_dir(&self.layer).expect("the last run removed its directory");
         let root = File::open(&self.layer).expect("was just made");
         let mut listing = Recorder::default();
         let input = &mut BufReader::with_capacity(buffer, bytes);
-        let mut record = |path: &[u8], record| {
-            listing.record(path, record);
-            Ok(())
-        };
-        let result = unpack_layer(input, root.as_fd(), options, Some(&mut record));
+        let result = unpack(input, root.as_fd(), form, &mut |path, record| listing.record(path, record));
         let nodes = disk::read(&self.layer);
         if result.is_ok() {
             listing.assert_lists(&nodes);
@@ -131,22 +102,15 @@ impl Site {
     }
 }
 
-pub(super) fn options(ownership: Ownership, overlay: OverlayForm, limits: UnpackLimits, memory: u64) -> UnpackOptions {
-    UnpackOptions {
-        ownership,
-        overlay,
-        rules: EntryRules::Own,
-        limits,
-        umask: process_umask(),
-        memory: LayerMemory::of_its_own(memory),
-        cancelled: Arc::default(),
-    }
+/// Whether the file system or the kernel refused.
+pub(crate) fn is_io(error: &(dyn Error + 'static)) -> bool {
+    error.source().is_some_and(|source| source.is::<std::io::Error>())
 }
 
 /// The report's numbers are those of the disk.
-fn assert_true_report(report: &UnpackReport, nodes: &Nodes, bytes: &[u8]) {
+fn assert_true_report(report: &Unpacked, nodes: &Nodes, bytes: &[u8]) {
     let blocks = u64::try_from(bytes.len().div_ceil(BLOCK)).expect("a length fits in 64 bits");
-    assert!(report.entries <= blocks.min(LIMITS.entries_max), "more entries than blocks or than allowed");
+    assert!(report.entries <= blocks.min(SMALL_ENTRIES_MAX), "more entries than blocks or than allowed");
 
     let mut inodes = BTreeSet::new();
     let mut sizes: u64 = 0;
@@ -163,7 +127,7 @@ fn assert_true_report(report: &UnpackReport, nodes: &Nodes, bytes: &[u8]) {
         }
     }
     assert_eq!(report.bytes, sizes, "the files' sizes");
-    assert!(report.bytes <= LIMITS.bytes_max);
+    assert!(report.bytes <= SMALL_BYTES_MAX);
     if !speaks_of_sparse_files(bytes) {
         assert_eq!(report.disk_bytes, 4096 * (units + directories - 1), "what the layer takes on disk");
     }
@@ -174,9 +138,9 @@ fn assert_true_report(report: &UnpackReport, nodes: &Nodes, bytes: &[u8]) {
         let node = nodes.get(path).unwrap_or_else(|| panic!("{path:?} was made and is not there"));
         assert_eq!((node.kind, node.stat.mode), (FileType::Directory, 0o755), "{path:?}");
     }
-    for record in &report.ownership {
-        let path: Vec<u8> = percent_encoding::percent_decode_str(&record.path).collect();
-        assert!(record.device.is_some() || nodes.contains_key(&path), "{path:?} has an owner and is not there");
+    for (path, is_device) in &report.ownership {
+        let path: Vec<u8> = percent_encoding::percent_decode_str(path).collect();
+        assert!(*is_device || nodes.contains_key(&path), "{path:?} has an owner and is not there");
     }
     assert_eq!(report.root_opaque, nodes[&b""[..]].is_opaque());
 }
@@ -196,26 +160,25 @@ fn assert_no_foreign_overlay(nodes: &Nodes) {
     }
 }
 
-/// Of sparse files, what they take on disk is told only roughly.
+/// The report estimates the disk usage of sparse files.
 fn speaks_of_sparse_files(bytes: &[u8]) -> bool {
     bytes.windows(10).any(|window| window == b"GNU.sparse") || bytes.chunks_exact(BLOCK).any(|block| block[156] == b'S')
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::blocks;
     use super::*;
-    use crate::fuzzing::blocks;
 
     fn archive() -> Vec<u8> {
         let parts = [blocks::header(b'5', b"d", b"", 0), blocks::file(b'0', b"e/f", b"content", 0), vec![0; 1024]];
         parts.concat()
     }
 
-    fn look_at(tamper: impl FnOnce(&mut UnpackReport, &mut Nodes)) {
+    fn look_at(tamper: impl FnOnce(&mut Unpacked, &mut Nodes)) {
         let home = tempfile::tempdir().unwrap();
-        let options = options(Ownership::Record, OverlayForm::User, LIMITS, MEMORY);
         Site::new(home.path())
-            .within(&archive(), &options, BUFFER, |result, nodes| {
+            .within(&archive(), (false, true), BUFFER, |result, nodes| {
                 let (mut report, mut nodes) = (result.as_ref().unwrap().clone(), nodes.clone());
                 tamper(&mut report, &mut nodes);
                 assert_true_report(&report, &nodes, &archive());
@@ -260,14 +223,10 @@ mod tests {
     #[should_panic(expected = "as listed, and on disk")]
     fn a_listing_that_is_not_true_is_found() {
         let home = tempfile::tempdir().unwrap();
-        let options = options(Ownership::Record, OverlayForm::User, LIMITS, MEMORY);
         let mut listing = Recorder::default();
         let root = File::open(home.path()).unwrap();
-        let mut record = |path: &[u8], record| {
-            listing.record(path, record);
-            Ok(())
-        };
-        unpack_layer(&mut &archive()[..], root.as_fd(), &options, Some(&mut record)).unwrap();
+        let mut record = |path: &[u8], record: &[u8]| listing.record(path, record);
+        unpack(&mut &archive()[..], root.as_fd(), (false, true), &mut record).unwrap();
         listing.assert_lists(&disk::read(home.path()));
         fs::write(home.path().join("e/f"), "damage!").unwrap();
         listing.assert_lists(&disk::read(home.path()));
@@ -277,9 +236,9 @@ mod tests {
     #[should_panic(expected = "the host was touched")]
     fn a_touched_host_is_found() {
         let home = tempfile::tempdir().unwrap();
-        let options = options(Ownership::Record, OverlayForm::User, LIMITS, MEMORY);
         let site = Site::new(home.path());
-        let _ =
-            site.within(&archive(), &options, BUFFER, |_, _| fs::write(site.host.join("secret"), "changed!!").unwrap());
+        let _ = site.within(&archive(), (false, true), BUFFER, |_, _| {
+            fs::write(site.host.join("secret"), "changed!!").unwrap()
+        });
     }
 }

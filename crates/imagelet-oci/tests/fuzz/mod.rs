@@ -1,0 +1,89 @@
+//! Fuzz targets: for each format from outside one check of any bytes and one mutator that knows the format.
+//!
+//! The binaries in `fuzz/` and the replay in `tests/fuzz_replay.rs` include these files. A check panics on a broken
+//! invariant; a rejected input is never a finding.
+
+mod archive;
+mod blocks;
+mod disk;
+mod documents;
+mod file_manifest;
+mod framing;
+mod gunzip;
+mod model;
+mod mutation;
+mod names;
+mod whiteouts;
+
+use std::{error::Error, path::Path};
+
+use self::mutation::Dice;
+
+/// Longer inputs are cut: short ones find the same defects, and a run stays short.
+pub(crate) const INPUT_MAX: usize = 64 << 10;
+const MESSAGE_MAX: usize = 4096;
+
+/// One format under test.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// The binary in `fuzz/`, and the folder of its seeds.
+    pub(crate) name: &'static str,
+    check: fn(&[u8], &Path),
+    mutate: fn(&mut Vec<u8>, &mut Dice),
+    repair: fn(&mut [u8]),
+}
+
+/// All targets.
+pub(crate) const TARGETS: [Target; 6] = [
+    Target { name: "tar", check: archive::check, mutate: blocks::mutate, repair: blocks::repair },
+    Target { name: "manifest", check: documents::check, mutate: documents::mutate, repair: leave },
+    Target { name: "framing", check: framing::check, mutate: framing::mutate, repair: gunzip::repair },
+    Target { name: "whiteouts", check: whiteouts::check, mutate: whiteouts::mutate, repair: leave },
+    Target { name: "reference", check: names::check_reference, mutate: names::mutate_reference, repair: leave },
+    Target { name: "challenge", check: names::check_challenge, mutate: names::mutate_challenge, repair: leave },
+];
+
+impl Target {
+    /// Checks one input. `folder` is the caller's, initially empty, and reusable.
+    ///
+    /// # Panics
+    /// On a broken invariant: a finding.
+    pub(crate) fn run(&self, bytes: &[u8], folder: &Path) {
+        (self.check)(&bytes[..bytes.len().min(INPUT_MAX)], folder);
+    }
+
+    /// Mutates an input, deterministically for a seed.
+    pub(crate) fn mutate(&self, bytes: &mut Vec<u8>, seed: u64) {
+        (self.mutate)(bytes, &mut Dice::new(seed));
+        bytes.truncate(INPUT_MAX);
+        self.repair(bytes);
+    }
+
+    /// Corrects checksums that would end the parsing of a mutated input early.
+    pub(crate) fn repair(&self, bytes: &mut [u8]) {
+        (self.repair)(bytes);
+    }
+}
+
+fn leave(_: &mut [u8]) {}
+
+/// An error message fits a log line: bounded, and on one line.
+fn assert_short_message(error: &dyn Error) {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let text = error.to_string();
+        assert!(
+            text.len() <= MESSAGE_MAX,
+            "a message of {} bytes: {}",
+            text.len(),
+            &text[..text.floor_char_boundary(200)]
+        );
+        assert!(!text.contains(char::is_control), "a message with control characters: {text:?}");
+        cause = error.source();
+    }
+}
+
+/// A number that depends on all bytes, for choices within a check.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
