@@ -52,10 +52,10 @@ const INTERFACES: [Interface; 3] = [
         proto: "crates/imagelet/proto/imagelet.proto",
         package: Some("imagelet.v1"),
         module: "crates/imagelet/src/api/v1.rs",
-        purpose: "The wire types and stubs of the daemon's own interface.",
+        purpose: "The wire types of the daemon's own interface.",
         without_debug: &[],
         shared: &[".imagelet.v1.CallReply.result"],
-        stubs: true,
+        stubs: false,
     },
 ];
 

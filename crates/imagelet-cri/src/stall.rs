@@ -234,7 +234,7 @@ mod tests {
         let at = |mountpoint: PathBuf, used: u64| {
             let measured_at = SystemTime::now();
             let place = FilesystemUsage { measured_at, mountpoint, used: ByteSize(used), inodes_used: Some(1) };
-            ImageFilesystems { images: vec![place.clone()], containers: vec![place] }
+            ImageFilesystems { images: vec![place.clone()], containers: vec![place], ..ImageFilesystems::default() }
         };
         let mountpoint = root.path().join("io.containerd.snapshotter.v1.overlayfs");
         assert_eq!(written(&at(mountpoint.clone(), 1)), None, "no blobs are there");

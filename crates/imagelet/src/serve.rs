@@ -119,7 +119,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
     let images = Arc::new(ServedImages::new(readiness.clone(), state_place(&settings), working.clone()));
     let handler = Arc::new(Stoppable::new(readiness, working.clone(), accepting.clone()));
     let (handlers, runtime) = runtime_behind(&settings)?;
-    let routes = imagelet_cri::routes(images, handlers, runtime).add_service(api::service(handler));
+    let routes = api::serve_calls(imagelet_cri::routes(images, handlers, runtime), handler);
     let server = |listener: UnixListener| socket::serve(listener, routes, accepting.clone());
     // A stop does not wait for the store.
     let mut opening = async || {

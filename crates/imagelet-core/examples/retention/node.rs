@@ -261,7 +261,7 @@ impl ImageService for World {
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         let used = ByteSize(self.used());
         let images = FilesystemUsage { measured_at: at(0), mountpoint: "/".into(), used, inodes_used: None };
-        Ok(ImageFilesystems { images: vec![images.clone()], containers: vec![images] })
+        Ok(ImageFilesystems { images: vec![images.clone()], containers: vec![images], ..ImageFilesystems::default() })
     }
 }
 

@@ -150,7 +150,8 @@ mod tests {
 
     fn reported(value: &Value) -> ImageFilesystems {
         let usages = |field: &str| value[field].as_array().into_iter().flatten().map(usage).collect();
-        ImageFilesystems { images: usages("image_filesystems"), containers: usages("container_filesystems") }
+        let (images, containers) = (usages("image_filesystems"), usages("container_filesystems"));
+        ImageFilesystems { images, containers, ..ImageFilesystems::default() }
     }
 
     /// The kubelet's summary as the vectors write it.

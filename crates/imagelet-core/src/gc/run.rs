@@ -66,8 +66,8 @@ impl ImageGc {
         let looked = tokio::task::spawn_blocking(move || disks::visible(&*probe, &images.mountpoint)).await;
         let disk = looked.unwrap_or_else(|error| Err(io::Error::other(error)));
         let disk = disk.map_err(|cause| GcError::Probe { cause })?.unwrap_or_default();
-        // Reservations are read after the disk: a layer that is committed in between counts twice rather than never.
-        Ok(DiskUse { reserved: self.runtime.reserved(), ..disk })
+        // Reservations are read before the disk: a layer that is committed in between counts twice rather than never.
+        Ok(DiskUse { reserved: filesystems.reserved, ..disk })
     }
 }
 

@@ -114,7 +114,6 @@ struct InventoryState {
     /// Pins of the configuration, which no command removes.
     configured_pins: Vec<PinPattern>,
     /// Counts changes of either pin list.
-    pins_edition: u64,
     /// Mounts never change after the creation of a container, so each container is queried once.
     mounts: BTreeMap<String, Vec<String>>,
     sandboxes: Sandboxes,

@@ -56,7 +56,6 @@ impl Inventory {
         let configured = configured.unwrap_or_default();
         if state.sandboxes.configured != configured {
             state.sandboxes.configured = configured;
-            state.pins_edition += 1;
             state.repin();
         }
     }
@@ -104,7 +103,6 @@ impl Inventory {
         let mut state = self.lock();
         if state.sandboxes.reported != reported && !state.sandboxes.are_ignored {
             state.sandboxes.reported = reported;
-            state.pins_edition += 1;
         }
         Ok(())
     }

@@ -22,12 +22,6 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     /// A returned list is immutable: a store with a cached list builds a new one for a change.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError>;
 
-    /// A number that grows before the result of `list` changes: an equal number means an equal list. `None`: not
-    /// supported.
-    fn edition(&self) -> Option<u64> {
-        None
-    }
-
     /// Finds one image by reference, id, or unique prefix of its id. `None`: absent.
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError>;
 
@@ -52,11 +46,6 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     fn local(&self) -> Option<&dyn LocalStore> {
         None
     }
-
-    /// Disk space that running pulls have reserved and not yet written.
-    fn reserved(&self) -> Freed {
-        Freed::default()
-    }
 }
 
 /// The file systems of images and of containers.
@@ -66,6 +55,8 @@ pub struct ImageFilesystems {
     pub images: Vec<FilesystemUsage>,
     /// The file systems of writable layers; the same entry for a common one.
     pub containers: Vec<FilesystemUsage>,
+    /// Disk space that running pulls have reserved and not yet written.
+    pub reserved: Freed,
 }
 
 /// The usage of one file system.

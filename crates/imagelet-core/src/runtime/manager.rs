@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Container, ContainerService, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
+    Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
     Progress, PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage, operations,
     pull_observer::{ObservedPull, PullObserver},
 };
@@ -105,11 +105,6 @@ impl RuntimeManager {
         Ok(images.into())
     }
 
-    /// The edition of the image list; see [`ImageService::edition`].
-    pub fn edition(&self) -> Option<u64> {
-        self.images.edition()
-    }
-
     /// Finds one image; see [`ImageService::status`].
     pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let mut image = self.counted("image_status", self.images.status(spec)).await?;
@@ -166,11 +161,6 @@ impl RuntimeManager {
     /// The usage of images; see [`ImageService::filesystem`].
     pub async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         self.counted("image_fs_info", self.images.filesystem()).await
-    }
-
-    /// The space reserved by running pulls; see [`ImageService::reserved`].
-    pub fn reserved(&self) -> Freed {
-        self.images.reserved()
     }
 
     /// The layer graph; see [`super::LocalStore::layers`] and [`LayerSource::layers`].

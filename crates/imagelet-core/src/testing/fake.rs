@@ -29,7 +29,6 @@ pub struct FakeRuntime {
 struct StoredImages {
     images: BTreeMap<ImageId, Arc<Image>>,
     listing: Option<Listing>,
-    edition: u64,
 }
 
 impl StoredImages {
@@ -50,7 +49,6 @@ impl Deref for StoredImages {
 impl DerefMut for StoredImages {
     fn deref_mut(&mut self) -> &mut Self::Target {
         self.listing = None;
-        self.edition += 1;
         &mut self.images
     }
 }
@@ -430,10 +428,6 @@ impl ImageService for FakeRuntime {
         }
     }
 
-    fn edition(&self) -> Option<u64> {
-        Some(self.lock().images.edition)
-    }
-
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         Ok(self.enter("status", &spec.image)?.find(&spec.image)?.map(|image| Image::clone(image)))
     }
@@ -491,11 +485,7 @@ impl ImageService for FakeRuntime {
             used: fake.images.values().map(|image| image.size).sum(),
             inodes_used: Some(0),
         };
-        Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage] })
-    }
-
-    fn reserved(&self) -> Freed {
-        self.lock().reserved
+        Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage], reserved: fake.reserved })
     }
 }
 

@@ -141,7 +141,7 @@ pub(crate) fn filesystems_from_wire(response: v1::ImageFsInfoResponse) -> ImageF
         none if none.is_empty() => images.clone(),
         some => some,
     };
-    ImageFilesystems { images, containers }
+    ImageFilesystems { images, containers, ..ImageFilesystems::default() }
 }
 
 fn usage_to_wire(usage: &FilesystemUsage) -> v1::FilesystemUsage {

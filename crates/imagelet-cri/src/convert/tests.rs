@@ -258,7 +258,7 @@ fn both_filesystem_lists_are_filled_and_nothing_is_absent() {
         used: ByteSize(7),
         inodes_used: None,
     };
-    let wire = filesystems_to_wire(&ImageFilesystems { images: vec![usage], containers: Vec::new() });
+    let wire = filesystems_to_wire(&ImageFilesystems { images: vec![usage], ..ImageFilesystems::default() });
     assert_eq!(wire.image_filesystems, wire.container_filesystems);
     assert_eq!(wire.image_filesystems[0].timestamp, 1, "a timestamp is above zero");
     assert_eq!(wire.image_filesystems[0].inodes_used, Some(v1::UInt64Value { value: 0 }));

@@ -3,24 +3,24 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, BufMut, Bytes};
+use imagelet_core::runtime::Listing;
 use prost::{
     DecodeError, Message,
     encoding::{DecodeContext, WireType, skip_field},
 };
 use tonic::{Request, Status};
 
-use super::ImageServer;
+use super::{ImageServer, fitting, to_wire};
 use crate::{
     convert,
-    v1::{ListImagesRequest, image_service_server::ImageService as _},
+    v1::{ListImagesRequest, ListImagesResponse},
 };
 
 /// The encoded list of all images. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct ListCache {
     server: ImageServer,
-    /// The store's edition of the encoded list, and the list.
-    encoded: Arc<Mutex<Option<(u64, EncodedList)>>>,
+    encoded: Arc<Mutex<Option<(Listing, EncodedList)>>>,
 }
 
 impl ListCache {
@@ -28,29 +28,28 @@ impl ListCache {
         Self { server, encoded: Arc::default() }
     }
 
-    /// Answers from the cache if the store has not changed.
+    /// Encodes the list, or returns the last encoding for an equal list: equal images of one store are the same objects.
     pub(super) async fn list(self, request: Request<ListImagesRequest>) -> Result<EncodedList, Status> {
-        let is_of_all = convert::filter_from_wire(request.get_ref().filter.clone()).is_none();
-        let edition = if is_of_all { self.server.images.edition() } else { None };
-        if let Some((of, list)) = self.lock().as_ref()
-            && Some(*of) == edition
-        {
-            return Ok(list.clone());
-        }
-        let list = EncodedList(self.server.list_images(request).await?.into_inner().encode_to_vec().into());
-        // A list during a change may or may not contain the change.
-        if let Some(edition) = edition
-            && self.server.images.edition() == Some(edition)
-        {
-            let mut encoded = self.lock();
-            if encoded.as_ref().is_none_or(|(of, _)| *of < edition) {
-                *encoded = Some((edition, list.clone()));
+        let (metadata, _, request) = request.into_parts();
+        let list = async {
+            let filter = convert::filter_from_wire(request.filter);
+            let listing = self.server.listed(filter.as_ref()).await?;
+            if let Some((of, list)) = self.lock().as_ref()
+                && *of == listing
+            {
+                return Ok(list.clone());
             }
-        }
-        Ok(list)
+            let images = to_wire(listing.clone());
+            let list = EncodedList(fitting(ListImagesResponse { images }).encode_to_vec().into());
+            if filter.is_none() {
+                *self.lock() = Some((listing, list.clone()));
+            }
+            Ok(list)
+        };
+        self.server.answer("ListImages", &metadata, list).await
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(u64, EncodedList)>> {
+    fn lock(&self) -> MutexGuard<'_, Option<(Listing, EncodedList)>> {
         self.encoded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

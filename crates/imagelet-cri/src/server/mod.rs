@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 use futures_util::{FutureExt as _, Stream, stream};
 use imagelet_core::{
     image::ImageSpec,
-    runtime::{ImageService, RuntimeError, RuntimeErrorKind, no_progress},
+    runtime::{ImageService, Listing, RuntimeError, RuntimeErrorKind, no_progress},
 };
 pub use listen::{ListenError, listen};
 use prost::Message as _;
@@ -157,14 +157,12 @@ impl ImageServer {
         }
     }
 
-    /// Sorted by id, so that equal stores return equal lists.
+    async fn listed(&self, filter: Option<&ImageSpec>) -> Result<Listing, Status> {
+        self.images.list(filter).await.map_err(|error| status("ListImages", "", &error))
+    }
+
     async fn list(&self, filter: Option<v1::ImageFilter>) -> Result<Vec<v1::Image>, Status> {
-        let filter = convert::filter_from_wire(filter);
-        let images = self.images.list(filter.as_ref()).await.map_err(|error| status("ListImages", "", &error))?;
-        let mut images: Vec<v1::Image> =
-            images.into_iter().map(|image| convert::image_to_wire(Arc::unwrap_or_clone(image))).collect();
-        images.sort_by(|one, other| one.id.cmp(&other.id));
-        Ok(images)
+        Ok(to_wire(self.listed(convert::filter_from_wire(filter).as_ref()).await?))
     }
 }
 
@@ -296,6 +294,14 @@ fn fitting(mut response: v1::ListImagesResponse) -> v1::ListImagesResponse {
         }
     }
     response
+}
+
+/// Sorted by id, so that equal stores return equal lists.
+fn to_wire(listing: Listing) -> Vec<v1::Image> {
+    let images = listing.into_iter().map(|image| convert::image_to_wire(Arc::unwrap_or_clone(image)));
+    let mut images: Vec<v1::Image> = images.collect();
+    images.sort_by(|one, other| one.id.cmp(&other.id));
+    images
 }
 
 /// The images of the next message, of bounded count and size; empty at the end.

@@ -261,6 +261,11 @@ impl Engine {
 }
 
 impl Engine {
+    fn reserved(&self) -> Freed {
+        let (amount, _) = self.reservations.open().reserved();
+        Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
+    }
+
     fn listed_by(&self, spec: &ImageSpec) -> Result<Option<Arc<Image>>, RuntimeError> {
         let id = self.store.resolve(&spec.image)?;
         Ok(id.and_then(|id| self.store.listed_image(&id)))
@@ -278,10 +283,6 @@ impl ImageService for Engine {
             Some(spec) => Ok(self.listed_by(spec)?.into_iter().collect()),
             None => Ok(self.store.listed()),
         }
-    }
-
-    fn edition(&self) -> Option<u64> {
-        Some(self.store.edition())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
@@ -315,11 +316,6 @@ impl ImageService for Engine {
         .map_err(failed)
     }
 
-    fn reserved(&self) -> Freed {
-        let (amount, _) = self.reservations.open().reserved();
-        Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
-    }
-
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         let now = SystemTime::now();
         // One store serves all handlers, writable layers included.
@@ -331,7 +327,7 @@ impl ImageService for Engine {
         };
         let roots = [(String::new(), self.store.disk_place().to_owned())].into();
         let images = FilesystemUsage::by_store("", &roots, &[all], now);
-        Ok(ImageFilesystems { containers: images.clone(), images })
+        Ok(ImageFilesystems { containers: images.clone(), images, reserved: self.reserved() })
     }
 }
 

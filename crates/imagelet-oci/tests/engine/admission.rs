@@ -151,11 +151,11 @@ async fn what_a_failed_and_a_dropped_pull_have_reserved_is_free_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let engine = open_as(EngineConfig::new(folder.path())).await;
     pull(&engine, &registry.name("bad:v1")).await.expect_err("the layer is wrong");
-    assert_eq!(engine.reserved(), Freed::default());
+    assert_eq!(reserved_by(&engine).await, Freed::default());
     let name = registry.name("slow:v1");
     let reserved = async {
         loop {
-            let bytes = engine.reserved().bytes;
+            let bytes = reserved_by(&engine).await.bytes;
             if bytes > ByteSize::ZERO && bytes < ByteSize(4 << 20) {
                 return bytes;
             }
@@ -165,7 +165,11 @@ async fn what_a_failed_and_a_dropped_pull_have_reserved_is_free_again() {
     tokio::select! {
         bytes = reserved => assert!(bytes > ByteSize(2 << 20), "{bytes:?}: what landed is not reserved, the rest is"),
         _ = pull(&engine, &name) => panic!("the registry stalls"),
-        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("nothing landed: {:?}", engine.reserved()),
+        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("nothing landed: {:?}", reserved_by(&engine).await),
     }
-    assert_eq!(engine.reserved(), Freed::default());
+    assert_eq!(reserved_by(&engine).await, Freed::default());
+}
+
+async fn reserved_by(engine: &Engine) -> Freed {
+    engine.filesystem().await.expect("it is measured").reserved
 }

@@ -134,7 +134,7 @@ async fn a_sink_gets_the_documents_and_every_layer_and_nothing_is_left() {
     assert_eq!(bed.left(), Vec::<String>::new());
     let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
     assert_eq!(seen, ["resolved 3", "done", "done", "done", "committing"]);
-    assert_eq!(bed.engine.reserved(), imagelet_core::runtime::Freed::default());
+    assert_eq!(bed.engine.filesystem().await.unwrap().reserved, imagelet_core::runtime::Freed::default());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,6 +25,6 @@ pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, Pull
 pub(crate) use fields::{Hidden, moment};
 pub(crate) use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use steps::{LayerSize, Step, Steps, no_steps, silences};
-pub(crate) use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Refusal, Replies, Wait, service};
+pub(crate) use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Refusal, Replies, Wait, serve_calls};
 pub(crate) use types::*;
 pub(crate) use verify::{Verified, VerifiedFinding, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest};

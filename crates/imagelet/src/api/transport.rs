@@ -14,10 +14,20 @@ use futures_util::Stream;
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, sync::mpsc, time::Instant};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tonic::{Code, Request, Response, Status, Streaming, codegen::http::Uri, transport::Channel};
+use tonic::{
+    Code, Request, Response, Status, Streaming,
+    codegen::http::{Uri, uri::PathAndQuery},
+    service::Routes,
+    transport::Channel,
+};
+use tonic_prost::ProstCodec;
+use tower::service_fn;
 use zeroize::Zeroizing;
 
-use super::v1::{self, CallReply, CallRequest, call_reply::Reply, node_client::NodeClient, node_server::NodeServer};
+use super::v1::{CallReply, CallRequest, call_reply::Reply};
+
+/// The call of `proto/imagelet.proto`.
+const CALL: &str = "/imagelet.v1.Node/Call";
 
 /// The longest document with a command's arguments.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
@@ -79,46 +89,49 @@ pub(crate) enum CallError {
     Broken(String),
 }
 
-pub(crate) fn service(handler: Arc<dyn Handler>) -> NodeServer<impl v1::node_server::Node> {
-    NodeServer::new(Server { handler })
-        .max_decoding_message_size(REQUEST_BYTES_MAX)
-        .max_encoding_message_size(REPLY_BYTES_MAX)
-}
-
-struct Server {
-    handler: Arc<dyn Handler>,
-}
-
-#[tonic::async_trait]
-impl v1::node_server::Node for Server {
-    type CallStream = Pin<Box<dyn Stream<Item = Result<CallReply, Status>> + Send>>;
-
-    async fn call(&self, request: Request<CallRequest>) -> Result<Response<Self::CallStream>, Status> {
-        let CallRequest { command, body } = request.into_inner();
-        if body.len() > BODY_BYTES_MAX {
-            let why = format!("a command's arguments have {} bytes; {BODY_BYTES_MAX} are the most", body.len());
-            return Err(Status::invalid_argument(why));
+/// Adds the call to the services of a socket.
+pub(crate) fn serve_calls(mut routes: Routes, handler: Arc<dyn Handler>) -> Routes {
+    let call = service_fn(move |request| {
+        let handler = Arc::clone(&handler);
+        let answer = service_fn(move |request| std::future::ready(answer(Arc::clone(&handler), request)));
+        async move {
+            let server = tonic::server::Grpc::new(ProstCodec::default())
+                .max_decoding_message_size(REQUEST_BYTES_MAX)
+                .max_encoding_message_size(REPLY_BYTES_MAX);
+            Ok({ server }.server_streaming(answer, request).await)
         }
-        let handler = Arc::clone(&self.handler);
-        let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
-        let replies = Replies { sender: sender.clone() };
-        // The command runs inside the reply stream, so that a caller that disconnects cancels it.
-        // Its result follows the progress through the same channel.
-        let run = async move {
-            // The body may contain a login.
-            let body = Zeroizing::new(body);
-            let result = match handler.handle(&command, &body, replies).await {
-                Ok(document) => Ok(reply(Reply::Result(document))),
-                Err(Refusal::Failed(document)) => Ok(reply(Reply::Failure(document))),
-                Err(Refusal::Unknown(why)) => Err(Status::invalid_argument(why)),
-            };
-            drop(sender.send(result).await);
-            None
-        };
-        let replies = ReceiverStream::new(receiver).map(Some);
-        let all = futures_util::stream::select(replies, futures_util::stream::once(run));
-        Ok(Response::new(Box::pin(all.filter_map(|reply| reply))))
+    });
+    let router = std::mem::take(routes.axum_router_mut()).route_service(CALL, call);
+    *routes.axum_router_mut() = router;
+    routes
+}
+
+type ReplyStream = Pin<Box<dyn Stream<Item = Result<CallReply, Status>> + Send>>;
+
+fn answer(handler: Arc<dyn Handler>, request: Request<CallRequest>) -> Result<Response<ReplyStream>, Status> {
+    let CallRequest { command, body } = request.into_inner();
+    if body.len() > BODY_BYTES_MAX {
+        let why = format!("a command's arguments have {} bytes; {BODY_BYTES_MAX} are the most", body.len());
+        return Err(Status::invalid_argument(why));
     }
+    let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
+    let replies = Replies { sender: sender.clone() };
+    // The command runs inside the reply stream, so that a caller that disconnects cancels it.
+    // Its result follows the progress through the same channel.
+    let run = async move {
+        // The body may contain a login.
+        let body = Zeroizing::new(body);
+        let result = match handler.handle(&command, &body, replies).await {
+            Ok(document) => Ok(reply(Reply::Result(document))),
+            Err(Refusal::Failed(document)) => Ok(reply(Reply::Failure(document))),
+            Err(Refusal::Unknown(why)) => Err(Status::invalid_argument(why)),
+        };
+        drop(sender.send(result).await);
+        None
+    };
+    let replies = ReceiverStream::new(receiver).map(Some);
+    let all = futures_util::stream::select(replies, futures_util::stream::once(run));
+    Ok(Response::new(Box::pin(all.filter_map(|reply| reply))))
 }
 
 fn reply(reply: Reply) -> CallReply {
@@ -203,11 +216,14 @@ impl Client {
     /// Sends a call and waits for the start of its reply.
     async fn begin(&self, channel: Channel, command: &str, body: Vec<u8>) -> Result<Streaming<CallReply>, CallError> {
         let request = CallRequest { command: command.to_owned(), body };
-        let mut client = NodeClient::new(channel)
+        let mut client = tonic::client::Grpc::new(channel)
             .max_decoding_message_size(REPLY_BYTES_MAX)
             .max_encoding_message_size(REQUEST_BYTES_MAX);
-        let begun = self.in_time(client.call(request)).await?;
-        Ok(begun.map_err(|status| refused(&status))?.into_inner())
+        let begun = async {
+            client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            client.server_streaming(Request::new(request), PathAndQuery::from_static(CALL), ProstCodec::default()).await
+        };
+        Ok(self.in_time(begun).await?.map_err(|status| refused(&status))?.into_inner())
     }
 
     /// Whether the daemon answers another call meanwhile.
@@ -224,7 +240,7 @@ impl Client {
     async fn connect(&self) -> Result<Channel, CallError> {
         let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
         let stream = Mutex::new(Some(stream));
-        let connector = tower::service_fn(move |_: Uri| {
+        let connector = service_fn(move |_: Uri| {
             let stream = stream.lock().ok().and_then(|mut stream| stream.take());
             async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("the connection is gone")) }
         });
@@ -247,6 +263,8 @@ fn refused(status: &Status) -> CallError {
 
 #[cfg(test)]
 mod tests {
+    use tonic::transport::Server;
+
     use super::*;
 
     struct Echo;
@@ -279,7 +297,7 @@ mod tests {
         let path = folder.path().join("s.sock");
         let listener = tokio::net::UnixListener::bind(&path).expect("a socket");
         let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
-        let server = tonic::transport::Server::builder().add_service(service(Arc::new(Echo)));
+        let server = Server::builder().add_routes(serve_calls(Routes::default(), Arc::new(Echo)));
         let served = tokio::spawn(server.serve_with_incoming(incoming));
         let client = Client::new(&path, Duration::from_mins(1));
         let steps = Mutex::new(Vec::new());
@@ -317,7 +335,7 @@ mod tests {
         let _deaf = tokio::net::UnixListener::bind(&deaf).expect("a socket");
         let listener = tokio::net::UnixListener::bind(&slow).expect("a socket");
         let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
-        let server = tonic::transport::Server::builder().add_service(service(Arc::new(Hangs)));
+        let server = Server::builder().add_routes(serve_calls(Routes::default(), Arc::new(Hangs)));
         let served = tokio::spawn(server.serve_with_incoming(incoming));
 
         let client = Client::new(&deaf, PATIENCE);

@@ -48,7 +48,7 @@ impl FilesystemAnswers {
         let known = self.state().last.clone();
         known.unwrap_or_else(|| {
             let nothing = FilesystemUsage::nothing(self.place.clone(), SystemTime::now());
-            ImageFilesystems { images: vec![nothing.clone()], containers: vec![nothing] }
+            ImageFilesystems { images: vec![nothing.clone()], containers: vec![nothing], ..ImageFilesystems::default() }
         })
     }
 
@@ -123,7 +123,7 @@ mod tests {
             used: imagelet_core::image::ByteSize(used),
             ..FilesystemUsage::nothing("/images".into(), SystemTime::UNIX_EPOCH)
         };
-        ImageFilesystems { images: vec![place], containers: Vec::new() }
+        ImageFilesystems { images: vec![place], ..ImageFilesystems::default() }
     }
 
     fn used(answer: Result<ImageFilesystems, RuntimeError>) -> u64 {

@@ -118,15 +118,8 @@ async fn usable<T>(
 impl ImageService for ServedImages {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let node = self.readiness.node().await?;
-        let mut images = node.parts().runtime.list(filter).await?.into_images();
-        node.parts().inventory.mark_all_pinned(&mut images);
-        Ok(images.into())
-    }
-
-    fn edition(&self) -> Option<u64> {
-        let node = self.readiness.now()?;
-        // Neither decreases, so their sum is unchanged exactly while both are.
-        Some(node.parts().runtime.edition()? + node.parts().inventory.pins_edition())
+        let listing = node.parts().runtime.list(filter).await?;
+        Ok(node.parts().inventory.mark_all_pinned(listing))
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

@@ -2,11 +2,11 @@
 
 use std::{io, sync::Arc};
 
-use crate::image::Image;
 use crate::inventory::{
     Inventory, InventoryError, PinError,
     pins::{PATTERNS_MAX, PinPattern},
 };
+use crate::{image::Image, runtime::Listing};
 
 impl Inventory {
     /// The operator's patterns, in pinning order.
@@ -24,7 +24,6 @@ impl Inventory {
         let mut state = self.lock();
         if state.configured_pins != pins {
             state.configured_pins = pins;
-            state.pins_edition += 1;
             state.repin();
         }
     }
@@ -39,20 +38,17 @@ impl Inventory {
         image.pinned |= self.lock().is_pinned(image);
     }
 
-    /// Marks all pinned images of a list.
-    pub fn mark_all_pinned(&self, images: &mut [Arc<Image>]) {
+    /// Marks all pinned images of a list. A list without any stays the same one.
+    pub fn mark_all_pinned(&self, listing: Listing) -> Listing {
         let state = self.lock();
         if state.pins.is_empty() && state.configured_pins.is_empty() && state.sandboxes.defaults().next().is_none() {
-            return;
+            return listing;
         }
+        let mut images = listing.into_images();
         for image in images.iter_mut().filter(|image| !image.pinned && state.is_pinned(image)) {
             Arc::make_mut(image).pinned = true;
         }
-    }
-
-    /// Increases with each change of what [`Self::mark_pinned`] marks.
-    pub fn pins_edition(&self) -> u64 {
-        self.lock().pins_edition
+        images.into()
     }
 
     /// Pins a reference, 12 or more digits of an id or digest, or a glob with `*`. Returns false for an existing pin.
@@ -85,7 +81,6 @@ impl Inventory {
         let Some(directory) = &self.directory else {
             let mut state = self.lock();
             let changed = change(&mut state.pins);
-            state.pins_edition += 1;
             state.repin();
             return Ok(changed);
         };
@@ -100,7 +95,6 @@ impl Inventory {
         }
         let mut state = self.lock();
         state.pins = pins;
-        state.pins_edition += 1;
         state.repin();
         Ok(changed)
     }
@@ -116,7 +110,6 @@ impl Inventory {
                 let mut state = self.lock();
                 if state.pins != pins {
                     state.pins = pins;
-                    state.pins_edition += 1;
                 }
             }
             Err(error) => {

@@ -377,10 +377,6 @@ impl ImageService for ImportingImages {
         self.inner.list(filter).await
     }
 
-    fn edition(&self) -> Option<u64> {
-        self.inner.edition()
-    }
-
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         self.inner.status(spec).await
     }
@@ -418,12 +414,9 @@ impl ImageService for ImportingImages {
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        self.inner.filesystem().await
-    }
-
-    fn reserved(&self) -> Freed {
         let importer = self.shared().opened.as_ref().map(|(_, site)| Arc::clone(&site.importer));
-        importer.map_or_else(Freed::default, |importer| importer.reserved()).plus(self.inner.reserved())
+        let reserved = importer.map_or_else(Freed::default, |importer| importer.reserved());
+        Ok(ImageFilesystems { reserved, ..self.inner.filesystem().await? })
     }
 }
 

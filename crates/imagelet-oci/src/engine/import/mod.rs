@@ -20,9 +20,8 @@ use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
     image::{Digest, ImageId},
     runtime::{
-        Freed, ImageImporter, ImageService as _, ImportError, ImportStage, ImportedDocument, ImportedImage,
-        ImportedLayer, LayerImport, LayerSink, LayerState, Progress, PullEvent, PullRequest, RuntimeError,
-        RuntimeErrorKind, Taken,
+        Freed, ImageImporter, ImportError, ImportStage, ImportedDocument, ImportedImage, ImportedLayer, LayerImport,
+        LayerSink, LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
     },
 };
 use tokio::sync::{Semaphore, watch};

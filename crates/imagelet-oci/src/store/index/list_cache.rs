@@ -24,7 +24,6 @@ use crate::store::{
 #[derive(Debug)]
 pub(crate) struct CachedIndex {
     index: Index,
-    edition: u64,
     /// Sorted by id. `None`: the index may have changed.
     list: Option<Listing>,
     /// Disk usage of the whole store; `None` as above.
@@ -37,7 +36,7 @@ pub(crate) struct Locked<'a>(MutexGuard<'a, CachedIndex>);
 
 impl CachedIndex {
     pub(crate) fn new(index: Index, block: u64) -> Self {
-        Self { index, edition: 0, list: None, takes: None, block }
+        Self { index, list: None, takes: None, block }
     }
 }
 
@@ -62,7 +61,6 @@ impl Deref for Locked<'_> {
 impl DerefMut for Locked<'_> {
     fn deref_mut(&mut self) -> &mut Index {
         (self.0.list, self.0.takes) = (None, None);
-        self.0.edition += 1;
         &mut self.0.index
     }
 }
@@ -76,11 +74,6 @@ impl Store {
         let list = Listing::from(locked.listed(locked.block()));
         locked.0.list = Some(list.clone());
         list
-    }
-
-    /// Unchanged as long as no field of the list can have changed.
-    pub(crate) fn edition(&self) -> u64 {
-        self.index().0.edition
     }
 
     pub(crate) fn listed_image(&self, id: &ImageId) -> Option<Arc<Image>> {

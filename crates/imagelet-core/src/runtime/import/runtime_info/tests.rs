@@ -29,7 +29,7 @@ fn places(mountpoints: &[&str]) -> Vec<SnapshotterPlace> {
         inodes_used: None,
     };
     let images = mountpoints.iter().map(usage).collect();
-    SnapshotterPlace::all(&ImageFilesystems { images, containers: Vec::new() })
+    SnapshotterPlace::all(&ImageFilesystems { images, ..ImageFilesystems::default() })
 }
 
 #[test]

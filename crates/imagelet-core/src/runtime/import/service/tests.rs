@@ -154,7 +154,7 @@ async fn a_pull_is_imported_and_its_way_counted_and_remembered() {
     let line = "imagelet_runtime_pulls_total{way=\"imported\",reason=\"\",outcome=\"pulled\"} 1";
     assert!(metrics.render().lines().any(|found| found == line), "{}", metrics.render());
     node.reserved.store(7, Ordering::SeqCst);
-    assert_eq!(images.reserved().bytes, ByteSize(7), "what imports have reserved counts");
+    assert_eq!(images.filesystem().await.unwrap().reserved.bytes, ByteSize(7), "what imports have reserved counts");
 }
 
 #[tokio::test(start_paused = true)]
