@@ -348,8 +348,9 @@ fn fraction_of(digits: &str, scale: i64) -> i128 {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn texts_are_quoted_as_go_quotes_them() {

@@ -244,7 +244,8 @@ fn unescaped(path: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::testing::vectors;
+
+    use imagelet_vectors::vectors;
 
     use super::*;
 

@@ -95,7 +95,7 @@ impl fmt::Display for Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::testing::VectorRun;
+    use imagelet_vectors::VectorRun;
     use serde_json::{Value, json};
 
     use super::*;

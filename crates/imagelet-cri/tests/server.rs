@@ -6,12 +6,13 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use imagelet_core::{
     image::{ImageId, ImageSpec},
     runtime::{ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
-    testing::{FakeRuntime, conformance, vectors},
+    testing::{FakeRuntime, conformance},
 };
 use imagelet_cri::{
     Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen,
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
+use imagelet_vectors::vectors;
 use prost::Message as _;
 use tokio::{net::UnixStream, task::JoinHandle};
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};

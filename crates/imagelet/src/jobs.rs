@@ -138,7 +138,7 @@ async fn collect_if_needed(node: &LocalNode) {
 mod tests {
     use std::sync::Mutex;
 
-    use imagelet_core::testing::vectors;
+    use imagelet_vectors::vectors;
 
     use super::*;
     use crate::config::{Environment, Sources};

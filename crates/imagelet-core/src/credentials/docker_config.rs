@@ -255,8 +255,9 @@ fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, AuthError> {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn every_document_and_auth_vector_holds() {

@@ -240,9 +240,11 @@ fn canonical_json(fields: &[(&str, &str)]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
     use crate::credentials::registry_key;
-    use crate::{image::Reference, testing::vectors};
+    use crate::image::Reference;
 
     fn text(value: &serde_json::Value) -> String {
         value.as_str().unwrap_or_default().to_owned()

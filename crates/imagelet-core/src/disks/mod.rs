@@ -113,10 +113,10 @@ mod tests {
         time::Duration,
     };
 
+    use imagelet_vectors::vectors;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::vectors;
 
     #[derive(Debug)]
     struct Scripted(Value);

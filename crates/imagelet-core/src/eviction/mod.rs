@@ -165,10 +165,10 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::vectors;
 
     fn threshold(it: &Value) -> Threshold {
         assert_eq!(it["operator"], "LessThan");

@@ -141,10 +141,10 @@ fn amount(text: &str) -> Result<Amount, ThresholdError> {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::vectors;
 
     fn texts(value: &Value) -> SignalTexts {
         serde_json::from_value(value.clone()).unwrap()

@@ -283,8 +283,9 @@ fn inodes_below(mark: Percent, disk: &DiskUse) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     fn freed(bytes: ByteSize) -> Freed {
         Freed { bytes, inodes: 0 }

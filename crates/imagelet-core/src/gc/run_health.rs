@@ -55,10 +55,11 @@ impl GcRuns {
 mod tests {
     use std::time::Duration;
 
+    use imagelet_vectors::vectors;
     use serde_json::Value;
 
     use super::*;
-    use crate::{gc::GcPolicy, testing::vectors};
+    use crate::gc::GcPolicy;
 
     fn spelled(message: &RunMessage) -> Vec<String> {
         let level = match message.level {

@@ -123,8 +123,9 @@ impl<'de> Deserialize<'de> for ImageKey {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn keys_read_and_print_as_the_kubelets() {

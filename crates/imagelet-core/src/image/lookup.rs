@@ -83,10 +83,10 @@ pub fn split_names<'a>(names: impl IntoIterator<Item = &'a str>) -> (Vec<String>
 mod tests {
     use std::collections::BTreeMap;
 
+    use imagelet_vectors::{VectorRun, go_quoted, vectors, vectors_document};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::testing::{VectorRun, go_quoted, vectors, vectors_document};
 
     /// The images and names of a vector.
     struct Table(BTreeMap<ImageId, Vec<String>>);

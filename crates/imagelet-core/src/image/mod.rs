@@ -113,8 +113,9 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn users_read_as_the_vectors_say() {

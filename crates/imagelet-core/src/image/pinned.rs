@@ -131,10 +131,10 @@ impl PinnedNames {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::VectorRun;
     use serde_json::json;
 
     use super::*;
-    use crate::testing::VectorRun;
 
     #[test]
     fn names_are_pinned_as_the_vectors_say() {

@@ -333,8 +333,9 @@ fn is_lower_hex(byte: u8) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn an_address_taken_for_a_name_is_shown_without_its_secrets() {
@@ -364,7 +365,7 @@ mod tests {
             let expected = &case["expected"];
             let wanted = |key: &str| expected.get(key).and_then(serde_json::Value::as_str);
             let wrapped = |error: &ReferenceError| {
-                format!("couldn't parse image name {}: {error}", crate::testing::go_quoted(image))
+                format!("couldn't parse image name {}: {error}", imagelet_vectors::go_quoted(image))
             };
             match image.parse::<Reference>() {
                 Ok(reference) => {

@@ -100,13 +100,14 @@ pub fn node_status<E: std::fmt::Display>(
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::{
         image::{ByteSize, ImageId, ImageSpec, ImageUser},
         runtime::{RuntimeErrorKind, RuntimeManager},
-        testing::{FakeRuntime, vectors},
+        testing::FakeRuntime,
     };
 
     fn image(value: &Value) -> Image {

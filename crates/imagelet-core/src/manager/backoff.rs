@@ -96,8 +96,9 @@ fn is_expired(held: &BackoffEntry, max: Duration, now: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn every_backoff_vector_holds() {

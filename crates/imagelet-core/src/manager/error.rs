@@ -238,10 +238,11 @@ fn rest(text: &str, word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::{VectorRun, Way};
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{VectorRun, Way};
+    use crate::testing::WaySettings as _;
 
     #[test]
     fn every_classification_vector_holds_in_both_ways() {

@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn every_vector_of_collections_on_size_labels_holds() {
-        let cases = crate::testing::vectors("gc-metric-size-label.json");
+        let cases = imagelet_vectors::vectors("gc-metric-size-label.json");
         for case in &cases {
             let size = ByteSize(case["input"]["bytes"].as_u64().unwrap());
             assert_eq!(Some(size_label(size)), case["expected"]["label"].as_str(), "{size:?}");
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn every_size_label_vector_holds() {
-        let cases = crate::testing::vectors("pull-size-label.json");
+        let cases = imagelet_vectors::vectors("pull-size-label.json");
         for case in &cases {
             let size = ByteSize(case["input"]["size_bytes"].as_u64().unwrap());
             assert_eq!(Some(size_label(size)), case["expected"]["image_size_in_bytes"].as_str(), "{size:?}");

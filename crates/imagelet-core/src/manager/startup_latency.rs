@@ -248,10 +248,10 @@ fn total<'a>(sessions: impl IntoIterator<Item = &'a (Instant, Instant)>) -> Dura
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::vectors;
 
     fn at(start: Instant, seconds: &Value) -> Instant {
         start + Duration::from_secs(seconds.as_u64().expect("seconds"))

@@ -253,11 +253,10 @@ impl<'de> Deserialize<'de> for WireTime {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::{
-        records::{PullRecords, VerificationPolicy},
-        testing::vectors,
-    };
+    use crate::records::{PullRecords, VerificationPolicy};
 
     #[test]
     fn every_file_name_vector_holds() {

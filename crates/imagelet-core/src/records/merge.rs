@@ -58,8 +58,9 @@ fn merge_accounts(entry: &mut ImageAccess, access: &ImageAccess) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn every_merge_vector_holds() {

@@ -214,8 +214,9 @@ fn judge_secrets(access: &ImageAccess, shown: &[RecordedSecret]) -> Option<Verdi
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn every_allowlist_vector_holds() {

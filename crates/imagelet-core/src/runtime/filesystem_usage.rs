@@ -58,8 +58,9 @@ impl FilesystemUsage {
 mod tests {
     use std::time::Duration;
 
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     fn at(nanoseconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_nanos(nanoseconds)

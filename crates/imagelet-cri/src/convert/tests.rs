@@ -1,6 +1,7 @@
 //! Round trips of wire messages, and their encoding against the test vectors.
 
-use imagelet_core::{credentials::CredentialKind, testing::vectors};
+use imagelet_core::credentials::CredentialKind;
+use imagelet_vectors::vectors;
 use prost::Message;
 use serde_json::Value;
 

@@ -41,7 +41,7 @@ impl Handlers {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::testing::VectorRun;
+    use imagelet_vectors::VectorRun;
     use serde_json::json;
 
     use super::*;

@@ -8,12 +8,13 @@ use std::{
 use imagelet_core::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     runtime::{ImageService as _, RuntimeError, RuntimeErrorKind, no_progress},
-    testing::{FakeRuntime, VectorRun, vectors},
+    testing::FakeRuntime,
 };
 use imagelet_cri::{
     Endpoint, RemoteImageService, Tracing,
     v1::{self, image_service_server::ImageServiceServer},
 };
+use imagelet_vectors::{VectorRun, vectors};
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
 use tonic::{Code, Status};

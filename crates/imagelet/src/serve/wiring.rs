@@ -429,7 +429,8 @@ pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &S
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::{gc::GcPolicy, testing::Way};
+    use imagelet_core::{gc::GcPolicy, testing::WaySettings as _};
+    use imagelet_vectors::Way;
 
     use super::*;
     use crate::{

@@ -7,15 +7,13 @@ use std::time::Duration;
 
 use http_body_util::BodyExt as _;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use imagelet_core::{
-    runtime::{ContainerService as _, ImageService as _},
-    testing::vectors,
-};
+use imagelet_core::runtime::{ContainerService as _, ImageService as _};
 use imagelet_cri::{
     Endpoint, RemoteContainerService, RemoteImageService,
     pods::TestPods,
     v1::{self, image_service_client::ImageServiceClient},
 };
+use imagelet_vectors::vectors;
 use prost::Message as _;
 use tempfile::TempDir;
 use tonic::transport::Channel;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
-use imagelet_core::testing::differences_table;
+use imagelet_vectors::differences_table;
 
 use self::Runs::{Both, Never, Once};
 use crate::source::{repository, rust_files};

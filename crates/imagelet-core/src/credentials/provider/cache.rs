@@ -173,10 +173,10 @@ impl fmt::Debug for Cache {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::vectors;
 
     fn hex(bytes: &[u8]) -> String {
         bytes

@@ -262,11 +262,10 @@ pub(super) fn go_text(error: &io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::{
-        credentials::provider::validate::{Gates, check},
-        testing::vectors,
-    };
+    use crate::credentials::provider::validate::{Gates, check};
 
     #[test]
     fn every_config_read_vector_holds() {

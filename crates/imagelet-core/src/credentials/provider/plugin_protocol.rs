@@ -157,8 +157,9 @@ struct AuthConfig {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
 

@@ -13,15 +13,12 @@ use std::{
     time::SystemTime,
 };
 
+use imagelet_vectors::vectors;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{
-    credentials::{
-        CredentialKind, CredentialSource, IssuedToken, Secret, ServiceAccount, Standalone, TokenRequest,
-        TokenSourceError,
-    },
-    testing::vectors,
+use crate::credentials::{
+    CredentialKind, CredentialSource, IssuedToken, Secret, ServiceAccount, Standalone, TokenRequest, TokenSourceError,
 };
 
 const V1: &str = "credentialprovider.kubelet.k8s.io/v1";

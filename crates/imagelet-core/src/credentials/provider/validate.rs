@@ -267,10 +267,10 @@ fn is_subdomain(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::vectors;
 
     fn entry(value: &Value) -> ProviderEntry {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -225,8 +225,9 @@ pub(in crate::gc) fn size_text(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn sizes_print_as_the_kubelet_prints_them() {

@@ -20,9 +20,10 @@ use crate::{
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeError, RuntimeErrorKind, Sandbox},
-    testing::{FakeRuntime, Way},
+    testing::{FakeRuntime, WaySettings as _},
 };
 use async_trait::async_trait;
+use imagelet_vectors::Way;
 
 /// A disk of fixed size that holds the fake's images and a fixed amount of other data.
 #[derive(Debug)]

@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeSet, convert::Infallible};
 
+use imagelet_vectors::{VectorCase, VectorRun, Way};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
     records::{AccessProof, Guard, ImageAccess, PullRecords, RecordedSecret, RecordsSettings, VerificationPolicy},
     runtime::{ContainerState, ImageService},
-    testing::{VectorCase, VectorRun, Way},
+    testing::WaySettings as _,
 };
 
 /// Whether a pod without credentials must pull a present image.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use imagelet_vectors::{VectorCase, VectorRun, Way};
 use serde_json::{Value, json};
 
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
         Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
         RuntimeError, Sandbox,
     },
-    testing::{FakeRuntime, VectorCase, VectorRun, Way},
+    testing::{FakeRuntime, WaySettings as _},
 };
 
 /// The runtime of a vector: its images, users and failures.

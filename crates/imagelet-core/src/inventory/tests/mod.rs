@@ -10,6 +10,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use imagelet_vectors::{VectorRun, Way};
 use serde_json::{Value, json};
 
 use super::*;
@@ -19,7 +20,7 @@ use crate::{
         Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
         Sandbox,
     },
-    testing::{FakeRuntime, VectorRun, Way},
+    testing::{FakeRuntime, WaySettings as _},
 };
 
 #[derive(Debug, Default)]

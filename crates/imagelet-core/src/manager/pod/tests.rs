@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
+use imagelet_vectors::{VectorCase, VectorRun, Way};
 use serde_json::{Value, json};
 
 use super::*;
@@ -12,7 +13,7 @@ use crate::{
     metrics::Metrics,
     records::PullRecords,
     runtime::{NoContainers, RuntimeErrorKind, RuntimeManager},
-    testing::{FakeRuntime, VectorCase, VectorRun, Way},
+    testing::{FakeRuntime, WaySettings as _},
 };
 
 struct TestNode {

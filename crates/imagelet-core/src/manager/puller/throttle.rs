@@ -57,8 +57,9 @@ impl Throttle {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn a_token_is_there_when_it_was_promised_and_not_much_before() {

@@ -13,6 +13,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use imagelet_vectors::{VectorCase, VectorRun, Way, vectors};
 use serde_json::{Value, json};
 use tokio::{task::yield_now, time::advance};
 
@@ -30,7 +31,7 @@ use crate::{
         EncodedPod, ErrorClass, ImageFilesystems, ImageService, Listing, NoContainers, PullRequest, RuntimeError,
         RuntimeErrorKind, no_progress,
     },
-    testing::{FakeRuntime, VectorCase, VectorRun, Way, vectors},
+    testing::{FakeRuntime, WaySettings as _},
 };
 
 mod ensure_vectors;

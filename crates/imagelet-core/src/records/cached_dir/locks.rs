@@ -41,8 +41,9 @@ fn fnv1(key: &str) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_vectors::vectors;
+
     use super::*;
-    use crate::testing::vectors;
 
     #[test]
     fn every_vector_of_lock_stripes_holds() {

@@ -2,13 +2,11 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use imagelet_vectors::vectors;
 use serde_json::Value;
 
 use super::*;
-use crate::{
-    records::{PullIntent, faults::Faults},
-    testing::vectors,
-};
+use crate::records::{PullIntent, faults::Faults};
 
 fn name(number: u64) -> String {
     format!("image:{number}")

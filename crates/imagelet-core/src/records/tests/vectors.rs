@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use imagelet_vectors::{VectorCase, VectorRun, Way, vectors};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
-    testing::{VectorCase, VectorRun, Way, vectors},
+    testing::WaySettings as _,
 };
 
 fn text(value: &Value) -> String {

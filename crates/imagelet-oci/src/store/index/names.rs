@@ -20,10 +20,8 @@ impl Index {
 mod tests {
     use std::collections::BTreeSet;
 
-    use imagelet_core::{
-        image::{ByteSize, Image, ImageSpec, ImageUser, PinnedNames, split_names},
-        testing::vectors,
-    };
+    use imagelet_core::image::{ByteSize, Image, ImageSpec, ImageUser, PinnedNames, split_names};
+    use imagelet_vectors::vectors;
     use serde_json::{Value, json};
 
     use super::*;

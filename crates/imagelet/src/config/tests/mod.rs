@@ -2,13 +2,12 @@
 
 mod reference;
 
+use imagelet_vectors::vectors;
+use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
-
-use imagelet_core::testing::vectors;
-use serde_json::{Value, json};
 
 use super::{keys::File, *};
 

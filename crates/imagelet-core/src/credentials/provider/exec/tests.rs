@@ -6,10 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use imagelet_vectors::vectors;
 use rustix::process::test_kill_process;
 
 use super::*;
-use crate::testing::vectors;
 
 struct Script {
     folder: tempfile::TempDir,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{BOTH, COMPATIBILITY, Difference, SHIPPED, texts};
-use crate::testing::VectorCase;
+use crate::VectorCase;
 
 pub(super) const DIFFERENCES: &[Difference] = &[
     Difference {

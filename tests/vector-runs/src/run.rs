@@ -4,9 +4,9 @@ use std::{fmt::Write as _, vec::IntoIter};
 
 use serde_json::Value;
 
-use super::{
+use crate::{
+    case::{VectorCase, Way, cases},
     differences,
-    vector_case::{VectorCase, Way, cases},
 };
 
 /// One file's cases in one way. Findings are compared as a whole, so that no expected field is skipped.

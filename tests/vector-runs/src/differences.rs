@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::vector_case::{VectorCase, Way, cases};
+use crate::case::{VectorCase, Way, cases};
 
 pub(super) struct Difference {
     pub(super) about: &'static str,

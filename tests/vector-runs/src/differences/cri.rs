@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{BOTH, Difference};
-use crate::testing::VectorCase;
+use crate::VectorCase;
 
 pub(super) const DIFFERENCES: &[Difference] = &[
     Difference {
