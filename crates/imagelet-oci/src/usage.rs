@@ -85,8 +85,8 @@ pub(crate) fn stored(store: &Store, id: &ImageId) -> Result<Option<StoredImage>,
     let config = serde_json::from_slice(&bytes)
         .map_err(|error| storage_error(format!("could not read the configuration of `{id}`"), error.into()))?;
     Ok(Some(StoredImage {
-        id: record.id,
-        manifest: record.manifest,
+        id: record.id.to_string(),
+        manifest: record.manifest.to_string(),
         platform: record.platform,
         layers: record.layers,
         pulled_at: record.pulled_at,

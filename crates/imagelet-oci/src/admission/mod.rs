@@ -17,7 +17,7 @@ mod reservations;
 mod tests;
 
 pub(crate) use self::{
-    expansion_ratio::Expansions,
+    expansion_ratio::{Expansions, Expected},
     refusal_message::refusal,
     reservations::{Reservation, Reservations, WrittenBytes},
 };
@@ -74,7 +74,7 @@ impl Amount {
 }
 
 /// The layers that a pull adds to the disk: absent ones that no other pull brings.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) layers: usize,
     pub(crate) compressed: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Demand {
 }
 
 /// The free space of the disk, and the reserved part of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     pub(crate) free_bytes: u64,
     /// `None`: a file system without an inode table.
@@ -95,15 +95,8 @@ pub(crate) struct Space {
     pub(crate) pulls: usize,
 }
 
+/// The space that a pull lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
-    Fits,
-    /// It runs out of space if the estimate is right; that rejects no pull.
-    Uncertain(MissingSpace),
-    Refused(MissingSpace),
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MissingSpace {
     /// Until the estimate fits.
     pub(crate) bytes: u64,
@@ -113,7 +106,15 @@ pub(crate) struct MissingSpace {
     pub(crate) inodes_least: u64,
 }
 
-pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Decision {
+impl MissingSpace {
+    /// Otherwise the pull runs out of space if the estimate is right, which rejects no pull.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.bytes_least > 0 || self.inodes_least > 0
+    }
+}
+
+/// Compares demand and space. `None`: the pull fits.
+pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Option<MissingSpace> {
     let (all, least) = (demand.amount.plus(space.reserved), admission != Admission::Strict);
     let bytes_short = |bytes: u64| bytes.saturating_add(space.bytes_floor).saturating_sub(space.free_bytes);
     let inodes_short = |inodes: u64| {
@@ -127,13 +128,8 @@ pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> De
         inodes_least: inodes_short(if least { all.inodes_min } else { all.inodes }),
     };
     // Layers that are present or come with another pull need no space.
-    if admission == Admission::Off || demand.layers == 0 || (missing.bytes == 0 && missing.inodes == 0) {
-        Decision::Fits
-    } else if missing.bytes_least > 0 || missing.inodes_least > 0 {
-        Decision::Refused(missing)
-    } else {
-        Decision::Uncertain(missing)
-    }
+    let fits = admission == Admission::Off || demand.layers == 0 || (missing.bytes == 0 && missing.inodes == 0);
+    (!fits).then_some(missing)
 }
 
 /// Whether to wait for the other pulls to end: only their estimates prevent this pull.
@@ -142,6 +138,6 @@ pub(crate) fn helps_to_wait(admission: Admission, demand: &Demand, space: &Space
     let certain = Amount { bytes: space.reserved.bytes_min, inodes: space.reserved.inodes_min, ..space.reserved };
     let at_best = Space { reserved: certain, ..*space };
     space.pulls > 0
-        && decide(admission, demand, &alone) == Decision::Fits
-        && !matches!(decide(admission, demand, &at_best), Decision::Refused(_))
+        && decide(admission, demand, &alone).is_none()
+        && decide(admission, demand, &at_best).is_none_or(|missing| !missing.is_refusal())
 }

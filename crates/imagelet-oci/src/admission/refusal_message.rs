@@ -15,42 +15,37 @@ pub(crate) fn refusal(
     missing: &MissingSpace,
     could_free: Option<ByteSize>,
 ) -> RuntimeError {
-    let mut text = if missing.bytes_least > 0 {
-        format!("{}, {}", bytes_needed(admission, demand), bytes_there(space))
+    let (kind, arithmetic) = if missing.bytes_least > 0 {
+        ("free space", format!("{}, {}", bytes_needed(admission, demand), bytes_available(space)))
     } else {
-        format!("{}, {}", inodes_needed(admission, demand), inodes_there(space))
+        ("free inodes", format!("{}, {}", inodes_needed(admission, demand), inodes_available(space)))
     };
-    if let Some(could_free) = could_free {
-        let more = match could_free {
-            ByteSize::ZERO => "nothing".to_owned(),
-            size => format!("at most {size}"),
-        };
-        text += "; a collection could free ";
-        text += &more;
-        text += " more";
-    }
-    let what = if missing.bytes_least > 0 { "free space" } else { "free inodes" };
+    let freed = could_free.map_or_else(String::new, |size| {
+        let more = if size == ByteSize::ZERO { "nothing".to_owned() } else { format!("at most {size}") };
+        format!("; a collection could free {more} more")
+    });
     let softer = match admission {
         Admission::Strict => "; `store.admission: compressed` does not refuse by what is only expected",
         Admission::Compressed | Admission::Off => "",
     };
-    RuntimeError::new(RuntimeErrorKind::DiskFull, format!("not enough {what} on the store's disk: {text}")).with_hint(
-        format!("make room with `imagelet gc` or `imagelet rm`, or name a larger place with --store DIR{softer}"),
-    )
+    RuntimeError::new(RuntimeErrorKind::DiskFull, format!("not enough {kind} on the store's disk: {arithmetic}{freed}"))
+        .with_hint(format!(
+            "make room with `imagelet gc` or `imagelet rm`, or name a larger place with --store DIR{softer}"
+        ))
 }
 
 fn bytes_needed(admission: Admission, demand: &Demand) -> String {
-    let amount = &demand.amount;
     let blobs = if demand.keeps_blobs { ", blobs kept" } else { "" };
-    let packed = format!("{} not here, {} compressed", layers(demand.layers), ByteSize(demand.compressed));
-    let ratio = ratio(demand);
+    let packed = format!("{} not here, {} compressed", count(demand.layers, "layer"), ByteSize(demand.compressed));
+    let (ratio, bytes) = (ratio(demand), ByteSize(demand.amount.bytes));
     match admission {
-        Admission::Strict => format!("needs {} ({packed} x {ratio}{blobs})", ByteSize(amount.bytes)),
-        Admission::Compressed | Admission::Off => format!(
-            "needs at least {} ({packed}{blobs}), about {} at x {ratio}",
-            ByteSize(amount.bytes_min),
-            ByteSize(amount.bytes)
-        ),
+        Admission::Strict => format!("needs {bytes} ({packed} x {ratio}{blobs})"),
+        Admission::Compressed | Admission::Off => {
+            format!(
+                "needs at least {} ({packed}{blobs}), about {bytes} at x {ratio}",
+                ByteSize(demand.amount.bytes_min)
+            )
+        }
     }
 }
 
@@ -63,44 +58,37 @@ fn ratio(demand: &Demand) -> String {
     format!("{:.1} {word}", ratio.min(99.9))
 }
 
-fn bytes_there(space: &Space) -> String {
-    let mut text = format!("{} free", ByteSize(space.free_bytes));
-    let reserved = (space.reserved.bytes > 0).then(|| reserved(ByteSize(space.reserved.bytes), space.pulls));
-    let floor = (space.bytes_floor > 0).then(|| format!("{} kept by freeBytesFloor", ByteSize(space.bytes_floor)));
-    text += &of_which(reserved, floor);
-    text
-}
-
 fn inodes_needed(admission: Admission, demand: &Demand) -> String {
-    let least = format!("at least {}", demand.amount.inodes_min);
-    let about = format!("about {}", demand.amount.inodes);
-    let (first, then) = match admission {
-        Admission::Strict => (about, String::new()),
-        Admission::Compressed | Admission::Off => (least, format!(", {about} expected")),
-    };
-    format!("needs {first} inodes ({} not here{then})", layers(demand.layers))
-}
-
-fn inodes_there(space: &Space) -> String {
-    let mut text = format!("{} inodes free", space.free_inodes.unwrap_or_default());
-    let reserved = (space.reserved.inodes > 0).then(|| reserved(space.reserved.inodes, space.pulls));
-    let floor = (space.inodes_floor > 0).then(|| format!("{} kept by freeInodesFloor", space.inodes_floor));
-    text += &of_which(reserved, floor);
-    text
-}
-
-fn reserved(amount: impl std::fmt::Display, pulls: usize) -> String {
-    format!("{amount} reserved by {pulls} pull{}", if pulls == 1 { "" } else { "s" })
-}
-
-fn of_which(reserved: Option<String>, floor: Option<String>) -> String {
-    match (reserved, floor) {
-        (Some(reserved), Some(floor)) => format!(" of which {reserved} and {floor}"),
-        (Some(one), None) | (None, Some(one)) => format!(" of which {one}"),
-        (None, None) => String::new(),
+    let (layers, expected) = (count(demand.layers, "layer"), demand.amount.inodes);
+    match admission {
+        Admission::Strict => format!("needs about {expected} inodes ({layers} not here)"),
+        Admission::Compressed | Admission::Off => {
+            let least = demand.amount.inodes_min;
+            format!("needs at least {least} inodes ({layers} not here, about {expected} expected)")
+        }
     }
 }
 
-fn layers(number: usize) -> String {
-    format!("{number} layer{}", if number == 1 { "" } else { "s" })
+fn bytes_available(space: &Space) -> String {
+    let size = |bytes: u64| (bytes > 0).then(|| ByteSize(bytes).to_string());
+    let (reserved, floor) = (size(space.reserved.bytes), size(space.bytes_floor));
+    format!("{} free{}", ByteSize(space.free_bytes), of_which(reserved, space.pulls, floor, "freeBytesFloor"))
+}
+
+fn inodes_available(space: &Space) -> String {
+    let number = |inodes: u64| (inodes > 0).then(|| inodes.to_string());
+    let (reserved, floor) = (number(space.reserved.inodes), number(space.inodes_floor));
+    let free = space.free_inodes.unwrap_or_default();
+    format!("{free} inodes free{}", of_which(reserved, space.pulls, floor, "freeInodesFloor"))
+}
+
+fn of_which(reserved: Option<String>, pulls: usize, floor: Option<String>, key: &str) -> String {
+    let reserved = reserved.map(|amount| format!("{amount} reserved by {}", count(pulls, "pull")));
+    let parts: Vec<String> =
+        reserved.into_iter().chain(floor.map(|amount| format!("{amount} kept by {key}"))).collect();
+    if parts.is_empty() { String::new() } else { format!(" of which {}", parts.join(" and ")) }
+}
+
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }

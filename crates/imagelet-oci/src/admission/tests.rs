@@ -4,7 +4,6 @@ use imagelet_core::{image::ByteSize, runtime::RuntimeErrorKind};
 
 use super::{
     Admission::{Compressed, Off, Strict},
-    Decision::{Fits, Refused, Uncertain},
     *,
 };
 
@@ -23,12 +22,9 @@ fn beside(reserved: (u64, u64, u64, u64), space: Space) -> Space {
     Space { reserved: Amount { bytes, bytes_min, inodes, inodes_min }, pulls: 1, ..space }
 }
 
-fn kind(decision: Decision) -> char {
-    match decision {
-        Fits => 'f',
-        Uncertain(_) => 'd',
-        Refused(_) => 'r',
-    }
+/// `f`: fits; `d`: in doubt; `r`: refused.
+fn kind(missing: Option<MissingSpace>) -> char {
+    missing.map_or('f', |missing| if missing.is_refusal() { 'r' } else { 'd' })
 }
 
 #[test]
@@ -59,18 +55,18 @@ fn a_pull_is_let_in_by_what_is_free_reserved_and_kept_to_the_byte_and_inode() {
 }
 
 #[test]
-fn what_is_short_is_told_for_the_expectation_and_for_the_refusal() {
+fn missing_space_is_reported_for_the_expectation_and_for_the_refusal() {
     let place = beside((50, 20, 4, 1), space(100, 8));
     let short = |bytes_least, inodes_least| MissingSpace { bytes: 260, inodes: 61, bytes_least, inodes_least };
-    assert_eq!(decide(Strict, &demand(300, 100, 60, 6), &place), Refused(short(260, 61)));
-    assert_eq!(decide(Compressed, &demand(300, 100, 60, 6), &place), Refused(short(30, 4)));
-    assert_eq!(decide(Compressed, &demand(300, 60, 60, 2), &place), Uncertain(short(0, 0)));
+    assert_eq!(decide(Strict, &demand(300, 100, 60, 6), &place), Some(short(260, 61)));
+    assert_eq!(decide(Compressed, &demand(300, 100, 60, 6), &place), Some(short(30, 4)));
+    assert_eq!(decide(Compressed, &demand(300, 60, 60, 2), &place), Some(short(0, 0)));
 }
 
 #[test]
 fn a_pull_that_brings_no_layer_needs_no_room() {
     let nothing = Demand::default();
-    assert_eq!(decide(Strict, &nothing, &space(0, 0)), Fits);
+    assert_eq!(decide(Strict, &nothing, &space(0, 0)), None);
 }
 
 #[test]
@@ -107,11 +103,12 @@ fn a_refusal_does_the_arithmetic() {
         reserved,
         pulls: 2,
     };
-    let told = |admission, pull: &Demand, place: &Space, could_free: Option<u64>| {
-        let Refused(missing) = decide(admission, pull, place) else { panic!("{place:?} is not refused") };
+    let refused = |admission, pull: &Demand, place: &Space, could_free: Option<u64>| {
+        let missing = decide(admission, pull, place).expect("it is refused");
+        assert!(missing.is_refusal(), "{place:?}");
         refusal_message::refusal(admission, pull, place, &missing, could_free.map(ByteSize))
     };
-    let strict = told(Strict, &pull, &place, Some(tenths(11)));
+    let strict = refused(Strict, &pull, &place, Some(tenths(11)));
     assert_eq!(strict.kind(), RuntimeErrorKind::DiskFull);
     assert_eq!(
         strict.to_string(),
@@ -121,7 +118,7 @@ fn a_refusal_does_the_arithmetic() {
     );
     assert!(strict.hint().is_some_and(|hint| hint.contains("imagelet gc") && hint.contains("compressed")));
     assert_eq!(
-        told(Compressed, &Demand { is_measured: false, ..pull.clone() }, &place, Some(0)).to_string(),
+        refused(Compressed, &Demand { is_measured: false, ..pull.clone() }, &place, Some(0)).to_string(),
         "not enough free space on the store's disk: needs at least 1.8GB (3 layers not here, 1.7GB compressed), about \
          5.1GB at x 3.0 assumed, 2.2GB free of which 600MB reserved by 2 pulls and 1GB kept by freeBytesFloor; a \
          collection could free nothing more"
@@ -129,18 +126,20 @@ fn a_refusal_does_the_arithmetic() {
     let alone = Space { reserved: Amount::default(), pulls: 0, bytes_floor: 0, ..place };
     let one = Demand { layers: 1, keeps_blobs: true, ..pull.clone() };
     assert_eq!(
-        told(Strict, &one, &alone, None).to_string(),
+        refused(Strict, &one, &alone, None).to_string(),
         "not enough free space on the store's disk: needs 5.1GB (1 layer not here, 1.7GB compressed x 2.0 measured, \
          blobs kept), 2.2GB free"
     );
     let roomy = Space { free_bytes: u64::MAX, pulls: 1, ..place };
     assert_eq!(
-        told(Strict, &pull, &roomy, None).to_string(),
+        refused(Strict, &pull, &roomy, None).to_string(),
         "not enough free inodes on the store's disk: needs about 40000 inodes (3 layers not here), 5000 inodes free of \
          which 700 reserved by 1 pull and 1000 kept by freeInodesFloor"
     );
     let none = Space { free_inodes: Some(1_010), ..roomy };
     assert!(
-        told(Compressed, &pull, &none, None).to_string().contains("at least 18 inodes (3 layers not here, about 40000")
+        refused(Compressed, &pull, &none, None)
+            .to_string()
+            .contains("at least 18 inodes (3 layers not here, about 40000")
     );
 }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::{Engine, EngineConfig, blocking};
 use crate::{
     admission::{
-        Admission, Amount, Decision, Demand, Expansions, MissingSpace, Reservation, Reservations, Space, decide,
+        Admission, Amount, Demand, Expansions, Expected, MissingSpace, Reservation, Reservations, Space, decide,
         helps_to_wait, refusal,
     },
     manifest::{Compression, Descriptor, LayerKind},
@@ -34,7 +34,7 @@ pub(super) struct Wanted {
 #[derive(Debug)]
 enum Look {
     Admitted(Reservation),
-    Short { decision: Decision, demand: Demand, space: Space },
+    Short { missing: MissingSpace, demand: Demand, space: Space },
 }
 
 impl Engine {
@@ -46,13 +46,9 @@ impl Engine {
             // Created before the check, so that no release in between is missed.
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
-            let (decision, demand, space) = match self.look(wanted, false).await? {
+            let (missing, demand, space) = match self.look(wanted, false).await? {
                 Look::Admitted(reservation) => return Ok(reservation),
-                Look::Short { decision, demand, space } => (decision, demand, space),
-            };
-            let missing = match decision {
-                Decision::Fits => continue,
-                Decision::Uncertain(missing) | Decision::Refused(missing) => missing,
+                Look::Short { missing, demand, space } => (missing, demand, space),
             };
             let store = Arc::clone(&self.store);
             if blocking(move || store.give_up_spares()).await? > 0 {
@@ -61,9 +57,9 @@ impl Engine {
             let helped = rounds == 0 || made.is_some_and(|made| made.freed > ByteSize::ZERO);
             if rounds < ROOM_ROUNDS_MAX && helped {
                 rounds += 1;
-                let asked = self.ask_room(&demand, &missing).await;
-                made = asked.or(made);
-                if asked.is_some_and(|made| made.freed > ByteSize::ZERO) {
+                let freed = self.request_space(&demand, &missing).await;
+                made = freed.or(made);
+                if freed.is_some_and(|made| made.freed > ByteSize::ZERO) {
                     continue;
                 }
             }
@@ -73,12 +69,12 @@ impl Engine {
                     free = space.free_bytes,
                     reserved = space.reserved.bytes,
                     pulls = space.pulls,
-                    "a pull waits for the room that others have reserved"
+                    "a pull waits for the space that others have reserved"
                 );
                 let _ = timeout_at(deadline, returned).await;
                 continue;
             }
-            if let Decision::Refused(missing) = decision {
+            if missing.is_refusal() {
                 let could_free = made.map(|made| made.could_free);
                 return Err(refusal(self.config.admission, &demand, &space, &missing, could_free));
             }
@@ -86,7 +82,7 @@ impl Engine {
                 expected = demand.amount.bytes,
                 compressed = demand.compressed,
                 free = space.free_bytes,
-                "a pull goes on that may not fit: its size unpacked is only expected"
+                "a pull proceeds that may not fit: its size unpacked is only expected"
             );
             if let Look::Admitted(reservation) = self.look(wanted, true).await? {
                 return Ok(reservation);
@@ -108,13 +104,18 @@ impl Engine {
         .await
     }
 
-    async fn ask_room(&self, demand: &Demand, missing: &MissingSpace) -> Option<RoomMade> {
+    async fn request_space(&self, demand: &Demand, missing: &MissingSpace) -> Option<RoomMade> {
         let room = self.room.get()?;
         let wanted = self.in_bytes(missing);
-        tracing::info!(wanted = wanted.bytes.0, least = wanted.least.0, layers = demand.layers, "a pull asks for room");
+        tracing::info!(
+            wanted = wanted.bytes.0,
+            least = wanted.least.0,
+            layers = demand.layers,
+            "a pull requests space"
+        );
         let made = timeout(ROOM_WAIT_MAX, room.make_room(wanted)).await;
         if made.is_err() {
-            tracing::warn!(seconds = ROOM_WAIT_MAX.as_secs(), "no room was made in time");
+            tracing::warn!(seconds = ROOM_WAIT_MAX.as_secs(), "no space was freed in time");
         }
         made.ok().flatten()
     }
@@ -146,22 +147,19 @@ fn look_now(
     proceeds: bool,
 ) -> Result<Look, RuntimeError> {
     let (learned, mut seen) = (learned(store), HashSet::new());
-    let missing: Vec<(&Wanted, Amount, bool)> = wanted
+    let absent: Vec<(&Wanted, Expected)> = wanted
         .iter()
         .filter(|layer| layer.is_fetched || store.layer(&layer.id).is_none())
         .filter(|layer| seen.insert(&layer.id))
-        .map(|layer| {
-            let expected = learned.expect(layer.compression, layer.packed, config.keep_blobs);
-            (layer, expected.amount, expected.is_measured)
-        })
+        .map(|layer| (layer, learned.expect(layer.compression, layer.packed, config.keep_blobs)))
         .collect();
     let page = reservations.open();
-    let own: Vec<_> = missing.iter().filter(|(layer, ..)| !page.brings(&layer.id)).collect();
+    let own: Vec<_> = absent.iter().filter(|(layer, _)| !page.brings(&layer.id)).collect();
     let demand = Demand {
         layers: own.len(),
-        compressed: own.iter().map(|(layer, ..)| layer.packed).fold(0, u64::saturating_add),
-        amount: own.iter().map(|(_, amount, _)| *amount).fold(Amount::default(), Amount::plus),
-        is_measured: own.iter().all(|(.., is_measured)| *is_measured),
+        compressed: own.iter().map(|(layer, _)| layer.packed).fold(0, u64::saturating_add),
+        amount: own.iter().map(|(_, expected)| expected.amount).fold(Amount::default(), Amount::plus),
+        is_measured: own.iter().all(|(_, expected)| expected.is_measured),
         keeps_blobs: config.keep_blobs,
     };
     // Reservations are read first, then free space: bytes written in between count twice rather than not at all.
@@ -177,12 +175,13 @@ fn look_now(
         reserved,
         pulls,
     };
-    let decision = decide(config.admission, &demand, &space);
-    if !matches!((decision, proceeds), (Decision::Fits, _) | (Decision::Uncertain(_), true)) {
-        return Ok(Look::Short { decision, demand, space });
+    match decide(config.admission, &demand, &space) {
+        Some(missing) if missing.is_refusal() || !proceeds => Ok(Look::Short { missing, demand, space }),
+        _ => {
+            let layers = absent.iter().map(|(layer, expected)| (layer.id.clone(), expected.amount));
+            Ok(Look::Admitted(page.reserve(layers)))
+        }
     }
-    let layers = missing.iter().map(|(layer, amount, _)| (layer.id.clone(), *amount));
-    Ok(Look::Admitted(page.reserve(layers)))
 }
 
 pub(super) fn learned(store: &Store) -> Expansions {

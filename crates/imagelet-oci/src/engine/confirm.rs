@@ -44,16 +44,16 @@ impl Engine {
     }
 
     async fn document_here(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Read> {
-        let bytes = self.kept(id, name, digest.as_str()).await?;
+        let bytes = self.kept(id, name, digest).await?;
         read_document(digest.clone(), bytes).ok()
     }
 
     /// A document of an image, if its digest matches.
-    pub(super) async fn kept(&self, id: &ImageId, name: &'static str, digest: &str) -> Option<Vec<u8>> {
-        let (store, id, wanted) = (std::sync::Arc::clone(&self.store), id.clone(), digest.to_owned());
+    pub(super) async fn kept(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Vec<u8>> {
+        let (store, id, wanted) = (std::sync::Arc::clone(&self.store), id.clone(), digest.clone());
         let read = blocking(move || {
             let bytes = store.image_file(&id, name).unwrap_or_default();
-            Ok((Digest::of(&bytes).as_str() == wanted).then_some(bytes))
+            Ok((Digest::of(&bytes) == wanted).then_some(bytes))
         });
         read.await.unwrap_or_default()
     }

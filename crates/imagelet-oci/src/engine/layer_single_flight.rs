@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use imagelet_core::runtime::{LayerState, Progress, PullEvent, RuntimeError};
 
 use super::Engine;
-use crate::{admission::Reservation, confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
+use crate::{confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
 
 /// A layer being fetched; the lock is held meanwhile.
 #[derive(Debug, Default)]
@@ -17,20 +17,12 @@ impl Engine {
         &self.confinement
     }
 
-    pub(crate) async fn fetch_reserved(
+    /// Fetches a layer, or shares a present one or one of another pull. `None`: it is in the store.
+    pub(crate) async fn fetch_layer(
         &self,
         job: LayerJob,
-        reservation: &Reservation,
         progress: &Progress,
     ) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
-        let layer = job.diff_id.clone();
-        let fetched = self.fetch_layer(job, progress).await?;
-        reservation.is_there(&layer);
-        Ok(fetched)
-    }
-
-    /// Fetches a layer, or shares a present one or one of another pull. `None`: it is in the store.
-    async fn fetch_layer(&self, job: LayerJob, progress: &Progress) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
         let present = || {
             progress(PullEvent::Layer { digest: job.descriptor.digest.clone(), state: LayerState::Present });
         };
@@ -61,11 +53,4 @@ impl LayerSlot {
     fn is_alive(&self) -> bool {
         self.0.try_lock().is_ok_and(|shared| shared.strong_count() > 0)
     }
-}
-
-/// The largest layer determines the duration of a pull; it must not start last.
-pub(crate) fn largest_first(jobs: impl Iterator<Item = LayerJob>) -> Vec<LayerJob> {
-    let mut jobs: Vec<LayerJob> = jobs.collect();
-    jobs.sort_by_key(|job| std::cmp::Reverse(job.descriptor.size));
-    jobs
 }

@@ -1,6 +1,7 @@
 //! A pull from the reference to the committed image, and what a pull into a sink shares with it.
 
 use std::{
+    cmp::Reverse,
     sync::{Arc, atomic::Ordering},
     time::SystemTime,
 };
@@ -14,13 +15,13 @@ use imagelet_core::{
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Engine, admit::Wanted, blocking, estimate::PullTarget, layer_single_flight::largest_first};
+use super::{Engine, admit::Wanted, blocking, estimate::PullTarget};
 use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
     pipeline::{Allowance, Claim, LayerJob, Tenant},
     registry::{Resolved, about},
-    store::{ImageRecord, LayerEnd, LayerEntry, NewImage, StagedLayer, SyncView},
+    store::{DiskUsage, ImageRecord, LayerEnd, LayerEntry, NewImage, StagedLayer, SyncView},
 };
 
 pub(super) struct LayerFetches {
@@ -157,11 +158,20 @@ impl Engine {
             .map(|(layer, diff_id)| Wanted::of(layer, diff_id.clone(), !self.may_share(repository, diff_id)))
             .collect();
         let fetches = self.begin_fetches(resolved, &wanted, tenant).await?;
-        let layer = |(descriptor, diff_id)| (descriptor, diff_id, diff_id);
-        let jobs = layers.iter().zip(&config.diff_ids).map(layer);
-        let jobs = largest_first(jobs.map(|layer| self.layer_job(&fetches, resolved, layer, LayerEnd::Store)));
+        let jobs = layers.iter().zip(&config.diff_ids).map(|(descriptor, diff_id)| {
+            self.layer_job(&fetches, resolved, (descriptor, diff_id, diff_id), LayerEnd::Store)
+        });
+        let mut jobs: Vec<LayerJob> = jobs.collect();
+        // The largest layer determines the duration of a pull; it must not start last.
+        jobs.sort_by_key(|job| Reverse(job.descriptor.size));
+        let reservation = &fetches.reservation;
         let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
-            .map(|job| self.fetch_reserved(job, &fetches.reservation, progress))
+            .map(|job| async move {
+                let layer = job.diff_id.clone();
+                let staged = self.fetch_layer(job, progress).await?;
+                reservation.is_there(&layer);
+                Ok::<_, RuntimeError>(staged)
+            })
             .buffer_unordered(self.config.layers_in_flight.max(1))
             .try_collect()
             .await?;
@@ -171,7 +181,7 @@ impl Engine {
         progress(PullEvent::Committing);
         let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
         let entries = self.entries(layers, &config.diff_ids, &staged);
-        let new = NewImage { names, ..new_image(id, resolved, &config, config_bytes, entries) };
+        let new = new_image(resolved, &config, config_bytes, entries, names);
         let (store, view) = (Arc::clone(&self.store), Arc::clone(&fetches.view));
         let committed = blocking(move || {
             let committed = store.commit(new, &staged, &view);
@@ -248,21 +258,21 @@ pub(super) fn check_layers(id: &ImageId, layers: usize, diff_ids: usize) -> Resu
 }
 
 fn new_image(
-    id: &ImageId,
     resolved: &Resolved,
     config: &ImageConfig,
     config_bytes: &[u8],
     layers: Vec<LayerEntry>,
+    names: Vec<String>,
 ) -> NewImage {
     let manifest = resolved.chosen.bytes.to_vec();
     let record = ImageRecord {
-        id: id.to_string(),
-        manifest: resolved.chosen.digest.to_string(),
-        index: (resolved.root.digest != resolved.chosen.digest).then(|| resolved.root.digest.to_string()),
+        id: resolved.manifest.config.digest.clone(),
+        manifest: resolved.chosen.digest.clone(),
+        index: (resolved.root.digest != resolved.chosen.digest).then(|| resolved.root.digest.clone()),
         layers,
         metadata_size: (manifest.len() + config_bytes.len()) as u64,
         user: config.user.clone(),
-        allocated: None,
+        allocated: DiskUsage::default(),
         platform: format!("{}/{}", config.os, config.architecture),
         pulled_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         names: Vec::new(),
@@ -271,5 +281,5 @@ fn new_image(
     if resolved.root.digest != resolved.chosen.digest {
         files.push(("index.json", resolved.root.bytes.to_vec()));
     }
-    NewImage { record, files, names: Vec::new() }
+    NewImage { record, files, names }
 }

@@ -75,7 +75,11 @@ impl Engine {
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
-        let config = self.kept(&target.id, "config.json", target.id.as_str()).await;
+        let digest = target.id.as_str().parse::<Digest>().ok();
+        let config = match &digest {
+            Some(digest) => self.kept(&target.id, "config.json", digest).await,
+            None => None,
+        };
         let resolved = if let Some(record) = &target.record {
             self.documents(target, record, reference, credential).await?
         } else {
@@ -137,16 +141,12 @@ impl Engine {
         &self,
         target: &RepairTarget,
         name: &'static str,
-        digest: &str,
+        digest: &Digest,
         session: &PullSession,
     ) -> Result<Read, RuntimeError> {
-        let wanted = digest.parse::<Digest>().map_err(|error| {
-            RuntimeError::new(RuntimeErrorKind::Corrupt, format!("the record's `{name}` has no digest"))
-                .caused_by(error)
-        })?;
         match self.kept(&target.id, name, digest).await {
-            Some(bytes) => read_document(wanted, bytes),
-            None => self.registry.fetch_document(session, &wanted).await,
+            Some(bytes) => read_document(digest.clone(), bytes),
+            None => self.registry.fetch_document(session, digest).await,
         }
     }
 

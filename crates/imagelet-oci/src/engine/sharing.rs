@@ -44,16 +44,16 @@ impl Engine {
         diff_ids: &[Digest],
         staged: &[Arc<StagedLayer>],
     ) -> Vec<LayerEntry> {
-        let fetched: HashMap<&str, &LayerEntry> =
-            staged.iter().map(|layer| (layer.entry().diff_id.as_str(), layer.entry())).collect();
-        let missing = layers.iter().zip(diff_ids).filter(|(_, diff_id)| !fetched.contains_key(diff_id.as_str()));
+        let fetched: HashMap<&Digest, &LayerEntry> =
+            staged.iter().map(|layer| (&layer.entry().diff_id, layer.entry())).collect();
+        let missing = layers.iter().zip(diff_ids).filter(|(_, diff_id)| !fetched.contains_key(diff_id));
         let known = self.store.entries_of(missing);
         let entry = |(layer, diff_id): (&Descriptor, &Digest)| {
-            let fetched = fetched.get(diff_id.as_str()).map(|entry| (*entry).clone());
-            fetched.or_else(|| known.get(diff_id).cloned()).unwrap_or_else(|| LayerEntry {
-                blob: String::new(),
+            let entry = fetched.get(diff_id).copied().or_else(|| known.get(diff_id)).cloned();
+            entry.unwrap_or_else(|| LayerEntry {
+                blob: None,
                 size: 0,
-                diff_id: diff_id.to_string(),
+                diff_id: diff_id.clone(),
                 media_type: layer.media_type.clone(),
             })
         };

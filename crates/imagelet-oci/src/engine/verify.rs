@@ -122,7 +122,7 @@ impl Engine {
             let documents = self.check_documents(&target, &watch).await?;
             let entries = target.image.record.map(|record| record.layers).unwrap_or_default();
             let layers = target.image.layers.into_iter().enumerate().map(|(at, diff_id)| {
-                let blob = entries.get(at).filter(|entry| entry.is_verified()).map(|entry| entry.blob.clone());
+                let blob = entries.get(at).and_then(|entry| entry.blob.as_ref()).map(Digest::to_string);
                 let check = checked.get(&diff_id).cloned().expect("every layer of every image was checked");
                 (LayerName { diff_id, blob }, check)
             });
@@ -141,9 +141,10 @@ impl Engine {
     }
 
     fn targets(&self, image: Option<&str>) -> Result<Vec<Target>, RuntimeError> {
-        let whole = self.store.images().into_iter().map(|(record, names)| {
-            let (id, layers) = (record.image_id(), record.diff_ids());
-            Target { id, names, image: DamagedImage { record: Some(record), layers, documents: None } }
+        let whole = self.store.images().into_iter().map(|(record, names)| Target {
+            id: record.image_id(),
+            names,
+            image: DamagedImage::new(record, None),
         });
         let damaged = self.store.damaged_images().into_iter().map(|(id, image, names)| Target { id, names, image });
         let mut targets: Vec<Target> = whole.chain(damaged).collect();

@@ -2,8 +2,8 @@
 //!
 //! Each mount has a note, `mounts/KEY.json`, and the overlay's folder, `mounts/KEY/`; for a store on a read-only file
 //! system, both are below `/run/imagelet/mounts/STORE/`, STORE being the digest of the store's path. A note has the
-//! boot, the mount namespace and the overlay's device. It is written after the overlay is made and before it is
-//! attached: a crash in between leaves a note without an overlay, not an unrecorded use.
+//! boot and the overlay's device. It is written after the overlay is made and before it is attached: a crash in between
+//! leaves a note without an overlay, not an unrecorded use.
 //!
 //! **Invariant:** listing deletes nothing. The next mount or sweep, or an unmount of the place, removes the notes of
 //! ended mounts; what was written into a mount is removed only after its overlay has ended.
@@ -108,7 +108,7 @@ pub(crate) fn mount(
     let (record, _) = store
         .image(id)
         .ok_or_else(|| RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{id}` is not here")))?;
-    let layers = shown_layers(store, &record.diff_ids());
+    let layers = shown_layers(store, &record.diff_ids().cloned().collect::<Vec<_>>());
     let notes = if store.is_read_only() { note::volatile_folder(store.root()) } else { own_folder(store) };
     let folder = note::new_folder(&notes, id, &target).map_err(failed)?;
     attach(store, id, &layers, &folder, &target, options).map_err(|error| {
@@ -138,8 +138,7 @@ fn attach(
         writable: options.writable,
         mounted_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         boot: store.boot().map(str::to_owned),
-        namespace: rustix::fs::stat("/proc/self/ns/mnt").ok().map(|namespace| namespace.st_ino),
-        device: Some(format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device))),
+        device: format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)),
     };
     note::write(folder, &note)?;
     Step::MountNoted.reach();

@@ -17,15 +17,13 @@ use serde::{Deserialize, Serialize};
 use crate::{
     failpoint::Step,
     overlay::OverlayFolder,
-    store::{remove_tree, replace_file},
+    store::{digest_named, remove_tree, replace_file},
 };
 
 /// A note is below 5 KiB: a path is 4096 bytes at most.
 const NOTE_BYTES_MAX: u64 = 64 * 1024;
 /// Length of the mount's own digits at the end of a key.
 const SERIAL_LENGTH: usize = 16;
-/// Keys of the first version, which were digests of paths.
-const OLD_KEY_LENGTH: usize = 64;
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
 /// The source of our mounts in the kernel's table, before the serial.
 const SOURCE: &str = "imagelet";
@@ -40,29 +38,27 @@ pub(super) struct Note {
     /// The boot id, where the kernel reports one.
     #[serde(default)]
     pub(super) boot: Option<String>,
-    /// The inode of the mount namespace at the time of the mount.
-    #[serde(default)]
-    pub(super) namespace: Option<u64>,
     /// The overlay's device, `MAJOR:MINOR`.
-    #[serde(default)]
-    pub(super) device: Option<String>,
+    pub(super) device: String,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct NotedMount {
     folder: OverlayFolder,
-    key: String,
+    image: Digest,
+    /// The digits unique to this mount.
+    serial: String,
     note: Result<Note, String>,
 }
 
 impl NotedMount {
     /// The note of a folder. `None`: the folder's name is not a key.
     pub(super) fn of(folder: PathBuf, note: Result<Note, String>) -> Option<Self> {
-        let key = folder.file_name()?.to_str()?.to_owned();
-        let is_old = key.len() == OLD_KEY_LENGTH && note.is_ok();
-        let is_key = (is_old || matches!(key.len().checked_sub(SERIAL_LENGTH), Some(64 | 128)))
-            && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        is_key.then(|| Self { folder: OverlayFolder::at(folder), key, note })
+        let key = folder.file_name()?.to_str()?;
+        let (image, serial) = key.split_at_checked(key.len().checked_sub(SERIAL_LENGTH)?)?;
+        let (image, serial) = (digest_named(image)?, serial.to_owned());
+        let is_serial = serial.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        is_serial.then(|| Self { folder: OverlayFolder::at(folder), image, serial, note })
     }
 
     pub(super) fn note(&self) -> Option<&Note> {
@@ -73,22 +69,14 @@ impl NotedMount {
         self.note.as_ref().err().map(String::as_str)
     }
 
-    /// A note whose name is the digest of a path: its mount is known by that path alone.
-    pub(super) fn old_target(&self) -> Option<&str> {
-        self.note().filter(|_| self.key.len() == OLD_KEY_LENGTH).map(|note| note.target.as_str())
-    }
-
-    /// The image's id, as the note's name has it; a note of an older version has it inside.
+    /// The image's id, as the note's name has it.
     pub(super) fn image(&self) -> String {
-        if let (Some(note), Some(_)) = (self.note(), self.old_target()) {
-            return note.image.clone();
-        }
-        let hex = &self.key[..self.key.len() - SERIAL_LENGTH];
-        format!("{}:{hex}", if hex.len() == 64 { "sha256" } else { "sha512" })
+        self.image.to_string()
     }
 
+    /// The mount's source in the kernel's table.
     pub(super) fn source(&self) -> String {
-        source(&self.key)
+        format!("{SOURCE}:{}", self.serial)
     }
 
     pub(super) fn folder(&self) -> &OverlayFolder {
@@ -121,13 +109,7 @@ fn make_folder(folder: &Path, volatile: &Path) -> io::Result<()> {
 }
 
 pub(super) fn source_of(folder: &OverlayFolder) -> String {
-    source(&folder.path().file_name().unwrap_or_default().to_string_lossy())
-}
-
-fn source(key: &str) -> String {
-    if key.len() == OLD_KEY_LENGTH {
-        return SOURCE.to_owned();
-    }
+    let key = folder.path().file_name().unwrap_or_default().to_string_lossy();
     format!("{SOURCE}:{}", &key[key.len().saturating_sub(SERIAL_LENGTH)..])
 }
 
@@ -196,7 +178,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    const NOTE: &str = r#"{"target":"/mnt/a","image":"sha256:12","writable":true,"mounted_at":5}"#;
+    const NOTE: &str =
+        r#"{"target":"/mnt/a","image":"sha256:12","writable":true,"mounted_at":5,"boot":"b1","device":"0:50"}"#;
 
     #[test]
     fn the_image_and_the_source_are_made_out_of_the_name_of_a_damaged_note() {
@@ -236,7 +219,7 @@ mod tests {
         let mut found: Vec<(String, bool)> = read_all(folder.path())
             .unwrap()
             .iter()
-            .map(|noted| (noted.key[..1].to_owned(), noted.damage().is_none()))
+            .map(|noted| (noted.serial[..1].to_owned(), noted.damage().is_none()))
             .collect();
         found.sort();
         let expected = [("1", false), ("2", false), ("3", false), ("4", false), ("5", false), ("6", true)];

@@ -1,4 +1,4 @@
-//! The decision whether a noted mount is alive: a table of mounts, a boot id and the kernel's own answer, no path.
+//! The state of a noted mount: alive here, alive elsewhere or ended, by the mount table, the boot and the kernel.
 
 use std::path::PathBuf;
 
@@ -47,9 +47,8 @@ pub(super) fn judge(
 }
 
 pub(super) fn is_shown_by(noted: &NotedMount, row: &TableRow) -> bool {
-    let device = noted.note().and_then(|note| note.device.as_ref());
-    let is_at = noted.old_target().is_none_or(|target| row.target.as_os_str() == target);
-    row.kind == "overlay" && row.source == noted.source() && is_at && device.is_none_or(|device| *device == row.device)
+    let device = noted.note().map(|note| &note.device);
+    row.kind == "overlay" && row.source == noted.source() && device.is_none_or(|device| *device == row.device)
 }
 
 #[cfg(test)]
@@ -70,8 +69,7 @@ mod tests {
             writable: true,
             mounted_at: 1,
             boot: Some(BOOT.into()),
-            namespace: Some(7),
-            device: Some("0:50".into()),
+            device: "0:50".into(),
         };
         change(&mut note);
         NotedMount::of(format!("/store/mounts/{key}").into(), Ok(note)).unwrap()
@@ -114,23 +112,14 @@ mod tests {
     #[test]
     fn another_boot_ends_a_mount_without_a_question() {
         let mount = noted(&key(), |note| note.boot = Some("b0".into()));
-        let unasked = || panic!("the kernel need not be asked");
-        assert_eq!(judge(&mount, Some(BOOT), &[], unasked), MountState::Gone);
+        let unused = || panic!("the kernel's answer is not needed");
+        assert_eq!(judge(&mount, Some(BOOT), &[], unused), MountState::Gone);
         for unknown in [None, Some("b0")] {
             let state = judge(&mount, unknown, &[], || UpperFolder::Busy);
             assert_eq!(state, MountState::Elsewhere, "a boot that is not known, or this one");
         }
         let unnamed = noted(&key(), |note| note.boot = None);
         assert_eq!(judged(&unnamed, &[], UpperFolder::Busy), MountState::Elsewhere);
-    }
-
-    #[test]
-    fn a_note_of_the_first_version_is_known_by_its_path_and_never_gone_unproven() {
-        let old = noted(&"b".repeat(64), |note| (note.boot, note.namespace, note.device) = (None, None, None));
-        let at = [row("0:9", "/mnt", "imagelet")];
-        assert_eq!(judged(&old, &at, UpperFolder::Unknown), MountState::Shown(vec!["/mnt".into()]));
-        let beside = [row("0:9", "/mnt2", "imagelet"), row("0:9", "/mnt", "overlay")];
-        assert_eq!(judged(&old, &beside, UpperFolder::Unknown), MountState::Elsewhere);
     }
 
     #[test]

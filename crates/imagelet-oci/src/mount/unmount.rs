@@ -1,4 +1,4 @@
-//! Unmounts an image at any of its places, without what is mounted over it.
+//! Unmounts an image at any of its mount points; a mount over it stays.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! Mounts seen as containers, so that what is mounted counts as in use.
+//! Mounts in the form of containers, so that mounted images count as in use.
 
 use std::{
     collections::BTreeMap,

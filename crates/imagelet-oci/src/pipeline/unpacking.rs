@@ -20,7 +20,9 @@ use super::{
 use crate::hash::Hash;
 use crate::{
     failpoint::Step,
-    store::{FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit},
+    store::{
+        DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
+    },
     unpack::{
         EntryRules, LayerMemory, OverlayForm, Ownership, OwnershipRecord, UnpackError, UnpackErrorKind, UnpackLimits,
         UnpackOptions, disk_size, process_umask, unpack_layer,
@@ -105,13 +107,13 @@ impl LayerJob {
         let (mut sums, mut list_size) = (BTreeMap::new(), 0);
         if let Some(list) = list {
             let (digest, bytes) = list.finish().map_err(unlisted)?;
-            sums.insert(LIST.to_owned(), digest.to_string());
+            sums.insert(LIST.to_owned(), digest);
             list_size = disk_size(bytes);
         }
         if !report.ownership.is_empty() {
             self.refuse_incomplete(&report.ownership)?;
             let bytes = serde_json::to_vec(&report.ownership).expect("a list of owners is JSON");
-            sums.insert("ownership.json".into(), Digest::of(&bytes).to_string());
+            sums.insert("ownership.json".into(), Digest::of(&bytes));
             std::fs::write(staging.path().join("ownership.json"), bytes)
                 .map_err(|error| storage_error("could not write the layer's ownership", error))?;
             Step::UnpackOwnership.reach();
@@ -124,21 +126,20 @@ impl LayerJob {
         if !implicit.is_empty() {
             let digest = write_implicit(staging.path(), &implicit)
                 .map_err(|error| storage_error("could not write the layer's implied directories", error))?;
-            sums.insert("implicit.json".into(), digest.to_string());
+            sums.insert("implicit.json".into(), digest);
             Step::UnpackImplicit.reach();
         }
         let record = LayerRecord {
-            diff_id: diff_id.to_string(),
+            diff_id,
             entries: report.entries,
-            bytes: report.bytes,
             disk_bytes: report.disk_bytes + list_size,
-            allocated: None,
+            allocated: DiskUsage::default(),
             root_opaque: report.root_opaque,
             unsettled: self.store.unsettled_mark(self.end),
             for_sink: self.end == LayerEnd::Sink,
             sums,
         };
-        StagedLayer::new(staging, (diff_id, &self.descriptor), record, Arc::clone(&self.view))
+        StagedLayer::new(staging, &self.descriptor, record, Arc::clone(&self.view))
     }
 
     /// A sink does not receive records of missing metadata, so a layer with such records fails.

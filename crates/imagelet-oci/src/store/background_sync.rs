@@ -1,4 +1,4 @@
-//! Background durability: what a pull has shown before the disk had it, and how it becomes durable after.
+//! Background durability: content that a pull shows before the disk has it, and the sync that makes it durable.
 //!
 //! A layer that a pull shows before it is durable carries the boot id in its record; only that boot may use it. Names
 //! go to `names.unsettled.json`, unsynced, with the same mark and a higher generation than `names.json`.
@@ -11,13 +11,13 @@ use std::{
     sync::{Arc, MutexGuard},
 };
 
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::runtime::RuntimeError;
 
 use super::{
     Store,
     files::durable::{SyncView, create_anew, replace_file},
     index::{Index, NAMES_UNSETTLED},
-    record::LayerRecord,
+    record::{LayerRecord, checksum},
     spare_layers::LayerEnd,
     storage_error,
 };
@@ -45,17 +45,20 @@ impl Store {
         let failed =
             |error| storage_error(format!("could not make the store `{}` durable", self.root.display()), error);
         for round in 0.. {
-            let held_up = (round >= ROUNDS_UNHURRIED).then(|| self.index());
+            let locked = (round >= ROUNDS_UNHURRIED).then(|| self.index());
             let layers =
-                held_up.as_ref().map_or_else(|| self.index().unsettled_layers(), |index| index.unsettled_layers());
-            let settled = self.take_marks_off(&layers);
-            let mut index = held_up.unwrap_or_else(|| self.index());
-            if let Err(error) = settled {
+                locked.as_ref().map_or_else(|| self.index().unsettled_layers(), |index| index.unsettled_layers());
+            let synced = self.sync_and_unmark(&layers);
+            let mut index = locked.unwrap_or_else(|| self.index());
+            if let Err(error) = synced {
                 self.drop_unsettled_content(&mut index);
-                self.reopen_view();
                 return Err(failed(error));
             }
-            index.mark_durable(&layers);
+            for layer in &layers {
+                if let Some(layer) = index.layers.get_mut(&layer.diff_id) {
+                    layer.unsettled = None;
+                }
+            }
             if index.unsettled_layers().is_empty() {
                 // The file is new at each attempt, so a retry is safe.
                 return self.write_durable_names(&mut index).map_err(failed);
@@ -64,13 +67,13 @@ impl Store {
         Ok(())
     }
 
-    fn take_marks_off(&self, layers: &[(Digest, LayerRecord)]) -> io::Result<()> {
+    fn sync_and_unmark(&self, layers: &[LayerRecord]) -> io::Result<()> {
         self.sync_shown()?;
         Step::SettleSynced.reach();
-        for (diff_id, record) in layers {
-            let folder = self.layer_folder(diff_id);
+        for record in layers {
+            let folder = self.layer_folder(&record.diff_id);
             let beside = folder.join("layer.new");
-            fs::write(&beside, LayerRecord { unsettled: None, ..record.clone() }.to_bytes())?;
+            fs::write(&beside, checksum::seal(&LayerRecord { unsettled: None, ..record.clone() }))?;
             fs::rename(&beside, folder.join("layer.json"))?;
             Step::SettleMark.reach();
         }
@@ -84,8 +87,8 @@ impl Store {
         let views = self.views().clone();
         views.iter().try_for_each(|view| view.sync())?;
         // One view stays, for content that the next sync finds without a pull of its own.
-        let told = &views[1..];
-        self.views().retain(|view| !told.iter().any(|told| Arc::ptr_eq(view, told)));
+        let reported = &views[1..];
+        self.views().retain(|view| !reported.iter().any(|other| Arc::ptr_eq(view, other)));
         Ok(())
     }
 
@@ -97,20 +100,12 @@ impl Store {
         }
     }
 
-    /// Opens a new view after a failure was reported and the affected content dropped.
-    fn reopen_view(&self) {
-        match SyncView::open(&self.root) {
-            Ok(view) => *self.views() = vec![Arc::new(view)],
-            Err(error) => tracing::error!(%error, "could not look at the store's file system anew"),
-        }
-    }
-
     pub(crate) fn views(&self) -> MutexGuard<'_, Vec<Arc<SyncView>>> {
         self.views.lock().expect("no thread panics while it holds the lock")
     }
 
     fn write_durable_names(&self, index: &mut Index) -> io::Result<()> {
-        replace_file(&self.root.join("names.json"), &index.names_file())?;
+        replace_file(&self.root.join("names.json"), &index.names_file(None))?;
         index.names_unsettled = false;
         // The file's generation is outdated, so it is harmless if the removal is lost.
         match fs::remove_file(self.root.join(NAMES_UNSETTLED)) {
@@ -123,13 +118,9 @@ impl Store {
     pub(crate) fn write_names_unsettled(&self, index: &mut Index) -> io::Result<()> {
         let path = self.root.join(NAMES_UNSETTLED);
         let beside = path.with_extension("new");
-        let bytes = index.names_unsettled_file(self.boot.as_deref().unwrap_or_default());
+        let bytes = index.names_file(self.boot.as_deref());
         let written = create_anew(&beside).and_then(|mut file| file.write_all(&bytes));
-        let written = written.and_then(|()| fs::rename(&beside, &path));
-        if written.is_err() {
-            let _ = fs::remove_file(&beside);
-        }
-        written?;
+        written.and_then(|()| fs::rename(&beside, &path)).inspect_err(|_| drop(fs::remove_file(&beside)))?;
         Step::CommitNamedUnsettled.reach();
         index.names_unsettled = true;
         Ok(())
@@ -138,15 +129,17 @@ impl Store {
     /// Drops, in memory and for the next start, what the disk did not store.
     fn drop_unsettled_content(&self, index: &mut Index) {
         let lost = index.drop_unsettled();
-        for (name, id) in lost.names {
-            tracing::error!(name, image = %id, "the disk refused to keep this image; it is dropped");
-        }
         let _ = fs::remove_file(self.root.join(NAMES_UNSETTLED));
-        for layer in lost.layers {
-            let moved = fs::rename(self.layer_folder(&layer), self.fresh_path("trash"));
+        for LayerRecord { diff_id, .. } in lost {
+            let moved = fs::rename(self.layer_folder(&diff_id), self.fresh_path("trash"));
             if let Err(error) = moved {
-                tracing::error!(%layer, %error, "could not move a layer to the trash that the disk refused to keep");
+                tracing::error!(layer = %diff_id, %error, "could not move a layer to the trash that the disk refused to keep");
             }
+        }
+        // The error was reported and its content dropped: the next sync needs a view without it.
+        match SyncView::open(&self.root) {
+            Ok(view) => *self.views() = vec![Arc::new(view)],
+            Err(error) => tracing::error!(%error, "could not open the store's file system again"),
         }
     }
 }

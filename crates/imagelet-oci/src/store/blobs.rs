@@ -1,4 +1,4 @@
-//! Compressed blobs: kept whole where that is wanted, and what came of those that broke off.
+//! Compressed blobs: kept whole where that is configured, and the first bytes of those that broke off.
 //!
 //! A blob streams to `ingest/ALGORITHM-HEX.partial`; the commit of its image moves it to `blobs/ALGORITHM/HEX`. A
 //! partial blob of at least [`RESUME_MIN`] stays for the next pull of the digest, which hashes it again from its first
@@ -295,18 +295,11 @@ impl StagedBlob {
 impl Index {
     /// Kept blobs that no image has, or whose size differs from an image's record.
     pub(super) fn unneeded_blobs(&self) -> Vec<Digest> {
-        let needed: BTreeMap<&str, u64> = self
-            .images
-            .values()
-            .chain(self.damaged.values().filter_map(|image| image.record.as_ref()))
-            .flat_map(|image| &image.layers)
-            .map(|layer| (layer.blob.as_str(), layer.size))
-            .collect();
-        let is_needed = |digest: &Digest, size: u64| needed.get(digest.as_str()) == Some(&size);
-        self.blobs
-            .iter()
-            .filter(|(digest, size)| !is_needed(digest, **size))
-            .map(|(digest, _)| digest.clone())
-            .collect()
+        let damaged = self.damaged.values().filter_map(|image| image.record.as_ref());
+        let layers = self.images.values().chain(damaged).flat_map(|image| &image.layers);
+        let needed: BTreeMap<&Digest, u64> =
+            layers.filter_map(|layer| Some((layer.blob.as_ref()?, layer.size))).collect();
+        let unneeded = self.blobs.iter().filter(|(digest, size)| needed.get(digest) != Some(*size));
+        unneeded.map(|(digest, _)| digest.clone()).collect()
     }
 }

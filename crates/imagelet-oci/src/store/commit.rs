@@ -1,10 +1,10 @@
-//! The one moment an image begins to exist, and the staging before it.
+//! Commits of images: content is staged, made durable and moved to its place, and the names are written last.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io, iter,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use imagelet_core::{
@@ -16,7 +16,7 @@ use super::{
     StagedBlob, Store,
     files::durable::{SyncView, remove_tree, replace_file, sync_folder},
     index::Index,
-    record::{ImageRecord, LayerEntry, LayerRecord},
+    record::{ImageRecord, LayerEntry, LayerRecord, checksum},
     storage_error,
 };
 use crate::{failpoint::Step, manifest::Descriptor};
@@ -25,12 +25,11 @@ use crate::{failpoint::Step, manifest::Descriptor};
 #[derive(Debug)]
 pub(crate) struct StagedLayer {
     record: LayerRecord,
-    diff_id: Digest,
     entry: LayerEntry,
     /// Opened before the layer's first file.
     view: Arc<SyncView>,
     /// `None` once the layer is in the store.
-    folder: Mutex<Option<PathBuf>>,
+    staging: Mutex<Option<Staging>>,
     blob: Option<StagedBlob>,
 }
 
@@ -38,27 +37,24 @@ impl StagedLayer {
     /// Makes a layer that a commit accepts of a staging folder with a complete `fs/`.
     pub(crate) fn new(
         staging: Staging,
-        (diff_id, blob): (Digest, &Descriptor),
+        blob: &Descriptor,
         record: LayerRecord,
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
+        let failed = format!("could not write the record of layer `{}`", record.diff_id);
         // A layer for a sink is measured by the sink.
         let record = if record.for_sink { Ok(record) } else { record.measured(staging.path()) };
         let record = record
-            .and_then(|record| fs::write(staging.path().join("layer.json"), record.to_bytes()).map(|()| record))
-            .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
+            .and_then(|record| fs::write(staging.path().join("layer.json"), checksum::seal(&record)).map(|()| record))
+            .map_err(|error| storage_error(failed, error))?;
         Step::LayerRecorded.reach();
         let entry = LayerEntry {
-            blob: blob.digest.to_string(),
+            blob: Some(blob.digest.clone()),
             size: blob.size,
-            diff_id: diff_id.to_string(),
+            diff_id: record.diff_id.clone(),
             media_type: blob.media_type.clone(),
         };
-        Ok(Self { record, diff_id, entry, view, folder: Mutex::new(Some(staging.keep())), blob: None })
-    }
-
-    pub(super) fn diff_id(&self) -> &Digest {
-        &self.diff_id
+        Ok(Self { record, entry, view, staging: Mutex::new(Some(staging)), blob: None })
     }
 
     pub(crate) fn entry(&self) -> &LayerEntry {
@@ -70,44 +66,34 @@ impl StagedLayer {
         self
     }
 
-    pub(super) fn into_parts(mut self) -> (PathBuf, LayerRecord, Arc<SyncView>, Option<StagedBlob>) {
-        let folder = self.folder().take().expect("a layer that is not in the store has its folder");
-        (folder, self.record.clone(), Arc::clone(&self.view), self.blob.take())
+    pub(super) fn into_parts(self) -> (PathBuf, LayerRecord, Arc<SyncView>, Option<StagedBlob>) {
+        let staging = self.staging().take().expect("a layer that is not in the store has its folder");
+        (staging.keep(), self.record, self.view, self.blob)
     }
 
-    fn folder(&self) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
-        self.folder.lock().expect("no thread panics while it holds the lock")
-    }
-}
-
-impl Drop for StagedLayer {
-    fn drop(&mut self) {
-        if let Some(folder) = self.folder().take() {
-            discard(&folder);
-        }
+    fn staging(&self) -> MutexGuard<'_, Option<Staging>> {
+        self.staging.lock().expect("no thread panics while it holds the lock")
     }
 }
 
-/// A folder under `tmp/` that is removed on drop.
+/// A folder under `tmp/` that is removed on drop, unless it was moved or kept.
 #[derive(Debug)]
-pub(crate) struct Staging {
-    path: Option<PathBuf>,
-}
+pub(crate) struct Staging(PathBuf);
 
 impl Staging {
     pub(crate) fn path(&self) -> &Path {
-        self.path.as_deref().expect("only `keep` takes the path, and it consumes the staging")
+        &self.0
     }
 
     fn keep(mut self) -> PathBuf {
-        self.path.take().expect("only `keep` takes the path")
+        std::mem::take(&mut self.0)
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if let Some(path) = self.path.take() {
-            discard(&path);
+        if !self.0.as_os_str().is_empty() {
+            discard(&self.0);
         }
     }
 }
@@ -137,7 +123,7 @@ impl Store {
         fs::create_dir(&path)
             .map_err(|error| storage_error(format!("could not create `{}`", path.display()), error))?;
         Step::StageMade.reach();
-        Ok(Staging { path: Some(path) })
+        Ok(Staging(path))
     }
 
     /// Makes an image exist: content durable, content in place, names last. On an error nothing is visible.
@@ -151,10 +137,7 @@ impl Store {
         view: &Arc<SyncView>,
     ) -> Result<ImageId, RuntimeError> {
         let id = new.record.image_id();
-        let failed = |what: &str| {
-            let message = format!("could not commit image `{id}`: {what}");
-            move |error: io::Error| storage_error(message, error)
-        };
+        let failed = |what: &str| not_committed(&id, what);
         let staging = self.stage()?;
         let mut record = new.record;
         // A damaged image regains its names.
@@ -167,7 +150,7 @@ impl Store {
             Step::CommitDocument.reach();
         }
         let record = record.measured(staging.path()).map_err(failed("measure"))?;
-        fs::write(staging.path().join("image.json"), record.to_bytes()).map_err(failed("image.json"))?;
+        fs::write(staging.path().join("image.json"), checksum::seal(&record)).map_err(failed("image.json"))?;
         Step::CommitRecorded.reach();
         if !self.in_background {
             // The image may share layers that an earlier process showed before they were durable.
@@ -184,8 +167,7 @@ impl Store {
         }
         let mut index = self.index();
         let mut placed = Placed::default();
-        let shown =
-            self.show(&mut index, &mut placed, &record, layers, staging).map_err(|(what, error)| failed(what)(error));
+        let shown = self.show(&mut index, &mut placed, &record, layers, staging);
         match &shown {
             Ok(()) => {
                 Step::CommitNamed.reach();
@@ -205,7 +187,7 @@ impl Store {
         shown.map(|()| id)
     }
 
-    /// Moves everything to its place, the names last. `placed` records the progress; an error, the step that failed.
+    /// Moves everything to its place, the names last. `placed` records the progress.
     fn show(
         &self,
         index: &mut Index,
@@ -213,8 +195,9 @@ impl Store {
         record: &ImageRecord,
         layers: &[Arc<StagedLayer>],
         staging: Staging,
-    ) -> Result<(), (&'static str, io::Error)> {
-        let failed = |what: &'static str| move |error: io::Error| (what, error);
+    ) -> Result<(), RuntimeError> {
+        let id = record.image_id();
+        let failed = |what: &str| not_committed(&id, what);
         let sync_names_in = |folder: &Path| {
             if self.in_background { Ok(()) } else { sync_folder(&self.root.join(folder)) }
         };
@@ -225,33 +208,25 @@ impl Store {
             layers.iter().filter_map(|layer| layer.blob.as_ref()).flat_map(StagedBlob::folders).collect();
         folders.iter().try_for_each(|folder| sync_names_in(folder)).map_err(failed("blobs"))?;
         for layer in layers {
-            let mut folder = layer.folder();
-            if let Some(path) = folder.as_ref() {
-                if index.layers.contains_key(&layer.diff_id) {
-                    continue;
-                }
-                let home = self.layer_folder(&layer.diff_id);
-                placed.trashed |= move_folder(path, &home, || self.fresh_path("trash")).map_err(failed("layers"))?;
-                *folder = None;
-                placed.layers.push(layer.diff_id.clone());
-                index.layers.insert(layer.diff_id.clone(), layer.record.clone());
-                index.marked.remove(&layer.diff_id);
+            let diff_id = &layer.record.diff_id;
+            let mut staging = layer.staging();
+            if let Some(staged) = staging.as_ref().filter(|_| !index.layers.contains_key(diff_id)) {
+                placed.trashed |= self.place(staged, &self.layer_folder(diff_id)).map_err(failed("layers"))?;
+                staging.take().map(Staging::keep);
+                placed.layers.push(diff_id.clone());
+                index.layers.insert(diff_id.clone(), layer.record.clone());
+                index.marked.remove(diff_id);
             }
         }
         // A shared or present layer was meanwhile found damaged, or the disk failed to store it.
-        if let Some(lost) = index.lacking(record) {
-            return Err((
-                "layers",
-                io::Error::other(format!("layer `{lost}` was found damaged meanwhile; pull again")),
-            ));
+        if let Some(lost) = index.missing_layer(record) {
+            let error = io::Error::other(format!("layer `{lost}` was found damaged meanwhile; pull again"));
+            return Err(failed("layers")(error));
         }
         sync_names_in(Path::new("layers")).map_err(failed("layers"))?;
         Step::CommitLayers.reach();
-        let id = record.image_id();
         if !index.images.contains_key(&id) {
-            let home = self.image_folder(&id);
-            placed.trashed |=
-                move_folder(staging.path(), &home, || self.fresh_path("trash")).map_err(failed("images"))?;
+            placed.trashed |= self.place(&staging, &self.image_folder(&id)).map_err(failed("images"))?;
             staging.keep();
             placed.image = true;
             sync_names_in(Path::new("images")).map_err(failed("images"))?;
@@ -264,6 +239,18 @@ impl Store {
         self.write_names(index, before).map_err(failed("names.json"))
     }
 
+    /// Moves a folder to its home, and an existing one there to the trash. Returns whether one existed.
+    fn place(&self, staging: &Staging, home: &Path) -> io::Result<bool> {
+        let trashed = home.exists();
+        if trashed {
+            fs::rename(home, self.fresh_path("trash"))?;
+            Step::CommitStranger.reach();
+        }
+        fs::rename(staging.path(), home)?;
+        Step::CommitRenamed.reach();
+        Ok(trashed)
+    }
+
     /// Removes from the index what a failed commit placed, so that it does not count as durable.
     fn take_back(&self, index: &mut Index, placed: &Placed, id: &ImageId) {
         for layer in &placed.layers {
@@ -272,7 +259,7 @@ impl Store {
         let layers = placed.layers.iter().map(|layer| self.layer_folder(layer));
         for folder in layers.chain(placed.image.then(|| self.image_folder(id))) {
             if let Err(error) = fs::rename(&folder, self.fresh_path("trash")) {
-                tracing::warn!(path = %folder.display(), %error, "could not take a failed commit back; a sweep does");
+                tracing::warn!(path = %folder.display(), %error, "could not undo a failed commit; a sweep does");
             }
         }
     }
@@ -284,15 +271,15 @@ impl Store {
             return self.write_names_unsettled(index).inspect_err(|_| index.names = before);
         }
         let path = self.root.join("names.json");
-        replace_file(&path, &index.names_file()).inspect_err(|_| {
+        replace_file(&path, &index.names_file(None)).inspect_err(|_| {
             index.names = before;
-            if let Err(error) = replace_file(&path, &index.names_file()) {
-                tracing::error!(%error, "the names on disk are not those that hold; the next change writes them");
+            if let Err(error) = replace_file(&path, &index.names_file(None)) {
+                tracing::error!(%error, "the names on disk are not the valid ones; the next change writes them");
             }
         })
     }
 
-    /// Adds names to an image; writes nothing when it has them all. Returns `false` when the image is no longer here.
+    /// Adds names to an image; writes nothing when it has them all. Returns `false` when the image is absent.
     pub(crate) fn add_names(&self, id: &ImageId, names: &[String]) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             if !index.images.contains_key(id) {
@@ -359,36 +346,38 @@ impl Store {
         }
         Ok(answer)
     }
-}
 
-impl Store {
     /// Removes the images that have just lost their last name, on a disk too full for a new names file.
     ///
     /// Their records are removed first, durably: an image without a record does not exist, whatever the old names say.
     /// The freed space may hold the new names; otherwise the next change writes them.
     fn remove_without_room(&self, index: &mut Index, full: RuntimeError) -> Result<(), RuntimeError> {
         let named: BTreeSet<&ImageId> = index.names.values().collect();
-        let gone: Vec<ImageId> = index.images.keys().filter(|id| !named.contains(id)).cloned().collect();
-        if gone.is_empty() {
-            return Err(full);
-        }
         let mut trash = Vec::new();
-        for id in &gone {
+        for id in index.images.keys().filter(|id| !named.contains(id)) {
             let path = self.fresh_path("trash");
             fs::rename(self.image_folder(id), &path)
                 .map_err(|error| storage_error(format!("could not remove the record of image `{id}`"), error))?;
             trash.push(path);
+        }
+        if trash.is_empty() {
+            return Err(full);
         }
         sync_folder(&self.root.join("images"))
             .map_err(|error| storage_error("could not make the removal of an image durable", error))?;
         for path in &trash {
             discard(path);
         }
-        if let Err(error) = replace_file(&self.root.join("names.json"), &index.names_file()) {
-            tracing::warn!(%error, "no room for the store's names yet; the removed images are gone all the same");
+        if let Err(error) = replace_file(&self.root.join("names.json"), &index.names_file(None)) {
+            tracing::warn!(%error, "no space for the store's names yet; the images are removed all the same");
         }
         Ok(())
     }
+}
+
+fn not_committed(id: &ImageId, what: &str) -> impl FnOnce(io::Error) -> RuntimeError + use<> {
+    let message = format!("could not commit image `{id}`: {what}");
+    move |error| storage_error(message, error)
 }
 
 #[derive(Debug, Default)]
@@ -396,16 +385,4 @@ struct Placed {
     layers: Vec<Digest>,
     image: bool,
     trashed: bool,
-}
-
-/// Renames a folder to its home, after moving an existing one to the trash. Returns whether one existed.
-fn move_folder(from: &Path, home: &Path, trash: impl FnOnce() -> PathBuf) -> io::Result<bool> {
-    let trashed = home.exists();
-    if trashed {
-        fs::rename(home, trash())?;
-        Step::CommitStranger.reach();
-    }
-    fs::rename(from, home)?;
-    Step::CommitRenamed.reach();
-    Ok(trashed)
 }

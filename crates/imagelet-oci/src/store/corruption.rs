@@ -1,14 +1,10 @@
-//! What damage leads to: the image is not shown any more, its names are kept, and a repair or a pull brings it back.
+//! The consequences of damage: the image is no longer shown and keeps its names, and a repair or a pull restores it.
 //!
 //! A file `damaged` in the folder of a layer or image forbids its use, across restarts. A marked layer counts as
 //! absent, so that a commit replaces it; its folder stays until then, because a mount may still show it. An image that
 //! lacks a layer, or is marked itself, keeps its names and its other layers.
 
-use std::{
-    fs, io,
-    path::Path,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{fs, io, path::Path};
 
 use imagelet_core::{
     image::{Digest, ImageId},
@@ -20,77 +16,67 @@ use super::{
     files::durable::replace_file,
     index::{
         DamagedImage, Index,
-        load::{MARK, Mark},
+        load::{MARK, ReadRecord},
     },
     record::{ImageRecord, checksum},
     storage_error,
-    verify::{Finding, Findings},
+    verify::Findings,
 };
 use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig};
 
 impl Index {
-    /// Adds an image as whole or as damaged, depending on the layers present.
-    pub(crate) fn admit(
-        &mut self,
-        root: &Path,
-        id: &ImageId,
-        record: Option<ImageRecord>,
-        documents: Option<Findings>,
-    ) {
-        let image = match record {
-            Some(record) if documents.is_none() && self.lacking(&record).is_none() => {
+    /// Adds an image as whole or as damaged, depending on its record and on the layers present.
+    pub(crate) fn admit(&mut self, root: &Path, id: &ImageId, read: Option<ReadRecord<ImageRecord>>) {
+        let missing = || Err((None, Findings::of("image.json", "missing", "the image's folder is missing")));
+        let image = match read.unwrap_or_else(missing) {
+            Ok(record) if self.missing_layer(&record).is_none() => {
                 self.images.insert(id.clone(), record);
                 return;
             }
-            Some(record) => DamagedImage { layers: record.diff_ids(), record: Some(record), documents },
-            None => {
-                let missing = || Findings::of("image.json", "missing", "the image's folder is missing");
-                let documents = Some(documents.unwrap_or_else(missing));
-                DamagedImage { layers: layers_by_config(root, id), record: None, documents }
+            Ok(record) => DamagedImage::new(record, None),
+            Err((Some(record), findings)) => DamagedImage::new(record, Some(findings)),
+            Err((None, findings)) => {
+                DamagedImage { layers: layers_by_config(root, id), record: None, documents: Some(findings) }
             }
         };
-        self.drop_from_sight(id, image);
+        self.hide(id, image);
     }
 
-    pub(crate) fn lacking(&self, record: &ImageRecord) -> Option<Digest> {
-        record.diff_ids().into_iter().find(|layer| !self.layers.contains_key(layer))
+    pub(crate) fn missing_layer(&self, record: &ImageRecord) -> Option<Digest> {
+        record.diff_ids().find(|layer| !self.layers.contains_key(*layer)).cloned()
     }
 
     fn retire_layer(&mut self, layer: &Digest, findings: Findings) {
         self.layers.remove(layer);
         self.marked.insert(layer.clone(), findings);
-        let lacking = self.images.iter().filter(|(_, record)| record.diff_ids().contains(layer));
-        let lacking: Vec<ImageId> = lacking.map(|(id, _)| id.clone()).collect();
-        for id in lacking {
-            if let Some(record) = self.images.remove(&id) {
-                let image = DamagedImage { layers: record.diff_ids(), record: Some(record), documents: None };
-                self.drop_from_sight(&id, image);
-            }
+        for (id, record) in
+            self.images.extract_if(.., |_, record| record.diff_ids().any(|other| other == layer)).collect::<Vec<_>>()
+        {
+            self.hide(&id, DamagedImage::new(record, None));
         }
     }
 
-    fn drop_from_sight(&mut self, id: &ImageId, image: DamagedImage) {
-        const HOW: &str = "an image is damaged and not listed until it is repaired or pulled again";
-        let told = |layer: &str, finding: &Finding| {
-            tracing::error!(image = %id, layer, path = finding.path, reason = finding.detail, "{HOW}");
+    fn hide(&mut self, id: &ImageId, image: DamagedImage) {
+        let log = |layer: &str, findings: Option<&Findings>| {
+            let finding = findings.and_then(|findings| findings.first.first());
+            let (path, reason) =
+                finding.map_or(("", "the layer is missing"), |finding| (&finding.path, &finding.detail));
+            tracing::error!(image = %id, layer, path, reason, "an image is damaged and not listed until it is repaired or pulled again");
         };
-        if let Some(finding) = image.documents.as_ref().and_then(|findings| findings.first.first()) {
-            told("-", finding);
+        if image.documents.is_some() {
+            log("-", image.documents.as_ref());
         }
         for layer in image.layers.iter().filter(|layer| !self.layers.contains_key(*layer)) {
-            if let Some(finding) = self.marked.get(layer).and_then(|findings| findings.first.first()) {
-                told(layer.as_str(), finding);
-            } else {
-                tracing::error!(image = %id, %layer, reason = "the layer is missing", "{HOW}");
-            }
+            log(layer.as_str(), self.marked.get(layer));
         }
         self.damaged.insert(id.clone(), image);
     }
 
+    /// Shows the damaged images again that now have all of their parts.
     pub(crate) fn restore_whole(&mut self) {
         let whole = self.damaged.iter().filter_map(|(id, image)| {
             let record = image.record.as_ref().filter(|_| image.documents.is_none())?;
-            self.lacking(record).is_none().then(|| (id.clone(), record.clone()))
+            self.missing_layer(record).is_none().then(|| (id.clone(), record.clone()))
         });
         let whole: Vec<(ImageId, ImageRecord)> = whole.collect();
         for (id, record) in whole {
@@ -133,8 +119,7 @@ impl Store {
         let mut index = self.index();
         let Some(record) = index.images.remove(id) else { return Ok(()) };
         let written = write_mark(&self.image_folder(id), findings);
-        let image = DamagedImage { layers: record.diff_ids(), record: Some(record), documents: Some(findings.clone()) };
-        index.drop_from_sight(id, image);
+        index.hide(id, DamagedImage::new(record, Some(findings.clone())));
         written
     }
 
@@ -142,16 +127,13 @@ impl Store {
         self.check_writable()?;
         // The file must not name unsynced content.
         self.sync_background()?;
-        let mut index = self.index();
-        replace_file(&self.root.join("names.json"), &index.names_file())
+        replace_file(&self.root.join("names.json"), &self.index().names_file(None))
             .map_err(|error| storage_error("could not write the store's names", error))
     }
 }
 
 fn write_mark(folder: &Path, findings: &Findings) -> Result<(), RuntimeError> {
-    let found_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let mark = checksum::seal(&Mark { found_at, findings: findings.clone() });
-    match replace_file(&folder.join(MARK), &mark) {
+    match replace_file(&folder.join(MARK), &checksum::seal(findings)) {
         // A missing folder is absent without a mark.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         written => written.map_err(|error| storage_error(format!("could not mark `{}`", folder.display()), error)),

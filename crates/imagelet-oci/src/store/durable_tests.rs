@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::{
     Access, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, StagedBlob, StagedLayer, Store,
-    SyncView, files::sync_observer, verify::Findings,
+    SyncView, files::sync_observer, record::disk_usage::DiskUsage, verify::Findings,
 };
 use crate::manifest::Descriptor;
 
@@ -55,7 +55,7 @@ impl Bed {
             let read: LayerRecord = super::record::checksum::open(&fs::read(&record).unwrap()).unwrap();
             if read.unsettled.as_ref() == Some(&boot) {
                 let of_earlier = LayerRecord { unsettled: Some("an earlier boot".into()), ..read };
-                fs::write(&record, of_earlier.to_bytes()).unwrap();
+                fs::write(&record, super::record::checksum::seal(&of_earlier)).unwrap();
             }
         }
         drop(fs::remove_file(self.root.join("names.unsettled.json")));
@@ -70,21 +70,21 @@ impl Bed {
 
 fn record(name: &str, layers: &[&str]) -> ImageRecord {
     let entry = |layer: &&str| LayerEntry {
-        blob: Digest::of(BLOB).to_string(),
+        blob: Some(Digest::of(BLOB)),
         size: BLOB.len() as u64,
-        diff_id: layer_id(layer).to_string(),
+        diff_id: layer_id(layer),
         media_type: "application/vnd.oci.image.layer.v1.tar".into(),
     };
     ImageRecord {
-        id: image_id(name).to_string(),
-        manifest: Digest::of(name.as_bytes()).to_string(),
+        id: image_id(name).as_str().parse().unwrap(),
+        manifest: Digest::of(name.as_bytes()),
         index: None,
         layers: layers.iter().map(entry).collect(),
         metadata_size: 1,
         user: String::new(),
         platform: "linux/amd64".into(),
         pulled_at: 7,
-        allocated: None,
+        allocated: DiskUsage::default(),
         names: Vec::new(),
     }
 }
@@ -92,8 +92,7 @@ fn record(name: &str, layers: &[&str]) -> ImageRecord {
 fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<StagedBlob>) -> Arc<StagedLayer> {
     let staging = store.stage().unwrap();
     fs::create_dir(staging.path().join("fs")).unwrap();
-    let record =
-        serde_json::json!({ "diff_id": layer_id(layer).to_string(), "entries": 1, "bytes": 1, "disk_bytes": 1 });
+    let record = serde_json::json!({ "diff_id": layer_id(layer), "entries": 1, "disk_bytes": 1 });
     let record =
         LayerRecord { unsettled: store.unsettled_mark(LayerEnd::Store), ..serde_json::from_value(record).unwrap() };
     let packed = Descriptor {
@@ -102,7 +101,7 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
         size: BLOB.len() as u64,
         platform: None,
     };
-    let staged = StagedLayer::new(staging, (layer_id(layer), &packed), record, Arc::clone(view)).unwrap();
+    let staged = StagedLayer::new(staging, &packed, record, Arc::clone(view)).unwrap();
     Arc::new(staged.with_blob(blob))
 }
 

@@ -63,8 +63,13 @@ use self::files::lock::Lock;
 use self::files::root::Place;
 pub(crate) use commit::Staging;
 pub(crate) use index::DamagedImage;
-use index::Index;
-pub(crate) use record::write_implicit;
+pub(crate) use index::load::digest_named;
+use index::{
+    Index,
+    list_cache::{CachedIndex, Locked},
+};
+use record::disk_usage::block_size;
+pub(crate) use record::{disk_usage::DiskUsage, write_implicit};
 
 use crate::{failpoint::Step, scarce};
 
@@ -86,7 +91,7 @@ pub enum Durability {
 #[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
-    index: Mutex<index::list_cache::CachedIndex>,
+    index: Mutex<CachedIndex>,
     sequence: AtomicU64,
     trash: Mutex<()>,
     /// Views that receive the write errors of all content shown before it is durable; never empty.
@@ -128,20 +133,20 @@ impl Store {
         let makes = matches!(access, Access::Write { or_create: true });
         let boot = boot_id();
         let in_background = durability == Durability::Background && boot.is_some();
-        let store = |root: PathBuf, index: Index, holds| Self {
-            index: Mutex::new(index::list_cache::CachedIndex::new(
-                index,
-                record::disk_usage::block_size(&root).unwrap_or(BLOCK_USUAL),
-            )),
-            root,
-            sequence: AtomicU64::new(first_number()),
-            trash: Mutex::new(()),
-            views: Mutex::default(),
-            settling: Mutex::new(()),
-            mounting: Mutex::new(()),
-            in_background,
-            boot: boot.clone(),
-            holds,
+        let store = |root: PathBuf, mut index: Index, holds| {
+            index.block = block_size(&root).unwrap_or(BLOCK_USUAL);
+            Self {
+                index: Mutex::new(CachedIndex::new(index)),
+                root,
+                sequence: AtomicU64::new(first_number()),
+                trash: Mutex::new(()),
+                views: Mutex::default(),
+                settling: Mutex::new(()),
+                mounting: Mutex::new(()),
+                in_background,
+                boot: boot.clone(),
+                holds,
+            }
         };
         let place = match Place::find(root, makes)? {
             Some(place) if makes || place.is_store() => place,
@@ -215,11 +220,15 @@ impl Store {
     }
 
     pub(crate) fn images(&self) -> Vec<(ImageRecord, Vec<String>)> {
-        self.index().images_with_names()
+        let index = self.index();
+        let names = index.names_by_image();
+        let names_of = |id| names.get(id).into_iter().flatten().map(|name| (*name).to_owned()).collect();
+        index.images.iter().map(|(id, record)| (record.clone(), names_of(id))).collect()
     }
 
     pub(crate) fn image(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
-        self.index().image_with_names(id)
+        let index = self.index();
+        Some((index.images.get(id)?.clone(), index.names_of(id)))
     }
 
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
@@ -246,9 +255,9 @@ impl Store {
         let sunk = index.sunk.iter().cloned();
         let entries = index.images.values().flat_map(|image| &image.layers);
         entries
-            .filter(|entry| entry.is_verified() && seen.insert(entry.diff_id.as_str()))
+            .filter(|entry| entry.blob.is_some() && seen.insert(&entry.diff_id))
             .filter_map(|entry| {
-                let layer = index.layers.get(&entry.diff_id.parse().ok()?)?;
+                let layer = index.layers.get(&entry.diff_id)?;
                 let media_type = entry.media_type.clone();
                 Some(LayerSizes { media_type, packed: entry.size, on_disk: layer.disk_bytes, entries: layer.entries })
             })
@@ -291,8 +300,8 @@ impl Store {
         self.mounting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn index(&self) -> index::list_cache::Locked<'_> {
-        index::list_cache::Locked::new(self.index.lock().expect("no thread panics while it holds the index"))
+    fn index(&self) -> Locked<'_> {
+        Locked::new(self.index.lock().expect("no thread panics while it holds the index"))
     }
 
     fn layer_folder(&self, diff_id: &Digest) -> PathBuf {

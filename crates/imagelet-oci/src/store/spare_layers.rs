@@ -1,4 +1,4 @@
-//! Layers for a sink, and spares: such layers that are whole and that no sink has taken, kept for the next import.
+//! Layers for a sink, and spares: whole layers that no sink has taken, kept for the next import.
 //!
 //! A layer for a sink leaves `tmp/` only to its sink. Its `layer.json` is written last, after the diff-id is verified,
 //! and names the boot: a folder with that file is whole for that boot, even after a crash of the process. After a power
@@ -11,6 +11,7 @@
 
 use std::{
     cmp::Reverse,
+    collections::hash_map::Entry,
     fs,
     path::Path,
     sync::Arc,
@@ -53,35 +54,27 @@ pub(crate) struct SinkLayer {
     spare: Spare,
     implicit: Vec<Vec<u8>>,
     blob: Option<StagedBlob>,
-    end: SinkLayerEnd,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SinkLayerEnd {
-    Spare,
-    /// Removed: the tree may have changed since unpacking.
-    Gone,
+    /// The tree is as it was unpacked.
+    is_untouched: bool,
 }
 
 impl SinkLayer {
     pub(crate) fn new(store: &Arc<Store>, layer: StagedLayer) -> Result<Self, RuntimeError> {
-        let diff_id = layer.diff_id().clone();
         let (folder, record, view, blob) = layer.into_parts();
         let (bytes, entries) = (record.disk_bytes, record.entries);
         let spare = Spare { folder, bytes, entries, view, since: SystemTime::now() };
-        Self::of(store, diff_id, spare, blob)
+        Self::of(store, record.diff_id, spare, blob)
     }
 
     fn of(store: &Arc<Store>, diff_id: Digest, spare: Spare, blob: Option<StagedBlob>) -> Result<Self, RuntimeError> {
-        // Without a boot id, a record proves nothing after a power cut. A kept blob resumes by itself.
-        let end = if store.boot.is_some() && blob.is_none() { SinkLayerEnd::Spare } else { SinkLayerEnd::Gone };
-        let mut layer = Self { store: Arc::clone(store), diff_id, spare, implicit: Vec::new(), blob, end };
+        let store = Arc::clone(store);
+        let mut layer = Self { store, diff_id, spare, implicit: Vec::new(), blob, is_untouched: false };
         let implicit = read_implicit(&layer.spare.folder).map_err(|error| {
-            layer.end = SinkLayerEnd::Gone;
             storage_error(format!("could not read the implied directories of layer `{}`", layer.diff_id), error)
         })?;
         layer.implicit = implicit.into_iter().collect();
         layer.implicit.sort_unstable();
+        layer.is_untouched = true;
         Ok(layer)
     }
 
@@ -96,7 +89,7 @@ impl SinkLayer {
 
     pub(crate) fn tree(&mut self) -> Result<StagedTree, RuntimeError> {
         if self.has_implicit() {
-            self.end = SinkLayerEnd::Gone;
+            self.is_untouched = false;
             let record = self.spare.folder.join("layer.json");
             fs::remove_file(&record)
                 .map_err(|error| storage_error(format!("could not remove `{}`", record.display()), error))?;
@@ -110,7 +103,7 @@ impl SinkLayer {
 
     /// The sink has the layer; the rest of the folder is removed.
     pub(crate) fn taken(mut self, media_type: &str, packed: u64) {
-        self.end = SinkLayerEnd::Gone;
+        self.is_untouched = false;
         if let Some(blob) = self.blob.take() {
             blob.discard();
         }
@@ -137,7 +130,9 @@ impl Drop for SinkLayer {
             tracing::warn!(%path, %error, "could not rename a staging folder; a sweep or the next start removes it");
             return;
         }
-        if self.end == SinkLayerEnd::Gone || !folder.join("fs").is_dir() {
+        // Without a boot id, a record proves nothing after a power cut. A kept blob resumes by itself.
+        let is_spare = self.is_untouched && self.store.boot.is_some() && self.blob.is_none();
+        if !is_spare || !folder.join("fs").is_dir() {
             return discard(&folder);
         }
         let Spare { bytes, entries, since, .. } = self.spare;
@@ -184,32 +179,32 @@ impl Store {
 
     /// At start: whether a folder in `tmp/` is a whole layer for a sink, which then becomes a spare.
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
-        let Some((diff_id, record, since)) = self.read_spare(folder) else { return false };
+        let Some((record, since)) = self.read_spare(folder) else { return false };
         let Some(view) = self.views().first().cloned() else { return false };
         let spare = Spare { folder: folder.to_owned(), bytes: record.disk_bytes, entries: record.entries, view, since };
-        let mut index = self.index();
-        let is_new = !index.spares.contains_key(&diff_id);
-        if is_new {
-            index.spares.insert(diff_id, spare);
+        match self.index().spares.entry(record.diff_id) {
+            Entry::Vacant(place) => {
+                place.insert(spare);
+                true
+            }
+            Entry::Occupied(_) => false,
         }
-        is_new
     }
 
-    fn read_spare(&self, folder: &Path) -> Option<(Digest, LayerRecord, SystemTime)> {
+    fn read_spare(&self, folder: &Path) -> Option<(LayerRecord, SystemTime)> {
         let path = folder.join("layer.json");
         let record: LayerRecord = read_json(&path).ok()?;
         let is_whole = record.for_sink
             && record.unsettled.is_some()
             && record.unsettled == self.boot
             && folder.join("fs").is_dir()
-            && record.sums.iter().all(|(file, sum)| is_as_summed(&folder.join(file), sum));
+            && record
+                .sums
+                .iter()
+                .all(|(file, sum)| fs::read(folder.join(file)).is_ok_and(|bytes| Digest::of(&bytes) == *sum));
         let since = fs::metadata(&path).and_then(|metadata| metadata.modified()).ok()?;
-        Some((record.diff_id.parse().ok().filter(|_| is_whole)?, record, since))
+        is_whole.then_some((record, since))
     }
-}
-
-fn is_as_summed(path: &Path, sum: &str) -> bool {
-    fs::read(path).is_ok_and(|bytes| Digest::of(&bytes).as_str() == sum)
 }
 
 /// The spares to remove: expired ones, and the oldest above the limit. A clock set back expires none.
@@ -221,8 +216,8 @@ fn surplus(mut spares: Vec<(Digest, u64, SystemTime)>, bytes_max: u64, now: Syst
         let is_old = now.duration_since(*since).is_ok_and(|age| age > SPARE_AGE_MAX);
         kept <= bytes_max && !is_old
     };
-    let (_, gone): (Vec<_>, Vec<_>) = spares.into_iter().partition(is_kept);
-    gone.into_iter().map(|(diff_id, ..)| diff_id).collect()
+    let (_, removed): (Vec<_>, Vec<_>) = spares.into_iter().partition(is_kept);
+    removed.into_iter().map(|(diff_id, ..)| diff_id).collect()
 }
 
 #[cfg(test)]
@@ -232,7 +227,7 @@ mod tests {
     use super::*;
     use crate::{
         manifest::Descriptor,
-        store::{Access, Durability},
+        store::{Access, Durability, record::checksum},
     };
 
     fn open(root: &Path) -> Arc<Store> {
@@ -246,12 +241,12 @@ mod tests {
         let sum = crate::store::write_implicit(staging.path(), implicit).unwrap();
         let diff_id = Digest::of(name.as_bytes());
         let record = serde_json::json!({
-            "diff_id": diff_id.to_string(), "entries": 1, "bytes": 1, "disk_bytes": 4096, "for_sink": true,
-            "unsettled": store.unsettled_mark(LayerEnd::Sink), "sums": { "implicit.json": sum.to_string() },
+            "diff_id": diff_id, "entries": 1, "disk_bytes": 4096, "for_sink": true,
+            "unsettled": store.unsettled_mark(LayerEnd::Sink), "sums": { "implicit.json": sum },
         });
         let blob = Descriptor { media_type: String::new(), digest: diff_id.clone(), size: 1, platform: None };
         let view = store.sync_view().unwrap();
-        let layer = StagedLayer::new(staging, (diff_id, &blob), serde_json::from_value(record).unwrap(), view);
+        let layer = StagedLayer::new(staging, &blob, serde_json::from_value(record).unwrap(), view);
         SinkLayer::new(store, layer.unwrap()).unwrap()
     }
 
@@ -284,7 +279,7 @@ mod tests {
             |path| {
                 let read: LayerRecord = read_json(&path.join("layer.json")).unwrap();
                 let earlier = LayerRecord { unsettled: Some("an earlier boot".into()), ..read };
-                fs::write(path.join("layer.json"), earlier.to_bytes()).unwrap();
+                fs::write(path.join("layer.json"), checksum::seal(&earlier)).unwrap();
             },
         ];
         for (number, spoil) in spoils.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Takes away what no name reaches: collection is policy, a sweep only follows the names.
+//! Sweeps remove the content that no name reaches: collection is policy, a sweep only follows the names.
 
 use std::{
     collections::HashSet,
@@ -9,7 +9,7 @@ use std::{
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
-use super::{Store, files::durable::remove_tree, storage_error};
+use super::{Store, files::durable::remove_tree, index::load::digest_named, storage_error};
 use crate::{failpoint::Step, overlay::OverlayFolder};
 
 /// The result of a sweep.
@@ -35,11 +35,10 @@ impl Store {
         {
             let mut index = self.index();
             for layer in index.unneeded_layers() {
-                if refused.takes(self.move_to_trash(&self.layer_folder(&layer))) {
-                    continue;
+                if !refused.takes(self.move_to_trash(&self.layer_folder(&layer))) {
+                    report.layers += 1;
+                    report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
                 }
-                report.layers += 1;
-                report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
             }
             for layer in index.unneeded_marked() {
                 self.move_to_trash(&self.layer_folder(&layer))?;
@@ -48,10 +47,9 @@ impl Store {
             }
             Step::SweepLayers.reach();
             for blob in index.unneeded_blobs() {
-                if refused.takes(self.move_to_trash(&self.blob_path(&blob))) {
-                    continue;
+                if !refused.takes(self.move_to_trash(&self.blob_path(&blob))) {
+                    report.bytes += index.blobs.remove(&blob).unwrap_or_default();
                 }
-                report.bytes += index.blobs.remove(&blob).unwrap_or_default();
             }
             let images = index.image_folders();
             for folder in self.unknown_folders("images", |name| images.contains(name))? {
@@ -75,9 +73,8 @@ impl Store {
         self.discard_partial_leftovers()?;
         Step::OpenTmp.reach();
         let mut index = self.index();
-        let unneeded = index.unneeded_layers();
-        for layer in &unneeded {
-            index.layers.remove(layer);
+        for layer in index.unneeded_layers() {
+            index.layers.remove(&layer);
         }
         for layer in index.unneeded_marked() {
             index.marked.remove(&layer);
@@ -171,7 +168,7 @@ impl Refused {
     }
 }
 
-/// Whether no overlay uses a folder of `mounts/` without a note. Without an upper layer there never was one.
+/// Whether no overlay uses a folder of `mounts/` without a note. Without an upper layer none ever did.
 fn is_abandoned(folder: &Path) -> bool {
     let folder = OverlayFolder::at(folder.to_owned());
     let in_use = if folder.upper().exists() { folder.is_in_use() } else { Ok(false) };
@@ -186,12 +183,12 @@ fn is_ours(folder: &str, name: &str) -> bool {
     match folder {
         // PID-NUMBER
         "tmp" | "trash" => name.split_once('-').is_some_and(|(pid, number)| is_number(pid) && is_number(number)),
-        // KEY, its note KEY.json, and that in the making
+        // KEY, its note KEY.json, and the next version of that: a key is an image's digits and 16 more
         "mounts" => {
             let key = name.strip_suffix(".json").or_else(|| name.strip_suffix(".new")).unwrap_or(name);
-            super::index::load::is_hex_of_digest(key)
+            key.len() >= 64 && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
         }
-        "layers" | "images" => super::index::load::is_hex_of_digest(name),
+        "layers" | "images" => digest_named(name).is_some(),
         _ => true,
     }
 }

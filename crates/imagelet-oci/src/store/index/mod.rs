@@ -2,9 +2,10 @@
 
 pub(crate) mod list_cache;
 pub(crate) mod load;
-pub(crate) mod names;
 pub(crate) mod repositories;
 pub(crate) mod shared_layers;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -15,16 +16,17 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{Digest, ID_PREFIX_LENGTH_MIN, ImageId, ImageNames, LookupError, Reference, look_up},
+    image::{Digest, ImageId, ImageNames, LookupError, look_up},
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 use serde::{Deserialize, Serialize};
 
-use self::load::{blobs, digest_named, each_read, folders, read_image, read_json, read_layer};
+use self::load::{ReadRecord, blobs, read_folders, read_json};
 use super::{
     LayerSizes,
-    files::durable::SyncView,
+    files::durable::{SyncView, replace_file},
     record::{ImageRecord, LayerRecord, checksum},
+    storage_error,
     verify::Findings,
 };
 
@@ -45,6 +47,8 @@ pub(crate) struct Index {
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) spares: HashMap<Digest, Spare>,
     pub(crate) sunk: VecDeque<LayerSizes>,
+    /// Block size of the store's file system.
+    pub(crate) block: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -54,6 +58,12 @@ pub(crate) struct DamagedImage {
     pub(crate) layers: Vec<Digest>,
     /// Findings of its own documents; `None` where only layers are damaged.
     pub(crate) documents: Option<Findings>,
+}
+
+impl DamagedImage {
+    pub(crate) fn new(record: ImageRecord, documents: Option<Findings>) -> Self {
+        Self { layers: record.diff_ids().cloned().collect(), record: Some(record), documents }
+    }
 }
 
 #[derive(Debug)]
@@ -74,29 +84,20 @@ struct NamesFile {
     generation: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     boot: Option<String>,
-    names: BTreeMap<String, String>,
+    names: BTreeMap<String, ImageId>,
 }
 
 pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
-
-#[derive(Debug, Default)]
-pub(crate) struct NotDurable {
-    pub(crate) names: Vec<(String, ImageId)>,
-    pub(crate) layers: Vec<Digest>,
-}
-
 const NAMES_VERSION: u32 = 1;
 
 /// Maximum reads of a store that another process keeps changing.
-const LOOKS_MAX: usize = 8;
-
-type ByFolder<T> = Vec<(String, T)>;
+const READS_MAX: usize = 8;
 
 #[derive(Debug, Default)]
 struct StoreContents {
     blobs: BTreeMap<Digest, u64>,
-    layers: ByFolder<Result<(Digest, LayerRecord), Findings>>,
-    images: ByFolder<(Option<ImageRecord>, Option<Findings>)>,
+    layers: Vec<(Digest, ReadRecord<LayerRecord>)>,
+    images: Vec<(Digest, ReadRecord<ImageRecord>)>,
     names: NamesFile,
     names_unsettled: bool,
     names_rebuilt: bool,
@@ -104,21 +105,16 @@ struct StoreContents {
 
 impl StoreContents {
     fn read(root: &Path, boot: Option<&str>, writable: bool) -> Result<Self, RuntimeError> {
-        // An entry that vanished between listing and reading is not damage.
-        let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
-        let place = root.join("layers");
-        let mut layers = each_read(folders(&place)?, |folder| read_layer(&place, folder));
-        layers.retain(|(folder, read)| read.is_ok() || is_there(&place.join(folder)));
-        let place = root.join("images");
-        let mut images = each_read(folders(&place)?, |folder| read_image(&place, folder));
-        images.retain(|(folder, (_, wrong))| wrong.is_none() || is_there(&place.join(folder)));
-        let records: Vec<&ImageRecord> = images.iter().filter_map(|(_, (record, _))| record.as_ref()).collect();
-        let (names, names_rebuilt) = load_names(root, &records, writable)?;
+        let layers = read_folders(&root.join("layers"), "layer.json", |folder, digest, record: &LayerRecord| {
+            record.diff_id == *digest && folder.join("fs").is_dir()
+        })?;
+        let images =
+            read_folders(&root.join("images"), "image.json", |_, digest, record: &ImageRecord| record.id == *digest)?;
+        let (names, names_rebuilt) = load_names(root, &images, writable)?;
         let unsettled = load_unsettled(root, boot, names.generation);
         let names_unsettled = unsettled.is_some();
         let names = unsettled.unwrap_or(names);
-        let blobs = blobs(root);
-        Ok(Self { blobs, layers, images, names, names_unsettled, names_rebuilt })
+        Ok(Self { blobs: blobs(root), layers, images, names, names_unsettled, names_rebuilt })
     }
 
     /// Reads a store that another process may change, until its names are the same before and after. At the limit the
@@ -127,13 +123,13 @@ impl StoreContents {
         names: impl Fn() -> N,
         read: impl Fn() -> Result<Self, RuntimeError>,
     ) -> Result<(Self, bool), RuntimeError> {
-        let mut looks = 0;
+        let mut reads = 0;
         loop {
             let before = names();
             let found = read()?;
-            looks += 1;
+            reads += 1;
             let is_torn = names() != before;
-            if !is_torn || looks == LOOKS_MAX {
+            if !is_torn || reads == READS_MAX {
                 return Ok((found, is_torn));
             }
         }
@@ -157,141 +153,125 @@ impl Index {
         } else {
             StoreContents::read_concurrently(|| names_bytes(root), || StoreContents::read(root, boot, false))?
         };
-        let mut index = Self { blobs: found.blobs, ..Self::default() };
-        for (folder, read) in found.layers {
+        let mut index = Self {
+            blobs: found.blobs,
+            generation: found.names.generation,
+            names_unsettled: found.names_unsettled,
+            ..Self::default()
+        };
+        for (layer, read) in found.layers {
             match read {
-                Ok((_, record)) if record.unsettled.is_some() && record.unsettled.as_deref() != boot => {
-                    tracing::warn!(
-                        layer = folder,
-                        "a layer was not yet durable when the machine stopped; it is dropped"
-                    );
+                Ok(record) if record.unsettled.is_some() && record.unsettled.as_deref() != boot => {
+                    tracing::warn!(%layer, "a layer was not yet durable when the machine stopped; it is dropped");
                 }
-                Ok((diff_id, record)) => {
-                    index.layers.insert(diff_id, record);
-                }
-                Err(findings) => {
+                Ok(record) => drop(index.layers.insert(layer, record)),
+                Err((_, findings)) => {
                     let finding = &findings.first[0];
-                    tracing::error!(layer = folder, path = finding.path, reason = finding.detail, "a layer is dropped");
-                    index.marked.extend(digest_named(&folder).map(|diff_id| (diff_id, findings)));
+                    tracing::error!(%layer, path = finding.path, reason = finding.detail, "a layer is dropped");
+                    index.marked.insert(layer, findings);
                 }
             }
         }
-        let (mut records, mut spoiled) = (HashMap::new(), HashMap::new());
-        for (folder, (record, wrong)) in found.images {
-            records.extend(record.map(|record| (record.image_id(), record)));
-            spoiled
-                .extend(wrong.zip(digest_named(&folder)).map(|(findings, id)| (ImageId::new(id.as_str()), findings)));
-        }
-        index.generation = found.names.generation;
-        index.names_unsettled = found.names_unsettled;
+        let images = found.images.into_iter().map(|(digest, read)| (ImageId::new(digest.as_str()), read));
+        let mut images: HashMap<ImageId, ReadRecord<ImageRecord>> = images.collect();
         for (name, id) in found.names.names {
-            let id = ImageId::new(id);
             if !index.is_known(&id) {
-                let record = records.remove(&id);
+                let read = images.remove(&id);
+                let record = read.as_ref().and_then(|read| read.as_ref().ok());
                 // Another process adds or removes it right now.
-                if is_torn && record.as_ref().is_none_or(|record| index.lacking(record).is_some()) {
+                if is_torn && record.is_none_or(|record| index.missing_layer(record).is_some()) {
                     continue;
                 }
-                if record.is_none() && id.as_str().parse::<Digest>().is_err() {
+                if read.is_none() && id.as_str().parse::<Digest>().is_err() {
                     tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
                     continue;
                 }
-                index.admit(root, &id, record, spoiled.remove(&id));
+                index.admit(root, &id, read);
             }
             // All names of an image share one string.
             let id = index.images.get_key_value(&id).map_or(id, |(known, _)| known.clone());
             index.names.insert(name, id);
         }
         if found.names_rebuilt && writable {
-            super::files::durable::replace_file(&root.join("names.json"), &index.names_file())
-                .map_err(|error| super::storage_error("could not write the store's names", error))?;
+            replace_file(&root.join("names.json"), &index.names_file(None))
+                .map_err(|error| storage_error("could not write the store's names", error))?;
         }
         Ok(index)
     }
 
-    pub(crate) fn names_file(&mut self) -> Vec<u8> {
-        self.names_bytes(None)
-    }
-
-    pub(crate) fn names_unsettled_file(&mut self, boot: &str) -> Vec<u8> {
-        self.names_bytes(Some(boot.to_owned()))
-    }
-
-    fn names_bytes(&mut self, boot: Option<String>) -> Vec<u8> {
+    /// The next `names.json`, or with a boot the next `names.unsettled.json`.
+    pub(crate) fn names_file(&mut self, boot: Option<&str>) -> Vec<u8> {
         self.generation += 1;
-        let names = self.names.iter().map(|(name, id)| (name.clone(), id.to_string())).collect();
-        let file = NamesFile { version: NAMES_VERSION, generation: self.generation, boot, names };
-        checksum::seal(&file)
+        checksum::seal(&NamesFile {
+            version: NAMES_VERSION,
+            generation: self.generation,
+            boot: boot.map(str::to_owned),
+            names: self.names.clone(),
+        })
+    }
+
+    /// Points a name at an image, or removes it; returns the image that it meant before.
+    ///
+    /// The other image stays until [`Index::remove_unreferenced`], because the disk is written in between.
+    pub(crate) fn refer(&mut self, name: &str, image: Option<&ImageId>) -> Option<ImageId> {
+        match image {
+            Some(id) => self.names.insert(name.to_owned(), id.clone()),
+            None => self.names.remove(name),
+        }
     }
 
     pub(crate) fn is_unsettled(&self) -> bool {
         self.names_unsettled || self.layers.values().any(|layer| layer.unsettled.is_some())
     }
 
-    pub(crate) fn unsettled_layers(&self) -> Vec<(Digest, LayerRecord)> {
-        let unsettled = self.layers.iter().filter(|(_, layer)| layer.unsettled.is_some());
-        unsettled.map(|(diff_id, layer)| (diff_id.clone(), layer.clone())).collect()
+    pub(crate) fn unsettled_layers(&self) -> Vec<LayerRecord> {
+        self.layers.values().filter(|layer| layer.unsettled.is_some()).cloned().collect()
     }
 
-    pub(crate) fn mark_durable(&mut self, layers: &[(Digest, LayerRecord)]) {
-        for (diff_id, _) in layers {
-            if let Some(layer) = self.layers.get_mut(diff_id) {
-                layer.unsettled = None;
-            }
-        }
-    }
-
-    /// Drops the layers that are not durable, and the images that need them.
-    pub(crate) fn drop_unsettled(&mut self) -> NotDurable {
-        let layers: Vec<Digest> = self.unsettled_layers().into_iter().map(|(diff_id, _)| diff_id).collect();
+    /// Drops the layers that are not durable, and the images that need them. Returns the layers.
+    pub(crate) fn drop_unsettled(&mut self) -> Vec<LayerRecord> {
+        let layers = self.unsettled_layers();
         for layer in &layers {
-            self.layers.remove(layer);
+            self.layers.remove(&layer.diff_id);
         }
-        let here = &self.layers;
-        self.images.retain(|_, image| image.diff_ids().iter().all(|layer| here.contains_key(layer)));
+        let present = &self.layers;
+        self.images.retain(|_, image| image.diff_ids().all(|layer| present.contains_key(layer)));
         let (kept, lost) = std::mem::take(&mut self.names).into_iter().partition(|(_, id)| self.is_known(id));
         self.names = kept;
         self.names_unsettled = false;
-        NotDurable { names: Vec::from_iter::<BTreeMap<_, _>>(lost), layers }
-    }
-
-    pub(crate) fn images_with_names(&self) -> Vec<(ImageRecord, Vec<String>)> {
-        let mut names: HashMap<&ImageId, Vec<String>> = HashMap::new();
-        for (name, id) in &self.names {
-            names.entry(id).or_default().push(name.clone());
+        for (name, id) in BTreeMap::<_, _>::from(lost) {
+            tracing::error!(name, image = %id, "the disk refused to keep this image; it is dropped");
         }
-        self.images.iter().map(|(id, record)| (record.clone(), names.remove(id).unwrap_or_default())).collect()
+        layers
     }
 
-    pub(crate) fn image_with_names(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
-        let record = self.images.get(id)?;
-        Some((record.clone(), self.names_of(id)))
+    pub(crate) fn names_by_image(&self) -> HashMap<&ImageId, Vec<&str>> {
+        let mut names: HashMap<&ImageId, Vec<&str>> = HashMap::with_capacity(self.images.len());
+        for (name, id) in &self.names {
+            names.entry(id).or_default().push(name);
+        }
+        names
     }
 
     pub(crate) fn names_of(&self, id: &ImageId) -> Vec<String> {
         self.names.iter().filter(|(_, named)| *named == id).map(|(name, _)| name.clone()).collect()
     }
 
+    /// Damaged images do not resolve: the only operation on one is a new pull.
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
-        look_up(text, self).map_err(|error| match error {
-            LookupError::Ambiguous => {
-                let message = format!("`{text}` is the beginning of several image ids");
-                RuntimeError::new(RuntimeErrorKind::InvalidArgument, message).with_hint("write more digits of the id")
-            }
-            LookupError::Empty => RuntimeError::new(RuntimeErrorKind::InvalidArgument, error.to_string()),
+        look_up(text, &NamedImages { names: &self.names, images: &self.images }).map_err(|error| {
+            let message = match error {
+                LookupError::Ambiguous => format!("`{text}` is the beginning of several image ids"),
+                LookupError::Empty => error.to_string(),
+            };
+            let refused = RuntimeError::new(RuntimeErrorKind::InvalidArgument, message);
+            if error == LookupError::Empty { refused } else { refused.with_hint("write more digits of the id") }
         })
     }
 
     /// The damaged image of a name, an id or an id prefix.
     pub(crate) fn resolve_damaged(&self, text: &str) -> Option<ImageId> {
-        let digits = text.strip_prefix("sha256:").unwrap_or(text);
-        let name = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string());
-        let named = name.and_then(|name| self.names.get(&name)).filter(|id| self.damaged.contains_key(*id));
-        let mut by_id = self.damaged.keys().filter(|id| {
-            let hex = id.as_str().split_once(':').map_or("", |(_, hex)| hex);
-            digits.len() >= ID_PREFIX_LENGTH_MIN && (hex.starts_with(digits) || id.as_str() == text)
-        });
-        named.or_else(|| by_id.next().filter(|_| by_id.next().is_none())).cloned()
+        look_up(text, &NamedImages { names: &self.names, images: &self.damaged }).ok().flatten()
     }
 
     fn is_known(&self, id: &ImageId) -> bool {
@@ -299,30 +279,24 @@ impl Index {
     }
 
     pub(crate) fn unneeded_layers(&self) -> Vec<Digest> {
-        let needed = self.needed_layers();
-        let mut unneeded: Vec<Digest> = self
-            .layers
-            .keys()
-            .filter(|layer| !needed.contains(layer.as_str()) && !self.leases.contains_key(*layer))
-            .cloned()
-            .collect();
-        unneeded.sort();
-        unneeded
+        self.unneeded(self.layers.keys())
     }
 
     pub(crate) fn unneeded_marked(&self) -> Vec<Digest> {
-        if self.marked.is_empty() {
-            return Vec::new();
-        }
-        let needed = self.needed_layers();
-        self.marked.keys().filter(|layer| !needed.contains(layer.as_str())).cloned().collect()
+        self.unneeded(self.marked.keys())
     }
 
-    /// The layers of all images, damaged ones included: their whole layers need not be fetched again.
-    fn needed_layers(&self) -> HashSet<&str> {
-        let damaged = self.damaged.values().flat_map(|image| image.layers.iter().map(Digest::as_str));
-        let layers = self.images.values().flat_map(|image| &image.layers);
-        layers.map(|layer| layer.diff_id.as_str()).chain(damaged).collect()
+    /// The layers that no pull and no image needs. Whole layers of damaged images need not be fetched again.
+    fn unneeded<'a>(&'a self, layers: impl ExactSizeIterator<Item = &'a Digest>) -> Vec<Digest> {
+        if layers.len() == 0 {
+            return Vec::new();
+        }
+        let damaged = self.damaged.values().flat_map(|image| &image.layers);
+        let needed: HashSet<&Digest> = self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect();
+        let unneeded = layers.filter(|layer| !needed.contains(*layer) && !self.leases.contains_key(*layer));
+        let mut unneeded: Vec<Digest> = unneeded.cloned().collect();
+        unneeded.sort();
+        unneeded
     }
 
     pub(crate) fn image_folders(&self) -> HashSet<&str> {
@@ -332,29 +306,25 @@ impl Index {
     }
 
     /// Whether a names file has the names of this process, however it is written.
-    pub(crate) fn says_the_same(&self, bytes: &[u8]) -> bool {
+    pub(crate) fn is_written_in(&self, file: &[u8]) -> bool {
         // Before the sync, the file has the previous durable names.
-        if self.is_unsettled() {
-            return true;
-        }
-        let said = checksum::open::<NamesFile>(bytes).map(|file| file.names).unwrap_or_default();
-        said.len() == self.names.len()
-            && said.iter().zip(&self.names).all(|(a, b)| (a.0, a.1.as_str()) == (b.0, b.1.as_str()))
+        self.is_unsettled() || checksum::open::<NamesFile>(file).is_ok_and(|file| file.names == self.names)
     }
 
-    pub(crate) fn remove_unreferenced(&mut self) -> Vec<ImageId> {
+    pub(crate) fn remove_unreferenced(&mut self) {
         let named: BTreeSet<&ImageId> = self.names.values().collect();
-        let nameless: Vec<ImageId> = self.images.keys().filter(|id| !named.contains(id)).cloned().collect();
-        for id in &nameless {
-            self.images.remove(id);
-        }
+        self.images.retain(|id, _| named.contains(id));
         self.damaged.retain(|id, _| named.contains(id));
-        nameless
     }
 }
 
-/// Damaged images do not resolve: the only operation on one is a new pull.
-impl ImageNames for Index {
+/// The images of one kind, whole or damaged, with the names of all.
+struct NamedImages<'a, T> {
+    names: &'a BTreeMap<String, ImageId>,
+    images: &'a BTreeMap<ImageId, T>,
+}
+
+impl<T> ImageNames for NamedImages<'_, T> {
     fn has(&self, id: &ImageId) -> bool {
         self.images.contains_key(id)
     }
@@ -388,15 +358,23 @@ pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
     }
 }
 
-fn load_names(root: &Path, records: &[&ImageRecord], writable: bool) -> Result<(NamesFile, bool), RuntimeError> {
+fn load_names(
+    root: &Path,
+    images: &[(Digest, ReadRecord<ImageRecord>)],
+    writable: bool,
+) -> Result<(NamesFile, bool), RuntimeError> {
     let path = root.join("names.json");
+    let records = images.iter().filter_map(|(_, read)| match read {
+        Ok(record) | Err((Some(record), _)) => Some(record),
+        Err((None, _)) => None,
+    });
     let error = match read_json::<NamesFile>(&path) {
         Ok(file) => return Ok((file, false)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && records.is_empty() => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && records.clone().next().is_none() => {
             return Ok((NamesFile::default(), false));
         }
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => error,
-        Err(error) => return Err(super::storage_error(format!("could not read `{}`", path.display()), error)),
+        Err(error) => return Err(storage_error(format!("could not read `{}`", path.display()), error)),
     };
     if writable && error.kind() == io::ErrorKind::InvalidData {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -408,10 +386,10 @@ fn load_names(root: &Path, records: &[&ImageRecord], writable: bool) -> Result<(
         let aside = names.find(|path| fs::symlink_metadata(path).is_err()).expect("there is no end of numbers");
         tracing::error!(%error, aside = %aside.display(), "the names file is damaged; it is set aside and rebuilt from the image records");
         fs::rename(&path, &aside)
-            .map_err(|error| super::storage_error(format!("could not set `{}` aside", path.display()), error))?;
+            .map_err(|error| storage_error(format!("could not set `{}` aside", path.display()), error))?;
         crate::failpoint::Step::OpenSetAside.reach();
     }
-    let rebuilt = records.iter().flat_map(|record| record.names.iter().map(|name| (name.clone(), record.id.clone())));
+    let rebuilt = records.flat_map(|record| record.names.iter().map(|name| (name.clone(), record.image_id())));
     Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))
 }
 
@@ -420,28 +398,4 @@ fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<Na
     let file = read_json::<NamesFile>(&root.join(NAMES_UNSETTLED)).ok()?;
     let holds = file.version == NAMES_VERSION && file.boot.is_some() && file.boot.as_deref() == boot;
     (holds && file.generation > generation).then_some(file)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    #[test]
-    fn a_store_that_changes_while_it_is_read_is_read_again_and_not_without_end() {
-        for (changes, looks, torn) in [(0, 1, false), (3, 4, false), (1000, LOOKS_MAX, true)] {
-            let (left, seen, number) = (Cell::new(changes), Cell::new(0), Cell::new(0));
-            let read = || {
-                seen.set(seen.get() + 1);
-                if left.get() > 0 {
-                    left.set(left.get() - 1);
-                    number.set(number.get() + 1);
-                }
-                Ok(StoreContents::default())
-            };
-            let (_, is_torn) = StoreContents::read_concurrently(|| number.get(), read).unwrap();
-            assert_eq!((seen.get(), is_torn), (looks, torn), "{changes} changes");
-        }
-    }
 }

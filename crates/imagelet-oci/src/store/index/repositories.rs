@@ -1,4 +1,4 @@
-//! What is here of one repository, and from which blobs the layers that are here came.
+//! The present layers of one repository, and the blobs they were unpacked from.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,19 +20,17 @@ impl Store {
 
     /// Whether any image with a name in a repository, damaged or not, has a layer.
     pub(crate) fn has_layer_of(&self, repository: &str, layer: &Digest) -> bool {
-        self.index().has_layer_of(repository, layer.as_str())
+        self.index().has_layer_of(repository, layer)
     }
 
     /// The blobs whose layers are present, by the records of the images; with `repository`, for pulls from there.
     pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>, repository: Option<&str>) -> HashSet<Digest> {
-        let wanted: HashSet<&str> = blobs.iter().map(|blob| blob.as_str()).collect();
         let index = self.index();
         let entries = index.images.values().flat_map(|image| &image.layers);
-        let here = entries
-            .filter(|entry| wanted.contains(entry.blob.as_str()))
-            .filter(|entry| entry.diff_id.parse().is_ok_and(|diff_id: Digest| index.layers.contains_key(&diff_id)))
+        let present = entries
+            .filter(|entry| index.layers.contains_key(&entry.diff_id))
             .filter(|entry| repository.is_none_or(|repository| index.has_layer_of(repository, &entry.diff_id)));
-        here.filter_map(|entry| entry.blob.parse().ok()).collect()
+        present.filter_map(|entry| entry.blob.as_ref().filter(|blob| blobs.contains(*blob))).cloned().collect()
     }
 
     /// The recorded entries of some layers, by diff-id: the descriptor's blob where it is verified, else another blob.
@@ -40,17 +38,15 @@ impl Store {
         &self,
         layers: impl Iterator<Item = (&'a Descriptor, &'a Digest)>,
     ) -> HashMap<Digest, LayerEntry> {
-        let wanted: HashMap<&str, (&Digest, &str)> =
-            layers.map(|(layer, diff_id)| (diff_id.as_str(), (diff_id, layer.digest.as_str()))).collect();
+        let wanted: HashMap<&Digest, &Digest> = layers.map(|(layer, diff_id)| (diff_id, &layer.digest)).collect();
         let mut found: HashMap<Digest, LayerEntry> = HashMap::new();
         if wanted.is_empty() {
             return found;
         }
-        let index = self.index();
-        for entry in index.images.values().flat_map(|image| &image.layers).filter(|entry| entry.is_verified()) {
-            let Some((diff_id, blob)) = wanted.get(entry.diff_id.as_str()) else { continue };
-            if entry.blob == *blob || !found.contains_key(*diff_id) {
-                found.insert((*diff_id).clone(), entry.clone());
+        for entry in self.index().images.values().flat_map(|image| &image.layers) {
+            let Some((blob, wanted)) = entry.blob.as_ref().zip(wanted.get(&entry.diff_id)) else { continue };
+            if blob == *wanted || !found.contains_key(&entry.diff_id) {
+                found.insert(entry.diff_id.clone(), entry.clone());
             }
         }
         found
@@ -64,11 +60,10 @@ impl Index {
         names.filter(|(rest, _)| rest.starts_with([':', '@'])).map(|(_, id)| id)
     }
 
-    fn has_layer_of(&self, repository: &str, layer: &str) -> bool {
+    fn has_layer_of(&self, repository: &str, layer: &Digest) -> bool {
         self.images_of(repository).any(|id| {
-            let whole =
-                self.images.get(id).is_some_and(|image| image.layers.iter().any(|entry| entry.diff_id == layer));
-            whole || self.damaged.get(id).is_some_and(|image| image.layers.iter().any(|other| other.as_str() == layer))
+            self.images.get(id).is_some_and(|image| image.diff_ids().any(|other| other == layer))
+                || self.damaged.get(id).is_some_and(|image| image.layers.contains(layer))
         })
     }
 }

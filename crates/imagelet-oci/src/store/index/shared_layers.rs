@@ -1,89 +1,104 @@
 //! What images share, block for block: layers, kept blobs and each image's own folder.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+};
 
 use imagelet_core::{
     image::{ByteSize, Digest, ImageId},
     runtime::{Certainty, LayerFacts, LayerGraph},
 };
 
+use super::Index;
 use crate::store::{
     Store,
-    record::disk_usage::{DiskUsage, in_blocks},
+    record::{
+        ImageRecord,
+        disk_usage::{DiskUsage, in_blocks},
+    },
 };
+
+/// What is removed as one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum PartKey<'a> {
+    Layer(&'a Digest),
+    Blob(&'a Digest),
+    Image(&'a ImageId),
+}
+
+impl fmt::Display for PartKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Layer(diff_id) => write!(f, "{diff_id}"),
+            Self::Blob(digest) => write!(f, "blob:{digest}"),
+            Self::Image(id) => write!(f, "image:{id}"),
+        }
+    }
+}
+
+pub(crate) struct ImagePart<'a> {
+    key: PartKey<'a>,
+    pub(crate) usage: DiskUsage,
+    /// A running pull uses it.
+    is_leased: bool,
+}
+
+impl Index {
+    /// The present parts of an image, each once.
+    pub(crate) fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<ImagePart<'a>> {
+        let mut parts = Vec::with_capacity(record.layers.len() + 1);
+        parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated, is_leased: false });
+        for entry in &record.layers {
+            let diff_id = &entry.diff_id;
+            parts.extend(self.layers.get(diff_id).map(|layer| ImagePart {
+                key: PartKey::Layer(diff_id),
+                usage: layer.allocated,
+                is_leased: self.leases.contains_key(diff_id),
+            }));
+            let blob = entry.blob.as_ref().and_then(|blob| Some((blob, *self.blobs.get(blob)?)));
+            parts.extend(blob.map(|(blob, size)| ImagePart {
+                key: PartKey::Blob(blob),
+                usage: DiskUsage { bytes: in_blocks(size, self.block), inodes: 1 },
+                is_leased: self.written.contains(blob),
+            }));
+        }
+        parts.sort_unstable_by_key(|part| part.key);
+        parts.dedup_by_key(|part| part.key);
+        parts
+    }
+}
 
 impl Store {
     /// The graph of all images. The parts of `in_use` images, such as mounted ones, stay after a removal.
     pub(crate) fn graph(&self, in_use: &BTreeSet<ImageId>) -> LayerGraph {
-        let mut parts = Parts::default();
-        let mut graph = LayerGraph::default();
-        {
-            let index = self.index();
-            let block = index.block();
-            for (id, record) in &index.images {
-                let is_held = in_use.contains(id);
-                let mut own = Vec::with_capacity(record.layers.len() + 1);
-                for entry in &record.layers {
-                    own.extend(parts.part(&entry.diff_id, is_held, |diff_id| {
-                        let diff_id: Digest = diff_id.parse().ok()?;
-                        let layer = index.layers.get(&diff_id)?;
-                        Some((layer.takes(), index.leases.contains_key(&diff_id)))
-                    }));
-                    if index.blobs.is_empty() {
-                        continue;
-                    }
-                    own.extend(parts.part(&format!("blob:{}", entry.blob), is_held, |_| {
-                        let blob: Digest = entry.blob.parse().ok()?;
-                        let size = index.blobs.get(&blob)?;
-                        let allocated = DiskUsage { bytes: in_blocks(*size, block), inodes: 1 };
-                        Some((allocated, index.written.contains(&blob)))
-                    }));
-                }
-                own.extend(parts.part(&format!("image:{id}"), is_held, |_| Some((record.takes(), false))));
-                own.sort_unstable();
-                own.dedup();
-                graph.images.insert(id.clone(), own);
+        let index = self.index();
+        let mut graph = LayerGraph { certainty: Certainty::Exact, ..LayerGraph::default() };
+        let mut places: HashMap<PartKey<'_>, usize> = HashMap::new();
+        let number = |place: usize| u32::try_from(place).expect("fewer parts than 2^32");
+        for (id, record) in &index.images {
+            let mut own = Vec::with_capacity(record.layers.len() + 1);
+            for ImagePart { key, usage, is_leased } in index.parts(id, record) {
+                let place = *places.entry(key).or_insert_with(|| {
+                    graph.layers.push(LayerFacts {
+                        id: key.to_string().into(),
+                        bytes: ByteSize(usage.bytes),
+                        inodes: Some(usage.inodes),
+                        held: is_leased,
+                    });
+                    graph.layers.len() - 1
+                });
+                graph.layers[place].held |= in_use.contains(id);
+                own.push(number(place));
             }
-            // The whole parts of a damaged image stay for its repair.
-            for (id, image) in &index.damaged {
-                let own = image.layers.iter().filter_map(|layer| parts.places.get(layer.as_str()).copied()).collect();
-                graph.images.entry(id.clone()).or_insert(own);
-            }
+            own.sort_unstable();
+            graph.images.insert(id.clone(), own);
         }
-        LayerGraph { layers: parts.all, certainty: Certainty::Exact, ..graph }
-    }
-}
-
-#[derive(Default)]
-struct Parts {
-    places: HashMap<String, u32>,
-    all: Vec<LayerFacts>,
-}
-
-impl Parts {
-    /// The index of a part, added at its first use. `None`: the part is absent.
-    fn part(
-        &mut self,
-        id: &str,
-        is_held: bool,
-        look_up: impl FnOnce(&str) -> Option<(DiskUsage, bool)>,
-    ) -> Option<u32> {
-        if let Some(place) = self.places.get(id) {
-            if is_held && let Some(facts) = self.all.get_mut(usize::try_from(*place).ok()?) {
-                facts.held = true;
-            }
-            return Some(*place);
+        // The whole parts of a damaged image stay for its repair.
+        for (id, image) in &index.damaged {
+            let places = image.layers.iter().filter_map(|layer| places.get(&PartKey::Layer(layer)));
+            graph.images.entry(id.clone()).or_insert_with(|| places.map(|place| number(*place)).collect());
         }
-        let (allocated, is_leased) = look_up(id)?;
-        let place = u32::try_from(self.all.len()).ok()?;
-        let facts = LayerFacts {
-            id: id.into(),
-            bytes: ByteSize(allocated.bytes),
-            inodes: Some(allocated.inodes),
-            held: is_held || is_leased,
-        };
-        self.all.push(facts);
-        self.places.insert(id.to_owned(), place);
-        Some(place)
+        graph
     }
 }

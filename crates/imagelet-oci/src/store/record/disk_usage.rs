@@ -1,4 +1,4 @@
-//! What a folder takes on its file system: allocated blocks and inodes, as `statvfs` has them back once it is gone.
+//! The disk usage of a folder: allocated blocks and inodes, as `statvfs` reports them free after its removal.
 
 use std::{collections::HashSet, fs, io, os::fd::AsFd, path::Path};
 

@@ -1,4 +1,4 @@
-//! What is written down of an image and of a layer.
+//! The records of an image and of a layer on disk.
 
 pub(super) mod checksum;
 pub(super) mod disk_usage;
@@ -11,23 +11,20 @@ use std::{
 
 use imagelet_core::image::{Digest, ImageId};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use self::disk_usage::DiskUsage;
-
-/// Files and folders of the store beside each layer's tree and in each image's folder.
-const OWN_FILES: u64 = 5;
 
 /// An image, as `images/HEX/image.json` holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     /// Digest of the configuration.
-    pub id: String,
+    pub id: Digest,
     /// Digest of the manifest it was pulled by.
-    pub manifest: String,
-    /// Digest of the index that its name meant, if any. Absent in older records.
+    pub manifest: Digest,
+    /// Digest of the index that its name meant, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub index: Option<String>,
+    pub index: Option<Digest>,
     /// Its layers, lowest first.
     pub layers: Vec<LayerEntry>,
     /// Bytes of manifest and configuration.
@@ -39,47 +36,44 @@ pub(crate) struct ImageRecord {
     pub platform: String,
     /// When it was pulled, in seconds since 1970.
     pub pulled_at: u64,
-    /// Disk usage of its folder, this record included. Absent in older records.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allocated: Option<DiskUsage>,
+    /// Disk usage of its folder, this record included.
+    #[serde(default)]
+    pub allocated: DiskUsage,
     /// Its first names, to rebuild a lost `names.json`.
     #[serde(default)]
     pub names: Vec<String>,
 }
 
-/// A layer in the manifest of an image.
+/// A layer of an image, with the blob it was unpacked from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerEntry {
-    /// Digest of a compressed blob that was fetched and unpacked to this layer; empty if unknown.
-    pub blob: String,
+    /// Digest of a compressed blob that was fetched and unpacked to this layer.
+    #[serde(default, deserialize_with = "digest_if_known", skip_serializing_if = "Option::is_none")]
+    pub blob: Option<Digest>,
     /// Size of that blob.
     pub size: u64,
     /// Digest of the uncompressed tar, the key of the layer in the store.
-    pub diff_id: String,
+    pub diff_id: Digest,
     /// Media type in the manifest.
     pub media_type: String,
 }
 
-impl LayerEntry {
-    pub(crate) fn is_verified(&self) -> bool {
-        !self.blob.is_empty()
-    }
+/// An unknown digest is an empty text or absent.
+fn digest_if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Digest>, D::Error> {
+    Ok(String::deserialize(deserializer)?.parse().ok())
 }
 
 /// An unpacked layer, as `layers/HEX/layer.json` holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerRecord {
-    /// Digest of the uncompressed tar.
-    pub diff_id: String,
+    pub diff_id: Digest,
     /// Entries in the tar.
     pub entries: u64,
-    /// Bytes of its files.
-    pub bytes: u64,
-    /// Bytes on the disk, rounded to blocks.
+    /// Bytes on the disk.
     pub disk_bytes: u64,
-    /// Disk usage of its whole folder, this record included. Absent in older records.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allocated: Option<DiskUsage>,
+    /// Disk usage of its whole folder, this record included; of a layer for a sink, nothing.
+    #[serde(default)]
+    pub allocated: DiskUsage,
     /// It hides every lower layer. Overlayfs ignores that mark on a root, so a mount omits the lower ones.
     #[serde(default)]
     pub root_opaque: bool,
@@ -89,9 +83,9 @@ pub(crate) struct LayerRecord {
     /// Unpacked for a sink; it stays in `tmp/` until the sink takes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub for_sink: bool,
-    /// Digests of the other files in its folder, `files.list` first. Empty in layers without a list.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub sums: BTreeMap<String, String>,
+    /// Digests of the other files in its folder.
+    #[serde(default)]
+    pub sums: BTreeMap<String, Digest>,
 }
 
 impl LayerRecord {
@@ -102,50 +96,27 @@ impl LayerRecord {
 
     /// Adds the disk usage of its folder and of this record.
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
-        let sized = Self { allocated: Some(DiskUsage::MAX), ..self.clone() };
-        let found = disk_usage::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
-        Ok(Self { disk_bytes: found.bytes, allocated: Some(found), ..self })
-    }
-
-    /// Disk usage of its folder, estimated where it was not measured.
-    pub(crate) fn takes(&self) -> DiskUsage {
-        self.allocated.unwrap_or(DiskUsage { bytes: self.disk_bytes, inodes: self.entries + OWN_FILES })
-    }
-
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        self::checksum::seal(self)
+        let longest = checksum::seal(&Self { allocated: DiskUsage::MAX, ..self.clone() });
+        let allocated = disk_usage::measure(folder)?.with_file(folder, longest.len())?;
+        Ok(Self { disk_bytes: allocated.bytes, allocated, ..self })
     }
 }
 
 impl ImageRecord {
     /// Adds the disk usage of its folder, its documents and this record.
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
-        let sized = Self { allocated: Some(DiskUsage::MAX), ..self.clone() };
-        let found = disk_usage::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
-        Ok(Self { allocated: Some(found), ..self })
-    }
-
-    /// Disk usage of its folder, estimated where it was not measured.
-    pub(crate) fn takes(&self) -> DiskUsage {
-        self.allocated.unwrap_or(DiskUsage { bytes: self.metadata_size, inodes: OWN_FILES })
-    }
-
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        self::checksum::seal(self)
+        let longest = checksum::seal(&Self { allocated: DiskUsage::MAX, ..self.clone() });
+        let allocated = disk_usage::measure(folder)?.with_file(folder, longest.len())?;
+        Ok(Self { allocated, ..self })
     }
 
     pub(crate) fn image_id(&self) -> ImageId {
-        ImageId::new(&self.id)
+        ImageId::new(self.id.as_str())
     }
 
-    /// The layers' keys, lowest first. Invalid ones are skipped; a loaded record was checked.
-    pub(crate) fn diff_ids(&self) -> Vec<Digest> {
-        self.layers.iter().filter_map(|layer| layer.diff_id.parse().ok()).collect()
-    }
-
-    /// Whether every digest is valid and the id is the folder's name.
-    pub(super) fn is_sound(&self, folder: &str) -> bool {
-        self.id.parse::<Digest>().is_ok_and(|id| id.hex() == folder) && self.diff_ids().len() == self.layers.len()
+    /// The layers' keys, lowest first.
+    pub(crate) fn diff_ids(&self) -> impl Iterator<Item = &Digest> {
+        self.layers.iter().map(|layer| &layer.diff_id)
     }
 }
 

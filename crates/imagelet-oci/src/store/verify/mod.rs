@@ -26,10 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Store,
     file_manifest::{read::FileManifestReader, write::LIST},
-    record::{
-        ImageRecord, LayerRecord,
-        checksum::{self, Seal},
-    },
+    record::{ImageRecord, LayerRecord, checksum},
 };
 use crate::hash::Hash;
 
@@ -176,15 +173,13 @@ impl Store {
             findings.add("layer.json".into(), "content", OTHER_RECORD.into());
             return Ok(true);
         }
-        let Some(digest) = record.sums.get(LIST).and_then(|digest| digest.parse::<Digest>().ok()) else {
-            return Ok(false);
-        };
+        let Some(digest) = record.sums.get(LIST) else { return Ok(false) };
         for name in SIDE_FILES {
             check.bytes += check_side_file(&folder, name, record.sums.get(name), watch, findings)?;
         }
         let opened = open_cold(&folder.join(LIST)).and_then(|file| {
             check.bytes += file.metadata()?.len();
-            FileManifestReader::open(file, &digest, || watch.go_on())
+            FileManifestReader::open(file, digest, || watch.go_on())
         });
         match opened {
             Ok(mut manifest) => tree::check(&folder.join("fs"), &mut manifest, watch, findings, check)?,
@@ -232,7 +227,8 @@ impl Store {
             Err(error) => findings.unreadable("names.json", &error),
             // Another process may have written other names since the read.
             Ok(found)
-                if checksum::look(&found) == Seal::Broken || (!self.is_read_only() && !index.says_the_same(&found)) =>
+                if checksum::open::<serde::de::IgnoredAny>(&found).is_err()
+                    || (!self.is_read_only() && !index.is_written_in(&found)) =>
             {
                 findings.add("names.json".into(), "content", "it is not what was written".into());
             }
@@ -286,14 +282,13 @@ fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findin
 fn check_side_file(
     folder: &Path,
     name: &str,
-    wanted: Option<&String>,
+    wanted: Option<&Digest>,
     watch: &Watch,
     findings: &mut Findings,
 ) -> io::Result<u64> {
-    let wanted = wanted.and_then(|digest| digest.parse::<Digest>().ok());
-    let algorithm = wanted.as_ref().map_or(DigestAlgorithm::Sha256, Digest::algorithm);
+    let algorithm = wanted.map_or(DigestAlgorithm::Sha256, Digest::algorithm);
     match (open_cold(&folder.join(name)).and_then(|file| digest_of(file, algorithm, watch)), wanted) {
-        (Ok((found, bytes)), Some(wanted)) if found == wanted => return Ok(bytes),
+        (Ok((found, bytes)), Some(wanted)) if found == *wanted => return Ok(bytes),
         (Ok((_, bytes)), Some(wanted)) => {
             findings.add(name.into(), "content", format!("its digest is not `{wanted}`"));
             return Ok(bytes);

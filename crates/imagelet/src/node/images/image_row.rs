@@ -7,7 +7,7 @@ use std::{
 
 use imagelet_core::{
     disks::FsStats,
-    image::{Image, ImageId},
+    image::{Digest, Image, ImageId},
     inventory::{ImageEntry, ImageOrigin},
     runtime::{Certainty, LayerGraph},
 };
@@ -93,7 +93,7 @@ struct StoredDetails<'a> {
 }
 
 pub(crate) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
-    let layer = |layer: &LayerEntry| json!({ "blob": layer.blob, "size": layer.size, "diffId": layer.diff_id, "mediaType": layer.media_type });
+    let layer = |layer: &LayerEntry| json!({ "blob": layer.blob.as_ref().map_or("", Digest::as_str), "size": layer.size, "diffId": layer.diff_id, "mediaType": layer.media_type });
     let details = StoredDetails {
         id: &stored.id,
         manifest: &stored.manifest,
