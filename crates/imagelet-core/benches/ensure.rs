@@ -17,9 +17,9 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::{Keyring, NoProviders, NodeKeyring, ObjectIdentity, PullSecret, PullSecretKind, Secret},
+    credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
     events::{Event, EventSink},
-    manager::{EnsureRequest, ImageManager, ManagerParts, Origin, PodIdentity, PullPolicy, PullSettings},
+    manager::{EnsureRequest, ImageManager, ManagerParts, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::{PullRecords, VerificationPolicy},
     runtime::{Progress, RuntimeManager, no_progress},
@@ -110,17 +110,11 @@ impl Bed {
         runtime.offer_to(IMAGE, "app", 40_000_000, Some(("user", "password")));
         let metrics = Arc::new(Metrics::new());
         let events = Arc::new(Counted::default());
+        let images = RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(runtime.clone()));
         let manager = ImageManager::new(ManagerParts {
-            runtime: RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(runtime.clone()))
-                .measured(Arc::clone(&metrics)),
-            settings: PullSettings::default(),
-            keyring: Arc::new(NodeKeyring::fixed(Keyring::new())),
-            providers: Arc::new(NoProviders),
-            records: Arc::new(records),
             events: Arc::clone(&events) as Arc<dyn EventSink>,
-            metrics,
-            touched: None,
-            recorder: None,
+            metrics: Arc::clone(&metrics),
+            ..ManagerParts::new(images.measured(metrics), Arc::new(records))
         });
         let document = r#"{"auths": {"registry.example.com": {"username": "user", "password": "password"}}}"#;
         let secret = PullSecret {

@@ -85,18 +85,8 @@ impl Keyring {
         Self::default()
     }
 
-    /// Builds a keyring from pull secrets, in order.
-    ///
-    /// # Errors
-    /// When any of them cannot be read, as in the kubelet.
-    pub(crate) fn from_secrets(secrets: &[PullSecret]) -> Result<Self, KeyringError> {
-        let mut keyring = Self::new();
-        secrets.iter().try_for_each(|secret| keyring.add_secret(secret))?;
-        Ok(keyring)
-    }
-
-    /// Builds a keyring from the readable pull secrets, and returns the error of each other one.
-    pub(crate) fn from_readable_secrets(secrets: &[PullSecret]) -> (Self, Vec<KeyringError>) {
+    /// Builds a keyring from the readable pull secrets, in order, and returns the error of each other one.
+    pub(crate) fn from_secrets(secrets: &[PullSecret]) -> (Self, Vec<KeyringError>) {
         let mut keyring = Self::new();
         let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret).err()).collect();
         (keyring, unreadable)
@@ -163,14 +153,13 @@ impl Keyring {
 }
 
 impl TrackedCredential {
-    /// `None` for an entry without user and password. `docker` leaves such entries beside a credential store, and a
+    /// Whether the entry has a user or a secret. `docker` leaves entries without beside a credential store, and a
     /// registry that receives one answers 401 for public images.
-    pub fn usable(self) -> Option<Self> {
-        let is_empty = match &self.credential.kind {
-            CredentialKind::Basic { username, password } => username.is_empty() && password.expose().is_empty(),
-            CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token) => token.expose().is_empty(),
-        };
-        (!is_empty).then_some(self)
+    pub fn is_usable(&self) -> bool {
+        match &self.credential.kind {
+            CredentialKind::Basic { username, password } => !username.is_empty() || !password.expose().is_empty(),
+            CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token) => !token.expose().is_empty(),
+        }
     }
 
     pub(super) fn from_node(credential: Credential) -> Self {
@@ -357,7 +346,7 @@ mod tests {
         let document = Secret::new(r#"{"auths": {"reg.io": {"username": "u", "password": "hunter2"}}}"#);
         let identity = ObjectIdentity { namespace: "n".into(), name: "s".into(), ..ObjectIdentity::default() };
         let secret = PullSecret { identity, kind: PullSecretKind::DockerConfigJson, document };
-        let keyring = Keyring::from_secrets(std::slice::from_ref(&secret)).unwrap();
+        let (keyring, _) = Keyring::from_secrets(std::slice::from_ref(&secret));
         assert!(!format!("{secret:?} {keyring:?} {:?}", keyring.lookup("reg.io/a")).contains("hunter2"));
     }
 }

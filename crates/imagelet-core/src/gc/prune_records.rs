@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     image::ImageId,
-    records::{PruneMark, PullRecords},
+    records::{Absent, PruneMark, PullRecords},
     runtime::error_chain,
 };
 
@@ -79,7 +79,8 @@ impl ImageGc {
             }
         };
         let records = Arc::clone(&pruning.records);
-        match tokio::task::spawn_blocking(move || records.resolve_open_intents(&images, SystemTime::now())).await {
+        let resolve = move || records.resolve_open_intents(&images, SystemTime::now(), Absent::RemovedAfterChecks);
+        match tokio::task::spawn_blocking(resolve).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::warn!(error = error_chain(&error), "could not resolve interrupted pulls"),
             Err(error) => tracing::error!(%error, "could not resolve interrupted pulls"),

@@ -1,11 +1,11 @@
 //! Metrics of the manager, under the kubelet's names (`docs/spec/pull.md §9.1`).
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use super::request::PullPolicy;
 use crate::{
     image::ByteSize,
-    metrics::{Family, Late, MetricKind, Metrics, Number},
+    metrics::{Family, MetricKind, Metrics},
     records::CheckResult,
     runtime::Fault,
 };
@@ -27,7 +27,7 @@ static PULL_SECONDS: Family = Family {
     labels: &["image_size_in_bytes"],
 };
 
-static STALE_USED: Family = Family {
+pub(super) static STALE_USED: Family = Family {
     name: "imagelet_stale_used_total",
     help: "Number of images used under the policy Always while their registry was unavailable.",
     kind: MetricKind::Counter,
@@ -49,14 +49,14 @@ pub(super) static FAILURES: Family = Family {
     labels: &["class", "hop"],
 };
 
-static WAITING: Family = Family {
+pub(super) static WAITING: Family = Family {
     name: "imagelet_pulls_waiting",
     help: "Pulls that wait for their turn.",
     kind: MetricKind::Gauge,
     labels: &[],
 };
 
-static RUNNING: Family =
+pub(super) static RUNNING: Family =
     Family { name: "imagelet_pulls_running", help: "Pulls that run.", kind: MetricKind::Gauge, labels: &[] };
 
 pub(super) static WAIT_SECONDS: Family = Family {
@@ -66,92 +66,31 @@ pub(super) static WAIT_SECONDS: Family = Family {
     labels: &[],
 };
 
-#[derive(Clone, Debug)]
-pub(crate) struct QueueMeters {
-    metrics: Arc<Metrics>,
-}
-
-impl QueueMeters {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        for family in [&WAITING, &RUNNING, &WAIT_SECONDS] {
-            metrics.declare(family);
-        }
-        Self { metrics }
+pub(super) fn declare(metrics: &Metrics, with_stale: bool) {
+    for family in [&REQUESTS, &PULL_SECONDS, &CHECKS, &FAILURES, &WAITING, &RUNNING, &WAIT_SECONDS] {
+        metrics.declare(family);
     }
-
-    pub(crate) fn waited(&self, waited: Duration) {
-        self.metrics.observe(&WAIT_SECONDS, &[], waited.as_secs_f64());
-    }
-
-    pub(crate) fn stand(&self, waiting: usize, running: usize) {
-        self.metrics.set(&WAITING, &[], waiting as f64);
-        self.metrics.set(&RUNNING, &[], running as f64);
+    if with_stale {
+        metrics.declare(&STALE_USED);
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct Meters {
-    metrics: Arc<Metrics>,
-    /// By policy, presence and pull required; other policies are looked up each time.
-    requests: [[[Late<Number>; 3]; 3]; 3],
-    checks: [Late<Number>; 4],
+pub(super) fn checked(metrics: &Metrics, result: CheckResult) {
+    metrics.increment(&CHECKS, &[result.name()]);
 }
 
-impl Meters {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        for family in [&REQUESTS, &PULL_SECONDS, &CHECKS, &FAILURES] {
-            metrics.declare(family);
-        }
-        Self { metrics, requests: Default::default(), checks: Default::default() }
-    }
+pub(super) fn failed(metrics: &Metrics, fault: &Fault) {
+    metrics.increment(&FAILURES, &[fault.class.word(), fault.hop.word()]);
+}
 
-    pub(super) fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
-    /// Declares the families of use during an outage.
-    pub(crate) fn declare_stale(&self) {
-        self.metrics.declare(&STALE_USED);
-    }
-
-    pub(crate) fn used_stale(&self) {
-        self.metrics.increment(&STALE_USED, &[]);
-    }
-
-    pub(crate) fn checked(&self, result: CheckResult) {
-        self.checks[result as usize].get(|| self.metrics.number(&CHECKS, &[result.name()])).add(1.0);
-    }
-
-    fn asked(&self, policy: &PullPolicy, present: Option<bool>, required: Option<bool>) {
-        let place = |answer: Option<bool>| answer.map_or(2, usize::from);
-        let word = |answer: Option<bool>| ["false", "true", "unknown"][place(answer)];
-        let (row, label) = match policy {
-            PullPolicy::Always => (&self.requests[0], "always"),
-            PullPolicy::IfNotPresent => (&self.requests[1], "ifnotpresent"),
-            PullPolicy::Never => (&self.requests[2], "never"),
-            PullPolicy::Other(given) => {
-                let given = given.to_lowercase();
-                self.metrics.increment(&REQUESTS, &[word(present), &given, word(required)]);
-                return;
-            }
-        };
-        let series = || self.metrics.number(&REQUESTS, &[word(present), label, word(required)]);
-        row[place(present)][place(required)].get(series).add(1.0);
-    }
-
-    pub(crate) fn failed(&self, fault: &Fault) {
-        self.metrics.increment(&FAILURES, &[fault.class.word(), fault.hop.word()]);
-    }
-
-    pub(crate) fn pulled(&self, size: ByteSize, took: Duration) {
-        let seconds = Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX)).as_secs_f64();
-        self.metrics.observe(&PULL_SECONDS, &[size_label(size)], seconds);
-    }
+pub(super) fn pulled(metrics: &Metrics, size: ByteSize, took: Duration) {
+    let seconds = Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX)).as_secs_f64();
+    metrics.observe(&PULL_SECONDS, &[size_label(size)], seconds);
 }
 
 /// Counts one request on drop, whatever its result.
 pub(crate) struct Tally<'a> {
-    meters: &'a Meters,
+    metrics: &'a Metrics,
     policy: &'a PullPolicy,
     /// Whether the image was present, where it was looked up.
     pub(crate) present: Option<bool>,
@@ -160,14 +99,16 @@ pub(crate) struct Tally<'a> {
 }
 
 impl<'a> Tally<'a> {
-    pub(crate) fn new(meters: &'a Meters, policy: &'a PullPolicy) -> Self {
-        Self { meters, policy, present: None, required: None }
+    pub(crate) fn new(metrics: &'a Metrics, policy: &'a PullPolicy) -> Self {
+        Self { metrics, policy, present: None, required: None }
     }
 }
 
 impl Drop for Tally<'_> {
     fn drop(&mut self) {
-        self.meters.asked(self.policy, self.present, self.required);
+        let word = |answer: Option<bool>| answer.map_or("unknown", |answer| if answer { "true" } else { "false" });
+        let policy = self.policy.name().to_lowercase();
+        self.metrics.increment(&REQUESTS, &[word(self.present), &policy, word(self.required)]);
     }
 }
 

@@ -12,7 +12,7 @@ mod startup_latency;
 mod status;
 
 use std::{
-    fmt,
+    num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
@@ -20,10 +20,9 @@ use std::{
 use tokio::time::Instant;
 
 use backoff::Backoff;
+use ensure::Ensuring;
 pub use ensure::StaleUse;
-use ensure::{Ensuring, PullSecretCache};
 pub use error::EnsureError;
-use meters::{Meters, QueueMeters};
 pub use pod::{NoWatch, PodImage, PodOutcome, PodRequest, PodRole, PodWatch, VolumeImage};
 use puller::Puller;
 pub use puller::{
@@ -38,66 +37,66 @@ pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
 
 use crate::{
     audit_log::AuditLog,
-    credentials::{CredentialProvider, Keyring, NodeKeyring},
-    events::EventSink,
+    credentials::{CredentialProvider, Keyring, NoProviders, NodeKeyring},
+    events::{EventSink, LogEvents},
     image::{ImageKey, Reference},
-    inventory::{HandedOut, Inventory},
+    inventory::Inventory,
     metrics::Metrics,
     records::PullRecords,
     runtime::{Progress, RuntimeManager},
 };
 
-/// Called for each image returned as present, so that an inventory records its use.
-pub type Touched = Arc<dyn Fn(&HandedOut) + Send + Sync>;
-
-/// The parts of a manager.
+/// The parts of a manager. [`ManagerParts::new`] fills all but the first two with defaults.
+#[derive(Debug)]
 pub struct ManagerParts {
     /// The image store and the runtime.
     pub runtime: RuntimeManager,
+    /// The pull records.
+    pub records: Arc<PullRecords>,
     /// The settings of pulls.
     pub settings: PullSettings,
     /// The node's own credentials.
     pub keyring: Arc<NodeKeyring>,
     /// Further credentials, after the node's.
     pub providers: Arc<dyn CredentialProvider>,
-    /// The pull records.
-    pub records: Arc<PullRecords>,
     /// The sink of events.
     pub events: Arc<dyn EventSink>,
     /// The metrics of pulls.
     pub metrics: Arc<Metrics>,
-    /// Called for each image returned as present.
-    pub touched: Option<Touched>,
+    /// Records the use of images, and leases the images of pods until their containers are created.
+    pub inventory: Option<Arc<Inventory>>,
     /// Receives the start of each pull and the result of each image, by pod.
     pub recorder: Option<Arc<dyn PullRecorder>>,
+    /// The use of images under `Always` during an outage; `None`: no image is used.
+    pub stale: Option<StaleUse>,
+    /// The decision log of pulls.
+    pub decisions: Arc<AuditLog>,
 }
 
-impl fmt::Debug for ManagerParts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ManagerParts")
-            .field("runtime", &self.runtime)
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
+impl ManagerParts {
+    /// A manager without credentials, events, inventory and decision log.
+    pub fn new(runtime: RuntimeManager, records: Arc<PullRecords>) -> Self {
+        Self {
+            runtime,
+            records,
+            settings: PullSettings::default(),
+            keyring: Arc::new(NodeKeyring::fixed(Keyring::new())),
+            providers: Arc::new(NoProviders),
+            events: Arc::new(LogEvents::new(NonZeroUsize::MIN)),
+            metrics: Arc::default(),
+            inventory: None,
+            recorder: None,
+            stale: None,
+            decisions: Arc::new(AuditLog::off()),
+        }
     }
 }
 
 /// Ensures that images are present. One per node, for any number of parallel callers.
+#[derive(Debug)]
 pub struct ImageManager {
-    runtime: RuntimeManager,
+    parts: ManagerParts,
     puller: Arc<Puller>,
-    keyring: Arc<NodeKeyring>,
-    providers: Arc<dyn CredentialProvider>,
-    records: Arc<PullRecords>,
-    events: Arc<dyn EventSink>,
-    meters: Meters,
-    touched: Option<Touched>,
-    leased_in: Option<Arc<Inventory>>,
-    recorder: Option<Arc<dyn PullRecorder>>,
-    compatibility: Compatibility,
-    secrets: PullSecretCache,
-    /// `None`: no image is used under `Always` during an outage.
-    stale: Option<StaleUse>,
-    decisions: Arc<AuditLog>,
     backoff: Mutex<Backoff<BackoffKey>>,
 }
 
@@ -121,51 +120,14 @@ impl BackoffKey {
 impl ImageManager {
     /// Builds a manager.
     pub fn new(parts: ManagerParts) -> Self {
-        let ManagerParts { runtime, settings, keyring, providers, records, events, metrics, touched, recorder } = parts;
-        records.export_to(Arc::clone(&metrics));
+        meters::declare(&parts.metrics, parts.stale.is_some());
+        parts.records.export_to(Arc::clone(&parts.metrics));
+        let (settings, metrics) = (&parts.settings, Arc::clone(&parts.metrics));
         Self {
-            puller: Arc::new(Puller::new(
-                runtime.clone(),
-                &settings,
-                QueueMeters::new(Arc::clone(&metrics)),
-                Instant::now(),
-            )),
+            puller: Arc::new(Puller::new(parts.runtime.clone(), settings, metrics, Instant::now())),
             backoff: Mutex::new(Backoff::new(settings.backoff_first, settings.backoff_max)),
-            meters: Meters::new(metrics),
-            keyring,
-            providers,
-            compatibility: settings.compatibility,
-            secrets: PullSecretCache::default(),
-            runtime,
-            records,
-            events,
-            touched,
-            leased_in: None,
-            recorder,
-            stale: None,
-            decisions: Arc::new(AuditLog::off()),
+            parts,
         }
-    }
-
-    /// Records pulls in the decision log.
-    #[must_use]
-    pub fn with_decisions(self, decisions: Arc<AuditLog>) -> Self {
-        Self { decisions, ..self }
-    }
-
-    /// Permits the use of images under `Always` during an outage.
-    #[must_use]
-    pub fn with_stale_use(self, stale: Option<StaleUse>) -> Self {
-        if stale.is_some() {
-            self.meters.declare_stale();
-        }
-        Self { stale, ..self }
-    }
-
-    /// Leases the images of pods in this inventory until their containers are created.
-    #[must_use]
-    pub fn leasing_in(self, inventory: Arc<Inventory>) -> Self {
-        Self { leased_in: Some(inventory), ..self }
     }
 
     /// Ensures that an image is present and that the client may use it; pulls it where the policy requires that.
@@ -174,7 +136,7 @@ impl ImageManager {
     /// the queue slot and cancels the pull, unless other clients wait for it. Its intent stays until a check for the
     /// image.
     pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
-        let Some(inventory) = self.leased_in.as_ref().filter(|_| request.is_for_a_container()) else {
+        let Some(inventory) = self.parts.inventory.as_ref().filter(|_| request.is_for_a_container()) else {
             return self.ensure_once(request, progress).await;
         };
         let key = |ensured: &Ensured| Some(ImageKey::new(ensured.id.clone(), ensured.handler.clone()));
@@ -184,7 +146,7 @@ impl ImageManager {
 
     async fn ensure_once(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
         let ensured = Ensuring::new(self, request).run(progress).await;
-        ensured.inspect_err(|error| self.meters.failed(&error.fault()))
+        ensured.inspect_err(|error| meters::failed(&self.parts.metrics, &error.fault()))
     }
 
     /// The running pulls and the keys in back-off.
@@ -206,20 +168,15 @@ impl ImageManager {
 
     /// The node's own credentials, from its files.
     pub async fn node_keyring(&self) -> Arc<Keyring> {
-        self.keyring.keyring().await
+        self.parts.keyring.keyring().await
+    }
+
+    fn compatibility(&self) -> Compatibility {
+        self.parts.settings.compatibility
     }
 
     fn backoff(&self) -> MutexGuard<'_, Backoff<BackoffKey>> {
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for ImageManager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ImageManager")
-            .field("runtime", &self.runtime)
-            .field("puller", &self.puller)
-            .finish_non_exhaustive()
     }
 }
 

@@ -140,7 +140,7 @@ impl ImageManager {
             self.report(request, String::new(), "FailedToRetrieveImagePullSecret", secrets_text(request));
         }
         let results = PodResults::new(request.images.len());
-        let (board_of_all, compatibility) = (&results, self.compatibility);
+        let (board_of_all, compatibility) = (&results, self.compatibility());
         stream::iter(plan(&request.images, compatibility))
             .for_each_concurrent(LANES_MAX, |sequence| async move {
                 for step in sequence {
@@ -188,7 +188,7 @@ impl ImageManager {
         let pod = &request.common.pod;
         let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
         let subject = EventSubject::Pod { namespace, name, uid, field_path: field_path.into() };
-        self.events.record(Event { kind: EventKind::Warning, reason, message, subject, cause: None });
+        self.parts.events.record(Event { kind: EventKind::Warning, reason, message, subject, cause: None });
     }
 }
 

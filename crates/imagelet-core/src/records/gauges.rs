@@ -1,7 +1,5 @@
 //! Gauges of intents and records, under the kubelet's names (`docs/spec/pull.md §9.1`).
 
-use std::sync::{Arc, OnceLock};
-
 use crate::metrics::{Family, MetricKind, Metrics};
 
 pub(super) static INTENTS: Family =
@@ -24,34 +22,19 @@ const fn gauge(name: &'static str, help: &'static str) -> Family {
     Family { name, help, kind: MetricKind::Gauge, labels: &[] }
 }
 
-/// The metrics to report to, once attached.
-#[derive(Debug, Default)]
-pub(super) struct Gauges(OnceLock<Arc<Metrics>>);
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Filling {
     pub(super) on_disk: usize,
     pub(super) memory_percent: usize,
 }
 
-impl Gauges {
-    /// Reports to these metrics from now on; a second call changes nothing.
-    pub(super) fn attach(&self, metrics: Arc<Metrics>) {
-        for family in [&INTENTS, &RECORDS, &INTENTS_MEMORY, &RECORDS_MEMORY] {
-            metrics.declare(family);
-        }
-        let _ = self.0.set(metrics);
-    }
-
-    pub(super) fn show(&self, intents: Filling, records: Filling) {
-        let Some(metrics) = self.0.get() else { return };
-        for (family, value) in [
-            (&INTENTS, intents.on_disk),
-            (&RECORDS, records.on_disk),
-            (&INTENTS_MEMORY, intents.memory_percent),
-            (&RECORDS_MEMORY, records.memory_percent),
-        ] {
-            metrics.set(family, &[], value as f64);
-        }
+pub(super) fn show(metrics: &Metrics, intents: Filling, records: Filling) {
+    for (family, value) in [
+        (&INTENTS, intents.on_disk),
+        (&RECORDS, records.on_disk),
+        (&INTENTS_MEMORY, intents.memory_percent),
+        (&RECORDS_MEMORY, records.memory_percent),
+    ] {
+        metrics.set(family, &[], value as f64);
     }
 }

@@ -30,17 +30,6 @@ pub struct KubeletRecords {
     pulled: PathBuf,
 }
 
-/// What these records say about one image.
-#[derive(Debug)]
-pub enum KubeletEvidence {
-    /// No record: the kubelet did not pull the image.
-    Nothing,
-    /// The kubelet pulled the image; the time is present where the record has one.
-    Pulled(Option<SystemTime>),
-    /// The kubelet pulled the image, and its record cannot be read.
-    Unreadable(io::Error),
-}
-
 /// All records of the kubelet.
 #[derive(Debug, Default)]
 pub struct KubeletRecordList {
@@ -56,17 +45,13 @@ impl KubeletRecords {
         Self { pulled: root.join("image_manager").join("pulled") }
     }
 
-    /// The evidence for one image.
-    pub fn of(&self, id: &ImageId) -> KubeletEvidence {
-        if id.as_str().is_empty() {
-            return KubeletEvidence::Nothing;
-        }
-        match self.read(&file_name(id.as_str())) {
-            Ok(None) => KubeletEvidence::Nothing,
-            Ok(Some(record)) if record.image_ref == id.as_str() => KubeletEvidence::Pulled(record.updated),
-            Ok(Some(_)) => KubeletEvidence::Nothing,
-            Err(error) => KubeletEvidence::Unreadable(error),
-        }
+    /// Whether the kubelet pulled an image.
+    ///
+    /// # Errors
+    /// When it did, and its record cannot be read.
+    pub fn include(&self, id: &ImageId) -> io::Result<bool> {
+        let record = self.read(&file_name(id.as_str()))?;
+        Ok(!id.as_str().is_empty() && record.is_some_and(|record| record.image_ref == id.as_str()))
     }
 
     /// Reads all records; unreadable ones are listed with their reason.
@@ -143,7 +128,7 @@ mod tests {
     fn a_plain_file_of_its_name_proves_that_an_image_was_pulled_and_nothing_else_does() {
         let root = tempfile::tempdir().unwrap();
         let records = KubeletRecords::below(root.path());
-        assert!(matches!(records.of(&ImageId::new(GOOD)), KubeletEvidence::Nothing));
+        assert!(!records.include(&ImageId::new(GOOD)).unwrap());
         assert!(records.all().unwrap().dated.is_empty(), "no folder is no failure");
         let folder = root.path().join("image_manager/pulled");
         fs::create_dir_all(&folder).unwrap();
@@ -160,15 +145,14 @@ mod tests {
         fs::write(folder.join("README"), "not a record").unwrap();
         fs::write(folder.join(format!("{}.tmp", file_name("sha256:9"))), record("sha256:9")).unwrap();
 
-        let of = |image: &str| match records.of(&ImageId::new(image)) {
-            KubeletEvidence::Nothing => "nothing",
-            KubeletEvidence::Pulled(Some(_)) => "dated",
-            KubeletEvidence::Pulled(None) => "pulled",
-            KubeletEvidence::Unreadable(_) => "unreadable",
+        let of = |image: &str| match records.include(&ImageId::new(image)) {
+            Ok(false) => "nothing",
+            Ok(true) => "pulled",
+            Err(_) => "unreadable",
         };
-        let told: Vec<&str> = (1..10).map(|number| of(&format!("sha256:{number}"))).collect();
+        let found: Vec<&str> = (1..10).map(|number| of(&format!("sha256:{number}"))).collect();
         let (no, bad) = ("nothing", "unreadable");
-        assert_eq!(told, ["dated", bad, bad, no, no, no, bad, no, no]);
+        assert_eq!(found, ["pulled", bad, bad, no, no, no, bad, no, no]);
         assert_eq!(of(""), "nothing");
         let all = records.all().unwrap();
         let dated: Vec<&str> = all.dated.iter().map(|(id, _)| id.as_str()).collect();

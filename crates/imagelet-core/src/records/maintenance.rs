@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Guard, ImageAccess, PullNames, PullRecords, PulledRecord, RecordsError, UNRECORDED_MAX, empty, failed,
+    Guard, PullNames, PullRecords, PulledRecord, RecordsError, RecordsState, UNRECORDED_MAX, empty, failed,
     file::PullIntent,
 };
 use crate::image::{Image, ImageId};
@@ -33,15 +33,6 @@ pub struct Recovered {
 pub struct PruneMark {
     until: SystemTime,
     sequence: u64,
-}
-
-/// A pulled image whose record could not be written.
-#[derive(Debug, Default)]
-pub(super) struct Unrecorded {
-    /// Spellings whose intents stay until the record is written.
-    held: BTreeSet<String>,
-    /// The record to write.
-    last: Option<(String, ImageAccess)>,
 }
 
 /// The sequence number of each image's last pull; independent of the wall clock.
@@ -70,64 +61,47 @@ impl Touched {
 
 /// What happens to an intent whose image is not present.
 #[derive(Clone, Copy, Debug)]
-enum Unfinished {
-    /// Stays: the image may still arrive.
+pub enum Absent {
+    /// The intent stays: the image may still arrive.
     Stays,
-    /// Removed after enough checks.
-    GoesAfterLooks,
-    /// Removed at once.
-    Goes,
+    /// The intent is removed after the image was absent in more than one check.
+    RemovedAfterChecks,
+    /// The intent is removed: this process is the store's only owner.
+    Removed,
 }
 
 impl PullRecords {
-    /// Resolves the intents of an earlier process after a start: a pull whose image is present did finish.
+    /// Whether there are intents without a running pull, or images without their record.
+    pub fn has_open_intents(&self) -> bool {
+        let state = self.state();
+        self.intents.count() > state.running.len() || !state.unrecorded.is_empty()
+    }
+
+    /// Resolves the intents without a running pull: a pull whose image is present did finish.
     ///
     /// Such an image gets a record without a client, so each client has to present credentials.
     ///
     /// # Errors
     /// When an intent could not be closed; it stays, and all others are closed.
-    pub fn recover(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
-        self.resolve_idle(images, now, Unfinished::Stays)
-    }
-
-    /// As [`Self::recover`], for a store's only owner: a missing image never arrives, so its intent is removed.
-    ///
-    /// # Errors
-    /// As [`Self::recover`].
-    pub fn recover_exclusive(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
-        self.resolve_idle(images, now, Unfinished::Goes)
-    }
-
-    /// Whether there are intents without a running pull.
-    pub fn has_open_intents(&self) -> bool {
-        self.intents.count() > self.state().running.len()
-    }
-
-    /// As [`Self::recover`], periodically. An intent is removed after its image was missing in more than one check.
-    ///
-    /// # Errors
-    /// As [`Self::recover`].
     pub fn resolve_open_intents(
         &self,
         images: &[impl Borrow<Image>],
         now: SystemTime,
-    ) -> Result<Recovered, RecordsError> {
-        self.resolve_idle(images, now, Unfinished::GoesAfterLooks)
-    }
-
-    fn resolve_idle(
-        &self,
-        images: &[impl Borrow<Image>],
-        now: SystemTime,
-        unfinished: Unfinished,
+        absent: Absent,
     ) -> Result<Recovered, RecordsError> {
         let mut recovered = Recovered::default();
         let Some(settings) = &self.settings else { return Ok(recovered) };
         let images: Vec<&Image> = images.iter().map(Borrow::borrow).collect();
         let candidates: Vec<PullNames<'_>> = images.iter().map(|image| PullNames::new(image, "")).collect();
         let mut first_failure = None;
+        for image in &images {
+            let is_unrecorded = self.state().unrecorded.contains(&image.id);
+            if is_unrecorded {
+                first_failure = first_failure.or(self.close_record(&image.id, now).err());
+            }
+        }
         for begun in self.intents.list().whole {
-            if self.is_running(&begun.image) || self.is_unrecorded(&ImageId::new(&begun.image)) {
+            if self.is_running(&begun.image) {
                 continue;
             }
             let brought = images.iter().zip(&candidates).filter(|(image, names)| match settings.guard {
@@ -140,7 +114,7 @@ impl PullRecords {
                 self.close_intent(&begun, &ids, now)
             } else {
                 recovered.unfinished += 1;
-                self.leave_unfinished(&begun, unfinished)
+                self.leave_unfinished(&begun, absent)
             };
             first_failure = first_failure.or(closed.err());
         }
@@ -149,11 +123,11 @@ impl PullRecords {
     }
 
     /// Counts a check without result; removes the intent after the last one.
-    fn leave_unfinished(&self, begun: &PullIntent, unfinished: Unfinished) -> Result<(), RecordsError> {
-        let looks_max = match unfinished {
-            Unfinished::Stays => return Ok(()),
-            Unfinished::Goes => 0,
-            Unfinished::GoesAfterLooks => LOOKS_MAX,
+    fn leave_unfinished(&self, begun: &PullIntent, absent: Absent) -> Result<(), RecordsError> {
+        let looks_max = match absent {
+            Absent::Stays => return Ok(()),
+            Absent::Removed => 0,
+            Absent::RemovedAfterChecks => LOOKS_MAX,
         };
         let _turn = self.intents.lock(&begun.image);
         if self.is_running(&begun.image) {
@@ -176,15 +150,7 @@ impl PullRecords {
 
     /// Records that a pull brought these images, for an unknown client.
     fn close_intent(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
-        for id in ids {
-            let _turn = self.records.lock(id.as_str());
-            // An unreadable record rejects every client as well, and may be repaired.
-            if !matches!(self.records.find(id.as_str()), Ok(None)) {
-                continue;
-            }
-            let record = PulledRecord { updated: Some(now), ..empty(id) };
-            self.records.write(record).map_err(|source| failed("write", id.as_str(), source))?;
-        }
+        ids.iter().try_for_each(|id| self.close_record(id, now))?;
         let _turn = self.intents.lock(&begun.image);
         // A new pull of the same spelling uses the same intent.
         if self.is_running(&begun.image) {
@@ -192,6 +158,18 @@ impl PullRecords {
             return Ok(());
         }
         self.end_left(&begun.image)
+    }
+
+    /// Writes a record without a client where there is none. An unreadable one rejects every client as well, and may be
+    /// repaired.
+    fn close_record(&self, id: &ImageId, now: SystemTime) -> Result<(), RecordsError> {
+        let _turn = self.records.lock(id.as_str());
+        if matches!(self.records.find(id.as_str()), Ok(None)) {
+            let record = PulledRecord { updated: Some(now), ..empty(id) };
+            self.records.write(record).map_err(|source| failed("write", id.as_str(), source))?;
+        }
+        self.state().unrecorded.remove(id);
+        Ok(())
     }
 
     /// A mark for pruning, taken before the images are listed.
@@ -204,7 +182,6 @@ impl PullRecords {
     /// `present` has every image on the node, those in use and pinned ones too, as listed after the mark.
     pub fn prune(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) -> (usize, Vec<RecordsError>) {
         let Some(settings) = &self.settings else { return (0, Vec::new()) };
-        self.retry_unrecorded(present, mark);
         let (mut removed, mut failures) = (0, Vec::new());
         {
             let _turn = self.records.lock_all();
@@ -223,26 +200,25 @@ impl PullRecords {
                 }
             }
         }
-        self.state().touched.by_id.retain(|_, at| *at > mark.sequence);
+        let mut state = self.state();
+        let RecordsState { touched, unrecorded, .. } = &mut *state;
+        unrecorded.retain(|id| present.contains(id) || touched.is_since(id, mark));
+        touched.by_id.retain(|_, at| *at > mark.sequence);
+        drop(state);
         self.show();
         (removed, failures)
     }
 
-    /// Keeps an image whose record could not be written, for a later retry.
-    pub(super) fn keep_unrecorded(&self, id: &ImageId, image: &str, access: &ImageAccess) {
-        let is_held_already = {
+    /// Rejects every client of an image whose record could not be written, until a later record.
+    pub(super) fn keep_unrecorded(&self, id: &ImageId, image: &str) {
+        self.leave(image);
+        {
             let mut state = self.state();
-            if state.unrecorded.len() >= UNRECORDED_MAX && !state.unrecorded.contains_key(id) {
+            if state.unrecorded.len() < UNRECORDED_MAX {
+                state.unrecorded.insert(id.clone());
+            } else {
                 state.unrecorded_overflow = true;
-                return;
             }
-            let unrecorded = state.unrecorded.entry(id.clone()).or_default();
-            unrecorded.last = Some((image.to_owned(), access.clone()));
-            !unrecorded.held.insert(image.to_owned())
-        };
-        // One pull keeps the intent; a further one would keep it for ever.
-        if is_held_already && let Err(error) = self.release(image) {
-            tracing::warn!(image, %error, "the intent of a pull that ended stays recorded");
         }
         // A name may move to another image before the next start; an id cannot.
         if self.guards_images() {
@@ -250,38 +226,6 @@ impl PullRecords {
             if let Err(error) = self.intents.write(PullIntent::new(id.as_str())) {
                 tracing::debug!(image, %error, "an image without a record is known by its name alone");
             }
-        }
-    }
-
-    /// Removes the intents of a recorded image. Called with the record's lock.
-    pub(super) fn is_recorded(&self, id: &ImageId) {
-        let Some(unrecorded) = self.state().unrecorded.remove(id) else { return };
-        for image in unrecorded.held.iter().map(String::as_str).chain([id.as_str()]) {
-            let _turn = self.intents.lock(image);
-            if let Err(error) = self.release_locked(image) {
-                tracing::warn!(image, %error, "the intent of a pull that ended stays recorded");
-            }
-        }
-    }
-
-    /// Retries failed writes and drops missing images.
-    fn retry_unrecorded(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) {
-        let (here, gone): (Vec<_>, Vec<_>) = {
-            let state = self.state();
-            let all = state.unrecorded.iter().map(|(id, unrecorded)| (id.clone(), unrecorded.last.clone()));
-            all.filter(|(id, _)| present.contains(id) || !state.touched.is_since(id, mark))
-                .partition(|(id, _)| present.contains(id))
-        };
-        for (id, last) in here {
-            if let Some((image, access)) = last
-                && let Err(error) = self.learn(&image, &id, &access, SystemTime::now())
-            {
-                tracing::warn!(image, %error, "an image that was pulled is still not recorded");
-            }
-        }
-        for (id, _) in gone {
-            let _turn = self.records.lock(id.as_str());
-            self.is_recorded(&id);
         }
     }
 }

@@ -21,10 +21,10 @@ mod settings;
 mod verify;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::SystemTime,
 };
 
@@ -34,11 +34,10 @@ pub(crate) use cached_dir::faults;
 use cached_dir::{CachedDir, Folder, Unreadable};
 use file::PullIntent;
 pub(crate) use file::{ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
-use gauges::Gauges;
 use intent_match::PullNames;
-pub use kubelet_import::{KubeletEvidence, KubeletRecordList, KubeletRecords};
-pub use maintenance::{PruneMark, Recovered};
-use maintenance::{Touched, Unrecorded};
+pub use kubelet_import::{KubeletRecordList, KubeletRecords};
+use maintenance::Touched;
+pub use maintenance::{Absent, PruneMark, Recovered};
 pub use settings::{Guard, RecordsSettings};
 pub(crate) use verify::{AccessProof, CheckResult, Verdict};
 pub use verify::{Allowlist, AllowlistError, VerificationPolicy};
@@ -59,7 +58,7 @@ pub struct PullRecords {
     records: CachedDir<PulledRecord>,
     /// Locked for moments, never during disk I/O.
     state: Mutex<RecordsState>,
-    gauges: Gauges,
+    metrics: OnceLock<Arc<Metrics>>,
 }
 
 /// State that is not on disk.
@@ -69,10 +68,22 @@ struct RecordsState {
     running: HashMap<String, usize>,
     /// Spelling of an intent without a running pull → number of checks for its image.
     left: HashMap<String, u8>,
-    unrecorded: HashMap<ImageId, Unrecorded>,
-    /// More images are unrecorded than the map can hold.
+    /// Pulled images whose record could not be written.
+    unrecorded: HashSet<ImageId>,
+    /// More images are unrecorded than the set can hold.
     unrecorded_overflow: bool,
     touched: Touched,
+}
+
+impl RecordsState {
+    fn end_one(&mut self, image: &str) {
+        if let Some(running) = self.running.get_mut(image) {
+            *running -= 1;
+            if *running == 0 {
+                self.running.remove(image);
+            }
+        }
+    }
 }
 
 /// What is recorded about a present image. Looked up before [`PullRecords::judge`].
@@ -152,7 +163,7 @@ impl PullRecords {
                 .map_err(failed("pulled"))?,
             settings: Some(settings),
             state: Mutex::default(),
-            gauges: Gauges::default(),
+            metrics: OnceLock::new(),
         })
     }
 
@@ -169,7 +180,7 @@ impl PullRecords {
             records: CachedDir::in_memory(settings.records_max),
             settings: Some(settings),
             state: Mutex::default(),
-            gauges: Gauges::default(),
+            metrics: OnceLock::new(),
         }
     }
 
@@ -202,13 +213,14 @@ impl PullRecords {
     }
 
     /// The number of intents and of records.
-    pub fn counts(&self) -> (usize, usize) {
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> (usize, usize) {
         (self.intents.count(), self.records.count())
     }
 
     /// Reports the counts in these metrics from now on.
     pub(crate) fn export_to(&self, metrics: Arc<Metrics>) {
-        self.gauges.attach(metrics);
+        let _ = self.metrics.set(metrics);
         self.show();
     }
 
@@ -269,12 +281,12 @@ impl PullRecords {
     ///
     /// # Errors
     /// The error of `proof`, which is called only where its result matters.
-    pub(crate) fn judge<P: Into<Arc<AccessProof>>, E>(
+    pub(crate) fn judge<E>(
         &self,
         image: &str,
         evidence: &Evidence,
         now: SystemTime,
-        proof: impl FnOnce() -> Result<P, E>,
+        proof: impl FnOnce() -> Result<AccessProof, E>,
     ) -> Result<Option<Verdict>, E> {
         let Some(settings) = &self.settings else { return Ok(None) };
         let (record, begun) = match evidence {
@@ -290,7 +302,7 @@ impl PullRecords {
     /// Adds the credentials that opened an image; creates a missing record. Durable on return.
     ///
     /// # Errors
-    /// The image is kept as unrecorded and rejects every client until a retry succeeds.
+    /// When the record cannot be written.
     pub(crate) fn learn(
         &self,
         image: &str,
@@ -320,7 +332,7 @@ impl PullRecords {
                 Ok(())
             });
         if learned.is_ok() {
-            self.is_recorded(id);
+            self.state().unrecorded.remove(id);
         }
         drop(turn);
         self.show();
@@ -364,52 +376,37 @@ impl PullRecords {
 
     fn is_unrecorded(&self, id: &ImageId) -> bool {
         let state = self.state();
-        state.unrecorded_overflow || state.unrecorded.contains_key(id)
-    }
-
-    fn release(&self, image: &str) -> Result<(), RecordsError> {
-        let released = {
-            let _turn = self.intents.lock(image);
-            self.release_locked(image)
-        };
-        self.show();
-        released
+        state.unrecorded_overflow || state.unrecorded.contains(id)
     }
 
     /// Ends one pull of an image; the last one removes the intent, unless another was interrupted.
-    fn release_locked(&self, image: &str) -> Result<(), RecordsError> {
-        {
-            let mut state = self.state();
-            let is_left = state.left.contains_key(image);
-            if let Some(running) = state.running.get_mut(image)
-                && (*running > 1 || is_left)
-            {
-                *running -= 1;
-                if *running == 0 {
-                    state.running.remove(image);
-                }
-                return Ok(());
-            }
+    fn release(&self, image: &str) -> Result<(), RecordsError> {
+        let turn = self.intents.lock(image);
+        if self.is_last(image) {
+            self.intents.remove(image).map_err(|source| failed("remove", image, source))?;
         }
-        self.intents.remove(image).map_err(|source| failed("remove", image, source))?;
-        self.state().running.remove(image);
+        self.state().end_one(image);
+        drop(turn);
+        self.show();
         Ok(())
+    }
+
+    fn is_last(&self, image: &str) -> bool {
+        let state = self.state();
+        state.running.get(image).is_none_or(|running| *running == 1 && !state.left.contains_key(image))
     }
 
     /// Ends one pull of an image that may have brought it: the intent stays until a check.
     fn leave(&self, image: &str) {
         let mut state = self.state();
         state.left.insert(image.to_owned(), 0);
-        if let Some(running) = state.running.get_mut(image) {
-            *running -= 1;
-            if *running == 0 {
-                state.running.remove(image);
-            }
-        }
+        state.end_one(image);
     }
 
     fn show(&self) {
-        self.gauges.show(self.intents.filling(), self.records.filling());
+        if let Some(metrics) = self.metrics.get() {
+            gauges::show(metrics, self.intents.filling(), self.records.filling());
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, RecordsState> {
@@ -447,7 +444,7 @@ impl Intent {
         self.held = false;
         let learned = self.records.learn(&self.image, id, access, now);
         if learned.is_err() {
-            self.records.keep_unrecorded(id, &self.image, access);
+            self.records.keep_unrecorded(id, &self.image);
             return learned;
         }
         self.records.release(&self.image)

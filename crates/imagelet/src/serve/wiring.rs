@@ -17,10 +17,10 @@ use imagelet_core::{
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
-    inventory::{HandedOut, Inventory, MemoryRules},
+    inventory::{Inventory, MemoryRules},
     manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
-    records::{Guard, KubeletRecords, PullRecords, RecordsSettings},
+    records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
         CombinedContainers, ContainerService, ImageService, ImportSite, ImportingImages, LayerSource, NoContainers,
         RuntimeErrorKind, RuntimeManager,
@@ -98,10 +98,6 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; cut-off pulls stay on record as begun");
     }
-    let touched = {
-        let inventory = Arc::clone(&inventory);
-        Arc::new(move |handed: &HandedOut| inventory.hand_out(handed, SystemTime::now()))
-    };
     let keyring = Arc::new(keyring(&settings, role));
     let tokens = Arc::new(TokenCache::new(Arc::new(Standalone)));
     let providers = Arc::new(Providers::new(tokens, Arc::clone(&metrics)));
@@ -109,19 +105,17 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     let events = Arc::new(LogEvents::new(EVENTS_MAX));
     let pod_starts = Arc::new(PodStarts::new(Arc::clone(&metrics)));
     let manager = ImageManager::new(ManagerParts {
-        runtime: runtime.clone(),
         settings: pull_settings(&settings, role),
         keyring: Arc::clone(&keyring),
         providers: Arc::clone(&providers) as Arc<dyn CredentialProvider>,
-        records: Arc::clone(&records),
         events: Arc::clone(&events) as Arc<dyn EventSink>,
         metrics: Arc::clone(&metrics),
-        touched: Some(touched),
+        inventory: Some(Arc::clone(&inventory)),
         recorder: Some(Arc::clone(&pod_starts) as Arc<dyn PullRecorder>),
-    })
-    .with_stale_use(stale)
-    .with_decisions(Arc::clone(&decisions))
-    .leasing_in(Arc::clone(&inventory));
+        stale,
+        decisions: Arc::clone(&decisions),
+        ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
+    });
     let parts = NodeParts {
         gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory))
             .with_decisions(Arc::clone(&decisions))
@@ -360,7 +354,7 @@ fn is_on_read_only_disk(directory: &Path) -> bool {
 
 /// Marks the images of pulls that a crash interrupted: they require credentials from now on.
 async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone: bool) {
-    if records.counts().0 == 0 {
+    if !records.has_open_intents() {
         return;
     }
     let images = match runtime.list(None).await {
@@ -371,8 +365,8 @@ async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone:
         }
     };
     let records = Arc::clone(records);
-    let recover = if is_alone { PullRecords::recover_exclusive } else { PullRecords::recover };
-    match tokio::task::spawn_blocking(move || recover(&records, &images, SystemTime::now())).await {
+    let absent = if is_alone { Absent::Removed } else { Absent::Stays };
+    match tokio::task::spawn_blocking(move || records.resolve_open_intents(&images, SystemTime::now(), absent)).await {
         Ok(Ok(found)) => tracing::info!(found.finished, found.unfinished, "took up the records of cut-off pulls"),
         Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "could not take up the pull records"),
         Err(error) => tracing::error!(%error, "could not take up the pull records"),

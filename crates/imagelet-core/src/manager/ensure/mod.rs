@@ -2,36 +2,39 @@
 
 mod access_record;
 mod completion;
-mod pull_secret_cache;
+mod credentials;
 mod reporter;
 mod resolved_names;
 mod stale_use;
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use tokio::time::Instant;
 
-pub(super) use self::pull_secret_cache::PullSecretCache;
 pub use self::stale_use::StaleUse;
-use self::{access_record::proof_of, completion::Completion, pull_secret_cache::PullSecretEntry, reporter::Reporter};
+use self::{
+    access_record::proof_of,
+    completion::Completion,
+    credentials::{FoundCredentials, RequestCredentials},
+    reporter::Reporter,
+};
 use super::{
     BackoffKey, ImageManager,
     decide::{Decision, Presence, decide, wants_look},
     error::{Cause, EnsureError},
-    meters::Tally,
+    meters::{self, Tally},
     puller::{Pulled, Work},
     request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy},
     startup_latency::ImageEnd,
 };
 use crate::{
     audit_log::ActCode,
-    credentials::{KeyringError, TrackedCredential},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, default_tag},
     inventory::HandedOut,
-    records::{AccessProof, CheckResult, Intent},
+    records::{CheckResult, Intent},
     runtime::{ErrorClass, Fault, Progress, RuntimeError, RuntimeErrorKind, Stage},
     text::{quoted, whole_milliseconds},
 };
@@ -41,22 +44,19 @@ pub(super) struct Ensuring<'a> {
     request: &'a EnsureRequest,
     reporter: Reporter,
     tally: Tally<'a>,
-    /// Looked up at most once, and only where needed.
-    credentials: OnceLock<Result<FoundCredentials, KeyringError>>,
-}
-
-#[derive(Debug, Default)]
-struct FoundCredentials {
-    /// In the order to try them.
-    credentials: Vec<TrackedCredential>,
-    /// Failed sources: unreadable secrets, failed providers.
-    missing: Vec<String>,
+    credentials: RequestCredentials,
 }
 
 impl<'a> Ensuring<'a> {
     pub(super) fn new(manager: &'a ImageManager, request: &'a EnsureRequest) -> Self {
-        let tally = Tally::new(&manager.meters, &request.policy);
-        Self { manager, request, reporter: Reporter::new(manager, request), tally, credentials: OnceLock::new() }
+        let tally = Tally::new(&manager.parts.metrics, &request.policy);
+        Self {
+            manager,
+            request,
+            reporter: Reporter::new(manager, request),
+            tally,
+            credentials: RequestCredentials::default(),
+        }
     }
 
     /// Runs all steps and counts the request.
@@ -88,6 +88,7 @@ impl<'a> Ensuring<'a> {
         }
         let found = self
             .manager
+            .parts
             .runtime
             .status(spec)
             .await
@@ -100,7 +101,7 @@ impl<'a> Ensuring<'a> {
     }
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
-        let records = &self.manager.records;
+        let records = &self.manager.parts.records;
         let evidence = if records.is_durable() {
             let (image, found) = (self.request.image.clone(), found.clone());
             records.on_disk(move |records| records.look_up(&image, &found)).await
@@ -110,26 +111,23 @@ impl<'a> Ensuring<'a> {
         let now = SystemTime::now();
         // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
         // credentials of the node and the providers, as one may belong to the pod's service account.
-        let mut judged = records.judge(&self.request.image, &evidence, now, || self.proof_by_secrets());
+        let mut judged = records.judge(&self.request.image, &evidence, now, || self.own_proof());
         if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed) && evidence.names_service_accounts() {
-            let found = self.look_up_credentials().await;
-            let proof = || match found {
-                Ok(found) => Ok(Arc::new(proof_of(&found.credentials))),
-                Err(error) => Err(self.credentials_error(error)),
-            };
+            let found = self.credentials().await;
+            let proof = || found.map(|found| proof_of(&found.credentials));
             judged = records.judge(&self.request.image, &evidence, now, proof);
         }
         let verdict = match judged {
             Ok(verdict) => verdict,
             Err(error) => {
-                self.manager.meters.checked(CheckResult::Error);
+                meters::checked(&self.manager.parts.metrics, CheckResult::Error);
                 return Err(error);
             }
         };
         let is_client = self.request.caller.is_client();
         let Some(verdict) = verdict else { return Ok(!is_client) };
         if let Some(result) = verdict.result {
-            self.manager.meters.checked(result);
+            meters::checked(&self.manager.parts.metrics, result);
         }
         // A client's pull lets the registry decide: only access from a record counts here.
         let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
@@ -144,7 +142,7 @@ impl<'a> Ensuring<'a> {
     }
 
     fn present(&self, key: &ImageKey, spec: ImageSpec) -> Ensured {
-        let suffix = if self.manager.records.is_on() { " and can be accessed by the pod" } else { "" };
+        let suffix = if self.manager.parts.records.is_on() { " and can be accessed by the pod" } else { "" };
         let image = quoted(&self.request.image);
         let message = ["Container image ", &image, " already present on machine", suffix].concat();
         self.reporter.normal("Pulled", message.clone());
@@ -158,7 +156,7 @@ impl<'a> Ensuring<'a> {
         let reference: Reference =
             image.parse().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let FoundCredentials { credentials, missing } = self.credentials().await?;
-        let is_kubelet = self.manager.compatibility.is_kubelet();
+        let is_kubelet = self.is_kubelet();
         let hashes = if is_kubelet { &[][..] } else { credentials };
         let key = BackoffKey {
             pod_uid: self.request.pod.uid.clone(),
@@ -198,10 +196,10 @@ impl<'a> Ensuring<'a> {
             Ok(subscription) => {
                 let completion = Completion {
                     intent: Some(intent),
-                    records: Arc::clone(&self.manager.records),
+                    records: Arc::clone(&self.manager.parts.records),
                     credentials: work.credentials,
                     reporter: self.reporter.clone(),
-                    decisions: Arc::clone(&self.manager.decisions),
+                    decisions: Arc::clone(&self.manager.parts.decisions),
                     act: act(ActCode::PullGivenUp, String::new()),
                     image: image.clone(),
                     began,
@@ -221,7 +219,7 @@ impl<'a> Ensuring<'a> {
                 self.remember_resolved(&work.reference, &spec, pulled.key.id()).await;
                 let why = pulled.way.as_ref().map(ToString::to_string).unwrap_or_default();
                 let act = self.request.act(&key.canonical, ActCode::Pulled, pulled.took, why);
-                self.manager.decisions.act(pulled.act(act));
+                self.manager.parts.decisions.act(pulled.act(act));
                 return Ok(self.pulled(&pulled, spec, began.elapsed()));
             }
             Err(failure) => failure,
@@ -235,9 +233,9 @@ impl<'a> Ensuring<'a> {
         let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
-        self.manager.decisions.act(act(ActCode::PullFailed, failure.chain()));
+        self.manager.parts.decisions.act(act(ActCode::PullFailed, failure.chain()));
         self.withdraw(intent).await;
-        let error = EnsureError::from_pull(image, with_causes(failure, missing), self.manager.compatibility);
+        let error = EnsureError::from_pull(image, with_causes(failure, missing), self.manager.compatibility());
         self.failed(key, &error);
         Err(error)
     }
@@ -251,7 +249,7 @@ impl<'a> Ensuring<'a> {
                     backoff.forget(&alike);
                 }
             }
-            Caller::Pod | Caller::Client { .. } if self.manager.compatibility.is_kubelet() => {}
+            Caller::Pod | Caller::Client { .. } if self.is_kubelet() => {}
             Caller::Pod | Caller::Client { .. } => backoff.forget(key),
         }
     }
@@ -288,23 +286,23 @@ impl<'a> Ensuring<'a> {
             // A client's interface has unavailable registries, and no circuits.
             let fault = Fault::new(ErrorClass::HeldBack, Stage::Queue);
             let refused = RuntimeError::new(open.kind(), open.to_string()).with_fault(fault);
-            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.compatibility)
+            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.compatibility())
         })
     }
 
     /// Records the pull before its first byte.
     async fn intend(&self) -> Result<Intent, EnsureError> {
         let image = self.request.image.clone();
-        let intended = self.manager.records.on_disk(move |records| records.intend(&image)).await;
+        let intended = self.manager.parts.records.on_disk(move |records| records.intend(&image)).await;
         intended.map_err(|source| {
             let error = self.error(Cause::Intent(Arc::new(source)));
-            if self.manager.compatibility.is_kubelet() { error } else { self.reported("Failed", error) }
+            if self.is_kubelet() { error } else { self.reported("Failed", error) }
         })
     }
 
     async fn withdraw(&self, intent: Option<Intent>) {
         let Some(intent) = intent else { return };
-        if let Err(error) = self.manager.records.on_disk(move |_| intent.withdraw()).await {
+        if let Err(error) = self.manager.parts.records.on_disk(move |_| intent.withdraw()).await {
             tracing::warn!(image = self.request.image, %error, "the intent of a failed pull stays recorded");
         }
     }
@@ -321,80 +319,26 @@ impl<'a> Ensuring<'a> {
             pulled.size.0
         );
         self.reporter.normal("Pulled", message);
-        self.manager.meters.pulled(pulled.size, waited);
+        meters::pulled(&self.manager.parts.metrics, pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
         self.touch(&pulled.key, Some((pulled.fetched, pulled.took)));
         Ensured::new(&pulled.key, spec, Origin::Pulled { took, size: pulled.size }, String::new())
     }
 
-    async fn credentials(&self) -> Result<&FoundCredentials, EnsureError> {
-        self.look_up_credentials().await.as_ref().map_err(|error| self.credentials_error(error))
-    }
-
-    /// Collects pull secrets, the node's helpers and documents, then the providers; once per request.
-    async fn look_up_credentials(&self) -> &Result<FoundCredentials, KeyringError> {
-        if let Some(found) = self.credentials.get() {
-            return found;
-        }
-        let found = self.ask_for_credentials().await;
-        self.credentials.get_or_init(|| found)
-    }
-
-    async fn ask_for_credentials(&self) -> Result<FoundCredentials, KeyringError> {
-        if !self.request.credentials.is_empty() {
-            let credentials = self.request.credentials.iter().cloned().map(TrackedCredential::from_request).collect();
-            return Ok(FoundCredentials { credentials, missing: Vec::new() });
-        }
-        if matches!(self.request.caller, Caller::Client { own_credentials: false, .. }) {
-            return Ok(FoundCredentials::default());
-        }
-        let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(FoundCredentials::default()) };
-        let found = self.pull_secrets()?;
-        let (mut credentials, mut missing) = (found.credentials.clone(), found.missing.clone());
-        let (repository, is_kubelet) = (reference.repository(), self.manager.compatibility.is_kubelet());
-        if !is_kubelet {
-            let (known, problem) = self.manager.keyring.ask_helper(repository).await;
-            credentials.extend(known);
-            missing.extend(problem);
-        }
-        credentials.extend(self.manager.keyring.keyring().await.lookup(repository));
-        let provided = self.manager.providers.provide(&self.request.query(repository)).await;
-        credentials.extend(provided.credentials);
-        if !is_kubelet {
-            credentials = credentials.into_iter().filter_map(TrackedCredential::usable).collect();
-        }
-        missing.extend(provided.failures.iter().map(ToString::to_string));
-        Ok(FoundCredentials { credentials, missing })
-    }
-
-    fn pull_secrets(&self) -> Result<Arc<PullSecretEntry>, KeyringError> {
-        self.manager.secrets.read(&self.request.image, &self.request.secrets, self.manager.compatibility)
-    }
-
-    /// The proof by the client's own secrets.
-    fn proof_by_secrets(&self) -> Result<Arc<AccessProof>, EnsureError> {
-        if !self.request.credentials.is_empty() {
-            let shown: Vec<_> = self.request.credentials.iter().cloned().map(TrackedCredential::from_request).collect();
-            return Ok(Arc::new(proof_of(&shown)));
-        }
-        let found = self.pull_secrets().map_err(|error| self.credentials_error(&error))?;
-        Ok(Arc::clone(&found.proof))
-    }
-
-    fn credentials_error(&self, error: &KeyringError) -> EnsureError {
-        self.error(Cause::Credentials(error.clone()))
+    fn is_kubelet(&self) -> bool {
+        self.manager.compatibility().is_kubelet()
     }
 
     fn error(&self, cause: Cause) -> EnsureError {
-        EnsureError::new(&self.request.image, cause, self.manager.compatibility)
+        EnsureError::new(&self.request.image, cause, self.manager.compatibility())
     }
 
     /// Marks the image as used; `pulled`: size and duration of its fetch.
     fn touch(&self, key: &ImageKey, pulled: Option<(ByteSize, Duration)>) {
-        let Some(touched) = &self.manager.touched else { return };
+        let Some(inventory) = &self.manager.parts.inventory else { return };
         let PodIdentity { namespace, name, .. } = &self.request.pod;
         let user = (!name.is_empty()).then(|| format!("{namespace}/{name}"));
-        touched(&HandedOut { key: key.clone(), user, pulled });
+        inventory.hand_out(&HandedOut { key: key.clone(), user, pulled }, SystemTime::now());
     }
 
     /// Reports an error by its own message, and returns it.

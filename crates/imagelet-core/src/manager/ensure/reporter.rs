@@ -19,8 +19,8 @@ pub(super) struct Reporter {
 impl Reporter {
     pub(super) fn new(manager: &ImageManager, request: &EnsureRequest) -> Self {
         Self {
-            events: Arc::clone(&manager.events),
-            recorder: manager.recorder.clone(),
+            events: Arc::clone(&manager.parts.events),
+            recorder: manager.parts.recorder.clone(),
             pod: request.pod.clone(),
             subject: request.subject(),
         }

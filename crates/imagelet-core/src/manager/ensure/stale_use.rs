@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     image::{ImageId, ImageSpec, Platform, Reference},
-    manager::{Ensured, ImageEnd, Origin, PullPolicy},
+    manager::{Ensured, ImageEnd, Origin, PullPolicy, meters},
     runtime::RuntimeError,
     text::{quoted, whole_milliseconds},
 };
@@ -43,7 +43,7 @@ impl StaleUse {
 impl Ensuring<'_> {
     /// Records the image that the registry has just resolved the name to.
     pub(super) async fn remember_resolved(&self, reference: &Reference, spec: &ImageSpec, image: &ImageId) {
-        let Some(stale) = &self.manager.stale else { return };
+        let Some(stale) = &self.manager.parts.stale else { return };
         let subject = subject(reference, spec, self.request.platform.as_ref());
         if !stale.names.put(subject, image.clone(), SystemTime::now()) {
             return;
@@ -62,8 +62,8 @@ impl Ensuring<'_> {
         spec: &ImageSpec,
         failure: &RuntimeError,
     ) -> Option<Ensured> {
-        let stale = self.manager.stale.as_ref().filter(|_| is_outage(&self.request.policy, failure))?;
-        let found = self.manager.runtime.images().status(spec).await;
+        let stale = self.manager.parts.stale.as_ref().filter(|_| is_outage(&self.request.policy, failure))?;
+        let found = self.manager.parts.runtime.images().status(spec).await;
         let found = found.inspect_err(|error| {
             tracing::warn!(image = self.request.image, error = error.chain(), "could not look for a present image");
         });
@@ -87,7 +87,7 @@ impl Ensuring<'_> {
         );
         tracing::warn!(image = self.request.image, id = %found.id, error = failure.chain(), "used an image unverified");
         self.reporter.normal("Pulled", message.clone());
-        self.manager.meters.used_stale();
+        self.manager.parts.metrics.increment(&meters::STALE_USED, &[]);
         self.reporter.finished(ImageEnd::Pulled);
         let key = found.key();
         self.touch(&key, None);

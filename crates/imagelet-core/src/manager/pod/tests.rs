@@ -7,10 +7,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    credentials::{Keyring, NoProviders, NodeKeyring},
     events::{EventSink, LogEvents},
     manager::{ManagerParts, PodIdentity, PullSettings},
-    metrics::Metrics,
     records::PullRecords,
     runtime::{NoContainers, RuntimeErrorKind, RuntimeManager},
     testing::{FakeRuntime, WaySettings as _},
@@ -30,16 +28,11 @@ impl TestNode {
     fn pulling(settings: PullSettings) -> Self {
         let (runtime, events) = (FakeRuntime::new(), Arc::new(LogEvents::new(NonZeroUsize::new(100).unwrap())));
         runtime.set_pull_takes(Duration::from_secs(1));
+        let images = RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(NoContainers));
         let manager = ImageManager::new(ManagerParts {
-            runtime: RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(NoContainers)),
             settings,
-            keyring: Arc::new(NodeKeyring::fixed(Keyring::new())),
-            providers: Arc::new(NoProviders),
-            records: Arc::new(PullRecords::off()),
             events: Arc::clone(&events) as Arc<dyn EventSink>,
-            metrics: Arc::new(Metrics::new()),
-            touched: None,
-            recorder: None,
+            ..ManagerParts::new(images, Arc::new(PullRecords::off()))
         });
         Self { runtime, manager, events }
     }
@@ -297,7 +290,7 @@ async fn mounts_are_counted_where_containers_are_started() {
     node.manager.count_volume_mounts(1, Some("the container's own affair"));
     node.manager.count_volume_mounts(1, Some("ImageVolumeMountFailed: no such path"));
     // Whole numbers, so that they compare exactly.
-    let counted = |family| format!("{}", node.manager.meters.metrics().value(family, &[]));
+    let counted = |family| format!("{}", node.manager.parts.metrics.value(family, &[]));
     let all = [&volumes::REQUESTED, &volumes::SUCCEEDED, &volumes::FAILED].map(counted);
     assert_eq!(all, ["4", "3", "1"]);
 }

@@ -84,7 +84,7 @@ impl ImageManager {
             _ => &SUCCEEDED,
         };
         for family in [&REQUESTED, outcome] {
-            (0..volumes).for_each(|_| self.meters.metrics().increment(family, &[]));
+            (0..volumes).for_each(|_| self.parts.metrics.increment(family, &[]));
         }
     }
 }

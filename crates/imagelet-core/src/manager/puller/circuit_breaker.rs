@@ -34,21 +34,9 @@ pub(crate) struct CircuitKey {
     pub(crate) image: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum FailureScope {
-    /// Unreachable: all pulls.
-    Unreachable,
-    /// Broken: all pulls.
-    Broken,
-    /// Rate-limited: pulls with these credentials.
-    Limited,
-    /// Access rejected: this image with these credentials.
-    Denied,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ScopedKey {
-    scope: FailureScope,
+    scope: CircuitScope,
     /// Only the parts that the scope depends on.
     of: CircuitKey,
 }
@@ -65,16 +53,20 @@ struct Circuit {
     class: ErrorClass,
 }
 
-/// A pull rejected by an open circuit. Names no image: an error text may belong to another tenant.
+/// A registry with an open circuit. Names no image: tenants share circuits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("circuit open for registry `{registry}` after {failures} failures ({class}); {}", next_attempt(*.remaining))]
-pub(crate) struct CircuitOpen {
-    registry: String,
-    scope: FailureScope,
-    failures: u32,
+pub struct OpenCircuit {
+    /// Host and port.
+    pub registry: String,
+    /// The pulls that wait.
+    pub scope: CircuitScope,
+    /// The class of the last failure.
+    pub class: ErrorClass,
+    /// Failures in a row; of several circuits in this scope the most.
+    pub failures: u32,
     /// Until the next attempt; zero during a probe.
-    remaining: Duration,
-    class: ErrorClass,
+    pub remaining: Duration,
 }
 
 fn next_attempt(remaining: Duration) -> String {
@@ -85,52 +77,25 @@ fn next_attempt(remaining: Duration) -> String {
     }
 }
 
-impl CircuitOpen {
+impl OpenCircuit {
     pub(crate) fn kind(&self) -> RuntimeErrorKind {
         match self.scope {
-            FailureScope::Unreachable | FailureScope::Broken | FailureScope::Limited => {
-                RuntimeErrorKind::RegistryUnavailable
-            }
-            FailureScope::Denied => RuntimeErrorKind::Denied,
+            CircuitScope::AllPulls | CircuitScope::Credentials => RuntimeErrorKind::RegistryUnavailable,
+            CircuitScope::Images => RuntimeErrorKind::Denied,
         }
     }
 }
 
-/// A registry with an open circuit. Names no image: tenants share circuits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenCircuit {
-    /// Host and port.
-    pub registry: String,
-    /// The pulls that wait.
-    pub scope: CircuitScope,
-    /// The class of the last failure.
-    pub class: ErrorClass,
-    /// The most failures in a row of a circuit in this scope.
-    pub failures: u32,
-    /// The time of the next attempt; in the past during a probe.
-    pub next_attempt: Instant,
-}
-
-/// The pulls that wait for a registry.
+/// The pulls that wait for a registry. A failure of a later scope proves that the registry answers, which ends the
+/// failures of the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CircuitScope {
-    /// All of them.
+    /// All of them: the registry is unreachable or broken.
     AllPulls,
-    /// Those with some credentials.
+    /// Those with some credentials: the registry limits them.
     Credentials,
-    /// Those of some images with some credentials.
+    /// Those of some images with some credentials: the registry rejects them.
     Images,
-}
-
-impl CircuitScope {
-    /// The word for machines.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllPulls => "all-pulls",
-            Self::Credentials => "credentials",
-            Self::Images => "images",
-        }
-    }
 }
 
 /// All circuits of a node.
@@ -140,59 +105,49 @@ pub(crate) struct Circuits {
     circuits: HashMap<ScopedKey, Circuit>,
 }
 
-impl FailureScope {
-    const ALL: [Self; 4] = [Self::Unreachable, Self::Broken, Self::Limited, Self::Denied];
+impl CircuitScope {
+    const ALL: [Self; 3] = [Self::AllPulls, Self::Credentials, Self::Images];
+
+    /// The word for machines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllPulls => "all-pulls",
+            Self::Credentials => "credentials",
+            Self::Images => "images",
+        }
+    }
 
     /// The scope of a failure. `None`: the registry answered, and something else failed.
-    pub(crate) fn from_fault(fault: &Fault) -> Option<Self> {
+    fn from_fault(fault: &Fault) -> Option<Self> {
         match fault.class {
             // A registry that is silent, not a store or a runtime.
             ErrorClass::TimedOut
                 if matches!(fault.hop, Stage::Connect | Stage::Token | Stage::Manifest | Stage::Blob) =>
             {
-                Some(Self::Unreachable)
+                Some(Self::AllPulls)
             }
             ErrorClass::HostNotFound
             | ErrorClass::ConnectionRefused
             | ErrorClass::Unreachable
             | ErrorClass::CertificateInvalid
             | ErrorClass::TlsFailed
-            | ErrorClass::ProxyFailed => Some(Self::Unreachable),
-            ErrorClass::RegistryFailed => Some(Self::Broken),
-            ErrorClass::RateLimited => Some(Self::Limited),
-            ErrorClass::Unauthorized | ErrorClass::Forbidden => Some(Self::Denied),
+            | ErrorClass::ProxyFailed
+            | ErrorClass::RegistryFailed => Some(Self::AllPulls),
+            ErrorClass::RateLimited => Some(Self::Credentials),
+            ErrorClass::Unauthorized | ErrorClass::Forbidden => Some(Self::Images),
             _ => None,
         }
     }
 
-    fn shown(self) -> CircuitScope {
-        match self {
-            Self::Unreachable | Self::Broken => CircuitScope::AllPulls,
-            Self::Limited => CircuitScope::Credentials,
-            Self::Denied => CircuitScope::Images,
-        }
-    }
-
     fn key(self, route: &CircuitKey) -> ScopedKey {
-        let scope = self.shown();
         let mut of = route.clone();
-        if scope < CircuitScope::Credentials {
+        if self < Self::Credentials {
             of.credentials.clear();
         }
-        if scope < CircuitScope::Images {
+        if self < Self::Images {
             of.image.clear();
         }
         ScopedKey { scope: self, of }
-    }
-
-    /// Whether this failure proves another one over: a registry that rejects is reachable and works; one that limits is
-    /// reachable.
-    fn is_past(self, other: Self) -> bool {
-        match self {
-            Self::Unreachable => false,
-            Self::Broken | Self::Limited => other == Self::Unreachable,
-            Self::Denied => other < Self::Denied,
-        }
     }
 }
 
@@ -202,8 +157,8 @@ impl Circuits {
     }
 
     /// Whether a pull may begin; it may become the probe of an open circuit.
-    pub(crate) fn admit(&mut self, route: &CircuitKey, now: Instant) -> Result<(), CircuitOpen> {
-        for key in FailureScope::ALL.map(|scope| scope.key(route)) {
+    pub(crate) fn admit(&mut self, route: &CircuitKey, now: Instant) -> Result<(), OpenCircuit> {
+        for key in CircuitScope::ALL.map(|scope| scope.key(route)) {
             if let Some(open) = self.circuits.get(&key).and_then(|circuit| circuit.refusal(&key, now)) {
                 return Err(open);
             }
@@ -214,7 +169,7 @@ impl Circuits {
 
     /// A pull begins, whether or not circuits are open: it is the probe of those that are.
     pub(crate) fn probe(&mut self, route: &CircuitKey, now: Instant) {
-        for scope in FailureScope::ALL {
+        for scope in CircuitScope::ALL {
             if let Some(circuit) = self.circuits.get_mut(&scope.key(route)).filter(|it| it.until.is_some()) {
                 circuit.probe = Some(now);
             }
@@ -223,20 +178,11 @@ impl Circuits {
 
     /// The registries with open circuits, by name and scope; of equal ones the first to end.
     pub(crate) fn open(&self, now: Instant) -> Vec<OpenCircuit> {
-        let mut open: BTreeMap<(&str, CircuitScope), OpenCircuit> = BTreeMap::new();
-        for (key, circuit) in &self.circuits {
-            let Some(until) = circuit.until.filter(|_| circuit.refusal(key, now).is_some()) else { continue };
-            let (registry, scope) = (&key.of.registry, key.scope.shown());
-            let found = OpenCircuit {
-                registry: registry.clone(),
-                scope,
-                class: circuit.class,
-                failures: circuit.failures,
-                next_attempt: until,
-            };
-            let shown = open.entry((registry, scope)).or_insert_with(|| found.clone());
+        let mut open: BTreeMap<(String, CircuitScope), OpenCircuit> = BTreeMap::new();
+        for found in self.circuits.iter().filter_map(|(key, circuit)| circuit.refusal(key, now)) {
+            let shown = open.entry((found.registry.clone(), found.scope)).or_insert_with(|| found.clone());
             let failures = shown.failures.max(found.failures);
-            if found.next_attempt < shown.next_attempt {
+            if found.remaining < shown.remaining {
                 *shown = found;
             }
             shown.failures = failures;
@@ -245,22 +191,20 @@ impl Circuits {
     }
 
     pub(crate) fn answered(&mut self, route: &CircuitKey) {
-        for scope in FailureScope::ALL {
+        for scope in CircuitScope::ALL {
             self.circuits.remove(&scope.key(route));
         }
     }
 
     pub(crate) fn failed(&mut self, route: &CircuitKey, fault: &Fault, now: Instant) {
-        let Some(met) = FailureScope::from_fault(fault) else {
+        let Some(met) = CircuitScope::from_fault(fault) else {
             if proves_an_answer(fault.class) {
                 self.answered(route);
             }
             return;
         };
-        for other in FailureScope::ALL {
-            if met.is_past(other) {
-                self.circuits.remove(&other.key(route));
-            }
+        for other in CircuitScope::ALL.into_iter().filter(|other| *other < met) {
+            self.circuits.remove(&other.key(route));
         }
         let key = met.key(route);
         if !self.circuits.contains_key(&key) {
@@ -307,7 +251,7 @@ impl Circuit {
         Self { failures: 0, window: Duration::ZERO, until: None, probe: None, touched: now, class }
     }
 
-    fn refusal(&self, key: &ScopedKey, now: Instant) -> Option<CircuitOpen> {
+    fn refusal(&self, key: &ScopedKey, now: Instant) -> Option<OpenCircuit> {
         let until = self.until?;
         let probes = self.probe.is_some_and(|since| now.saturating_duration_since(since) < PROBE_MAX);
         if now >= until && !probes {
@@ -315,7 +259,7 @@ impl Circuit {
         }
         let remaining = until.saturating_duration_since(now);
         let registry = key.of.registry.clone();
-        Some(CircuitOpen { registry, scope: key.scope, failures: self.failures, remaining, class: self.class })
+        Some(OpenCircuit { registry, scope: key.scope, failures: self.failures, remaining, class: self.class })
     }
 }
 
@@ -415,7 +359,7 @@ mod tests {
             let limited = Fault { retry_after: Some(Duration::from_secs(asked)), ..fault(ErrorClass::RateLimited) };
             circuits.failed(&own, &limited, now);
             let refusal = circuits.admit(&own, now).expect_err("at once");
-            assert_eq!((refusal.remaining.as_secs(), refusal.scope), (held, FailureScope::Limited), "{asked} s");
+            assert_eq!((refusal.remaining.as_secs(), refusal.scope), (held, CircuitScope::Credentials), "{asked} s");
         }
     }
 
@@ -425,7 +369,7 @@ mod tests {
         let own = route("r.io", "ada", "r.io/a:v1");
         for (before, then, ended) in [
             (ErrorClass::Unreachable, ErrorClass::Unauthorized, true),
-            (ErrorClass::Unreachable, ErrorClass::RegistryFailed, true),
+            (ErrorClass::Unreachable, ErrorClass::RegistryFailed, false),
             (ErrorClass::Unreachable, ErrorClass::ImageUnknown, true),
             (ErrorClass::RegistryFailed, ErrorClass::Unauthorized, true),
             (ErrorClass::RegistryFailed, ErrorClass::Unreachable, false),
@@ -482,7 +426,7 @@ mod tests {
         circuits.failed(&route("t.io", "", ""), &fault(ErrorClass::RateLimited), now);
         let shown = |at| -> Vec<(String, &str, u64)> {
             let open = circuits.open(at).into_iter();
-            open.map(|it| (it.registry, it.scope.name(), (it.next_attempt - now).as_secs())).collect()
+            open.map(|it| (it.registry, it.scope.name(), (at + it.remaining - now).as_secs())).collect()
         };
         let all = [("r.io".to_owned(), "all-pulls", 10), ("s.io".to_owned(), "images", 12)];
         assert_eq!(shown(now), all);
@@ -509,7 +453,7 @@ mod tests {
             circuits.failed(&own, &fault(ErrorClass::Unreachable), now + Duration::from_nanos(index));
         }
         assert_eq!(circuits.circuits.len(), CIRCUITS_MAX);
-        assert!(!circuits.circuits.contains_key(&FailureScope::Unreachable.key(&route("r0.io", "", ""))));
+        assert!(!circuits.circuits.contains_key(&CircuitScope::AllPulls.key(&route("r0.io", "", ""))));
     }
 
     proptest! {

@@ -15,10 +15,7 @@ use std::{
 use futures_util::FutureExt as _;
 use tokio::{sync::Semaphore, time::Instant};
 
-pub(super) use self::{
-    circuit_breaker::CircuitOpen,
-    work::{Pulled, Work},
-};
+pub(super) use self::work::{Pulled, Work};
 use self::{
     circuit_breaker::{Circuits, OpenCircuit},
     progress::Broadcast,
@@ -28,12 +25,12 @@ use self::{
     work::Outcome,
 };
 use super::{
-    meters::QueueMeters,
     request::{Caller, Compatibility, PullSettings},
     status::PullStatus,
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
+    metrics::Metrics,
     runtime::{Progress, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
 };
 
@@ -54,14 +51,14 @@ pub(crate) struct Puller {
 }
 
 impl Puller {
-    pub(crate) fn new(runtime: RuntimeManager, settings: &PullSettings, meters: QueueMeters, now: Instant) -> Self {
+    pub(crate) fn new(runtime: RuntimeManager, settings: &PullSettings, metrics: Arc<Metrics>, now: Instant) -> Self {
         let slots = settings.slots.map(NonZeroUsize::get);
         let is_fifo = settings.compatibility.is_kubelet();
         let throttle = settings.rate.map(|rate| Throttle::new(rate, now));
         // A bucket that never fills is not waited at.
         let refuses = is_fifo || settings.rate.is_some_and(|rate| rate.burst == 0);
         let (refusing, waiting) = if refuses { (throttle, None) } else { (None, throttle) };
-        let scheduler = Arc::new(Scheduler::new(Policy { slots, is_fifo }, waiting, meters));
+        let scheduler = Arc::new(Scheduler::new(Policy { slots, is_fifo }, waiting, metrics));
         Self {
             runtime,
             pulls: Arc::new(SingleFlight::new(scheduler, settings.grace, settings.compatibility)),
@@ -73,7 +70,7 @@ impl Puller {
     }
 
     /// Whether the registry may be asked. A request that joins a pull asks nothing.
-    pub(crate) fn admit(&self, work: &Work) -> Result<(), CircuitOpen> {
+    pub(crate) fn admit(&self, work: &Work) -> Result<(), OpenCircuit> {
         if self.compatibility.is_kubelet() || self.pulls.has(work) {
             return Ok(());
         }

@@ -20,7 +20,8 @@ use tokio::{
 use super::throttle::Throttle;
 use crate::{
     image::ByteSize,
-    manager::{meters::QueueMeters, status::PullState},
+    manager::{meters, status::PullState},
+    metrics::Metrics,
 };
 
 /// Beyond this, a client requests in a loop: a node has some hundred pods.
@@ -68,7 +69,7 @@ pub(super) enum QueueFull {
 
 pub(super) struct Scheduler {
     state: Mutex<SchedulerState>,
-    meters: QueueMeters,
+    metrics: Arc<Metrics>,
 }
 
 struct SchedulerState {
@@ -119,7 +120,7 @@ pub(super) struct Place {
 }
 
 impl Scheduler {
-    pub(super) fn new(policy: Policy, throttle: Option<Throttle>, meters: QueueMeters) -> Self {
+    pub(super) fn new(policy: Policy, throttle: Option<Throttle>, metrics: Arc<Metrics>) -> Self {
         let state = SchedulerState {
             policy,
             throttle,
@@ -128,7 +129,7 @@ impl Scheduler {
             running: HashMap::new(),
             alarm: None,
         };
-        Self { state: Mutex::new(state), meters }
+        Self { state: Mutex::new(state), metrics }
     }
 
     /// Queues a pull; with a free slot it runs at once.
@@ -192,10 +193,12 @@ impl Scheduler {
             }
             let Some(started) = state.waiting.remove(&rank) else { break };
             state.running.insert(rank.1, Running { slot, is_small: started.is_small, since: now });
-            self.meters.waited(now.saturating_duration_since(started.since));
+            let waited = now.saturating_duration_since(started.since);
+            self.metrics.observe(&meters::WAIT_SECONDS, &[], waited.as_secs_f64());
             started.wake.notify_one();
         }
-        self.meters.stand(state.waiting.len(), state.running.len());
+        self.metrics.set(&meters::WAITING, &[], state.waiting.len() as f64);
+        self.metrics.set(&meters::RUNNING, &[], state.running.len() as f64);
         if alarm != state.alarm {
             state.alarm = alarm;
             let head = alarm.and_then(|(ticket, _)| state.rank_of(ticket)).and_then(|rank| state.waiting.get(&rank));
@@ -304,11 +307,9 @@ impl fmt::Debug for Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Metrics;
 
     fn scheduler(slots: usize, is_fifo: bool) -> Arc<Scheduler> {
-        let meters = QueueMeters::new(Arc::new(Metrics::new()));
-        Arc::new(Scheduler::new(Policy { slots: Some(slots), is_fifo }, None, meters))
+        Arc::new(Scheduler::new(Policy { slots: Some(slots), is_fifo }, None, Arc::default()))
     }
 
     fn enter(scheduler: &Arc<Scheduler>, priority: i32) -> Place {

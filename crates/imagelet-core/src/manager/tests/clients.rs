@@ -256,17 +256,18 @@ async fn a_client_that_waits_with_a_pod_takes_it_along_and_leaves_the_pods_slot_
 async fn what_a_pod_of_a_handler_uses_is_known_under_the_handler_that_the_runtime_says() {
     let runtime = FakeRuntime::new();
     runtime.offer("reg.test/app:v1", "app", 10);
-    let keys: Arc<Mutex<Vec<ImageKey>>> = Arc::default();
-    let heard = Arc::clone(&keys);
-    let touched: Touched = Arc::new(move |handed| heard.lock().unwrap().push(handed.key.clone()));
-    let node = TestNode::new(Arc::new(runtime.clone()), Wanted { touched: Some(touched), ..Wanted::default() });
-    for policy in [PullPolicy::Always, PullPolicy::IfNotPresent] {
+    let manager = RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(NoContainers));
+    let inventory = Arc::new(Inventory::open(manager, None).unwrap());
+    let wanted = Wanted { inventory: Some(Arc::clone(&inventory)), ..Wanted::default() };
+    let node = TestNode::new(Arc::new(runtime.clone()), wanted);
+    for (policy, uses) in [(PullPolicy::Always, 1), (PullPolicy::IfNotPresent, 2)] {
         let asked =
             EnsureRequest { runtime_handler: "kata".into(), ..EnsureRequest::new("reg.test/app:v1", policy.clone()) };
         let ensured = node.ensure(&asked).await.unwrap();
         let listed = runtime.list(None).await.unwrap().into_images().remove(0);
         assert_eq!((&ensured.id, &ensured.handler), (&listed.id, &listed.spec.runtime_handler));
-        assert_eq!(keys.lock().unwrap().pop(), Some(listed.key()), "{policy:?}");
+        let snapshot = inventory.refresh(SystemTime::now()).await.unwrap();
+        assert_eq!((snapshot.entries[0].key(), snapshot.entries[0].use_count), (listed.key(), uses), "{policy:?}");
     }
     assert_eq!(runtime.pull_requests()[0].image.runtime_handler, "kata", "the runtime is told for whom");
 }

@@ -169,16 +169,13 @@ impl Bed {
         let records = Arc::new(records);
         let events = Arc::new(Watching { records: Arc::clone(&records), told: Mutex::default() });
         let (recorder, metrics) = (Arc::new(Recorder::default()), Arc::new(Metrics::new()));
+        let runtime = RuntimeManager::new(Arc::clone(&store) as Arc<dyn ImageService>, Arc::new(NoContainers));
         let parts = ManagerParts {
-            runtime: RuntimeManager::new(Arc::clone(&store) as Arc<dyn ImageService>, Arc::new(NoContainers)),
             settings: settings(input, way),
-            keyring: Arc::new(NodeKeyring::fixed(Keyring::new())),
-            providers: Arc::new(NoProviders),
-            records: Arc::clone(&records),
             events: Arc::clone(&events) as Arc<dyn EventSink>,
             metrics: Arc::clone(&metrics),
-            touched: None,
             recorder: Some(Arc::clone(&recorder) as Arc<dyn PullRecorder>),
+            ..ManagerParts::new(runtime, Arc::clone(&records))
         };
         let pod = PodIdentity { uid: input["pod_uid"].as_str().expect("a uid").into(), ..PodIdentity::default() };
         let policy = PullPolicy::as_written(input["pull_policy"].as_str().expect("a policy"));

@@ -20,13 +20,12 @@ use tokio::{task::yield_now, time::advance};
 use super::*;
 use crate::{
     credentials::{
-        Credential, CredentialKind, CredentialSource, DockerConfig, NoProviders, ObjectIdentity, PullSecret,
-        PullSecretKind, Secret,
+        Credential, CredentialKind, CredentialSource, DockerConfig, ObjectIdentity, PullSecret, PullSecretKind, Secret,
     },
     events::LogEvents,
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser, default_tag},
     metrics::Metrics,
-    records::{ImageAccess, RecordedSecret, VerificationPolicy},
+    records::{Absent, ImageAccess, RecordedSecret, VerificationPolicy},
     runtime::{
         EncodedPod, ErrorClass, ImageFilesystems, ImageService, Listing, NoContainers, PullRequest, RuntimeError,
         RuntimeErrorKind, no_progress,
@@ -54,7 +53,9 @@ struct Wanted {
     keyring: Keyring,
     providers: Arc<dyn CredentialProvider>,
     records: PullRecords,
-    touched: Option<Touched>,
+    inventory: Option<Arc<Inventory>>,
+    stale: Option<StaleUse>,
+    decisions: Arc<AuditLog>,
 }
 
 impl Default for Wanted {
@@ -64,7 +65,9 @@ impl Default for Wanted {
             keyring: Keyring::new(),
             providers: Arc::new(NoProviders),
             records: PullRecords::off(),
-            touched: None,
+            inventory: None,
+            stale: None,
+            decisions: Arc::new(AuditLog::off()),
         }
     }
 }
@@ -74,16 +77,17 @@ impl TestNode {
         let events = Arc::new(LogEvents::new(NonZeroUsize::new(100).expect("not zero")));
         let metrics = Arc::new(Metrics::new());
         let records = Arc::new(wanted.records);
+        let runtime = RuntimeManager::new(images, Arc::new(NoContainers));
         let manager = ImageManager::new(ManagerParts {
-            runtime: RuntimeManager::new(images, Arc::new(NoContainers)),
             settings: wanted.settings,
             keyring: Arc::new(NodeKeyring::fixed(wanted.keyring)),
             providers: wanted.providers,
-            records: Arc::clone(&records),
             events: Arc::clone(&events) as Arc<dyn EventSink>,
             metrics: Arc::clone(&metrics),
-            touched: wanted.touched,
-            recorder: None,
+            inventory: wanted.inventory,
+            stale: wanted.stale,
+            decisions: wanted.decisions,
+            ..ManagerParts::new(runtime, Arc::clone(&records))
         });
         Self { manager: Arc::new(manager), events, metrics, records }
     }
@@ -329,7 +333,9 @@ async fn a_serial_manager_pulls_one_after_another_and_a_dropped_one_frees_its_sl
     assert_eq!((status.running(), status.waiting()), (1, 0), "{status:?}");
     assert_eq!(node.records.counts(), (3, 0), "nobody knows what a store does with what was given up");
     for _ in 0..2 {
-        node.records.resolve_open_intents(&fake.list(None).await.unwrap(), SystemTime::now()).unwrap();
+        node.records
+            .resolve_open_intents(&fake.list(None).await.unwrap(), SystemTime::now(), Absent::RemovedAfterChecks)
+            .unwrap();
     }
     assert_eq!(node.records.counts(), (1, 0), "what was given up is taken back once it was looked for");
     third.await.unwrap().unwrap();

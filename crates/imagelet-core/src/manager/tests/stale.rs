@@ -17,9 +17,7 @@ fn entitled(image: &str) -> EnsureRequest {
 }
 
 fn node(fake: &FakeRuntime, wanted: Wanted, stale: Option<StaleUse>) -> TestNode {
-    let node = TestNode::new(Arc::new(fake.clone()), wanted);
-    let manager = Arc::try_unwrap(node.manager).expect("nobody else has it");
-    TestNode { manager: Arc::new(manager.with_stale_use(stale)), ..node }
+    TestNode::new(Arc::new(fake.clone()), Wanted { stale, ..wanted })
 }
 
 fn recording() -> Wanted {

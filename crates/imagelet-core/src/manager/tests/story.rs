@@ -15,9 +15,8 @@ impl Recorded {
         let folder = tempfile::tempdir().unwrap();
         let log = Arc::new(AuditLog::new(folder.path(), 1 << 20));
         let settings = PullSettings { grace, ..Wanted::default().settings };
-        let mut node = TestNode::new(Arc::new(fake.clone()), Wanted { settings, ..Wanted::default() });
-        let manager = Arc::into_inner(node.manager).expect("no other has it");
-        node.manager = Arc::new(manager.with_decisions(Arc::clone(&log)));
+        let wanted = Wanted { settings, decisions: Arc::clone(&log), ..Wanted::default() };
+        let node = TestNode::new(Arc::new(fake.clone()), wanted);
         Self { node, log, _folder: folder }
     }
 

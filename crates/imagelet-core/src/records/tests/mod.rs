@@ -74,11 +74,11 @@ fn a_pull_that_was_cut_off_guards_what_it_may_still_bring_until_that_was_looked_
     other.fulfil(&ImageId::new("sha256:2"), &node_wide(), now).unwrap();
     assert!(records.has_open_intents());
     assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"));
-    let settled = records.resolve_open_intents(std::slice::from_ref(&found), now).unwrap();
+    let settled = records.resolve_open_intents(std::slice::from_ref(&found), now, Absent::RemovedAfterChecks).unwrap();
     assert_eq!(settled, Recovered { finished: 1, unfinished: 1 });
     assert_eq!(records.counts(), (1, 2));
     assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"));
-    records.resolve_open_intents(std::slice::from_ref(&found), now).unwrap();
+    records.resolve_open_intents(std::slice::from_ref(&found), now, Absent::RemovedAfterChecks).unwrap();
     assert_eq!((records.counts(), records.has_open_intents()), ((0, 2), false));
     assert!(allowed(&records, "reg.io/gone:v1", "sha256:3"));
 }
@@ -102,7 +102,8 @@ fn the_only_owner_of_a_store_takes_back_what_never_came_and_guards_what_did() {
         drop(open(root.path()).intend(name).unwrap());
     }
     let (records, found) = (open(root.path()), image("sha256:1", "reg.io/app:v1"));
-    let settled = records.recover_exclusive(std::slice::from_ref(&found), SystemTime::now()).unwrap();
+    let settled =
+        records.resolve_open_intents(std::slice::from_ref(&found), SystemTime::now(), Absent::Removed).unwrap();
     assert_eq!(settled, Recovered { finished: 1, unfinished: 1 });
     assert_eq!(open(root.path()).counts(), (0, 1));
     assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"));
@@ -146,7 +147,7 @@ fn a_pull_that_finished_without_a_word_asks_for_credentials_under_every_spelling
     let records = open(root.path());
     let images = [image("sha256:1", "docker.io/library/busybox:1")];
     assert!(!judged(&records, "docker.io/library/busybox:1", &images[0], AccessProof::default()).allowed);
-    let recovered = records.recover(&images, SystemTime::now()).unwrap();
+    let recovered = records.resolve_open_intents(&images, SystemTime::now(), Absent::Stays).unwrap();
     assert_eq!(recovered, Recovered { finished: 1, unfinished: 1 });
     assert_eq!(open(root.path()).counts(), (1, 1));
     assert!(!allowed(&records, "busybox:1", "sha256:1"));
@@ -247,15 +248,20 @@ fn a_record_that_cannot_be_written_keeps_everybody_out_until_it_is() {
     // It survives a restart, too.
     assert!(guarded(&open(root.path())));
     let recovered = open(root.path());
-    recovered.recover(std::slice::from_ref(&found), SystemTime::now()).unwrap();
+    recovered.resolve_open_intents(std::slice::from_ref(&found), SystemTime::now(), Absent::Stays).unwrap();
     assert!(guarded(&recovered));
     assert_eq!(recovered.record(&id).unwrap().mapping.len(), 0);
 
     std::fs::remove_file(root.path().join("image_manager/pulled").join(file_name("sha256:1"))).unwrap();
-    let mark = records.mark(SystemTime::now());
-    records.prune(&BTreeSet::from([id.clone(), ImageId::new("sha256:2")]), &mark);
-    assert!(records.record(&id).unwrap().mapping["reg.io/app"].node_pods_accessible, "written when that worked again");
+    // A check writes the record, which no client opens without credentials; a proof adds it.
+    for _ in 0..2 {
+        let absent = Absent::RemovedAfterChecks;
+        records.resolve_open_intents(std::slice::from_ref(&found), SystemTime::now(), absent).unwrap();
+    }
+    assert!(guarded(&records) && records.record(&id).is_some());
     assert_eq!((files(root.path(), "pulling"), files(root.path(), "pulled")), (0, 2));
+    records.learn("reg.io/app:v1", &id, &node_wide(), SystemTime::now()).unwrap();
+    assert!(!guarded(&records));
 }
 
 #[test]
@@ -282,7 +288,7 @@ fn a_process_that_ends_between_any_two_changes_of_the_disk_opens_the_image_to_no
             pulls += 1;
             let records = open(root.path());
             assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"), "before the change {change} is recovered");
-            records.recover(std::slice::from_ref(&found), now).unwrap();
+            records.resolve_open_intents(std::slice::from_ref(&found), now, Absent::Stays).unwrap();
             assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"), "after it is");
             assert_eq!(records.counts(), (0, 1), "change {change}");
         }
@@ -305,6 +311,10 @@ fn an_image_that_went_before_it_was_on_record_is_forgotten() {
     intent.fulfil(&ImageId::new("sha256:1"), &node_wide(), SystemTime::now()).unwrap_err();
     assert_eq!(records.counts(), (2, 0));
     records.prune(&BTreeSet::new(), &records.mark(SystemTime::now()));
+    for _ in 0..2 {
+        let none: [Image; 0] = [];
+        records.resolve_open_intents(&none, SystemTime::now(), Absent::RemovedAfterChecks).unwrap();
+    }
     assert_eq!(records.counts(), (0, 0));
     assert!(allowed(&records, "app:v1", "sha256:1"));
 }

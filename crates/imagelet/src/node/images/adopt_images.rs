@@ -11,7 +11,7 @@ use imagelet_core::{
     audit_log::{Act, ActCode},
     image::ImageId,
     inventory::{ImageEntry, ImageOrigin, Snapshot},
-    records::{KubeletEvidence, KubeletRecords},
+    records::KubeletRecords,
 };
 
 use crate::node::local::LocalNode;
@@ -41,11 +41,7 @@ impl LocalNode {
         let words = tokio::task::spawn_blocking({
             let ids: Vec<ImageId> = asked.iter().map(|entry| entry.image.id.clone()).collect();
             let records = root.as_deref().map(KubeletRecords::below);
-            move || {
-                ids.iter()
-                    .map(|id| records.as_ref().map_or(KubeletEvidence::Nothing, |it| it.of(id)))
-                    .collect::<Vec<_>>()
-            }
+            move || ids.iter().map(|id| records.as_ref().map_or(Ok(false), |it| it.include(id))).collect::<Vec<_>>()
         });
         let words = match words.await {
             Ok(words) => words,
@@ -58,11 +54,11 @@ impl LocalNode {
         let (mut adopted, mut unreadable): (BTreeMap<&str, Vec<&ImageEntry>>, Vec<_>) = (BTreeMap::new(), Vec::new());
         for (entry, word) in asked.iter().zip(words) {
             let by = match (&word, entry.origin) {
-                (KubeletEvidence::Nothing, ImageOrigin::Found) => continue,
-                (KubeletEvidence::Nothing, _) => "a former imagelet",
+                (Ok(false), ImageOrigin::Found) => continue,
+                (Ok(false), _) => "a former imagelet",
                 _ => &kubelet,
             };
-            if let KubeletEvidence::Unreadable(error) = word
+            if let Err(error) = word
                 && self.is_unreadable_news(&entry.image.id)
             {
                 unreadable.push((&entry.image.id, error));

@@ -77,7 +77,7 @@ async fn repair(node: &LocalNode, engine: &Engine, image: &mut VerifiedImage, st
     });
     let keyring = node.parts().manager.node_keyring().await;
     let credentials = |reference: &Reference| {
-        let found = keyring.lookup(reference.repository()).into_iter().filter_map(TrackedCredential::usable);
+        let found = keyring.lookup(reference.repository()).into_iter().filter(TrackedCredential::is_usable);
         found.map(|tracked| tracked.credential).collect()
     };
     match engine.repair(&imagelet_core::image::ImageId::new(&image.id), &credentials, &progress).await {

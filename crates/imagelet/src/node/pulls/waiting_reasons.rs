@@ -22,7 +22,7 @@ impl WaitingRows {
         Self {
             pulls: status.pulls.into_iter().map(|pull| pull_row(pull, now)).collect(),
             held_back: status.held_back.into_iter().map(held_back_row).collect(),
-            registries: status.open_circuits.into_iter().map(|open| open_circuit_row(open, now)).collect(),
+            registries: status.open_circuits.into_iter().map(open_circuit_row).collect(),
         }
     }
 }
@@ -56,14 +56,13 @@ fn held_back_row(held: HeldBack) -> HeldBackRow {
     HeldBackRow { image: held.image, remaining_ms: milliseconds(held.remaining), failure: held.failure }
 }
 
-fn open_circuit_row(open: OpenCircuit, now: Instant) -> OpenCircuitRow {
-    let remaining = open.next_attempt.saturating_duration_since(now);
+fn open_circuit_row(open: OpenCircuit) -> OpenCircuitRow {
     OpenCircuitRow {
         registry: open.registry,
         pulls: open.scope.name().into(),
         class: open.class.word().into(),
         failures: open.failures,
-        next_attempt_at: moment(SystemTime::now() + remaining),
-        remaining_seconds: remaining.as_secs(),
+        next_attempt_at: moment(SystemTime::now() + open.remaining),
+        remaining_seconds: open.remaining.as_secs(),
     }
 }

@@ -9,7 +9,6 @@ mod shop;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    num::NonZeroUsize,
     path::Path,
     pin::pin,
     sync::Arc,
@@ -27,10 +26,8 @@ use crate::{
         Credential, CredentialProvider, CredentialQuery, CredentialSource, Keyring, NodeKeyring, ObjectIdentity,
         Provided, PullSecret, PullSecretKind, Secret, TrackedCredential,
     },
-    events::LogEvents,
     image::{ImageId, trim_tag_and_digest},
-    metrics::Metrics,
-    records::{PullRecords, RecordsSettings, VerificationPolicy, faults::Faults},
+    records::{Absent, PullRecords, RecordsSettings, VerificationPolicy, faults::Faults},
     runtime::{ErrorClass, ImageService, NoContainers, RuntimeManager, no_progress},
 };
 
@@ -244,7 +241,7 @@ impl World {
         let recovers = !self.dice.one_in(4);
         self.note(format!("restart, recovers: {recovers}"));
         if recovers {
-            self.records.recover(&self.shop.lock().list(), SystemTime::now()).unwrap();
+            self.records.resolve_open_intents(&self.shop.lock().list(), SystemTime::now(), Absent::Stays).unwrap();
         }
         self.seen.ends += 1;
     }
@@ -265,7 +262,7 @@ impl World {
         let (pruned, _) = self.records.prune(&present, &mark);
         self.seen.pruned += pruned;
         let images = self.shop.lock().list();
-        let _ = self.records.resolve_open_intents(&images, SystemTime::now());
+        let _ = self.records.resolve_open_intents(&images, SystemTime::now(), Absent::RemovedAfterChecks);
     }
 
     /// Lets the next pull end badly, the disk fail, or the process end, now and then.
@@ -545,23 +542,14 @@ fn start(
     for (repository, login) in node {
         keyring.add_credential(repository, CredentialSource::Node, credential(login));
     }
+    let runtime = RuntimeManager::new(Arc::clone(shop) as Arc<dyn ImageService>, Arc::new(NoContainers));
+    let settings =
+        PullSettings { backoff_first: Duration::ZERO, backoff_max: Duration::ZERO, ..PullSettings::default() };
     let manager = ImageManager::new(ManagerParts {
-        runtime: RuntimeManager::new(Arc::clone(shop) as Arc<dyn ImageService>, Arc::new(NoContainers)),
-        settings: PullSettings {
-            slots: None,
-            rate: None,
-            backoff_first: Duration::ZERO,
-            backoff_max: Duration::ZERO,
-            grace: Duration::ZERO,
-            compatibility: Compatibility::Imagelet,
-        },
+        settings,
         keyring: Arc::new(NodeKeyring::fixed(keyring)),
         providers: Arc::new(Accounts(Arc::clone(accounts))),
-        records: Arc::clone(&records),
-        events: Arc::new(LogEvents::new(NonZeroUsize::new(10).expect("not zero"))),
-        metrics: Arc::new(Metrics::new()),
-        touched: None,
-        recorder: None,
+        ..ManagerParts::new(runtime, Arc::clone(&records))
     });
     (faults, records, Arc::new(manager))
 }
