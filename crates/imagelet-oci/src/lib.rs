@@ -30,6 +30,6 @@ pub use engine::{
 pub use mount::{MountOptions, MountedImage, UnmountedImage};
 pub use pipeline::LayerLimits;
 pub use registry::{RegistryConfig, Trickle};
-pub use store::{Access, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, VerifyResult};
+pub use store::{Access, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport};
 pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
 pub use usage::{ImageUsage, StoreUsage, StoredImage};

@@ -16,7 +16,7 @@ use imagelet_core::{
 };
 
 use super::{Engine, blocking};
-use crate::store::{DamagedImage, Findings, LayerCheck, VerifyResult, Watch, storage_error};
+use crate::store::{DamagedImage, Findings, LayerCheck, Watch, storage_error};
 
 const CHECKS_MAX: usize = 2;
 const PROGRESS_STEP: u64 = 4 << 20;
@@ -40,7 +40,7 @@ pub struct ImageCheck {
     /// Its names, of every kind.
     pub names: Vec<String>,
     /// Its record, manifest, configuration and index.
-    pub documents: VerifyResult,
+    pub documents: Findings,
     /// Its layers, lowest first.
     pub layers: Vec<(LayerName, LayerCheck)>,
 }
@@ -72,19 +72,7 @@ pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 impl ImageCheck {
     /// Whether any content differs from what was pulled.
     pub fn is_damaged(&self) -> bool {
-        self.checks().any(|verdict| matches!(verdict, VerifyResult::Damaged(_)))
-    }
-
-    /// Why a part could not be checked.
-    pub fn unchecked(&self) -> Option<&str> {
-        self.checks().find_map(|verdict| match verdict {
-            VerifyResult::Unchecked(why) => Some(why.as_str()),
-            _ => None,
-        })
-    }
-
-    fn checks(&self) -> impl Iterator<Item = &VerifyResult> {
-        std::iter::once(&self.documents).chain(self.layers.iter().map(|(_, check)| &check.verdict))
+        !self.documents.is_empty() || self.layers.iter().any(|(_, check)| !check.findings.is_empty())
     }
 }
 
@@ -171,7 +159,7 @@ impl Engine {
                 (None, None) => Some(Findings::of("layer.json", "missing", "the layer is missing")),
             };
             let check = match known {
-                Some(findings) => LayerCheck::known(findings),
+                Some(findings) => LayerCheck { findings, ..LayerCheck::default() },
                 None => store.check_layer(&layer, &watch).map_err(|error| stopped(&layer.to_string(), error))?,
             };
             Ok((layer, check))
@@ -179,10 +167,10 @@ impl Engine {
         .await
     }
 
-    async fn check_documents(&self, target: &Target, watch: &Watch) -> Result<VerifyResult, RuntimeError> {
+    async fn check_documents(&self, target: &Target, watch: &Watch) -> Result<Findings, RuntimeError> {
         let image = &target.image;
         let Some(record) = image.record.clone().filter(|_| image.documents.is_none()) else {
-            return Ok(VerifyResult::Damaged(image.documents.clone().unwrap_or_default()));
+            return Ok(image.documents.clone().unwrap_or_default());
         };
         let (store, watch, id) = (Arc::clone(&self.store), watch.clone(), target.id.clone());
         blocking(move || store.check_documents(&id, &record, &watch).map_err(|error| stopped(id.as_str(), error))).await
@@ -201,10 +189,10 @@ impl Engine {
                 if wanted.as_ref().is_some_and(|wanted| !wanted.contains(&blob)) {
                     continue;
                 }
-                let (verdict, bytes) = store.check_blob(&blob, &watch).map_err(failed)?;
+                let (findings, bytes) = store.check_blob(&blob, &watch).map_err(failed)?;
                 check.count += 1;
                 check.bytes += bytes;
-                if let VerifyResult::Damaged(findings) = verdict {
+                if !findings.is_empty() {
                     check.findings.merge(findings);
                     check.damaged.push(blob);
                 }
@@ -222,13 +210,11 @@ impl Engine {
         let mut layers = BTreeMap::new();
         let mut documents = Vec::new();
         for image in images {
-            if let VerifyResult::Damaged(findings) = &image.documents {
-                documents.push((image.id.clone(), findings.clone()));
+            if !image.documents.is_empty() {
+                documents.push((image.id.clone(), image.documents.clone()));
             }
-            for (name, check) in &image.layers {
-                if let VerifyResult::Damaged(findings) = &check.verdict {
-                    layers.insert(name.diff_id.clone(), findings.clone());
-                }
+            for (name, check) in image.layers.iter().filter(|(_, check)| !check.findings.is_empty()) {
+                layers.insert(name.diff_id.clone(), check.findings.clone());
             }
         }
         let store = Arc::clone(&self.store);

@@ -40,7 +40,7 @@ pub use record::LayerEntry;
 pub(crate) use record::{ImageRecord, LayerRecord};
 pub use sweep::SweepReport;
 pub(crate) use verify::Watch;
-pub use verify::{Finding, Findings, LayerCheck, VerifyResult};
+pub use verify::{Finding, Findings, LayerCheck};
 
 use std::{
     collections::HashSet,

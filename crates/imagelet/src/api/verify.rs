@@ -23,7 +23,7 @@ documents! {
         names: Vec<String>,
         /// Full names with digest.
         digests: Vec<String>,
-        /// `ok`, `damaged`, `repaired`, or `unchecked` where no reference exists to compare with.
+        /// `ok`, `damaged` or `repaired`.
         result: String,
         /// Record, manifest, configuration and index.
         documents: VerifiedPart,
@@ -45,10 +45,8 @@ documents! {
         unread: u64,
     }
     VerifiedPart {
-        /// `ok`, `damaged`, `repaired` or `unchecked`.
+        /// `ok`, `damaged` or `repaired`.
         result: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        why: Option<String>,
         /// The first findings.
         findings: Vec<VerifiedFinding>,
         more: u64,

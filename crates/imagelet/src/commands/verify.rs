@@ -99,7 +99,7 @@ fn table(verified: &Verified, format: Format) -> Table {
         let id = if format == Format::Wide { image.id.as_str() } else { id.short() };
         let files: u64 = image.layers.iter().map(|layer| layer.files).sum();
         let bytes = image.layers.iter().map(|layer| ByteSize(layer.bytes)).sum::<ByteSize>().to_string();
-        let cells = [&label(image), id, &layers(image), &files.to_string(), &bytes, result(&image.result)];
+        let cells = [&label(image), id, &layers(image), &files.to_string(), &bytes, &image.result];
         table.row(cells);
     }
     table
@@ -111,16 +111,12 @@ fn label(image: &VerifiedImage) -> String {
 
 /// `3 ok`, `2 ok, 1 damaged`
 fn layers(image: &VerifiedImage) -> String {
-    let counts = ["ok", "damaged", "repaired", "unchecked"].map(|word| {
+    let counts = ["ok", "damaged", "repaired"].map(|word| {
         let count = image.layers.iter().filter(|layer| layer.part.result == word).count();
         (count > 0).then(|| format!("{count} {word}"))
     });
     let counts: Vec<String> = counts.into_iter().flatten().collect();
     if counts.is_empty() { "-".into() } else { counts.join(", ") }
-}
-
-fn result(word: &str) -> &str {
-    if word == "unchecked" { "cannot be checked" } else { word }
 }
 
 /// Findings by image; a finding that two images share is printed once.
@@ -154,9 +150,6 @@ fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn part(out: &mut dyn Write, name: &str, part: &VerifiedPart) -> io::Result<()> {
-    if let Some(why) = &part.why {
-        writeln!(out, "{name}: {}", printable(why))?;
-    }
     for finding in &part.findings {
         writeln!(out, "{name}: {}: {}", printable(&finding.path), printable(&finding.detail))?;
     }
@@ -175,7 +168,7 @@ mod tests {
             what: "content".into(),
             detail: "its content has changed".into(),
         };
-        let bad = VerifiedPart { result: "damaged".into(), findings: vec![finding], more: 2, why: None };
+        let bad = VerifiedPart { result: "damaged".into(), findings: vec![finding], more: 2 };
         let ok = VerifiedPart { result: "ok".into(), ..VerifiedPart::default() };
         let layer = |digit: &str, part: &VerifiedPart| VerifiedLayer {
             diff_id: format!("sha256:{}", digit.repeat(64)),

@@ -11,7 +11,7 @@ use std::{
 use imagelet_core::image::{Digest, DigestAlgorithm};
 use twox_hash::xxhash3_128::Hasher;
 
-use super::write::{MAGIC, MAGIC_OLD, RECORD_MAX, decode};
+use super::write::{MAGIC, RECORD_MAX, decode};
 use crate::{
     hash::Hash,
     unpack::{FileEntry, FileEntryKind, FileRecord},
@@ -41,7 +41,7 @@ struct Slot {
 }
 
 impl FileManifestReader {
-    /// Reads a manifest once, from end to end. `InvalidData`: its digest differs. `Unsupported`: its format is older.
+    /// Reads a manifest once, from end to end. `InvalidData`: its digest differs.
     pub(crate) fn open(file: File, wanted: &Digest, mut go_on: impl FnMut() -> io::Result<()>) -> io::Result<Self> {
         let mut manifest = Self {
             file: file.try_clone()?,
@@ -54,9 +54,6 @@ impl FileManifestReader {
         let mut reader = BufReader::with_capacity(BUFFER, source);
         let mut magic = [0; MAGIC.len()];
         reader.read_exact(&mut magic).map_err(|_| damaged("it is cut short"))?;
-        if magic == MAGIC_OLD {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
         if magic != MAGIC {
             return Err(damaged("it does not begin as a manifest does"));
         }

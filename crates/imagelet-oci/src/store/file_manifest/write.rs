@@ -17,8 +17,6 @@ use crate::{hash::Hash, unpack::FileRecord};
 
 pub(crate) const LIST: &str = "files.list";
 pub(crate) const MAGIC: &[u8] = b"imagelet files 2\n";
-/// The format of older versions, no longer read.
-pub(crate) const MAGIC_OLD: &[u8] = b"imagelet files 1\n";
 /// Larger than a record with the largest map of a sparse file.
 pub(crate) const RECORD_MAX: u32 = 4 << 20;
 const BUFFER: usize = 64 << 10;
@@ -69,7 +67,7 @@ fn encode(path: &[u8], record: &FileRecord) -> io::Result<Vec<u8>> {
     postcard::to_stdvec(&(path, record)).map_err(io::Error::other)
 }
 
-/// Decodes a record, without its size field, into path and entry.
+/// Decodes a record, without its length, into path and entry.
 pub(crate) fn decode(bytes: &[u8]) -> Option<(Vec<u8>, FileRecord)> {
     let (record, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(record)

@@ -1,4 +1,4 @@
-//! What differs between a line of a layer's list and what the disk shows.
+//! The differences between an entry of a layer's list and the file on the disk.
 
 use crate::unpack::{FileEntry, FileEntryKind};
 
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn each_difference_is_told_by_its_own_word() {
+    fn each_difference_has_its_own_word() {
         let device = |block, major, minor| listed(FileEntryKind::Device { block, major, minor });
         let link = |target: &[u8]| listed(FileEntryKind::Symlink(target.to_vec()));
         let sparse = |ranges| listed(FileEntryKind::Sparse { size: 9, content: 1, ranges });

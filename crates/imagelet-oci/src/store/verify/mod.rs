@@ -1,6 +1,6 @@
-//! Reads everything again and says what is not as it was written.
+//! Verification: reads everything again and reports what is not as it was written.
 //!
-//! Documents and kept blobs are checked against their digests, our own records against their seals, a layer's tree
+//! Documents and kept blobs are checked against their digests, our own records against their checksums, a layer's tree
 //! against its list. Nothing is changed here; `corruption` has the consequences.
 
 mod compare;
@@ -51,7 +51,7 @@ pub struct Finding {
     pub detail: String,
 }
 
-/// The findings in one place.
+/// The findings in one place; none where every byte is as it was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Findings {
     /// The first findings.
@@ -87,41 +87,19 @@ impl Findings {
     pub fn is_empty(&self) -> bool {
         self.first.is_empty()
     }
-
-    /// `Whole` if there are no findings.
-    pub fn verdict(self) -> VerifyResult {
-        if self.is_empty() { VerifyResult::Whole } else { VerifyResult::Damaged(self) }
-    }
-}
-
-/// The result of a check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VerifyResult {
-    /// Every byte is as it was written.
-    Whole,
-    /// Some bytes differ.
-    Damaged(Findings),
-    /// There is no reference to compare with; the reason.
-    Unchecked(String),
 }
 
 /// A layer after its check.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerCheck {
-    /// The result.
-    pub verdict: VerifyResult,
+    /// What differs.
+    pub findings: Findings,
     /// Paths checked.
     pub files: u64,
     /// Bytes read.
     pub bytes: u64,
     /// Files whose content only root can read; their metadata was compared.
     pub unread: u64,
-}
-
-impl LayerCheck {
-    pub(crate) fn known(findings: Findings) -> Self {
-        Self { verdict: VerifyResult::Damaged(findings), files: 0, bytes: 0, unread: 0 }
-    }
 }
 
 #[derive(Clone)]
@@ -148,54 +126,35 @@ fn ends_check(error: &io::Error) -> bool {
 impl Store {
     /// Compares a layer with its record and manifest. An error concerns the check, not the layer.
     pub(crate) fn check_layer(&self, layer: &Digest, watch: &Watch) -> io::Result<LayerCheck> {
-        let mut check = LayerCheck { verdict: VerifyResult::Whole, files: 0, bytes: 0, unread: 0 };
-        let mut findings = Findings::default();
-        let is_listed = self.check_layer_files(layer, watch, &mut findings, &mut check)?;
-        check.verdict = match findings.verdict() {
-            VerifyResult::Whole if !is_listed => {
-                VerifyResult::Unchecked("it was unpacked by an older version and has no list of its files".into())
-            }
-            verdict => verdict,
-        };
-        Ok(check)
-    }
-
-    fn check_layer_files(
-        &self,
-        layer: &Digest,
-        watch: &Watch,
-        findings: &mut Findings,
-        check: &mut LayerCheck,
-    ) -> io::Result<bool> {
+        let mut check = LayerCheck::default();
         let folder = self.layer_folder(layer);
-        let Some(record) = read_record::<LayerRecord>(&folder, "layer.json", findings) else { return Ok(true) };
+        let Some(record) = read_record::<LayerRecord>(&folder, "layer.json", &mut check.findings) else {
+            return Ok(check);
+        };
         if self.layer(layer).is_none_or(|known| !known.is_same(&record)) {
-            findings.add("layer.json".into(), "content", OTHER_RECORD.into());
-            return Ok(true);
+            check.findings.add("layer.json".into(), "content", OTHER_RECORD.into());
+            return Ok(check);
         }
-        let Some(digest) = record.sums.get(LIST) else { return Ok(false) };
+        let Some(digest) = record.sums.get(LIST) else {
+            check.findings.add(LIST.into(), "missing", "the layer's record has no digest of it".into());
+            return Ok(check);
+        };
         for name in SIDE_FILES {
-            check.bytes += check_side_file(&folder, name, record.sums.get(name), watch, findings)?;
+            check.bytes += check_side_file(&folder, name, record.sums.get(name), watch, &mut check.findings)?;
         }
         let opened = open_cold(&folder.join(LIST)).and_then(|file| {
             check.bytes += file.metadata()?.len();
             FileManifestReader::open(file, digest, || watch.go_on())
         });
         match opened {
-            Ok(mut manifest) => tree::check(&folder.join("fs"), &mut manifest, watch, findings, check)?,
+            Ok(mut manifest) => tree::check(&folder.join("fs"), &mut manifest, watch, &mut check)?,
             Err(error) if ends_check(&error) => return Err(error),
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => return Ok(false),
-            Err(error) => findings.unreadable(LIST, &error),
+            Err(error) => check.findings.unreadable(LIST, &error),
         }
-        Ok(true)
+        Ok(check)
     }
 
-    pub(crate) fn check_documents(
-        &self,
-        id: &ImageId,
-        record: &ImageRecord,
-        watch: &Watch,
-    ) -> io::Result<VerifyResult> {
+    pub(crate) fn check_documents(&self, id: &ImageId, record: &ImageRecord, watch: &Watch) -> io::Result<Findings> {
         let folder = self.image_folder(id);
         let mut findings = Findings::default();
         if let Some(found) = read_record::<ImageRecord>(&folder, "image.json", &mut findings)
@@ -213,10 +172,10 @@ impl Store {
                 check_side_file(&folder, name, Some(digest), watch, &mut findings)?;
             }
         }
-        Ok(findings.verdict())
+        Ok(findings)
     }
 
-    /// Checks `names.json` against its seal and the index in memory.
+    /// Checks `names.json` against its checksum and the index in memory.
     pub(crate) fn check_names(&self) -> Findings {
         let index = self.index();
         let mut findings = Findings::default();
@@ -237,7 +196,7 @@ impl Store {
         findings
     }
 
-    pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(VerifyResult, u64)> {
+    pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(Findings, u64)> {
         let name = format!("blobs/{}/{}", digest.algorithm().name(), digest.hex());
         let mut findings = Findings::default();
         let mut read = 0;
@@ -254,7 +213,7 @@ impl Store {
                 if error.kind() == io::ErrorKind::NotFound && !self.blobs().iter().any(|(blob, _)| blob == digest) => {}
             Err(error) => findings.unreadable(&name, &error),
         }
-        Ok((findings.verdict(), read))
+        Ok((findings, read))
     }
 }
 

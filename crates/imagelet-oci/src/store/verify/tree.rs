@@ -1,4 +1,4 @@
-//! Walks a layer's tree beside its list. No path of more than one component reaches the kernel, no link is followed.
+//! Compares a layer's tree with its list. No path of more than one component reaches the kernel, no link is followed.
 
 use std::{
     fs::File,
@@ -18,7 +18,7 @@ use rustix::{
 use twox_hash::xxhash3_128::Hasher;
 
 use super::{
-    BUFFER, FileManifestReader, Findings, LayerCheck, Watch,
+    BUFFER, FileManifestReader, LayerCheck, Watch,
     compare::{compare, size},
     ends_check, forget_cached,
 };
@@ -35,25 +35,22 @@ pub(super) fn check(
     root: &Path,
     list: &mut FileManifestReader,
     watch: &Watch,
-    findings: &mut Findings,
     check: &mut LayerCheck,
 ) -> io::Result<()> {
     let root = match rustix::fs::open(root, DIRECTORY, Mode::empty()) {
         Ok(root) => root,
         Err(errno) => {
-            findings.unreadable("fs", &errno.into());
+            check.findings.unreadable("fs", &errno.into());
             return Ok(());
         }
     };
-    let mut walk = Walk { root, list, watch, findings, check, buffer: vec![0; BUFFER] };
-    walk.run()
+    Walk { root, list, watch, check, buffer: vec![0; BUFFER] }.run()
 }
 
 struct Walk<'a> {
     root: OwnedFd,
     list: &'a mut FileManifestReader,
     watch: &'a Watch,
-    findings: &'a mut Findings,
     check: &'a mut LayerCheck,
     buffer: Vec<u8>,
 }
@@ -99,7 +96,7 @@ impl Walk<'_> {
         }
         match self.list.unseen() {
             Ok(paths) => paths.iter().for_each(|path| self.report(path, "missing", "it is missing".into())),
-            Err(error) => self.findings.unreadable(super::LIST, &error),
+            Err(error) => self.check.findings.unreadable(super::LIST, &error),
         }
         Ok(())
     }
@@ -160,7 +157,7 @@ impl Walk<'_> {
     /// The listed entry of a path. An unreadable list is a finding itself.
     fn see(&mut self, path: &[u8]) -> Option<FileEntry> {
         self.list.see(path).unwrap_or_else(|error| {
-            self.findings.unreadable(super::LIST, &error);
+            self.check.findings.unreadable(super::LIST, &error);
             None
         })
     }
@@ -309,7 +306,7 @@ impl Walk<'_> {
 
     fn report(&mut self, path: &[u8], word: &str, text: String) {
         let shown = if path.is_empty() { "fs".to_owned() } else { format!("fs/{}", percent_encode(path, ESCAPED)) };
-        self.findings.add(shown, word, text);
+        self.check.findings.add(shown, word, text);
     }
 }
 

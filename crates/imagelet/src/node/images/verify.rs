@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use imagelet_core::{credentials::TrackedCredential, image::Reference, runtime::Progress};
-use imagelet_oci::{Engine, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport, VerifyResult};
+use imagelet_oci::{Engine, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
 
 use crate::{
     api::{Step, Steps, Verified, VerifiedFinding, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest},
@@ -27,7 +27,7 @@ impl Command for VerifyRequest {
         if self.repair {
             engine.check_writable()?;
         }
-        let mut verified = Verified { store: part(&VerifyResult::Whole), ..Verified::default() };
+        let mut verified = Verified { store: part(&Findings::default()), ..Verified::default() };
         let all = [None];
         let asked: Vec<Option<&str>> = self.images.iter().map(|image| Some(image.as_str())).collect();
         for image in if asked.is_empty() { &all[..] } else { &asked } {
@@ -37,7 +37,7 @@ impl Command for VerifyRequest {
             let mut images: Vec<VerifiedImage> = report.images.iter().map(image_of).collect();
             let mut store = report.store.clone();
             store.merge(report.blobs.findings.clone());
-            let mut found = part(&store.verdict());
+            let mut found = part(&store);
             if self.repair {
                 for image in images.iter_mut().filter(|image| image.result == "damaged") {
                     repair(node, engine, image, &steps).await;
@@ -97,7 +97,6 @@ fn log(report: &VerifyReport, repair: bool, images: &[VerifiedImage]) {
     tracing::info!(
         images = images.len(),
         damaged = report.images.iter().filter(|image| image.is_damaged()).count(),
-        unchecked = count("unchecked"),
         repaired = count("repaired"),
         repair,
         "verified the store"
@@ -106,16 +105,11 @@ fn log(report: &VerifyReport, repair: bool, images: &[VerifiedImage]) {
 
 fn image_of(image: &ImageCheck) -> VerifiedImage {
     let (digests, names) = image.names.iter().cloned().partition(|name| name.contains('@'));
-    let result = match (image.is_damaged(), image.unchecked()) {
-        (true, _) => "damaged",
-        (false, Some(_)) => "unchecked",
-        (false, None) => "ok",
-    };
     VerifiedImage {
         id: image.id.to_string(),
         names,
         digests,
-        result: result.into(),
+        result: if image.is_damaged() { "damaged" } else { "ok" }.into(),
         documents: part(&image.documents),
         layers: image.layers.iter().map(|(name, check)| layer_of(name, check)).collect(),
         failure: None,
@@ -126,31 +120,25 @@ fn layer_of(name: &LayerName, check: &LayerCheck) -> VerifiedLayer {
     VerifiedLayer {
         diff_id: name.diff_id.to_string(),
         blob: name.blob.clone(),
-        part: part(&check.verdict),
+        part: part(&check.findings),
         files: check.files,
         bytes: check.bytes,
         unread: check.unread,
     }
 }
 
-fn part(verdict: &VerifyResult) -> VerifiedPart {
-    match verdict {
-        VerifyResult::Whole => VerifiedPart { result: "ok".into(), ..VerifiedPart::default() },
-        VerifyResult::Unchecked(why) => {
-            VerifiedPart { result: "unchecked".into(), why: Some(why.clone()), ..VerifiedPart::default() }
-        }
-        VerifyResult::Damaged(Findings { first, more }) => VerifiedPart {
-            result: "damaged".into(),
-            findings: first
-                .iter()
-                .map(|finding| VerifiedFinding {
-                    path: finding.path.clone(),
-                    what: finding.what.clone(),
-                    detail: finding.detail.clone(),
-                })
-                .collect(),
-            more: *more,
-            ..VerifiedPart::default()
-        },
+fn part(findings: &Findings) -> VerifiedPart {
+    VerifiedPart {
+        result: if findings.is_empty() { "ok" } else { "damaged" }.into(),
+        findings: findings
+            .first
+            .iter()
+            .map(|finding| VerifiedFinding {
+                path: finding.path.clone(),
+                what: finding.what.clone(),
+                detail: finding.detail.clone(),
+            })
+            .collect(),
+        more: findings.more,
     }
 }
