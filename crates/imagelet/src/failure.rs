@@ -47,10 +47,12 @@ impl Failure {
         let mut next: Option<&(dyn Error + 'static)> = Some(error);
         let mut kind = None;
         while let Some(error) = next {
-            let (text, hint) = split_hint(&error.to_string());
-            failure.hint = failure.hint.or(hint);
-            if failure.causes.last() != Some(&text) && failure.causes.len() <= CAUSES_MAX {
-                failure.causes.push(text);
+            let text = error.to_string();
+            // Some messages carry their hint on a line of its own.
+            let (text, hint) = text.split_once("\nhint: ").map_or((&*text, None), |(text, hint)| (text, Some(hint)));
+            failure.hint = failure.hint.or_else(|| hint.map(str::to_owned));
+            if failure.causes.last().is_none_or(|last| last != text) && failure.causes.len() <= CAUSES_MAX {
+                failure.causes.push(text.to_owned());
             }
             if let Some(refusal) = runtime_error(error) {
                 failure.hint = failure.hint.or_else(|| refusal.hint().map(str::to_owned));
@@ -60,8 +62,9 @@ impl Failure {
         }
         failure.message = failure.causes.remove(0);
         failure.causes.retain(|cause| *cause != failure.message);
-        if let Some(kind) = kind {
-            failure.reason = kind_word(kind).into();
+        // The words of `docs/errors.md` are the names of the kinds.
+        if let Some(kind) = kind.filter(|kind| !matches!(kind, RuntimeErrorKind::Defect | RuntimeErrorKind::Other)) {
+            failure.reason = format!("{kind:?}");
         }
         failure
     }
@@ -104,38 +107,11 @@ fn lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
 }
 
-/// Some messages carry their hint on a line of its own.
-fn split_hint(text: &str) -> (String, Option<String>) {
-    match text.split_once("\nhint: ") {
-        Some((text, hint)) => (text.to_owned(), Some(hint.to_owned())),
-        None => (text.to_owned(), None),
-    }
-}
-
 /// A runtime error may be in a chain itself or in an `Arc` that several callers share.
 fn runtime_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a RuntimeError> {
     error
         .downcast_ref::<RuntimeError>()
         .or_else(|| error.downcast_ref::<std::sync::Arc<RuntimeError>>().map(AsRef::as_ref))
-}
-
-fn kind_word(kind: RuntimeErrorKind) -> &'static str {
-    match kind {
-        RuntimeErrorKind::InvalidArgument => "InvalidArgument",
-        RuntimeErrorKind::NotFound => "NotFound",
-        RuntimeErrorKind::Denied => "Denied",
-        RuntimeErrorKind::RegistryUnavailable => "RegistryUnavailable",
-        RuntimeErrorKind::SignatureInvalid => "SignatureInvalid",
-        RuntimeErrorKind::Corrupt => "Corrupt",
-        RuntimeErrorKind::Unacceptable => "Unacceptable",
-        RuntimeErrorKind::InUse => "InUse",
-        RuntimeErrorKind::DiskFull => "DiskFull",
-        RuntimeErrorKind::Unavailable => "Unavailable",
-        RuntimeErrorKind::Unsupported => "Unsupported",
-        RuntimeErrorKind::TimedOut => "TimedOut",
-        RuntimeErrorKind::Cancelled => "Cancelled",
-        _ => "Failed",
-    }
 }
 
 impl fmt::Display for Failure {
@@ -145,22 +121,9 @@ impl fmt::Display for Failure {
     }
 }
 
-impl Error for Failure {}
-
-impl From<RuntimeError> for Failure {
-    fn from(error: RuntimeError) -> Self {
-        Self::of(&error)
-    }
-}
-
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        Self::of(&error)
-    }
-}
-
-impl From<imagelet_core::inventory::InventoryError> for Failure {
-    fn from(error: imagelet_core::inventory::InventoryError) -> Self {
+/// Any error converts, for `?`.
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
         Self::of(&error)
     }
 }

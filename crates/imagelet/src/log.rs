@@ -2,14 +2,10 @@
 
 use std::{fmt, io::IsTerminal as _};
 
-use tracing::{
-    Event, Subscriber,
-    field::{Field, Visit},
-};
+use tracing::field::Field;
 use tracing_subscriber::{
     EnvFilter,
-    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
-    registry::LookupSpan,
+    fmt::format::{Writer, debug_fn},
 };
 
 use crate::{config::Environment, output::printable};
@@ -22,7 +18,8 @@ pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     let filter = EnvFilter::try_new(wanted).unwrap_or_else(|_| EnvFilter::new(default));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if !is_daemon && environment.log.is_none() {
-        builder.event_format(ForPeople).init();
+        let builder = builder.without_time().with_level(false).with_target(false).with_ansi(false);
+        builder.fmt_fields(debug_fn(for_people)).init();
     } else if std::io::stderr().is_terminal() {
         builder.with_target(false).init();
     } else {
@@ -30,47 +27,14 @@ pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     }
 }
 
-/// Formats an event as `warning: MESSAGE: CAUSE (path=/x)`.
-struct ForPeople;
-
-impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'static> FormatEvent<S, N> for ForPeople {
-    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let mut said = Said::default();
-        event.record(&mut said);
-        writeln!(writer, "{}", said.line())
-    }
-}
-
-#[derive(Debug, Default)]
-struct Said {
-    message: String,
-    causes: Vec<String>,
-    others: Vec<String>,
-}
-
-impl Said {
-    fn line(&self) -> String {
-        let said = [&[format!("warning: {}", self.message)], self.causes.as_slice()].concat().join(": ");
-        let others = if self.others.is_empty() { String::new() } else { format!(" ({})", self.others.join(", ")) };
-        printable(&(said + &others))
-    }
-
-    fn take(&mut self, field: &Field, text: String) {
-        match field.name() {
-            "message" => self.message = text,
-            "error" | "why" | "reason" => self.causes.push(text),
-            name => self.others.push(format!("{name}={text}")),
-        }
-    }
-}
-
-impl Visit for Said {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.take(field, value.to_owned());
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.take(field, format!("{value:?}"));
+/// Formats the fields of an event as `warning: MESSAGE: CAUSE (path=/x)`; the message is the first of them.
+fn for_people(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let text = printable(&format!("{value:?}"));
+    let text = text.trim_matches('"');
+    match field.name() {
+        "message" => write!(writer, "warning: {text}"),
+        "error" | "why" | "reason" => write!(writer, ": {text}"),
+        name => write!(writer, " ({name}={text})"),
     }
 }
 
@@ -100,7 +64,8 @@ mod tests {
     fn an_event_is_a_line_for_people() {
         let kept = Kept::default();
         let writer = kept.clone();
-        let subscriber = tracing_subscriber::fmt().event_format(ForPeople).with_writer(move || writer.clone()).finish();
+        let builder = tracing_subscriber::fmt().without_time().with_level(false).with_target(false).with_ansi(false);
+        let subscriber = builder.fmt_fields(debug_fn(for_people)).with_writer(move || writer.clone()).finish();
         tracing::subscriber::with_default(subscriber, || {
             let error = io::Error::other("no room\u{1b}[31m");
             tracing::error!(%error, path = "/x", "could not write");

@@ -1,11 +1,16 @@
 //! The output of results: aligned tables for people, JSON and YAML for programs.
 
-use std::{borrow::Cow, io, time::SystemTime};
+use std::{
+    borrow::Cow,
+    io::{self, Write},
+    process::ExitCode,
+    time::SystemTime,
+};
 
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
-use crate::cli::Format;
+use crate::{cli::Format, failure::Failure};
 
 /// Digits of a digest that distinguish images: `sha256:` and 12 digits.
 const DIGEST_SHOWN: usize = 7 + 12;
@@ -16,37 +21,28 @@ const GAP: usize = 3;
 pub(crate) struct Table(Vec<Vec<String>>);
 
 impl Table {
-    pub(crate) fn new<const N: usize>(header: [&str; N]) -> Self {
+    pub(crate) fn new<S: AsRef<str>>(header: impl IntoIterator<Item = S>) -> Self {
         let mut table = Self::default();
         table.row(header);
         table
     }
 
-    pub(crate) fn plain() -> Self {
-        Self::default()
-    }
-
     /// Adds a row. Control characters, which foreign names may contain, are shown as `?`.
-    pub(crate) fn row<I: IntoIterator<Item = S>, S: AsRef<str>>(&mut self, cells: I) {
+    pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.0.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
     }
 
     /// Prints it without trailing spaces.
-    pub(crate) fn write(&self, out: &mut impl io::Write) -> io::Result<()> {
-        let mut widths: Vec<usize> = Vec::new();
+    pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let columns = self.0.iter().map(Vec::len).max().unwrap_or(0);
+        let cells = |column: usize| self.0.iter().filter_map(move |row| row.get(column));
+        let widths: Vec<_> = (0..columns).map(|column| cells(column).map(|cell| cell.width()).max()).collect();
         for row in &self.0 {
-            widths.resize(widths.len().max(row.len()), 0);
-            for (cell, widest) in row.iter().zip(&mut widths) {
-                *widest = (*widest).max(cell.width());
-            }
-        }
-        for row in &self.0 {
-            let mut line = String::new();
-            for (cell, widest) in row.iter().zip(&widths) {
-                line.push_str(cell);
-                line.extend(std::iter::repeat_n(' ', widest - cell.width() + GAP));
-            }
-            writeln!(out, "{}", line.trim_end())?;
+            let pad = |(cell, widest): (&String, &Option<usize>)| {
+                let gap = widest.unwrap_or(0) - cell.width() + GAP;
+                format!("{cell}{:gap$}", "")
+            };
+            writeln!(out, "{}", row.iter().zip(&widths).map(pad).collect::<String>().trim_end())?;
         }
         Ok(())
     }
@@ -58,26 +54,29 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Prints a result to stdout, as a document or through `human`.
-///
-/// A closed stdout (`imagelet ls | head -1`) is no error.
 pub(crate) fn print<T: Serialize>(
     format: Format,
     result: &T,
-    human: impl FnOnce(&mut dyn io::Write) -> io::Result<()>,
-) -> io::Result<()> {
+    human: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<ExitCode, Failure> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = match format {
         Format::Table | Format::Wide => human(&mut out),
-        Format::Json => serde_json::to_writer_pretty(&mut out, result)
-            .map_err(io::Error::from)
-            .and_then(|()| io::Write::write_all(&mut out, b"\n")),
-        Format::Yaml => serde_saphyr::to_string(result)
-            .map_err(io::Error::other)
-            .and_then(|text| io::Write::write_all(&mut out, text.as_bytes())),
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut out, result).map_err(io::Error::from).and_then(|()| writeln!(out))
+        }
+        Format::Yaml => {
+            serde_saphyr::to_string(result).map_err(io::Error::other).and_then(|text| write!(out, "{text}"))
+        }
     };
-    match written.and_then(|()| io::Write::flush(&mut out)) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
+    printed(written.and_then(|()| out.flush()))
+}
+
+/// A closed stdout (`imagelet ls | head -1`) is no error.
+pub(crate) fn printed(written: io::Result<()>) -> Result<ExitCode, Failure> {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(ExitCode::SUCCESS),
     }
 }
 

@@ -56,12 +56,11 @@ pub(crate) fn sources(
     environment: &Environment,
 ) -> Result<Sources, Failure> {
     let mut sources = Sources::new(environment.clone());
-    let failed = |error: crate::config::ConfigError| Failure::of(&error);
     if let Some(file) = &arguments.kubelet_config {
-        sources.add_kubelet_file(file).map_err(failed)?;
+        sources.add_kubelet_file(file)?;
     }
     if let Some(file) = &arguments.config {
-        sources.add_file(file).map_err(failed)?;
+        sources.add_file(file)?;
     }
     let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
     if let Some(socket) = &arguments.socket {

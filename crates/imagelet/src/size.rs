@@ -8,35 +8,9 @@ pub(crate) struct SizeError(String);
 
 /// Parses a number with an optional decimal (`k M G T P`) or binary (`Ki Mi Gi Ti Pi`) unit and an optional `B`.
 pub(crate) fn parse_size(text: &str) -> Result<ByteSize, SizeError> {
-    let refuse = || SizeError(text.chars().take(64).collect());
-    let trimmed = text.trim();
-    let end = trimmed.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(trimmed.len());
-    let (number, unit) = trimmed.split_at(end);
-    let unit = unit.trim_start();
-    let unit = unit.strip_suffix(['B', 'b']).unwrap_or(unit);
-    let scale: u128 = match unit {
-        "" => 1,
-        "k" | "K" => 1000,
-        "m" | "M" => 1_000_000,
-        "g" | "G" => 1_000_000_000,
-        "t" | "T" => 1_000_000_000_000,
-        "p" | "P" => 1_000_000_000_000_000,
-        "ki" | "Ki" => 1 << 10,
-        "mi" | "Mi" => 1 << 20,
-        "gi" | "Gi" => 1 << 30,
-        "ti" | "Ti" => 1 << 40,
-        "pi" | "Pi" => 1 << 50,
-        _ => return Err(refuse()),
-    };
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if (whole.is_empty() && fraction.is_empty()) || whole.len() > 20 || fraction.len() > 12 || fraction.contains('.') {
-        return Err(refuse());
-    }
-    let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| refuse())? };
-    let parts: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| refuse())? };
-    let places = u32::try_from(fraction.len()).map_err(|_| refuse())?;
-    let bytes = whole * scale + parts * scale / 10_u128.pow(places);
-    u64::try_from(bytes).map(ByteSize).map_err(|_| refuse())
+    let size = text.trim().parse::<bytesize::ByteSize>().map(|size| ByteSize(size.0));
+    // A number that is too large becomes the largest.
+    size.ok().filter(|size| size.0 < u64::MAX).ok_or_else(|| SizeError(text.chars().take(64).collect()))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::{
     cli::{Format, GcArgs},
     failure::Failure,
     node::Node,
-    output::{Table, names, print, printable},
+    output::{Table, names, print},
 };
 
 pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -25,12 +25,12 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     };
     let is_by_threshold = request.free.is_none() && !request.all_unused;
     let done = node.ask(request, silences(note)).await?;
-    print(format, &done, |mut out| {
-        plan(&done, format).write(&mut out)?;
+    print(format, &done, |out| {
+        plan(&done, format).write(out)?;
         writeln!(out, "{}", summary(&done, is_by_threshold))
     })?;
     if let Some(shortfall) = &done.shortfall {
-        note(&format!("warning: {}", printable(shortfall)));
+        note(&format!("warning: {shortfall}"));
     }
     for failure in &done.failures {
         complain(&Failure::new("Failed", failure.clone()));
@@ -46,8 +46,7 @@ fn plan(done: &Collected, format: Format) -> Table {
     if wide {
         header.push("CODE");
     }
-    let mut table = Table::plain();
-    table.row(header);
+    let mut table = Table::new(header);
     for row in &done.images {
         let id = ImageId::new(&row.id);
         let id = if wide { row.id.as_str() } else { id.short() };

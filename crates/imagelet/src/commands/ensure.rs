@@ -33,7 +33,7 @@ pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
     };
     let files = arguments.files.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
     let secrets = arguments.secrets.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
-    Manifests::read(&files, &secrets).map_err(|error| Failure::of(&error))
+    Ok(Manifests::read(&files, &secrets)?)
 }
 
 /// Requests all pods; a failed image does not stop the others.
@@ -68,7 +68,7 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
         ExitCode::FAILURE
     };
     let document = json!({ "pods": pods, "failures": failures });
-    print(format, &document, |mut out| if quiet { ids(&pods, out) } else { table(&pods, format).write(&mut out) })?;
+    print(format, &document, |out| if quiet { ids(&pods, out) } else { table(&pods, format).write(out) })?;
     Ok(code)
 }
 
@@ -162,7 +162,7 @@ fn outcome_line(row: &PodImageRow) -> String {
     }
 }
 
-fn seconds(milliseconds: u64) -> String {
+pub(super) fn seconds(milliseconds: u64) -> String {
     format!("{}.{:01}s", milliseconds / 1000, milliseconds % 1000 / 100)
 }
 
@@ -192,8 +192,7 @@ fn table(pods: &[PodEnsured], format: Format) -> Table {
     if is_wide {
         header.extend(["POLICY", "SIZE", "TOOK", "MESSAGE"]);
     }
-    let mut table = Table::plain();
-    table.row(header);
+    let mut table = Table::new(header);
     for pod in pods {
         for row in &pod.images {
             let mut cells = cells(row, is_wide);

@@ -9,10 +9,10 @@ use std::{
 
 use crate::{
     api::{EventLine, EventsRequest, NodeEvent},
-    cli::{EventsArgs, Format},
+    cli::Format,
     failure::Failure,
     node::Node,
-    output::{Table, printable},
+    output::{Table, printable, printed},
     progress::PullScreen,
 };
 
@@ -20,34 +20,28 @@ use crate::{
 const DRAW_PERIOD: Duration = Duration::from_millis(500);
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(node: &Node, arguments: &EventsArgs, format: Format) -> Result<ExitCode, Failure> {
-    if arguments.follow { follow(node, format).await } else { recent(node, format).await }
+pub(super) async fn run(node: &Node, is_following: bool, format: Format) -> Result<ExitCode, Failure> {
+    if is_following { follow(node, format).await } else { recent(node, format).await }
 }
 
 async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
-    let printed = Mutex::new(Vec::new());
-    let hear = |entry| printed.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+    let heard = Mutex::new(Vec::new());
+    let hear = |entry| heard.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
     node.follow(&EventsRequest::default(), &hear, &|_| {}).await?;
-    let printed = printed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = if is_document(format) {
-        printed.iter().try_for_each(|entry| out.write_all(&line(entry, format)))
+        heard.iter().try_for_each(|entry| out.write_all(&line(entry, format)))
     } else {
         let mut table = Table::new(["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"]);
-        for entry in &printed {
+        for entry in &heard {
             if let EventLine::Event(event) = entry {
-                table.row([
-                    time(event),
-                    event.kind.clone(),
-                    event.reason.clone(),
-                    object(event),
-                    event.message.clone(),
-                ]);
+                table.row([&time(event), &event.kind, &event.reason, &object(event), &event.message]);
             }
         }
         table.write(&mut out)
     };
-    finished(written.and_then(|()| out.flush()))
+    printed(written.and_then(|()| out.flush()))
 }
 
 async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
@@ -58,9 +52,9 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     // A closed stdout ends the command at the next line.
     let (gone, reader) = tokio::sync::watch::channel(None);
     // A daemon repeats events after its connection broke.
-    let printed = Mutex::new(Printed::default());
+    let position = Mutex::new(Printed::default());
     let hear = |entry: EventLine| {
-        if printed.lock().unwrap_or_else(PoisonError::into_inner).is_again(&entry) {
+        if position.lock().unwrap_or_else(PoisonError::into_inner).is_again(&entry) {
             return;
         }
         let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,14 +94,14 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
             if is_document(format) || !is_lost(&failure) {
                 return Err(failure);
             }
-            printed.lock().unwrap_or_else(PoisonError::into_inner).lost();
+            position.lock().unwrap_or_else(PoisonError::into_inner).lost();
             aside(&screen, &format!("{}; waiting for it", failure.message));
             wait_for(node).await;
         }
     };
     tokio::select! {
         followed = followed => followed,
-        failed = unread => finished(failed.map_or(Ok(()), Err)),
+        failed = unread => printed(failed.map_or(Ok(()), Err)),
     }
 }
 
@@ -153,14 +147,6 @@ async fn wait_for(node: &Node) {
         if node.follow(&EventsRequest::default(), &|_| {}, &|_| {}).await.is_ok() {
             return;
         }
-    }
-}
-
-/// A closed stdout (`imagelet events -f | head -1`) is no error.
-fn finished(written: io::Result<()>) -> Result<ExitCode, Failure> {
-    match written {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(ExitCode::SUCCESS),
     }
 }
 

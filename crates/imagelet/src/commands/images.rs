@@ -3,11 +3,11 @@
 use std::{io::Write, process::ExitCode, time::SystemTime};
 
 use imagelet_core::image::{ByteSize, ImageId, shown_name};
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
-    cli::{DfArgs, Format, InspectArgs, LsArgs},
+    cli::{Format, LsArgs},
     failure::Failure,
     node::Node,
     output::{Table, age, names, print},
@@ -18,11 +18,9 @@ pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Res
     let listed = node.ask(ListRequest { brief }, no_steps()).await?;
     if arguments.quiet {
         let ids = |out: &mut dyn Write| listed.images.iter().try_for_each(|image| writeln!(out, "{}", image.id));
-        print(Format::Table, &(), ids)?;
-        return Ok(ExitCode::SUCCESS);
+        return print(Format::Table, &(), ids);
     }
-    print(format, &listed, |mut out| table(&listed.images, format, arguments.digests).write(&mut out))?;
-    Ok(ExitCode::SUCCESS)
+    print(format, &listed, |out| table(&listed.images, format, arguments.digests).write(out))
 }
 
 fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
@@ -36,8 +34,7 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
     }
     let now = SystemTime::now();
     let joined = |texts: &[String]| if texts.is_empty() { "-".into() } else { texts.join(",") };
-    let mut table = Table::plain();
-    table.row(header);
+    let mut table = Table::new(header);
     for image in images {
         let shown = image.shown_names();
         let mut row = vec![
@@ -76,22 +73,21 @@ fn time(text: Option<&str>) -> Option<SystemTime> {
     text?.parse::<jiff::Timestamp>().ok().map(SystemTime::from)
 }
 
-pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format) -> Result<ExitCode, Failure> {
-    let found = node.ask(InspectRequest { image: arguments.image.clone() }, no_steps()).await?;
-    let Some(image) = &found.image else {
-        if arguments.quiet {
-            return Ok(ExitCode::FAILURE);
+pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Format) -> Result<ExitCode, Failure> {
+    let found = node.ask(InspectRequest { image: name.clone() }, no_steps()).await?;
+    let image = match &found.image {
+        Some(_) if quiet => return Ok(ExitCode::SUCCESS),
+        None if quiet => return Ok(ExitCode::FAILURE),
+        Some(image) => image,
+        None => {
+            return Err(Failure::new("NotFound", format!("no image `{}`", shown_name(&name)))
+                .or_hint("`imagelet ls` lists what is present"));
         }
-        return Err(Failure::new("NotFound", format!("no image `{}`", shown_name(&arguments.image)))
-            .or_hint("`imagelet ls` lists what is present"));
     };
-    if arguments.quiet {
-        return Ok(ExitCode::SUCCESS);
-    }
-    print(format, &found, |mut out| {
+    print(format, &found, |out| {
         let list = |list: &[String]| if list.is_empty() { "-".into() } else { list.join("\n") };
         let now = SystemTime::now();
-        let mut table = Table::plain();
+        let mut table = Table::default();
         let mut rows = |name: &str, text: String| {
             for (number, line) in text.lines().enumerate() {
                 table.row([if number == 0 { name } else { "" }, line]);
@@ -106,32 +102,16 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
         rows("Last used:", age(time(image.last_used.as_deref()), now));
         rows("In use by:", list(&image.in_use_by));
         rows("Pinned by:", list(&image.pinned_by));
-        if let Some(details) = found.details.as_ref().and_then(|it| serde_json::from_str::<ShownDetails>(it.get()).ok())
-        {
-            let or_none = |text: String| if text.is_empty() { "-".into() } else { text };
-            rows("Platform:", or_none(details.platform));
-            rows("Manifest:", or_none(details.manifest));
-            let layer = |layer: ShownLayer| format!("{} {}", or_none(layer.blob), ByteSize(layer.size));
-            rows("Layers:", list(&details.layers.into_iter().map(layer).collect::<Vec<_>>()));
+        if let Some(details) = found.details.as_ref().and_then(|it| serde_json::from_str::<Value>(it.get()).ok()) {
+            let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).unwrap_or("-").to_owned();
+            rows("Platform:", text(&details["platform"]));
+            rows("Manifest:", text(&details["manifest"]));
+            let size = |layer: &Value| ByteSize(layer["size"].as_u64().unwrap_or_default());
+            let layer = |layer: &Value| format!("{} {}", text(&layer["blob"]), size(layer));
+            rows("Layers:", list(&details["layers"].as_array().into_iter().flatten().map(layer).collect::<Vec<_>>()));
         }
-        table.write(&mut out)
-    })?;
-    Ok(ExitCode::SUCCESS)
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ShownDetails {
-    platform: String,
-    manifest: String,
-    layers: Vec<ShownLayer>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ShownLayer {
-    blob: String,
-    size: u64,
+        table.write(out)
+    })
 }
 
 /// The listed size, and the size on disk where known.
@@ -145,17 +125,16 @@ fn size(image: &ImageRow) -> String {
     }
 }
 
-pub(super) async fn usage(node: &Node, arguments: &DfArgs, format: Format) -> Result<ExitCode, Failure> {
+pub(super) async fn usage(node: &Node, verbose: bool, format: Format) -> Result<ExitCode, Failure> {
     let usage = node.ask(UsageRequest::default(), no_steps()).await?;
-    print(format, &usage, |mut out| {
-        totals(&usage).write(&mut out)?;
-        if arguments.verbose || format == Format::Wide {
+    print(format, &usage, |out| {
+        totals(&usage).write(out)?;
+        if verbose || format == Format::Wide {
             writeln!(out)?;
-            image_by_image(&usage, format == Format::Wide).write(&mut out)?;
+            image_by_image(&usage, format == Format::Wide).write(out)?;
         }
         Ok(())
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn image_by_image(usage: &Usage, wide: bool) -> Table {
@@ -163,8 +142,7 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     if wide {
         header.push("NEXT COLLECTION");
     }
-    let (mut table, now) = (Table::plain(), SystemTime::now());
-    table.row(header);
+    let (mut table, now) = (Table::new(header), SystemTime::now());
     let mut images: Vec<&ImageRow> = usage.images.iter().collect();
     images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
     for image in images {
@@ -201,7 +179,7 @@ fn held_by(image: &ImageRow, wide: bool) -> String {
 }
 
 fn totals(usage: &Usage) -> Table {
-    let mut table = Table::plain();
+    let mut table = Table::default();
     table.row(["Directory:", &usage.mountpoint]);
     if usage.capacity > 0 {
         let (capacity, available) = (ByteSize(usage.capacity), ByteSize(usage.available));

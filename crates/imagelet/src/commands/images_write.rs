@@ -1,6 +1,11 @@
 //! `rm`, `untag`, pins, mounts and `status`.
 
-use std::{io::Write as _, process::ExitCode, time::Duration};
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use imagelet_core::{image::ByteSize, text::duration_text};
 use serde_json::json;
@@ -10,7 +15,7 @@ use crate::{
         LastCollection, MountRequest, PinRequest, PinsRequest, RemoveRequest, ShadowRow, Status, StatusRequest,
         UnmountRequest, UnpinRequest, UntagRequest, no_steps, silences,
     },
-    cli::{Format, MountArgs, PatternArgs, RmArgs, UnmountArgs, UntagArgs},
+    cli::{Format, MountArgs},
     failure::Failure,
     node::Node,
     output::{Table, print, printable},
@@ -18,39 +23,29 @@ use crate::{
 
 use super::imports;
 
-pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> Result<ExitCode, Failure> {
-    let (mut removed, mut asked, mut failed) = (Vec::new(), Vec::new(), false);
-    for image in &arguments.images {
-        match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
-            Ok(one) => {
-                if let Some(until) = &one.held_until {
-                    note(&format!(
-                        "warning: `{}` was held until {until} for a container that may still come",
-                        printable(image)
-                    ));
-                }
-                if !one.pinned_by.is_empty() {
-                    let (image, pins) = (printable(image), one.pinned_by.join(", "));
-                    note(&format!("warning: `{image}` was pinned by {}", printable(&pins)));
-                }
-                removed.push(one);
-                asked.push(image.as_str());
-            }
+pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> Result<ExitCode, Failure> {
+    let (mut removed, mut lines, mut failed) = (Vec::new(), Vec::new(), false);
+    for image in images {
+        let one = match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
+            Ok(one) => one,
             Err(failure) => {
                 failed = true;
                 complain(&failure);
+                continue;
             }
+        };
+        if let Some(until) = &one.held_until {
+            note(&format!("warning: `{image}` was held until {until} for a container that may still come"));
         }
+        if !one.pinned_by.is_empty() {
+            note(&format!("warning: `{image}` was pinned by {}", one.pinned_by.join(", ")));
+        }
+        // An image requested by its id is printed with its names, too.
+        let names = if is_id(&one.id, &image) { printable(&one.names.join(" ")) } else { String::new() };
+        lines.push(format!("{}  {names}", one.id).trim_end().to_owned());
+        removed.push(one);
     }
-    print(format, &json!({ "removed": removed }), |out| {
-        removed.iter().zip(&asked).try_for_each(|(one, asked)| match &one.names[..] {
-            // An image requested by its id is printed with its names, too.
-            names if !names.is_empty() && is_id(&one.id, asked) => {
-                writeln!(out, "{}  {}", one.id, printable(&names.join(" ")))
-            }
-            _ => writeln!(out, "{}", one.id),
-        })
-    })?;
+    print(format, &json!({ "removed": removed }), |out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))?;
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -66,20 +61,19 @@ pub(super) fn complain(failure: &Failure) {
     drop(failure.write(&mut std::io::stderr().lock()));
 }
 
-pub(super) async fn untag(node: &Node, arguments: UntagArgs, format: Format) -> Result<ExitCode, Failure> {
-    let removed = node.ask(UntagRequest { image: arguments.image }, silences(note)).await?;
-    print(format, &removed, |out| removed.names.iter().try_for_each(|name| writeln!(out, "{name}")))?;
-    Ok(ExitCode::SUCCESS)
+pub(super) async fn untag(node: &Node, image: String, format: Format) -> Result<ExitCode, Failure> {
+    let removed = node.ask(UntagRequest { image }, silences(note)).await?;
+    print(format, &removed, |out| removed.names.iter().try_for_each(|name| writeln!(out, "{name}")))
 }
 
-pub(super) async fn pin(node: &Node, arguments: PatternArgs, format: Format) -> Result<ExitCode, Failure> {
-    let changed = node.ask(PinRequest { pattern: arguments.pattern }, no_steps()).await?;
+pub(super) async fn pin(node: &Node, pattern: String, format: Format) -> Result<ExitCode, Failure> {
+    let changed = node.ask(PinRequest { pattern }, no_steps()).await?;
     if !changed.changed {
         note(&format!("{} was pinned before", changed.pattern));
     }
     // A misspelt pin matches nothing and looks like any other.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
-        note(&format!("note: `{}` holds no image that is here; one that comes is held", printable(&changed.pattern)));
+        note(&format!("note: `{}` holds no image that is here; one that comes is held", changed.pattern));
         if changed.pattern.starts_with("sha256:")
             && changed.pattern.len() < "sha256:".len() + 12
             && !changed.pattern.contains('*')
@@ -87,18 +81,16 @@ pub(super) async fn pin(node: &Node, arguments: PatternArgs, format: Format) -> 
             note("hint: fewer than 12 digits behind `sha256:` are a tag of a repository of that name, and no digest");
         }
     }
-    print(format, &changed, |out| writeln!(out, "{}", changed.pattern))?;
-    Ok(ExitCode::SUCCESS)
+    print(format, &changed, |out| writeln!(out, "{}", changed.pattern))
 }
 
-pub(super) async fn unpin(node: &Node, arguments: PatternArgs, format: Format) -> Result<ExitCode, Failure> {
-    let changed = node.ask(UnpinRequest { pattern: arguments.pattern }, no_steps()).await?;
+pub(super) async fn unpin(node: &Node, pattern: String, format: Format) -> Result<ExitCode, Failure> {
+    let changed = node.ask(UnpinRequest { pattern }, no_steps()).await?;
     if !changed.changed {
         return Err(Failure::new("NotFound", format!("`{}` is not pinned", changed.pattern))
             .or_hint("`imagelet pins` lists the patterns as they were pinned"));
     }
-    print(format, &changed, |out| writeln!(out, "{}", changed.pattern))?;
-    Ok(ExitCode::SUCCESS)
+    print(format, &changed, |out| writeln!(out, "{}", changed.pattern))
 }
 
 pub(super) fn note(text: &str) {
@@ -107,14 +99,13 @@ pub(super) fn note(text: &str) {
 
 pub(super) async fn pins(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let pins = node.ask(PinsRequest::default(), no_steps()).await?;
-    print(format, &pins, |mut out| {
+    print(format, &pins, |out| {
         let mut table = Table::new(["PATTERN", "IMAGES", "OWNER"]);
         for pin in &pins.pins {
-            table.row([pin.pattern.clone(), pin.images.len().to_string(), pin.owner.clone()]);
+            table.row([&pin.pattern, &pin.images.len().to_string(), &pin.owner]);
         }
-        table.write(&mut out)
-    })?;
-    Ok(ExitCode::SUCCESS)
+        table.write(out)
+    })
 }
 
 pub(super) async fn mount(node: &Node, arguments: MountArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -122,47 +113,41 @@ pub(super) async fn mount(node: &Node, arguments: MountArgs, format: Format) -> 
     let MountArgs { image, rw, suid, dev, .. } = arguments;
     let request = MountRequest { image, directory, writable: rw, suid, dev };
     let mounted = node.ask(request, no_steps()).await?;
-    print(format, &mounted, |out| writeln!(out, "{}", mounted.directory.display()))?;
-    Ok(ExitCode::SUCCESS)
+    print(format, &mounted, |out| writeln!(out, "{}", mounted.directory.display()))
 }
 
-pub(super) async fn unmount(node: &Node, arguments: UnmountArgs, format: Format) -> Result<ExitCode, Failure> {
-    let request = UnmountRequest { directory: absolute(&arguments.directory)?, force: arguments.force };
-    let mounted = node.ask(request, no_steps()).await?;
+pub(super) async fn unmount(node: &Node, directory: &Path, force: bool, format: Format) -> Result<ExitCode, Failure> {
+    let mounted = node.ask(UnmountRequest { directory: absolute(directory)?, force }, no_steps()).await?;
     if mounted.remains {
-        note(
-            "note: the image is still mounted at another place; what was written into it stays until that is unmounted",
-        );
+        note("note: the image is still mounted elsewhere; what was written into it stays until that is unmounted");
     }
-    print(format, &mounted, |out| writeln!(out, "{}", mounted.directory.display()))?;
-    Ok(ExitCode::SUCCESS)
+    print(format, &mounted, |out| writeln!(out, "{}", mounted.directory.display()))
 }
 
 /// The daemon has another working directory, and the store records mounts by their real path.
-fn absolute(directory: &std::path::Path) -> Result<std::path::PathBuf, Failure> {
-    let absolute = std::path::absolute(directory).map_err(|error| Failure::of(&error))?;
+fn absolute(directory: &Path) -> Result<PathBuf, Failure> {
+    let absolute = std::path::absolute(directory)?;
     Ok(std::fs::canonicalize(&absolute).unwrap_or(absolute))
 }
 
 pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Result<ExitCode, Failure> {
     let status = node.ask(StatusRequest::default(), no_steps()).await?;
-    print(format, &status, |mut out| {
-        overview(&status).write(&mut out)?;
+    print(format, &status, |out| {
+        overview(&status).write(out)?;
         if let Some(import) = status.runtime_import.as_ref().filter(|_| is_verbose) {
-            imports::verbose(import, &mut out)?;
+            imports::verbose(import, out)?;
         }
         let duration = |milliseconds| duration_text(Duration::from_secs(milliseconds / 1000));
         let mut section = |header: &[&str], rows: Vec<Vec<String>>| {
             if rows.is_empty() {
                 return Ok(());
             }
-            writeln!(out)?;
-            let mut table = Table::plain();
-            table.row(header);
+            let mut table = Table::new(header);
             for row in rows {
                 table.row(row);
             }
-            table.write(&mut out)
+            writeln!(out)?;
+            table.write(out)
         };
         let pulls = status.pulls.iter().map(|pull| {
             let place = pull.position.map_or_else(|| "-".into(), |place| place.to_string());
@@ -192,12 +177,11 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             vec![open.registry.clone(), pulls.into(), next, format!("{} failures ({})", open.failures, open.class)]
         });
         section(&["REGISTRY", "NOT ASKED FOR", "NEXT ATTEMPT IN", "BECAUSE"], registries.collect())
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn overview(status: &Status) -> Table {
-    let mut table = Table::plain();
+    let mut table = Table::default();
     table.row(["Version:", &status.version]);
     table.row(["Images in:", &status.backend]);
     let since = status.started_at.as_deref().unwrap_or("-");

@@ -17,7 +17,7 @@ pub(super) fn summary(status: &ImportStatus) -> String {
     }
 }
 
-pub(super) fn verbose(status: &ImportStatus, out: &mut impl Write) -> io::Result<()> {
+pub(super) fn verbose(status: &ImportStatus, out: &mut dyn Write) -> io::Result<()> {
     let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".into());
     let folders = match &status.registry_folders {
         Some(folders) if folders.is_empty() => "none".to_owned(),
@@ -25,7 +25,7 @@ pub(super) fn verbose(status: &ImportStatus, out: &mut impl Write) -> io::Result
         None => "not reported by the runtime; imagelet uses its own `registry.configPath`".to_owned(),
     };
     writeln!(out)?;
-    let mut table = Table::plain();
+    let mut table = Table::default();
     table.row(["runtimeImport:", &status.mode]);
     table.row(["Runtime:", &known(&status.runtime)]);
     table.row(["Snapshotter:", &known(&status.snapshotter)]);

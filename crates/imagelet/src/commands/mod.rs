@@ -12,13 +12,14 @@ mod target;
 mod verify;
 mod why;
 
-use std::{io::Write as _, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 use serde_json::json;
 
 use crate::{
-    cli::{Cli, Command, Format, Intent},
+    api::PullRequest,
+    cli::{Cli, Command, EnsureArgs, Format, Intent, PullArgs},
     config::Environment,
     failure::Failure,
     manifests::Manifests,
@@ -41,25 +42,24 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             Ok(ExitCode::SUCCESS)
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format),
-        Command::Completions(arguments) => {
+        Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(arguments.shell, &mut Cli::command(), "imagelet", &mut script);
-            print_bytes(&script)
+            clap_complete::generate(shell, &mut Cli::command(), "imagelet", &mut script);
+            print(Format::Table, &(), |out| out.write_all(&script))
         }
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");
-            print(format, &json!({ "version": version }), |out| writeln!(out, "imagelet {version}"))?;
-            Ok(ExitCode::SUCCESS)
+            print(format, &json!({ "version": version }), |out| writeln!(out, "imagelet {version}"))
         }
         command => {
             // Read before anything is opened: user errors are reported at once.
             let prepared = Prepared::read(&command, &environment)?;
             // `events -f` always ends by a signal: no message.
-            let is_endless = matches!(&command, Command::Events(arguments) if arguments.follow);
+            let is_endless = matches!(command, Command::Events { follow: true });
             let node = find_node(&cli.global, &environment, command.intent()).await?;
             let again = async |intent| find_node(&cli.global, &environment, intent).await;
             let code = tokio::select! {
-                code = ask(&node, again, command, prepared, format) => code,
+                code = run_on(&node, again, command, prepared, format) => code,
                 code = interrupted() => {
                     if !is_endless {
                         images_write::complain(&Failure::new("Cancelled", "interrupted"));
@@ -78,50 +78,52 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
 /// Input of a command, read before the node is opened.
 #[derive(Debug)]
 enum Prepared {
-    Images(pull::PullBatch),
-    Pods { manifests: Manifests, quiet: bool },
+    Images(Vec<PullRequest>),
+    Pods(Manifests),
     Nothing,
 }
 
 impl Prepared {
     fn read(command: &Command, environment: &Environment) -> Result<Self, Failure> {
         Ok(match command {
-            Command::Pull(arguments) => Self::Images(pull::PullBatch::read(arguments, environment)?),
-            Command::Ensure(arguments) => Self::Pods { manifests: ensure::read(arguments)?, quiet: arguments.quiet },
+            Command::Pull(arguments) => Self::Images(pull::read(arguments, environment)?),
+            Command::Ensure(arguments) => Self::Pods(ensure::read(arguments)?),
             _ => Self::Nothing,
         })
     }
 }
 
-async fn ask(
+async fn run_on(
     node: &Node,
     again: impl AsyncFn(Intent) -> Result<Node, Failure>,
     command: Command,
     prepared: Prepared,
     format: Format,
 ) -> Result<ExitCode, Failure> {
-    match prepared {
-        Prepared::Images(prepared) => return pull::run(node, prepared, format).await,
-        Prepared::Pods { manifests, quiet } => return ensure::run(node, manifests, quiet, format).await,
-        Prepared::Nothing => {}
-    }
     match command {
+        Command::Pull(PullArgs { quiet, .. }) | Command::Ensure(EnsureArgs { quiet, .. }) => match prepared {
+            Prepared::Images(requests) => pull::run(node, requests, quiet, format).await,
+            Prepared::Pods(manifests) => ensure::run(node, manifests, quiet, format).await,
+            Prepared::Nothing => Ok(ExitCode::SUCCESS),
+        },
         Command::Ls(arguments) => images::list(node, &arguments, format).await,
-        Command::Inspect(arguments) => images::inspect(node, &arguments, format).await,
-        Command::Df(arguments) => images::usage(node, &arguments, format).await,
-        Command::Rm(arguments) => images_write::remove(node, &arguments, format).await,
-        Command::Untag(arguments) => images_write::untag(node, arguments, format).await,
+        Command::Inspect { quiet, image } => images::inspect(node, quiet, image, format).await,
+        Command::Df { verbose } => images::usage(node, verbose, format).await,
+        Command::Rm { images } => images_write::remove(node, images, format).await,
+        Command::Untag { image } => images_write::untag(node, image, format).await,
         Command::Gc(arguments) => collect::collect(node, &arguments, format).await,
-        Command::Pin(arguments) => images_write::pin(node, arguments, format).await,
-        Command::Unpin(arguments) => images_write::unpin(node, arguments, format).await,
+        Command::Pin { pattern } => images_write::pin(node, pattern, format).await,
+        Command::Unpin { pattern } => images_write::unpin(node, pattern, format).await,
         Command::Pins => images_write::pins(node, format).await,
         Command::Mount(arguments) => images_write::mount(node, arguments, format).await,
-        Command::Unmount(arguments) => images_write::unmount(node, arguments, format).await,
-        Command::Events(arguments) => events::run(node, &arguments, format).await,
-        Command::Why(arguments) => why::why(node, arguments, format).await,
+        Command::Unmount { directory, force } => images_write::unmount(node, &directory, force, format).await,
+        Command::Events { follow } => events::run(node, follow, format).await,
+        Command::Why { image } => why::why(node, image, format).await,
         Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
-        Command::Status(arguments) => images_write::status(node, arguments.verbose, format).await,
-        _ => images_write::status(node, false, format).await,
+        Command::Status { verbose } => images_write::status(node, verbose, format).await,
+        Command::Serve(_) | Command::Config(_) | Command::Completions { .. } | Command::Version => {
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -136,12 +138,5 @@ async fn interrupted() -> ExitCode {
     tokio::select! {
         _ = terminate.recv() => ExitCode::from(EXIT_TERMINATED),
         _ = interrupt.recv() => ExitCode::from(EXIT_INTERRUPTED),
-    }
-}
-
-fn print_bytes(bytes: &[u8]) -> Result<ExitCode, Failure> {
-    match std::io::stdout().lock().write_all(bytes) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::of(&error)),
-        _ => Ok(ExitCode::SUCCESS),
     }
 }

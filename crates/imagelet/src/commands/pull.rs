@@ -9,18 +9,18 @@ use std::{
 use futures_util::{StreamExt as _, stream};
 use imagelet_core::{
     credentials::Secret,
-    image::{ByteSize, Reference},
+    image::{ByteSize, Reference, shown_name},
 };
 use serde_json::json;
 
-use super::images_write::complain;
+use super::{ensure::seconds, images_write::complain};
 use crate::{
     api::{Hidden, Login, PullRequest, Pulled},
-    cli::{Format, Policy, PullArgs},
+    cli::{Format, PullArgs},
     config::Environment,
     failure::Failure,
     node::Node,
-    output::print,
+    output::{print, printable},
     progress::Screen,
 };
 
@@ -28,52 +28,33 @@ use crate::{
 const REQUESTS_AT_ONCE: usize = 4;
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
-#[derive(Debug)]
-pub(super) struct PullBatch {
-    requests: Vec<PullRequest>,
-    quiet: bool,
-}
-
-impl PullBatch {
-    pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Self, Failure> {
-        let login = login(arguments, environment)?;
-        let policy = match arguments.policy {
-            Policy::Always => "Always",
-            Policy::IfNotPresent => "IfNotPresent",
-            Policy::Never => "Never",
-        };
-        let request = |image: &String| {
-            image.parse::<Reference>().map_err(|error| Failure {
-                causes: vec![error.to_string()],
-                ..Failure::new(
-                    "InvalidImageName",
-                    format!("`{}` names no image", imagelet_core::image::shown_name(image)),
-                )
-            })?;
-            Ok(PullRequest {
-                image: image.clone(),
-                policy: policy.into(),
-                login: login.clone(),
-                platform: arguments.platform.as_ref().map(ToString::to_string),
-                ..PullRequest::default()
-            })
-        };
-        let requests = arguments.images.iter().map(request).collect::<Result<_, Failure>>()?;
-        Ok(Self { requests, quiet: arguments.quiet })
-    }
+pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Vec<PullRequest>, Failure> {
+    let login = login(arguments, environment)?;
+    let request = |image: &String| {
+        image.parse::<Reference>().map_err(|error| Failure {
+            reason: "InvalidImageName".into(),
+            ..Failure::because(format!("`{}` names no image", shown_name(image)), &error)
+        })?;
+        Ok(PullRequest {
+            image: image.clone(),
+            policy: arguments.policy.clone(),
+            login: login.clone(),
+            platform: arguments.platform.as_ref().map(ToString::to_string),
+            ..PullRequest::default()
+        })
+    };
+    arguments.images.iter().map(request).collect()
 }
 
 /// Reads a file, or stdin for `-`, up to a limit.
 pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure> {
-    let failed = |error: std::io::Error| Failure::because(format!("could not read `{}`", path.display()), &error);
     let mut text = String::new();
     if path == Path::new("-") {
-        std::io::stdin().lock().take(length_max + 1).read_to_string(&mut text).map_err(failed)?;
+        std::io::stdin().lock().take(length_max + 1).read_to_string(&mut text)
     } else {
-        std::fs::File::open(path)
-            .and_then(|file| file.take(length_max + 1).read_to_string(&mut text))
-            .map_err(failed)?;
+        std::fs::File::open(path).and_then(|file| file.take(length_max + 1).read_to_string(&mut text))
     }
+    .map_err(|error| unread(path, &error))?;
     if text.len() as u64 > length_max {
         return Err(Failure::new("Failed", format!("`{}` is longer than {length_max} bytes", path.display())));
     }
@@ -83,11 +64,8 @@ pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure>
 /// The credentials from a file, the command line, stdin or the environment.
 fn login(arguments: &PullArgs, environment: &Environment) -> Result<Option<Login>, Failure> {
     let text = match (&arguments.creds_file, arguments.creds.as_deref()) {
-        (Some(path), _) => {
-            let file = std::fs::File::open(path).map_err(|error| unread(path, &error))?;
-            Some(first_line(file).map_err(|error| unread(path, &error))?)
-        }
-        (None, Some("-")) => Some(first_line(std::io::stdin()).map_err(|error| Failure::of(&error))?),
+        (Some(path), _) => Some(std::fs::File::open(path).and_then(first_line).map_err(|error| unread(path, &error))?),
+        (None, Some("-")) => Some(first_line(std::io::stdin())?),
         (None, Some(text)) => Some(Secret::new(text)),
         (None, None) => environment.creds.clone(),
     };
@@ -113,9 +91,14 @@ fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
 }
 
 /// Requests all images; a failed one does not stop the others.
-pub(super) async fn run(node: &Node, batch: PullBatch, format: Format) -> Result<ExitCode, Failure> {
-    let screen = Screen::of_stderr(batch.quiet);
-    let outcomes = stream::iter(batch.requests)
+pub(super) async fn run(
+    node: &Node,
+    requests: Vec<PullRequest>,
+    quiet: bool,
+    format: Format,
+) -> Result<ExitCode, Failure> {
+    let screen = Screen::of_stderr(quiet);
+    let outcomes = stream::iter(requests)
         .map(|request| pull(node, request, screen.clone()))
         .buffered(REQUESTS_AT_ONCE)
         .collect::<Vec<Result<Pulled, (String, Failure)>>>()
@@ -148,15 +131,15 @@ async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulle
 }
 
 fn outcome_line(pulled: &Pulled) -> String {
-    let image = crate::output::printable(&pulled.image);
+    let image = printable(&pulled.image);
     if let Some(warning) = &pulled.warning {
-        return format!("warning: {}", crate::output::printable(warning));
+        return format!("warning: {}", printable(warning));
     }
     if pulled.present {
         return format!("{image} is present");
     }
     let size = pulled.size.map_or_else(String::new, |size| format!(" ({})", ByteSize(size)));
-    format!("{image} pulled{size} in {}.{:01}s", pulled.took_ms / 1000, pulled.took_ms % 1000 / 100)
+    format!("{image} pulled{size} in {}", seconds(pulled.took_ms))
 }
 
 #[cfg(test)]

@@ -29,8 +29,11 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
     }
     let mut sources = sources(environment)?;
     if let Some(store) = &global.store {
-        let absolute = std::path::absolute(store).map_err(|error| Failure::of(&error))?;
-        sources.add_flag("--store", "store.directory", text(&absolute)?);
+        let absolute = std::path::absolute(store)?;
+        let text = absolute.to_str();
+        let text =
+            text.ok_or_else(|| Failure::new("InvalidArgument", format!("`{}` is not UTF-8", absolute.display())))?;
+        sources.add_flag("--store", "store.directory", text);
         // A store on the command line overrides the file.
         sources.add_flag("--store", "imageService.cri.endpoint", "");
         return open(&sources, global, environment, intent).await;
@@ -38,10 +41,10 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
     let configured = configured_socket(&sources)?;
     for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
         let node = RemoteNode::new(&socket, patience(global));
-        match socket_use(node.probe().await, configured.is_some()) {
-            SocketUse::Daemon => return Ok(Node::Remote(node)),
-            SocketUse::Next => {}
-            SocketUse::Refuse(why) => return Err(no_daemon(&socket, configured.is_some(), why)),
+        if has_daemon(node.probe().await, configured.is_some())
+            .map_err(|why| no_daemon(&socket, configured.is_some(), why))?
+        {
+            return Ok(Node::Remote(node));
         }
     }
     open(&sources, global, environment, intent).await
@@ -55,22 +58,17 @@ fn patience(global: &Global) -> Duration {
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum SocketUse {
-    Daemon,
-    /// No daemon: try the next socket.
-    Next,
-    Refuse(String),
-}
-
-/// Decides from the probe of a socket, and from whether the configuration names it.
-fn socket_use(probed: Probed, is_configured: bool) -> SocketUse {
+/// Whether there is a daemon, by the probe of a socket and by whether the configuration names it.
+///
+/// # Errors
+/// Why the socket is neither a daemon's nor absent.
+fn has_daemon(probed: Probed, is_configured: bool) -> Result<bool, String> {
     match probed {
-        Probed::Ours => SocketUse::Daemon,
-        Probed::Missing if !is_configured => SocketUse::Next,
-        Probed::Missing => SocketUse::Refuse("there is no such socket".into()),
-        Probed::OtherCri => SocketUse::Refuse("the process listening there is not imagelet".into()),
-        Probed::Silent(error) => SocketUse::Refuse(error.to_string()),
+        Probed::Ours => Ok(true),
+        Probed::Missing if !is_configured => Ok(false),
+        Probed::Missing => Err("there is no such socket".into()),
+        Probed::OtherCri => Err("the process listening there is not imagelet".into()),
+        Probed::Silent(error) => Err(error.to_string()),
     }
 }
 
@@ -83,11 +81,10 @@ fn no_daemon(socket: &Path, is_configured: bool, why: String) -> Failure {
 
 /// The socket that the configuration names.
 fn configured_socket(sources: &Sources) -> Result<Option<std::path::PathBuf>, Failure> {
-    let effective = sources.effective().map_err(|error| Failure::of(&error))?;
-    if !effective.iter().any(|one| one.key == "socket" && one.source != Source::Default) {
+    if !sources.effective()?.iter().any(|one| one.key == "socket" && one.source != Source::Default) {
         return Ok(None);
     }
-    Ok(Some(sources.settings().map_err(|error| Failure::of(&error))?.socket))
+    Ok(Some(sources.settings()?.socket))
 }
 
 /// A running imagelet, or another CRI runtime, which this process then drives.
@@ -115,15 +112,9 @@ async fn by_endpoint(
 fn sources(environment: &Environment) -> Result<Sources, Failure> {
     let mut sources = Sources::new(environment.clone());
     if let Some(file) = &environment.config {
-        sources.add_file(file).map_err(|error| Failure::of(&error))?;
+        sources.add_file(file)?;
     }
     Ok(sources)
-}
-
-fn text(path: &Path) -> Result<String, Failure> {
-    let text =
-        path.to_str().ok_or_else(|| Failure::new("InvalidArgument", format!("`{}` is not UTF-8", path.display())))?;
-    Ok(text.to_owned())
 }
 
 async fn open(sources: &Sources, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
@@ -135,14 +126,13 @@ async fn open(sources: &Sources, global: &Global, environment: &Environment, int
 
 /// The settings of a command: its timeout bounds each configured one.
 fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
-    let failed = |error: crate::config::ConfigError| Failure::of(&error);
-    let settings = sources.settings().map_err(failed)?;
+    let settings = sources.settings()?;
     if settings.runtime_request_timeout <= patience {
         return Ok(settings);
     }
     let mut sources = sources.clone();
     sources.add_flag("--timeout", "runtimeRequestTimeout", duration_text(patience));
-    sources.settings().map_err(failed)
+    Ok(sources.settings()?)
 }
 
 fn is_at_default(settings: &Settings, environment: &Environment) -> bool {
@@ -171,7 +161,7 @@ mod tests {
     fn a_socket_leads_to_the_daemon_or_to_an_error_and_only_its_absence_to_the_store() {
         let silent = |kind| Probed::Silent(Error::from(kind));
         for is_configured in [false, true] {
-            assert_eq!(socket_use(Probed::Ours, is_configured), SocketUse::Daemon);
+            assert_eq!(has_daemon(Probed::Ours, is_configured), Ok(true));
             for probed in [
                 Probed::OtherCri,
                 silent(ErrorKind::ConnectionRefused),
@@ -179,11 +169,11 @@ mod tests {
                 silent(ErrorKind::TimedOut),
             ] {
                 let case = format!("{probed:?}");
-                assert!(matches!(socket_use(probed, is_configured), SocketUse::Refuse(_)), "{case}");
+                assert!(has_daemon(probed, is_configured).is_err(), "{case}");
             }
         }
-        assert_eq!(socket_use(Probed::Missing, false), SocketUse::Next);
-        assert!(matches!(socket_use(Probed::Missing, true), SocketUse::Refuse(_)));
+        assert_eq!(has_daemon(Probed::Missing, false), Ok(false));
+        assert!(has_daemon(Probed::Missing, true).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
 
 use imagelet_core::image::{ByteSize, ImageId};
 
-use super::images_write::complain;
+use super::images_write::{complain, note};
 use crate::{
     api::{Verified, VerifiedImage, VerifiedPart, VerifyRequest},
     cli::{Format, Intent, VerifyArgs},
@@ -30,18 +30,17 @@ pub(super) async fn verify(
     if verified.damaged && !repair && matches!(node, Node::Local(_)) {
         verified = confirm(again, &screen, request, verified).await?;
     }
-    print(format, &verified, |mut out| {
-        table(&verified, format).write(&mut out)?;
+    print(format, &verified, |out| {
+        table(&verified, format).write(out)?;
         findings(&verified, out)
     })?;
     for failure in verified.images.iter().filter_map(|image| image.failure.as_ref()) {
         complain(failure);
     }
     if verified.damaged && !repair {
-        drop(writeln!(
-            io::stderr(),
-            "hint: `imagelet verify --repair` fetches what is damaged, and nothing else; until then damaged images are not listed"
-        ));
+        note(
+            "hint: `imagelet verify --repair` fetches what is damaged, and nothing else; until then damaged images are not listed",
+        );
     }
     Ok(if verified.damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -62,7 +61,7 @@ async fn confirm(
     let node = match again(Intent::Changes).await {
         Err(failure) => {
             complain(&failure);
-            drop(writeln!(io::stderr(), "warning: what is damaged is shown here and not marked in the store"));
+            note("warning: what is damaged is shown here and not marked in the store");
             again(Intent::Looks).await?
         }
         owned => owned?,

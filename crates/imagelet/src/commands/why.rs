@@ -13,7 +13,7 @@ use imagelet_core::{
 
 use crate::{
     api::{ImageRow, PodStartRow, no_steps},
-    cli::{Format, WhyArgs},
+    cli::Format,
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyImage, WhyNext, WhyRequest},
     output::{Table, names, print, printable},
@@ -22,24 +22,23 @@ use crate::{
 /// Pods whose start is shown with an image.
 const PODS_SHOWN_MAX: usize = 3;
 
-pub(super) async fn why(node: &Node, arguments: WhyArgs, format: Format) -> Result<ExitCode, Failure> {
-    let why = node.ask(WhyRequest { image: arguments.image }, no_steps()).await?;
-    print(format, &why, |mut out| {
+pub(super) async fn why(node: &Node, image: String, format: Format) -> Result<ExitCode, Failure> {
+    let why = node.ask(WhyRequest { image }, no_steps()).await?;
+    print(format, &why, |out| {
         for (number, image) in why.images.iter().enumerate() {
             if number > 0 {
                 writeln!(out)?;
             }
-            one(image, why.presence_unknown, format, &mut out)?;
+            one(image, why.presence_unknown, format, out)?;
         }
-        notes(&why, &mut out)
-    })?;
-    Ok(ExitCode::SUCCESS)
+        notes(&why, out)
+    })
 }
 
-fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut impl Write) -> io::Result<()> {
+fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut dyn Write) -> io::Result<()> {
     let wide = format == Format::Wide;
     let id = ImageId::new(&image.id);
-    let mut head = Table::plain();
+    let mut head = Table::default();
     let shown = if wide && !image.names.is_empty() {
         image.names.join(", ")
     } else {
@@ -176,8 +175,7 @@ fn history(history: &[WhyHappening], wide: bool) -> Table {
     if wide {
         header.push("CODE");
     }
-    let mut table = Table::plain();
-    table.row(header);
+    let mut table = Table::new(header);
     for happening in history {
         let what = if happening.shadow { format!("{} (shadow)", happening.what) } else { happening.what.clone() };
         let mut row = vec![happening.at.as_deref().map_or_else(String::new, clock), what, explained(happening)];
@@ -263,18 +261,11 @@ fn spell(name: &str, value: &serde_json::Value, out: &mut String) {
             return;
         }
         Value::Object(fields) => {
-            // The form of durations in logs of earlier versions.
-            if let (2, Some(seconds), Some(nanos)) = (fields.len(), fields.get("secs"), fields.get("nanos")) {
-                let seconds = Duration::from_secs(seconds.as_u64().unwrap_or(0));
-                let nanos = Duration::from_nanos(nanos.as_u64().unwrap_or(0));
-                duration_text(seconds.saturating_add(nanos))
-            } else {
-                for (field, value) in fields {
-                    let dot = if name.is_empty() { "" } else { "." };
-                    spell(&format!("{name}{dot}{field}"), value, out);
-                }
-                return;
+            for (field, value) in fields {
+                let dot = if name.is_empty() { "" } else { "." };
+                spell(&format!("{name}{dot}{field}"), value, out);
             }
+            return;
         }
         other => other.to_string(),
     };
@@ -306,7 +297,7 @@ fn hint(image: &WhyImage) -> Option<String> {
     }
 }
 
-fn notes(why: &Why, out: &mut impl Write) -> io::Result<()> {
+fn notes(why: &Why, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)?;
     if let Some(since) = &why.on_record_since {
         writeln!(out, "On record since {} (UTC).", clock(since))?;

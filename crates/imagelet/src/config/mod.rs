@@ -19,6 +19,5 @@ pub(crate) use self::{
     environment::{Environment, Surroundings},
     keys::CriCallers,
     settings::{Backend, CollectionMode, CollectionOrder, GcSettings, RuntimeSettings, Settings, StoreSettings},
-    sources::{Source, Sourced, Sources},
-    violations::ConfigError,
+    sources::{Source, Sources},
 };

@@ -7,6 +7,7 @@ use std::{
 };
 
 use imagelet_core::text::GoDuration;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::{
@@ -39,12 +40,17 @@ impl fmt::Display for Source {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Sourced {
     /// Dotted path.
     pub(crate) key: String,
     pub(crate) value: Value,
+    #[serde(serialize_with = "as_text")]
     pub(crate) source: Source,
+}
+
+fn as_text<S: Serializer>(source: &Source, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(source)
 }
 
 #[derive(Clone, Debug)]
@@ -250,7 +256,7 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-fn to_value(keys: &impl serde::Serialize) -> Value {
+fn to_value(keys: &impl Serialize) -> Value {
     serde_json::to_value(keys).expect("keys are texts, numbers and lists")
 }
 

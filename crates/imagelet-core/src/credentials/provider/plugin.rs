@@ -312,7 +312,8 @@ impl Provider {
     /// Caches a response; a failure to cache does not fail the lookup.
     fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
         // A negative duration counts as zero.
-        let good_for = response.cache_duration.map_or(self.rules.default_cache_duration, |duration| duration.to_std());
+        let good_for =
+            response.cache_duration.map_or(self.rules.default_cache_duration, crate::text::GoDuration::to_std);
         match CacheKey::new(key_type.base(repository), account) {
             Ok(key) => {
                 let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
