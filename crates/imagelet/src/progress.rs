@@ -39,28 +39,25 @@ impl Screen {
         }
     }
 
-    /// Shows one pull with its layers; dropping the guard removes its bars.
-    pub(crate) fn show(&self, image: &str) -> Shown {
-        self.open(image, BARS_MAX)
-    }
-
-    /// Shows one of several pulls in a line; `width` is the widest name.
-    pub(crate) fn show_in_line(&self, image: &str, width: usize) -> Shown {
-        match self {
-            Self::Bars(_) => self.open(&format!("{image:width$}"), 0),
-            _ => self.open(image, 0),
-        }
-    }
-
-    fn open(&self, image: &str, layers_max: usize) -> Shown {
+    /// Shows a pull with its layers, or in a line of its own if `line_width`, the widest name of several pulls, is
+    /// given. Dropping the guard removes its bars.
+    pub(crate) fn show(&self, image: &str, line_width: Option<usize>) -> Shown {
+        let image = printable(image);
         match self {
             Self::Quiet => Shown { steps: no_steps(), bars: None },
             Self::Lines => {
-                let lines = Lines { image: printable(image), layers: Mutex::default() };
-                Shown { steps: Arc::new(move |step| lines.take(&step)), bars: None }
+                let sizes = Mutex::default();
+                let steps = move |step| {
+                    if let Some(text) = line(&mut lock(&sizes), &step) {
+                        drop(writeln!(std::io::stderr(), "{image}: {text}"));
+                    }
+                };
+                Shown { steps: Arc::new(steps), bars: None }
             }
             Self::Bars(screen) => {
-                let bars = Arc::new(Bars::new(screen.clone(), &printable(image), layers_max));
+                let layers_max = if line_width.is_some() { 0 } else { BARS_MAX };
+                let image = format!("{image:0$}", line_width.unwrap_or(0));
+                let bars = Arc::new(Bars::new(screen.clone(), image, layers_max));
                 let hearing = Arc::clone(&bars);
                 Shown { steps: Arc::new(move |step| hearing.take(step)), bars: Some(bars) }
             }
@@ -91,51 +88,23 @@ impl Drop for Shown {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct LayerProgress {
-    size: u64,
-    received: u64,
-}
-
-/// One line when the image is resolved, one for each layer that ends.
-struct Lines {
-    image: String,
-    layers: Mutex<BTreeMap<String, LayerProgress>>,
-}
-
-impl Lines {
-    fn take(&self, step: &Step) {
-        let text = line(&mut lock(&self.layers), step);
-        if let Some(text) = text {
-            drop(writeln!(std::io::stderr(), "{}: {text}", self.image));
-        }
-    }
-}
-
 /// The line of a step without a terminal.
-fn line(layers: &mut BTreeMap<String, LayerProgress>, step: &Step) -> Option<String> {
+fn line(sizes: &mut BTreeMap<String, ByteSize>, step: &Step) -> Option<String> {
     match step {
         Step::Resolved { layers: resolved, .. } => {
-            *layers = sizes(resolved);
+            *sizes = resolved.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect();
             let total: ByteSize = resolved.iter().map(|layer| ByteSize(layer.size)).sum();
             let plural = if resolved.len() == 1 { "" } else { "s" };
             Some(format!("{} layer{plural}, {total} to fetch at most", resolved.len()))
         }
         Step::Silence { note } => Some(printable(note)),
-        Step::Fetching { .. } => None,
         Step::Present { digest } => Some(format!("layer {} is present", short(digest))),
         Step::Done { digest } => {
-            let size = layers.get(digest).map_or(ByteSize::ZERO, |layer| ByteSize(layer.size));
+            let size = sizes.get(digest).copied().unwrap_or(ByteSize::ZERO);
             Some(format!("layer {} is done ({size})", short(digest)))
         }
         _ => None,
     }
-}
-
-fn sizes(layers: &[LayerSize]) -> BTreeMap<String, LayerProgress> {
-    let layer =
-        |layer: &LayerSize| (layer.digest.clone(), LayerProgress { size: layer.size, ..LayerProgress::default() });
-    layers.iter().map(layer).collect()
 }
 
 fn short(digest: &str) -> &str {
@@ -143,7 +112,7 @@ fn short(digest: &str) -> &str {
     hex.get(..DIGITS).unwrap_or(hex)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -273,13 +242,13 @@ struct Bars {
     screen: MultiProgress,
     total: ProgressBar,
     layers_max: usize,
-    layers: Mutex<BTreeMap<String, (ProgressBar, LayerProgress)>>,
+    layers: Mutex<BTreeMap<String, ProgressBar>>,
 }
 
 impl Bars {
-    fn new(screen: MultiProgress, image: &str, layers_max: usize) -> Self {
+    fn new(screen: MultiProgress, image: String, layers_max: usize) -> Self {
         let total = screen.add(ProgressBar::new_spinner().with_style(style("{spinner} {prefix} {wide_msg}")));
-        total.set_prefix(image.to_owned());
+        total.set_prefix(image);
         total.set_message("asking the registry");
         total.enable_steady_tick(std::time::Duration::from_millis(120));
         Self { screen, total, layers_max, layers: Mutex::default() }
@@ -290,14 +259,13 @@ impl Bars {
         match step {
             Step::Resolved { layers: resolved, .. } => self.resolve(&mut layers, &resolved),
             Step::Fetching { digest, received } => {
-                if let Some((bar, layer)) = layers.get_mut(&digest) {
+                if let Some(bar) = layers.get(&digest) {
                     // A retry starts over; the bar follows.
-                    layer.received = received.min(layer.size);
-                    bar.set_position(layer.received);
+                    bar.set_position(received.min(bar.length().unwrap_or(received)));
                 }
             }
-            Step::Present { digest } => finish(&mut layers, &digest, "present"),
-            Step::Done { digest } => finish(&mut layers, &digest, "done"),
+            Step::Present { digest } => finish(&layers, &digest, "present"),
+            Step::Done { digest } => finish(&layers, &digest, "done"),
             Step::ThroughRuntime => {
                 self.total.set_style(style("{spinner} {prefix} {msg} for {elapsed}"));
                 self.total.set_message(THROUGH_RUNTIME);
@@ -320,12 +288,10 @@ impl Bars {
             }
             Step::Asked { .. } | Step::Image { .. } | Step::Settled { .. } => return,
         }
-        self.total.set_position(layers.values().map(|(_, layer)| layer.received).sum());
+        self.total.set_position(layers.values().map(ProgressBar::position).sum());
     }
 
-    fn resolve(&self, layers: &mut BTreeMap<String, (ProgressBar, LayerProgress)>, resolved: &[LayerSize]) {
-        let known = sizes(resolved);
-        self.total.set_length(known.values().map(|layer| layer.size).sum());
+    fn resolve(&self, layers: &mut BTreeMap<String, ProgressBar>, resolved: &[LayerSize]) {
         self.total.set_style(style(
             "{spinner} {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} {msg}",
         ));
@@ -335,33 +301,28 @@ impl Bars {
             if layers.contains_key(&layer.digest) {
                 continue;
             }
-            let bar = ProgressBar::new(layer.size);
-            let bar = if layers.len() < self.layers_max {
-                self.screen.insert_after(&above, bar)
-            } else {
-                ProgressBar::hidden()
-            };
-            bar.set_style(style("  {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {msg}"));
-            bar.set_prefix(short(&layer.digest).to_owned());
-            if !bar.is_hidden() {
+            let mut bar = ProgressBar::with_draw_target(Some(layer.size), ProgressDrawTarget::hidden());
+            if layers.len() < self.layers_max {
+                bar = self.screen.insert_after(&above, bar);
                 above = bar.clone();
             }
-            layers.insert(layer.digest.clone(), (bar, known[&layer.digest]));
+            bar.set_style(style("  {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {msg}"));
+            bar.set_prefix(short(&layer.digest).to_owned());
+            layers.insert(layer.digest.clone(), bar);
         }
+        self.total.set_length(layers.values().filter_map(ProgressBar::length).sum());
     }
 
     fn clear(&self) {
-        for (bar, _) in lock(&self.layers).values() {
+        for bar in lock(&self.layers).values() {
             bar.finish_and_clear();
         }
         self.total.finish_and_clear();
     }
 }
 
-fn finish(layers: &mut BTreeMap<String, (ProgressBar, LayerProgress)>, digest: &str, word: &'static str) {
-    if let Some((bar, layer)) = layers.get_mut(digest) {
-        layer.received = layer.size;
-        bar.set_position(layer.size);
+fn finish(layers: &BTreeMap<String, ProgressBar>, digest: &str, word: &'static str) {
+    if let Some(bar) = layers.get(digest) {
         bar.finish_with_message(word);
     }
 }
@@ -373,6 +334,7 @@ fn style(template: &str) -> ProgressStyle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::LayerProgress;
 
     #[test]
     fn names_of_pulls_stand_one_under_the_other() {
@@ -387,8 +349,6 @@ mod tests {
         }
         assert_eq!(in_columns(&format!("r.io/a@sha256:{hex}"), 36).trim_end(), "r.io/a@sha256:0123456789ab");
     }
-    use crate::api::LayerProgress;
-
     #[test]
     fn a_pull_is_shown_in_a_line() {
         let layers = vec![

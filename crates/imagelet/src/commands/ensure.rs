@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     io::{self, Write},
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use futures_util::{StreamExt as _, stream};
@@ -19,7 +19,7 @@ use crate::{
     manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
     node::Node,
     output::{Table, print, printable},
-    progress::{Screen, Shown},
+    progress::{Screen, Shown, lock},
 };
 
 /// Pods requested at once; all images of a pod start together.
@@ -115,18 +115,18 @@ impl PodScreen {
         match step {
             Step::Asked { image } => {
                 if let Some(name) = self.images.get(image) {
-                    let shown = self.screen.show_in_line(name, self.width);
-                    self.shown().insert(image, shown);
+                    let shown = self.screen.show(name, Some(self.width));
+                    lock(&self.shown).insert(image, shown);
                 }
             }
             Step::Image { image, of } => {
-                let steps = self.shown().get(&image).map(|shown| Arc::clone(&shown.steps));
+                let steps = lock(&self.shown).get(&image).map(|shown| Arc::clone(&shown.steps));
                 if let Some(steps) = steps {
                     steps(*of);
                 }
             }
             Step::Settled { image, row } => {
-                drop(self.shown().remove(&image));
+                drop(lock(&self.shown).remove(&image));
                 self.screen.say(&format!("{}{}", printable(&self.prefix), outcome_line(&row)));
             }
             Step::Silence { note } => self.screen.say(&printable(&format!("{}{note}", self.prefix))),
@@ -135,11 +135,7 @@ impl PodScreen {
     }
 
     fn clear(&self) {
-        self.shown().clear();
-    }
-
-    fn shown(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Shown>> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shown).clear();
     }
 }
 

@@ -7,13 +7,15 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::Notify;
+
 use crate::{
     api::{EventLine, EventsRequest, NodeEvent},
     cli::Format,
     failure::Failure,
     node::Node,
     output::{Table, printable, printed},
-    progress::PullScreen,
+    progress::{PullScreen, lock},
 };
 
 /// Progress interval for a terminal, and for a program.
@@ -26,7 +28,7 @@ pub(super) async fn run(node: &Node, is_following: bool, format: Format) -> Resu
 
 async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let heard = Mutex::new(Vec::new());
-    let hear = |entry| heard.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+    let hear = |entry| lock(&heard).push(entry);
     node.follow(&EventsRequest::default(), &hear, &|_| {}).await?;
     let heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -48,45 +50,21 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let screen = if is_document(format) { None } else { PullScreen::of_stderr(format == Format::Wide) };
     let every = if is_document(format) { Some(REPORT_PERIOD) } else { screen.as_ref().map(|_| DRAW_PERIOD) };
     let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
-    let screen = Mutex::new(screen);
+    let request = EventsRequest { follow: true, progress_ms };
+    let follower = Mutex::new(Follower { format, screen, last: None, before: None, failed: None });
     // A closed stdout ends the command at the next line.
-    let (gone, reader) = tokio::sync::watch::channel(None);
-    // A daemon repeats events after its connection broke.
-    let position = Mutex::new(Printed::default());
+    let closed = Notify::new();
     let hear = |entry: EventLine| {
-        if position.lock().unwrap_or_else(PoisonError::into_inner).is_again(&entry) {
-            return;
-        }
-        let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = if is_document(format) { line(&entry, format) } else { plain(&entry) };
-        if let (Some(screen), EventLine::Progress(pull)) = (screen.as_mut(), &entry) {
-            screen.show(pull);
-        }
-        if text.is_empty() {
-            return;
-        }
-        let write = || {
-            let mut out = io::stdout().lock();
-            out.write_all(&text).and_then(|()| out.flush())
-        };
-        let written = match screen.as_ref() {
-            Some(screen) => screen.aside(write),
-            None => write(),
-        };
-        if let Err(error) = written {
-            gone.send_replace(Some(error));
+        let mut follower = lock(&follower);
+        if let Err(error) = follower.print(&entry) {
+            follower.failed = Some(error);
+            closed.notify_one();
         }
     };
-    let unread = async {
-        let mut reader = reader;
-        let failed = reader.wait_for(Option::is_some).await.ok()?;
-        failed.as_ref().map(|error| io::Error::new(error.kind(), error.to_string()))
-    };
-    let asked = EventsRequest { follow: true, progress_ms };
+    let note = |text: &str| lock(&follower).note(text);
     let followed = async {
         loop {
-            let note = |text: &str| aside(&screen, text);
-            let failure = match node.follow(&asked, &hear, &note).await {
+            let failure = match node.follow(&request, &hear, &note).await {
                 Ok(()) => return Ok(ExitCode::SUCCESS),
                 Err(failure) => failure,
             };
@@ -94,14 +72,14 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
             if is_document(format) || !is_lost(&failure) {
                 return Err(failure);
             }
-            position.lock().unwrap_or_else(PoisonError::into_inner).lost();
-            aside(&screen, &format!("{}; waiting for it", failure.message));
+            lock(&follower).reconnect();
+            note(&format!("{}; waiting for it", failure.message));
             wait_for(node).await;
         }
     };
     tokio::select! {
         followed = followed => followed,
-        failed = unread => printed(failed.map_or(Ok(()), Err)),
+        () = closed.notified() => printed(lock(&follower).failed.take().map_or(Ok(()), Err)),
     }
 }
 
@@ -109,17 +87,35 @@ fn is_lost(failure: &Failure) -> bool {
     ["Cancelled", "Unavailable"].contains(&failure.reason.as_str())
 }
 
-/// How far a follower has printed, so that a reconnection repeats no event.
-#[derive(Debug, Default)]
-struct Printed {
+/// The display of events as they come.
+#[derive(Debug)]
+struct Follower {
+    format: Format,
+    screen: Option<PullScreen>,
+    /// Time of the last printed event.
     last: Option<String>,
-    /// Events up to this time were printed before the connection broke.
+    /// Events up to this time were printed before the connection broke: a daemon repeats them afterwards.
     before: Option<String>,
+    failed: Option<io::Error>,
 }
 
-impl Printed {
-    fn lost(&mut self) {
-        self.before.clone_from(&self.last);
+impl Follower {
+    fn print(&mut self, entry: &EventLine) -> io::Result<()> {
+        if self.is_again(entry) {
+            return Ok(());
+        }
+        if let (Some(screen), EventLine::Progress(pull)) = (self.screen.as_mut(), entry) {
+            screen.show(pull);
+        }
+        let text = if is_document(self.format) { line(entry, self.format) } else { plain(entry) };
+        if text.is_empty() {
+            return Ok(());
+        }
+        let write = || {
+            let mut out = io::stdout().lock();
+            out.write_all(&text).and_then(|()| out.flush())
+        };
+        self.screen.as_ref().map_or_else(write, |screen| screen.aside(write))
     }
 
     fn is_again(&mut self, entry: &EventLine) -> bool {
@@ -130,15 +126,18 @@ impl Printed {
         }
         is_again
     }
-}
 
-/// Clears the lines of pulls and prints the reason.
-fn aside(screen: &Mutex<Option<PullScreen>>, why: &str) {
-    let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(screen) = screen.as_mut() {
-        screen.clear();
+    fn reconnect(&mut self) {
+        self.before.clone_from(&self.last);
     }
-    drop(writeln!(io::stderr(), "-- {} --", printable(why)));
+
+    /// Clears the lines of pulls and prints a note.
+    fn note(&mut self, text: &str) {
+        if let Some(screen) = &mut self.screen {
+            screen.clear();
+        }
+        drop(writeln!(io::stderr(), "-- {} --", printable(text)));
+    }
 }
 
 async fn wait_for(node: &Node) {
@@ -200,9 +199,9 @@ mod tests {
             let at = Some(format!("2026-08-01T00:00:0{second}.000Z"));
             EventLine::Event(Box::new(NodeEvent { at, ..NodeEvent::default() }))
         };
-        let mut printed = Printed::default();
+        let mut printed = Follower { format: Format::Table, screen: None, last: None, before: None, failed: None };
         assert!(!printed.is_again(&at(1)) && !printed.is_again(&at(2)) && !printed.is_again(&at(2)));
-        printed.lost();
+        printed.reconnect();
         assert!(printed.is_again(&at(1)) && printed.is_again(&at(2)));
         assert!(!printed.is_again(&at(3)) && !printed.is_again(&EventLine::Missed { count: 1 }));
     }

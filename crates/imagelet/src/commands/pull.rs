@@ -122,7 +122,7 @@ pub(super) async fn run(
 
 async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulled, (String, Failure)> {
     let image = request.image.clone();
-    let shown = screen.show(&image);
+    let shown = screen.show(&image, None);
     let outcome = node.ask(request, shown.steps.clone()).await;
     drop(shown);
     let pulled = outcome.map_err(|failure| (image, failure))?;

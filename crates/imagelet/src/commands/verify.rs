@@ -46,7 +46,7 @@ pub(super) async fn verify(
 }
 
 async fn check(node: &Node, screen: &Screen, request: VerifyRequest) -> Result<Verified, Failure> {
-    let shown = screen.show("verify");
+    let shown = screen.show("verify", None);
     node.ask(request, shown.steps.clone()).await
 }
 

@@ -1,13 +1,16 @@
 //! The Kubernetes objects that name images or the credentials to pull them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use imagelet_core::credentials::{PullSecretKind, Secret};
+use imagelet_core::{
+    credentials::{PullSecretKind, Secret},
+    image::Digest,
+};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
-use crate::api::PodImageRequest;
+use crate::api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
 
 /// Longest file of manifests; an operator's bundle has a few megabytes.
 pub(super) const FILE_LENGTH_MAX: usize = 8 << 20;
@@ -24,54 +27,30 @@ const IMAGES_MAX: usize = 1000;
 const LISTS_MAX: usize = 4;
 const POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
-/// An object of a manifest. Has no `Debug`: it may hold a secret.
-pub(super) enum Object {
-    Pod(PodManifest),
-    Secret(SecretManifest),
-    ServiceAccount(AccountManifest),
-    RuntimeClass(ClassManifest),
-    /// An object without images.
-    Other {
-        kind: String,
-    },
+/// The service account of pods that name none.
+const DEFAULT_ACCOUNT: &str = "default";
+
+/// The objects that affect pulls. Of two objects with one name the later applies, as with `kubectl apply`.
+#[derive(Default)]
+pub(super) struct Objects {
+    pub(super) pods: Vec<PodManifest>,
+    /// Each with its file. Without a document: its type is another one, or the type's key is missing.
+    pub(super) secrets: Vec<(PullSecretText, String)>,
+    /// Pull secrets of service accounts by namespace and name.
+    pub(super) accounts: BTreeMap<(String, String), Vec<String>>,
+    /// Handlers of runtime classes, which have no namespace.
+    pub(super) classes: BTreeMap<String, String>,
+    pub(super) kinds: BTreeSet<String>,
+    /// Number of objects without images by file and kind.
+    pub(super) others: BTreeMap<String, BTreeMap<String, usize>>,
 }
 
 /// A Pod, or the pod template of a controller such as a Deployment.
 pub(super) struct PodManifest {
-    pub(super) kind: String,
-    pub(super) named: Named,
-    pub(super) annotations: BTreeMap<String, String>,
-    pub(super) images: Vec<PodImageRequest>,
+    /// Without what other objects decide: secrets and the runtime handler.
+    pub(super) request: PodRequest,
     pub(super) pull_secrets: Vec<String>,
-    pub(super) service_account: String,
     pub(super) runtime_class: String,
-}
-
-/// Name, namespace and uid of an object; absent ones are empty.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Named {
-    pub(super) namespace: String,
-    pub(super) name: String,
-    pub(super) uid: String,
-}
-
-/// A Secret; only registry credentials are read from it.
-pub(super) struct SecretManifest {
-    pub(super) named: Named,
-    pub(super) of_type: String,
-    /// `None`: its type is another one, or the type's key is missing.
-    pub(super) document: Option<Secret>,
-}
-
-pub(super) struct AccountManifest {
-    pub(super) named: Named,
-    pub(super) pull_secrets: Vec<String>,
-}
-
-/// A `RuntimeClass`, which has no namespace.
-pub(super) struct ClassManifest {
-    pub(super) name: String,
-    pub(super) handler: String,
 }
 
 /// Why a file of manifests is rejected. Shows no value: it may be secret.
@@ -168,31 +147,67 @@ struct OtherObject {
     handler: String,
 }
 
-/// The objects of a text, including those in lists.
-pub(super) fn objects(text: &str) -> Result<Vec<Object>, ObjectError> {
-    let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_depth: DEPTH_MAX,
-            max_documents: DOCUMENTS_MAX,
-            max_nodes: NODES_MAX,
-            max_aliases: ALIASES_MAX,
-            max_anchors: ALIASES_MAX,
-            max_total_scalar_bytes: 2 * FILE_LENGTH_MAX,
-        },
-        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: NODES_MAX },
-        with_snippet: false,
-        // `on` and `no` are strings here; only `true` and `false` are booleans.
-        strict_booleans: true,
-    };
-    let documents: Vec<Spanned<Value>> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
-        ObjectError::Syntax { line: error.location().map(|location| location.line()).filter(|line| *line > 0) }
-    })?;
-    let mut found = Vec::new();
-    for mut document in documents {
-        remove_nulls(&mut document.value);
-        collect(document.value, document.referenced.line(), 0, &mut found)?;
+impl Objects {
+    /// Adds the objects of a file, including those in lists.
+    pub(super) fn add(&mut self, file: &str, text: &str) -> Result<(), ObjectError> {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! {
+                max_depth: DEPTH_MAX,
+                max_documents: DOCUMENTS_MAX,
+                max_nodes: NODES_MAX,
+                max_aliases: ALIASES_MAX,
+                max_anchors: ALIASES_MAX,
+                max_total_scalar_bytes: 2 * FILE_LENGTH_MAX,
+            },
+            alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: NODES_MAX },
+            with_snippet: false,
+            // `on` and `no` are strings here; only `true` and `false` are booleans.
+            strict_booleans: true,
+        };
+        let documents: Vec<Spanned<Value>> =
+            serde_saphyr::from_multiple_with_options(text, options).map_err(|error| ObjectError::Syntax {
+                line: error.location().map(|location| location.line()).filter(|line| *line > 0),
+            })?;
+        for mut document in documents {
+            remove_nulls(&mut document.value);
+            self.collect(file, document.value, document.referenced.line(), 0)?;
+        }
+        Ok(())
     }
-    Ok(found)
+
+    fn collect(&mut self, file: &str, mut object: Value, line: u64, depth: usize) -> Result<(), ObjectError> {
+        let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+        if kind.is_empty() {
+            return Err(ObjectError::Nameless { field: "kind", line });
+        }
+        if kind.ends_with("List")
+            && let Some(Value::Array(items)) = object.get_mut("items").map(Value::take)
+        {
+            if depth == LISTS_MAX {
+                return Err(ObjectError::Nested { line });
+            }
+            return items.into_iter().try_for_each(|item| self.collect(file, item, line, depth + 1));
+        }
+        self.kinds.insert(kind.clone());
+        match kind.as_str() {
+            "Pod" => self.pods.push(pod(kind, line, &object, &object)?),
+            "Secret" => self.secrets.push((secret(read(&object, line)?, line)?, file.to_owned())),
+            "ServiceAccount" => {
+                let account: OtherObject = read(&object, line)?;
+                let PodName { namespace, name, .. } = account.metadata.named();
+                self.accounts.insert((namespace, name), names(account.image_pull_secrets));
+            }
+            "RuntimeClass" => {
+                let class: OtherObject = read(&object, line)?;
+                self.classes.insert(class.metadata.name, class.handler);
+            }
+            _ => match template(&object) {
+                Some(template) => self.pods.push(pod(kind, line, &object, template)?),
+                None => *self.others.entry(file.to_owned()).or_default().entry(kind).or_default() += 1,
+            },
+        }
+        Ok(())
+    }
 }
 
 /// A field with `null` counts as absent.
@@ -205,39 +220,6 @@ fn remove_nulls(value: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(remove_nulls),
         _ => {}
     }
-}
-
-fn collect(mut object: Value, line: u64, depth: usize, found: &mut Vec<Object>) -> Result<(), ObjectError> {
-    let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
-    if kind.is_empty() {
-        return Err(ObjectError::Nameless { field: "kind", line });
-    }
-    if kind.ends_with("List")
-        && let Some(Value::Array(items)) = object.get_mut("items").map(Value::take)
-    {
-        if depth == LISTS_MAX {
-            return Err(ObjectError::Nested { line });
-        }
-        return items.into_iter().try_for_each(|item| collect(item, line, depth + 1, found));
-    }
-    found.push(match kind.as_str() {
-        "Pod" => Object::Pod(pod(kind, line, &object, &object)?),
-        "Secret" => Object::Secret(secret(read(&object, line)?, line)?),
-        "ServiceAccount" => {
-            let account: OtherObject = read(&object, line)?;
-            let pull_secrets = names(account.image_pull_secrets);
-            Object::ServiceAccount(AccountManifest { named: account.metadata.named(), pull_secrets })
-        }
-        "RuntimeClass" => {
-            let class: OtherObject = read(&object, line)?;
-            Object::RuntimeClass(ClassManifest { name: class.metadata.name, handler: class.handler })
-        }
-        _ => match template(&object) {
-            Some(template) => Object::Pod(pod(kind, line, &object, template)?),
-            None => Object::Other { kind },
-        },
-    });
-    Ok(())
 }
 
 /// Serde's message shows the value; only the expected type is taken from it.
@@ -292,20 +274,24 @@ fn pod(kind: String, line: u64, object: &Value, template: &Value) -> Result<PodM
         return Err(ObjectError::TooMany { count: images.len(), line });
     }
     let metadata: Metadata = object.get("metadata").map_or_else(|| Ok(Metadata::default()), |it| read(it, line))?;
-    let named = metadata.named();
+    let mut named = metadata.named();
     if named.name.is_empty() {
         return Err(ObjectError::Nameless { field: "metadata.name", line });
     }
-    let account = spec.service_account_name;
-    Ok(PodManifest {
+    if named.uid.is_empty() {
+        named.uid = stable_uid(&[&kind, &named.namespace, &named.name]);
+    }
+    let account = [spec.service_account_name, spec.service_account].into_iter().find(|name| !name.is_empty());
+    let request = PodRequest {
         kind,
-        named,
+        pod: named,
         annotations,
+        service_account: account.unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned()),
         images: images.into_iter().map(|(_, image)| image).collect(),
-        pull_secrets: names(spec.image_pull_secrets),
-        service_account: if account.is_empty() { spec.service_account } else { account },
-        runtime_class: spec.runtime_class_name,
-    })
+        ..PodRequest::default()
+    };
+    let pull_secrets = names(spec.image_pull_secrets);
+    Ok(PodManifest { request, pull_secrets, runtime_class: spec.runtime_class_name })
 }
 
 fn image(role: &str, position: usize, name: String, source: ImageSource, mounts: Vec<String>) -> PodImageRequest {
@@ -317,10 +303,10 @@ fn names(list: Vec<ByName>) -> Vec<String> {
 }
 
 impl Metadata {
-    fn named(self) -> Named {
+    fn named(self) -> PodName {
         // An object with a generated name has none yet; its prefix identifies it.
         let generated = self.generate_name.trim_end_matches('-').to_owned();
-        Named {
+        PodName {
             name: if self.name.is_empty() { generated } else { self.name },
             namespace: if self.namespace.is_empty() { "default".into() } else { self.namespace },
             uid: self.uid,
@@ -329,7 +315,7 @@ impl Metadata {
 }
 
 /// `stringData` wins over `data`, as it does in the API.
-fn secret(object: OtherObject, line: u64) -> Result<SecretManifest, ObjectError> {
+fn secret(object: OtherObject, line: u64) -> Result<PullSecretText, ObjectError> {
     use base64::Engine as _;
     let OtherObject { metadata, r#type: of_type, data, string_data, .. } = object;
     let document = match PullSecretKind::from_type(&of_type).map(PullSecretKind::key) {
@@ -346,18 +332,39 @@ fn secret(object: OtherObject, line: u64) -> Result<SecretManifest, ObjectError>
         },
     };
     let document = document.filter(|document| !document.expose().is_empty());
-    Ok(SecretManifest { named: metadata.named(), of_type, document })
+    let PodName { namespace, name, mut uid } = metadata.named();
+    if uid.is_empty() {
+        // Without a uid nothing proves that a secret of this name is the earlier one: the content is part of its identity.
+        // By name alone, a caller that knows the name would be granted what the earlier secret had opened.
+        uid = stable_uid(&["Secret", &namespace, &name, document.as_ref().map_or("", Secret::expose)]);
+    }
+    Ok(PullSecretText { namespace, name, uid, r#type: of_type, docker_config: document.map(Hidden) })
+}
+
+/// Deterministic for equal parts, and shaped like any other uid.
+fn stable_uid(parts: &[&str]) -> String {
+    let mut bytes = Vec::new();
+    for part in parts {
+        bytes.extend_from_slice(&(part.len() as u64).to_be_bytes());
+        bytes.extend_from_slice(part.as_bytes());
+    }
+    let digest = Digest::of(&bytes);
+    let hex = digest.hex();
+    // Version 8 and variant 1: a custom uid (RFC 9562).
+    format!("{}-{}-8{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..32])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{objects as read, *};
+    use super::*;
+
+    fn read(text: &str) -> Result<Objects, ObjectError> {
+        let mut found = Objects::default();
+        found.add("f.yaml", text).map(|()| found)
+    }
 
     fn pod_of(text: &str) -> PodManifest {
-        match read(text).expect("it reads").remove(0) {
-            Object::Pod(pod) => pod,
-            _ => panic!("no pod"),
-        }
+        read(text).expect("it reads").pods.remove(0)
     }
 
     const SPEC: &str = "{serviceAccount: robot, runtimeClassName: kata, imagePullSecrets: [{name: a}, {name: ''}, {}], \
@@ -369,13 +376,14 @@ mod tests {
     fn every_field_that_names_an_image_is_found() {
         let pod =
             pod_of(&format!("kind: Pod\nmetadata: {{name: web, annotations: {{b: '2', a: '1'}}}}\nspec: {SPEC}\n"));
-        let told: Vec<_> = pod
+        let request = &pod.request;
+        let found: Vec<_> = request
             .images
             .iter()
             .map(|one| (one.role.as_str(), one.name.as_str(), one.image.as_str(), one.policy.as_str()))
             .collect();
         assert_eq!(
-            told,
+            found,
             [
                 ("sidecar", "side", "a", ""),
                 ("container", "app", "b:v1", "Never"),
@@ -383,11 +391,11 @@ mod tests {
                 ("volume", "m", "c", "Always"),
             ]
         );
-        assert_eq!((pod.images[1].mounts.as_slice(), pod.images[3].position), (&["m".to_owned()][..], 1));
-        assert_eq!(pod.annotations, BTreeMap::from([("a".into(), "1".into()), ("b".into(), "2".into())]));
+        assert_eq!((request.images[1].mounts.as_slice(), request.images[3].position), (&["m".to_owned()][..], 1));
+        assert_eq!(request.annotations, BTreeMap::from([("a".into(), "1".into()), ("b".into(), "2".into())]));
         assert_eq!(pod.pull_secrets, ["a", "", ""]);
-        assert_eq!((pod.service_account.as_str(), pod.runtime_class.as_str()), ("robot", "kata"));
-        assert_eq!((pod.named.namespace.as_str(), pod.named.name.as_str()), ("default", "web"));
+        assert_eq!((request.service_account.as_str(), pod.runtime_class.as_str()), ("robot", "kata"));
+        assert_eq!((request.pod.namespace.as_str(), request.pod.name.as_str()), ("default", "web"));
     }
 
     #[test]
@@ -400,9 +408,10 @@ mod tests {
             ("CronJob", format!("spec: {{jobTemplate: {{spec: {{template: {inner}}}}}}}")),
             ("PodTemplate", format!("template: {inner}")),
         ] {
-            let pod = pod_of(&format!("kind: {kind}\nmetadata: {{generateName: nightly-, namespace: ops}}\n{spec}\n"));
-            assert_eq!((pod.kind.as_str(), pod.images.len(), pod.annotations.len()), (kind, 4, 1));
-            assert_eq!((pod.named.namespace.as_str(), pod.named.name.as_str()), ("ops", "nightly"));
+            let PodManifest { request, .. } =
+                pod_of(&format!("kind: {kind}\nmetadata: {{generateName: nightly-, namespace: ops}}\n{spec}\n"));
+            assert_eq!((request.kind.as_str(), request.images.len(), request.annotations.len()), (kind, 4, 1));
+            assert_eq!((request.pod.namespace.as_str(), request.pod.name.as_str()), ("ops", "nightly"));
         }
     }
 
@@ -411,18 +420,17 @@ mod tests {
         let text = "kind: List\nitems:\n- {kind: ServiceList, items: [{kind: Service, metadata: {name: s}, spec: {template: 7}}]}\n\
                     - {kind: ConfigMap, data: {spec: x}}\n- {kind: Pod, metadata: {name: p}, spec: {containers: []}}\n";
         let found = read(text).expect("it reads");
-        assert!(matches!(&found[0], Object::Other { kind } if kind == "Service"));
-        assert!(matches!(&found[1], Object::Other { kind } if kind == "ConfigMap"));
-        assert!(matches!(&found[2], Object::Pod(pod) if pod.named.name == "p"));
+        assert!(found.others["f.yaml"].keys().eq(["ConfigMap", "Service"]));
+        assert_eq!(found.pods[0].request.pod.name, "p");
         let nested = "{kind: List, items: [".repeat(LISTS_MAX + 2) + &"]}".repeat(LISTS_MAX + 2);
         assert_eq!(read(&nested).err(), Some(ObjectError::Nested { line: 1 }));
     }
 
     #[test]
     fn secrets_are_read_from_data_and_plain_text_and_others_hold_nothing() {
-        let read_one = |text: &str| match read(text).expect("it reads").remove(0) {
-            Object::Secret(secret) => secret.document.map(|document| document.expose().to_owned()),
-            _ => panic!("no secret"),
+        let read_one = |text: &str| {
+            let (secret, _) = read(text).expect("it reads").secrets.remove(0);
+            secret.docker_config.map(|document| document.0.expose().to_owned())
         };
         let json = Some("{\"auths\":{}}".to_owned());
         let kind = "kind: Secret\ntype: kubernetes.io/dockerconfigjson\n";
@@ -488,10 +496,11 @@ mod tests {
         let text = "%YAML 1.2\n# bundle\n---\nkind: A\ntext: |\n  ---\n  b\n--- # next\n\n---\n# nothing\n---\n\
                     {\"kind\": \"P\\u006fd\", \"n\": null,\n\t\"metadata\": {\"name\": \"on\"}}\n...\n";
         let found = read(text).expect("it reads");
-        assert!(matches!(&found[0], Object::Other { kind } if kind == "A"));
-        assert!(matches!(&found[1], Object::Pod(pod) if pod.named.name == "on"));
+        assert!(found.kinds.iter().eq(["A", "Pod"]));
+        assert_eq!(found.pods[0].request.pod.name, "on");
         let pod = pod_of("kind: Pod\nmetadata: {name: &x on}\nspec: {containers: [{image: *x, name: '12'}]}\n");
-        assert_eq!((pod.images[0].image.as_str(), pod.images[0].name.as_str()), ("on", "12"));
+        let image = &pod.request.images[0];
+        assert_eq!((image.image.as_str(), image.name.as_str()), ("on", "12"));
     }
 
     #[test]
