@@ -25,8 +25,6 @@ struct Interface {
     without_debug: &'static [&'static str],
     /// Long fields: one that is read is a part of what came, and not a copy.
     shared: &'static [&'static str],
-    /// Whether the stubs of client and server are wanted beside the messages.
-    stubs: bool,
 }
 
 const INTERFACES: [Interface; 3] = [
@@ -34,10 +32,9 @@ const INTERFACES: [Interface; 3] = [
         proto: "crates/imagelet-cri/proto/runtime.proto",
         package: Some("runtime.v1"),
         module: "crates/imagelet-cri/src/v1.rs",
-        purpose: "The wire types and stubs of the Container Runtime Interface.",
+        purpose: "The wire types of the Container Runtime Interface.",
         without_debug: &["runtime.v1.AuthConfig"],
         shared: &[],
-        stubs: true,
     },
     Interface {
         proto: "crates/imagelet-containerd/proto",
@@ -46,7 +43,6 @@ const INTERFACES: [Interface; 3] = [
         purpose: "The wire types of containerd's own interface.",
         without_debug: &[],
         shared: &[],
-        stubs: false,
     },
     Interface {
         proto: "crates/imagelet/proto/imagelet.proto",
@@ -55,7 +51,6 @@ const INTERFACES: [Interface; 3] = [
         purpose: "The wire types of the daemon's own interface.",
         without_debug: &[],
         shared: &[".imagelet.v1.CallReply.result"],
-        stubs: false,
     },
 ];
 
@@ -87,8 +82,10 @@ fn check(interface: &Interface) -> Result<()> {
 
 fn generate(interface: &Interface) -> Result<String> {
     let (protos, include) = sources(&workspace().join(interface.proto))?;
-    let descriptors =
+    let mut descriptors =
         protox::compile(protos, [include]).with_context(|| format!("cannot compile `{}`", interface.proto))?;
+    // Comments are read in the proto file.
+    descriptors.file.iter_mut().for_each(|file| file.source_code_info = None);
     let out = OutFolder::new(interface.module)?;
     let builder = tonic_prost_build::configure()
         .out_dir(&out.0)
@@ -96,8 +93,8 @@ fn generate(interface: &Interface) -> Result<String> {
         .emit_rerun_if_changed(false)
         // Sorted, so that equal messages have equal bytes.
         .btree_map(".")
-        .build_client(interface.stubs)
-        .build_server(interface.stubs)
+        .build_client(false)
+        .build_server(false)
         .skip_debug(interface.without_debug);
     let builder = interface.shared.iter().fold(builder, tonic_prost_build::Builder::bytes);
     builder.compile_fds(descriptors).with_context(|| format!("cannot generate `{}`", interface.module))?;

@@ -32,7 +32,11 @@ const WRITE_BYTES_MAX: u64 = 1 << 20;
 /// Messages that wait for the connection.
 const WRITE_STEPS_MAX: usize = 2;
 
-pub use snapshots::Kind as SnapshotKind;
+/// `Kind` of a snapshot.
+pub(crate) const COMMITTED: i32 = 3;
+/// `WriteAction` of a step.
+const WRITE: i32 = 1;
+const COMMIT: i32 = 2;
 
 /// A resource of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +84,8 @@ impl ContainerdClient {
 
     /// The names of all namespaces.
     pub async fn namespaces(&self) -> Result<Vec<String>, ContainerdError> {
-        let message = namespaces::ListNamespacesRequest::default();
         let listed: namespaces::ListNamespacesResponse =
-            self.connection.ask(("Namespaces.List", ""), CALL_MAX, message).await?;
+            self.connection.ask(("Namespaces.List", ""), CALL_MAX, ()).await?;
         Ok(listed.namespaces.into_iter().map(|namespace| namespace.name).collect())
     }
 
@@ -90,8 +93,7 @@ impl ContainerdClient {
     pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Result<(), ContainerdError> {
         let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
         let message = leases::CreateRequest { id: lease.as_str().to_owned(), labels };
-        let created = self.connection.ask(("Leases.Create", lease.as_str()), CALL_MAX, message);
-        created.await.map(|_: leases::CreateResponse| ())
+        self.connection.ask(("Leases.Create", lease.as_str()), CALL_MAX, message).await
     }
 
     /// Deletes a lease; with `collects` returns after the next collection. An absent lease is no error.
@@ -171,7 +173,7 @@ impl ContainerdClient {
 
     /// All snapshots of a snapshotter.
     pub async fn snapshots(&self, snapshotter: &str) -> Result<Vec<snapshots::Info>, ContainerdError> {
-        let message = snapshots::ListSnapshotsRequest { snapshotter: snapshotter.to_owned(), filters: Vec::new() };
+        let message = snapshots::ListSnapshotsRequest { snapshotter: snapshotter.to_owned() };
         let items = |page: snapshots::ListSnapshotsResponse| page.info;
         self.connection.list(("Snapshots.List", snapshotter), message, items).await
     }
@@ -199,14 +201,13 @@ impl ContainerdClient {
         let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
         let update_mask = Some(types::FieldMask { paths });
         let message = content::UpdateRequest { info: Some(info), update_mask };
-        let updated = self.connection.ask(("Content.Update", digest), CALL_MAX, message);
-        updated.await.map(|_: content::UpdateResponse| ())
+        self.connection.ask(("Content.Update", digest), CALL_MAX, message).await
     }
 
     /// All blobs of the namespace.
     pub async fn contents(&self) -> Result<Vec<content::Info>, ContainerdError> {
         let items = |page: content::ListContentResponse| page.info;
-        self.connection.list(("Content.List", ""), content::ListContentRequest::default(), items).await
+        self.connection.list(("Content.List", ""), (), items).await
     }
 
     /// Writes a blob of `size` bytes with its labels.
@@ -223,7 +224,7 @@ impl ContainerdClient {
             let mut answers = grpc.streaming(request, path("Content.Write"), codec).await?.into_inner();
             let mut written = None;
             while let Some(answer) = answers.message().await? {
-                if answer.action() == content::WriteAction::Commit {
+                if answer.action == COMMIT {
                     written = Some(answer.digest);
                 }
             }
@@ -252,8 +253,7 @@ impl ContainerdClient {
 
     /// All image records of the namespace.
     pub async fn images(&self) -> Result<Vec<images::Image>, ContainerdError> {
-        let message = images::ListImagesRequest::default();
-        let listed: images::ListImagesResponse = self.connection.ask(("Images.List", ""), CALL_MAX, message).await?;
+        let listed: images::ListImagesResponse = self.connection.ask(("Images.List", ""), CALL_MAX, ()).await?;
         Ok(listed.images)
     }
 
@@ -261,8 +261,7 @@ impl ContainerdClient {
     pub async fn create_image(&self, image: images::Image) -> Result<(), ContainerdError> {
         let name = image.name.clone();
         let message = images::CreateImageRequest { image: Some(image) };
-        let answered = self.connection.ask(("Images.Create", &name), CALL_MAX, message);
-        answered.await.map(|_: images::CreateImageResponse| ())
+        self.connection.ask(("Images.Create", &name), CALL_MAX, message).await
     }
 
     /// Sets target and labels of an image record; its other labels stay.
@@ -271,8 +270,7 @@ impl ContainerdClient {
         let labels = image.labels.keys().map(|key| format!("labels.{key}"));
         let paths = std::iter::once("target".to_owned()).chain(labels).collect();
         let message = images::UpdateImageRequest { image: Some(image), update_mask: Some(types::FieldMask { paths }) };
-        let answered = self.connection.ask(("Images.Update", &name), CALL_MAX, message);
-        answered.await.map(|_: images::UpdateImageResponse| ())
+        self.connection.ask(("Images.Update", &name), CALL_MAX, message).await
     }
 
     /// The snapshotter plugins.
@@ -310,9 +308,9 @@ async fn send_steps(
         let mut data = vec![0; usize::try_from(step_size).expect("a step is short")];
         bytes.read_exact(&mut data).await?;
         let is_last = offset + step_size == size;
-        let action = if is_last { content::WriteAction::Commit } else { content::WriteAction::Write };
+        let action = if is_last { COMMIT } else { WRITE };
         let mut step = content::WriteContentRequest {
-            action: action.into(),
+            action,
             r#ref: name.clone(),
             total,
             expected: digest.to_owned(),
@@ -373,8 +371,8 @@ mod tests {
             }
             assert_eq!(messages.len(), count, "{size}");
             let (last, first) = messages.split_last().unwrap();
-            assert_eq!((last.action(), &last.labels), (content::WriteAction::Commit, &labels));
-            assert!(first.iter().all(|step| step.action() == content::WriteAction::Write && step.labels.is_empty()));
+            assert_eq!((last.action, &last.labels), (COMMIT, &labels));
+            assert!(first.iter().all(|step| step.action == WRITE && step.labels.is_empty()));
             let mut offset = 0;
             for step in &messages {
                 assert_eq!((step.offset, &step.r#ref), (offset, &messages[0].r#ref));

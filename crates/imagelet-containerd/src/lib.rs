@@ -19,7 +19,7 @@ mod sink;
 mod sizes;
 pub mod v1;
 
-pub use client::{ContainerdClient, LeasedResource, SnapshotKind};
+pub use client::{ContainerdClient, LeasedResource};
 pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;
 pub use place::ImportObstacle;

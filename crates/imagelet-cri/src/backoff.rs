@@ -37,17 +37,16 @@ impl Backoff {
         }
     }
 
-    /// Records an attempt. `random` is between 0 and 1.
-    pub(crate) fn ended(&self, result: &io::Result<()>, now: Instant, random: f64) {
+    /// Records a failed attempt. `random` is between 0 and 1.
+    pub(crate) fn failed(&self, why: String, now: Instant, random: f64) {
         let mut state = self.lock();
-        match result {
-            Ok(()) => *state = Attempts::default(),
-            Err(error) => {
-                state.until = Some(now + wait(state.failures, random));
-                state.failures = state.failures.saturating_add(1);
-                state.why = error.to_string();
-            }
-        }
+        state.until = Some(now + wait(state.failures, random));
+        state.failures = state.failures.saturating_add(1);
+        state.why = why;
+    }
+
+    pub(crate) fn reset(&self) {
+        *self.lock() = Attempts::default();
     }
 
     fn lock(&self) -> MutexGuard<'_, Attempts> {
@@ -80,18 +79,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn no_connection_is_tried_before_the_wait_is_over_and_success_resets_it() {
         let backoff = Backoff::default();
-        let failed = || Err(io::Error::new(io::ErrorKind::ConnectionRefused, "connection refused"));
+        let failed = || "connection refused".to_owned();
         let now = Instant::now();
         assert!(backoff.check(now).is_ok());
-        backoff.ended(&failed(), now, 0.5);
+        backoff.failed(failed(), now, 0.5);
         assert_eq!(backoff.check(now + Duration::from_millis(99)).unwrap_err().to_string(), "connection refused");
         let second = now + Duration::from_millis(100);
         assert!(backoff.check(second).is_ok());
-        backoff.ended(&failed(), second, 0.5);
+        backoff.failed(failed(), second, 0.5);
         assert!(backoff.check(second + Duration::from_millis(159)).is_err());
-        backoff.ended(&Ok(()), second, 0.5);
+        backoff.reset();
         assert!(backoff.check(second).is_ok());
-        backoff.ended(&failed(), second, 0.5);
+        backoff.failed(failed(), second, 0.5);
         assert!(backoff.check(second + Duration::from_millis(100)).is_ok(), "counted anew");
     }
 }

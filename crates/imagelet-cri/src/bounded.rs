@@ -54,7 +54,7 @@ where
 
 async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {
     let mut client = Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    client.ready().await.map_err(|error| Status::unknown(format!("Service was not ready: {error}")))?;
+    client.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
     Ok(client)
 }
 
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_counted_over_all_of_its_messages() {
-        let message = v1::StreamImagesResponse { images: vec![v1::Image::default(); 1000] }.encode_to_vec();
+        let message = v1::ListImagesResponse { images: vec![v1::Image::default(); 1000] }.encode_to_vec();
         let taken = |message: &[u8]| {
             std::iter::successors(LIST.less(message), |left| left.less(message)).take(1_000_000).count()
         };

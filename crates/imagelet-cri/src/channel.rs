@@ -1,15 +1,14 @@
 //! Connects to a runtime's socket, lazily and again after it was away, and bounds each call in time.
 
 use std::{
+    error::Error as _,
     hash::{BuildHasher as _, RandomState},
     io,
     path::Path,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -21,11 +20,7 @@ use imagelet_core::{
     wire::MessageBounds,
 };
 use prost::Message;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::UnixStream,
-    time::Instant,
-};
+use tokio::{net::UnixStream, time::Instant};
 use tonic::{
     Request, Status,
     transport::{Channel, Uri},
@@ -38,26 +33,23 @@ use crate::{
     bounded::{self, LIST, ONE},
     convert::{Call, error_from_status},
     stall::Stalled,
-    trace::Tracing,
+    trace,
 };
 
 /// The limit of one attempt; the interface's own minimum.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// One attempt, unless the backoff forbids it.
-async fn dial(path: &Path, backoff: &Arc<Backoff>) -> io::Result<ProbedConnection> {
+/// One attempt, unless the backoff forbids it. It counts as failed until a call is answered: a peer that accepts and drops
+/// connections is not dialled without end.
+async fn dial(path: &Path, backoff: &Backoff) -> io::Result<TokioIo<UnixStream>> {
     backoff.check(Instant::now())?;
     let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
         Ok(connected) => connected,
         Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the connection was not accepted in time")),
     };
-    match connected {
-        Ok(stream) => Ok(ProbedConnection { stream, backoff: Arc::clone(backoff), received: 0, is_peer: false }),
-        Err(error) => {
-            backoff.ended(&Err(io::Error::new(error.kind(), error.to_string())), Instant::now(), random());
-            Err(error)
-        }
-    }
+    let why = connected.as_ref().err().map_or("the peer has not answered yet".to_owned(), ToString::to_string);
+    backoff.failed(why, Instant::now(), random());
+    connected.map(TokioIo::new)
 }
 
 /// Each `RandomState` has its own seed: random enough for jitter.
@@ -65,93 +57,14 @@ fn random() -> f64 {
     f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX)
 }
 
-/// A connection that counts as a failed attempt unless its peer opens the protocol.
-///
-/// Otherwise a peer that accepts and drops connections would be dialled without end by a call without a deadline.
-struct ProbedConnection {
-    stream: UnixStream,
-    backoff: Arc<Backoff>,
-    /// Bytes received so far, up to the deciding one.
-    received: usize,
-    is_peer: bool,
-}
-
-/// Every server's first frame has this type, in its fourth byte (RFC 9113, section 3.4).
-const TYPE_SETTINGS: u8 = 4;
-const TYPE_AT: usize = 3;
-
-impl ProbedConnection {
-    fn inspect(&mut self, bytes: &[u8]) {
-        if self.received > TYPE_AT {
-            return;
-        }
-        if bytes.get(TYPE_AT - self.received) == Some(&TYPE_SETTINGS) {
-            self.is_peer = true;
-            self.backoff.ended(&Ok(()), Instant::now(), 0.0);
-        }
-        self.received += bytes.len();
-    }
-}
-
-impl Drop for ProbedConnection {
-    fn drop(&mut self) {
-        if !self.is_peer {
-            let error = io::Error::new(
-                io::ErrorKind::ConnectionReset,
-                "the peer closed the connection before it opened the protocol",
-            );
-            self.backoff.ended(&Err(error), Instant::now(), random());
-        }
-    }
-}
-
-impl AsyncRead for ProbedConnection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        self.inspect(&buffer.filled()[before..]);
-        read
-    }
-}
-
-impl AsyncWrite for ProbedConnection {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-}
-
 /// A peer with its timeout. Clones share the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) channel: Channel,
+    backoff: Arc<Backoff>,
     endpoint: Endpoint,
     /// The limit of each call but a pull.
     timeout: Duration,
-    tracing: Tracing,
     /// Whether lists are streamed; off for good once the runtime has no streams. Clones share it.
     streams: Arc<AtomicBool>,
 }
@@ -165,21 +78,18 @@ impl Peer {
         }
         let path = endpoint.path().to_owned();
         let backoff = Arc::new(Backoff::default());
+        let dialled = Arc::clone(&backoff);
         // The URI only sets the `:authority`; the connector dials the socket.
         let channel =
             Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
-                let (path, backoff) = (path.clone(), Arc::clone(&backoff));
-                async move { dial(&path, &backoff).await.map(TokioIo::new) }
+                let (path, backoff) = (path.clone(), Arc::clone(&dialled));
+                async move { dial(&path, &backoff).await }
             }));
-        Ok(Self { channel, endpoint: endpoint.clone(), timeout, tracing: Tracing::default(), streams: Arc::default() })
+        Ok(Self { channel, backoff, endpoint: endpoint.clone(), timeout, streams: Arc::default() })
     }
 
     pub(crate) fn stream_lists(&mut self, on: bool) {
         self.streams = Arc::new(AtomicBool::new(on));
-    }
-
-    pub(crate) fn trace(&mut self, tracing: Tracing) {
-        self.tracing = tracing;
     }
 
     /// Sends one call and waits for its answer within the timeout.
@@ -214,36 +124,33 @@ impl Peer {
         A: Message + Default + 'static,
     {
         let mut request = Request::new(message);
-        self.tracing.inject(request.metadata_mut());
+        trace::inject(request.metadata_mut());
         let sent = Box::pin(bounded::unary(self.channel.clone(), call.path(), request, ONE));
-        self.tracing.follow(call, sent).await
+        let answer = trace::follow(call, sent).await;
+        self.note(answer.as_ref().err());
+        answer
     }
 
     /// A list: streamed (`docs/spec/cri.md §3.1`) if that is on and the runtime supports it, so that no list exceeds
     /// one message; else whole. A failed stream's partial result is dropped.
-    pub(crate) async fn list<T, S, Page, W, Whole>(
+    pub(crate) async fn list<A: Message + Default + 'static, T>(
         &self,
-        (stream, stream_request, items_of_page): (Call, S, fn(Page) -> Vec<T>),
-        (whole, whole_request, items): (Call, W, fn(Whole) -> Vec<T>),
-    ) -> Result<Vec<T>, RuntimeError>
-    where
-        S: Message + 'static,
-        Page: Message + Default + 'static,
-        W: Message + 'static,
-        Whole: Message + Default + 'static,
-    {
+        stream: Call,
+        whole: Call,
+        items: fn(A) -> Vec<T>,
+    ) -> Result<Vec<T>, RuntimeError> {
         let deadline = self.deadline();
         if self.streams.load(Ordering::Relaxed) {
             let channel = self.channel.clone();
-            let read = |request| async move {
-                let mut pages = bounded::stream::<_, Page>(channel, stream.path(), request, LIST).await?;
+            let read = |request: Request<()>| async move {
+                let mut pages = bounded::stream::<_, A>(channel, stream.path(), request, LIST).await?;
                 let mut all = Vec::new();
                 while let Some(page) = pages.message().await? {
-                    all.extend(items_of_page(page));
+                    all.extend(items(page));
                 }
                 Ok(all)
             };
-            match self.until(deadline, stream, stream_request, read).await {
+            match self.until(deadline, stream, (), read).await {
                 Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
                     tracing::info!("the runtime does not stream lists; asking for whole ones from now on");
                     self.streams.store(false, Ordering::Relaxed);
@@ -251,7 +158,7 @@ impl Peer {
                 streamed => return streamed,
             }
         }
-        self.ask_until(deadline, whole, whole_request, LIST).await.map(items)
+        self.ask_until(deadline, whole, (), LIST).await.map(items)
     }
 
     fn deadline(&self) -> Instant {
@@ -271,10 +178,14 @@ impl Peer {
         let mut request = Request::new(message);
         // The peer receives the deadline and stops working for a call that has ended.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-        self.tracing.inject(request.metadata_mut());
+        trace::inject(request.metadata_mut());
         // Boxed: a call is large, and would be part of each outer future.
         let sent = Box::pin(send(request));
-        match tokio::time::timeout_at(deadline, self.tracing.follow(call, sent)).await {
+        let answer = tokio::time::timeout_at(deadline, trace::follow(call, sent)).await;
+        if let Ok(answer) = &answer {
+            self.note(answer.as_ref().err());
+        }
+        match answer {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
                 // No caller cancelled, so the peer's `Cancelled` means the deadline it received.
@@ -284,6 +195,13 @@ impl Peer {
                 error => Err(error),
             },
             Err(_) => Err(self.timed_out(call)),
+        }
+    }
+
+    /// Ends the backoff after an answer. A status with a cause was made on this side.
+    pub(crate) fn note(&self, failed: Option<&Status>) {
+        if failed.is_none_or(|status| status.source().is_none()) {
+            self.backoff.reset();
         }
     }
 

@@ -17,7 +17,6 @@ use crate::{
     channel::Peer,
     convert::{self, Call},
     stall::{self, Look, StallWatch},
-    trace::Tracing,
     v1,
 };
 
@@ -60,13 +59,6 @@ impl RemoteImageService {
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
-        self
-    }
-
-    /// Sets what is traced of its calls; by default only a caller's trace.
-    #[must_use]
-    pub fn traced(mut self, tracing: Tracing) -> Self {
-        self.peer.trace(tracing);
         self
     }
 
@@ -132,13 +124,8 @@ impl ImageService for RemoteImageService {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
             return Ok(self.status(spec).await?.into_iter().collect());
         }
-        let images = self.peer.list(
-            (Call::Image("StreamImages"), v1::StreamImagesRequest::default(), |page: v1::StreamImagesResponse| {
-                page.images
-            }),
-            (Call::Image("ListImages"), v1::ListImagesRequest::default(), |list: v1::ListImagesResponse| list.images),
-        );
-        let images = Box::pin(images).await?;
+        let items = |list: v1::ListImagesResponse| list.images;
+        let images = self.peer.list(Call::Image("StreamImages"), Call::Image("ListImages"), items).await?;
         Ok(images.into_iter().map(convert::image_from_wire).collect())
     }
 
@@ -171,14 +158,14 @@ impl ImageService for RemoteImageService {
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         require_name(spec)?;
         let request = v1::RemoveImageRequest { image: Some(convert::spec_to_wire(spec)) };
-        match self.peer.ask::<_, v1::RemoveImageResponse>(Call::Remove, request).await {
+        match self.peer.ask(Call::Remove, request).await {
             Err(error) if error.kind() != RuntimeErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            Err(_) | Ok(()) => Ok(()),
         }
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let response = self.peer.ask(Call::Image("ImageFsInfo"), v1::ImageFsInfoRequest {}).await?;
+        let response = self.peer.ask(Call::Image("ImageFsInfo"), ()).await?;
         Ok(convert::filesystems_from_wire(response))
     }
 }
@@ -225,13 +212,6 @@ impl RemoteContainerService {
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
-        self
-    }
-
-    /// Sets what is traced of its calls; by default only a caller's trace.
-    #[must_use]
-    pub fn traced(mut self, tracing: Tracing) -> Self {
-        self.peer.trace(tracing);
         self
     }
 
@@ -282,7 +262,7 @@ impl RemoteContainerService {
 
     /// One container; an absent container is no error.
     async fn ask_container(&self, id: &str) -> Result<Option<v1::ContainerStatusResponse>, RuntimeError> {
-        let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        let request = v1::ContainerStatusRequest { container_id: id.to_owned() };
         present(self.peer.ask(Call::Runtime("ContainerStatus"), request).await)
     }
 }
@@ -290,36 +270,16 @@ impl RemoteContainerService {
 #[async_trait]
 impl ContainerService for RemoteContainerService {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
-        let containers = self.peer.list(
-            (
-                Call::Runtime("StreamContainers"),
-                v1::StreamContainersRequest::default(),
-                |page: v1::StreamContainersResponse| page.containers,
-            ),
-            (
-                Call::Runtime("ListContainers"),
-                v1::ListContainersRequest::default(),
-                |list: v1::ListContainersResponse| list.containers,
-            ),
-        );
-        let containers = Box::pin(containers).await?;
+        let items = |list: v1::ListContainersResponse| list.containers;
+        let containers =
+            self.peer.list(Call::Runtime("StreamContainers"), Call::Runtime("ListContainers"), items).await?;
         Ok(containers.into_iter().map(convert::container_from_wire).collect())
     }
 
     async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
-        let sandboxes = self.peer.list(
-            (
-                Call::Runtime("StreamPodSandboxes"),
-                v1::StreamPodSandboxesRequest::default(),
-                |page: v1::StreamPodSandboxesResponse| page.pod_sandboxes,
-            ),
-            (
-                Call::Runtime("ListPodSandbox"),
-                v1::ListPodSandboxRequest::default(),
-                |list: v1::ListPodSandboxResponse| list.items,
-            ),
-        );
-        let sandboxes = Box::pin(sandboxes).await?;
+        let items = |list: v1::ListPodSandboxResponse| list.items;
+        let sandboxes =
+            self.peer.list(Call::Runtime("StreamPodSandboxes"), Call::Runtime("ListPodSandbox"), items).await?;
         Ok(sandboxes.into_iter().filter_map(convert::sandbox_from_wire).collect())
     }
 

@@ -9,8 +9,6 @@ mod channel;
 mod client;
 mod convert;
 mod endpoint;
-#[cfg(feature = "test-util")]
-pub mod pods;
 mod server;
 mod stall;
 mod trace;
@@ -18,9 +16,9 @@ pub mod v1;
 
 pub use address::{Address, AddressError, AddressPlatform, Protocol, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
+pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};
-pub use server::{Handlers, ListenError, RuntimeServer, listen, routes};
-pub use trace::Tracing;
+pub use server::{ListenError, RuntimeServer, listen, routes};
 
 /// The longest message in either direction; the interface's own limit.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

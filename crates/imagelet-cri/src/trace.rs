@@ -14,54 +14,24 @@ const COMPANIONS: [(&str, usize); 2] = [("tracestate", 512), ("baggage", 8192)];
 /// `00-TRACE-SPAN-FLAGS`; later versions may append to it.
 const PARENT_LENGTH: usize = 55;
 
-/// What is traced of a client's calls.
-///
-/// The trace of an incoming call is propagated to the calls made for it (W3C trace context).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tracing {
-    /// Nothing; a caller's trace is not propagated.
-    Off,
-    /// A caller's trace is propagated; the calls are no spans.
-    #[default]
-    Passed,
-    /// Also each call is a span of the `tracing` crate named `cri_call`, with an event for the request and the
-    /// response.
-    Spans,
-}
-
-impl Tracing {
-    pub(crate) async fn follow<A>(
-        self,
-        call: Call,
-        sent: impl Future<Output = Result<A, Status>>,
-    ) -> Result<A, Status> {
-        if self != Self::Spans {
-            return sent.await;
-        }
-        let span = tracing::debug_span!(
-            "cri_call",
-            otel.kind = "client",
-            rpc.system = "grpc",
-            rpc.method = call.method(),
-            rpc.grpc.status = tracing::field::Empty,
-        );
-        let followed = async {
-            tracing::debug!("message sent");
-            let answer = sent.await;
-            let code = answer.as_ref().err().map_or(tonic::Code::Ok, Status::code);
-            tracing::Span::current().record("rpc.grpc.status", code_name(code));
-            tracing::debug!("message received");
-            answer
-        };
-        followed.instrument(span).await
-    }
-
-    /// Adds the trace of the running call, if it is propagated.
-    pub(crate) fn inject(self, metadata: &mut MetadataMap) {
-        if self != Self::Off {
-            inject(metadata);
-        }
-    }
+/// Follows a client's call with a span and an event for the request and the response.
+pub(crate) async fn follow<A>(call: Call, sent: impl Future<Output = Result<A, Status>>) -> Result<A, Status> {
+    let span = tracing::debug_span!(
+        "cri_call",
+        otel.kind = "client",
+        rpc.system = "grpc",
+        rpc.method = call.method(),
+        rpc.grpc.status = tracing::field::Empty,
+    );
+    let followed = async {
+        tracing::debug!("message sent");
+        let answer = sent.await;
+        let code = answer.as_ref().err().map_or(tonic::Code::Ok, Status::code);
+        tracing::Span::current().record("rpc.grpc.status", code_name(code));
+        tracing::debug!("message received");
+        answer
+    };
+    followed.instrument(span).await
 }
 
 tokio::task_local! {
@@ -94,7 +64,8 @@ impl TraceContext {
     }
 }
 
-fn inject(metadata: &mut MetadataMap) {
+/// Adds the trace of the running call.
+pub(crate) fn inject(metadata: &mut MetadataMap) {
     // No scope: the call was not made for an incoming one.
     let _ = CURRENT.try_with(|current| {
         for (name, value) in &current.0 {

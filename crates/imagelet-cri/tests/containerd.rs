@@ -1,7 +1,9 @@
 //! The client before a real containerd, with a real registry and real pods.
 //!
 //! Needs root and the packages containerd, runc, docker-registry and busybox-static:
-//! `cargo test -p imagelet-cri --features test-util --test containerd -- --ignored`
+//! `cargo test -p imagelet-cri --test containerd -- --ignored`
+
+mod wire;
 
 use std::{
     fs,
@@ -17,13 +19,10 @@ use imagelet_core::{
     runtime::{ContainerService, ContainerState, ImageService, PullRequest, RuntimeErrorKind, no_progress},
     testing::conformance,
 };
-use imagelet_cri::{
-    Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen,
-    pods::{TestPods, TestSandbox},
-    routes,
-};
+use imagelet_cri::{Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen, routes};
 use serde_json::json;
 use tokio_stream::wrappers::UnixListenerStream;
+use wire::pods::{TestPods, TestSandbox};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

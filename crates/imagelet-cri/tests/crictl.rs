@@ -1,10 +1,13 @@
 //! What a client needs to print a table of images: each answer has whole names, digests and ids.
 
+mod wire;
+
 use std::sync::Arc;
 
 use imagelet_core::testing::FakeRuntime;
-use imagelet_cri::{Handlers, RuntimeServer, listen, routes, v1};
+use imagelet_cri::{Handlers, RuntimeServer, listen, routes};
 use tokio_stream::wrappers::UnixListenerStream;
+use wire::{ImageServiceClient, v1};
 
 #[tokio::test]
 async fn our_answers_make_whole_rows() {
@@ -21,7 +24,7 @@ async fn our_answers_make_whole_rows() {
     });
     let channel =
         tonic::transport::Endpoint::new(format!("unix://{}", path.display())).unwrap().connect().await.unwrap();
-    let mut client = v1::image_service_client::ImageServiceClient::new(channel);
+    let mut client = ImageServiceClient::new(channel);
     let images = client.list_images(v1::ListImagesRequest::default()).await.unwrap().into_inner().images;
     let mut rows = Vec::new();
     for image in images {

@@ -1,5 +1,7 @@
 //! The whole socket as callers see it: deadlines, traces, handlers, other services.
 
+mod wire;
+
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -8,10 +10,7 @@ use imagelet_core::{
     runtime::{ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
     testing::{FakeRuntime, conformance},
 };
-use imagelet_cri::{
-    Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen,
-    v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
-};
+use imagelet_cri::{Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen};
 use imagelet_vectors::vectors;
 use prost::Message as _;
 use tokio::{net::UnixStream, task::JoinHandle};
@@ -22,6 +21,7 @@ use tonic::{
     service::InterceptorLayer,
     transport::{Channel, Server},
 };
+use wire::{ImageServiceClient, RuntimeServiceClient, v1};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -62,7 +62,7 @@ impl Socket {
         tonic::transport::Endpoint::new(uri).unwrap().connect().await.unwrap()
     }
 
-    async fn images(&self) -> ImageServiceClient<Channel> {
+    async fn images(&self) -> ImageServiceClient {
         ImageServiceClient::new(self.channel().await)
     }
 }
@@ -217,10 +217,13 @@ async fn an_unknown_handler_is_refused_in_the_field_and_ignored_in_the_annotatio
     let mut client = socket.images().await;
     let ask = |field: &str, annotation: &str| v1::PullImageRequest {
         image: Some(v1::ImageSpec { runtime_handler: field.into(), ..spec("registry.test/b:v1") }),
-        sandbox_config: Some(v1::PodSandboxConfig {
-            annotations: [("io.containerd.cri.runtime-handler".to_owned(), annotation.to_owned())].into(),
-            ..v1::PodSandboxConfig::default()
-        }),
+        sandbox_config: Some(
+            v1::PodSandboxConfig {
+                annotations: [("io.containerd.cri.runtime-handler".to_owned(), annotation.to_owned())].into(),
+                ..v1::PodSandboxConfig::default()
+            }
+            .encode_to_vec(),
+        ),
         ..v1::PullImageRequest::default()
     };
     let refused = client.pull_image(ask("gvisor", "kata")).await.unwrap_err();

@@ -25,7 +25,8 @@ use super::{
     snapshot_folders::{SnapshotFolders, needs_lower},
 };
 use crate::{
-    ContainerdClient, ContainerdRefusal, LeasedResource, SnapshotKind,
+    ContainerdClient, ContainerdRefusal, LeasedResource,
+    client::COMMITTED,
     failpoint::Step,
     place::OVERLAYFS,
     v1::containerd::services::snapshots::v1::{CommitSnapshotRequest, PrepareSnapshotRequest},
@@ -119,7 +120,7 @@ impl ImportRun {
     async fn is_committed(&self, index: usize) -> Result<bool, RuntimeError> {
         let chain = self.chain(index)?;
         let found = self.client.snapshot(OVERLAYFS, chain.as_str()).await?;
-        let Some(found) = found.filter(|found| found.kind() == SnapshotKind::Committed) else { return Ok(false) };
+        let Some(found) = found.filter(|found| found.kind == COMMITTED) else { return Ok(false) };
         let parent = self.parent(index).map_or("", Digest::as_str);
         if found.parent == parent {
             return Ok(true);

@@ -79,7 +79,6 @@ pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
         media_type: image.root.media_type.clone(),
         digest: image.root.digest.to_string(),
         size: i64::try_from(image.root.bytes.len()).expect("what is in memory has a length of 63 bits"),
-        ..Descriptor::default()
     };
     let (by_tag, by_digest) = image.reference.names_of(&image.root.digest);
     let names = [Some(image.config.digest.to_string()), by_tag, Some(by_digest)].into_iter().flatten();

@@ -110,7 +110,6 @@ mod tests {
         Mount {
             r#type: kind.to_owned(),
             source: source.to_owned(),
-            target: String::new(),
             options: options.iter().map(ToString::to_string).collect(),
         }
     }

@@ -14,8 +14,11 @@ use imagelet_core::{
     runtime::{Certainty, LayerFacts, LayerGraph},
 };
 
-use crate::v1::containerd::services::{
-    content::v1 as content, images::v1 as images, leases::v1 as leases, snapshots::v1 as snapshots,
+use crate::{
+    client::COMMITTED,
+    v1::containerd::services::{
+        content::v1 as content, images::v1 as images, leases::v1 as leases, snapshots::v1 as snapshots,
+    },
 };
 
 /// Label of a document that refers to a blob; a suffix begins with `.` or `/`.
@@ -358,7 +361,7 @@ fn stays(labels: &BTreeMap<String, String>) -> bool {
 }
 
 fn is_committed(snapshot: &snapshots::Info) -> bool {
-    snapshot.kind() == snapshots::Kind::Committed
+    snapshot.kind == COMMITTED
 }
 
 fn committed(snapshotter: &str, snapshot: &snapshots::Info) -> Option<CommittedSnapshot> {

@@ -2,6 +2,7 @@
 
 mod auth;
 mod checks;
+mod runtime_handler;
 mod status;
 
 use std::{
@@ -14,11 +15,12 @@ pub(crate) use checks::{check_container_status, check_sandbox_status, check_stat
 use imagelet_core::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     runtime::{
-        Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, PullRequest, RuntimeError, Sandbox,
-        SandboxConfig,
+        Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, PullRequest, RuntimeError,
+        RuntimeErrorKind, Sandbox, SandboxConfig,
     },
 };
 use prost::Message as _;
+pub use runtime_handler::Handlers;
 pub(crate) use status::{Call, code_name, error_from_status, status_from_error};
 
 use crate::v1;
@@ -93,31 +95,35 @@ pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
 }
 
 /// The caller's original if it came over CRI, else the known fields.
-fn sandbox_config_to_wire(sandbox: &SandboxConfig) -> v1::PodSandboxConfig {
-    let said = sandbox.encoded.as_ref().and_then(|encoded| v1::PodSandboxConfig::decode(encoded.bytes()).ok());
-    said.unwrap_or_else(|| v1::PodSandboxConfig {
-        metadata: Some(v1::PodSandboxMetadata {
-            name: sandbox.name.clone(),
-            uid: sandbox.uid.clone(),
-            namespace: sandbox.namespace.clone(),
-            attempt: 0,
-        }),
-        ..v1::PodSandboxConfig::default()
-    })
+fn sandbox_config_to_wire(sandbox: &SandboxConfig) -> Vec<u8> {
+    if let Some(encoded) = &sandbox.encoded {
+        return encoded.bytes().to_owned();
+    }
+    let metadata = v1::PodSandboxMetadata {
+        name: sandbox.name.clone(),
+        uid: sandbox.uid.clone(),
+        namespace: sandbox.namespace.clone(),
+        attempt: 0,
+    };
+    v1::PodSandboxConfig { metadata: Some(metadata), ..v1::PodSandboxConfig::default() }.encode_to_vec()
 }
 
 /// # Errors
-/// If the credential does not decode.
-pub(crate) fn pull_from_wire(request: v1::PullImageRequest) -> Result<PullRequest, RuntimeError> {
-    let image = spec_from_wire(request.image);
+/// If the credential or the pod does not decode, or the handler is unknown.
+pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers) -> Result<PullRequest, RuntimeError> {
+    let mut image = spec_from_wire(request.image);
+    let config = request.sandbox_config.as_deref().map(v1::PodSandboxConfig::decode).transpose().map_err(|error| {
+        RuntimeError::new(RuntimeErrorKind::InvalidArgument, "invalid configuration of the pod").caused_by(error)
+    })?;
+    let annotations = config.as_ref().map(|config| &config.annotations);
+    image.runtime_handler = handlers.choose(&image.runtime_handler, annotations)?;
     let credential = match request.auth {
         Some(auth) => credential_from_wire(&auth, &image.image)?,
         None => None,
     };
-    let sandbox = request.sandbox_config.map(|config| {
-        let encoded = Some(EncodedPod::new(&config.encode_to_vec()));
+    let sandbox = config.map(|config| {
         let v1::PodSandboxMetadata { name, namespace, uid, .. } = config.metadata.unwrap_or_default();
-        SandboxConfig { name, namespace, uid, encoded }
+        SandboxConfig { name, namespace, uid, encoded: request.sandbox_config.as_deref().map(EncodedPod::new) }
     });
     Ok(PullRequest { image, credential, sandbox, platform: None })
 }
@@ -163,13 +169,13 @@ fn usage_from_wire(usage: v1::FilesystemUsage) -> FilesystemUsage {
 }
 
 pub(crate) fn container_from_wire(container: v1::Container) -> Container {
-    let state = match container.state() {
-        v1::ContainerState::ContainerCreated => ContainerState::Created,
-        v1::ContainerState::ContainerRunning => ContainerState::Running,
-        v1::ContainerState::ContainerExited => ContainerState::Exited,
-        v1::ContainerState::ContainerUnknown => ContainerState::Unknown,
+    let state = match container.state {
+        1 => ContainerState::Running,
+        2 => ContainerState::Exited,
+        3 => ContainerState::Unknown,
+        // A later state uses the image like this one.
+        _ => ContainerState::Created,
     };
-    // An unknown state reads as the first one, which uses the image like any other.
     Container {
         id: container.id,
         sandbox_id: container.pod_sandbox_id,
@@ -183,9 +189,14 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
     }
 }
 
+// Numbers of the interface's enumerations.
+const SANDBOX_READY: i32 = 0;
+pub(crate) const CGROUPS_BY_SYSTEMD: i32 = 0;
+pub(crate) const CGROUPS_BY_FILES: i32 = 1;
+
 /// `None`: it has no metadata, and uses no image.
 pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
-    let ready = sandbox.state == v1::PodSandboxState::SandboxReady as i32;
+    let ready = sandbox.state == SANDBOX_READY;
     let metadata = sandbox.metadata?;
     Some(Sandbox {
         id: sandbox.id,

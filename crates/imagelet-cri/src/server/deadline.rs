@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::{Status, codegen::http::HeaderMap, metadata::MetadataMap};
 
 /// Tonic ends a call at the same time with `Cancelled`; this timer must fire first.
-const AHEAD: Duration = Duration::from_millis(2);
+const AHEAD: Duration = Duration::from_millis(10);
 
 pub(super) async fn within<T>(
     metadata: &MetadataMap,

@@ -4,19 +4,18 @@ mod deadline;
 mod list_cache;
 mod listen;
 mod runtime;
-mod runtime_handler;
 
-use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
+use std::{collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
-use futures_util::{FutureExt as _, Stream, stream};
+use bytes::Bytes;
+use futures_util::{FutureExt as _, stream};
 use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService, Listing, RuntimeError, RuntimeErrorKind, no_progress},
 };
 pub use listen::{ListenError, listen};
-use prost::Message as _;
+use prost::Message;
 pub use runtime::RuntimeServer;
-pub use runtime_handler::Handlers;
 use tonic::{
     Code, Request, Response, Status,
     body::Body,
@@ -29,15 +28,13 @@ use tonic_prost::ProstCodec;
 use tower::{service_fn, util::MapResponseLayer};
 use tracing::Instrument as _;
 
-use list_cache::ListCache;
+use list_cache::{EncodedList, ListCache};
 
 use crate::{
-    MESSAGE_BYTES_MAX, convert,
+    MESSAGE_BYTES_MAX,
+    convert::{self, Handlers},
     trace::TraceContext,
-    v1::{
-        self,
-        image_service_server::{ImageService as ImageServiceRpc, ImageServiceServer},
-    },
+    v1,
 };
 
 const SERVICE_LENGTH_MAX: usize = 128;
@@ -65,19 +62,16 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// # }
 /// ```
 pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: RuntimeServer) -> Routes {
-    let images = ImageServer { images, handlers };
-    let list = ListCache::new(images.clone());
-    let images = ImageServiceServer::new(images)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let mut routes = Routes::new(images).add_service(runtime);
+    let images = ImageServer { images, handlers, list: ListCache::default() };
+    let mut routes = Routes::default();
     let router = std::mem::take(routes.axum_router_mut())
         .route_service(
-            "/runtime.v1.ImageService/ListImages",
-            service_fn(move |request| {
-                let list = list.clone();
-                unary(request, move |request| list.clone().list(request)).map(Ok)
-            }),
+            "/runtime.v1.ImageService/{call}",
+            service_fn(move |request| images.clone().answer(with_body(request)).map(Ok::<_, Infallible>)),
+        )
+        .route_service(
+            "/runtime.v1.RuntimeService/{call}",
+            service_fn(move |request| runtime.clone().answer(with_body(request)).map(Ok::<_, Infallible>)),
         )
         .fallback(|uri: Uri| async move { refused(&uri).into_http::<Body>() })
         .layer(MapResponseLayer::new(as_go_says));
@@ -85,24 +79,54 @@ pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: Runtim
     routes
 }
 
-/// Answers one message by one message, both within the interface's limits.
-async fn unary<B, Q, A, F>(
-    request: http::Request<B>,
-    answer: impl Fn(Request<Q>) -> F + Send + Sync,
-) -> http::Response<Body>
+fn with_body<B>(request: http::Request<B>) -> http::Request<Body>
 where
-    B: tonic::codegen::Body + Send + 'static,
-    B::Error: Into<tonic::codegen::StdError> + Send,
-    Q: prost::Message + Default + 'static,
-    A: prost::Message + Default + 'static,
-    F: Future<Output = Result<A, Status>> + Send,
+    B: tonic::codegen::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError>,
 {
-    let service = service_fn(|request: Request<Q>| answer(request).map(|answer| answer.map(Response::new)));
-    Grpc::new(ProstCodec::<A, Q>::default())
+    request.map(Body::new)
+}
+
+/// A codec within the interface's limits.
+fn grpc<A: Message + 'static, Q: Message + Default + 'static>() -> Grpc<ProstCodec<A, Q>> {
+    Grpc::new(ProstCodec::default())
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
-        .unary(service, request)
-        .await
+}
+
+/// Answers one message by one message.
+async fn unary<Q, A, F>(
+    call: &str,
+    request: http::Request<Body>,
+    answer: impl Fn(Q) -> F + Send + Sync,
+) -> http::Response<Body>
+where
+    Q: Message + Default + 'static,
+    A: Message + Default + 'static,
+    F: Future<Output = Result<A, Status>> + Send,
+{
+    let service = service_fn(|request: Request<Q>| {
+        let (metadata, _, message) = request.into_parts();
+        let answer = answer(message);
+        async move { within(call, &metadata, answer).await.map(Response::new) }
+    });
+    grpc::<A, Q>().unary(service, request).await
+}
+
+/// Runs a call within its caller's deadline and as part of its trace.
+async fn within<T>(
+    rpc: &str,
+    metadata: &MetadataMap,
+    call: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
+    let trace = TraceContext::of(metadata);
+    let span = tracing::debug_span!("cri", rpc, trace = trace.id());
+    // A panic ends one call with an error, not the connection.
+    let call = AssertUnwindSafe(deadline::within(metadata, call).instrument(span)).catch_unwind();
+    match trace.scope(call).await {
+        Ok(answer) => answer,
+        Err(_) => Err(status(rpc, "", &RuntimeError::defect("imagelet failed inside; its log says where"))),
+    }
 }
 
 /// Tonic's code for a message that is too long differs from that of every other runtime.
@@ -137,136 +161,93 @@ fn refused(uri: &Uri) -> Status {
 struct ImageServer {
     images: Arc<dyn ImageService>,
     handlers: Handlers,
+    list: ListCache,
 }
 
 impl ImageServer {
-    /// Runs a call within its caller's deadline and as part of its trace.
-    async fn answer<T>(
-        &self,
-        rpc: &'static str,
-        metadata: &MetadataMap,
-        call: impl Future<Output = Result<T, Status>>,
-    ) -> Result<T, Status> {
-        let trace = TraceContext::of(metadata);
-        let span = tracing::debug_span!("cri", rpc, trace = trace.id());
-        // A panic ends one call with an error, not the connection.
-        let call = AssertUnwindSafe(deadline::within(metadata, call).instrument(span)).catch_unwind();
-        match trace.scope(call).await {
-            Ok(answer) => answer,
-            Err(_) => Err(status(rpc, "", &RuntimeError::defect("imagelet failed inside; its log says where"))),
+    async fn answer(self, request: http::Request<Body>) -> http::Response<Body> {
+        let path = request.uri().path().to_owned();
+        match path.rsplit('/').next().unwrap_or_default() {
+            call @ "ListImages" => unary(call, request, |request| self.list_images(request)).await,
+            call @ "ImageStatus" => unary(call, request, |request| self.image_status(request)).await,
+            call @ "PullImage" => unary(call, request, |request| self.pull_image(request)).await,
+            call @ "RemoveImage" => unary(call, request, |request| self.remove_image(request)).await,
+            call @ "ImageFsInfo" => unary(call, request, |()| self.image_fs_info()).await,
+            "StreamImages" => self.stream_images(request).await,
+            _ => refused(request.uri()).into_http(),
         }
     }
 
-    async fn listed(&self, filter: Option<&ImageSpec>) -> Result<Listing, Status> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, Status> {
         self.images.list(filter).await.map_err(|error| status("ListImages", "", &error))
     }
 
-    async fn list(&self, filter: Option<v1::ImageFilter>) -> Result<Vec<v1::Image>, Status> {
-        Ok(to_wire(self.listed(convert::filter_from_wire(filter).as_ref()).await?))
-    }
-}
-
-#[tonic::async_trait]
-impl ImageServiceRpc for ImageServer {
-    type StreamImagesStream = Pin<Box<dyn Stream<Item = Result<v1::StreamImagesResponse, Status>> + Send>>;
-
-    async fn list_images(
-        &self,
-        request: Request<v1::ListImagesRequest>,
-    ) -> Result<Response<v1::ListImagesResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        let list = async { Ok(fitting(v1::ListImagesResponse { images: self.list(request.filter).await? })) };
-        self.answer("ListImages", &metadata, list).await.map(Response::new)
-    }
-
-    async fn stream_images(
-        &self,
-        request: Request<v1::StreamImagesRequest>,
-    ) -> Result<Response<Self::StreamImagesStream>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        let images = self.answer("StreamImages", &metadata, self.list(request.filter)).await?;
-        // A batch is made after the previous one is taken: none is made for a closed connection.
-        let batches = stream::unfold(images.into_iter().peekable(), |mut images| async move {
-            let images_of_batch = next_batch(&mut images);
-            (!images_of_batch.is_empty()).then(|| (Ok(v1::StreamImagesResponse { images: images_of_batch }), images))
-        });
-        Ok(Response::new(Box::pin(batches)))
-    }
-
-    async fn image_status(
-        &self,
-        request: Request<v1::ImageStatusRequest>,
-    ) -> Result<Response<v1::ImageStatusResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        let spec = named(request.image)?;
-        let look = async {
-            let found = if request.verbose {
-                let details = self.images.details(&spec).await;
-                details.map(|details| details.map(|details| (details.to_info(), details.image)))
-            } else {
-                self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
-            };
-            match found {
-                Ok(Some((info, image))) => {
-                    Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info })
-                }
-                // An absent image is a valid answer.
-                Ok(None) => Ok(v1::ImageStatusResponse::default()),
-                Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
-                Err(error) => Err(status("ImageStatus", &spec.image, &error)),
-            }
-        };
-        self.answer("ImageStatus", &metadata, look).await.map(Response::new)
-    }
-
-    async fn pull_image(
-        &self,
-        request: Request<v1::PullImageRequest>,
-    ) -> Result<Response<v1::PullImageResponse>, Status> {
-        let (metadata, _, mut request) = request.into_parts();
-        if let Some(image) = &mut request.image {
-            let annotations = request.sandbox_config.as_ref().map(|config| &config.annotations);
-            image.runtime_handler = self
-                .handlers
-                .choose(&image.runtime_handler, annotations)
-                .map_err(|error| Status::invalid_argument(error.to_string()))?;
+    async fn list_images(&self, request: v1::ListImagesRequest) -> Result<EncodedList, Status> {
+        let filter = convert::filter_from_wire(request.filter);
+        let listing = self.list(filter.as_ref()).await?;
+        if let Some(list) = self.list.get(&listing) {
+            return Ok(list);
         }
-        let request = convert::pull_from_wire(request).map_err(|error| status("PullImage", "", &error))?;
-        require_name(&request.image)?;
-        let pull = async {
-            let pulled = self.images.pull(&request, no_progress()).await;
-            let id = pulled.map_err(|error| status("PullImage", &request.image.image, &error))?;
-            Ok(v1::PullImageResponse { image_ref: id.as_str().to_owned() })
-        };
-        self.answer("PullImage", &metadata, pull).await.map(Response::new)
+        let images = to_wire(listing.clone());
+        let list = EncodedList(fitting(v1::ListImagesResponse { images }).encode_to_vec().into());
+        if filter.is_none() {
+            self.list.set(listing, list.clone());
+        }
+        Ok(list)
     }
 
-    async fn remove_image(
-        &self,
-        request: Request<v1::RemoveImageRequest>,
-    ) -> Result<Response<v1::RemoveImageResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
+    async fn stream_images(&self, request: http::Request<Body>) -> http::Response<Body> {
+        let service = service_fn(|request: Request<v1::ListImagesRequest>| async move {
+            let (metadata, _, request) = request.into_parts();
+            let filter = convert::filter_from_wire(request.filter);
+            let images = within("StreamImages", &metadata, self.list(filter.as_ref())).await?;
+            // A batch is made after the previous one is taken: none is made for a closed connection.
+            let batches = stream::unfold(to_wire(images).into_iter().peekable(), |mut images| async move {
+                let batch = next_batch(&mut images);
+                (!batch.is_empty()).then(|| (Ok(v1::ListImagesResponse { images: batch }), images))
+            });
+            Ok(Response::new(batches))
+        });
+        grpc::<v1::ListImagesResponse, v1::ListImagesRequest>().server_streaming(service, request).await
+    }
+
+    async fn image_status(&self, request: v1::ImageStatusRequest) -> Result<v1::ImageStatusResponse, Status> {
         let spec = named(request.image)?;
-        let remove = async {
-            match self.images.remove(&spec).await {
-                Err(error) if error.kind() != RuntimeErrorKind::NotFound => {
-                    Err(status("RemoveImage", &spec.image, &error))
-                }
-                _ => Ok(v1::RemoveImageResponse {}),
-            }
+        let found = if request.verbose {
+            let details = self.images.details(&spec).await;
+            details.map(|details| details.map(|details| (details.to_info(), details.image)))
+        } else {
+            self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
         };
-        self.answer("RemoveImage", &metadata, remove).await.map(Response::new)
+        match found {
+            Ok(Some((info, image))) => Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info }),
+            // An absent image is a valid answer.
+            Ok(None) => Ok(v1::ImageStatusResponse::default()),
+            Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
+            Err(error) => Err(status("ImageStatus", &spec.image, &error)),
+        }
     }
 
-    async fn image_fs_info(
-        &self,
-        request: Request<v1::ImageFsInfoRequest>,
-    ) -> Result<Response<v1::ImageFsInfoResponse>, Status> {
-        let measure = async {
-            let filesystems = self.images.filesystem().await.map_err(|error| status("ImageFsInfo", "", &error))?;
-            Ok(convert::filesystems_to_wire(&filesystems))
-        };
-        self.answer("ImageFsInfo", request.metadata(), measure).await.map(Response::new)
+    async fn pull_image(&self, request: v1::PullImageRequest) -> Result<v1::PullImageResponse, Status> {
+        let request =
+            convert::pull_from_wire(request, &self.handlers).map_err(|error| status("PullImage", "", &error))?;
+        require_name(&request.image)?;
+        let pulled = self.images.pull(&request, no_progress()).await;
+        let id = pulled.map_err(|error| status("PullImage", &request.image.image, &error))?;
+        Ok(v1::PullImageResponse { image_ref: id.as_str().to_owned() })
+    }
+
+    async fn remove_image(&self, request: v1::RemoveImageRequest) -> Result<(), Status> {
+        let spec = named(request.image)?;
+        match self.images.remove(&spec).await {
+            Err(error) if error.kind() != RuntimeErrorKind::NotFound => Err(status("RemoveImage", &spec.image, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    async fn image_fs_info(&self) -> Result<v1::ImageFsInfoResponse, Status> {
+        let filesystems = self.images.filesystem().await.map_err(|error| status("ImageFsInfo", "", &error))?;
+        Ok(convert::filesystems_to_wire(&filesystems))
     }
 }
 

@@ -3,30 +3,25 @@
 //! Clients with one endpoint for both services query version, state and lists here. A call that would change a
 //! container is rejected: imagelet runs none.
 
-use std::{
-    convert::Infallible,
-    future::ready,
-    path::Path,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{future::ready, path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::runtime::RuntimeError;
 use tonic::{
-    Request, Status,
+    Status,
     body::Body,
-    codegen::{Service, http},
-    server::NamedService,
+    codegen::{Service as _, http},
 };
 
 use super::unary;
-use crate::{Endpoint, channel::Peer, v1};
+use crate::{
+    Endpoint,
+    channel::Peer,
+    convert::{CGROUPS_BY_FILES, CGROUPS_BY_SYSTEMD},
+    v1,
+};
 
 /// The kubelet does not start with any other version.
 const API_VERSION: &str = "0.1.0";
-const SERVICE: &str = "runtime.v1.RuntimeService";
 /// Read-only calls.
 const READS: [&str; 19] = [
     "Version",
@@ -56,7 +51,7 @@ const HEADERS_PASSED: [&str; 7] =
 /// Exists where systemd is the init system, and so manages cgroups.
 const SYSTEMD: &str = "/run/systemd/system";
 
-/// The runtime service, for a tonic router.
+/// The runtime service of a socket.
 #[derive(Clone, Debug)]
 pub struct RuntimeServer(Arc<Behind>);
 
@@ -80,7 +75,7 @@ impl RuntimeServer {
         Self(Arc::new(Behind::NoRuntime { version: version.to_owned() }))
     }
 
-    async fn answer(&self, request: http::Request<Body>) -> http::Response<Body> {
+    pub(super) async fn answer(self, request: http::Request<Body>) -> http::Response<Body> {
         let path = request.uri().path().to_owned();
         let call = path.rsplit('/').next().unwrap_or_default();
         if !READS.contains(&call) {
@@ -92,25 +87,6 @@ impl RuntimeServer {
             Behind::Peer(peer) => pass_on(peer, request).await,
             Behind::NoRuntime { version } => answer_for_none(call, version, request).await,
         }
-    }
-}
-
-impl NamedService for RuntimeServer {
-    const NAME: &'static str = SERVICE;
-}
-
-impl Service<http::Request<Body>> for RuntimeServer {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let this = self.clone();
-        Box::pin(async move { Ok(this.answer(request).await) })
     }
 }
 
@@ -135,7 +111,10 @@ async fn pass_on(peer: &Peer, request: http::Request<Body>) -> http::Response<Bo
         channel.call(call).await
     };
     match tokio::time::timeout(peer.timeout(), sent).await {
-        Ok(Ok(answer)) => answer,
+        Ok(Ok(answer)) => {
+            peer.note(None);
+            answer
+        }
         Ok(Err(error)) => {
             let status = Status::from_error(Box::new(error));
             let error = peer.error(crate::convert::Call::Runtime("RuntimeService"), &status);
@@ -159,41 +138,36 @@ fn absent(kind: &str) -> v1::RuntimeCondition {
 async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>) -> http::Response<Body> {
     match call {
         "Version" => {
-            let answer = |_: Request<v1::VersionRequest>| {
-                ready(Ok(v1::VersionResponse {
-                    version: API_VERSION.into(),
-                    runtime_name: "imagelet".into(),
-                    runtime_version: version.to_owned(),
-                    runtime_api_version: "v1".into(),
-                }))
+            let answer = v1::VersionResponse {
+                version: API_VERSION.into(),
+                runtime_name: "imagelet".into(),
+                runtime_version: version.to_owned(),
+                runtime_api_version: "v1".into(),
             };
-            unary(request, answer).await
+            unary(call, request, |()| ready(Ok(answer.clone()))).await
         }
         "Status" => {
-            let answer = |request: Request<v1::StatusRequest>| {
+            let answer = |request: v1::StatusRequest| {
                 let version = ("imagelet".to_owned(), serde_json::json!({ "version": version }).to_string());
-                let info = request.get_ref().verbose.then_some(version).into_iter().collect();
                 let conditions = vec![absent("RuntimeReady"), absent("NetworkReady")];
                 ready(Ok(v1::StatusResponse {
                     status: Some(v1::RuntimeStatus { conditions }),
-                    info,
-                    ..Default::default()
+                    info: request.verbose.then_some(version).into_iter().collect(),
                 }))
             };
-            unary(request, answer).await
+            unary(call, request, answer).await
         }
         "RuntimeConfig" => {
             // A runtime beside imagelet needs the cgroup driver of this machine.
-            let driver =
-                if Path::new(SYSTEMD).is_dir() { v1::CgroupDriver::Systemd } else { v1::CgroupDriver::Cgroupfs };
-            let linux = Some(v1::LinuxRuntimeConfiguration { cgroup_driver: driver as i32 });
-            unary(request, |_: Request<()>| ready(Ok(v1::RuntimeConfigResponse { linux }))).await
+            let cgroup_driver = if Path::new(SYSTEMD).is_dir() { CGROUPS_BY_SYSTEMD } else { CGROUPS_BY_FILES };
+            let linux = Some(v1::LinuxRuntimeConfiguration { cgroup_driver });
+            unary(call, request, |()| ready(Ok(v1::RuntimeConfigResponse { linux }))).await
         }
         "ContainerStatus" | "PodSandboxStatus" | "ContainerStats" | "PodSandboxStats" => {
             Status::not_found("there are no containers here").into_http()
         }
         "GetContainerEvents" => Status::unimplemented(format!("`{call}` is not answered here")).into_http(),
         // An empty message is an empty list of any type.
-        _ => unary(request, |_: Request<()>| ready(Ok(()))).await,
+        _ => unary(call, request, |()| ready(Ok(()))).await,
     }
 }

@@ -10,10 +10,7 @@ use imagelet_core::{
     runtime::{ImageService as _, RuntimeError, RuntimeErrorKind, no_progress},
     testing::FakeRuntime,
 };
-use imagelet_cri::{
-    Endpoint, RemoteImageService, Tracing,
-    v1::{self, image_service_server::ImageServiceServer},
-};
+use imagelet_cri::{Endpoint, RemoteImageService};
 use imagelet_vectors::{VectorRun, vectors};
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
@@ -23,6 +20,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use crate::{
     PATIENCE, Served, request,
     scripted::{Scripted, scripted},
+    wire::{ImageServiceServer, v1},
 };
 
 /// A status as a vector writes it.
@@ -99,8 +97,7 @@ async fn the_client_builds_checks_traces_and_ends_as_the_vectors_say() {
                 assert_eq!(told(built.filesystem().await).as_deref(), wanted, "{name}");
             }
             "PullImage" if input.get("tracer").is_some() => {
-                let tracing = if input["tracer"] == "set" { Tracing::Spans } else { Tracing::default() };
-                let (spans, pulled) = traced_pull(client.traced(tracing), &spec.image).await;
+                let (spans, pulled) = traced_pull(client, &spec.image, input["tracer"] == "set").await;
                 assert_eq!(pulled.as_str(), expected["image_ref"].as_str().unwrap(), "{name}");
                 let wanted: &[&str] = if expected["spans_exported"] == true { &["PullImage"] } else { &[] };
                 assert_eq!(spans, wanted, "{name}");
@@ -170,10 +167,11 @@ fn timeout_of(text: &str) -> Duration {
     }
 }
 
-/// Pulls under a subscriber of its own; answers the methods of the client's spans, each closed.
-async fn traced_pull(client: RemoteImageService, image: &str) -> (Vec<String>, ImageId) {
+/// Pulls, under a subscriber of its own if there is one; answers the methods of the client's spans, each closed.
+async fn traced_pull(client: RemoteImageService, image: &str, is_set: bool) -> (Vec<String>, ImageId) {
     let spans = Spans::default();
-    let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
+    let subscriber = tracing_subscriber::registry().with(spans.clone());
+    let guard = is_set.then(|| tracing::subscriber::set_default(subscriber));
     let id = client.pull(&request(image), no_progress()).await.unwrap();
     drop(guard);
     let exported = spans.0.lock().unwrap().clone();

@@ -3,6 +3,8 @@
 mod client;
 mod runtime;
 mod scripted;
+#[path = "../wire/mod.rs"]
+mod wire;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -14,17 +16,11 @@ use imagelet_core::{
     },
     testing::{FakeRuntime, conformance},
 };
-use imagelet_cri::{
-    Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen, routes,
-    v1::{
-        self,
-        image_service_client::ImageServiceClient,
-        image_service_server::{ImageService as ImageServiceRpc, ImageServiceServer},
-    },
-};
+use imagelet_cri::{Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen, routes};
 use tokio::task::JoinHandle;
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
 use tonic::{Code, Request, service::Routes, transport::Server};
+use wire::{ImageService as ImageServiceRpc, ImageServiceClient, ImageServiceServer, v1};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -56,7 +52,7 @@ impl Served {
     }
 
     /// A client without our checks and conversions.
-    async fn raw(&self) -> ImageServiceClient<tonic::transport::Channel> {
+    async fn raw(&self) -> ImageServiceClient {
         let uri = format!("unix://{}", self.endpoint.path().display());
         ImageServiceClient::connect(uri).await.unwrap()
     }

@@ -8,13 +8,13 @@ use std::{
 };
 
 use imagelet_core::runtime::{ContainerService as _, RuntimeErrorKind};
-use imagelet_cri::{Endpoint, RemoteContainerService, listen, v1};
+use imagelet_cri::{Endpoint, RemoteContainerService, listen};
 use prost::Message;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, body::Body, codegen::http, server::NamedService};
 use tonic_prost::ProstCodec;
 
-use crate::PATIENCE;
+use crate::{PATIENCE, wire::v1};
 
 /// How a runtime answers a call for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl Runtime {
                 self.stream::<v1::StreamContainersRequest, _>(request, ["a", "b"].map(message)).await
             }
             "StreamPodSandboxes" => {
-                let message = |id| v1::StreamPodSandboxesResponse { pod_sandboxes: sandboxes(&[id]) };
+                let message = |id| v1::StreamPodSandboxesResponse { items: sandboxes(&[id]) };
                 self.stream::<v1::StreamPodSandboxesRequest, _>(request, ["p", "q"].map(message)).await
             }
             other => panic!("nobody asks for {other}"),

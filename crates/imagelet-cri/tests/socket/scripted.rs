@@ -1,24 +1,17 @@
 //! A server of images that answers what a test says.
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
 };
 
-use imagelet_cri::{
-    RemoteImageService,
-    v1::{
-        self,
-        image_service_server::{ImageService as ImageServiceRpc, ImageServiceServer},
-    },
-};
-use tokio_stream::Stream;
+use imagelet_cri::RemoteImageService;
 use tonic::{Request, Response, Status};
 
-use crate::{PATIENCE, Served};
+use crate::{
+    PATIENCE, Served,
+    wire::{ImageService as ImageServiceRpc, ImageServiceServer, Streamed, v1},
+};
 
 /// Answers what a vector says.
 #[derive(Default)]
@@ -54,10 +47,7 @@ fn listed(ids: &[impl AsRef<str>]) -> Vec<v1::Image> {
     ids.iter().map(|id| v1::Image { id: id.as_ref().to_owned(), ..v1::Image::default() }).collect()
 }
 
-#[tonic::async_trait]
 impl ImageServiceRpc for Scripted {
-    type StreamImagesStream = Pin<Box<dyn Stream<Item = Result<v1::StreamImagesResponse, Status>> + Send>>;
-
     async fn list_images(
         &self,
         request: Request<v1::ListImagesRequest>,
@@ -70,7 +60,7 @@ impl ImageServiceRpc for Scripted {
     async fn stream_images(
         &self,
         _request: Request<v1::StreamImagesRequest>,
-    ) -> Result<Response<Self::StreamImagesStream>, Status> {
+    ) -> Result<Response<Streamed<v1::StreamImagesResponse>>, Status> {
         self.asked.lock().unwrap().push("StreamImages");
         let images = self.batches.iter().map(|ids| Ok(v1::StreamImagesResponse { images: listed(ids) }));
         let messages: Vec<_> = images.chain(self.stream_end.clone().map(Err)).collect();

@@ -26,7 +26,7 @@ use imagelet_core::{
         RuntimeErrorKind, RuntimeManager,
     },
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, Tracing};
+use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
 
 use super::imports::{RuntimeSite, RuntimeSiteParts};
@@ -223,9 +223,9 @@ async fn open_runtime(
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
         // A daemon may start before its runtime.
         Role::Daemon => {
-            let containers = RemoteContainerService::lazy(&address, timeout)?.traced(Tracing::Spans);
+            let containers = RemoteContainerService::lazy(&address, timeout)?;
             let containers = containers.streaming_lists(streams);
-            let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?.traced(Tracing::Spans)));
+            let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?));
             let (durability, registry) = (Durability::Commit, settings.registry.clone());
             let engine = EngineConfig { durability, registry, ..runtime.engine.clone() };
             let site = Arc::new(RuntimeSite::new(RuntimeSiteParts {

@@ -11,11 +11,10 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService as _, RuntimeErrorKind},
 };
-use imagelet_cri::v1::{self, image_service_client::ImageServiceClient};
 use prost::Message as _;
 use rustix::process::Signal;
 use serde_json::Value;
-use tonic::{Code, transport::Channel};
+use tonic::Code;
 
 use crate::{
     between::before,
@@ -25,6 +24,7 @@ use crate::{
     relay::{connect, embedded, in_runtime, pull, request},
     scripted::{self, Runtime, Script},
     testbed::{scratch, wait_until},
+    wire::{ImageServiceClient, v1},
 };
 
 /// What is unused goes as soon as it is seen: the tests wait out neither an age nor a lease.
@@ -224,7 +224,7 @@ pub(crate) async fn raw(daemon: &Daemon, path: &str, message: &[u8]) -> (String,
     (status.expect("an answer has a status").to_str().unwrap().to_owned(), body.to_bytes().to_vec())
 }
 
-pub(crate) async fn raw_client(daemon: &Daemon) -> ImageServiceClient<Channel> {
+pub(crate) async fn raw_client(daemon: &Daemon) -> ImageServiceClient {
     let channel = tonic::transport::Endpoint::new(daemon.endpoint()).unwrap().connect().await.unwrap();
     ImageServiceClient::new(channel)
 }
@@ -402,7 +402,8 @@ fn the_handler_of_a_pod_reaches_the_runtime_and_what_it_uses_is_known() {
     };
     let metadata = v1::PodSandboxMetadata { name: "web".into(), uid: "1".into(), namespace: "shop".into(), attempt: 0 };
     let annotations = [("io.containerd.cri.runtime-handler".to_owned(), "gvisor".to_owned())].into();
-    let sandbox = v1::PodSandboxConfig { metadata: Some(metadata), annotations, ..v1::PodSandboxConfig::default() };
+    let sandbox = v1::PodSandboxConfig { metadata: Some(metadata), annotations, ..v1::PodSandboxConfig::default() }
+        .encode_to_vec();
     in_runtime(async {
         let mut client = raw_client(&scene.daemon).await;
         for (handler, sandbox_config) in [("kata", None), ("", Some(sandbox.clone())), ("kata", Some(sandbox))] {

@@ -2,13 +2,14 @@
 
 use std::{fs, path::Path};
 
-use imagelet_cri::{Endpoint, pods::TestPods};
+use imagelet_cri::Endpoint;
 use serde_json::Value;
 
 use crate::{
     images::{Image, Layer, noise},
     program::Daemon,
     testbed::{Containerd, Disk, Registry, scratch},
+    wire::pods::TestPods,
 };
 
 /// The image file system of these stories.

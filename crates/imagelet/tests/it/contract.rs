@@ -7,11 +7,12 @@ use imagelet_core::{
     runtime::{ContainerService as _, ContainerState, ImageService as _, PullRequest, no_progress},
     testing::conformance,
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, pods::TestPods};
+use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 
 use crate::{
     images::Image,
     testbed::{Containerd, ContainerdRelease, ContainerdSetup, Registry, scratch},
+    wire::pods::TestPods,
 };
 
 /// How long a call to containerd may take.

@@ -8,21 +8,17 @@ use std::time::Duration;
 use http_body_util::BodyExt as _;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use imagelet_core::runtime::{ContainerService as _, ImageService as _};
-use imagelet_cri::{
-    Endpoint, RemoteContainerService, RemoteImageService,
-    pods::TestPods,
-    v1::{self, image_service_client::ImageServiceClient},
-};
+use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_vectors::vectors;
 use prost::Message as _;
 use tempfile::TempDir;
-use tonic::transport::Channel;
 
 use crate::{
     images::{Blob, Image},
     program::Daemon,
     source::repository,
     testbed::{Containerd, Registry, scratch},
+    wire::{ImageServiceClient, pods::TestPods, v1},
 };
 
 /// How long a call may take on a machine that does other things, too.
@@ -37,7 +33,7 @@ enum Backend {
 /// A daemon with its registry, and a client of its socket.
 struct Bed {
     backend: Backend,
-    client: ImageServiceClient<Channel>,
+    client: ImageServiceClient,
     registry: Registry,
     daemon: Daemon,
     containerd: Option<Containerd>,

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_cri::{Endpoint, pods::TestPods};
+use imagelet_cri::Endpoint;
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -18,6 +18,7 @@ use crate::{
     images::Image,
     program::{Daemon, program, run},
     testbed::{Containerd, Registry, scratch, wait_until},
+    wire::pods::TestPods,
 };
 
 /// Pods that come and go at once.
@@ -196,7 +197,7 @@ async fn lane(number: usize, images: &[String], daemon: &Daemon, containerd: &Co
         let sandbox = pods.run_sandbox(&pod).await.unwrap();
         let created = pods.run_container(&sandbox, image, &["/bin/sleep", "3600"]).await;
         let container =
-            created.unwrap_or_else(|error| panic!("no container of `{image}` for {pod}: {}", error.chain()));
+            created.unwrap_or_else(|error| panic!("no container of `{image}` for {pod}: {}", error.message()));
         tokio::time::sleep(Duration::from_millis(random.below(400))).await;
         stays("while its container ran");
         if random.below(2) == 0 {

@@ -1,7 +1,5 @@
 //! `ls` shows every image, whatever names it has, over a runtime and over the embedded store.
 
-use imagelet_cri::v1;
-
 use crate::{
     between::before,
     fake_registry::FakeRegistry,
@@ -9,6 +7,7 @@ use crate::{
     program::{Daemon, Outcome, program, run},
     scripted::{self, Runtime, Script},
     testbed::scratch,
+    wire::v1,
 };
 
 /// The row of a table that begins with this name, its cells apart.

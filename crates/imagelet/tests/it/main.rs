@@ -63,3 +63,5 @@ mod tree;
 mod units;
 mod vectors;
 mod verify;
+#[path = "../../../imagelet-cri/tests/wire/mod.rs"]
+mod wire;

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use imagelet_core::runtime::ImageService as _;
-use imagelet_cri::{Endpoint, RemoteImageService, pods::TestPods, v1};
+use imagelet_cri::{Endpoint, RemoteImageService};
+use prost::Message as _;
 use serde_json::Value;
 use tonic::Code;
 
@@ -17,6 +18,7 @@ use crate::{
     relay::{connect, embedded, in_runtime, pull, request},
     scripted::{self, Runtime, Script},
     testbed::{Containerd, Registry, scratch, wait_until},
+    wire::{pods::TestPods, v1},
 };
 
 /// A daemon over its own store, with a runtime beside it that runs containers.
@@ -207,7 +209,7 @@ fn a_runtime_is_told_all_that_a_caller_says_of_its_pod_and_of_the_image() {
     let asks = ["shop", "bank"].map(|namespace| v1::PullImageRequest {
         image: Some(image.clone()),
         auth: Some(login.clone()),
-        sandbox_config: Some(pod(namespace)),
+        sandbox_config: Some(pod(namespace).encode_to_vec()),
     });
     in_runtime(async {
         let client = raw_client(&daemon).await;
@@ -219,10 +221,7 @@ fn a_runtime_is_told_all_that_a_caller_says_of_its_pod_and_of_the_image() {
         assert_eq!(futures_util::future::join_all(pulls).await, [scripted::id_of(name), scripted::id_of(name)]);
     });
     let mut told = runtime.with(|script| script.asked.clone());
-    told.sort_by_key(|told| {
-        let metadata = told.sandbox_config.as_ref().and_then(|config| config.metadata.as_ref());
-        std::cmp::Reverse(metadata.map(|metadata| metadata.namespace.clone()))
-    });
+    told.sort_by_key(|told| std::cmp::Reverse(told.sandbox_config == asks[0].sandbox_config));
     assert_eq!(told.len(), asks.len());
     for (told, ask) in told.iter().zip(&asks) {
         assert_eq!((&told.image, &told.sandbox_config), (&ask.image, &ask.sandbox_config));

@@ -5,13 +5,9 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService as _, RuntimeErrorKind},
 };
-use imagelet_cri::{
-    Endpoint,
-    pods::TestPods,
-    v1::{self, runtime_service_client::RuntimeServiceClient},
-};
+use imagelet_cri::Endpoint;
 use rustix::process::Signal;
-use tonic::{Code, transport::Channel};
+use tonic::Code;
 
 use crate::{
     between::before,
@@ -19,11 +15,12 @@ use crate::{
     program::Daemon,
     relay::{connect, in_runtime, pull, request},
     testbed::{Containerd, Registry, scratch, wait_until},
+    wire::{RuntimeServiceClient, pods::TestPods, v1},
 };
 
 const EAGER: &str = "imageMinimumGCAge: 1ms\ngc: {enabled: false, leaseFor: 0s}\n";
 
-pub(crate) async fn runtime_client(daemon: &Daemon) -> RuntimeServiceClient<Channel> {
+pub(crate) async fn runtime_client(daemon: &Daemon) -> RuntimeServiceClient {
     let channel = tonic::transport::Endpoint::new(daemon.endpoint()).unwrap().connect().await.unwrap();
     RuntimeServiceClient::new(channel)
 }
@@ -48,9 +45,9 @@ pub(crate) async fn all_runtime_calls(daemon: &Daemon, sandbox: &str, container:
     let none = v1::ContainerFilter { id: "f".repeat(64), ..v1::ContainerFilter::default() };
     let listed = client.list_containers(v1::ListContainersRequest { filter: Some(none) }).await.unwrap().into_inner();
     assert!(listed.containers.is_empty(), "the filter is the runtime's to read");
-    let asked = v1::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
+    let asked = v1::ContainerStatusRequest { container_id: container.to_owned() };
     let told = client.container_status(asked).await.unwrap().into_inner().status.unwrap();
-    assert_eq!((told.id.as_str(), told.state), (container, 1));
+    assert_eq!((told.id.as_str(), told.image_ref.as_str()), (container, image));
     // This runtime is older than these calls, and says so itself.
     let streamed = client.stream_containers(v1::StreamContainersRequest::default()).await;
     assert_eq!(ended(streamed).await, Code::Unimplemented);

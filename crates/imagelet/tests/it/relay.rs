@@ -7,7 +7,7 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, SandboxConfig, no_progress},
 };
-use imagelet_cri::{Endpoint, RemoteImageService, pods::TestPods};
+use imagelet_cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;
 
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     images::Image,
     program::{Daemon, write_store_config},
     testbed::{Containerd, Registry, require_root, scratch, wait_until},
+    wire::pods::TestPods,
 };
 
 /// How long a call over the socket may take.

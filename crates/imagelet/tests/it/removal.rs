@@ -6,7 +6,7 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ContainerService as _, ContainerState, ImageService as _, RuntimeErrorKind},
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, pods::TestPods};
+use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 
 use crate::{
     between::before,
@@ -15,6 +15,7 @@ use crate::{
     relay::{connect, in_runtime, pull, request},
     scripted::{self, Runtime, Script},
     testbed::{Containerd, Registry, scratch, wait_until},
+    wire::pods::TestPods,
 };
 
 const FIRST: &str = "reg.test/first:v1";
@@ -151,7 +152,7 @@ fn an_image_volume_of_a_runtime_holds_its_image_and_is_told_on_the_socket() {
     let daemon = before(folder.path(), &runtime.endpoint(), "", settings);
     in_runtime(async {
         let mut client = crate::pod_life::runtime_client(&daemon).await;
-        let asked = imagelet_cri::v1::ContainerStatusRequest { container_id: "container-web".into(), verbose: false };
+        let asked = crate::wire::v1::ContainerStatusRequest { container_id: "container-web".into() };
         let mounts = client.container_status(asked).await.unwrap().into_inner().status.unwrap().mounts;
         let told = mounts[0].image.as_ref().unwrap();
         assert_eq!(

@@ -3,20 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    pin::Pin,
     sync::{Arc, Mutex},
 };
 
-use futures_util::Stream;
-use imagelet_cri::v1::{
-    self,
-    image_service_server::{ImageService, ImageServiceServer},
-    runtime_service_server::{RuntimeService, RuntimeServiceServer},
-};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
-type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+use crate::wire::{ImageService, ImageServiceServer, RuntimeService, RuntimeServiceServer, Streamed, v1};
 
 /// What the runtime has and does.
 #[derive(Debug, Default)]
@@ -43,8 +36,6 @@ pub(crate) struct Script {
     pub(crate) calls: Vec<String>,
     /// Every call's method, in order.
     pub(crate) methods: Vec<String>,
-    /// Handlers it says it has.
-    pub(crate) handlers: Vec<String>,
     /// Lists come in streams, too, so many images a message; zero: it has none.
     pub(crate) images_streamed: usize,
     /// What it says its file system holds; by default the sizes of its images.
@@ -82,7 +73,7 @@ impl Runtime {
         serving.spawn(
             Server::builder()
                 .layer(hearing)
-                .add_service(ImageServiceServer::new(acting.clone()).max_encoding_message_size(usize::MAX))
+                .add_service(ImageServiceServer::new(acting.clone()))
                 .add_service(RuntimeServiceServer::new(acting))
                 .serve_with_incoming(UnixListenerStream::new(listener)),
         );
@@ -144,10 +135,7 @@ fn is_meant(image: &v1::Image, text: &str) -> bool {
     image.id == text || image.repo_tags.iter().chain(&image.repo_digests).any(|name| name == text)
 }
 
-#[tonic::async_trait]
 impl ImageService for Acting {
-    type StreamImagesStream = Streamed<v1::StreamImagesResponse>;
-
     async fn list_images(&self, _: Request<v1::ListImagesRequest>) -> Result<Response<v1::ListImagesResponse>, Status> {
         tokio::time::sleep(self.act(|script| script.list_delay)?.into_inner()).await;
         self.act(|script| {
@@ -158,7 +146,7 @@ impl ImageService for Acting {
     async fn stream_images(
         &self,
         _: Request<v1::StreamImagesRequest>,
-    ) -> Result<Response<Self::StreamImagesStream>, Status> {
+    ) -> Result<Response<Streamed<v1::StreamImagesResponse>>, Status> {
         let (images, at_once) = self.act(|script| (script.images.clone(), script.images_streamed))?.into_inner();
         if at_once == 0 {
             return Err(Status::unimplemented("this runtime streams no lists"));
@@ -238,114 +226,65 @@ impl ImageService for Acting {
     }
 }
 
-/// Calls that nobody here has to answer.
-macro_rules! unanswered {
-    ($($call:ident($request:ident) -> $response:ident),* $(,)?) => {
-        #[tonic::async_trait]
-        impl RuntimeService for Acting {
-            type StreamPodSandboxesStream = Streamed<v1::StreamPodSandboxesResponse>;
-            type StreamContainersStream = Streamed<v1::StreamContainersResponse>;
-
-            async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
-                Ok(Response::new(v1::VersionResponse {
-                    version: "0.1.0".into(),
-                    runtime_name: "scripted".into(),
-                    runtime_version: "1.0".into(),
-                    runtime_api_version: "v1".into(),
-                }))
-            }
-            async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
-                let conditions = ["RuntimeReady", "NetworkReady"].map(|name| v1::RuntimeCondition {
-                    r#type: name.into(),
-                    status: true,
-                    ..v1::RuntimeCondition::default()
-                });
-                self.act(|script| v1::StatusResponse {
-                    status: Some(v1::RuntimeStatus { conditions: conditions.into() }),
-                    runtime_handlers: script
-                        .handlers
-                        .iter()
-                        .map(|name| v1::RuntimeHandler { name: name.clone(), ..v1::RuntimeHandler::default() })
-                        .collect(),
-                    ..v1::StatusResponse::default()
-                })
-            }
-            async fn list_pod_sandbox(
-                &self,
-                _: Request<v1::ListPodSandboxRequest>,
-            ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
-                Ok(Response::new(v1::ListPodSandboxResponse::default()))
-            }
-            async fn list_containers(
-                &self,
-                _: Request<v1::ListContainersRequest>,
-            ) -> Result<Response<v1::ListContainersResponse>, Status> {
-                self.act(|script| {
-                    let containers = if script.is_blank { Vec::new() } else { script.containers.clone() };
-                    script.containers.append(&mut script.soon);
-                    v1::ListContainersResponse { containers }
-                })
-            }
-            async fn container_status(
-                &self,
-                request: Request<v1::ContainerStatusRequest>,
-            ) -> Result<Response<v1::ContainerStatusResponse>, Status> {
-                let id = request.into_inner().container_id;
-                let found = self.act(|script| {
-                    let found = script.containers.iter().find(|container| container.id == id && !script.is_blank);
-                    let volumes = script.volumes.get(&id).cloned().unwrap_or_default();
-                    found.map(|found| (found.clone(), volumes))
-                })?;
-                let Some((found, volumes)) = found.into_inner() else {
-                    return Err(Status::not_found("no such container"));
-                };
-                // As a kubelet mounts it and containerd 2.1 tells it: asked for by what a pull answered.
-                let mounts = volumes.into_iter().map(|image| v1::Mount {
-                    container_path: "/volume".into(),
-                    readonly: true,
-                    image: Some(v1::ImageSpec { image: image.clone(), image_ref: image, ..v1::ImageSpec::default() }),
-                    ..v1::Mount::default()
-                });
-                let status = v1::ContainerStatus {
-                    id: found.id,
-                    metadata: found.metadata,
-                    state: found.state,
-                    created_at: found.created_at,
-                    image: found.image,
-                    image_ref: found.image_ref,
-                    image_id: found.image_id,
-                    mounts: mounts.collect(),
-                    ..v1::ContainerStatus::default()
-                };
-                Ok(Response::new(v1::ContainerStatusResponse { status: Some(status), ..Default::default() }))
-            }
-            async fn stream_pod_sandboxes(
-                &self,
-                _: Request<v1::StreamPodSandboxesRequest>,
-            ) -> Result<Response<Self::StreamPodSandboxesStream>, Status> {
-                Err(Status::unimplemented("this runtime streams no lists"))
-            }
-            async fn stream_containers(
-                &self,
-                _: Request<v1::StreamContainersRequest>,
-            ) -> Result<Response<Self::StreamContainersStream>, Status> {
-                Err(Status::unimplemented("this runtime streams no lists"))
-            }
-            $(async fn $call(&self, _: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
-                Err(Status::unimplemented("no test needs it"))
-            })*
-        }
-    };
-}
-
-unanswered! {
-    runtime_config(RuntimeConfigRequest) -> RuntimeConfigResponse,
-    pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse,
-    run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse,
-    stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse,
-    remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse,
-    create_container(CreateContainerRequest) -> CreateContainerResponse,
-    start_container(StartContainerRequest) -> StartContainerResponse,
-    stop_container(StopContainerRequest) -> StopContainerResponse,
-    remove_container(RemoveContainerRequest) -> RemoveContainerResponse,
+impl RuntimeService for Acting {
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
+        Ok(Response::new(v1::VersionResponse {
+            version: "0.1.0".into(),
+            runtime_name: "scripted".into(),
+            runtime_version: "1.0".into(),
+            runtime_api_version: "v1".into(),
+        }))
+    }
+    async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
+        let conditions = ["RuntimeReady", "NetworkReady"].map(|name| v1::RuntimeCondition {
+            r#type: name.into(),
+            status: true,
+            ..v1::RuntimeCondition::default()
+        });
+        let status = Some(v1::RuntimeStatus { conditions: conditions.into() });
+        Ok(Response::new(v1::StatusResponse { status, ..v1::StatusResponse::default() }))
+    }
+    async fn list_pod_sandbox(
+        &self,
+        _: Request<v1::ListPodSandboxRequest>,
+    ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
+        Ok(Response::new(v1::ListPodSandboxResponse::default()))
+    }
+    async fn list_containers(
+        &self,
+        _: Request<v1::ListContainersRequest>,
+    ) -> Result<Response<v1::ListContainersResponse>, Status> {
+        self.act(|script| {
+            let containers = if script.is_blank { Vec::new() } else { script.containers.clone() };
+            script.containers.append(&mut script.soon);
+            v1::ListContainersResponse { containers }
+        })
+    }
+    async fn container_status(
+        &self,
+        request: Request<v1::ContainerStatusRequest>,
+    ) -> Result<Response<v1::ContainerStatusResponse>, Status> {
+        let id = request.into_inner().container_id;
+        let found = self.act(|script| {
+            let found = script.containers.iter().find(|container| container.id == id && !script.is_blank);
+            let volumes = script.volumes.get(&id).cloned().unwrap_or_default();
+            found.map(|found| (found.clone(), volumes))
+        })?;
+        let Some((found, volumes)) = found.into_inner() else {
+            return Err(Status::not_found("no such container"));
+        };
+        // As a kubelet mounts it and containerd 2.1 tells it: asked for by what a pull answered.
+        let mounts = volumes.into_iter().map(|image| v1::Mount {
+            image: Some(v1::ImageSpec { image: image.clone(), image_ref: image, ..v1::ImageSpec::default() }),
+        });
+        let status = v1::ContainerStatus {
+            id: found.id,
+            metadata: found.metadata,
+            created_at: found.created_at,
+            image: found.image,
+            image_ref: found.image_ref,
+            mounts: mounts.collect(),
+        };
+        Ok(Response::new(v1::ContainerStatusResponse { status: Some(status) }))
+    }
 }

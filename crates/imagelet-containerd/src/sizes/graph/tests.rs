@@ -3,6 +3,11 @@
 use super::*;
 use crate::v1::containerd::types::{Descriptor, Timestamp};
 
+// Kinds of snapshots that hold what they stand on.
+const UNKNOWN: i32 = 0;
+const VIEW: i32 = 1;
+const ACTIVE: i32 = 2;
+
 /// A digest with a readable name.
 fn digest(name: &str) -> String {
     Digest::of(name.as_bytes()).to_string()
@@ -22,11 +27,11 @@ fn blob(name: &str, size: i64, refers: &[(&str, &str)]) -> content::Info {
     content::Info { digest: digest(name), size, labels: labels(refers) }
 }
 
-fn snapshot(name: &str, parent: &str, kind: snapshots::Kind) -> snapshots::Info {
+fn snapshot(name: &str, parent: &str, kind: i32) -> snapshots::Info {
     snapshots::Info {
         name: digest(name),
         parent: if parent.is_empty() { String::new() } else { digest(parent) },
-        kind: kind.into(),
+        kind,
         created_at: Some(Timestamp { seconds: 1, nanos: 2 }),
         labels: BTreeMap::new(),
     }
@@ -40,7 +45,6 @@ const TOP: &str = "containerd.io/gc.ref.snapshot.overlayfs";
 
 /// Image `a` of two layers and image `b` of three with the same lower two; `a` by an index.
 fn node() -> Listed {
-    use snapshots::Kind::Committed;
     let config = |name: &str, top: &str| blob(name, 700, &[(TOP, top)]);
     Listed {
         images: vec![
@@ -64,10 +68,10 @@ fn node() -> Listed {
         snapshots: BTreeMap::from([(
             "overlayfs".to_owned(),
             vec![
-                snapshot("1", "", Committed),
-                snapshot("2", "1", Committed),
-                snapshot("3", "2", Committed),
-                snapshot("of no image", "1", Committed),
+                snapshot("1", "", COMMITTED),
+                snapshot("2", "1", COMMITTED),
+                snapshot("3", "2", COMMITTED),
+                snapshot("of no image", "1", COMMITTED),
             ],
         )]),
         ..Listed::default()
@@ -133,13 +137,13 @@ fn what_something_else_keeps_is_held() {
     };
     let cases: [(&str, Change, (u64, u64)); 9] = [
         ("nothing", |_| {}, nothing),
-        ("a container", |listed| of_overlay(listed).push(snapshot("c", "2", snapshots::Kind::Active)), chain_2),
-        ("a view", |listed| of_overlay(listed).push(snapshot("c", "3", snapshots::Kind::View)), chain_3),
-        ("an unknown kind", |listed| of_overlay(listed).push(snapshot("c", "1", snapshots::Kind::Unknown)), snapshot_1),
+        ("a container", |listed| of_overlay(listed).push(snapshot("c", "2", ACTIVE)), chain_2),
+        ("a view", |listed| of_overlay(listed).push(snapshot("c", "3", VIEW)), chain_3),
+        ("an unknown kind", |listed| of_overlay(listed).push(snapshot("c", "1", UNKNOWN)), snapshot_1),
         (
             "a container elsewhere",
             |listed| {
-                let active = snapshot("c", "3", snapshots::Kind::Active);
+                let active = snapshot("c", "3", ACTIVE);
                 listed.snapshots.insert("native".to_owned(), vec![active]);
             },
             nothing,
@@ -229,7 +233,7 @@ fn what_a_snapshotter_does_not_count_makes_the_sizes_partial() {
     listed.contents[4].labels = labels(&[("containerd.io/gc.ref.snapshot.remote", "3")]);
     let absent = graph(&listed);
     assert_eq!(absent.certainty, Certainty::Partial { measured: 10, layers: 11 }, "it did not list its snapshots");
-    listed.snapshots.insert("remote".to_owned(), vec![snapshot("3", "", snapshots::Kind::Committed)]);
+    listed.snapshots.insert("remote".to_owned(), vec![snapshot("3", "", COMMITTED)]);
     let remote = graph(&listed);
     assert_eq!(remote.certainty, Certainty::Partial { measured: 10, layers: 11 });
     assert_eq!(freed(&remote, &["config-b"]).0, 3 * 4096 + 3000, "it counts as far as it is known");
@@ -290,9 +294,8 @@ fn ten_thousand_images_are_far_from_the_limit() {
         listed.contents.push(blob(config, 1, &[(TOP, top)]));
         listed.contents.push(blob(layer, 1, &[]));
     }
-    let chain = |at: usize| {
-        snapshot(&names[at][3], if at.is_multiple_of(20) { "" } else { &names[at - 1][3] }, snapshots::Kind::Committed)
-    };
+    let chain =
+        |at: usize| snapshot(&names[at][3], if at.is_multiple_of(20) { "" } else { &names[at - 1][3] }, COMMITTED);
     listed.snapshots.insert("overlayfs".to_owned(), (0..names.len()).map(chain).collect());
     let parts = ImageParts::of(&listed).unwrap();
     assert_eq!((parts.images.len(), parts.snapshots().count()), (10_000, 10_000));

@@ -23,8 +23,8 @@ const CORE_STOREYS: [&[&str]; 5] = [
     &["failpoint", "image", "layer_folders", "metrics", "text", "trusted_files", "wire"],
 ];
 
-/// The rooms of the CRI adapter that may name a wire type; `pods` runs containers for tests only.
-const WIRE_ROOMS: [&str; 5] = ["client", "convert", "pods", "server", "v1"];
+/// The rooms of the CRI adapter that may name a wire type.
+const WIRE_ROOMS: [&str; 4] = ["client", "convert", "server", "v1"];
 
 /// `from → to`, once for every pair.
 type Arrows = BTreeSet<(String, String)>;

@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use imagelet_cri::v1::{self, image_service_client::ImageServiceClient};
-use tonic::transport::Channel;
-
 use super::node::{Node, SNAPSHOTTER};
+use crate::wire::{ImageServiceClient, v1};
 
 /// What it is → all that is recorded of it.
 pub(super) type Dump = BTreeMap<String, String>;
@@ -29,7 +27,7 @@ pub(super) async fn dump(node: &Node, layers: &BTreeSet<String>) -> Dump {
             format!("snapshot {}", snapshot.name),
             format!(
                 "{:?} on {:?}, {} inodes, {:?}",
-                snapshot.kind(),
+                snapshot.kind,
                 snapshot.parent,
                 usage.inodes,
                 sorted(&snapshot.labels)
@@ -43,7 +41,7 @@ pub(super) async fn dump(node: &Node, layers: &BTreeSet<String>) -> Dump {
 /// The lists and the verbose status by every name.
 async fn dump_cri(node: &Node, dump: &mut Dump) {
     let channel = tonic::transport::Endpoint::new(node.containerd.endpoint()).unwrap().connect().await.unwrap();
-    let mut cri: ImageServiceClient<Channel> = ImageServiceClient::new(channel);
+    let mut cri: ImageServiceClient = ImageServiceClient::new(channel);
     let listed = cri.list_images(v1::ListImagesRequest::default()).await.unwrap().into_inner().images;
     for image in listed {
         let names = image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);

@@ -7,13 +7,14 @@ use std::{
 
 use imagelet_containerd::{ContainerdClient, LeaseId};
 use imagelet_core::{image::ImageSpec, runtime::ImageService as _};
-use imagelet_cri::{Endpoint, RemoteImageService, pods::TestPods};
+use imagelet_cri::{Endpoint, RemoteImageService};
 
 use crate::{
     images::Image,
     program::Daemon,
     relay::{connect, in_runtime, pull, request},
     testbed::{Containerd, ContainerdRelease, ContainerdSetup, scratch, wait_until},
+    wire::pods::TestPods,
 };
 
 /// The snapshotter that layers are imported into.

@@ -3,27 +3,27 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    pin::Pin,
     sync::{Arc, Mutex},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use imagelet_cri::{
-    listen,
-    v1::{
-        AuthConfig, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest, ImageStatusResponse,
-        ListImagesRequest, ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest,
-        RemoveImageResponse, StreamImagesRequest, StreamImagesResponse,
-        image_service_client::ImageServiceClient,
-        image_service_server::{ImageService, ImageServiceServer},
-    },
-};
+use imagelet_cri::listen;
 use rustix::process::Signal;
-use tokio_stream::{Stream, wrappers::UnixListenerStream};
+use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, Request, Response, Status, transport::Server};
 
 use super::{Marker, Scene, Seen, TRACE, look_at, pod_of, registry::WAYS, run_watched, secrets_of};
-use crate::program::Daemon;
+use crate::{
+    program::Daemon,
+    wire::{
+        ImageService, ImageServiceClient, ImageServiceServer, Streamed,
+        v1::{
+            AuthConfig, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest, ImageStatusResponse,
+            ListImagesRequest, ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest,
+            RemoveImageResponse, StreamImagesRequest, StreamImagesResponse,
+        },
+    },
+};
 
 /// How the runtime repeats what it is shown; an image's name says which way.
 const ECHOES: [&str; 7] = ["plain", "quoted", "header", "coded", "details", "missing", "denied"];
@@ -35,17 +35,14 @@ struct EchoRuntime {
     shown: Arc<Mutex<Vec<String>>>,
 }
 
-#[tonic::async_trait]
 impl ImageService for EchoRuntime {
-    type StreamImagesStream = Pin<Box<dyn Stream<Item = Result<StreamImagesResponse, Status>> + Send>>;
-
     async fn list_images(&self, _: Request<ListImagesRequest>) -> Result<Response<ListImagesResponse>, Status> {
         Ok(Response::new(ListImagesResponse::default()))
     }
     async fn stream_images(
         &self,
         _: Request<StreamImagesRequest>,
-    ) -> Result<Response<Self::StreamImagesStream>, Status> {
+    ) -> Result<Response<Streamed<StreamImagesResponse>>, Status> {
         Err(Status::unimplemented("no streams here"))
     }
     async fn image_status(&self, _: Request<ImageStatusRequest>) -> Result<Response<ImageStatusResponse>, Status> {

@@ -11,7 +11,7 @@ use imagelet_core::{
     image::{ImageId, ImageSpec},
     runtime::{Certainty, ImageService as _, LayerGraph, LayerSource as _, PullRequest, no_progress},
 };
-use imagelet_cri::{Endpoint, RemoteImageService, pods::TestPods};
+use imagelet_cri::{Endpoint, RemoteImageService};
 use serde_json::{Value, json};
 
 use super::{DISK_MEBIBYTES, layer};
@@ -22,6 +22,7 @@ use crate::{
     scripted::{self, Runtime, Script},
     testbed::{Containerd, ContainerdRelease, ContainerdSetup, Disk, scratch, wait_until_within},
     tree,
+    wire::pods::TestPods,
 };
 
 /// Random sets of images that are removed, on each version.

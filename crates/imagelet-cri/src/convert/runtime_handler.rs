@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+
 /// containerd's annotation for the handler of a pod's pulls.
 const ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 
@@ -15,18 +17,14 @@ pub enum Handlers {
     Known(BTreeSet<String>),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown runtime handler {0:?}")]
-pub(crate) struct UnknownHandler(String);
-
 impl Handlers {
     /// The handler of a pull, empty for the default one: the request's field, which must be known, else the annotation,
     /// which is a hint.
-    pub(crate) fn choose(
+    pub(super) fn choose(
         &self,
         field: &str,
         annotations: Option<&BTreeMap<String, String>>,
-    ) -> Result<String, UnknownHandler> {
+    ) -> Result<String, RuntimeError> {
         let is_known = |handler: &str| match self {
             Self::Any => true,
             Self::Known(known) => known.contains(handler),
@@ -35,7 +33,10 @@ impl Handlers {
             let hint = annotations.and_then(|annotations| annotations.get(ANNOTATION));
             return Ok(hint.filter(|handler| is_known(handler)).cloned().unwrap_or_default());
         }
-        if is_known(field) { Ok(field.to_owned()) } else { Err(UnknownHandler(field.to_owned())) }
+        if is_known(field) {
+            return Ok(field.to_owned());
+        }
+        Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("unknown runtime handler {field:?}")))
     }
 }
 
@@ -61,7 +62,7 @@ mod tests {
             run.compare(&case, &json!({"snapshotter": store}));
         }
         run.end();
-        assert_eq!(Handlers::Any.choose("kata", None), Ok("kata".into()));
+        assert_eq!(Handlers::Any.choose("kata", None).unwrap(), "kata");
     }
 
     #[test]
