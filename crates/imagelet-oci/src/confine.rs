@@ -1,4 +1,4 @@
-//! Confines the threads that read what a registry sent: the one that writes a layer reaches that layer's folder alone.
+//! Confines the threads that read layers by Landlock: the one that writes a layer can open files in its folder only.
 //!
 //! Landlock restricts a thread and its children for ever; so this work has threads of its own. Other files of such a
 //! thread (the layer's list, the queue) are opened before. Where the kernel has no Landlock, unpacking continues
@@ -138,7 +138,6 @@ mod tests {
         };
         assert!(abi >= REFER_SINCE);
         assert_eq!(tried(&confinement, home.path()), [false, false, false, false, false, true]);
-        // The waiting thread is not restricted.
         fs::read(home.path().join("secret")).unwrap();
     }
 
@@ -174,8 +173,8 @@ mod tests {
             LandlockStatus::NotEnabled,
             LandlockStatus::NotImplemented,
         ] {
-            let told = Confinement::by(&status).to_string();
-            assert!(told.starts_with("not confined: ") && told.len() > 30, "{told}");
+            let reason = Confinement::by(&status).to_string();
+            assert!(reason.starts_with("not confined: ") && reason.len() > 30, "{reason}");
         }
     }
 }

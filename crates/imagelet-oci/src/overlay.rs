@@ -1,4 +1,4 @@
-//! Overlay file systems: made out of sight, and probed for being in use.
+//! Overlay file systems: mounted detached, and probed for being in use.
 //!
 //! One procedure serves every kernel from 5.10 on. An overlay's options have to fit in one page, so layers are named by
 //! short links (`0:1:2`) relative to the working folder; a thread with a working folder and a mount namespace of its
@@ -33,7 +33,7 @@ const LOWER: &str = "lower";
 const UPPER: &str = "upper";
 const WORK: &str = "work";
 
-/// The folder of one overlay: `lower/`, `upper/` and `work/`.
+/// The folder of one overlay.
 #[derive(Clone, Debug)]
 pub(crate) struct OverlayFolder(PathBuf);
 

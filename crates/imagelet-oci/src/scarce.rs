@@ -1,4 +1,4 @@
-//! No file descriptor left: the wait before the next try, which ends, because descriptors come back.
+//! Retries of operations for which the process or the system had no file descriptor left.
 
 use std::{error::Error, io, iter, thread, time::Duration};
 
@@ -14,7 +14,6 @@ pub(crate) fn waits() -> impl Iterator<Item = Duration> {
     iter::successors(Some(WAIT_FIRST), |wait| Some(*wait * 2)).take(WAITS_MAX)
 }
 
-/// Whether the process or the system is out of descriptors.
 pub(crate) fn is_scarce(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE)
 }

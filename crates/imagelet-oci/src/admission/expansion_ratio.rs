@@ -1,4 +1,4 @@
-//! How much larger a layer is on the disk than packed: a guess that gets better with each layer that is here.
+//! The expansion ratio of layers, unpacked to packed: assumed at first, then measured on the present layers.
 //!
 //! No manifest, configuration or annotation has this ratio. For each compression, the layers of the store are summed up
 //! with an assumption that weighs as much as 32 MiB of them; the quotient is bounded, so that no unusual image distorts
@@ -35,7 +35,6 @@ pub(crate) struct Expansions([Sums; 3]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) amount: Amount,
-    /// Measured on this store, not assumed.
     pub(crate) is_measured: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Whether a pull has room on the store's file system, before its first layer byte.
+//! Admission: whether the store's file system has space for a pull, decided before its first layer byte.
 //!
 //! ```text
 //! mod              decides, from the space a pull needs and the disk has; no I/O
@@ -7,8 +7,7 @@
 //! refusal_message  the arithmetic of a rejection
 //! ```
 //!
-//! A pull's disk usage is an estimate until it is unpacked: a manifest has only compressed sizes. So every amount here
-//! has two numbers: the estimate, and the certain minimum.
+//! A manifest has only compressed sizes. So every amount here has two numbers: the estimate, and the certain minimum.
 
 mod expansion_ratio;
 mod refusal_message;
@@ -56,7 +55,7 @@ impl Amount {
         }
     }
 
-    /// The remainder after `written` bytes; inodes shrink in proportion.
+    /// Inodes shrink in proportion.
     #[must_use]
     fn after(self, written: u64) -> Self {
         let bytes = self.bytes.saturating_sub(written);
@@ -73,7 +72,7 @@ impl Amount {
     }
 }
 
-/// The layers that a pull adds to the disk: absent ones that no other pull brings.
+/// The absent layers that no other pull brings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) layers: usize,
@@ -83,7 +82,6 @@ pub(crate) struct Demand {
     pub(crate) keeps_blobs: bool,
 }
 
-/// The free space of the disk, and the reserved part of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     pub(crate) free_bytes: u64,

@@ -32,7 +32,7 @@ struct ReservedLayer {
     pulls: usize,
 }
 
-/// The locked reservations at one moment, and the right to add to them.
+/// The locked reservations.
 pub(crate) struct OpenReservations<'a> {
     reservations: &'a Arc<Reservations>,
     table: MutexGuard<'a, ReservationTable>,
@@ -44,7 +44,6 @@ impl Reservations {
         OpenReservations { reservations: self, table: self.lock() }
     }
 
-    /// Completes when a pull releases unused space.
     pub(crate) fn returned(&self) -> Notified<'_> {
         self.returned.notified()
     }
@@ -101,7 +100,7 @@ impl Reservation {
     }
 
     /// Releases the rest of the estimate once a layer is unpacked.
-    pub(crate) fn is_there(&self, layer: &Digest) {
+    pub(crate) fn release(&self, layer: &Digest) {
         if let Some(written_bytes) = self.layers.get(layer) {
             written_bytes.0.store(u64::MAX, Ordering::Relaxed);
             self.reservations.returned.notify_waiters();
@@ -138,7 +137,6 @@ impl WrittenBytes {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Resets the count for a layer that starts again.
     pub(crate) fn restart(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
@@ -170,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_given_back_by_a_drop() {
+    fn a_drop_releases_a_reservation() {
         let reservations = Arc::default();
         let first = reserve(&reservations, &[("a", 100), ("b", 50)]);
         let second = reserve(&reservations, &[("c", 10)]);
@@ -208,7 +206,7 @@ mod tests {
         assert_eq!(reserved(&reservations), (0, 1), "more than expected is no credit");
         written_bytes.restart();
         assert_eq!(reserved(&reservations), (1_000, 1));
-        pull.is_there(&layer("a"));
+        pull.release(&layer("a"));
         assert_eq!(reserved(&reservations), (0, 1));
         drop(pull);
         WrittenBytes::default().add(1);
@@ -216,12 +214,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_is_woken_by_a_drop_and_by_a_layer_that_is_there() {
+    async fn a_waiting_pull_is_woken_by_a_drop_and_by_a_layer_that_is_there() {
         let reservations: Arc<Reservations> = Arc::default();
         let pull = reserve(&reservations, &[("a", 1)]);
         let mut waits = Box::pin(reservations.returned());
         waits.as_mut().enable();
-        pull.is_there(&layer("a"));
+        pull.release(&layer("a"));
         waits.await;
         let mut waits = Box::pin(reservations.returned());
         waits.as_mut().enable();

@@ -51,7 +51,11 @@ impl Engine {
                 Look::Short { missing, demand, space } => (missing, demand, space),
             };
             let store = Arc::clone(&self.store);
-            if blocking(move || store.give_up_spares()).await? > 0 {
+            let freed = blocking(move || {
+                let freed = store.discard_spares(0)?;
+                if freed > 0 { store.empty_trash().map(|()| freed) } else { Ok(0) }
+            });
+            if freed.await? > 0 {
                 continue;
             }
             let helped = rounds == 0 || made.is_some_and(|made| made.freed > ByteSize::ZERO);

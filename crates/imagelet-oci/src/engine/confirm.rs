@@ -1,4 +1,4 @@
-//! Resolves a digest that is present: the registry confirms it for the credentials; its documents come from the disk.
+//! Confirmation of a digest that is present: the registry grants it to the credentials; its documents come from the disk.
 
 use imagelet_core::{
     image::{Digest, ImageId},

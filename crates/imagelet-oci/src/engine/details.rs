@@ -1,4 +1,4 @@
-//! All that is known of one image in the store.
+//! The details of one image: its configuration and the sizes of its layers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! When the disk works: during a pull so that its end is short, or after its answer.
+//! Durability of pulls: early write-back so that their end is short, and the sync after a background pull.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,8 +38,8 @@ impl Engine {
         let store = Arc::downgrade(&self.store);
         tokio::spawn(async move {
             tokio::time::sleep(SYNC_DELAY).await;
-            let settled = blocking(move || store.upgrade().map_or(Ok(()), |store| store.sync_background())).await;
-            if let Err(error) = settled {
+            let synced = blocking(move || store.upgrade().map_or(Ok(()), |store| store.sync_background())).await;
+            if let Err(error) = synced {
                 tracing::error!(error = error.chain(), "pulled images are not durable");
             }
         });
@@ -47,25 +47,22 @@ impl Engine {
 
     /// Writes back early, in parallel with the processor's work; ends on drop. Errors arrive through the views of the
     /// pulls.
-    pub(crate) fn write_back(&self) -> AbortOnDropHandle<()> {
+    pub(crate) fn write_back(&self) -> Option<AbortOnDropHandle<()>> {
         // Not the store itself: its close must not wait for this.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));
-        let in_background = self.config.durability == Durability::Background;
-        AbortOnDropHandle::new(tokio::spawn(async move {
+        let task = async move {
             let _alone = alone.lock().await;
             let mut wait = WRITE_BACK_FIRST;
             loop {
                 tokio::time::sleep(std::mem::replace(&mut wait, WRITE_BACK_PERIOD)).await;
-                if in_background {
-                    return;
-                }
                 let root = root.clone();
                 match tokio::task::spawn_blocking(move || SyncView::open(&root)?.sync()).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "an early sync failed; the pull will say so"),
+                    Ok(Err(error)) => tracing::debug!(%error, "an early sync failed; the pull reports it"),
                     Err(error) => tracing::debug!(%error, "an early sync ended early"),
                 }
             }
-        }))
+        };
+        (self.config.durability == Durability::Commit).then(|| AbortOnDropHandle::new(tokio::spawn(task)))
     }
 }

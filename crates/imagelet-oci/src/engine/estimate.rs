@@ -1,4 +1,4 @@
-//! What a pull would still cost, and its resolved manifest kept for the pull right after.
+//! The estimate of a pull, and its resolved manifest kept for the pull right after.
 
 use std::{
     collections::{HashSet, VecDeque},

@@ -1,4 +1,4 @@
-//! One fetch of a layer for all pulls that want it.
+//! Single flight of layers: one fetch serves all pulls that want the layer.
 
 use std::sync::{Arc, Weak};
 
@@ -8,8 +8,7 @@ use super::Engine;
 use crate::{confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
 
 /// A layer being fetched; the lock is held meanwhile.
-#[derive(Debug, Default)]
-pub(crate) struct LayerSlot(tokio::sync::Mutex<Weak<StagedLayer>>);
+pub(crate) type LayerSlot = tokio::sync::Mutex<Weak<StagedLayer>>;
 
 impl Engine {
     /// The confinement of the threads that unpack layers.
@@ -28,11 +27,12 @@ impl Engine {
         };
         let slot = {
             let mut fetching = self.fetching.lock().expect("no thread panics while it holds the lock");
-            fetching.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.is_alive());
+            let is_staged = |slot: &LayerSlot| slot.try_lock().is_ok_and(|shared| shared.strong_count() > 0);
+            fetching.retain(|_, slot| Arc::strong_count(slot) > 1 || is_staged(slot));
             let among = self.sharers(job.session.reference());
             Arc::clone(fetching.entry((job.diff_id.clone(), among)).or_default())
         };
-        let mut shared = slot.0.lock().await;
+        let mut shared = slot.lock().await;
         if self.store.layer(&job.diff_id).is_some() && self.may_share(job.session.reference(), &job.diff_id) {
             present();
             return Ok(None);
@@ -46,11 +46,5 @@ impl Engine {
         let staged = Arc::new(scarce::retried(|| job.run(&place, progress)).await?);
         *shared = Arc::downgrade(&staged);
         Ok(Some(staged))
-    }
-}
-
-impl LayerSlot {
-    fn is_alive(&self) -> bool {
-        self.0.try_lock().is_ok_and(|shared| shared.strong_count() > 0)
     }
 }

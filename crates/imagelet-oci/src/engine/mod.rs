@@ -198,7 +198,7 @@ impl Engine {
     pub async fn discard_partial_blobs(&self) -> Result<ByteSize, RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || {
-            let freed = store.discard_partials()?;
+            let freed = store.remove_partials(|_| true)?;
             store.empty_trash()?;
             Ok(ByteSize(freed))
         })

@@ -1,4 +1,4 @@
-//! A pull from the reference to the committed image, and what a pull into a sink shares with it.
+//! A pull from the reference to the committed image, with the steps that an import shares.
 
 use std::{
     cmp::Reverse,
@@ -30,7 +30,7 @@ pub(super) struct LayerFetches {
     pub(super) view: Arc<SyncView>,
     allowance: Arc<Allowance>,
     claim: Claim,
-    _early_syncs: AbortOnDropHandle<()>,
+    _early_syncs: Option<AbortOnDropHandle<()>>,
 }
 
 impl Engine {
@@ -169,7 +169,7 @@ impl Engine {
             .map(|job| async move {
                 let layer = job.diff_id.clone();
                 let staged = self.fetch_layer(job, progress).await?;
-                reservation.is_there(&layer);
+                reservation.release(&layer);
                 Ok::<_, RuntimeError>(staged)
             })
             .buffer_unordered(self.config.layers_in_flight.max(1))

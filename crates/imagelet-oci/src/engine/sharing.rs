@@ -1,4 +1,4 @@
-//! Which present layers a pull may share, and the recorded entries of the layers that it did not fetch.
+//! Sharing of layers: which present ones a pull need not fetch, and what is recorded of those.
 
 use std::{collections::HashMap, sync::Arc};
 

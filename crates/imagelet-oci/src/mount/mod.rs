@@ -1,4 +1,4 @@
-//! An image as a directory tree, by overlayfs, without a runtime.
+//! Mounts images as directory trees by overlayfs, without a runtime.
 //!
 //! Each mount has a note, `mounts/KEY.json`, and the overlay's folder, `mounts/KEY/`; for a store on a read-only file
 //! system, both are below `/run/imagelet/mounts/STORE/`, STORE being the digest of the store's path. A note has the

@@ -36,7 +36,7 @@ impl Store {
         self.index().is_unsettled()
     }
 
-    /// Makes all visible content durable. Cheap when it already is.
+    /// Makes all visible content durable.
     pub(crate) fn sync_background(&self) -> Result<(), RuntimeError> {
         if self.is_read_only() || !self.is_unsettled() {
             return Ok(());
@@ -92,7 +92,6 @@ impl Store {
         Ok(())
     }
 
-    /// Records the view of a pull that is shown before it is durable.
     pub(crate) fn remember_view(&self, view: &Arc<SyncView>) {
         let mut views = self.views();
         if !views.iter().any(|known| Arc::ptr_eq(known, view)) {

@@ -10,10 +10,7 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -36,7 +33,6 @@ impl Store {
         self.index().blobs.iter().map(|(digest, size)| (digest.clone(), *size)).collect()
     }
 
-    /// Bytes of partial blobs, those being written included.
     pub(crate) fn partial_bytes(&self) -> u64 {
         self.partials().iter().map(|partial| partial.size).sum()
     }
@@ -124,24 +120,6 @@ impl Store {
         }
     }
 
-    /// Removes all partial blobs that have no writer. Returns the bytes freed.
-    pub(crate) fn discard_partials(&self) -> Result<u64, RuntimeError> {
-        self.check_writable()?;
-        self.remove_partials(|_| true)
-    }
-
-    pub(super) fn expire_partials(&self) -> Result<u64, RuntimeError> {
-        let now = SystemTime::now();
-        self.remove_partials(|partial| partial.is_expired(now))
-    }
-
-    /// At start, when nothing is written: also removes partials too short to resume and unknown files.
-    pub(super) fn discard_partial_leftovers(&self) -> Result<(), RuntimeError> {
-        let now = SystemTime::now();
-        self.remove_partials(|partial| partial.digest.is_none() || partial.size < RESUME_MIN || partial.is_expired(now))
-            .map(drop)
-    }
-
     /// At start: moves files that are not kept blobs to the trash.
     pub(super) fn discard_unknown_blobs(&self, folder: &Path, index: &Index) -> Result<(), RuntimeError> {
         let known: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
@@ -155,12 +133,14 @@ impl Store {
         Ok(())
     }
 
-    fn remove_partials(&self, condemned: impl Fn(&Partial) -> bool) -> Result<u64, RuntimeError> {
+    /// Removes the partial blobs of a kind that have no writer. Returns the bytes freed.
+    pub(crate) fn remove_partials(&self, is_removed: impl Fn(&Partial) -> bool) -> Result<u64, RuntimeError> {
+        self.check_writable()?;
         let index = self.index();
         let mut freed = 0;
         for partial in self.partials() {
             let is_written = partial.digest.as_ref().is_some_and(|digest| index.written.contains(digest));
-            if !is_written && condemned(&partial) {
+            if !is_written && is_removed(&partial) {
                 self.move_to_trash(&partial.path)?;
                 freed += partial.size;
             }
@@ -184,12 +164,11 @@ impl Store {
             });
             Some(Partial { path: entry.path(), digest, size: metadata.len(), modified: metadata.modified().ok()? })
         };
-        // An entry can vanish between the listing and its stat.
         entries.filter_map(Result::ok).filter_map(partial).collect()
     }
 }
 
-struct Partial {
+pub(crate) struct Partial {
     path: PathBuf,
     /// `None`: not a name of this store.
     digest: Option<Digest>,
@@ -198,8 +177,13 @@ struct Partial {
 }
 
 impl Partial {
-    fn is_expired(&self, now: SystemTime) -> bool {
-        now.duration_since(self.modified).is_ok_and(|age| age > PARTIAL_AGE_MAX)
+    pub(super) fn is_expired(&self) -> bool {
+        self.modified.elapsed().is_ok_and(|age| age > PARTIAL_AGE_MAX)
+    }
+
+    /// At start, when nothing is written: one too short to resume and an unknown file, too.
+    pub(super) fn is_leftover(&self) -> bool {
+        self.digest.is_none() || self.size < RESUME_MIN || self.is_expired()
     }
 }
 
@@ -239,7 +223,7 @@ impl BlobWriter {
     pub(crate) fn finish(mut self) -> StagedBlob {
         self.file = None;
         Step::BlobWritten.reach();
-        StagedBlob { written: self, is_kept: AtomicBool::new(false) }
+        StagedBlob(self)
     }
 }
 
@@ -258,37 +242,34 @@ impl Drop for BlobWriter {
 
 /// A whole blob that is not part of the store yet. Dropped uncommitted, it is a partial.
 #[derive(Debug)]
-pub(crate) struct StagedBlob {
-    written: BlobWriter,
-    is_kept: AtomicBool,
-}
+pub(crate) struct StagedBlob(BlobWriter);
 
 impl StagedBlob {
     pub(super) fn path(&self) -> &Path {
-        &self.written.path
+        &self.0.path
     }
 
     pub(super) fn discard(mut self) {
-        self.written.is_wanted = false;
+        self.0.is_wanted = false;
     }
 
-    /// Moves it to its place, once, after its bytes are durable. The caller holds the index.
+    /// Moves it to its place after its bytes are durable, unless another commit has. The caller holds the index.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
-        if self.is_kept.load(Ordering::Relaxed) {
+        let BlobWriter { store, digest, path, length, .. } = &self.0;
+        if index.blobs.contains_key(digest) {
             return Ok(());
         }
-        let home = self.written.store.blob_path(&self.written.digest);
+        let home = store.blob_path(digest);
         fs::create_dir_all(home.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-        fs::rename(&self.written.path, &home)?;
-        self.is_kept.store(true, Ordering::Relaxed);
-        index.blobs.insert(self.written.digest.clone(), self.written.length);
+        fs::rename(path, &home)?;
+        index.blobs.insert(digest.clone(), *length);
         Step::BlobKept.reach();
         Ok(())
     }
 
     pub(super) fn folders(&self) -> [PathBuf; 2] {
         let blobs = Path::new("blobs");
-        [blobs.join(self.written.digest.algorithm().name()), blobs.to_owned()]
+        [blobs.join(self.0.digest.algorithm().name()), blobs.to_owned()]
     }
 }
 

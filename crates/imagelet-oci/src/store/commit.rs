@@ -34,7 +34,6 @@ pub(crate) struct StagedLayer {
 }
 
 impl StagedLayer {
-    /// Makes a layer that a commit accepts of a staging folder with a complete `fs/`.
     pub(crate) fn new(
         staging: Staging,
         blob: &Descriptor,
@@ -76,7 +75,7 @@ impl StagedLayer {
     }
 }
 
-/// A folder under `tmp/` that is removed on drop, unless it was moved or kept.
+/// A folder under `tmp/` that is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Staging(PathBuf);
 
@@ -108,7 +107,6 @@ pub(super) fn discard(path: &Path) {
 
 #[derive(Debug)]
 pub(crate) struct NewImage {
-    /// The image's record.
     pub record: ImageRecord,
     /// File name and bytes: `manifest.json`, `config.json`, `index.json`.
     pub files: Vec<(&'static str, Vec<u8>)>,
@@ -128,8 +126,7 @@ impl Store {
 
     /// Makes an image exist: content durable, content in place, names last. On an error nothing is visible.
     ///
-    /// The background mode syncs nothing here: content and names are valid for this boot until
-    /// [`Self::sync_background`].
+    /// In background mode, content and names are valid for this boot until [`Self::sync_background`].
     pub(crate) fn commit(
         &self,
         new: NewImage,
@@ -264,8 +261,7 @@ impl Store {
         }
     }
 
-    /// Writes the names. On an error the previous names apply and are written again: the file may have the rejected
-    /// ones.
+    /// Writes the names. On an error the previous names are written again: the file may have the rejected ones.
     fn write_names(&self, index: &mut Index, before: BTreeMap<String, ImageId>) -> io::Result<()> {
         if self.in_background {
             return self.write_names_unsettled(index).inspect_err(|_| index.names = before);

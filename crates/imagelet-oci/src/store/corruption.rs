@@ -25,7 +25,7 @@ use super::{
 use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig};
 
 impl Index {
-    /// Adds an image as whole or as damaged, depending on its record and on the layers present.
+    /// Adds an image as whole or as damaged.
     pub(crate) fn admit(&mut self, root: &Path, id: &ImageId, read: Option<ReadRecord<ImageRecord>>) {
         let missing = || Err((None, Findings::of("image.json", "missing", "the image's folder is missing")));
         let image = match read.unwrap_or_else(missing) {
@@ -72,7 +72,6 @@ impl Index {
         self.damaged.insert(id.clone(), image);
     }
 
-    /// Shows the damaged images again that now have all of their parts.
     pub(crate) fn restore_whole(&mut self) {
         let whole = self.damaged.iter().filter_map(|(id, image)| {
             let record = image.record.as_ref().filter(|_| image.documents.is_none())?;

@@ -5,7 +5,6 @@
 //!   lock                     flocked by the process that changes the store; has its pid and command
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `sync_background`)
-//!   names.new, names.unsettled.new   the next version of each, being written; removed at start
 //!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; complete and durable;
 //!                            one with a file `damaged` counts as absent
@@ -235,7 +234,6 @@ impl Store {
         self.index().resolve(text)
     }
 
-    /// The damaged image that a name, an id or an id prefix means.
     pub(crate) fn resolve_damaged(&self, text: &str) -> Option<ImageId> {
         self.index().resolve_damaged(text)
     }
@@ -295,7 +293,6 @@ impl Store {
         Lease { store: Arc::clone(self), layers: layers.to_vec() }
     }
 
-    /// The lock on mounting an image and on removing an unmounted one.
     pub(crate) fn mounting(&self) -> MutexGuard<'_, ()> {
         self.mounting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -318,7 +315,6 @@ impl Store {
     }
 }
 
-/// A layer's fetched and stored sizes.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerSizes {
     pub(crate) media_type: String,

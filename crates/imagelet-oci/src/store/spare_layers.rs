@@ -101,7 +101,6 @@ impl SinkLayer {
         })
     }
 
-    /// The sink has the layer; the rest of the folder is removed.
     pub(crate) fn taken(mut self, media_type: &str, packed: u64) {
         self.is_untouched = false;
         if let Some(blob) = self.blob.take() {
@@ -152,24 +151,16 @@ impl Store {
     }
 
     /// Moves spares beyond the age and size limits to the trash. Returns their bytes.
-    pub(crate) fn trim_spares(&self, now: SystemTime) -> Result<u64, RuntimeError> {
-        self.discard_spares(SPARE_BYTES_MAX, now)
+    pub(crate) fn trim_spares(&self) -> Result<u64, RuntimeError> {
+        self.discard_spares(SPARE_BYTES_MAX)
     }
 
-    /// Moves all spares to the trash and empties it. Returns their bytes.
-    pub(crate) fn give_up_spares(&self) -> Result<u64, RuntimeError> {
-        let freed = self.discard_spares(0, SystemTime::now())?;
-        if freed > 0 {
-            self.empty_trash()?;
-        }
-        Ok(freed)
-    }
-
-    fn discard_spares(&self, bytes_max: u64, now: SystemTime) -> Result<u64, RuntimeError> {
+    /// Moves the expired spares, and the oldest above a size, to the trash. Returns their bytes.
+    pub(crate) fn discard_spares(&self, bytes_max: u64) -> Result<u64, RuntimeError> {
         let mut index = self.index();
         let spares = index.spares.iter().map(|(diff_id, spare)| (diff_id.clone(), spare.bytes, spare.since));
         let mut freed = 0;
-        for diff_id in surplus(spares.collect(), bytes_max, now) {
+        for diff_id in surplus(spares.collect(), bytes_max, SystemTime::now()) {
             let Some(spare) = index.spares.remove(&diff_id) else { continue };
             self.move_to_trash(&spare.folder)?;
             freed += spare.bytes;

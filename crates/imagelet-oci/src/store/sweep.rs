@@ -4,12 +4,11 @@ use std::{
     collections::HashSet,
     fs, io,
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
-use super::{Store, files::durable::remove_tree, index::load::digest_named, storage_error};
+use super::{Store, blobs::Partial, files::durable::remove_tree, index::load::digest_named, storage_error};
 use crate::{failpoint::Step, overlay::OverlayFolder};
 
 /// The result of a sweep.
@@ -57,7 +56,7 @@ impl Store {
             }
             Step::SweepImages.reach();
         }
-        report.bytes += self.expire_partials()? + self.trim_spares(SystemTime::now())?;
+        report.bytes += self.remove_partials(Partial::is_expired)? + self.trim_spares()?;
         refused.takes(self.empty_trash());
         refused.first_error().map(|()| report)
     }
@@ -69,8 +68,8 @@ impl Store {
                 self.move_to_trash(&folder)?;
             }
         }
-        self.trim_spares(SystemTime::now())?;
-        self.discard_partial_leftovers()?;
+        self.trim_spares()?;
+        self.remove_partials(Partial::is_leftover)?;
         Step::OpenTmp.reach();
         let mut index = self.index();
         for layer in index.unneeded_layers() {
@@ -154,7 +153,6 @@ impl Store {
     }
 }
 
-/// The first error of a pass that continues after errors.
 #[derive(Debug, Default)]
 struct Refused(Option<RuntimeError>);
 

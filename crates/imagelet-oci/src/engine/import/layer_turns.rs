@@ -1,4 +1,4 @@
-//! One layer at a time: which import brings a layer into the sink, and which layers there are not synced yet.
+//! The turns of imports: which one brings a layer into the sink, and which layers there are not synced yet.
 //!
 //! A chain id names a layer and all below it. Of all imports that want one, the first brings it and the others wait for
 //! it, outside of their fetch limits. The holder of a turn waits only for lower layers, so that no circle of waits can
@@ -27,7 +27,6 @@ struct Turns {
     imports: u64,
 }
 
-/// The turn to bring one layer, released on drop.
 #[derive(Debug)]
 pub(crate) struct LayerTurn {
     _turn: OwnedMutexGuard<()>,

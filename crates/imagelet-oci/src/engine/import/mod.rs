@@ -8,12 +8,7 @@
 
 pub(super) mod layer_turns;
 
-use std::{
-    cmp::Reverse,
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
-};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
@@ -73,11 +68,8 @@ struct Attempt<'a> {
     progress: &'a Progress,
     fetches: &'a LayerFetches,
     window: Semaphore,
-    spares: Mutex<HashMap<usize, SinkLayer>>,
     there: watch::Sender<LayersThere>,
     unsynced: &'a UnsyncedLayers<'a>,
-    /// The views that receive the write errors of all that the image needs.
-    views: Mutex<Vec<Arc<SyncView>>>,
 }
 
 impl Engine {
@@ -94,7 +86,7 @@ impl Engine {
             loop {
                 tokio::time::sleep(SPARES_PERIOD).await;
                 let Some(store) = store.upgrade() else { return };
-                let trimmed = blocking(move || match store.trim_spares(SystemTime::now())? {
+                let trimmed = blocking(move || match store.trim_spares()? {
                     0 => Ok(()),
                     _ => store.empty_trash(),
                 });
@@ -213,7 +205,7 @@ impl EngineImporter {
         Ok(id)
     }
 
-    /// Brings all layers that the sink lacks. Returns the views of their files.
+    /// Brings all layers that the sink lacks. Returns the views that receive the write errors of their files.
     async fn bring(
         &self,
         described: &Described,
@@ -224,7 +216,7 @@ impl EngineImporter {
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
         let (engine, layers) = (&*self.engine, &described.image.layers);
         let fetched = |error| Ended::Failed(ImportStage::Fetch.failed(error));
-        let spares = engine.take_spares(described, present).await.map_err(fetched)?;
+        let mut spares = engine.take_spares(described, present).await.map_err(fetched)?;
         let missing = (present..layers.len()).filter(|index| !spares.contains_key(index));
         let wanted = missing
             .map(|index| Wanted::of(&described.resolved.manifest.layers[index], described.chains[index].clone(), true));
@@ -238,42 +230,40 @@ impl EngineImporter {
             progress,
             fetches: &fetches,
             window: Semaphore::new(engine.config.layers_in_flight.max(1)),
-            spares: Mutex::new(spares),
             there: watch::Sender::new(LayersThere::new(layers.len(), present)),
             unsynced,
-            views: Mutex::new(vec![Arc::clone(&fetches.view)]),
         };
-        let order = fetch_order(layers, present);
-        let mut bringing: FuturesUnordered<_> = order.into_iter().map(|index| attempt.bring(index)).collect();
-        while let Some(unsynced) = bringing.next().await {
-            unsynced?;
+        let order = fetch_order(layers, present).into_iter();
+        let mut bringing: FuturesUnordered<_> =
+            order.map(|index| attempt.bring(index, spares.remove(&index))).collect();
+        let mut views = vec![Arc::clone(&fetches.view)];
+        while let Some(brought) = bringing.next().await {
+            views.extend(brought?);
         }
-        drop(bringing);
         Step::LayersTaken.reach();
-        Ok(attempt.views.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(views)
     }
 }
 
 impl Attempt<'_> {
-    async fn bring(&self, index: usize) -> Result<(), Ended> {
+    async fn bring(&self, index: usize, spare: Option<SinkLayer>) -> Result<Vec<Arc<SyncView>>, Ended> {
         let handover = |error| Ended::Failed(ImportStage::Handover.failed(error));
         let (chain, described) = (&self.described.chains[index], &self.described.image.layers[index]);
         let present = || PullEvent::Layer { digest: described.digest.clone(), state: LayerState::Present };
         let turn = self.engine.turns.turn(chain).await;
         if turn.is_late && self.import.holds(index).await.map_err(handover)? {
-            self.engine.turns.views(chain).iter().for_each(|view| self.will_sync(view));
             (self.progress)(present());
             self.there.send_modify(|there| there.add_with_all_below(index));
-            return Ok(());
+            return Ok(self.engine.turns.views(chain));
         }
-        let mut layer = match self.spare(index) {
+        let mut layer = match spare {
             Some(spare) => {
                 (self.progress)(present());
                 spare
             }
             None => self.fetch(index).await.map_err(|error| Ended::Failed(ImportStage::Fetch.failed(error)))?,
         };
-        self.fetches.reservation.is_there(chain);
+        self.fetches.reservation.release(chain);
         Step::LayerWhole.reach();
         if layer.has_implicit() {
             let mut there = self.there.subscribe();
@@ -281,8 +271,8 @@ impl Attempt<'_> {
         }
         let tree = layer.tree().map_err(handover)?;
         // As soon as the sink has the layer, other imports may build on it.
-        self.unsynced.add(chain, layer.view());
-        self.will_sync(layer.view());
+        let view = Arc::clone(layer.view());
+        self.unsynced.add(chain, &view);
         match self.import.take(index, tree).await.map_err(handover)? {
             Taken::Committed => {}
             Taken::BaseGone => return Err(Ended::BaseGone),
@@ -294,7 +284,8 @@ impl Attempt<'_> {
             layer.taken(&media_type, size);
             Ok(())
         });
-        cleared.await.map_err(handover)
+        cleared.await.map_err(handover)?;
+        Ok(vec![view])
     }
 
     /// Fetches and unpacks a layer within the limit of concurrent fetches.
@@ -308,14 +299,6 @@ impl Attempt<'_> {
         let place = self.engine.places.place(job.claim.clone()).await;
         let unpacked = scarce::retried(|| job.run(&place, self.progress)).await?;
         SinkLayer::new(&self.engine.store, unpacked)
-    }
-
-    fn spare(&self, index: usize) -> Option<SinkLayer> {
-        self.spares.lock().unwrap_or_else(PoisonError::into_inner).remove(&index)
-    }
-
-    fn will_sync(&self, view: &Arc<SyncView>) {
-        self.views.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(view));
     }
 }
 

@@ -1,4 +1,4 @@
-//! `files.list`: what a layer's tree held when it was unpacked, written in one pass and read back to check the tree.
+//! Writes `files.list`: the paths of a layer and their metadata, in one pass while it is unpacked.
 //!
 //! ```text
 //! "imagelet files 2\n", then records: LENGTH of what follows (u32, little-endian), PATH and RECORD as postcard has them

@@ -1,4 +1,4 @@
-//! One process changes a store at a time; another one learns which that is, and may wait for it.
+//! The lock of a store: one process changes it at a time, and another one can report which that is.
 
 use std::{
     fs::File,
@@ -7,34 +7,34 @@ use std::{
 };
 
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, flock},
+    io::Errno,
+};
 
 use super::root::Place;
+use crate::store::storage_error;
 
 /// An advisory lock on the whole store; the kernel releases it when the process ends.
 #[derive(Debug)]
-pub(crate) struct Lock {
-    _file: File,
-}
+pub(crate) struct Lock(#[expect(dead_code, reason = "it is held until it is dropped")] File);
 
 impl Lock {
     pub(crate) fn take(place: &Place) -> Result<Self, RuntimeError> {
         let path = place.path.join("lock");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let failed =
+            |what: &str, error: Errno| storage_error(format!("could not {what} `{}`", path.display()), error.into());
         let opened = rustix::fs::openat(&place.folder, "lock", flags, Mode::RUSR | Mode::WUSR);
-        let mut file = opened.map(File::from).map_err(|error| {
-            crate::store::storage_error(format!("could not open the lock `{}`", path.display()), error.into())
-        })?;
+        let mut file = opened.map(File::from).map_err(|error| failed("open the lock", error))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(held_by_another(&place.path, &holder(&mut file))),
-            Err(error) => {
-                return Err(crate::store::storage_error(format!("could not lock `{}`", path.display()), error.into()));
-            }
+            Err(Errno::WOULDBLOCK) => return Err(held_by_another(&place.path, &holder(&mut file))),
+            Err(error) => return Err(failed("lock", error)),
         }
         // Only for the error message of other processes: a failure does not affect the lock.
         let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));
-        Ok(Self { _file: file })
+        Ok(Self(file))
     }
 }
 
@@ -47,11 +47,11 @@ fn holder(file: &mut File) -> String {
 }
 
 fn held_by_another(root: &Path, holder: &str) -> RuntimeError {
-    let who = match holder.split_once(' ') {
+    let process = match holder.split_once(' ') {
         Some((pid, command)) => format!("`{command}` (pid {pid})"),
         None => "another process".to_owned(),
     };
-    RuntimeError::new(RuntimeErrorKind::InUse, format!("the store `{}` is in use by {who}", root.display()))
+    RuntimeError::new(RuntimeErrorKind::InUse, format!("the store `{}` is in use by {process}", root.display()))
         .with_hint("talk to that process with --endpoint unix://SOCKET, wait for longer with --lock-timeout, or name another place with --store DIR")
 }
 

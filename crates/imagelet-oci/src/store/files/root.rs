@@ -1,4 +1,4 @@
-//! The folder of a store: found on its path, made, and held to be its owner's alone.
+//! The root folder of a store: found on its path, created, and checked to belong to its owner alone.
 //!
 //! A user that can write to the store can put anything into a container, so every step of the path is checked: folders
 //! are opened one below the other by name, and a link counts only where its owner is root or this process' user. The
@@ -42,7 +42,7 @@ impl Place {
     pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
         let request =
             RootRequest { path, user: rustix::process::geteuid().as_raw(), group: rustix::process::getegid().as_raw() };
-        let Some((folder, path)) = walk(&request, make)? else { return Ok(None) };
+        let Some((folder, path)) = request.walk(make)? else { return Ok(None) };
         let failed =
             |error: Errno| storage_error(format!("could not open the store `{}`", path.display()), error.into());
         let about = rustix::fs::fstat(&folder).map_err(failed)?;
@@ -111,61 +111,60 @@ impl RootRequest<'_> {
         );
         RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint("name the folder itself with --store DIR")
     }
-}
 
-fn walk(request: &RootRequest<'_>, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, RuntimeError> {
-    let path = std::path::absolute(request.path)
-        .map_err(|error| storage_error(format!("could not open the store `{}`", request.path.display()), error))?;
-    let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(|error| request.failed(error));
-    let (mut here, mut at, mut links) = (root()?, PathBuf::from("/"), 0);
-    let mut rest = steps(&path);
-    // Names left on the path behind a link that is being followed.
-    let mut linked = usize::MAX;
-    while let Some(name) = rest.pop() {
-        if rest.len() < linked {
-            linked = usize::MAX;
-        }
-        if name == ".." {
-            here = rustix::fs::openat(&here, "..", LOOK | OFlags::DIRECTORY, Mode::empty())
-                .map_err(|error| request.failed(error))?;
-            at.pop();
-            continue;
-        }
-        let around = rustix::fs::fstat(&here).map_err(|error| request.failed(error))?;
-        if request.is_open(&around) {
-            return Err(request.refuse_open(&at));
-        }
-        let found = match rustix::fs::openat(&here, &*name, LOOK, Mode::empty()) {
-            Err(Errno::NOENT) if !make => return Ok(None),
-            // No folder is made behind a dangling link.
-            Err(Errno::NOENT) if linked == usize::MAX => made(&here, &name).map_err(|error| {
-                storage_error(format!("could not create the store `{}`", request.path.display()), error.into())
-            })?,
-            found => found.map_err(|error| request.failed(error))?,
-        };
-        let about = rustix::fs::fstat(&found).map_err(|error| request.failed(error))?;
-        at.push(&name);
-        match FileType::from_raw_mode(about.st_mode) {
-            FileType::Directory => here = found,
-            FileType::Symlink if links < LINKS_MAX => {
-                links += 1;
-                if about.st_uid != 0 && about.st_uid != request.user {
-                    return Err(request.refuse_link(&at, about.st_uid));
-                }
-                let target = rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(|error| request.failed(error))?;
-                let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
-                at.pop();
-                if target.is_absolute() {
-                    (here, at) = (root()?, PathBuf::from("/"));
-                }
-                linked = linked.min(rest.len());
-                rest.extend(steps(&target));
+    fn walk(&self, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, RuntimeError> {
+        let failed = |error: Errno| self.failed(error);
+        let path = std::path::absolute(self.path)
+            .map_err(|error| storage_error(format!("could not open the store `{}`", self.path.display()), error))?;
+        let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(failed);
+        let (mut here, mut at, mut links) = (root()?, PathBuf::from("/"), 0);
+        let mut rest = steps(&path);
+        // Names left on the path behind a link that is being followed.
+        let mut linked = usize::MAX;
+        while let Some(name) = rest.pop() {
+            if rest.len() < linked {
+                linked = usize::MAX;
             }
-            FileType::Symlink => return Err(request.failed(Errno::LOOP)),
-            _ => return Err(request.failed(Errno::NOTDIR)),
+            if name == ".." {
+                here = rustix::fs::openat(&here, "..", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(failed)?;
+                at.pop();
+                continue;
+            }
+            if self.is_open(&rustix::fs::fstat(&here).map_err(failed)?) {
+                return Err(self.refuse_open(&at));
+            }
+            let found = match rustix::fs::openat(&here, &*name, LOOK, Mode::empty()) {
+                Err(Errno::NOENT) if !make => return Ok(None),
+                // No folder is made behind a dangling link.
+                Err(Errno::NOENT) if linked == usize::MAX => made(&here, &name).map_err(|error| {
+                    storage_error(format!("could not create the store `{}`", self.path.display()), error.into())
+                })?,
+                found => found.map_err(failed)?,
+            };
+            let about = rustix::fs::fstat(&found).map_err(failed)?;
+            at.push(&name);
+            match FileType::from_raw_mode(about.st_mode) {
+                FileType::Directory => here = found,
+                FileType::Symlink if links < LINKS_MAX => {
+                    links += 1;
+                    if about.st_uid != 0 && about.st_uid != self.user {
+                        return Err(self.refuse_link(&at, about.st_uid));
+                    }
+                    let target = rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(failed)?;
+                    let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+                    at.pop();
+                    if target.is_absolute() {
+                        (here, at) = (root()?, PathBuf::from("/"));
+                    }
+                    linked = linked.min(rest.len());
+                    rest.extend(steps(&target));
+                }
+                FileType::Symlink => return Err(failed(Errno::LOOP)),
+                _ => return Err(failed(Errno::NOTDIR)),
+            }
         }
+        Ok(Some((here, at)))
     }
-    Ok(Some((here, at)))
 }
 
 fn steps(path: &Path) -> Vec<OsString> {
