@@ -62,7 +62,7 @@ impl<A: Message + Default> Decoder for BoundedDecoder<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::v1::containerd::services::{content::v1 as content, snapshots::v1 as snapshots};
+    use crate::v1::{content, snapshots};
 
     #[test]
     fn what_nodes_have_passes_and_what_would_fill_the_memory_does_not() {

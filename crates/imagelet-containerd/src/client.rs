@@ -1,388 +1,145 @@
-//! The calls to containerd that imagelet makes, in its own words.
+//! The client of containerd's socket: it connects when needed, and sends each call with namespace, lease and deadline.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    path::Path,
-    time::{Duration, SystemTime},
+use std::{path::Path, sync::Arc, time::Duration};
+
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use tokio::net::UnixStream;
+use tonic::{
+    Request, Response, Status,
+    client::Grpc,
+    codegen::http::uri::PathAndQuery,
+    metadata::{Ascii, MetadataValue},
+    transport::{Channel, Uri},
 };
+use tower::service_fn;
 
-use jiff::Timestamp;
-use tokio::{
-    io::{AsyncRead, AsyncReadExt as _},
-    sync::mpsc,
-};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{client::Grpc, transport::Channel};
+use crate::{ContainerdError, ContainerdRefusal, MESSAGE_BYTES_MAX, NAMESPACE, bounded::BoundedCodec, lease::LeaseId};
 
-use crate::{
-    ContainerdError, ContainerdRefusal, LeaseId,
-    bounded::BoundedCodec,
-    connection::{CALL_MAX, Connection, TREE_CALL_MAX, path},
-    v1::containerd::{
-        services::{
-            content::v1 as content, images::v1 as images, introspection::v1 as introspection, leases::v1 as leases,
-            namespaces::v1 as namespaces, snapshots::v1 as snapshots,
-        },
-        types,
-    },
-};
+/// The limit of a call that reads or writes the database.
+const CALL_MAX: Duration = Duration::from_secs(30);
+/// The limit of a call that walks or removes trees: a commit measures one, the end of a lease removes its content.
+const TREE_CALL_MAX: Duration = Duration::from_mins(10);
 
-const WRITE_BYTES_MAX: u64 = 1 << 20;
-/// Messages that wait for the connection.
-const WRITE_STEPS_MAX: usize = 2;
+/// Calls that walk or remove trees.
+const TREE_CALLS: [&str; 4] = ["Content.Write", "Leases.Delete", "Snapshots.Commit", "Snapshots.Remove"];
 
-/// `Kind` of a snapshot.
-pub(crate) const COMMITTED: i32 = 3;
-/// `WriteAction` of a step.
-const WRITE: i32 = 1;
-const COMMIT: i32 = 2;
-
-/// A resource of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeasedResource<'a> {
-    /// A snapshot with its parents.
-    Snapshot {
-        /// Its snapshotter.
-        snapshotter: &'a str,
-        /// Its key.
-        name: &'a str,
-    },
-    /// A blob with all that its labels refer to.
-    Content(&'a str),
-}
+type Answer<A> = Result<A, ContainerdError>;
 
 /// The client. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct ContainerdClient {
-    connection: Connection,
+    channel: Channel,
+    socket: Arc<Path>,
+    lease: Option<MetadataValue<Ascii>>,
+    namespace: MetadataValue<Ascii>,
 }
 
 impl ContainerdClient {
     /// A client of the containerd at a socket. The first call connects.
     pub fn new(socket: &Path) -> Self {
-        Self { connection: Connection::new(socket) }
+        let socket: Arc<Path> = socket.into();
+        let dialled = Arc::clone(&socket);
+        // The URI only sets the `:authority`; the connector dials the socket.
+        let channel =
+            Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
+                let socket = Arc::clone(&dialled);
+                async move { UnixStream::connect(&*socket).await.map(TokioIo::new) }
+            }));
+        Self { channel, socket, lease: None, namespace: MetadataValue::from_static(NAMESPACE) }
     }
 
     /// The same client with all calls under a lease, which holds what they create.
     #[must_use]
     pub fn under(&self, lease: &LeaseId) -> Self {
-        Self { connection: self.connection.under(lease) }
+        Self { lease: Some(lease.header()), ..self.clone() }
     }
 
-    pub(crate) fn within(&self, namespace: &str) -> Result<Self, ContainerdError> {
-        let connection = self.connection.within(namespace);
-        let connection =
-            connection.ok_or_else(|| self.unexpected("Namespaces.List", namespace, "no namespace has such a name"));
-        Ok(Self { connection: connection? })
+    pub(crate) fn within(&self, namespace: &str) -> Answer<Self> {
+        let invalid = |_| self.unexpected("Namespaces.List", namespace, "no namespace has such a name");
+        Ok(Self { namespace: namespace.parse().map_err(invalid)?, ..self.clone() })
+    }
+
+    /// Sends one call and waits for its answer.
+    pub(crate) async fn ask<Q, A>(&self, call: &'static str, subject: &str, message: Q) -> Answer<A>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let send = async |mut grpc: Grpc<Channel>, request| {
+            grpc.unary(request, path(call), BoundedCodec::<Q, A>::default()).await.map(Response::into_inner)
+        };
+        self.read(call, subject, message, send).await
+    }
+
+    /// Sends one call and collects a list from several messages.
+    pub(crate) async fn list<Q, A, T>(
+        &self,
+        call: &'static str,
+        subject: &str,
+        message: Q,
+        items: fn(A) -> Vec<T>,
+    ) -> Answer<Vec<T>>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let send = async |mut grpc: Grpc<Channel>, request| {
+            let codec = BoundedCodec::<Q, A>::default();
+            let mut pages = grpc.server_streaming(request, path(call), codec).await?.into_inner();
+            let mut all = Vec::new();
+            while let Some(page) = pages.message().await? {
+                all.extend(items(page));
+            }
+            Ok(all)
+        };
+        self.read(call, subject, message, send).await
+    }
+
+    /// Sends one call and reads its answer of one or more messages; the deadline covers all of them.
+    pub(crate) async fn read<Q, A, F>(
+        &self,
+        call: &'static str,
+        subject: &str,
+        message: Q,
+        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
+    ) -> Answer<A>
+    where
+        F: Future<Output = Result<A, Status>>,
+    {
+        let deadline = if TREE_CALLS.contains(&call) { TREE_CALL_MAX } else { CALL_MAX };
+        let mut request = Request::new(message);
+        // The peer receives the deadline and stops working for a call that has ended.
+        request.set_timeout(deadline);
+        request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
+        if let Some(lease) = &self.lease {
+            request.metadata_mut().insert("containerd-lease", lease.clone());
+        }
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let sent = async {
+            grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
+            send(grpc, request).await
+        };
+        // Boxed: a call is large, and would be part of each outer future.
+        match tokio::time::timeout(deadline, Box::pin(sent)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(status)) => Err(ContainerdError::of_status(&self.socket, call, subject, &status)),
+            Err(_) => {
+                let why = format!("no answer within {deadline:?}");
+                Err(ContainerdError::new(ContainerdRefusal::TimedOut, &self.socket, call, subject, &why))
+            }
+        }
     }
 
     /// An answer that no containerd returns.
-    pub(crate) fn unexpected(&self, call: &str, subject: &str, why: impl Into<String>) -> ContainerdError {
-        self.connection.unexpected(call, subject, why)
-    }
-
-    /// The names of all namespaces.
-    pub async fn namespaces(&self) -> Result<Vec<String>, ContainerdError> {
-        let listed: namespaces::ListNamespacesResponse =
-            self.connection.ask(("Namespaces.List", ""), CALL_MAX, ()).await?;
-        Ok(listed.namespaces.into_iter().map(|namespace| namespace.name).collect())
-    }
-
-    /// Creates a lease that expires after `lifetime`, at the next collection.
-    pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Result<(), ContainerdError> {
-        let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
-        let message = leases::CreateRequest { id: lease.as_str().to_owned(), labels };
-        self.connection.ask(("Leases.Create", lease.as_str()), CALL_MAX, message).await
-    }
-
-    /// Deletes a lease; with `collects` returns after the next collection. An absent lease is no error.
-    pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Result<(), ContainerdError> {
-        let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
-        let deleted = self.connection.ask(("Leases.Delete", lease.as_str()), TREE_CALL_MAX, message);
-        unless(ContainerdRefusal::NotFound, deleted.await)
-    }
-
-    /// All leases of imagelet, of this process and of others.
-    pub async fn leases(&self) -> Result<Vec<LeaseId>, ContainerdError> {
-        let listed = self.filtered_leases(vec![format!("id~=^{}", LeaseId::PREFIX)]).await?;
-        let ids = listed.into_iter().map(|lease| lease.id);
-        // The filter only selects a prefix; the ids are checked again.
-        Ok(ids.filter_map(|id| LeaseId::own(&id)).collect())
-    }
-
-    /// All leases of the namespace.
-    pub async fn all_leases(&self) -> Result<Vec<leases::Lease>, ContainerdError> {
-        self.filtered_leases(Vec::new()).await
-    }
-
-    async fn filtered_leases(&self, filters: Vec<String>) -> Result<Vec<leases::Lease>, ContainerdError> {
-        let message = leases::ListRequest { filters };
-        let listed: leases::ListResponse = self.connection.ask(("Leases.List", ""), CALL_MAX, message).await?;
-        Ok(listed.leases)
-    }
-
-    /// The resources of a lease; empty for an absent lease.
-    pub async fn leased(&self, lease: &str) -> Result<Vec<leases::Resource>, ContainerdError> {
-        let message = leases::ListResourcesRequest { id: lease.to_owned() };
-        let listed = self.connection.ask(("Leases.ListResources", lease), CALL_MAX, message);
-        Ok(present(listed.await)?.map(|answer: leases::ListResourcesResponse| answer.resources).unwrap_or_default())
-    }
-
-    /// Adds a resource to a lease, whether it exists or not.
-    pub async fn hold(&self, lease: &LeaseId, hold: LeasedResource<'_>) -> Result<(), ContainerdError> {
-        let (kind, id) = match hold {
-            LeasedResource::Snapshot { snapshotter, name } => (format!("snapshots/{snapshotter}"), name),
-            LeasedResource::Content(digest) => ("content".to_owned(), digest),
-        };
-        let resource = leases::Resource { id: id.to_owned(), r#type: kind };
-        let message = leases::AddResourceRequest { id: lease.as_str().to_owned(), resource: Some(resource) };
-        self.connection.ask(("Leases.AddResource", id), CALL_MAX, message).await
-    }
-
-    /// Describes a snapshot; `None` if it is absent.
-    pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Result<Option<snapshots::Info>, ContainerdError> {
-        let message = snapshots::StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        let found = self.connection.ask(("Snapshots.Stat", key), CALL_MAX, message);
-        Ok(present(found.await)?.and_then(|answer: snapshots::StatSnapshotResponse| answer.info))
-    }
-
-    /// Prepares a writable snapshot; returns its mounts.
-    pub async fn prepare(
-        &self,
-        message: snapshots::PrepareSnapshotRequest,
-    ) -> Result<Vec<types::Mount>, ContainerdError> {
-        let key = message.key.clone();
-        let prepared: snapshots::PrepareSnapshotResponse =
-            self.connection.ask(("Snapshots.Prepare", &key), CALL_MAX, message).await?;
-        Ok(prepared.mounts)
-    }
-
-    /// Commits a snapshot.
-    pub async fn commit(&self, message: snapshots::CommitSnapshotRequest) -> Result<(), ContainerdError> {
-        let name = message.name.clone();
-        self.connection.ask(("Snapshots.Commit", &name), TREE_CALL_MAX, message).await
-    }
-
-    /// Removes a snapshot. An absent snapshot is no error.
-    pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Result<(), ContainerdError> {
-        let message = snapshots::RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        let removed = self.connection.ask(("Snapshots.Remove", key), TREE_CALL_MAX, message);
-        unless(ContainerdRefusal::NotFound, removed.await)
-    }
-
-    /// All snapshots of a snapshotter.
-    pub async fn snapshots(&self, snapshotter: &str) -> Result<Vec<snapshots::Info>, ContainerdError> {
-        let message = snapshots::ListSnapshotsRequest { snapshotter: snapshotter.to_owned() };
-        let items = |page: snapshots::ListSnapshotsResponse| page.info;
-        self.connection.list(("Snapshots.List", snapshotter), message, items).await
-    }
-
-    /// The usage of a snapshot without its parents: from the database if committed, else by a walk. `None` if absent.
-    pub async fn usage(
-        &self,
-        snapshotter: &str,
-        key: &str,
-    ) -> Result<Option<snapshots::UsageResponse>, ContainerdError> {
-        let message = snapshots::UsageRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        present(self.connection.ask(("Snapshots.Usage", key), CALL_MAX, message).await)
-    }
-
-    /// Describes a blob; `None` if the namespace has none of this digest.
-    pub async fn content(&self, digest: &str) -> Result<Option<content::Info>, ContainerdError> {
-        let message = content::InfoRequest { digest: digest.to_owned() };
-        let found = self.connection.ask(("Content.Info", digest), CALL_MAX, message);
-        Ok(present(found.await)?.and_then(|answer: content::InfoResponse| answer.info))
-    }
-
-    /// Sets labels of a blob; its other labels stay.
-    pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Result<(), ContainerdError> {
-        let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
-        let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
-        let update_mask = Some(types::FieldMask { paths });
-        let message = content::UpdateRequest { info: Some(info), update_mask };
-        self.connection.ask(("Content.Update", digest), CALL_MAX, message).await
-    }
-
-    /// All blobs of the namespace.
-    pub async fn contents(&self) -> Result<Vec<content::Info>, ContainerdError> {
-        let items = |page: content::ListContentResponse| page.info;
-        self.connection.list(("Content.List", ""), (), items).await
-    }
-
-    /// Writes a blob of `size` bytes with its labels.
-    pub async fn write_content(
-        &self,
-        digest: &str,
-        size: u64,
-        bytes: impl AsyncRead + Send + Unpin,
-        labels: BTreeMap<String, String>,
-    ) -> Result<(), ContainerdError> {
-        let (steps, messages) = mpsc::channel(WRITE_STEPS_MAX);
-        let read = async |mut grpc: Grpc<Channel>, request| {
-            let codec = BoundedCodec::<_, content::WriteContentResponse>::default();
-            let mut answers = grpc.streaming(request, path("Content.Write"), codec).await?.into_inner();
-            let mut written = None;
-            while let Some(answer) = answers.message().await? {
-                if answer.action == COMMIT {
-                    written = Some(answer.digest);
-                }
-            }
-            Ok(written)
-        };
-        let call = self.connection.read(("Content.Write", digest), TREE_CALL_MAX, ReceiverStream::new(messages), read);
-        // A call that ends early drops its receiver, which ends the sender.
-        let (sent, written) = tokio::join!(send_steps(steps, digest, size, bytes, labels), call);
-        let unexpected = |why: String| Err(self.connection.unexpected("Content.Write", digest, why));
-        if let Err(error) = sent {
-            return unexpected(format!("the bytes cannot be read: {error}"));
-        }
-        match written? {
-            Some(written) if written == digest => Ok(()),
-            Some(_) => unexpected("it committed another digest".to_owned()),
-            None => unexpected("it ended without a commit".to_owned()),
-        }
-    }
-
-    /// Describes an image record; `None` if it is absent.
-    pub async fn image(&self, name: &str) -> Result<Option<images::Image>, ContainerdError> {
-        let message = images::GetImageRequest { name: name.to_owned() };
-        let found = self.connection.ask(("Images.Get", name), CALL_MAX, message);
-        Ok(present(found.await)?.and_then(|answer: images::GetImageResponse| answer.image))
-    }
-
-    /// All image records of the namespace.
-    pub async fn images(&self) -> Result<Vec<images::Image>, ContainerdError> {
-        let listed: images::ListImagesResponse = self.connection.ask(("Images.List", ""), CALL_MAX, ()).await?;
-        Ok(listed.images)
-    }
-
-    /// Creates an image record.
-    pub async fn create_image(&self, image: images::Image) -> Result<(), ContainerdError> {
-        let name = image.name.clone();
-        let message = images::CreateImageRequest { image: Some(image) };
-        self.connection.ask(("Images.Create", &name), CALL_MAX, message).await
-    }
-
-    /// Sets target and labels of an image record; its other labels stay.
-    pub async fn update_image(&self, image: images::Image) -> Result<(), ContainerdError> {
-        let name = image.name.clone();
-        let labels = image.labels.keys().map(|key| format!("labels.{key}"));
-        let paths = std::iter::once("target".to_owned()).chain(labels).collect();
-        let message = images::UpdateImageRequest { image: Some(image), update_mask: Some(types::FieldMask { paths }) };
-        self.connection.ask(("Images.Update", &name), CALL_MAX, message).await
-    }
-
-    /// The snapshotter plugins.
-    pub async fn snapshotters(&self) -> Result<Vec<introspection::Plugin>, ContainerdError> {
-        let message = introspection::PluginsRequest { filters: vec!["type==io.containerd.snapshotter.v1".to_owned()] };
-        let listed: introspection::PluginsResponse =
-            self.connection.ask(("Introspection.Plugins", ""), CALL_MAX, message).await?;
-        Ok(listed.plugins)
+    pub(crate) fn unexpected(&self, call: &str, subject: &str, why: &str) -> ContainerdError {
+        ContainerdError::new(ContainerdRefusal::Other, &self.socket, call, subject, why)
     }
 }
 
-/// The expiry of a lease in containerd's format.
-fn expiry(now: SystemTime, lifetime: Duration) -> String {
-    let seconds = (now + lifetime).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let end = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
-    end.unwrap_or(Timestamp::MAX).to_string()
-}
-
-/// Sends a write from its first message to its commit with the last bytes. Stops when the call has ended.
-async fn send_steps(
-    steps: mpsc::Sender<content::WriteContentRequest>,
-    digest: &str,
-    size: u64,
-    mut bytes: impl AsyncRead + Send + Unpin,
-    labels: BTreeMap<String, String>,
-) -> io::Result<()> {
-    let length = |bytes: u64| i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge));
-    let total = length(size)?;
-    // Equal names would lock each other out: another import of the same image, or one that failed.
-    let name = format!("{}-{digest}", LeaseId::unique().as_str());
-    let mut labels = Some(labels);
-    let mut offset = 0;
-    while let Some(labels_left) = labels.take() {
-        let step_size = (size - offset).min(WRITE_BYTES_MAX);
-        let mut data = vec![0; usize::try_from(step_size).expect("a step is short")];
-        bytes.read_exact(&mut data).await?;
-        let is_last = offset + step_size == size;
-        let action = if is_last { COMMIT } else { WRITE };
-        let mut step = content::WriteContentRequest {
-            action,
-            r#ref: name.clone(),
-            total,
-            expected: digest.to_owned(),
-            offset: length(offset)?,
-            data,
-            labels: BTreeMap::new(),
-        };
-        if is_last {
-            step.labels = labels_left;
-        } else {
-            labels = Some(labels_left);
-        }
-        if steps.send(step).await.is_err() {
-            return Ok(());
-        }
-        offset += step_size;
-    }
-    Ok(())
-}
-
-/// `None` for `NotFound`.
-fn present<A>(answer: Result<A, ContainerdError>) -> Result<Option<A>, ContainerdError> {
-    match answer {
-        Err(error) if error.refusal() == ContainerdRefusal::NotFound => Ok(None),
-        answer => answer.map(Some),
-    }
-}
-
-/// Treats one refusal as a success.
-fn unless(refusal: ContainerdRefusal, answer: Result<(), ContainerdError>) -> Result<(), ContainerdError> {
-    match answer {
-        Err(error) if error.refusal() == refusal => Ok(()),
-        answer => answer,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lease_expires_in_the_form_of_rfc_3339() {
-        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        assert_eq!(expiry(now, Duration::from_hours(24)), "2023-11-15T22:13:20Z");
-    }
-
-    #[tokio::test]
-    async fn a_write_is_cut_into_steps_and_ends_with_one_commit() {
-        let labels = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
-        let step = WRITE_BYTES_MAX;
-        for (size, count) in [(0, 1), (1, 1), (step, 1), (step + 1, 2), (3 * step, 3)] {
-            let bytes = vec![7; usize::try_from(size).unwrap()];
-            let (sender, mut receiver) = mpsc::channel(10);
-            send_steps(sender, "sha256:x", size, &bytes[..], labels.clone()).await.unwrap();
-            let mut messages = Vec::new();
-            while let Some(message) = receiver.recv().await {
-                messages.push(message);
-            }
-            assert_eq!(messages.len(), count, "{size}");
-            let (last, first) = messages.split_last().unwrap();
-            assert_eq!((last.action, &last.labels), (COMMIT, &labels));
-            assert!(first.iter().all(|step| step.action == WRITE && step.labels.is_empty()));
-            let mut offset = 0;
-            for step in &messages {
-                assert_eq!((step.offset, &step.r#ref), (offset, &messages[0].r#ref));
-                assert_eq!(step.total, i64::try_from(size).unwrap());
-                offset += i64::try_from(step.data.len()).unwrap();
-            }
-            assert_eq!(offset, i64::try_from(size).unwrap());
-        }
-        let (sender, _receiver) = mpsc::channel(10);
-        let short = send_steps(sender, "sha256:x", 8, &[7; 7][..], labels).await.unwrap_err();
-        assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
-    }
+/// The path of a call such as `Leases.Create`.
+pub(crate) fn path(call: &str) -> PathAndQuery {
+    let (service, method) = call.split_once('.').expect("a call has a service and a method");
+    let path = format!("/containerd.services.{}.v1.{service}/{method}", service.to_ascii_lowercase());
+    path.try_into().expect("names of calls are letters")
 }

@@ -1,6 +1,6 @@
 //! Why a call to containerd failed, with what a caller acts on.
 
-use std::{error::Error, fmt, path::Path, sync::Arc, time::Duration};
+use std::{error::Error, path::Path};
 
 use imagelet_core::{
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
@@ -33,32 +33,26 @@ pub enum ContainerdRefusal {
 }
 
 /// A failed call. Prints the call, its subject, the socket and the cause.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub struct ContainerdError {
     refusal: ContainerdRefusal,
-    socket: Arc<Path>,
-    /// The call and its subject.
-    call: String,
-    why: String,
+    message: String,
 }
 
 impl ContainerdError {
-    pub(crate) fn of_status(socket: &Arc<Path>, call: String, status: &Status) -> Self {
+    pub(crate) fn new(refusal: ContainerdRefusal, socket: &Path, call: &str, subject: &str, why: &str) -> Self {
+        let of = if subject.is_empty() { String::new() } else { format!(" of `{subject}`") };
+        let message = format!("{call}{of} failed at containerd's socket `{}`: {why}", socket.display());
+        Self { refusal, message }
+    }
+
+    pub(crate) fn of_status(socket: &Path, call: &str, subject: &str, status: &Status) -> Self {
         let (refusal, why) = match innermost(status) {
             Some(cause) => (ContainerdRefusal::Away, cause.to_string()),
             None => (refusal(status), status.message().to_owned()),
         };
-        Self { refusal, socket: Arc::clone(socket), call, why: shown(&why) }
-    }
-
-    pub(crate) fn timed_out(socket: &Arc<Path>, call: String, deadline: Duration) -> Self {
-        let why = format!("no answer within {deadline:?}");
-        Self { refusal: ContainerdRefusal::TimedOut, socket: Arc::clone(socket), call, why }
-    }
-
-    /// An answer that no containerd returns.
-    pub(crate) fn unexpected(socket: &Arc<Path>, call: String, why: impl Into<String>) -> Self {
-        Self { refusal: ContainerdRefusal::Other, socket: Arc::clone(socket), call, why: why.into() }
+        Self::new(refusal, socket, call, subject, &shown(&why))
     }
 
     /// The kind of refusal.
@@ -66,14 +60,6 @@ impl ContainerdError {
         self.refusal
     }
 }
-
-impl fmt::Display for ContainerdError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} failed at containerd's socket `{}`: {}", self.call, self.socket.display(), self.why)
-    }
-}
-
-impl Error for ContainerdError {}
 
 impl From<ContainerdError> for RuntimeError {
     fn from(error: ContainerdError) -> Self {
@@ -123,7 +109,7 @@ mod tests {
     use super::*;
 
     fn error(status: &Status) -> ContainerdError {
-        ContainerdError::of_status(&Arc::from(Path::new("/run/c.sock")), "Snapshots.Stat of `x`".to_owned(), status)
+        ContainerdError::of_status(Path::new("/run/c.sock"), "Snapshots.Stat", "x", status)
     }
 
     #[test]

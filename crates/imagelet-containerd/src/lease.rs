@@ -14,7 +14,7 @@ pub struct LeaseId(Arc<str>);
 
 impl LeaseId {
     /// The prefix of imagelet's lease ids.
-    pub(crate) const PREFIX: &str = "imagelet-";
+    const PREFIX: &str = "imagelet-";
 
     /// A new unique id.
     pub fn unique() -> Self {

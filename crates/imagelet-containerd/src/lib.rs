@@ -4,12 +4,12 @@
 //! image records are written as containerd's own pull writes them. A lease protects all of it from garbage collection
 //! until it is complete; containerd reclaims a failed import with its lease. Afterwards nothing refers to imagelet.
 //!
-//! **Invariant:** only `client` sends calls, and every call has a namespace, a deadline and a bound.
+//! **Invariant:** only `calls` and `client` send calls, and every call has a namespace, a deadline and a bound.
 
 mod backing;
 mod bounded;
+mod calls;
 mod client;
-mod connection;
 mod error;
 pub mod failpoint;
 mod import;
@@ -19,10 +19,10 @@ mod sink;
 mod sizes;
 pub mod v1;
 
-pub use client::{ContainerdClient, LeasedResource};
+pub use calls::LeasedResource;
+pub use client::ContainerdClient;
 pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;
-pub use place::ImportObstacle;
 pub use sink::{Containerd, ContainerdConfig};
 pub use sizes::ContainerdSizes;
 

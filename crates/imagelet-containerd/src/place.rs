@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::ContainerdError;
+use imagelet_core::runtime::ForwardReason;
 
 /// The prefix of a snapshotter's folder, below containerd's root folder.
 const SNAPSHOTTER_PREFIX: &str = "io.containerd.snapshotter.v1.";
@@ -18,76 +18,27 @@ pub(crate) const OVERLAYFS: &str = "overlayfs";
 const STAGING: &str = "imagelet-staging";
 const PROBE: &str = "imagelet-probe";
 
-/// Why images cannot be imported into a runtime.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ImportObstacle {
-    /// The runtime's image folder is not containerd's.
-    #[error("the image folder `{0}` is not one of a containerd snapshotter")]
-    Folder(PathBuf),
-    /// Other snapshotters' layers are no folders.
-    #[error("the snapshotter is `{0}`; import needs `{OVERLAYFS}`")]
-    Snapshotter(String),
-    /// containerd's own API does not answer.
-    #[error("containerd's own API does not answer")]
-    Api(#[source] ContainerdError),
-    /// containerd reports that the snapshotter does not work, or is in another folder.
-    #[error("the snapshotter `{OVERLAYFS}` is not usable: {0}")]
-    SnapshotterFailed(String),
-    /// Owners, devices and overlay attributes of layers need root.
-    #[error("import needs root in the initial user namespace")]
-    Rights,
-    /// The staging folder cannot be used.
-    #[error("cannot use the staging folder `{path}`")]
-    Staging {
-        /// The folder.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The folders are on different mounts.
-    #[error("`{staging}` and `{snapshots}` are not on one mount: layers cannot be renamed from one to the other")]
-    Mount {
-        /// The staging folder.
-        staging: PathBuf,
-        /// The folder of the snapshots.
-        snapshots: PathBuf,
-    },
-}
-
-impl ImportObstacle {
-    /// The stable name of the obstacle.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Folder(_) => "folder",
-            Self::Snapshotter(_) => "snapshotter",
-            Self::Api(_) => "api",
-            Self::SnapshotterFailed(_) => "snapshotter-failed",
-            Self::Rights => "rights",
-            Self::Staging { .. } => "staging",
-            Self::Mount { .. } => "mount",
-        }
-    }
-}
-
 /// The folder of the overlayfs snapshotter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotterFolder {
     path: PathBuf,
-    root: PathBuf,
+    staging: PathBuf,
 }
 
 impl SnapshotterFolder {
     /// Derives the folder from the image path that CRI reports.
-    pub(crate) fn of_mountpoint(path: &Path) -> Result<Self, ImportObstacle> {
+    pub(crate) fn of_mountpoint(path: &Path) -> Result<Self, ForwardReason> {
         let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(SNAPSHOTTER_PREFIX));
         match (name, path.parent()) {
             // These characters have a meaning in overlay mount options.
             (Some(OVERLAYFS), Some(root)) if path.is_absolute() && !has_any(path, b":,\\") => {
-                Ok(Self { path: path.to_owned(), root: root.to_owned() })
+                Ok(Self { path: path.to_owned(), staging: root.join(STAGING) })
             }
-            (Some(OVERLAYFS) | None, _) => Err(ImportObstacle::Folder(path.to_owned())),
-            (Some(other), _) => Err(ImportObstacle::Snapshotter(other.to_owned())),
+            (Some(OVERLAYFS) | None, _) => {
+                let why = format!("the image folder `{}` is not one of a containerd snapshotter", path.display());
+                Err(ForwardReason::RootUnreachable(why))
+            }
+            (Some(other), _) => Err(ForwardReason::Snapshotter(Some(other.to_owned()))),
         }
     }
 
@@ -95,24 +46,19 @@ impl SnapshotterFolder {
         &self.path
     }
 
-    /// containerd's root folder.
-    pub(crate) fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// The staging folder.
-    pub(crate) fn staging(&self) -> PathBuf {
-        self.root.join(STAGING)
+    pub(crate) fn staging(&self) -> &Path {
+        &self.staging
     }
 
     /// Tests whether a folder can be renamed from the staging folder, which is created if absent.
-    pub(crate) fn probe(&self) -> Result<(), ImportObstacle> {
+    pub(crate) fn probe(&self) -> Result<(), ForwardReason> {
         if !has_rights(rustix::process::geteuid().is_root(), &fs::read_to_string("/proc/self/uid_map")) {
-            return Err(ImportObstacle::Rights);
+            return Err(ForwardReason::Rights("import needs root in the initial user namespace".to_owned()));
         }
-        let staging = self.staging();
-        let failed = |source| ImportObstacle::Staging { path: staging.clone(), source };
-        match DirBuilder::new().mode(0o700).create(&staging) {
+        let staging = &self.staging;
+        let shown = staging.display();
+        let failed = |error| ForwardReason::Staging(format!("cannot use the staging folder `{shown}`: {error}"));
+        match DirBuilder::new().mode(0o700).create(staging) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
             _ => {}
         }
@@ -121,12 +67,15 @@ impl SnapshotterFolder {
             match try_rename(&staging.join(PROBE), &self.path.join(PROBE)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-                    return Err(ImportObstacle::Mount { staging, snapshots: self.path.clone() });
+                    return Err(ForwardReason::Staging(format!(
+                        "`{shown}` and `{}` are not on one mount: layers cannot be renamed from one to the other",
+                        self.path.display()
+                    )));
                 }
                 tried => return tried.map_err(failed),
             }
         }
-        Err(failed(io::ErrorKind::NotFound.into()))
+        Err(failed(io::Error::from(io::ErrorKind::NotFound)))
     }
 }
 
@@ -168,18 +117,17 @@ mod tests {
     fn the_folder_tells_root_and_snapshotter() {
         let folder = SnapshotterFolder::of_mountpoint(Path::new("/var/lib/c/io.containerd.snapshotter.v1.overlayfs"));
         let folder = folder.unwrap();
-        assert_eq!(folder.root(), Path::new("/var/lib/c"));
         assert_eq!(folder.staging(), Path::new("/var/lib/c/imagelet-staging"));
-        for (path, word) in [
+        for (path, code) in [
             ("/var/lib/c/io.containerd.snapshotter.v1.native", "snapshotter"),
             ("/var/lib/c/io.containerd.snapshotter.v1.", "snapshotter"),
-            ("/var/lib/containers/storage/overlay-images", "folder"),
-            ("/a:b/io.containerd.snapshotter.v1.overlayfs", "folder"),
-            ("a/io.containerd.snapshotter.v1.overlayfs", "folder"),
-            ("/", "folder"),
-            ("", "folder"),
+            ("/var/lib/containers/storage/overlay-images", "root-unreachable"),
+            ("/a:b/io.containerd.snapshotter.v1.overlayfs", "root-unreachable"),
+            ("a/io.containerd.snapshotter.v1.overlayfs", "root-unreachable"),
+            ("/", "root-unreachable"),
+            ("", "root-unreachable"),
         ] {
-            assert_eq!(SnapshotterFolder::of_mountpoint(Path::new(path)).unwrap_err().word(), word, "{path}");
+            assert_eq!(SnapshotterFolder::of_mountpoint(Path::new(path)).unwrap_err().code(), code, "{path}");
         }
     }
 
@@ -203,12 +151,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("io.containerd.snapshotter.v1.overlayfs");
         let place = SnapshotterFolder::of_mountpoint(&path).unwrap();
-        assert_eq!(place.probe().unwrap_err().word(), "staging", "the snapshotter has no folder");
+        assert_eq!(place.probe().unwrap_err().code(), "staging", "the snapshotter has no folder");
         fs::create_dir_all(path.join(PROBE)).unwrap();
         fs::create_dir(place.staging().join(PROBE)).unwrap();
         place.probe().unwrap();
         assert_eq!(fs::read_dir(&path).unwrap().count() + fs::read_dir(place.staging()).unwrap().count(), 0);
         fs::write(path.join(PROBE), "").unwrap();
-        assert_eq!(place.probe().unwrap_err().word(), "staging", "a file is in the way");
+        assert_eq!(place.probe().unwrap_err().code(), "staging", "a file is in the way");
     }
 }

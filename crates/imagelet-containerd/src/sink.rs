@@ -1,18 +1,17 @@
 //! An unmodified containerd as the end of a pull.
 
 use std::{
-    fmt,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use async_trait::async_trait;
-use imagelet_core::runtime::{ImageService, ImportedImage, LayerImport, LayerSink, RuntimeError};
+use imagelet_core::runtime::{ForwardReason, ImageService, ImportedImage, LayerImport, LayerSink, RuntimeError};
 
 use tokio::sync::watch;
 
 use crate::{
-    ContainerdClient, ImportObstacle,
+    ContainerdClient,
     import::{ContainerdImport, leases::ContainerdParts, records::labels_layers},
     place::{OVERLAYFS, SnapshotterFolder},
 };
@@ -33,10 +32,12 @@ pub struct ContainerdConfig {
     pub keep_blobs: bool,
     /// Its images over CRI.
     pub cri: Arc<dyn ImageService>,
+    /// Overrides whether the snapshotter takes the parent at the commit; `None`: as it reports.
+    pub rebases: Option<bool>,
 }
 
 /// A containerd into which images can be imported. Clones share the connection.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Containerd(Arc<ContainerdParts>);
 
 impl Containerd {
@@ -44,18 +45,18 @@ impl Containerd {
     /// from the staging folder, which is created if absent. Nothing else is changed.
     ///
     /// # Errors
-    /// Returns the obstacle to an import.
-    pub async fn connect(config: ContainerdConfig) -> Result<Self, ImportObstacle> {
+    /// Returns why images cannot be imported.
+    pub async fn connect(config: ContainerdConfig) -> Result<Self, ForwardReason> {
         let place = SnapshotterFolder::of_mountpoint(&config.image_mountpoint)?;
         let client = ContainerdClient::new(&config.socket);
-        let rebases = rebases(&client, &place).await?;
+        let reported = rebases(&client, &place).await?;
         let probed = place.clone();
         let probe = tokio::task::spawn_blocking(move || probed.probe());
         probe.await.expect("a probe ends without a panic")?;
         Ok(Self(Arc::new(ContainerdParts {
             client,
             place,
-            rebases,
+            rebases: config.rebases.unwrap_or(reported),
             labels_layers: labels_layers(&config.version),
             keep_blobs: config.keep_blobs,
             cri: config.cri,
@@ -66,39 +67,17 @@ impl Containerd {
 
     /// The staging folder for this image folder. `None`: images cannot be imported.
     pub fn staging_of(image_mountpoint: &Path) -> Option<PathBuf> {
-        SnapshotterFolder::of_mountpoint(image_mountpoint).ok().map(|place| place.staging())
-    }
-
-    /// containerd's root folder.
-    pub fn root(&self) -> &Path {
-        self.0.place.root()
+        SnapshotterFolder::of_mountpoint(image_mountpoint).ok().map(|place| place.staging().to_owned())
     }
 
     /// The staging folder.
-    pub fn staging(&self) -> PathBuf {
+    pub fn staging(&self) -> &Path {
         self.0.place.staging()
     }
 
     /// Whether layers are committed on any base, and so prepared in parallel.
     pub fn rebases(&self) -> bool {
         self.0.rebases
-    }
-
-    /// The same, treated as one that rebases.
-    #[cfg(feature = "test-util")]
-    #[must_use]
-    pub fn taken_to_rebase(&self) -> Self {
-        let parts = &self.0;
-        Self(Arc::new(ContainerdParts {
-            client: parts.client.clone(),
-            place: parts.place.clone(),
-            rebases: true,
-            labels_layers: parts.labels_layers,
-            keep_blobs: parts.keep_blobs,
-            cri: Arc::clone(&parts.cri),
-            has_stale: false.into(),
-            imports: watch::channel(0).0,
-        }))
     }
 
     /// The client of its API.
@@ -121,12 +100,6 @@ impl Containerd {
     }
 }
 
-impl fmt::Debug for Containerd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Containerd").field("place", &self.0.place).field("rebases", &self.0.rebases).finish()
-    }
-}
-
 #[async_trait]
 impl LayerSink for Containerd {
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError> {
@@ -136,13 +109,13 @@ impl LayerSink for Containerd {
 }
 
 /// Whether the snapshotter reports that it can rebase.
-async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result<bool, ImportObstacle> {
-    let plugins = client.snapshotters().await.map_err(ImportObstacle::Api)?;
-    let failed = |why: &str| ImportObstacle::SnapshotterFailed(why.to_owned());
+async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result<bool, ForwardReason> {
+    let plugins = client.snapshotters().await.map_err(|error| ForwardReason::ApiClosed(error.to_string()))?;
+    let failed = |why: &str| ForwardReason::ApiClosed(format!("the snapshotter `{OVERLAYFS}` is not usable: {why}"));
     let plugin = plugins.into_iter().find(|plugin| plugin.id == OVERLAYFS);
     let plugin = plugin.ok_or_else(|| failed("containerd has no such plug-in"))?;
     if let Some(error) = plugin.init_err {
-        return Err(ImportObstacle::SnapshotterFailed(error.message.chars().take(PLUGIN_TEXT_MAX).collect()));
+        return Err(failed(&error.message.chars().take(PLUGIN_TEXT_MAX).collect::<String>()));
     }
     match plugin.exports.get("root") {
         Some(root) if Path::new(root) != place.path() => Err(failed("its folder is not the one that CRI names")),

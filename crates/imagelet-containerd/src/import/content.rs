@@ -2,27 +2,27 @@
 
 use std::path::Path;
 
-use imagelet_core::{
-    image::{Digest, Reference},
-    runtime::RuntimeError,
-};
+use imagelet_core::{image::Digest, runtime::RuntimeError};
 use tokio::{fs::File, io::AsyncRead};
 
 use super::{
     TRIES_MAX,
+    layers::ImportRun,
     records::{Labels, source_label},
 };
-use crate::{ContainerdClient, ContainerdRefusal, LeaseId, LeasedResource};
+use crate::{ContainerdRefusal, LeasedResource, failpoint::Step};
 
-pub(super) struct ContentWriter<'a> {
-    pub(super) client: &'a ContainerdClient,
-    pub(super) lease: &'a LeaseId,
-    pub(super) reference: &'a Reference,
-}
+impl ImportRun {
+    pub(super) async fn write_blob(&self, index: usize, blob: &Path) -> Result<(), RuntimeError> {
+        let layer = &self.image.layers[index];
+        let unpacked = Labels::from([("containerd.io/uncompressed".to_owned(), layer.diff_id.to_string())]);
+        self.write_content(Content::Blob(blob), &layer.digest, layer.size, unpacked).await?;
+        Step::ImportBlob.reach();
+        Ok(())
+    }
 
-impl ContentWriter<'_> {
     /// Writes content with its labels, or adds the labels if the content exists.
-    pub(super) async fn write(
+    pub(super) async fn write_content(
         &self,
         content: Content<'_>,
         digest: &Digest,
@@ -31,7 +31,7 @@ impl ContentWriter<'_> {
     ) -> Result<(), RuntimeError> {
         let labelled = |before: &Labels| {
             let mut labels = labels.clone();
-            labels.extend(source_label(self.reference, before));
+            labels.extend(source_label(&self.image.reference, before));
             labels
         };
         for _ in 0..TRIES_MAX {
@@ -40,7 +40,7 @@ impl ContentWriter<'_> {
                 Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
                 written => return Ok(written?),
             }
-            self.client.hold(self.lease, LeasedResource::Content(digest.as_str())).await?;
+            self.client.hold(self.lease.id(), LeasedResource::Content(digest.as_str())).await?;
             let Some(found) = self.client.content(digest.as_str()).await? else { continue };
             match self.client.label_content(digest.as_str(), labelled(&found.labels)).await {
                 Err(error) if error.refusal() == ContainerdRefusal::NotFound => {}

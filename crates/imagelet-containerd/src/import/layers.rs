@@ -3,14 +3,13 @@
 use std::{
     hash::{BuildHasher as _, RandomState},
     ops::ControlFlow,
-    path::Path,
     sync::Arc,
     time::SystemTime,
 };
 
 use imagelet_core::{
     image::Digest,
-    runtime::{ImportedImage, ImportedLayer, RuntimeError, RuntimeErrorKind, StagedTree, Taken},
+    runtime::{ImportedImage, RuntimeError, RuntimeErrorKind, StagedTree, Taken},
 };
 use tokio::{
     sync::{RwLock, watch},
@@ -19,17 +18,16 @@ use tokio::{
 
 use super::{
     TRIES_MAX,
-    content::{Content, ContentWriter},
     leases::{ContainerdParts, ImportLease},
     records::{self, Labels},
     snapshot_folders::{SnapshotFolders, needs_lower},
 };
 use crate::{
     ContainerdClient, ContainerdRefusal, LeasedResource,
-    client::COMMITTED,
+    calls::COMMITTED,
     failpoint::Step,
     place::OVERLAYFS,
-    v1::containerd::services::snapshots::v1::{CommitSnapshotRequest, PrepareSnapshotRequest},
+    v1::snapshots::{CommitSnapshotRequest, PrepareSnapshotRequest},
 };
 
 #[derive(Debug)]
@@ -97,14 +95,8 @@ impl ImportRun {
         Ok(0)
     }
 
-    fn chain(&self, index: usize) -> Result<&Digest, RuntimeError> {
-        let absent = || RuntimeError::defect(format!("the image has {} layers, none at {index}", self.chains.len()));
-        self.chains.get(index).ok_or_else(absent)
-    }
-
-    /// The layer below; `None` for the lowest.
     fn parent(&self, index: usize) -> Option<&Digest> {
-        index.checked_sub(1).and_then(|below| self.chains.get(below))
+        index.checked_sub(1).map(|below| &self.chains[below])
     }
 
     /// The parent in containerd's format.
@@ -112,16 +104,11 @@ impl ImportRun {
         self.parent(index).map_or_else(String::new, Digest::to_string)
     }
 
-    fn layer(&self, index: usize) -> Result<&ImportedLayer, RuntimeError> {
-        self.image.layers.get(index).ok_or_else(|| RuntimeError::defect(format!("the image has no layer {index}")))
-    }
-
     /// Whether a layer has a committed snapshot with the right parent.
     async fn is_committed(&self, index: usize) -> Result<bool, RuntimeError> {
-        let chain = self.chain(index)?;
+        let (chain, parent) = (&self.chains[index], self.parent_name(index));
         let found = self.client.snapshot(OVERLAYFS, chain.as_str()).await?;
         let Some(found) = found.filter(|found| found.kind == COMMITTED) else { return Ok(false) };
-        let parent = self.parent(index).map_or("", Digest::as_str);
         if found.parent == parent {
             return Ok(true);
         }
@@ -130,7 +117,7 @@ impl ImportRun {
 
     /// Adds a layer's snapshot to the lease; returns whether it exists.
     async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
-        let hold = LeasedResource::Snapshot { snapshotter: OVERLAYFS, name: self.chain(index)?.as_str() };
+        let hold = LeasedResource::Snapshot { snapshotter: OVERLAYFS, name: self.chains[index].as_str() };
         self.client.hold(self.lease.id(), hold).await?;
         self.is_committed(index).await
     }
@@ -216,18 +203,6 @@ impl ImportRun {
         self.uninterrupted(async move { run.commit(index, key, rebases).await }).await
     }
 
-    pub(super) fn content(&self) -> ContentWriter<'_> {
-        ContentWriter { client: &self.client, lease: self.lease.id(), reference: &self.image.reference }
-    }
-
-    async fn write_blob(&self, index: usize, blob: &Path) -> Result<(), RuntimeError> {
-        let layer = self.layer(index)?;
-        let unpacked = Labels::from([("containerd.io/uncompressed".to_owned(), layer.diff_id.to_string())]);
-        self.content().write(Content::Blob(blob), &layer.digest, layer.size, unpacked).await?;
-        Step::ImportBlob.reach();
-        Ok(())
-    }
-
     /// Moves a layer into a new snapshot and returns its temporary name, or returns why that is not needed.
     async fn place(
         &self,
@@ -240,16 +215,12 @@ impl ImportRun {
             return Ok(ControlFlow::Break(taken));
         };
         let moved = tokio::task::spawn_blocking(move || folders.take(&tree)).await;
-        moved.map_err(|error| RuntimeError::defect("the move of a layer broke off").caused_by(error))?.map_err(
-            |error| match self.layer(index) {
-                Ok(layer) => RuntimeError::other(format!(
-                    "cannot move layer `{}` into containerd's snapshot `{key}`",
-                    layer.digest
-                ))
-                .caused_by(error),
-                Err(defect) => defect,
-            },
-        )?;
+        let moved = moved.map_err(|error| RuntimeError::defect("the move of a layer broke off").caused_by(error))?;
+        moved.map_err(|error| {
+            let layer = &self.image.layers[index].digest;
+            let why = format!("cannot move layer `{layer}` into containerd's snapshot `{key}`");
+            RuntimeError::other(why).caused_by(error)
+        })?;
         Step::ImportRenamed.reach();
         Ok(ControlFlow::Continue(key))
     }
@@ -258,9 +229,9 @@ impl ImportRun {
     async fn commit(&self, index: usize, key: String, rebases: bool) -> Result<Taken, RuntimeError> {
         let message = CommitSnapshotRequest {
             snapshotter: OVERLAYFS.to_owned(),
-            name: self.chain(index)?.to_string(),
+            name: self.chains[index].to_string(),
             key: key.clone(),
-            labels: self.labels(index)?,
+            labels: self.labels(index),
             parent: if rebases { self.parent_name(index) } else { String::new() },
         };
         match self.client.commit(message).await {
@@ -278,9 +249,9 @@ impl ImportRun {
         Ok(Taken::Committed)
     }
 
-    fn labels(&self, index: usize) -> Result<Labels, RuntimeError> {
-        let (chain, diff_id) = (self.chain(index)?, &self.layer(index)?.diff_id);
-        Ok(records::snapshot_labels(chain, self.parent(index), diff_id, self.containerd.labels_layers))
+    fn labels(&self, index: usize) -> Labels {
+        let (chain, diff_id) = (&self.chains[index], &self.image.layers[index].diff_id);
+        records::snapshot_labels(chain, self.parent(index), diff_id, self.containerd.labels_layers)
     }
 
     /// Whether a snapshot has the right parent. A containerd that ignores the parent at the commit has made an orphan
@@ -288,7 +259,7 @@ impl ImportRun {
     async fn is_committed_or_removed(&self, index: usize) -> Result<bool, RuntimeError> {
         match self.is_committed(index).await {
             Err(error) => {
-                self.client.remove_snapshot(OVERLAYFS, self.chain(index)?.as_str()).await?;
+                self.client.remove_snapshot(OVERLAYFS, self.chains[index].as_str()).await?;
                 Err(error)
             }
             found => found,
@@ -297,7 +268,7 @@ impl ImportRun {
 
     /// Prepares a snapshot for a layer. `None`: it exists, or a layer below was removed.
     async fn prepare(&self, index: usize, rebases: bool) -> Result<Option<(String, SnapshotFolders)>, RuntimeError> {
-        let (chain, labels) = (self.chain(index)?, self.labels(index)?);
+        let (chain, labels) = (&self.chains[index], self.labels(index));
         let parent = if rebases { String::new() } else { self.parent_name(index) };
         for _ in 0..TRIES_MAX {
             let key = unpack_key(chain, SystemTime::now());
@@ -347,41 +318,29 @@ impl ImportRun {
 
     /// Moves a layer into containerd after all layers below it.
     pub(super) async fn take(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
-        let mut take = LayerTake { base: &self.base, breaks: Some(Base::Broken) };
-        let taken = self.put_layer(index, tree).await?;
-        take.breaks = match taken {
-            Taken::Committed => None,
-            Taken::BaseGone => Some(Base::Gone),
+        let taken = self.put_layer(index, tree).await;
+        let end = match taken {
+            Ok(Taken::Committed) => {
+                self.has(index);
+                return taken;
+            }
+            Ok(Taken::BaseGone) => Base::Gone,
+            Err(_) => Base::Broken,
         };
-        if taken == Taken::Committed {
-            self.has(index);
-        }
-        Ok(taken)
+        // The layers above stop waiting.
+        self.base.send_if_modified(|base| {
+            let is_first = matches!(base, Base::Has(_));
+            if is_first {
+                *base = end;
+            }
+            is_first
+        });
+        taken
     }
 
     /// Ends the waits for layers.
     pub(super) fn break_off(&self) {
         self.base.send_replace(Base::Broken);
-    }
-}
-
-/// A layer in progress: if it fails, the layers above it stop waiting.
-struct LayerTake<'a> {
-    base: &'a watch::Sender<Base>,
-    breaks: Option<Base>,
-}
-
-impl Drop for LayerTake<'_> {
-    fn drop(&mut self) {
-        if let Some(end) = self.breaks {
-            self.base.send_if_modified(|base| {
-                let is_first = matches!(base, Base::Has(_));
-                if is_first {
-                    *base = end;
-                }
-                is_first
-            });
-        }
     }
 }
 

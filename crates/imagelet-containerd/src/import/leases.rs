@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -21,6 +20,7 @@ const LEASE_LIFETIME: Duration = Duration::from_hours(24);
 /// The leases of running imports of this process: the removal of stale leases skips them.
 static RUNNING: Mutex<BTreeSet<LeaseId>> = Mutex::new(BTreeSet::new());
 
+#[derive(Debug)]
 pub(crate) struct ContainerdParts {
     pub(crate) client: ContainerdClient,
     pub(crate) place: SnapshotterFolder,
@@ -34,12 +34,6 @@ pub(crate) struct ContainerdParts {
     pub(crate) has_stale: AtomicBool,
     /// The number of leases that are not ended yet.
     pub(crate) imports: watch::Sender<usize>,
-}
-
-impl fmt::Debug for ContainerdParts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContainerdParts").field("place", &self.place).finish_non_exhaustive()
-    }
 }
 
 impl ContainerdParts {
@@ -57,8 +51,8 @@ impl ContainerdParts {
     /// Ends the leases of imports that no longer run; returns how many.
     pub(crate) async fn release_stale(&self) -> Result<usize, RuntimeError> {
         let leases = self.client.leases().await?;
-        let is_running = |lease: &LeaseId| running().contains(lease);
-        let stale: Vec<LeaseId> = leases.into_iter().filter(|lease| !is_running(lease)).collect();
+        let own = leases.into_iter().filter_map(|lease| LeaseId::own(&lease.id));
+        let stale: Vec<LeaseId> = own.filter(|lease| !running().contains(lease)).collect();
         for lease in &stale {
             self.client.delete_lease(lease, true).await?;
         }

@@ -41,7 +41,7 @@ impl ImportRun {
             let document = labelled.document;
             let size = document.bytes.len() as u64;
             let content = Content::Document(&document.bytes);
-            self.content().write(content, &document.digest, size, labelled.references).await?;
+            self.write_content(content, &document.digest, size, labelled.references).await?;
             Step::ImportDocument.reach();
         }
         Ok(())
@@ -70,20 +70,16 @@ impl ImportRun {
         loop {
             let seen = match tokio::time::timeout_at(end, self.containerd.cri.status(&spec)).await {
                 Ok(Ok(Some(image))) if image.id == wanted => return Ok(wanted),
-                Ok(Ok(Some(image))) => Ok(format!("it shows `{}`", image.id.as_str())),
-                Ok(Ok(None)) => Ok("it shows none".to_owned()),
-                Ok(Err(error)) => Err(error),
-                Err(_) => Ok("it does not answer".to_owned()),
+                Ok(Ok(Some(image))) => format!("it shows `{}`", image.id.as_str()),
+                Ok(Ok(None)) => "it shows none".to_owned(),
+                Ok(Err(error)) => error.chain(),
+                Err(_) => "it does not answer".to_owned(),
             };
             if Instant::now() + wait >= end {
-                let message =
-                    format!("the runtime does not show `{name}` as `{}` within {SHOWN_MAX:?}", wanted.as_str());
+                let wanted = wanted.as_str();
+                let why = format!("the runtime does not show `{name}` as `{wanted}` within {SHOWN_MAX:?}: {seen}");
                 let fault = Fault::new(ErrorClass::TimedOut, Stage::Runtime);
-                let error = match seen {
-                    Ok(seen) => RuntimeError::new(RuntimeErrorKind::TimedOut, format!("{message}: {seen}")),
-                    Err(error) => RuntimeError::new(RuntimeErrorKind::TimedOut, message).caused_by(error),
-                };
-                return Err(error.with_fault(fault));
+                return Err(RuntimeError::new(RuntimeErrorKind::TimedOut, why).with_fault(fault));
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(LOOK_WAIT.1);

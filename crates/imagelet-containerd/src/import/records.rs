@@ -7,7 +7,7 @@ use imagelet_core::{
     runtime::{ImportedDocument, ImportedImage},
 };
 
-use crate::v1::containerd::{services::images::v1::Image, types::Descriptor};
+use crate::v1::{images::Image, types::Descriptor};
 
 /// CRI ignores an image record without this label.
 const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");

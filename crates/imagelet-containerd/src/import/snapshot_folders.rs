@@ -16,7 +16,7 @@ use rustix::{
     fs::{Gid, Mode, Uid},
 };
 
-use crate::v1::containerd::types::Mount;
+use crate::v1::types::Mount;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotFolders {

@@ -15,10 +15,8 @@ use imagelet_core::{
 };
 
 use crate::{
-    client::COMMITTED,
-    v1::containerd::services::{
-        content::v1 as content, images::v1 as images, leases::v1 as leases, snapshots::v1 as snapshots,
-    },
+    calls::COMMITTED,
+    v1::{content, images, leases, snapshots},
 };
 
 /// Label of a document that refers to a blob; a suffix begins with `.` or `/`.
@@ -66,26 +64,17 @@ pub(super) struct SnapshotUsage {
     pub(super) inodes: u64,
 }
 
-/// Images with their parts, before the size of snapshots is known.
+/// Images with their parts. Snapshots get their sizes by [`ImageParts::graph`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ImageParts {
-    parts: Vec<Part>,
+    layers: Vec<LayerFacts>,
     images: BTreeMap<ImageId, Vec<u32>>,
+    /// The snapshots among the parts, by place.
+    snapshots: BTreeMap<usize, CommittedSnapshot>,
     /// Referenced snapshots of a snapshotter that did not answer.
     unseen: usize,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Part {
-    of: PartOf,
-    held: bool,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum PartOf {
-    /// `None`: an impossible length.
-    Blob(Arc<str>, Option<u64>),
-    Snapshot(CommittedSnapshot),
+    /// Parts without a size: the unseen ones, and blobs of an impossible length.
+    unmeasured: usize,
 }
 
 /// The lists have more references than any real containerd's.
@@ -123,46 +112,27 @@ impl ImageParts {
 
     /// The snapshots whose size is needed.
     pub(super) fn snapshots(&self) -> impl Iterator<Item = &CommittedSnapshot> {
-        self.parts.iter().filter_map(|part| match &part.of {
-            PartOf::Snapshot(snapshot) => Some(snapshot),
-            PartOf::Blob(..) => None,
-        })
+        self.snapshots.values()
     }
 
     /// The graph, with the usage of each snapshot. `None`: the snapshotter does not report it.
-    pub(super) fn graph(self, usage: impl Fn(&CommittedSnapshot) -> Option<SnapshotUsage>) -> LayerGraph {
-        let (mut measured, all) = (0_usize, self.parts.len() + self.unseen);
-        let mut facts = |part: Part| {
-            let (id, bytes, inodes, is_measured) = match part.of {
-                PartOf::Blob(digest, size) => {
-                    let bytes = size.map_or(0, |size| size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES));
-                    (format!("blob:{digest}"), bytes, Some(1), size.is_some())
-                }
-                PartOf::Snapshot(snapshot) => {
-                    let own = own_folders(&snapshot.snapshotter);
-                    let usage = usage(&snapshot);
-                    let folders = own.unwrap_or_default();
-                    let bytes = usage.map_or(0, |usage| usage.bytes.saturating_add(folders * BLOCK_BYTES));
-                    let inodes = usage.map(|usage| usage.inodes.saturating_add(folders));
-                    (
-                        format!("{}:{}", snapshot.snapshotter, snapshot.name),
-                        bytes,
-                        inodes,
-                        own.is_some() && usage.is_some(),
-                    )
-                }
-            };
-            measured += usize::from(is_measured);
-            LayerFacts { id: id.into(), bytes: ByteSize(bytes), inodes, held: part.held }
-        };
-        let layers: Vec<LayerFacts> = self.parts.into_iter().map(&mut facts).collect();
+    pub(super) fn graph(mut self, usage: impl Fn(&CommittedSnapshot) -> Option<SnapshotUsage>) -> LayerGraph {
+        for (place, snapshot) in &self.snapshots {
+            let (own, usage) = (own_folders(&snapshot.snapshotter), usage(snapshot));
+            self.unmeasured += usize::from(own.is_none() || usage.is_none());
+            if let Some(usage) = usage {
+                let (layer, folders) = (&mut self.layers[*place], own.unwrap_or_default());
+                layer.bytes = ByteSize(usage.bytes.saturating_add(folders * BLOCK_BYTES));
+                layer.inodes = Some(usage.inodes.saturating_add(folders));
+            }
+        }
+        let all = self.layers.len() + self.unseen;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let certainty = if measured == all {
-            Certainty::Exact
-        } else {
-            Certainty::Partial { measured: count(measured), layers: count(all) }
+        let certainty = match self.unmeasured {
+            0 => Certainty::Exact,
+            unmeasured => Certainty::Partial { measured: count(all - unmeasured), layers: count(all) },
         };
-        LayerGraph { layers, images: self.images, certainty }
+        LayerGraph { layers: self.layers, images: self.images, certainty }
     }
 }
 
@@ -322,31 +292,36 @@ impl<'a> Nodes<'a> {
 
     /// Numbers the parts that images have: blobs and committed snapshots.
     fn parts(&self, listed: &Listed, images: BTreeMap<ImageId, BTreeSet<u32>>, held: &HashSet<u32>) -> ImageParts {
-        let (mut parts, mut places, mut unseen) = (Vec::new(), HashMap::new(), HashSet::new());
+        let (mut layers, mut snapshots, mut unmeasured) = (Vec::new(), BTreeMap::new(), 0);
+        let (mut places, mut unseen) = (HashMap::new(), HashSet::new());
         let mut place = |node: u32| {
             if let Some(place) = places.get(&node) {
                 return Some(*place);
             }
             let at = usize::try_from(node).ok()?;
             unseen.extend(self.unseen[at].iter().copied());
-            let of = match at.checked_sub(listed.contents.len()) {
+            let (id, bytes, inodes) = match at.checked_sub(listed.contents.len()) {
                 None => {
                     let blob = &listed.contents[at];
-                    PartOf::Blob(blob.digest.as_str().into(), u64::try_from(blob.size).ok())
+                    let size = u64::try_from(blob.size);
+                    unmeasured += usize::from(size.is_err());
+                    let bytes = size.unwrap_or(0).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
+                    (format!("blob:{}", blob.digest), bytes, Some(1))
                 }
                 Some(at) => {
                     let (snapshotter, snapshot) = self.listed[at];
-                    PartOf::Snapshot(committed(snapshotter, snapshot)?)
+                    snapshots.insert(layers.len(), committed(snapshotter, snapshot)?);
+                    (format!("{snapshotter}:{}", snapshot.name), 0, None)
                 }
             };
-            let place = u32::try_from(parts.len()).ok()?;
-            parts.push(Part { of, held: held.contains(&node) });
+            let place = u32::try_from(layers.len()).ok()?;
+            layers.push(LayerFacts { id: id.into(), bytes: ByteSize(bytes), inodes, held: held.contains(&node) });
             places.insert(node, place);
             Some(place)
         };
         let images = images.into_iter().map(|(id, nodes)| (id, nodes.into_iter().filter_map(&mut place).collect()));
         let images: BTreeMap<ImageId, Vec<u32>> = images.collect();
-        ImageParts { parts, images, unseen: unseen.len() }
+        ImageParts { layers, images, snapshots, unseen: unseen.len(), unmeasured: unmeasured + unseen.len() }
     }
 }
 

@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use self::graph::{CommittedSnapshot, ImageParts, Listed, SnapshotUsage, snapshotters};
 use crate::{
     ContainerdClient, ContainerdError, ContainerdRefusal, NAMESPACE,
-    v1::containerd::services::{leases::v1 as leases, snapshots::v1 as snapshots},
+    v1::{leases, snapshots},
 };
 
 /// Concurrent usage calls: containerd answers each from its database.
@@ -58,7 +58,7 @@ impl ContainerdSizes {
         let listed = Listed { images, contents, snapshots, leased, elsewhere };
         let found = tokio::task::spawn_blocking(move || ImageParts::of(&listed)).await;
         let parts = match found {
-            Ok(parts) => parts.map_err(|error| self.client.unexpected("Content.List", "", error.to_string()))?,
+            Ok(parts) => parts.map_err(|error| self.client.unexpected("Content.List", "", &error.to_string()))?,
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         };
         let usages = self.usages_of(parts.snapshots()).await?;
@@ -74,7 +74,7 @@ impl ContainerdSizes {
     ) -> Result<BTreeMap<String, Vec<snapshots::Info>>, ContainerdError> {
         if named.len() > SNAPSHOTTERS_MAX {
             let why = format!("labels refer to {} snapshotters; the limit is {SNAPSHOTTERS_MAX}", named.len());
-            return Err(self.client.unexpected("Content.List", "", why));
+            return Err(self.client.unexpected("Content.List", "", &why));
         }
         let mut all = BTreeMap::new();
         for snapshotter in named {
@@ -92,11 +92,11 @@ impl ContainerdSizes {
 
     /// The resources of all leases that have not expired.
     async fn leased(&self) -> Result<Vec<leases::Resource>, ContainerdError> {
-        let (leases, now) = (self.client.all_leases().await?, Timestamp::now());
+        let (leases, now) = (self.client.leases().await?, Timestamp::now());
         let leases: Vec<_> = leases.into_iter().filter(|lease| !has_expired(lease, now)).collect();
         if leases.len() > LEASES_MAX {
             let why = format!("{} leases are listed; the limit is {LEASES_MAX}", leases.len());
-            return Err(self.client.unexpected("Leases.List", "", why));
+            return Err(self.client.unexpected("Leases.List", "", &why));
         }
         let asked = stream::iter(leases).map(async |lease| self.client.leased(&lease.id).await);
         let resources: Vec<Vec<leases::Resource>> = asked.buffer_unordered(LEASES_AT_ONCE).try_collect().await?;
@@ -108,7 +108,7 @@ impl ContainerdSizes {
         let namespaces = self.client.namespaces().await?;
         if namespaces.len() > NAMESPACES_MAX {
             let why = format!("{} namespaces are listed; the limit is {NAMESPACES_MAX}", namespaces.len());
-            return Err(self.client.unexpected("Namespaces.List", "", why));
+            return Err(self.client.unexpected("Namespaces.List", "", &why));
         }
         let mut elsewhere = HashSet::new();
         for namespace in namespaces.iter().filter(|name| *name != NAMESPACE) {

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc};
 
-use imagelet_containerd::{Containerd, ContainerdConfig, ImportObstacle, LeaseId};
+use imagelet_containerd::{Containerd, ContainerdConfig, LeaseId};
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    runtime::{ImageService as _, ImportStage, ImportedImage, LayerImport, LayerSink as _, Taken},
+    runtime::{ForwardReason, ImageService as _, ImportStage, ImportedImage, LayerImport, LayerSink as _, Taken},
 };
 
 use crate::{
@@ -28,6 +28,7 @@ fn config(node: &Node, keep_blobs: bool) -> ContainerdConfig {
         version: Node::version(),
         keep_blobs,
         cri: Arc::new(CriImages::of(node)),
+        rebases: None,
     }
 }
 
@@ -193,7 +194,9 @@ async fn a_containerd_that_ignores_the_parent_of_a_commit_keeps_no_orphan() {
     if containerd.rebases() {
         return;
     }
-    let import = containerd.taken_to_rebase().begin(image(NAME, "first", &LAYERS)).await.unwrap();
+    let rebasing = ContainerdConfig { rebases: Some(true), ..config(&node, false) };
+    let rebasing = Containerd::connect(rebasing).await.unwrap();
+    let import = rebasing.begin(image(NAME, "first", &LAYERS)).await.unwrap();
     assert_eq!(import.take(0, unpack_whole(&containerd, "one")).await.unwrap(), Taken::Committed);
     let error = import.take(1, unpack_whole(&containerd, "two")).await.unwrap_err();
     assert!(error.to_string().contains("does not stand on"), "{error}");
@@ -441,20 +444,20 @@ async fn a_lease_that_could_not_be_ended_is_ended_before_the_next_import() {
 #[tokio::test]
 async fn what_is_in_the_way_of_imports_is_found_before_one_begins() {
     let node = Node::start().await;
-    let word = async |config: ContainerdConfig| Containerd::connect(config).await.unwrap_err().word();
+    let word = async |config: ContainerdConfig| Containerd::connect(config).await.unwrap_err().code();
     let native = node.root().join("io.containerd.snapshotter.v1.native");
     assert_eq!(word(ContainerdConfig { image_mountpoint: native, ..config(&node, false) }).await, "snapshotter");
     let nowhere = node.root().join("nowhere.sock");
-    assert_eq!(word(ContainerdConfig { socket: nowhere, ..config(&node, false) }).await, "api");
+    assert_eq!(word(ContainerdConfig { socket: nowhere, ..config(&node, false) }).await, "api-closed");
     let other = PathBuf::from("/other/io.containerd.snapshotter.v1.overlayfs");
-    assert_eq!(word(ContainerdConfig { image_mountpoint: other, ..config(&node, false) }).await, "snapshotter-failed");
+    assert_eq!(word(ContainerdConfig { image_mountpoint: other, ..config(&node, false) }).await, "api-closed");
 
     // Two bind mounts of one file system.
     let snapshotter = node.snapshotter();
     rustix::mount::mount_bind(&snapshotter, &snapshotter).unwrap();
     let obstacle = Containerd::connect(config(&node, false)).await;
     rustix::mount::unmount(&snapshotter, rustix::mount::UnmountFlags::DETACH).unwrap();
-    assert!(matches!(obstacle, Err(ImportObstacle::Mount { .. })), "{obstacle:?}");
+    assert!(matches!(&obstacle, Err(ForwardReason::Staging(why)) if why.contains("not on one mount")), "{obstacle:?}");
     assert_eq!(fs::read_dir(node.root().join("imagelet-staging")).unwrap().count(), 0);
     connect(&node, false).await;
 }

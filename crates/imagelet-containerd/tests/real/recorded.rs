@@ -2,13 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Debug};
 
-use imagelet_containerd::v1::containerd::{
-    services::{
-        content::v1 as content, images::v1 as images, introspection::v1 as introspection, leases::v1 as leases,
-        snapshots::v1 as snapshots,
-    },
-    types,
-};
+use imagelet_containerd::v1::{content, images, introspection, leases, snapshots, types};
 use prost::Message;
 
 const LOWER: &str = "sha256:0942a73735c6829d188e0dbf85726630a3eac1afb3184340ed1e1c583728d7ab";

@@ -4,10 +4,7 @@ use std::{collections::BTreeMap, process::Command, time::Duration};
 
 use imagelet_containerd::{
     ContainerdClient, ContainerdSizes, LeaseId,
-    v1::containerd::{
-        services::{images::v1::Image, snapshots::v1 as snapshots},
-        types::Descriptor,
-    },
+    v1::{images::Image, snapshots, types::Descriptor},
 };
 use imagelet_core::{
     image::{Digest, ImageId},

@@ -1,17 +1,16 @@
 //! The site of imports into containerd: the runtime's properties, the engine that stages layers, and containerd's API.
 
 use std::{
-    fmt,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
-use imagelet_containerd::{Containerd, ContainerdConfig, ImportObstacle};
+use imagelet_containerd::{Containerd, ContainerdConfig};
 use imagelet_core::runtime::{
     ForwardReason, ImageService, ImportSite, MakeRoom, OpenedSite, RegistrySettings, RuntimeError, RuntimeInfo,
-    SnapshotterPlace, error_chain,
+    SnapshotterPlace,
 };
 use imagelet_cri::RemoteContainerService;
 use imagelet_oci::{Access, Engine, EngineConfig};
@@ -20,14 +19,8 @@ use imagelet_oci::{Access, Engine, EngineConfig};
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A runtime with what imports into it need.
+#[derive(Debug)]
 pub(super) struct RuntimeSite {
-    parts: RuntimeSiteParts,
-    /// Frees space for imports; set once the node is open.
-    room: OnceLock<Arc<dyn MakeRoom>>,
-    opened: Mutex<Opened>,
-}
-
-pub(super) struct RuntimeSiteParts {
     /// Reports the runtime's version and configuration.
     pub(super) containers: RemoteContainerService,
     pub(super) images: Arc<dyn ImageService>,
@@ -36,46 +29,45 @@ pub(super) struct RuntimeSiteParts {
     pub(super) engine: EngineConfig,
     /// Sandbox images in addition to those that the runtime reports.
     pub(super) sandbox_images: Vec<String>,
+    /// Frees space for imports; set once the node is open.
+    pub(super) room: OnceLock<Arc<dyn MakeRoom>>,
+    pub(super) opened: Mutex<Opened>,
 }
 
 /// The last opened engine: at most one owns the staging folder.
-#[derive(Default)]
-struct Opened {
+#[derive(Debug, Default)]
+pub(super) struct Opened {
     engine: Option<(EngineKey, Arc<Engine>)>,
     containerd: Option<Containerd>,
 }
 
 /// The settings that an engine was opened with.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct EngineKey {
     staging: PathBuf,
     hosts_dirs: Vec<PathBuf>,
 }
 
 impl RuntimeSite {
-    pub(super) fn new(parts: RuntimeSiteParts) -> Self {
-        Self { parts, room: OnceLock::new(), opened: Mutex::default() }
-    }
-
     /// Sets the service that frees space for imports. Call once.
     pub(super) fn make_room_by(&self, room: Arc<dyn MakeRoom>) {
-        if let Some((_, engine)) = &self.opened().engine {
+        if let Some((_, engine)) = &self.lock().engine {
             engine.ask_for_room(Arc::clone(&room));
         }
         self.room.get_or_init(|| room);
     }
 
     /// The engine that stages layers; reused until staging or registry settings change.
-    async fn engine(&self, key: EngineKey) -> Result<Arc<Engine>, ForwardReason> {
+    async fn open_engine(&self, key: EngineKey) -> Result<Arc<Engine>, ForwardReason> {
         {
-            let mut opened = self.opened();
+            let mut opened = self.lock();
             match &opened.engine {
                 Some((before, engine)) if *before == key => return Ok(Arc::clone(engine)),
                 // The engine releases the folder once its running imports have ended.
                 _ => opened.engine = None,
             }
         }
-        let mut config = EngineConfig { root: key.staging.clone(), ..self.parts.engine.clone() };
+        let mut config = EngineConfig { root: key.staging.clone(), ..self.engine.clone() };
         config.registry.hosts_dirs.clone_from(&key.hosts_dirs);
         config.access = Access::Write { or_create: true };
         config.lock_wait = LOCK_WAIT;
@@ -83,11 +75,11 @@ impl RuntimeSite {
         if let Some(room) = self.room.get() {
             engine.ask_for_room(Arc::clone(room));
         }
-        self.opened().engine = Some((key, Arc::clone(&engine)));
+        self.lock().engine = Some((key, Arc::clone(&engine)));
         Ok(engine)
     }
 
-    fn opened(&self) -> MutexGuard<'_, Opened> {
+    fn lock(&self) -> MutexGuard<'_, Opened> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -95,64 +87,48 @@ impl RuntimeSite {
 #[async_trait]
 impl ImportSite for RuntimeSite {
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError> {
-        let version = self.parts.containers.version().await?;
+        let version = self.containers.version().await?;
         let runtime = RuntimeInfo::named(version.name, version.version);
         if !runtime.is_containerd() {
             // CRI-O walks through all its files to answer for its disks.
             return Ok(runtime);
         }
         let (mut configuration, filesystems) =
-            tokio::try_join!(self.parts.containers.configuration(), self.parts.images.filesystem())?;
-        configuration.sandbox_images.extend(self.parts.sandbox_images.iter().cloned());
+            tokio::try_join!(self.containers.configuration(), self.images.filesystem())?;
+        configuration.sandbox_images.extend(self.sandbox_images.iter().cloned());
         Ok(RuntimeInfo { places: SnapshotterPlace::all(&filesystems), configuration, ..runtime })
     }
 
     async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
         let place = runtime.place().ok_or(ForwardReason::Snapshotter(None))?;
         let config = ContainerdConfig {
-            socket: self.parts.socket.clone(),
+            socket: self.socket.clone(),
             image_mountpoint: place.folder(),
             version: runtime.version.clone(),
-            keep_blobs: self.parts.engine.keep_blobs,
-            cri: Arc::clone(&self.parts.images),
+            keep_blobs: self.engine.keep_blobs,
+            cri: Arc::clone(&self.images),
+            rebases: None,
         };
-        let containerd = Containerd::connect(config).await.map_err(|obstacle| reason(&obstacle))?;
+        let containerd = Containerd::connect(config).await?;
         let hosts_dirs = match &runtime.configuration.registries {
             RegistrySettings::Reported { folders, .. } => folders.clone(),
-            RegistrySettings::Hidden { .. } => self.parts.engine.registry.hosts_dirs.clone(),
+            RegistrySettings::Hidden { .. } => self.engine.registry.hosts_dirs.clone(),
         };
-        let engine = self.engine(EngineKey { staging: containerd.staging(), hosts_dirs }).await?;
+        let engine = self.open_engine(EngineKey { staging: containerd.staging().to_owned(), hosts_dirs }).await?;
         // The owner of the staging folder runs all imports, so other leases belong to dead processes.
         let released = containerd.release_stale().await.map_err(|error| ForwardReason::ApiClosed(error.chain()))?;
         if released > 0 {
             tracing::info!(released, "the runtime released what imports of a former run held");
         }
-        self.opened().containerd = Some(containerd.clone());
+        self.lock().containerd = Some(containerd.clone());
         let importer = engine.importer(Arc::new(containerd.clone()));
         Ok(OpenedSite { importer, backing: Arc::new(containerd) })
     }
 
     async fn close(&self) {
-        let containerd = self.opened().containerd.clone();
+        let containerd = self.lock().containerd.clone();
         if let Some(containerd) = containerd {
             containerd.released().await;
         }
-    }
-}
-
-impl fmt::Debug for RuntimeSite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RuntimeSite").field("socket", &self.parts.socket).finish_non_exhaustive()
-    }
-}
-
-fn reason(obstacle: &ImportObstacle) -> ForwardReason {
-    let text = error_chain(obstacle);
-    match obstacle {
-        ImportObstacle::Snapshotter(name) => ForwardReason::Snapshotter(Some(name.clone())),
-        ImportObstacle::Folder(_) => ForwardReason::RootUnreachable(text),
-        ImportObstacle::Rights => ForwardReason::Rights(text),
-        ImportObstacle::Staging { .. } | ImportObstacle::Mount { .. } => ForwardReason::Staging(text),
-        _ => ForwardReason::ApiClosed(text),
     }
 }

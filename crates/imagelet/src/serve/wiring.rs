@@ -4,7 +4,7 @@ use std::{
     io::Write as _,
     num::NonZeroUsize,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, OnceLock},
     time::{Duration, SystemTime},
 };
 
@@ -29,7 +29,7 @@ use imagelet_core::{
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
 
-use super::imports::{RuntimeSite, RuntimeSiteParts};
+use super::imports::RuntimeSite;
 use crate::{
     config::{Backend, RuntimeSettings, Settings, StoreSettings, Surroundings},
     failure::Failure,
@@ -228,7 +228,7 @@ async fn open_runtime(
             let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?));
             let (durability, registry) = (Durability::Commit, settings.registry.clone());
             let engine = EngineConfig { durability, registry, ..runtime.engine.clone() };
-            let site = Arc::new(RuntimeSite::new(RuntimeSiteParts {
+            let site = Arc::new(RuntimeSite {
                 containers: containers.clone(),
                 images: Arc::<RemoteImageService>::clone(&images),
                 socket: address.path().to_owned(),
@@ -239,7 +239,9 @@ async fn open_runtime(
                     .flatten()
                     .map(|pattern| pattern.text().to_owned())
                     .collect(),
-            }));
+                room: OnceLock::new(),
+                opened: Mutex::default(),
+            });
             let port: Arc<dyn ImportSite> = Arc::<RuntimeSite>::clone(&site);
             let images = Arc::new(ImportingImages::new(images, port, runtime.import, Arc::clone(metrics)));
             imports = Some((Arc::clone(&images), site));

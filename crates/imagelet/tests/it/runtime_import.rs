@@ -59,7 +59,8 @@ impl Node {
     }
 
     fn leases(&self) -> usize {
-        self.clients.block_on(own_api(&self.clients, &self.containerd).leases()).unwrap().len()
+        let all = self.clients.block_on(own_api(&self.clients, &self.containerd).leases()).unwrap();
+        all.iter().filter(|lease| lease.id.starts_with("imagelet-")).count()
     }
 
     /// Removes all snapshots of containerd, each before those that it stands on.

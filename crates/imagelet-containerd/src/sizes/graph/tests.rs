@@ -1,7 +1,7 @@
 //! The parts of images, from real and from impossible lists of containerd.
 
 use super::*;
-use crate::v1::containerd::types::{Descriptor, Timestamp};
+use crate::v1::types::{Descriptor, Timestamp};
 
 // Kinds of snapshots that hold what they stand on.
 const UNKNOWN: i32 = 0;

@@ -10,7 +10,7 @@ use std::{
 
 use imagelet_containerd::{
     ContainerdClient,
-    v1::containerd::{services::snapshots::v1::PrepareSnapshotRequest, types::Mount},
+    v1::{snapshots::PrepareSnapshotRequest, types::Mount},
 };
 use imagelet_core::image::Digest;
 

@@ -134,7 +134,7 @@ impl Node {
 
     /// Fails unless imagelet's leases are gone before long.
     pub(super) async fn has_no_lease(&self, what: &str) {
-        let leases = async || names(self.client().leases().await.unwrap(), |lease| lease.as_str().to_owned());
+        let leases = async || own_leases(&self.client()).await;
         self.becomes_empty(leases, what).await;
     }
 
@@ -150,7 +150,7 @@ impl Node {
         let mut left = names(client.images().await.unwrap(), |image| image.name);
         left.extend(names(client.contents().await.unwrap(), |blob| blob.digest));
         left.extend(names(client.snapshots(SNAPSHOTTER).await.unwrap(), |snapshot| snapshot.name));
-        left.extend(names(client.leases().await.unwrap(), |lease| lease.as_str().to_owned()));
+        left.extend(own_leases(&client).await);
         let files = self.files().into_iter().filter(|file| !places.iter().any(|place| file.starts_with(place)));
         left.extend(files.map(|file| file.display().to_string()));
         left
@@ -198,4 +198,10 @@ pub(super) async fn collect(client: &ContainerdClient) {
 /// Pulls through imagelet.
 pub(super) async fn import(daemon: &Daemon, name: &str) -> String {
     pull(&connect(daemon).await, &request(name)).await.unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+async fn own_leases(client: &ContainerdClient) -> Vec<String> {
+    let mut leases = names(client.leases().await.unwrap(), |lease| lease.id);
+    leases.retain(|id| id.starts_with("imagelet-"));
+    leases
 }

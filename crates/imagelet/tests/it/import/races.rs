@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_containerd::{ContainerdClient, LeaseId, v1::containerd::services::snapshots::v1::PrepareSnapshotRequest};
+use imagelet_containerd::{ContainerdClient, LeaseId, v1::snapshots::PrepareSnapshotRequest};
 use imagelet_core::{
     image::{Digest, ImageSpec},
     runtime::ImageService as _,

@@ -1,0 +1,328 @@
+//! The calls to containerd that imagelet makes.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    time::{Duration, SystemTime},
+};
+
+use jiff::Timestamp;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    sync::mpsc,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{client::Grpc, transport::Channel};
+
+use crate::{
+    ContainerdError, ContainerdRefusal, LeaseId,
+    bounded::BoundedCodec,
+    client::{ContainerdClient, path},
+    v1::{content, images, introspection, leases, namespaces, snapshots, types},
+};
+
+const WRITE_BYTES_MAX: u64 = 1 << 20;
+/// Messages that wait for the connection.
+const WRITE_STEPS_MAX: usize = 2;
+
+/// `Kind` of a snapshot.
+pub(crate) const COMMITTED: i32 = 3;
+/// `WriteAction` of a step.
+const WRITE: i32 = 1;
+const COMMIT: i32 = 2;
+
+/// A resource of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeasedResource<'a> {
+    /// A snapshot with its parents.
+    Snapshot {
+        /// Its snapshotter.
+        snapshotter: &'a str,
+        /// Its key.
+        name: &'a str,
+    },
+    /// A blob with all that its labels refer to.
+    Content(&'a str),
+}
+
+impl ContainerdClient {
+    /// The names of all namespaces.
+    pub async fn namespaces(&self) -> Result<Vec<String>, ContainerdError> {
+        let listed: namespaces::ListNamespacesResponse = self.ask("Namespaces.List", "", ()).await?;
+        Ok(listed.namespaces.into_iter().map(|namespace| namespace.name).collect())
+    }
+
+    /// Creates a lease that expires after `lifetime`, at the next collection.
+    pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Result<(), ContainerdError> {
+        let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
+        let message = leases::CreateRequest { id: lease.as_str().to_owned(), labels };
+        self.ask("Leases.Create", lease.as_str(), message).await
+    }
+
+    /// Deletes a lease; with `collects` returns after the next collection. An absent lease is no error.
+    pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Result<(), ContainerdError> {
+        let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
+        let deleted = self.ask("Leases.Delete", lease.as_str(), message);
+        Ok(present(deleted.await)?.unwrap_or_default())
+    }
+
+    /// All leases of the namespace.
+    pub async fn leases(&self) -> Result<Vec<leases::Lease>, ContainerdError> {
+        let listed: leases::ListResponse = self.ask("Leases.List", "", ()).await?;
+        Ok(listed.leases)
+    }
+
+    /// The resources of a lease; empty for an absent lease.
+    pub async fn leased(&self, lease: &str) -> Result<Vec<leases::Resource>, ContainerdError> {
+        let message = leases::ListResourcesRequest { id: lease.to_owned() };
+        let listed = self.ask("Leases.ListResources", lease, message);
+        Ok(present(listed.await)?.map(|answer: leases::ListResourcesResponse| answer.resources).unwrap_or_default())
+    }
+
+    /// Adds a resource to a lease, whether it exists or not.
+    pub async fn hold(&self, lease: &LeaseId, hold: LeasedResource<'_>) -> Result<(), ContainerdError> {
+        let (kind, id) = match hold {
+            LeasedResource::Snapshot { snapshotter, name } => (format!("snapshots/{snapshotter}"), name),
+            LeasedResource::Content(digest) => ("content".to_owned(), digest),
+        };
+        let resource = leases::Resource { id: id.to_owned(), r#type: kind };
+        let message = leases::AddResourceRequest { id: lease.as_str().to_owned(), resource: Some(resource) };
+        self.ask("Leases.AddResource", id, message).await
+    }
+
+    /// Describes a snapshot; `None` if it is absent.
+    pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Result<Option<snapshots::Info>, ContainerdError> {
+        let message = snapshots::StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        let found = self.ask("Snapshots.Stat", key, message);
+        Ok(present(found.await)?.and_then(|answer: snapshots::StatSnapshotResponse| answer.info))
+    }
+
+    /// Prepares a writable snapshot; returns its mounts.
+    pub async fn prepare(
+        &self,
+        message: snapshots::PrepareSnapshotRequest,
+    ) -> Result<Vec<types::Mount>, ContainerdError> {
+        let key = message.key.clone();
+        let prepared: snapshots::PrepareSnapshotResponse = self.ask("Snapshots.Prepare", &key, message).await?;
+        Ok(prepared.mounts)
+    }
+
+    /// Commits a snapshot.
+    pub async fn commit(&self, message: snapshots::CommitSnapshotRequest) -> Result<(), ContainerdError> {
+        let name = message.name.clone();
+        self.ask("Snapshots.Commit", &name, message).await
+    }
+
+    /// Removes a snapshot. An absent snapshot is no error.
+    pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Result<(), ContainerdError> {
+        let message = snapshots::RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        let removed = self.ask("Snapshots.Remove", key, message);
+        Ok(present(removed.await)?.unwrap_or_default())
+    }
+
+    /// All snapshots of a snapshotter.
+    pub async fn snapshots(&self, snapshotter: &str) -> Result<Vec<snapshots::Info>, ContainerdError> {
+        let message = snapshots::ListSnapshotsRequest { snapshotter: snapshotter.to_owned() };
+        let items = |page: snapshots::ListSnapshotsResponse| page.info;
+        self.list("Snapshots.List", snapshotter, message, items).await
+    }
+
+    /// The usage of a snapshot without its parents: from the database if committed, else by a walk. `None` if absent.
+    pub async fn usage(
+        &self,
+        snapshotter: &str,
+        key: &str,
+    ) -> Result<Option<snapshots::UsageResponse>, ContainerdError> {
+        let message = snapshots::UsageRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        present(self.ask("Snapshots.Usage", key, message).await)
+    }
+
+    /// Describes a blob; `None` if the namespace has none of this digest.
+    pub async fn content(&self, digest: &str) -> Result<Option<content::Info>, ContainerdError> {
+        let message = content::InfoRequest { digest: digest.to_owned() };
+        let found = self.ask("Content.Info", digest, message);
+        Ok(present(found.await)?.and_then(|answer: content::InfoResponse| answer.info))
+    }
+
+    /// Sets labels of a blob; its other labels stay.
+    pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Result<(), ContainerdError> {
+        let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
+        let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
+        let update_mask = Some(types::FieldMask { paths });
+        let message = content::UpdateRequest { info: Some(info), update_mask };
+        self.ask("Content.Update", digest, message).await
+    }
+
+    /// All blobs of the namespace.
+    pub async fn contents(&self) -> Result<Vec<content::Info>, ContainerdError> {
+        let items = |page: content::ListContentResponse| page.info;
+        self.list("Content.List", "", (), items).await
+    }
+
+    /// Writes a blob of `size` bytes with its labels.
+    pub async fn write_content(
+        &self,
+        digest: &str,
+        size: u64,
+        bytes: impl AsyncRead + Send + Unpin,
+        labels: BTreeMap<String, String>,
+    ) -> Result<(), ContainerdError> {
+        let (steps, messages) = mpsc::channel(WRITE_STEPS_MAX);
+        let read = async |mut grpc: Grpc<Channel>, request| {
+            let codec = BoundedCodec::<_, content::WriteContentResponse>::default();
+            let mut answers = grpc.streaming(request, path("Content.Write"), codec).await?.into_inner();
+            let mut written = None;
+            while let Some(answer) = answers.message().await? {
+                if answer.action == COMMIT {
+                    written = Some(answer.digest);
+                }
+            }
+            Ok(written)
+        };
+        let call = self.read("Content.Write", digest, ReceiverStream::new(messages), read);
+        // A call that ends early drops its receiver, which ends the sender.
+        let (sent, written) = tokio::join!(send_steps(steps, digest, size, bytes, labels), call);
+        let unexpected = |why: &str| Err(self.unexpected("Content.Write", digest, why));
+        if let Err(error) = sent {
+            return unexpected(&format!("the bytes cannot be read: {error}"));
+        }
+        match written? {
+            Some(written) if written == digest => Ok(()),
+            Some(_) => unexpected("it committed another digest"),
+            None => unexpected("it ended without a commit"),
+        }
+    }
+
+    /// Describes an image record; `None` if it is absent.
+    pub async fn image(&self, name: &str) -> Result<Option<images::Image>, ContainerdError> {
+        let message = images::GetImageRequest { name: name.to_owned() };
+        let found = self.ask("Images.Get", name, message);
+        Ok(present(found.await)?.and_then(|answer: images::GetImageResponse| answer.image))
+    }
+
+    /// All image records of the namespace.
+    pub async fn images(&self) -> Result<Vec<images::Image>, ContainerdError> {
+        let listed: images::ListImagesResponse = self.ask("Images.List", "", ()).await?;
+        Ok(listed.images)
+    }
+
+    /// Creates an image record.
+    pub async fn create_image(&self, image: images::Image) -> Result<(), ContainerdError> {
+        let name = image.name.clone();
+        let message = images::CreateImageRequest { image: Some(image) };
+        self.ask("Images.Create", &name, message).await
+    }
+
+    /// Sets target and labels of an image record; its other labels stay.
+    pub async fn update_image(&self, image: images::Image) -> Result<(), ContainerdError> {
+        let name = image.name.clone();
+        let labels = image.labels.keys().map(|key| format!("labels.{key}"));
+        let paths = std::iter::once("target".to_owned()).chain(labels).collect();
+        let message = images::UpdateImageRequest { image: Some(image), update_mask: Some(types::FieldMask { paths }) };
+        self.ask("Images.Update", &name, message).await
+    }
+
+    /// The snapshotter plugins.
+    pub async fn snapshotters(&self) -> Result<Vec<introspection::Plugin>, ContainerdError> {
+        let message = introspection::PluginsRequest { filters: vec!["type==io.containerd.snapshotter.v1".to_owned()] };
+        let listed: introspection::PluginsResponse = self.ask("Introspection.Plugins", "", message).await?;
+        Ok(listed.plugins)
+    }
+}
+
+/// The expiry of a lease in containerd's format.
+fn expiry(now: SystemTime, lifetime: Duration) -> String {
+    let seconds = (now + lifetime).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let end = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
+    end.unwrap_or(Timestamp::MAX).to_string()
+}
+
+/// Sends a write from its first message to its commit with the last bytes. Stops when the call has ended.
+async fn send_steps(
+    steps: mpsc::Sender<content::WriteContentRequest>,
+    digest: &str,
+    size: u64,
+    mut bytes: impl AsyncRead + Send + Unpin,
+    labels: BTreeMap<String, String>,
+) -> io::Result<()> {
+    let length = |bytes: u64| i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge));
+    let total = length(size)?;
+    // Equal names would lock each other out: another import of the same image, or one that failed.
+    let name = format!("{}-{digest}", LeaseId::unique().as_str());
+    let mut labels = Some(labels);
+    let mut offset = 0;
+    while let Some(labels_left) = labels.take() {
+        let step_size = (size - offset).min(WRITE_BYTES_MAX);
+        let mut data = vec![0; usize::try_from(step_size).expect("a step is short")];
+        bytes.read_exact(&mut data).await?;
+        let is_last = offset + step_size == size;
+        let action = if is_last { COMMIT } else { WRITE };
+        let mut step = content::WriteContentRequest {
+            action,
+            r#ref: name.clone(),
+            total,
+            expected: digest.to_owned(),
+            offset: length(offset)?,
+            data,
+            labels: BTreeMap::new(),
+        };
+        if is_last {
+            step.labels = labels_left;
+        } else {
+            labels = Some(labels_left);
+        }
+        if steps.send(step).await.is_err() {
+            return Ok(());
+        }
+        offset += step_size;
+    }
+    Ok(())
+}
+
+/// `None` for `NotFound`.
+fn present<A>(answer: Result<A, ContainerdError>) -> Result<Option<A>, ContainerdError> {
+    match answer {
+        Err(error) if error.refusal() == ContainerdRefusal::NotFound => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_expires_in_the_form_of_rfc_3339() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        assert_eq!(expiry(now, Duration::from_hours(24)), "2023-11-15T22:13:20Z");
+    }
+
+    #[tokio::test]
+    async fn a_write_is_cut_into_steps_and_ends_with_one_commit() {
+        let labels = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
+        let step = WRITE_BYTES_MAX;
+        for (size, count) in [(0, 1), (1, 1), (step, 1), (step + 1, 2), (3 * step, 3)] {
+            let bytes = vec![7; usize::try_from(size).unwrap()];
+            let (sender, mut receiver) = mpsc::channel(10);
+            send_steps(sender, "sha256:x", size, &bytes[..], labels.clone()).await.unwrap();
+            let mut messages = Vec::new();
+            while let Some(message) = receiver.recv().await {
+                messages.push(message);
+            }
+            assert_eq!(messages.len(), count, "{size}");
+            let (last, first) = messages.split_last().unwrap();
+            assert_eq!((last.action, &last.labels), (COMMIT, &labels));
+            assert!(first.iter().all(|step| step.action == WRITE && step.labels.is_empty()));
+            let mut offset = 0;
+            for step in &messages {
+                assert_eq!((step.offset, &step.r#ref), (offset, &messages[0].r#ref));
+                assert_eq!(step.total, i64::try_from(size).unwrap());
+                offset += i64::try_from(step.data.len()).unwrap();
+            }
+            assert_eq!(offset, i64::try_from(size).unwrap());
+        }
+        let (sender, _receiver) = mpsc::channel(10);
+        let short = send_steps(sender, "sha256:x", 8, &[7; 7][..], labels).await.unwrap_err();
+        assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
+    }
+}
