@@ -63,40 +63,31 @@ pub(crate) fn sources(
         sources.add_file(file)?;
     }
     let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
-    if let Some(socket) = &arguments.socket {
-        sources.add_flag("--socket", "socket", absolute(socket));
+    // A store on the command line overrides the file's runtime.
+    if store.is_some() && arguments.runtime_endpoint.is_none() && arguments.config.is_some() {
+        sources.add_flag("--store", "imageService.cri.endpoint", "");
     }
-    if let Some(address) = &arguments.http {
-        sources.add_flag("--http", "http.address", address.clone());
-    }
-    if let Some(store) = store {
-        sources.add_flag("--store", "store.directory", absolute(store));
-        // A store on the command line overrides the file.
-        if arguments.runtime_endpoint.is_none() && arguments.config.is_some() {
-            sources.add_flag("--store", "imageService.cri.endpoint", "");
-        }
-    }
-    for (flag, key, path) in [
+    let provider_config = &arguments.image_credential_provider_config;
+    let provider_binaries = &arguments.image_credential_provider_bin_dir;
+    let own = [
+        ("--socket", "socket", arguments.socket.as_ref().map(absolute)),
+        ("--http", "http.address", arguments.http.clone()),
+        ("--store", "store.directory", store.map(absolute)),
         (
             "--image-credential-provider-config",
             "imageCredentialProviderConfigPath",
-            &arguments.image_credential_provider_config,
+            provider_config.as_ref().map(absolute),
         ),
         (
             "--image-credential-provider-bin-dir",
             "imageCredentialProviderBinDir",
-            &arguments.image_credential_provider_bin_dir,
+            provider_binaries.as_ref().map(absolute),
         ),
-    ] {
-        if let Some(path) = path {
-            sources.add_flag(flag, key, absolute(path));
-        }
-    }
-    for (flag, key, value) in arguments.kubelet.given() {
+        ("--runtime-endpoint", "imageService.cri.endpoint", arguments.runtime_endpoint.clone()),
+    ];
+    let own = own.into_iter().filter_map(|(flag, key, value)| Some((flag, key, value?.into())));
+    for (flag, key, value) in own.chain(arguments.kubelet.given()) {
         sources.add_flag(flag, key, value);
-    }
-    if let Some(endpoint) = &arguments.runtime_endpoint {
-        sources.add_flag("--runtime-endpoint", "imageService.cri.endpoint", endpoint.clone());
     }
     Ok(sources)
 }
@@ -147,7 +138,14 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         Some(address) => Some(bind_http(address).await?),
         None => None,
     };
-    let mut http = tokio::spawn(run_http(http_listener, Arc::clone(&node), accepting.clone()));
+    let mut http = tokio::spawn({
+        let (node, stop) = (Arc::clone(&node), accepting.clone());
+        async move {
+            if let Some(listener) = http_listener {
+                http::serve(listener, node, stop).await;
+            }
+        }
+    });
     let watchdog = tokio::spawn(systemd_notify::watchdog(working.clone()));
     let jobs = Jobs::start(&node, &working.child_token());
     tracing::info!(
@@ -186,22 +184,13 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
             images.close().await;
         }
     });
-    let ends = async {
-        let ((), watchdog, _) = tokio::join!(jobs.stop(), watchdog, &mut http);
-        if let Err(error) = watchdog {
-            tracing::error!(%error, "the watchdog's task did not end well");
-        }
-    };
+    // A panic of a task is in the log.
+    let ends = async { drop(tokio::join!(jobs.stop(), watchdog, &mut http)) };
     if tokio::time::timeout(END_MAX, ends).await.is_err() {
         tracing::info!("not all jobs ended in time");
         http.abort();
     }
-    let closed = async {
-        let ((), released) = tokio::join!(node.close(), released);
-        if let Err(error) = released {
-            tracing::error!(%error, "the end of imports did not end well");
-        }
-    };
+    let closed = async { drop(tokio::join!(node.close(), released)) };
     if tokio::time::timeout(CLOSE_MAX, closed).await.is_err() {
         tracing::warn!("the disk takes too long; the next start makes durable what is not");
     }
@@ -246,12 +235,6 @@ async fn bind_http(address: &str) -> Result<TcpListener, Failure> {
     Ok(listener)
 }
 
-async fn run_http(listener: Option<TcpListener>, node: Arc<LocalNode>, stop: CancellationToken) {
-    if let Some(listener) = listener {
-        http::serve(listener, node, stop).await;
-    }
-}
-
 /// Reads the files again. An invalid one changes nothing.
 async fn reload(
     arguments: &ServeArgs,
@@ -260,26 +243,19 @@ async fn reload(
     node: &Arc<LocalNode>,
     jobs: &Jobs,
 ) {
-    let read = sources(arguments, store, environment)
-        .and_then(|sources| sources.settings().map_err(|error| Failure::of(&error)));
-    let new = match read {
+    let read = async {
+        let new = sources(arguments, store, environment)?.settings().map_err(|error| Failure::of(&error))?;
+        // Only the providers can still be rejected, so they come first.
+        wiring::configure_providers(&node.parts().providers, &new).await?;
+        Ok::<_, Failure>(new)
+    };
+    let new = match read.await {
         Ok(new) => new,
         Err(failure) => {
-            tracing::error!(
-                error = failure.to_string(),
-                "the new configuration is refused; the old one stays in force"
-            );
-            return;
+            let error = failure.to_string();
+            return tracing::error!(error, "the new configuration is refused; the old one stays in force");
         }
     };
-    // Only the providers can still be rejected, so they come first.
-    if let Err(failure) = wiring::configure_providers(&node.parts().providers, &new).await {
-        tracing::error!(
-            error = failure.to_string(),
-            "the new configuration of the credential providers is refused; the old one stays in force"
-        );
-        return;
-    }
     let old = node.settings();
     let kept = needs_restart(&old, &new);
     if !kept.is_empty() {

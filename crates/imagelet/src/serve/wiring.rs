@@ -63,7 +63,10 @@ pub(crate) struct StoreAccess {
 /// Opens stores and state, and joins them. Waits only for a store that another process changes, never for a runtime.
 pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let metrics = Arc::new(Metrics::new());
-    let store = open_backend(&settings, role, wanted, &metrics).await?;
+    let store = match &settings.backend {
+        Backend::Embedded(store) => open_store(store, &settings, role, wanted).await?,
+        Backend::Cri(runtime) => open_runtime(runtime, &settings, role, &metrics).await?,
+    };
     let pulls = if store.engine.is_some() { PullTracker::default() } else { PullTracker::of_runtime() };
     let mut runtime = RuntimeManager::new(store.images, store.containers)
         .pinning(settings.pinned.clone())
@@ -72,26 +75,18 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     if let Some(layers) = store.layers {
         runtime = runtime.with_layers(layers);
     }
-    let (state, kept) = (store.state.clone(), records_settings(&settings));
     // Without write access to the store its inventory is read-only, too. With write access this process owns both.
     let is_read_only = match &store.engine {
         Some(engine) => engine.check_writable().is_err(),
-        None => is_on_read_only_disk(&state),
+        None => is_on_read_only_disk(&store.state),
     };
     let opened = tokio::task::spawn_blocking({
-        let runtime = runtime.clone();
-        let stale_max = settings.stale_max;
-        let kubelet = settings.collection.adopt_from.clone().filter(|_| store.engine.is_none());
-        let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
-        move || {
-            if is_read_only {
-                return see_state(&runtime, &state, kept, stale_max, memory);
-            }
-            open_state(&runtime, &state, kept, stale_max, memory, kubelet.as_deref())
-        }
+        let (runtime, settings, state, adopts) =
+            (runtime.clone(), settings.clone(), store.state.clone(), store.engine.is_none());
+        move || open_state(runtime, &state, &settings, is_read_only, adopts)
     });
     let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
-    let (inventory, records, stale, takes_over) = opened.await.map_err(|error| Failure::of(&error))??;
+    let (inventory, records, takes_over) = opened.await.map_err(|error| Failure::of(&error))??;
     inventory.start_leases(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
@@ -112,7 +107,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         metrics: Arc::clone(&metrics),
         inventory: Some(Arc::clone(&inventory)),
         recorder: Some(Arc::clone(&pod_starts) as Arc<dyn PullRecorder>),
-        stale,
+        stale: settings.stale_max.map(|age_max| StaleUse::new(age_max, Some(store.state.join("verified-names.json")))),
         decisions: Arc::clone(&decisions),
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     });
@@ -162,24 +157,9 @@ struct OpenBackend {
     uses_known: bool,
 }
 
-async fn open_backend(
-    settings: &Settings,
-    role: Role,
-    wanted: StoreAccess,
-    metrics: &Arc<Metrics>,
-) -> Result<OpenBackend, Failure> {
-    // The kubelet's gate for it is off.
-    let streams = !settings.compatibility.is_kubelet();
-    match &settings.backend {
-        Backend::Embedded(store) => open_store(store, settings, streams, role, wanted).await,
-        Backend::Cri(runtime) => open_runtime(runtime, settings, streams, role, metrics).await,
-    }
-}
-
 async fn open_store(
     store: &StoreSettings,
     settings: &Settings,
-    streams: bool,
     role: Role,
     wanted: StoreAccess,
 ) -> Result<OpenBackend, Failure> {
@@ -193,7 +173,8 @@ async fn open_store(
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later; only requests for uses wait for it.
-        let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?.streaming_lists(streams);
+        let runtime =
+            RemoteContainerService::lazy(&address(endpoint)?, *timeout)?.streaming_lists(streams_lists(settings));
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
     Ok(OpenBackend {
@@ -211,20 +192,20 @@ async fn open_store(
 async fn open_runtime(
     runtime: &RuntimeSettings,
     settings: &Settings,
-    streams: bool,
     role: Role,
     metrics: &Arc<Metrics>,
 ) -> Result<OpenBackend, Failure> {
     let timeout = settings.runtime_request_timeout;
     let address = address(&runtime.endpoint)?;
     // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
-    let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
+    let watched =
+        |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams_lists(settings));
     let (mut uses_known, mut imports) = (true, None);
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
         // A daemon may start before its runtime.
         Role::Daemon => {
             let containers = RemoteContainerService::lazy(&address, timeout)?;
-            let containers = containers.streaming_lists(streams);
+            let containers = containers.streaming_lists(streams_lists(settings));
             let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?));
             let (durability, registry) = (Durability::Commit, settings.registry.clone());
             let engine = EngineConfig { durability, registry, ..runtime.engine.clone() };
@@ -251,7 +232,7 @@ async fn open_runtime(
         Role::Command => {
             let images = Arc::new(watched(RemoteImageService::connect(&address, timeout).await?));
             match RemoteContainerService::connect(&address, timeout).await {
-                Ok(containers) => (images, Arc::new(containers.streaming_lists(streams))),
+                Ok(containers) => (images, Arc::new(containers.streaming_lists(streams_lists(settings)))),
                 Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
                     uses_known = false;
                     (images, Arc::new(NoContainers))
@@ -275,6 +256,11 @@ async fn open_runtime(
     })
 }
 
+/// The kubelet's gate for it is off.
+fn streams_lists(settings: &Settings) -> bool {
+    !settings.compatibility.is_kubelet()
+}
+
 fn address(endpoint: &str) -> Result<Endpoint, Failure> {
     endpoint
         .parse()
@@ -282,45 +268,38 @@ fn address(endpoint: &str) -> Result<Endpoint, Failure> {
 }
 
 /// The flag: the inventory is empty, this is the first start on the node.
-type OpenState = (Arc<Inventory>, Arc<PullRecords>, Option<StaleUse>, bool);
+type OpenState = (Arc<Inventory>, Arc<PullRecords>, bool);
 
-/// Reads the state without writing: changes end with the process.
-fn see_state(
-    runtime: &RuntimeManager,
-    directory: &Path,
-    kept: Option<RecordsSettings>,
-    stale_max: Option<Duration>,
-    memory: MemoryRules,
-) -> Result<OpenState, Failure> {
-    let inventory = Inventory::open_read_only(runtime.clone(), &directory.join("inventory"))?.with_memory(memory);
-    let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open_read_only(directory, kept));
-    let records = records.map_err(|error| Failure::of(&error))?;
-    Ok((Arc::new(inventory), Arc::new(records), stale_use(directory, stale_max), false))
-}
-
-fn stale_use(directory: &Path, stale_max: Option<Duration>) -> Option<StaleUse> {
-    stale_max.map(|age_max| StaleUse::new(age_max, Some(directory.join("verified-names.json"))))
-}
-
+/// Opens the state; a read-only one is not written, and changes end with the process.
 fn open_state(
-    runtime: &RuntimeManager,
+    runtime: RuntimeManager,
     directory: &Path,
-    kept: Option<RecordsSettings>,
-    stale_max: Option<Duration>,
-    memory: MemoryRules,
-    kubelet: Option<&Path>,
+    settings: &Settings,
+    is_read_only: bool,
+    adopts: bool,
 ) -> Result<OpenState, Failure> {
-    let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?.with_memory(memory);
-    let takes_over = inventory.remembers_nothing();
+    let folder = directory.join("inventory");
+    let inventory = if is_read_only {
+        Inventory::open_read_only(runtime, &folder)?
+    } else {
+        Inventory::open(runtime, Some(&folder))?
+    };
+    let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
+    let inventory = inventory.with_memory(memory);
+    let takes_over = !is_read_only && inventory.remembers_nothing();
     if takes_over {
         // A kubelet, or a former run, may have left more than the images.
+        let kubelet = settings.collection.adopt_from.as_deref().filter(|_| adopts);
         for root in kubelet.into_iter().chain([directory]) {
             take_over(&inventory, root);
         }
     }
-    let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open(directory, kept));
-    let records = records.map_err(|error| Failure::of(&error))?;
-    Ok((Arc::new(inventory), Arc::new(records), stale_use(directory, stale_max), takes_over))
+    let records = match records_settings(settings) {
+        None => Ok(PullRecords::off()),
+        Some(kept) if is_read_only => PullRecords::open_read_only(directory, kept),
+        Some(kept) => PullRecords::open(directory, kept),
+    };
+    Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?), takes_over))
 }
 
 /// Imports since when another manager has had the images of this node.
