@@ -8,7 +8,7 @@ use imagelet_core::{
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Engine, EngineConfig, blocking};
+use super::{Engine, EngineConfig};
 use crate::{
     admission::{
         Admission, Amount, Demand, Expansions, Expected, MissingSpace, Reservation, Reservations, Space, decide,
@@ -31,7 +31,6 @@ pub(super) struct Wanted {
     is_fetched: bool,
 }
 
-#[derive(Debug)]
 enum Look {
     Admitted(Reservation),
     Short { missing: MissingSpace, demand: Demand, space: Space },
@@ -50,8 +49,7 @@ impl Engine {
                 Look::Admitted(reservation) => return Ok(reservation),
                 Look::Short { missing, demand, space } => (missing, demand, space),
             };
-            let store = Arc::clone(&self.store);
-            let freed = blocking(move || {
+            let freed = self.on_disk(|store| {
                 let freed = store.discard_spares(0)?;
                 if freed > 0 { store.empty_trash().map(|()| freed) } else { Ok(0) }
             });
@@ -99,11 +97,10 @@ impl Engine {
     /// Reserves if the free space less all reservations suffices; with `proceeds`, also where only the estimate does
     /// not.
     async fn look(&self, wanted: &[Wanted], proceeds: bool) -> Result<Look, RuntimeError> {
-        let (store, reservations, wanted) = (self.store.clone(), self.reservations.clone(), wanted.to_vec());
-        let config = self.config.clone();
-        blocking(move || match config.admission {
+        let (reservations, config, wanted) = (self.reservations.clone(), self.config.clone(), wanted.to_vec());
+        self.on_disk(move |store| match config.admission {
             Admission::Off => Ok(Look::Admitted(reservations.open().reserve([]))),
-            _ => look_now(&store, &reservations, &config, &wanted, proceeds),
+            _ => look_now(store, &reservations, &config, &wanted, proceeds),
         })
         .await
     }

@@ -5,7 +5,7 @@ use imagelet_core::{
     runtime::RuntimeError,
 };
 
-use super::{Engine, blocking, estimate::PullTarget};
+use super::{Engine, estimate::PullTarget};
 use crate::{
     manifest::{Manifest, ManifestDocument},
     registry::{Document, Resolved},
@@ -50,8 +50,8 @@ impl Engine {
 
     /// A document of an image, if its digest matches.
     pub(super) async fn kept(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Vec<u8>> {
-        let (store, id, wanted) = (std::sync::Arc::clone(&self.store), id.clone(), digest.clone());
-        let read = blocking(move || {
+        let (id, wanted) = (id.clone(), digest.clone());
+        let read = self.on_disk(move |store| {
             let bytes = store.image_file(&id, name).unwrap_or_default();
             Ok((Digest::of(&bytes) == wanted).then_some(bytes))
         });

@@ -375,6 +375,17 @@ impl LocalStore for Engine {
     }
 }
 
+impl Engine {
+    /// Runs blocking work on the store.
+    async fn on_disk<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Arc<Store>) -> Result<T, RuntimeError> + Send + 'static,
+    ) -> Result<T, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || work(&store)).await
+    }
+}
+
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
 ) -> Result<T, RuntimeError> {

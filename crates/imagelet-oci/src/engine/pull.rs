@@ -15,7 +15,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Engine, admit::Wanted, blocking, estimate::PullTarget};
+use super::{Engine, admit::Wanted, estimate::PullTarget};
 use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
@@ -100,8 +100,7 @@ impl Engine {
     ) -> Result<LayerFetches, RuntimeError> {
         // Held until the image is committed or its leftovers are on their way to the trash.
         let reservation = self.admit(wanted).await?;
-        let store = Arc::clone(&self.store);
-        let view = blocking(move || store.sync_view()).await?;
+        let view = self.on_disk(|store| store.sync_view()).await?;
         let claim = Claim {
             registry: resolved.session.reference().domain().to_owned(),
             tenant,
@@ -182,8 +181,8 @@ impl Engine {
         let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
         let entries = self.entries(layers, &config.diff_ids, &staged);
         let new = new_image(resolved, &config, config_bytes, entries, names);
-        let (store, view) = (Arc::clone(&self.store), Arc::clone(&fetches.view));
-        let committed = blocking(move || {
+        let view = Arc::clone(&fetches.view);
+        let committed = self.on_disk(move |store| {
             let committed = store.commit(new, &staged, &view);
             drop(lease);
             // Layers that were in place when the commit failed have no image.
@@ -196,8 +195,8 @@ impl Engine {
                 );
             }
             committed
-        })
-        .await;
+        });
+        let committed = committed.await;
         self.sync_background_soon();
         committed
     }
@@ -221,8 +220,8 @@ impl Engine {
         layers: &[Descriptor],
         progress: &Progress,
     ) -> Result<bool, RuntimeError> {
-        let (store, image, names) = (Arc::clone(&self.store), id.clone(), names.to_vec());
-        let here = blocking(move || store.add_names(&image, &names)).await?;
+        let (image, names) = (id.clone(), names.to_vec());
+        let here = self.on_disk(move |store| store.add_names(&image, &names)).await?;
         if here {
             for layer in layers {
                 progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Present });

@@ -187,7 +187,6 @@ impl Partial {
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct KeptBytes {
     pub(crate) file: File,
     pub(crate) length: u64,
@@ -241,7 +240,6 @@ impl Drop for BlobWriter {
 }
 
 /// A whole blob that is not part of the store yet. Dropped uncommitted, it is a partial.
-#[derive(Debug)]
 pub(crate) struct StagedBlob(BlobWriter);
 
 impl StagedBlob {

@@ -22,7 +22,6 @@ use super::{
 use crate::{failpoint::Step, manifest::Descriptor};
 
 /// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed.
-#[derive(Debug)]
 pub(crate) struct StagedLayer {
     record: LayerRecord,
     entry: LayerEntry,
@@ -76,7 +75,6 @@ impl StagedLayer {
 }
 
 /// A folder under `tmp/` that is removed on drop.
-#[derive(Debug)]
 pub(crate) struct Staging(PathBuf);
 
 impl Staging {
@@ -105,7 +103,6 @@ pub(super) fn discard(path: &Path) {
     tracing::warn!(path = %path.display(), moved, %error, "could not remove a staging folder; a sweep or the next start does");
 }
 
-#[derive(Debug)]
 pub(crate) struct NewImage {
     pub record: ImageRecord,
     /// File name and bytes: `manifest.json`, `config.json`, `index.json`.
@@ -376,7 +373,7 @@ fn not_committed(id: &ImageId, what: &str) -> impl FnOnce(io::Error) -> RuntimeE
     move |error| storage_error(message, error)
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Placed {
     layers: Vec<Digest>,
     image: bool,

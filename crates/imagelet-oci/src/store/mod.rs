@@ -43,7 +43,7 @@ pub use verify::{Finding, Findings, LayerCheck};
 
 use std::{
     collections::HashSet,
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard,
@@ -87,7 +87,6 @@ pub enum Durability {
 }
 
 /// A store on disk; opened for writing, owned by this process until it is dropped. Its methods block on the disk.
-#[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
     index: Mutex<CachedIndex>,
@@ -119,11 +118,16 @@ pub enum Access {
     },
 }
 
-#[derive(Debug)]
 enum Holds {
     All(#[expect(dead_code, reason = "it is held until it is dropped")] Lock),
     ReadOnlyDisk,
     Nothing,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("root", &self.root).finish_non_exhaustive()
+    }
 }
 
 impl Store {
@@ -340,7 +344,6 @@ fn first_number() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or_default()
 }
 
-#[derive(Debug)]
 pub(crate) struct Lease {
     store: Arc<Store>,
     layers: Vec<Digest>,

@@ -47,7 +47,6 @@ pub(crate) enum LayerEnd {
 }
 
 /// A layer for a sink. Dropped before the sink takes it, it becomes a spare where possible.
-#[derive(Debug)]
 pub(crate) struct SinkLayer {
     store: Arc<Store>,
     diff_id: Digest,

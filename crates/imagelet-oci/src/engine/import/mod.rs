@@ -319,8 +319,8 @@ impl Engine {
             // The repository of a spare is unknown.
             return Ok(HashMap::new());
         }
-        let (store, image) = (Arc::clone(&self.store), Arc::clone(&described.image));
-        blocking(move || {
+        let image = Arc::clone(&described.image);
+        self.on_disk(move |store| {
             let missing = image.layers.iter().enumerate().skip(present);
             Ok(missing.filter_map(|(index, layer)| Some((index, store.take_spare(&layer.diff_id)?))).collect())
         })

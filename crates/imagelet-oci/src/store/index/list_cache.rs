@@ -20,7 +20,6 @@ use crate::store::{
 };
 
 /// The index, and the list made from it since the last change.
-#[derive(Debug)]
 pub(crate) struct CachedIndex {
     index: Index,
     /// Sorted by id. `None`: the index may have changed.

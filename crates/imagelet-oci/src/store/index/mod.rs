@@ -30,7 +30,7 @@ use super::{
     verify::Findings,
 };
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Index {
     pub(crate) names: BTreeMap<String, ImageId>,
     pub(crate) images: BTreeMap<ImageId, ImageRecord>,
@@ -66,7 +66,6 @@ impl DamagedImage {
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct Spare {
     pub(crate) folder: PathBuf,
     pub(crate) bytes: u64,
@@ -77,7 +76,7 @@ pub(crate) struct Spare {
 }
 
 /// Content of `names.json`, and with a boot that of `names.unsettled.json`.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct NamesFile {
     version: u32,
     #[serde(default)]
@@ -93,7 +92,7 @@ const NAMES_VERSION: u32 = 1;
 /// Maximum reads of a store that another process keeps changing.
 const READS_MAX: usize = 8;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct StoreContents {
     blobs: BTreeMap<Digest, u64>,
     layers: Vec<(Digest, ReadRecord<LayerRecord>)>,
