@@ -25,7 +25,7 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     disks::{DiskProbe, DiskUse},
-    gc::{AgeCounts, GcGoal, GcOrder, GcPolicy, GcRequest, GcWay, ImageGc},
+    gc::{GcGoal, GcOrder, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser},
     inventory::{Inventory, MemoryRules},
     runtime::{
@@ -199,11 +199,12 @@ async fn measure(images: u64, way: Way) -> (f64, f64) {
     let gc = ImageGc::new(manager, Arc::clone(&inventory)).with_probe(Arc::new(Full));
     // Nobody can make an image older than it is.
     let policy = GcPolicy::new(85, 80, Duration::ZERO, None).expect("a policy");
-    let policy = match way {
-        Way::Default | Way::Churn => policy.in_order(GcOrder::Cost),
-        Way::Lru => policy.in_order(GcOrder::Lru),
-        Way::Kubelet => policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet),
+    let order = match way {
+        Way::Default | Way::Churn => GcOrder::Cost,
+        Way::Lru => GcOrder::Lru,
+        Way::Kubelet => GcOrder::Kubelet,
     };
+    let policy = GcPolicy { order, ..policy };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     // Sees everything for the first time.
     inventory.refresh(SystemTime::now()).await.expect("the fake answers");

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::{CollectionMode, Settings},
     failure::Failure,
-    node::{LocalNode, collect, policy},
+    node::{LocalNode, collect},
 };
 
 /// How often a disabled collection checks whether it is still disabled.
@@ -100,17 +100,11 @@ async fn detect(node: &LocalNode) {
 /// The policy of periodic collection; `None`: disabled. Detection runs in both cases.
 fn collects_by(settings: &Settings) -> Option<GcPolicy> {
     settings.collection.period?;
-    match policy(settings) {
-        Ok(policy) if policy.is_off() => {
-            tracing::debug!("ImageGCHighThresholdPercent is set 100 and ImageMaximumGCAge is 0, Disable image GC");
-            None
-        }
-        Ok(policy) => Some(policy),
-        Err(error) => {
-            tracing::error!(%error, "failed to initialize image manager");
-            None
-        }
+    if settings.gc.is_off() {
+        tracing::debug!("ImageGCHighThresholdPercent is set 100 and ImageMaximumGCAge is 0, Disable image GC");
+        return None;
     }
+    Some(settings.gc)
 }
 
 /// Collects as configured, and logs the result like the kubelet.

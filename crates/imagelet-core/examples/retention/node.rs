@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     disks::{DiskProbe, DiskUse},
-    gc::{AgeCounts, GcGoal, GcOrder, GcPolicy, GcRequest, GcWay, ImageGc},
+    gc::{GcGoal, GcOrder, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
     inventory::{HandedOut, Inventory},
     runtime::{
@@ -83,11 +83,12 @@ pub(crate) async fn live(
     let inventory = Arc::new(Inventory::open(runtime.clone(), None)?);
     let gc = ImageGc::new(runtime, Arc::clone(&inventory)).with_probe(Arc::new(world.clone()));
     let policy = GcPolicy::new(HIGH, LOW, Duration::from_mins(2), None)?;
-    let policy = match way {
-        Way::Kubelet => policy.in_way(GcWay::Kubelet).counting(AgeCounts::FromUse),
-        Way::Lru => policy.in_order(GcOrder::Lru),
-        Way::Cost | Way::Ahead => policy.in_order(GcOrder::Cost),
+    let order = match way {
+        Way::Kubelet => GcOrder::Kubelet,
+        Way::Lru => GcOrder::Lru,
+        Way::Cost | Way::Ahead => GcOrder::Cost,
     };
+    let policy = GcPolicy { order, ..policy };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
     let ahead = Foresight::of(&history.starts);
     let mut starts = history.starts.iter().peekable();

@@ -175,8 +175,3 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     found.sort();
     Ok(found)
 }
-
-pub(super) fn size(directory: &Path) -> u64 {
-    let all = list(directory).unwrap_or_default();
-    all.iter().filter_map(|(_, path)| Some(fs::metadata(path).ok()?.len())).sum()
-}

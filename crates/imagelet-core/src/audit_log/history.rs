@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     files::{Damage, read},
-    record::{Act, ActCode, Decision, Line, Outcome, OutcomeResult, RunHead, RunLine},
+    record::{Act, ActCode, Decision, Line, Outcome, OutcomeResult, Run, RunHead},
 };
 use crate::image::Reference;
 
@@ -110,11 +110,9 @@ impl History {
                     act.at
                 }
                 Line::Run(run) => {
-                    for decision in &run.decided {
-                        note_names(&mut names, &decision.key, &decision.names);
-                    }
-                    for outcome in &run.outcomes {
-                        note_names(&mut names, &outcome.key, &outcome.names);
+                    let decided = run.decisions.iter().map(|it| (&it.key, &it.names));
+                    for (key, now) in decided.chain(run.outcomes.iter().map(|it| (&it.key, &it.names))) {
+                        note_names(&mut names, key, now);
                     }
                     history.lost += run.left_out;
                     run.head.at
@@ -128,9 +126,8 @@ impl History {
         })?;
         let wanted = Wanted::new(text);
         names.retain(|key, names| wanted.is(key, names));
-        let (mut attempts, mut nameless) = (Vec::new(), BTreeSet::new());
-        let mut facts: BTreeMap<&str, Facts> = names.keys().map(|key| (key.as_str(), Facts::default())).collect();
-        let mut passes = Vec::new();
+        let mut attempts = Vec::new();
+        let mut facts: BTreeMap<String, Facts> = names.keys().map(|key| (key.clone(), Facts::default())).collect();
         read(directory, |_, line| match line {
             Line::Act(act) if act.is_of_a_name() => {
                 let is_of_an_image = names.values().any(|names| act.names.iter().any(|name| names.contains(name)));
@@ -140,17 +137,12 @@ impl History {
             }
             Line::Act(act) => {
                 for key in &act.keys {
-                    if let Some(facts) = facts.get_mut(key.as_str()) {
-                        facts.act(&act);
+                    if let Some(facts) = facts.get_mut(key) {
+                        facts.0.push(Fact::of_act(act.clone()));
                     }
                 }
             }
-            Line::Run(run) => {
-                for (key, facts) in &mut facts {
-                    facts.run(key, &run);
-                }
-                passes.push(Fact::of_run(&run, FactKind::Pass));
-            }
+            Line::Run(run) => facts.iter_mut().for_each(|(key, facts)| facts.run(key, &run)),
             Line::Lost(_) => {}
         })?;
         for act in attempts {
@@ -158,20 +150,19 @@ impl History {
             let has_it =
                 |key: &str| names.get(key).is_some_and(|names| act.names.iter().any(|name| names.contains(name)));
             let named = facts.iter().filter(|(key, _)| has_it(key));
-            let last = named.max_by_key(|(_, facts)| facts.last_at()).map_or("", |(key, _)| *key);
-            facts.entry(last).or_default().act(&act);
+            let last = named.max_by_key(|(_, facts)| facts.last_at()).map_or_else(String::new, |(key, _)| key.clone());
             if last.is_empty() {
-                nameless.extend(act.names);
+                note_names(&mut names, "", &act.names);
             }
+            facts.entry(last).or_default().0.push(Fact::of_act(act));
         }
-        let told = facts.into_iter().map(|(key, facts)| (key.to_owned(), facts.story(&passes))).collect::<Vec<_>>();
-        names.insert(String::new(), nameless);
-        let images = told.into_iter().map(|(key, story)| {
-            let names = names.remove(&key).unwrap_or_default().into_iter().collect();
-            let Story { size, is_present, happenings, .. } = story;
-            ImageHistory { key, names, size, is_present, happenings }
-        });
-        history.images = images.collect();
+        history.images = facts
+            .into_iter()
+            .map(|(key, facts)| {
+                let names = names.remove(&key).unwrap_or_default().into_iter().collect();
+                ImageHistory { key, names, ..facts.story() }
+            })
+            .collect();
         Ok(history)
     }
 }
@@ -222,136 +213,114 @@ impl Wanted {
 #[derive(Debug, Default)]
 struct Facts(Vec<Fact>);
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Fact {
     at: SystemTime,
-    /// The head of the recording collection, or the time of the act.
-    head: RunHead,
+    /// The end of the recording collection.
+    until: SystemTime,
+    by: String,
+    shadow: bool,
     kind: FactKind,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum FactKind {
     Act(Act),
-    /// A collection listed it and recorded its decision.
-    Listed(Decision),
+    /// A collection listed it, or does not mention it. `None`: the previous decision, if it was listed then.
+    Listed {
+        decision: Option<Decision>,
+        /// The collection recorded the outcome of its removal, too.
+        is_tried: bool,
+    },
     /// A collection attempted its removal, for the reason recorded before.
     Tried(Outcome, String),
     /// A collection no longer listed it.
     Gone,
-    /// A collection repeats the previous decision for each image it does not mention.
-    Pass,
 }
 
 impl Fact {
-    fn of_run(run: &RunLine, kind: FactKind) -> Self {
-        Self { at: run.head.at, head: run.head.clone(), kind }
-    }
-}
-
-impl RunHead {
-    fn of_act(act: &Act) -> Self {
-        Self {
-            at: act.at,
-            until: act.at,
-            by: act.by.clone(),
-            shadow: false,
-            claimed: 0,
-            measured: None,
-            failures: Vec::new(),
-        }
-    }
-}
-
-impl Facts {
-    fn last_at(&self) -> Option<SystemTime> {
-        self.0.iter().map(|fact| fact.head.until).max()
+    fn of_act(act: Act) -> Self {
+        Self { at: act.at, until: act.at, by: act.by.clone(), shadow: false, kind: FactKind::Act(act) }
     }
 
-    fn act(&mut self, act: &Act) {
-        let kind = FactKind::Act(act.clone());
-        self.0.push(Fact { at: act.at, head: RunHead::of_act(act), kind });
+    fn of_run(run: &Run, kind: FactKind) -> Self {
+        let RunHead { at, until, ref by, shadow, .. } = run.head;
+        Self { at, until, by: by.clone(), shadow, kind }
     }
 
-    fn run(&mut self, key: &str, run: &RunLine) {
-        for decision in run.decided.iter().filter(|decision| decision.key == key) {
-            self.0.push(Fact::of_run(run, FactKind::Listed(decision.clone())));
-        }
-        if run.gone.iter().any(|gone| gone == key) {
-            self.0.push(Fact::of_run(run, FactKind::Gone));
-        }
-        for outcome in run.outcomes.iter().filter(|outcome| outcome.key == key) {
-            let fact = Fact::of_run(run, FactKind::Tried(outcome.clone(), String::new()));
-            // The act before the removal recorded its time and reason.
-            let before = self.0.iter().rposition(Fact::is_removing);
-            let before = before.filter(|_| !matches!(outcome.result, OutcomeResult::Spared { .. }));
-            match before.map(|place| self.0.remove(place)) {
-                Some(Fact { at, kind: FactKind::Act(act), .. }) => {
-                    self.0.push(Fact { at, kind: FactKind::Tried(outcome.clone(), act.why), ..fact });
-                }
-                _ => self.0.push(fact),
-            }
-        }
-    }
-
-    /// Returns the events in chronological order.
-    fn story(self, passes: &[Fact]) -> Story {
-        let tried: BTreeSet<SystemTime> =
-            self.0.iter().filter(|fact| matches!(fact.kind, FactKind::Tried(..))).map(|fact| fact.head.at).collect();
-        let mut facts: Vec<&Fact> = self.0.iter().chain(passes).collect();
-        facts.sort_by_key(|fact| fact.at);
-        let mut story = Story::default();
-        for fact in facts {
-            story.take(fact, &tried);
-        }
-        story.attribute();
-        story
-    }
-}
-
-impl Fact {
     fn is_removing(&self) -> bool {
         matches!(&self.kind, FactKind::Act(act) if act.code == ActCode::Removing)
     }
 }
 
+impl Facts {
+    fn last_at(&self) -> Option<SystemTime> {
+        let mentions = self.0.iter().filter(|fact| !matches!(fact.kind, FactKind::Listed { decision: None, .. }));
+        mentions.map(|fact| fact.until).max()
+    }
+
+    fn run(&mut self, key: &str, run: &Run) {
+        if run.gone.iter().any(|gone| gone == key) {
+            self.0.push(Fact::of_run(run, FactKind::Gone));
+            return;
+        }
+        let decision = run.decisions.iter().find(|decision| decision.key == key).cloned();
+        let outcome = run.outcomes.iter().find(|outcome| outcome.key == key).cloned();
+        let is_tried = outcome.is_some();
+        self.0.push(Fact::of_run(run, FactKind::Listed { decision, is_tried }));
+        let Some(outcome) = outcome else { return };
+        // The act before the removal recorded its time and reason.
+        let before = self.0.iter().rposition(Fact::is_removing);
+        let before = before.filter(|_| !matches!(outcome.result, OutcomeResult::Spared { .. }));
+        let (at, why) = match before.map(|place| self.0.remove(place)) {
+            Some(Fact { at, kind: FactKind::Act(act), .. }) => (at, act.why),
+            _ => (run.head.at, String::new()),
+        };
+        let kind = FactKind::Tried(outcome, why);
+        self.0.push(Fact { at, ..Fact::of_run(run, kind) });
+    }
+
+    /// Returns the events in chronological order.
+    fn story(mut self) -> ImageHistory {
+        self.0.sort_by_key(|fact| fact.at);
+        let mut story = Story::default();
+        for fact in &self.0 {
+            story.take(fact);
+        }
+        story.attribute();
+        story.image
+    }
+}
+
 #[derive(Debug, Default)]
 struct Story {
-    size: u64,
-    is_present: bool,
-    /// The last recorded decision and its time.
+    image: ImageHistory,
+    /// The last recorded decision.
     standing: Option<Decision>,
-    listed_at: Option<SystemTime>,
-    happenings: Vec<Happening>,
 }
 
 impl Story {
-    /// Applies the next fact. `tried`: the collections that recorded the outcome of its removal.
-    fn take(&mut self, fact: &Fact, tried: &BTreeSet<SystemTime>) {
+    fn take(&mut self, fact: &Fact) {
         match &fact.kind {
             FactKind::Act(act) => self.act(act),
-            FactKind::Listed(decision) => {
-                self.listed(fact);
-                self.size = decision.size;
-                self.listed_at = Some(fact.head.at);
-                if !tried.contains(&fact.head.at) {
-                    self.decided(decision, fact);
+            FactKind::Listed { decision: None, is_tried: true } => {}
+            FactKind::Listed { decision, is_tried } => {
+                let Some(decision) = decision.clone().or_else(|| self.standing.take()) else { return };
+                if !std::mem::replace(&mut self.image.is_present, true) {
+                    let found = Happening::of(HappeningKind::Found, "found", fact);
+                    self.image.happenings.push(Happening { by: String::new(), ..found });
                 }
-                self.standing = Some(decision.clone());
-            }
-            FactKind::Pass => {
-                // The collections that mention it are among these.
-                let is_listed = self.listed_at.is_some_and(|at| at < fact.at) && !tried.contains(&fact.head.at);
-                if let Some(decision) = self.standing.clone().filter(|_| is_listed) {
-                    self.listed(fact);
+                self.image.size = decision.size;
+                if !is_tried {
                     self.decided(&decision, fact);
                 }
+                self.standing = Some(decision);
             }
             FactKind::Tried(outcome, why) => self.tried(outcome, why, fact),
             FactKind::Gone => {
                 self.standing = None;
-                if std::mem::take(&mut self.is_present) && !self.end_removal() {
-                    self.happenings.push(Happening::of(HappeningKind::Gone, "gone_elsewhere", fact));
+                if std::mem::take(&mut self.image.is_present) && !self.end_removal() {
+                    self.image.happenings.push(Happening::of(HappeningKind::Gone, "gone_elsewhere", fact));
                 }
             }
         }
@@ -361,12 +330,12 @@ impl Story {
         match act.code {
             ActCode::Pulled | ActCode::Adopted => {
                 self.end_removal();
-                self.is_present = true;
+                self.image.is_present = true;
             }
-            ActCode::RemovedOnRequest => self.is_present = false,
+            ActCode::RemovedOnRequest => self.image.is_present = false,
             ActCode::Removing => {
-                if !std::mem::replace(&mut self.is_present, true) {
-                    self.happenings.push(Happening::new(HappeningKind::Found, "found", act.at, ""));
+                if !std::mem::replace(&mut self.image.is_present, true) {
+                    self.image.happenings.push(Happening::new(HappeningKind::Found, "found", act.at, ""));
                 }
             }
             ActCode::UntaggedOnRequest
@@ -382,39 +351,33 @@ impl Story {
             text: act.why.clone(),
             ..Happening::new(HappeningKind::Act(act.code), act.code.code(), act.at, &act.by)
         };
-        match self.happenings.last_mut() {
+        match self.image.happenings.last_mut() {
             Some(last) if act.is_of_a_name() && last.is_same(&happening) && last.text == act.why => {
                 last.count += 1;
                 last.until = act.at;
             }
-            _ => self.happenings.push(happening),
-        }
-    }
-
-    fn listed(&mut self, fact: &Fact) {
-        if !std::mem::replace(&mut self.is_present, true) {
-            self.happenings.push(Happening { by: String::new(), ..Happening::of(HappeningKind::Found, "found", fact) });
+            _ => self.image.happenings.push(happening),
         }
     }
 
     fn decided(&mut self, decision: &Decision, fact: &Fact) {
         let kind = if decision.goes { HappeningKind::Chosen } else { HappeningKind::Kept };
         let happening = Happening::decided(kind, Some(decision), fact);
-        match self.happenings.last_mut() {
+        match self.image.happenings.last_mut() {
             Some(last) if last.is_same(&happening) => {
                 last.count += 1;
-                last.until = fact.head.at;
+                last.until = fact.at;
             }
-            _ => self.happenings.push(happening),
+            _ => self.image.happenings.push(happening),
         }
     }
 
     fn tried(&mut self, outcome: &Outcome, why: &str, fact: &Fact) {
         let decision = self.standing.clone();
         let happening = Happening::decided(HappeningKind::Removed, decision.as_ref(), fact);
-        self.happenings.push(match &outcome.result {
+        self.image.happenings.push(match &outcome.result {
             OutcomeResult::Removed(bytes) => {
-                (self.is_present, self.standing) = (false, None);
+                (self.image.is_present, self.standing) = (false, None);
                 // The inputs change; the reason stays as it was when the removal started.
                 let text = if why.is_empty() { happening.text } else { why.to_owned() };
                 Happening { bytes: Some(*bytes), text, ..happening }
@@ -433,7 +396,7 @@ impl Story {
     /// An absent image whose removal started without a recorded outcome was removed by that collection. Returns whether
     /// this applies.
     fn end_removal(&mut self) -> bool {
-        let Some(last) = self.happenings.last_mut().filter(|last| last.is_removing()) else { return false };
+        let Some(last) = self.image.happenings.last_mut().filter(|last| last.is_removing()) else { return false };
         last.kind = HappeningKind::Removed;
         true
     }
@@ -441,7 +404,7 @@ impl Story {
     /// A collection may list images shortly before the act that added or removed one is recorded. That act then
     /// explains the listing, and no second event is added.
     fn attribute(&mut self) {
-        let happenings = &mut self.happenings;
+        let happenings = &mut self.image.happenings;
         let mut place = 0;
         while place < happenings.len() {
             let (kind, seen) = (happenings[place].kind, happenings[place].until);
@@ -486,7 +449,7 @@ impl Happening {
     }
 
     fn of(kind: HappeningKind, code: &str, fact: &Fact) -> Self {
-        Self { until: fact.head.until, ..Self::new(kind, code, fact.at, &fact.head.by) }
+        Self { until: fact.until, ..Self::new(kind, code, fact.at, &fact.by) }
     }
 
     fn decided(kind: HappeningKind, decision: Option<&Decision>, fact: &Fact) -> Self {
@@ -494,8 +457,8 @@ impl Happening {
         Self {
             inputs: decision.map_or(Value::Null, |decision| decision.inputs.clone()),
             text: decision.map_or_else(String::new, |decision| decision.text.clone()),
-            shadow: fact.head.shadow,
-            ..Self::new(kind, code, fact.at, &fact.head.by)
+            shadow: fact.shadow,
+            ..Self::new(kind, code, fact.at, &fact.by)
         }
     }
 

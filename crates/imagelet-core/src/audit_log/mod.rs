@@ -131,11 +131,6 @@ impl AuditLog {
         (self.state.lost.load(Ordering::Relaxed), error)
     }
 
-    /// Size of the log in bytes. Reads the disk.
-    pub fn size(&self) -> u64 {
-        self.directory.as_deref().map_or(0, files::size)
-    }
-
     /// The history of the images that match a name, id, digest or a prefix of one. Blocks.
     ///
     /// # Errors

@@ -90,15 +90,24 @@ impl ActCode {
     }
 }
 
-/// A collection: its decisions and outcomes.
-#[derive(Clone, Debug, PartialEq)]
+/// A collection. The log has it by its differences from the previous one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Run {
     /// Times, requester and totals.
     pub head: RunHead,
-    /// One decision per listed image.
+    /// One decision per listed image; in the log those that changed, or whose image has other names or another size.
+    #[serde(default, rename = "decided", skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<Decision>,
+    /// Images that are no longer listed; the writer finds them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gone: Vec<String>,
     /// The attempted removals, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outcomes: Vec<Outcome>,
+    /// Number of decisions omitted because the log has no room.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_out: u64,
 }
 
 /// Times, requester and totals of a collection.
@@ -186,26 +195,8 @@ pub enum OutcomeResult {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
     Act(Act),
-    Run(RunLine),
+    Run(Run),
     Lost(LostLine),
-}
-
-/// A collection as its differences from the previous one.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct RunLine {
-    pub(super) head: RunHead,
-    /// Changed decisions, and decisions on images with changed names or size.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) decided: Vec<Decision>,
-    /// Images that are no longer listed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) gone: Vec<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) outcomes: Vec<Outcome>,
-    /// Number of decisions omitted because the log has no room.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) left_out: u64,
 }
 
 /// Records that were lost.

@@ -11,7 +11,7 @@ use std::{
 use super::{
     WriteState,
     files::{LogFiles, Youngest, read},
-    record::{Act, ActCode, Decision, Line, LostLine, Outcome, OutcomeResult, Run, RunLine},
+    record::{Act, ActCode, Decision, Line, LostLine, Outcome, OutcomeResult, Run},
 };
 
 /// Limit of images remembered between two collections.
@@ -70,21 +70,19 @@ impl Writer {
         self.note(written);
     }
 
-    fn changes(&self, run: Run, file: u64) -> RunLine {
-        let Run { head, decisions, outcomes } = run;
-        let listed: HashSet<&str> = decisions.iter().map(|decision| decision.key.as_str()).collect();
-        let gone = self.known.0.keys().filter(|key| !listed.contains(key.as_str())).cloned().collect();
-        let is_news = |it: &Decision| self.known.0.get(&it.key) != Some(&Described::by(it, file));
-        let mut decided: Vec<Decision> = decisions.into_iter().filter(is_news).collect();
-        let mut left_out = 0;
-        let length: usize = decided.iter().map(|it| serde_json::to_vec(it).map_or(0, |text| text.len())).sum();
+    /// Only the differences from the previous collection.
+    fn changes(&self, mut run: Run, file: u64) -> Run {
+        let listed: HashSet<&str> = run.decisions.iter().map(|decision| decision.key.as_str()).collect();
+        run.gone = self.known.0.keys().filter(|key| !listed.contains(key.as_str())).cloned().collect();
+        run.decisions.retain(|it| self.known.0.get(&it.key) != Some(&Described::by(it, file)));
+        let length: usize = run.decisions.iter().map(|it| serde_json::to_vec(it).map_or(0, |text| text.len())).sum();
         if length as u64 > self.files.file_bytes_max() / 2 {
             // A log too small for all images describes the removed ones.
-            let all = decided.len();
-            decided.retain(|decision| decision.goes);
-            left_out = (all - decided.len()) as u64;
+            let all = run.decisions.len();
+            run.decisions.retain(|decision| decision.goes);
+            run.left_out = (all - run.decisions.len()) as u64;
         }
-        RunLine { head, decided, gone, outcomes, left_out }
+        run
     }
 
     /// The youngest file, after its lines are known.
@@ -133,7 +131,7 @@ impl KnownImages {
                 }
             }
             Line::Run(run) => {
-                self.0.extend(run.decided.iter().map(|it| (it.key.clone(), Described::by(it, file))));
+                self.0.extend(run.decisions.iter().map(|it| (it.key.clone(), Described::by(it, file))));
                 let is_removed = |outcome: &&Outcome| matches!(outcome.result, OutcomeResult::Removed(_));
                 let removed = run.outcomes.iter().filter(is_removed).map(|outcome| &outcome.key);
                 for key in run.gone.iter().chain(removed) {

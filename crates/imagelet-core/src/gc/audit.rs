@@ -56,7 +56,9 @@ impl GcReport {
                 failures: self.failures.iter().take(FAILURES_MAX).map(|error| cut(&error.to_string())).collect(),
             },
             decisions: self.decisions.iter().map(decision).collect(),
+            gone: Vec::new(),
             outcomes: self.decisions.iter().filter_map(outcome).collect(),
+            left_out: 0,
         }
     }
 }

@@ -28,7 +28,7 @@ pub use self::{
     audit::RunTrigger,
     keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules},
     plan::{ShortOutcome, Shortfall},
-    policy::{AgeCounts, GcGoal, GcOrder, GcPolicy, GcPolicyError, GcRequest, GcWay, InodeMarks, ReliefMarks},
+    policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcPolicyError, GcRequest, ReliefMarks},
     reason::{GcPhase, Idle, Reason},
     remove_on_request::{OrderError, UsedImages},
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},

@@ -8,31 +8,33 @@ use crate::{
     runtime::Freed,
 };
 
-/// When to collect, and how much. `low <= high` by construction.
+/// When to collect, and how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
-    high: Percent,
-    low: Percent,
-    age_min: Duration,
-    /// `None`: age alone removes nothing.
-    age_max: Option<Duration>,
-    age_counts: AgeCounts,
-    way: GcWay,
-    order: GcOrder,
-    /// `None`: inodes are ignored.
-    inodes: Option<InodeMarks>,
-    /// `None`: an unreachable goal removes nothing.
-    relief: Option<ReliefMarks>,
+    /// Usage of the disk at which collecting starts and stops.
+    pub bytes: GcMarks,
+    /// The same for inodes; `None`: inodes are ignored. The kubelet's order ignores them, too.
+    pub inodes: Option<GcMarks>,
+    /// The least time since the first sight or the last request.
+    pub age_min: Duration,
+    /// The longest idle time; `None`: age alone removes nothing.
+    pub age_max: Option<Duration>,
+    /// The collection algorithm.
+    pub order: GcOrder,
+    /// `None`: an unreachable goal removes nothing. The kubelet's order then removes all candidates.
+    pub relief: Option<ReliefMarks>,
 }
 
-/// The removal order for space.
+/// The collection algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GcOrder {
-    /// Least recently used first.
+    /// Least recently used first; the whole plan is made before the first removal.
     #[default]
     Lru,
-    /// Lowest expected cost per exclusively used byte first.
+    /// Lowest expected cost per exclusively used byte first; planned in the same way.
     Cost,
+    /// The kubelet's, exactly (`docs/spec/gc.md §6-§8`). A never used image is infinitely old.
+    Kubelet,
 }
 
 /// A collection request.
@@ -57,14 +59,14 @@ pub enum GcGoal {
     AllUnused,
 }
 
-/// Thresholds of inode usage; `low <= high` by construction.
+/// Thresholds of usage; `low <= high` by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InodeMarks {
+pub struct GcMarks {
     high: Percent,
     low: Percent,
 }
 
-impl InodeMarks {
+impl GcMarks {
     /// Collecting starts at `high` percent in use and stops at `low`, which is capped at `high`.
     pub fn new(high: Percent, low: Percent) -> Self {
         Self { high, low: low.min(high) }
@@ -78,26 +80,6 @@ pub struct ReliefMarks {
     pub idle_min: Duration,
     /// Disk usage in percent from which other images are removed as well.
     pub critical: Percent,
-}
-
-/// The collection algorithm.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GcWay {
-    /// imagelet's: the whole plan is made before the first removal.
-    #[default]
-    Imagelet,
-    /// The kubelet's, exactly (`docs/spec/gc.md §6-§8`).
-    Kubelet,
-}
-
-/// The start of the age of a never used image, for removal by age.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AgeCounts {
-    /// The later of last use and first sight.
-    #[default]
-    FromUseOrSight,
-    /// The last use; a never used image is infinitely old, as in the kubelet.
-    FromUse,
 }
 
 /// Why the numbers are not a policy.
@@ -130,129 +112,62 @@ impl GcPolicy {
         if low_percent > high_percent {
             return Err(GcPolicyError::Crossed { low, high });
         }
-        let age_max = age_max.filter(|age| !age.is_zero());
         Ok(Self {
-            high: high_percent,
-            low: low_percent,
-            age_min,
-            age_max,
-            age_counts: AgeCounts::default(),
-            way: GcWay::default(),
-            order: GcOrder::default(),
+            bytes: GcMarks::new(high_percent, low_percent),
             inodes: None,
+            age_min,
+            age_max: age_max.filter(|age| !age.is_zero()),
+            order: GcOrder::default(),
             relief: None,
         })
     }
 
-    /// Sets the start of ages.
-    #[must_use]
-    pub fn counting(self, age_counts: AgeCounts) -> Self {
-        Self { age_counts, ..self }
-    }
-
-    /// Sets the algorithm.
-    #[must_use]
-    pub fn in_way(self, way: GcWay) -> Self {
-        Self { way, ..self }
-    }
-
-    /// Sets the removal order.
-    #[must_use]
-    pub fn in_order(self, order: GcOrder) -> Self {
-        Self { order, ..self }
-    }
-
-    /// Sets the inode thresholds, which the kubelet's algorithm ignores.
-    #[must_use]
-    pub fn watching_inodes(self, inodes: Option<InodeMarks>) -> Self {
-        Self { inodes, ..self }
-    }
-
-    /// Sets the relief limits, which the kubelet's algorithm ignores: it removes all candidates.
-    #[must_use]
-    pub fn relieving(self, relief: Option<ReliefMarks>) -> Self {
-        Self { relief, ..self }
-    }
-
-    /// The relief limits.
-    pub fn relief(&self) -> Option<ReliefMarks> {
-        self.relief
-    }
-
-    /// The removal order.
-    pub fn order(&self) -> GcOrder {
-        self.order
-    }
-
-    /// The algorithm.
-    pub fn way(&self) -> GcWay {
-        self.way
-    }
-
     /// The high threshold.
     pub fn high(&self) -> Percent {
-        self.high
+        self.bytes.high
     }
 
     /// The low threshold.
     pub fn low(&self) -> Percent {
-        self.low
+        self.bytes.low
     }
 
-    /// The least time since the first sight or the last request.
-    pub fn age_min(&self) -> Duration {
-        self.age_min
-    }
-
-    /// The longest idle time.
-    pub fn age_max(&self) -> Option<Duration> {
-        self.age_max
-    }
-
-    /// The start of ages.
-    pub fn age_counts(&self) -> AgeCounts {
-        self.age_counts
+    /// Whether the kubelet's algorithm applies.
+    pub fn is_kubelet(&self) -> bool {
+        self.order == GcOrder::Kubelet
     }
 
     /// Whether periodic collection is disabled (`docs/spec/gc.md §9`); inode thresholds do not enable it.
     pub fn is_off(&self) -> bool {
-        self.high.get() == 100 && self.age_max.is_none()
+        self.high().get() == 100 && self.age_max.is_none()
     }
 
     /// Inodes to free down to the low mark, and the least number to get below the high one; `None` below the high mark
     /// or without inode counts.
     pub(crate) fn inodes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
-        let marks = self.inodes?;
-        let least = inodes_below(marks.high, disk)?;
-        let (all, free) = (u128::from(disk.inodes?), u128::from(disk.inodes_free?));
-        let missing = (all * u128::from(100 - marks.low.get()) / 100).saturating_sub(free);
-        let low = u64::try_from(missing).unwrap_or(u64::MAX);
-        Some((low, least.min(low)))
+        let (marks, level) = (self.inodes?, Level::inodes(disk)?);
+        let low = level.down_to(marks.low);
+        level.is_at(marks.high).then(|| (low, level.below(marks.high).min(low)))
     }
 
     /// The amount to free to get below the critical mark, zero where it is; `None` without relief limits.
     pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
         let critical = self.relief?.critical;
-        let bytes = if disk.used_percent() < critical.get() { ByteSize::ZERO } else { space_below(critical, disk) };
-        let inodes = self.inodes.and_then(|_| inodes_below(critical, disk)).unwrap_or_default();
-        Some(Freed { bytes, inodes })
+        let wanted = |level: Level| if level.is_at(critical) { level.below(critical) } else { 0 };
+        let inodes = self.inodes.and_then(|_| Level::inodes(disk)).map_or(0, wanted);
+        Some(Freed { bytes: ByteSize(wanted(Level::bytes(disk))), inodes })
     }
 
     /// Bytes to free down to the low threshold; `None` below the high one. Zero where the thresholds are equal and
     /// rounding leaves nothing to free.
     pub(crate) fn space_wanted(&self, disk: &DiskUse) -> Option<ByteSize> {
-        if disk.used_percent() < self.high.get() {
-            return None;
-        }
-        // A hundred times a capacity overflows 64 bits above 92 PB.
-        let free_wanted = u128::from(disk.capacity.0) * u128::from(100 - self.low.get()) / 100;
-        let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
-        Some(ByteSize(u64::try_from(missing).unwrap_or(u64::MAX)))
+        let level = Level::bytes(disk);
+        level.is_at(self.high()).then(|| ByteSize(level.down_to(self.low())))
     }
 
     /// The kubelet's number of bytes to free; negative below the low threshold.
     pub(crate) fn excess(&self, disk: &DiskUse) -> i64 {
-        let free_wanted = i128::from(disk.capacity.0) * i128::from(100 - self.low.get()) / 100;
+        let free_wanted = i128::from(disk.capacity.0) * i128::from(100 - self.low().get()) / 100;
         let excess = free_wanted - i128::from(disk.available.0);
         i64::try_from(excess).unwrap_or(if excess < 0 { i64::MIN } else { i64::MAX })
     }
@@ -261,24 +176,42 @@ impl GcPolicy {
     ///
     /// Exceeds the capacity where no disk can be below the threshold.
     pub(crate) fn space_below_high(&self, disk: &DiskUse) -> ByteSize {
-        space_below(self.high, disk)
+        ByteSize(Level::bytes(disk).below(self.high()))
     }
 }
 
-fn space_below(mark: Percent, disk: &DiskUse) -> ByteSize {
-    let free_wanted = (u128::from(disk.capacity.0) * u128::from(101 - mark.get())).div_ceil(100);
-    let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
-    ByteSize(u64::try_from(missing).unwrap_or(u64::MAX))
+/// All and free bytes or inodes; a hundred times the bytes of a disk above 92 PB overflows 64 bits.
+struct Level {
+    all: u128,
+    free: u128,
 }
 
-/// `None`: below the mark, or no inode counts.
-fn inodes_below(mark: Percent, disk: &DiskUse) -> Option<u64> {
-    let (all, free) = (u128::from(disk.inodes?), u128::from(disk.inodes_free?));
-    if all == 0 || 100 - free.min(all) * 100 / all < u128::from(mark.get()) {
-        return None;
+impl Level {
+    fn bytes(disk: &DiskUse) -> Self {
+        Self { all: disk.capacity.0.into(), free: disk.available.0.into() }
     }
-    let free_wanted = (all * u128::from(101 - mark.get())).div_ceil(100);
-    Some(u64::try_from(free_wanted.saturating_sub(free)).unwrap_or(u64::MAX))
+
+    /// `None`: no inode counts.
+    fn inodes(disk: &DiskUse) -> Option<Self> {
+        Some(Self { all: disk.inodes.filter(|all| *all > 0)?.into(), free: disk.inodes_free?.into() })
+    }
+
+    fn is_at(&self, mark: Percent) -> bool {
+        let free = (self.free.min(self.all) * 100).checked_div(self.all).unwrap_or(0);
+        100 - free >= u128::from(mark.get())
+    }
+
+    fn down_to(&self, mark: Percent) -> u64 {
+        self.missing(self.all * u128::from(100 - mark.get()) / 100)
+    }
+
+    fn below(&self, mark: Percent) -> u64 {
+        self.missing((self.all * u128::from(101 - mark.get())).div_ceil(100))
+    }
+
+    fn missing(&self, free_wanted: u128) -> u64 {
+        u64::try_from(free_wanted.saturating_sub(self.free)).unwrap_or(u64::MAX)
+    }
 }
 
 #[cfg(test)]
@@ -293,18 +226,19 @@ mod tests {
 
     #[test]
     fn inodes_are_freed_down_to_the_low_mark_where_the_disk_counts_them() {
-        let marks = |high, low| InodeMarks::new(Percent::new(high).unwrap(), Percent::new(low).unwrap());
+        let marks = |high, low| GcMarks::new(Percent::new(high).unwrap(), Percent::new(low).unwrap());
         let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
         let disk = |free| DiskUse { inodes: Some(1_000), inodes_free: Some(free), ..DiskUse::default() };
         assert_eq!(policy.inodes_wanted(&disk(0)), None);
-        let policy = policy.watching_inodes(Some(marks(95, 90)));
+        let policy = GcPolicy { inodes: Some(marks(95, 90)), ..policy };
         assert_eq!(policy.inodes_wanted(&disk(60)), None);
         // 94.1 percent is reported as 95.
         assert_eq!(policy.inodes_wanted(&disk(59)), Some((41, 1)));
         assert_eq!(policy.inodes_wanted(&disk(10)), Some((90, 50)));
         assert_eq!(policy.inodes_wanted(&DiskUse::default()), None);
         assert_eq!(marks(50, 90), marks(50, 50));
-        assert!(GcPolicy::new(100, 80, Duration::ZERO, None).unwrap().watching_inodes(Some(marks(95, 90))).is_off());
+        let off = GcPolicy::new(100, 80, Duration::ZERO, None).unwrap();
+        assert!(GcPolicy { inodes: Some(marks(95, 90)), ..off }.is_off());
     }
 
     #[test]

@@ -9,11 +9,7 @@ use std::{
     time::SystemTime,
 };
 
-use super::{
-    ImageGc,
-    policy::{GcRequest, GcWay},
-    report::GcReport,
-};
+use super::{ImageGc, policy::GcRequest, report::GcReport};
 use crate::{
     image::ImageId,
     records::{Absent, PruneMark, PullRecords},
@@ -45,9 +41,10 @@ impl ImageGc {
     pub(super) async fn prune_records(&self, request: &GcRequest, report: &GcReport, mark: Option<PruneMark>) {
         let (Some(pruning), Some(mark), Some(present)) = (&self.pruning, mark, &report.present) else { return };
         // The kubelet prunes in its hooks, by a list smaller than the present images.
-        let is_due = match request.policy.way() {
-            GcWay::Imagelet => pruning.trusts(present.len(), report.removed().count()),
-            GcWay::Kubelet => report.hook.is_some(),
+        let is_due = if request.policy.is_kubelet() {
+            report.hook.is_some()
+        } else {
+            pruning.trusts(present.len(), report.removed().count())
         };
         if !is_due {
             return;

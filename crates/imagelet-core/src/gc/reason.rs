@@ -5,14 +5,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use jiff::Timestamp;
+use serde_json::{Value, json};
 
 use crate::{image::ByteSize, text::duration_text};
 
 /// Why an image stays or is removed. The code is stable; the fields are the inputs of the decision.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "code", rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Stays: in use by containers, mounts or exports.
     InUse {
@@ -51,7 +50,6 @@ pub enum Reason {
     /// Stays: requested, and its container may still start.
     Awaited {
         /// Latest end, in whole seconds; `None`: another caller is about to remove it.
-        #[serde(default, skip_serializing_if = "Option::is_none", with = "moment")]
         until: Option<SystemTime>,
     },
     /// Stays: in use at the last pass but one; a list may have missed its user.
@@ -108,8 +106,7 @@ pub enum Reason {
 }
 
 /// The purpose of a removal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcPhase {
     /// Idle for too long.
     Age,
@@ -140,8 +137,7 @@ impl fmt::Display for GcPhase {
 }
 
 /// The idle time of an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     /// Since its last use.
     Used(Duration),
@@ -163,31 +159,6 @@ impl fmt::Display for Idle {
             Self::Never(Duration::MAX) => f.write_str("never used"),
             Self::Never(age) => write!(f, "never used, first seen {} ago", duration_text(*age)),
         }
-    }
-}
-
-/// RFC 3339 times in UTC.
-mod moment {
-    use std::time::SystemTime;
-
-    use jiff::Timestamp;
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
-
-    pub(super) fn text(at: SystemTime) -> String {
-        Timestamp::try_from(at).map_or_else(|_| "the end of time".to_owned(), |at| at.to_string())
-    }
-
-    #[expect(clippy::ref_option, reason = "the shape that serde calls")]
-    pub(super) fn serialize<S: Serializer>(at: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
-        match at {
-            Some(at) => serializer.serialize_str(&text(*at)),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
-        let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
-        Ok(Some(text.parse::<Timestamp>().map_err(D::Error::custom)?.into()))
     }
 }
 
@@ -225,29 +196,47 @@ impl Reason {
             Self::Unused { .. } => "unused",
         }
     }
-}
 
-impl Reason {
     /// The inputs as a document: camelCase keys, durations in seconds with the unit in the key. Null without inputs.
     pub fn inputs(&self) -> Value {
-        let Ok(Value::Object(mut fields)) = serde_json::to_value(self) else { return Value::Null };
-        fields.remove("code");
-        let mut document = serde_json::Map::new();
-        for (name, value) in fields {
-            let (name, value) = match (serde_json::from_value(value.clone()), name.as_str()) {
-                (Ok(Idle::Used(idle) | Idle::Never(idle)), "idle") => {
-                    document.insert("neverUsed".to_owned(), value.get("never").is_some().into());
-                    (name, serde_json::json!(idle))
-                }
-                _ => (name, value),
+        let idle_and = |idle: &Idle, key: &str, value: Value| {
+            let (passed, never) = match idle {
+                Idle::Used(passed) => (passed, false),
+                Idle::Never(passed) => (passed, true),
             };
-            match serde_json::from_value::<Duration>(value.clone()) {
-                Ok(duration) => document.insert(camel_case(&name) + "Seconds", seconds(duration)),
-                Err(_) => document.insert(camel_case(&name), value),
-            };
+            let mut document = json!({"idleSeconds": seconds(*passed), "neverUsed": never});
+            if !key.is_empty() {
+                document[key] = value;
+            }
+            document
+        };
+        match self {
+            Self::InUse { by } | Self::Pinned { by } => json!({"by": by}),
+            Self::Rule { rule } | Self::LabelsUnknown { rule } => json!({"rule": rule}),
+            Self::Young { age_min } => json!({"ageMinSeconds": seconds(*age_min)}),
+            Self::Leased { lease } => json!({"leaseSeconds": seconds(*lease)}),
+            Self::Awaited { until: Some(until) } => json!({"until": moment(*until)}),
+            Self::Aborted { why } => json!({"why": why}),
+            Self::Refused { error } | Self::Failed { error } => json!({"error": error}),
+            Self::Recent { idle, idle_min } => idle_and(idle, "idleMinSeconds", seconds(*idle_min)),
+            Self::Old { idle, age_max } => idle_and(idle, "ageMaxSeconds", seconds(*age_max)),
+            Self::Room { idle, frees } => idle_and(idle, "frees", frees.0.into()),
+            Self::Unused { idle } => idle_and(idle, "", Value::Null),
+            Self::NotOwned
+            | Self::NoId
+            | Self::Awaited { until: None }
+            | Self::Released
+            | Self::JustUsed
+            | Self::NotNeeded
+            | Self::InVain
+            | Self::Gone => Value::Null,
         }
-        if document.is_empty() { Value::Null } else { document.into() }
     }
+}
+
+/// RFC 3339 in UTC.
+fn moment(at: SystemTime) -> String {
+    Timestamp::try_from(at).map_or_else(|_| "the end of time".to_owned(), |at| at.to_string())
 }
 
 /// Seconds, whole where possible; null for an infinite duration.
@@ -257,15 +246,6 @@ fn seconds(duration: Duration) -> Value {
         whole if whole.subsec_nanos() == 0 => whole.as_secs().into(),
         other => other.as_secs_f64().into(),
     }
-}
-
-fn camel_case(name: &str) -> String {
-    let mut words = name.split('_');
-    let first = words.next().unwrap_or_default().to_owned();
-    words.fold(first, |name, word| {
-        let (head, tail) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
-        name + &head.to_uppercase() + tail
-    })
 }
 
 impl fmt::Display for Reason {
@@ -297,7 +277,7 @@ impl fmt::Display for Reason {
             Self::Leased { lease } => write!(f, "asked for less than {} ago", duration_text(*lease)),
             Self::Awaited { until: None } => f.write_str("asked for, and the container it is for may still come"),
             Self::Awaited { until: Some(until) } => {
-                write!(f, "asked for, and held until {} for the container that may come", moment::text(*until))
+                write!(f, "asked for, and held until {} for the container that may come", moment(*until))
             }
             Self::Released => f.write_str("in use until a moment ago"),
             Self::JustUsed => f.write_str("used since the collection began"),
@@ -350,8 +330,6 @@ mod tests {
 
     #[test]
     fn what_a_reason_rests_on_is_a_document_with_its_units_in_the_names() {
-        use serde_json::json;
-
         let (used, never) = (Duration::from_secs(90), Duration::from_hours(1));
         for (reason, inputs) in [
             (Reason::NotNeeded, Value::Null),
@@ -370,23 +348,6 @@ mod tests {
             (Reason::Unused { idle: Idle::Never(Duration::MAX) }, json!({"idleSeconds": null, "neverUsed": true})),
         ] {
             assert_eq!(reason.inputs(), inputs, "{reason}");
-        }
-    }
-
-    #[test]
-    fn the_code_is_the_one_that_is_written_down() {
-        let rule = String::new();
-        for reason in [
-            Reason::NotNeeded,
-            Reason::InUse { by: Vec::new() },
-            Reason::Aborted { why: String::new() },
-            Reason::Rule { rule: rule.clone() },
-            Reason::LabelsUnknown { rule },
-            Reason::NotOwned,
-        ] {
-            let written = serde_json::to_value(&reason).expect("it can be written");
-            assert_eq!(written["code"], reason.code());
-            assert_eq!(serde_json::from_value::<Reason>(written).expect("it reads back"), reason);
         }
     }
 }

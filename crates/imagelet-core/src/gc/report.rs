@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The results of a collection, or the predicted results of a dry run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct GcReport {
     /// The disk at the start; all zero where not measured and not needed by the goal.
     pub disk_before: DiskUse,

@@ -14,7 +14,7 @@ use super::{
     ImageGc,
     keep_rules::KeepRules,
     plan::{Plan, PlanInput, ShortOutcome, Step, frees, plan},
-    policy::{GcGoal, GcRequest, GcWay},
+    policy::{GcGoal, GcRequest},
     reason::{GcPhase, Reason},
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
 };
@@ -22,7 +22,7 @@ use crate::{
     disks::{self, DiskUse},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     inventory::{ImageEntry, RemovalBlocker, RemovalPermit, Snapshot},
-    runtime::{Certainty, Freed, RuntimeErrorKind},
+    runtime::{Freed, RuntimeErrorKind},
     text::{aggregate, split_grpc_error},
 };
 
@@ -44,7 +44,7 @@ impl ImageGc {
         let _turn = self.turn.lock().await;
         let now = now + waiting.elapsed();
         let began = Instant::now();
-        if request.policy.way() == GcWay::Kubelet && request.goal == GcGoal::AllUnused {
+        if request.policy.is_kubelet() && request.goal == GcGoal::AllUnused {
             tracing::info!("Attempting to delete unused images");
         }
         let mark = self.pruning.as_ref().map(|pruning| pruning.records.mark(now));
@@ -86,27 +86,20 @@ struct Run<'a> {
     began: Instant,
     containers: usize,
     containers_vanished: bool,
-    disk: DiskUse,
+    /// The decisions are the attempted removals until the end.
+    report: GcReport,
     /// The amount wanted by the first plan with a known disk.
     wanted: Option<Freed>,
-    could_free: Freed,
-    certainty: Certainty,
-    /// Attempted removals, in order.
-    attempts: Vec<GcDecision>,
     /// The last plan and its snapshot.
     last: Option<(Arc<Snapshot>, Plan)>,
     /// Images excluded from new plans, and why.
     spared: BTreeMap<ImageKey, Reason>,
     aged: Freed,
     freed: Freed,
-    claimed: ByteSize,
     /// Listed sizes of the images removed for space; `None` without such removals.
     removed_for_space: Option<ByteSize>,
     age_failures: Vec<String>,
     space_failures: Vec<String>,
-    failures: Vec<GcError>,
-    events: Vec<GcEvent>,
-    hook: Option<Vec<ImageId>>,
     /// Why no further removal is attempted.
     aborted: Option<String>,
     /// A removal was planned, so the reasons of the other images are worth logging.
@@ -123,22 +116,15 @@ impl<'a> Run<'a> {
             began,
             containers: snapshot.containers,
             containers_vanished: snapshot.containers_vanished,
-            disk: DiskUse::default(),
+            report: GcReport::default(),
             wanted: None,
-            could_free: Freed::default(),
-            certainty: Certainty::Claimed,
-            attempts: Vec::new(),
             last: None,
             spared: BTreeMap::new(),
             aged: Freed::default(),
             freed: Freed::default(),
-            claimed: ByteSize::ZERO,
             removed_for_space: None,
             age_failures: Vec::new(),
             space_failures: Vec::new(),
-            failures: Vec::new(),
-            events: Vec::new(),
-            hook: None,
             aborted: None,
             is_active: false,
         }
@@ -149,7 +135,7 @@ impl<'a> Run<'a> {
     }
 
     fn is_kubelet(&self) -> bool {
-        self.request.policy.way() == GcWay::Kubelet
+        self.request.policy.is_kubelet()
     }
 
     fn clock(&self) -> SystemTime {
@@ -164,7 +150,7 @@ impl<'a> Run<'a> {
         if self.age_failures.is_empty() || !self.is_kubelet() {
             let disk = self.measure().await;
             let measured = disk.as_ref().ok().cloned();
-            self.disk = measured.clone().unwrap_or_default();
+            self.report.disk_before = measured.clone().unwrap_or_default();
             for plans in 1..=PLANS_MAX {
                 let is_disturbed = self.pass(&snapshot, measured.clone(), plans == PLANS_MAX).await;
                 if !is_disturbed || plans == PLANS_MAX {
@@ -176,7 +162,7 @@ impl<'a> Run<'a> {
             }
             if let Err(error) = disk {
                 // Nothing was done, so this error is the result.
-                if self.attempts.is_empty() && self.aborted.is_none() {
+                if self.report.decisions.is_empty() && self.aborted.is_none() {
                     return Err(error);
                 }
                 self.fail(error);
@@ -243,10 +229,10 @@ impl<'a> Run<'a> {
     fn note(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         self.is_active |= plan.wanted.is_some() || !plan.steps.is_empty();
         if self.last.is_none() {
-            (self.could_free, self.certainty) = (plan.possible, plan.certainty);
+            (self.report.could_free, self.report.certainty) = (plan.possible.bytes, plan.certainty);
             for (entry, reason) in input.entries.iter().zip(&plan.kept) {
                 if *reason == Some(Reason::NoId) {
-                    self.events.push(GcEvent::invalid_id(&entry.key()));
+                    self.report.events.push(GcEvent::invalid_id(&entry.key()));
                 }
             }
         }
@@ -270,7 +256,7 @@ impl<'a> Run<'a> {
     fn foresee(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         for step in &plan.steps {
             let entry = &input.entries[step.place];
-            self.claimed = self.claimed + entry.image.size;
+            self.report.claimed = self.report.claimed + entry.image.size;
             let freed = if step.phase == GcPhase::Age { &mut self.aged } else { &mut self.freed };
             *freed = freed.plus(step.frees);
             self.decide(entry, step, GcOutcome::Chosen, step.reason.clone());
@@ -352,14 +338,12 @@ impl<'a> Run<'a> {
         // The kubelet's log line with its field names; the image names are an addition.
         let (names, phase) = (entry.image.names().join(" "), step.phase);
         tracing::info!(imageID = %id, names, size = size.0, runtimeHandler = runtime_handler, %phase, "Removing image to free bytes");
-        let spec = match self.request.policy.way() {
-            GcWay::Imagelet => ImageSpec { image: id, ..entry.image.spec.clone() },
-            // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
-            GcWay::Kubelet => ImageSpec::new(id),
-        };
+        // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
+        let spec = if self.is_kubelet() { ImageSpec::default() } else { entry.image.spec.clone() };
+        let spec = ImageSpec { image: id, ..spec };
         match self.gc.runtime.remove(&spec).await {
             Ok(()) => {
-                self.claimed = self.claimed + size;
+                self.report.claimed = self.report.claimed + size;
                 if step.phase != GcPhase::Age {
                     self.removed_for_space = Some(self.removed_for_space.unwrap_or_default() + size);
                 }
@@ -389,7 +373,7 @@ impl<'a> Run<'a> {
 
     fn decide(&mut self, entry: &Arc<ImageEntry>, step: &Step, outcome: GcOutcome, reason: Reason) {
         let (entry, phase, frees) = (Arc::clone(entry), Some(step.phase), step.frees.bytes);
-        self.attempts.push(GcDecision { entry, outcome, reason, phase, frees });
+        self.report.decisions.push(GcDecision { entry, outcome, reason, phase, frees });
     }
 
     fn abort(&mut self, error: GcError) -> Reason {
@@ -401,8 +385,8 @@ impl<'a> Run<'a> {
 
     /// Records a failure that does not end the run, and its event.
     fn fail(&mut self, error: GcError) {
-        self.events.extend(error.event());
-        self.failures.push(error);
+        self.report.events.extend(error.event());
+        self.report.failures.push(error);
     }
 
     /// Records the images for the kubelet's hooks: those a space phase without failure considered and kept.
@@ -423,18 +407,18 @@ impl<'a> Run<'a> {
             looked_at.truncate(looked_at.iter().rposition(is_gone).map_or(0, |last| last + 1));
         }
         let left = looked_at.iter().filter(|place| !is_gone(place));
-        self.hook = Some(left.map(|place| input.id(*place).clone()).collect());
+        self.report.hook = Some(left.map(|place| input.id(*place).clone()).collect());
     }
 
     fn report_failures(&mut self) {
         let (policy, goal) = (self.request.policy, self.request.goal);
         let is_old_alone = self.is_kubelet() && !self.age_failures.is_empty();
         if !self.age_failures.is_empty() {
-            let age_max = policy.age_max().unwrap_or_default();
+            let age_max = policy.age_max.unwrap_or_default();
             self.fail(GcError::AgeRemovals { age_max, errors: aggregate(&self.age_failures) });
         }
         let amount = match goal {
-            GcGoal::Threshold if self.is_kubelet() => policy.excess(&self.disk),
+            GcGoal::Threshold if self.is_kubelet() => policy.excess(&self.report.disk_before),
             _ => self.wanted.map_or(i64::MAX, |wanted| i64::try_from(wanted.bytes.0).unwrap_or(i64::MAX)),
         };
         let for_space = self.removed_for_space.unwrap_or_default().0;
@@ -445,7 +429,8 @@ impl<'a> Run<'a> {
         if self.aborted.is_some() || goal == GcGoal::AllUnused {
             return;
         }
-        let (used_percent, capacity) = (self.disk.used_percent(), self.disk.capacity);
+        let disk = &self.report.disk_before;
+        let (used_percent, capacity) = (disk.used_percent(), disk.capacity);
         if self.is_kubelet() {
             let is_short = self.wanted.is_some() && i128::from(for_space) < i128::from(amount);
             if is_short
@@ -468,15 +453,15 @@ impl<'a> Run<'a> {
             if self.dry_run() { ShortOutcome::WouldFree(self.freed) } else { ShortOutcome::Freed(self.freed) };
         let error = GcError::OutOfReach { used_percent, capacity, outcome, shortfall, certainty };
         // A command gets the failure each time; the node's event repeats only after a change.
-        if goal == GcGoal::Threshold && !self.dry_run() && self.gc.shortfall.is_new(&self.disk, &shortfall) {
-            self.events.extend(error.event());
+        if goal == GcGoal::Threshold && !self.dry_run() && self.gc.shortfall.is_new(disk, &shortfall) {
+            self.report.events.extend(error.event());
         }
-        self.failures.push(error);
+        self.report.failures.push(error);
     }
 
     /// One decision per image: planned removals in order, then the others.
     fn decisions(&mut self) -> Vec<GcDecision> {
-        let mut decisions = std::mem::take(&mut self.attempts);
+        let mut decisions = std::mem::take(&mut self.report.decisions);
         let tried: BTreeSet<ImageKey> = decisions.iter().map(GcDecision::key).collect();
         let Some((snapshot, plan)) = &self.last else { return decisions };
         for (entry, reason) in snapshot.entries.iter().zip(&plan.kept) {
@@ -486,59 +471,49 @@ impl<'a> Run<'a> {
                 decisions.push(GcDecision { entry, outcome: GcOutcome::Kept, reason, phase: None, frees });
             }
         }
-        for decision in &decisions {
-            let (image, tags, reason) =
-                (&decision.entry.image.id, decision.entry.image.tags.join(" "), &decision.reason);
-            match decision.phase {
+        for GcDecision { entry, reason, phase, .. } in &decisions {
+            // The names are joined only where the line is logged.
+            let (image, tags, dry_run) = (&entry.image.id, &entry.image.tags, self.dry_run());
+            match phase {
                 Some(phase) => {
-                    tracing::info!(%image, tags, %reason, %phase, dry_run = self.dry_run(), "chose an image");
+                    tracing::info!(%image, tags = tags.join(" "), %reason, %phase, dry_run, "chose an image")
                 }
-                None if self.is_active => tracing::info!(%image, tags, %reason, "kept an image"),
-                None => tracing::debug!(%image, tags, %reason, "kept an image"),
+                None if self.is_active => tracing::info!(%image, tags = tags.join(" "), %reason, "kept an image"),
+                None => tracing::debug!(%image, tags = tags.join(" "), %reason, "kept an image"),
             }
         }
         decisions
     }
 
     async fn report(mut self) -> GcReport {
-        let decisions = self.decisions();
-        let (mut disk_after, mut present) = (None, None);
-        if !self.dry_run() {
-            let refreshed = self.gc.inventory.refresh(self.clock()).await;
+        self.report.decisions = self.decisions();
+        let (gc, dry_run, now) = (self.gc, self.dry_run(), self.clock());
+        let report = &mut self.report;
+        if !dry_run {
+            let refreshed = gc.inventory.refresh(now).await;
             let refreshed =
                 refreshed.inspect_err(|error| tracing::warn!(%error, "could not list the images that are left"));
-            present = refreshed.ok().map(|snapshot| ids(&snapshot));
+            report.present = refreshed.ok().map(|snapshot| ids(&snapshot));
         }
-        if self.claimed > ByteSize::ZERO && !self.dry_run() {
-            let measured = self.gc.measure().await;
+        if report.claimed > ByteSize::ZERO && !dry_run {
+            let measured = gc.measure().await;
             let measured = measured
                 .inspect_err(|error| tracing::warn!(%error, "could not measure the disk after removing images"));
-            disk_after = measured.ok().filter(|disk| disk.capacity > ByteSize::ZERO);
+            report.disk_after = measured.ok().filter(|disk| disk.capacity > ByteSize::ZERO);
         }
-        let before = self.disk;
-        let is_measured = before.capacity > ByteSize::ZERO;
-        let after = disk_after.as_ref().filter(|_| is_measured);
-        let measured = after.map(|after| after.available.saturating_sub(before.available));
+        let before = &report.disk_before;
+        let after = report.disk_after.as_ref().filter(|_| before.capacity > ByteSize::ZERO);
+        report.measured = after.map(|after| after.available.saturating_sub(before.available));
+        report.goal_bytes = self.wanted.map(|wanted| wanted.bytes);
+        report.freed = before.at_most_used(self.aged.plus(self.freed), report.certainty);
+        let could_free = Freed { bytes: report.could_free, inodes: 0 };
+        report.could_free = before.at_most_used(could_free, report.certainty).bytes;
         if self.is_active {
-            let removed = decisions.iter().filter(|it| it.outcome == GcOutcome::Removed).count();
-            let (claimed, measured, dry_run) = (self.claimed.0, measured.map(|bytes| bytes.0), self.request.dry_run);
+            let removed = report.removed().count();
+            let (claimed, measured) = (report.claimed.0, report.measured.map(|bytes| bytes.0));
             tracing::info!(removed, claimed, measured, dry_run, "image collection ended");
         }
-        GcReport {
-            disk_after,
-            goal_bytes: self.wanted.map(|wanted| wanted.bytes),
-            decisions,
-            claimed: self.claimed,
-            freed: before.at_most_used(self.aged.plus(self.freed), self.certainty),
-            could_free: before.at_most_used(self.could_free, self.certainty).bytes,
-            certainty: self.certainty,
-            measured,
-            failures: self.failures,
-            events: self.events,
-            present,
-            hook: self.hook,
-            disk_before: before,
-        }
+        self.report
     }
 }
 

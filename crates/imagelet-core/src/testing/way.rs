@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, time::Duration};
 use imagelet_vectors::Way;
 
 use crate::{
-    gc::{AgeCounts, GcOrder, GcPolicy, GcWay, InodeMarks, ReliefMarks},
+    gc::{GcMarks, GcOrder, GcPolicy, ReliefMarks},
     image::Percent,
     manager::{Compatibility, PullRate, PullSettings},
     records::Guard,
@@ -52,11 +52,11 @@ impl WaySettings for Way {
     fn collecting(self, policy: GcPolicy) -> GcPolicy {
         let percent = |value| Percent::new(value).expect("a percentage");
         match self {
-            Self::Kubelet => policy.in_order(GcOrder::Lru).counting(AgeCounts::FromUse).in_way(GcWay::Kubelet),
+            Self::Kubelet => GcPolicy { order: GcOrder::Kubelet, ..policy },
             Self::Shipped => {
                 let relief = ReliefMarks { idle_min: Duration::from_hours(1), critical: percent(95) };
-                let inodes = InodeMarks::new(percent(95), percent(90));
-                policy.in_order(GcOrder::Cost).watching_inodes(Some(inodes)).relieving(Some(relief))
+                let inodes = GcMarks::new(percent(95), percent(90));
+                GcPolicy { order: GcOrder::Cost, inodes: Some(inodes), relief: Some(relief), ..policy }
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use imagelet_core::inventory::NodeImage;
+use imagelet_core::{gc::ShadowCounts, inventory::NodeImage};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -280,7 +280,7 @@ documents! {
         /// Since the start.
         last_collection: Option<LastCollection>,
         /// Comparison of shadow mode's plans with later removals.
-        shadow: Option<ShadowRow>,
+        shadow: Option<ShadowCounts>,
         /// Decisions missing from the log on disk since the start.
         decisions_lost: u64,
         /// Running and waiting pulls.
@@ -328,20 +328,6 @@ documents! {
         measured: Option<u64>,
         took_ms: u64,
         failure: Option<String>,
-    }
-    ShadowRow {
-        compared: u64,
-        /// Images that were removed as planned.
-        agreed: u64,
-        /// Removed images that the plan kept.
-        kept_in_vain: u64,
-        kept_in_vain_bytes: u64,
-        /// Of those, images that were pulled again since.
-        came_back: u64,
-        /// Their bytes: the pulls that the plan would have saved.
-        saved_bytes: u64,
-        still_there: u64,
-        still_there_bytes: u64,
     }
     PullRow {
         image: String,

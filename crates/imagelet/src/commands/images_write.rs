@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{image::ByteSize, text::duration_text};
+use imagelet_core::{gc::ShadowCounts, image::ByteSize, text::duration_text};
 use serde_json::json;
 
 use crate::{
     api::{
-        LastCollection, MountRequest, PinRequest, PinsRequest, RemoveRequest, ShadowRow, Status, StatusRequest,
-        UnmountRequest, UnpinRequest, UntagRequest, no_steps, silences,
+        LastCollection, MountRequest, PinRequest, PinsRequest, RemoveRequest, Status, StatusRequest, UnmountRequest,
+        UnpinRequest, UntagRequest, no_steps, silences,
     },
     cli::{Format, MountArgs},
     failure::Failure,
@@ -237,24 +237,21 @@ fn last_collection(last: &LastCollection) -> String {
     format!("{at} by {}: {did}{short}", last.by)
 }
 
-fn shadow_lines(shadow: &ShadowRow) -> Vec<String> {
-    let size = |bytes: u64| ByteSize(bytes).to_string();
-    let mut lines =
-        vec![format!("would remove {} images now ({})", shadow.still_there, size(shadow.still_there_bytes))];
+fn shadow_lines(shadow: &ShadowCounts) -> Vec<String> {
+    let mut lines = vec![format!("would remove {} images now ({})", shadow.still_there, shadow.still_there_bytes)];
     if shadow.agreed + shadow.kept_in_vain > 0 {
         lines.push(format!(
             "{} images were removed since the start: {} as predicted, {} ({}) would have been kept",
             shadow.agreed + shadow.kept_in_vain,
             shadow.agreed,
             shadow.kept_in_vain,
-            size(shadow.kept_in_vain_bytes)
+            shadow.kept_in_vain_bytes
         ));
     }
     if shadow.came_back > 0 {
         lines.push(format!(
             "{} of those came back: {} would not have been pulled again",
-            shadow.came_back,
-            size(shadow.saved_bytes)
+            shadow.came_back, shadow.saved_bytes
         ));
     }
     lines

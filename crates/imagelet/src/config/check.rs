@@ -8,6 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
+    gc::{GcMarks, GcOrder, GcPolicy},
     image::{PinnedNames, Reference},
     inventory::{PinPattern, WATCH_GAP_MAX},
     manager::{Compatibility, PullRate, PullSettings},
@@ -24,7 +25,7 @@ use super::{
     check_gc, check_kubelet,
     environment::Surroundings,
     keys::{API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, PullsKeys, StoreKeys},
-    settings::{Backend, GcSettings, ProviderSettings, RuntimeSettings, Settings, StoreSettings},
+    settings::{Backend, ProviderSettings, RuntimeSettings, Settings, StoreSettings},
     violations::{Violation, Violations},
 };
 
@@ -72,7 +73,7 @@ pub(super) fn check(file: &File, surroundings: Surroundings) -> Result<Settings,
     let pinned = pinned(&own.image_service.pinned_images, found);
     let sandbox_images = sandbox_images(file, found);
     at_least_second("detection.period", own.detection.period, found);
-    let collection = check_gc::check(file, compatibility, found);
+    let (gc, collection) = check_gc::check(file, gc, compatibility, found);
     let look = own.detection.period.to_std().min(collection.period.unwrap_or(Duration::MAX));
     if gc.age_max.is_some() && look >= WATCH_GAP_MAX {
         found.add_of(
@@ -129,7 +130,7 @@ fn off_or_at_least_second(key: &str, duration: GoDuration, found: &mut Violation
     found.rule(duration.0 == 0 || duration >= SECOND, key, duration, format!("must be 0, or at least {SECOND}"));
 }
 
-fn thresholds(file: &File, found: &mut Violations) -> GcSettings {
+fn thresholds(file: &File, found: &mut Violations) -> GcPolicy {
     const HIGH: &str = "imageGCHighThresholdPercent (--image-gc-high-threshold)";
     const LOW: &str = "imageGCLowThresholdPercent (--image-gc-low-threshold)";
     let keys = &file.kubelet;
@@ -146,7 +147,14 @@ fn thresholds(file: &File, found: &mut Violations) -> GcSettings {
         let keys = ["imageMaximumGCAge", "imageMinimumGCAge"];
         found.add_of(&keys, format!("imageMaximumGCAge {age_max} must be greater than imageMinimumGCAge {age_min}"));
     }
-    GcSettings { high: marks.0, low: marks.1, age_min: age_min.to_std(), age_max: positive(age_max) }
+    GcPolicy {
+        bytes: GcMarks::new(marks.0, marks.1),
+        inodes: None,
+        age_min: age_min.to_std(),
+        age_max: positive(age_max),
+        order: GcOrder::default(),
+        relief: None,
+    }
 }
 
 fn pulls(file: &File, compatibility: Compatibility, found: &mut Violations) -> PullSettings {

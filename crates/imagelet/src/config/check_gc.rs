@@ -3,14 +3,14 @@
 use std::{num::NonZeroU64, path::PathBuf};
 
 use imagelet_core::{
-    gc::{InodeMarks, KEEP_RULES_MAX, KeepRule, KeepRuleText, ReliefMarks},
+    gc::{GcMarks, GcOrder, GcPolicy, KEEP_RULES_MAX, KeepRule, KeepRuleText, ReliefMarks},
     manager::Compatibility,
     text::GoDuration,
 };
 
 use super::{
     keys::{File, GcKeys, KeepKeys, LEASE_MAX},
-    settings::{Collection, CollectionMode, CollectionOrder},
+    settings::{Collection, CollectionMode},
     violations::Violations,
 };
 
@@ -21,14 +21,20 @@ const DECISIONS_MAX: u64 = 16 << 30;
 /// A shorter period only wastes CPU time.
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 
-pub(super) fn check(file: &File, compatibility: Compatibility, found: &mut Violations) -> Collection {
+/// Completes the policy of the kubelet's keys.
+pub(super) fn check(
+    file: &File,
+    policy: GcPolicy,
+    compatibility: Compatibility,
+    found: &mut Violations,
+) -> (GcPolicy, Collection) {
     let keys = &file.own.gc;
     found.rule(keys.period >= PERIOD_MIN, "gc.period", keys.period, format!("must be at least {PERIOD_MIN}"));
     lease(file, compatibility, found);
     let idle_min = keys.out_of_reach_idle;
     found.rule(idle_min.0 >= 0, "gc.outOfReachIdle", idle_min, "must not be negative");
     let modes = [CollectionMode::Enforce, CollectionMode::Shadow].map(|mode| (mode.name(), mode));
-    let orders = [("cost", CollectionOrder::Cost), ("lru", CollectionOrder::Lru)];
+    let orders = [("cost", GcOrder::Cost), ("lru", GcOrder::Lru)];
     if compatibility.is_kubelet() && keys.policy == "cost" {
         found.add_of(
             &["gc.policy", "compatibility"],
@@ -38,19 +44,21 @@ pub(super) fn check(file: &File, compatibility: Compatibility, found: &mut Viola
     let adopt_from = Some(PathBuf::from(&keys.adopt_from)).filter(|path| !path.as_os_str().is_empty());
     let is_root = adopt_from.as_ref().is_none_or(|path| path.is_absolute());
     found.rule(is_root, "gc.adoptFrom", format!("`{}`", keys.adopt_from), "must be an absolute path, or empty");
-    Collection {
+    let collection = Collection {
         period: keys.enabled.then(|| keys.period.to_std()),
         for_pulls: keys.for_pulls,
         mode: found.one_of("gc.mode", &keys.mode, modes),
-        order: found.one_of("gc.policy", &keys.policy, orders),
-        inodes: inodes(keys, found),
-        relief: ReliefMarks { idle_min: idle_min.to_std(), critical: found.percent("gc.critical", keys.critical, 0) },
         keep: keep(&keys.keep, found),
         only_owned: keys.only_owned,
         adopt_from,
         lease_for: keys.lease_for.to_std(),
         decisions_max: decisions_max(&keys.decisions.max_bytes, found),
-    }
+    };
+    let order = found.one_of("gc.policy", &keys.policy, orders);
+    let critical = found.percent("gc.critical", keys.critical, 0);
+    let relief = Some(ReliefMarks { idle_min: idle_min.to_std(), critical });
+    let own = GcPolicy { order, inodes: inodes(keys, found), relief, ..policy };
+    (if compatibility.is_kubelet() { GcPolicy { order: GcOrder::Kubelet, ..policy } } else { own }, collection)
 }
 
 fn lease(file: &File, compatibility: Compatibility, found: &mut Violations) {
@@ -68,7 +76,7 @@ fn lease(file: &File, compatibility: Compatibility, found: &mut Violations) {
     }
 }
 
-fn inodes(keys: &GcKeys, found: &mut Violations) -> Option<InodeMarks> {
+fn inodes(keys: &GcKeys, found: &mut Violations) -> Option<GcMarks> {
     const HIGH: &str = "gc.inodesHighPercent";
     const LOW: &str = "gc.inodesLowPercent";
     let (high, low) =
@@ -82,7 +90,7 @@ fn inodes(keys: &GcKeys, found: &mut Violations) -> Option<InodeMarks> {
             format!("{LOW} {} must be less than {HIGH} {}", keys.inodes_low_percent, keys.inodes_high_percent),
         );
     }
-    Some(InodeMarks::new(high, low))
+    Some(GcMarks::new(high, low))
 }
 
 /// One violation per invalid rule, at the rule's line.

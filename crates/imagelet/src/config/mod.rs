@@ -18,6 +18,6 @@ mod violations;
 pub(crate) use self::{
     environment::{Environment, Surroundings},
     keys::CriCallers,
-    settings::{Backend, CollectionMode, CollectionOrder, GcSettings, RuntimeSettings, Settings, StoreSettings},
+    settings::{Backend, CollectionMode, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},
 };

@@ -4,8 +4,8 @@ use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
 use imagelet_core::{
     eviction::Threshold,
-    gc::{InodeMarks, KeepRule, KeepRules, ReliefMarks},
-    image::{Percent, PinnedNames},
+    gc::{GcPolicy, KeepRule, KeepRules},
+    image::PinnedNames,
     inventory::PinPattern,
     manager::{Compatibility, PullSettings},
     records::VerificationPolicy,
@@ -17,7 +17,7 @@ use super::{environment::Surroundings, keys::CriCallers};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
-    pub(crate) gc: GcSettings,
+    pub(crate) gc: GcPolicy,
     /// Settings of collection beyond the kubelet's.
     pub(crate) collection: Collection,
     pub(crate) node: NodeSettings,
@@ -56,26 +56,12 @@ pub(crate) struct ProviderSettings {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct GcSettings {
-    pub(crate) high: Percent,
-    pub(crate) low: Percent,
-    pub(crate) age_min: Duration,
-    /// Images unused for longer are removed. `None`: no limit.
-    pub(crate) age_max: Option<Duration>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Collection {
     /// `None`: on command only.
     pub(crate) period: Option<Duration>,
     /// Collect for a pull that lacks space.
     pub(crate) for_pulls: bool,
     pub(crate) mode: CollectionMode,
-    pub(crate) order: CollectionOrder,
-    /// Inode watermarks; `None`: inodes are ignored.
-    pub(crate) inodes: Option<InodeMarks>,
-    /// What may be removed when the thresholds are out of reach.
-    pub(crate) relief: ReliefMarks,
     pub(crate) keep: Vec<KeepRule>,
     /// Only images that imagelet pulled or adopted are removed.
     pub(crate) only_owned: bool,
@@ -106,13 +92,6 @@ impl CollectionMode {
             Self::Shadow => "shadow",
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CollectionOrder {
-    /// Lowest retention score per byte that only the image occupies.
-    Cost,
-    Lru,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -24,7 +24,7 @@ use crate::{
     failure::Failure,
 };
 use command::Command;
-pub(crate) use gc::{SpaceByCollection, collect, policy};
+pub(crate) use gc::{SpaceByCollection, collect};
 pub(crate) use images::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use pulls::PullTracker;

@@ -408,10 +408,7 @@ mod tests {
     use imagelet_vectors::Way;
 
     use super::*;
-    use crate::{
-        config::{Environment, Sources},
-        node::policy,
-    };
+    use crate::config::{Environment, Sources};
 
     #[test]
     fn the_vectors_are_run_under_what_the_program_makes_of_its_configuration() {
@@ -426,7 +423,7 @@ mod tests {
             let records = records_settings(&settings).expect("pulls are recorded");
             assert_eq!(records.guard, way.guard(), "{way}");
             let marks = GcPolicy::new(85, 80, Duration::from_mins(2), None).expect("the defaults hold");
-            assert_eq!(policy(&settings), Ok(way.collecting(marks)), "{way}");
+            assert_eq!(settings.gc, way.collecting(marks), "{way}");
         }
     }
 }

@@ -27,7 +27,7 @@ pub(in crate::gc) fn held_by_rules(
     let mut held: Vec<Option<Reason>> = vec![None; entries.len()];
     let mut repositories: Option<Repositories<'_>> = None;
     for rule in &rules.keep {
-        let last: Option<HashSet<&ImageId>> = if let KeepScope::LastTags { repository, count } = rule.scope() {
+        let last: Option<HashSet<&ImageId>> = if let KeepScope::LastTags { repository, count } = &rule.scope {
             let repositories = repositories.get_or_insert_with(|| by_repository(entries));
             let count = usize::try_from(count.get()).unwrap_or(usize::MAX);
             let covered = repositories.iter().filter(|(name, _)| repository.matches_name(name));
@@ -38,7 +38,7 @@ pub(in crate::gc) fn held_by_rules(
         for (entry, held) in entries.iter().zip(&mut held).filter(|(_, held)| held.is_none()) {
             let covered = match &last {
                 Some(last) => last.contains(&entry.image.id).then_some(Covered::Known),
-                None => covers(rule.scope(), entry, labels.get(&entry.image.id).and_then(Option::as_ref)),
+                None => covers(&rule.scope, entry, labels.get(&entry.image.id).and_then(Option::as_ref)),
             };
             *held = covered.filter(|_| is_fresh(rule, entry, now)).map(|covered| match covered {
                 Covered::Known => Reason::Rule { rule: rule.to_string() },
@@ -56,7 +56,7 @@ pub(in crate::gc) fn held_by_rules(
 
 fn is_fresh(rule: &KeepRule, entry: &ImageEntry, now: SystemTime) -> bool {
     let since = entry.last_used.max(Some(entry.first_seen));
-    rule.unused_max().is_none_or(|max| {
+    rule.unused_max.is_none_or(|max| {
         // A time in the future counts as now.
         since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed <= max))
     })

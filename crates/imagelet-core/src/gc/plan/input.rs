@@ -8,7 +8,7 @@ use crate::gc::{
 };
 use crate::{
     disks::DiskUse,
-    image::{ImageId, ImageKey},
+    image::{ByteSize, ImageId, ImageKey},
     inventory::ImageEntry,
     runtime::{Freed, LayerGraph},
 };
@@ -40,6 +40,10 @@ pub(in crate::gc) struct PlanInput<'a> {
 impl PlanInput<'_> {
     pub(in crate::gc) fn id(&self, place: usize) -> &ImageId {
         &self.entries[place].image.id
+    }
+
+    pub(in crate::gc) fn size(&self, place: usize) -> ByteSize {
+        self.entries[place].image.size
     }
 
     pub(in crate::gc) fn idle(&self, place: usize) -> Idle {

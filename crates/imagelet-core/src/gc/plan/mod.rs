@@ -11,7 +11,7 @@ mod unreachable_goal;
 
 use std::time::{Duration, SystemTime};
 
-use self::select::{Candidate, Selection, Wanted};
+use self::select::{Selection, Wanted};
 pub use self::unreachable_goal::{ShortOutcome, Shortfall};
 pub(super) use self::{
     input::PlanInput,
@@ -19,7 +19,7 @@ pub(super) use self::{
     unreachable_goal::{ReportedShortfall, message, size_text},
 };
 use super::{
-    policy::{AgeCounts, GcGoal, GcWay, ReliefMarks},
+    policy::GcGoal,
     reason::{GcPhase, Reason},
 };
 use crate::{
@@ -62,7 +62,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     free.sort_by_key(|place| (input.entries[*place].last_used, input.entries[*place].first_seen));
     let (old, free): (Vec<usize>, Vec<usize>) =
         free.into_iter().partition(|place| is_old(&input.entries[*place], input));
-    let age_max = input.policy.age_max().unwrap_or_default();
+    let age_max = input.policy.age_max.unwrap_or_default();
     let by_age = |(place, frees)| {
         let reason = Reason::Old { idle: input.idle(place), age_max };
         Step { place, phase: GcPhase::Age, reason, frees }
@@ -76,8 +76,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     for place in free {
         let fresh = too_fresh(&input.entries[place], input);
         if fresh.is_none() {
-            let is_idle = is_idle(&input.entries[place], input);
-            candidates.push(Candidate { place, size: input.entries[place].image.size, is_idle });
+            candidates.push(place);
         }
         kept[place] = fresh.filter(|_| is_space_wanted).or(Some(Reason::NotNeeded));
     }
@@ -96,17 +95,16 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
 
     let shortfall = wanted.filter(|_| is_short).map(|wanted| {
         let freed = sum(steps.iter().filter(|step| step.phase != GcPhase::Age));
-        let places = candidates.iter().map(|it| it.place);
+        let places = candidates.iter().copied();
         let gone = steps.iter().map(|step| step.place);
         unreachable_goal::shortfall(input, places, gone, sum(&steps), wanted.least.less(freed))
     });
     if is_out_of_reach {
-        let relief = input.policy.relief().filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
-        for it in &candidates {
-            let recent = relief
-                .filter(|_| !it.is_idle)
-                .map(|ReliefMarks { idle_min, .. }| Reason::Recent { idle: input.idle(it.place), idle_min });
-            kept[it.place] = Some(recent.unwrap_or(Reason::InVain));
+        let relief = input.policy.relief.filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
+        for place in candidates {
+            let recent = relief.filter(|_| !is_idle(&input.entries[place], input));
+            let recent = recent.map(|it| Reason::Recent { idle: input.idle(place), idle_min: it.idle_min });
+            kept[place] = Some(recent.unwrap_or(Reason::InVain));
         }
     }
     for step in &steps {
@@ -154,7 +152,7 @@ fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reas
 
 /// Why the image stays although space is wanted.
 fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
-    let age_min = input.policy.age_min();
+    let age_min = input.policy.age_min;
     if entry.last_used >= Some(input.now) {
         return Some(Reason::JustUsed);
     }
@@ -167,20 +165,18 @@ fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
 /// Whether the image was idle long enough to be removed although the goal is out of reach.
 fn is_idle(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
     let since = entry.last_used.max(Some(entry.first_seen)).max(entry.leased_at);
-    input.policy.relief().is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
+    input.policy.relief.is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
 }
 
 fn is_old(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
-    let Some(age_max) = input.policy.age_max().filter(|_| input.goal == GcGoal::Threshold) else { return false };
+    let Some(age_max) = input.policy.age_max.filter(|_| input.goal == GcGoal::Threshold) else { return false };
     if !is_older(Some(input.watched_since), age_max, input.now) {
         return false;
     }
-    let since = match input.policy.age_counts() {
-        AgeCounts::FromUseOrSight => entry.last_used.max(Some(entry.first_seen)),
-        AgeCounts::FromUse => entry.last_used,
-    };
-    let may_be_fresh = input.policy.way() == GcWay::Kubelet;
-    is_older(since, age_max, input.now) && (may_be_fresh || too_fresh(entry, input).is_none())
+    if input.policy.is_kubelet() {
+        return is_older(entry.last_used, age_max, input.now);
+    }
+    is_older(entry.last_used.max(Some(entry.first_seen)), age_max, input.now) && too_fresh(entry, input).is_none()
 }
 
 /// `now - since > age`; an absent time is infinitely long ago, and a future time is now (`docs/spec/gc.md §0.2`).
@@ -213,7 +209,7 @@ fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
             if bytes.is_none() && inodes.is_none() {
                 return None;
             }
-            if policy.way() == GcWay::Kubelet {
+            if policy.is_kubelet() {
                 let all = Freed { bytes: bytes?, inodes: 0 }.less(input.freed);
                 // With equal thresholds the kubelet removes one image although nothing is wanted.
                 return Some(Wanted { all, least: all, relief: None });

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Node, at};
 use crate::{
     audit_log::{ActCode, AuditLog, HappeningKind},
-    gc::{GcGoal, GcPolicy, GcRequest, GcWay, RunTrigger},
+    gc::{GcGoal, GcOrder, GcPolicy, GcRequest, RunTrigger},
     image::ByteSize,
     runtime::RuntimeErrorKind,
 };
@@ -40,19 +40,19 @@ async fn a_collection_tells_the_log_what_it_removed_spared_and_failed_to_remove(
 #[tokio::test]
 async fn in_shadow_mode_every_port_is_only_read() {
     for goal in [GcGoal::Threshold, GcGoal::AllUnused, GcGoal::Free(ByteSize(300))] {
-        for way in [GcWay::Imagelet, GcWay::Kubelet] {
+        for order in [GcOrder::Lru, GcOrder::Kubelet] {
             let node = Node::new(500);
             node.idle("a:1", 200, 10).await;
             node.idle("b:1", 250, 20).await;
             node.fake.take_calls();
-            let policy =
-                GcPolicy::new(90, 80, Duration::from_mins(2), Some(Duration::from_mins(1))).unwrap().in_way(way);
+            let policy = GcPolicy::new(90, 80, Duration::from_mins(2), Some(Duration::from_mins(1))).unwrap();
+            let policy = GcPolicy { order, ..policy };
             let report = node.gc.run(&GcRequest { policy, goal, dry_run: true }, at(10_000)).await.unwrap();
-            assert!(report.chosen().count() > 0 && report.removed().next().is_none(), "{goal:?} {way:?}");
+            assert!(report.chosen().count() > 0 && report.removed().next().is_none(), "{goal:?} {order:?}");
             let calls = node.fake.take_calls();
             let reads = ["list", "status", "containers", "sandboxes", "mounts", "filesystem", "layers"];
             let is_read = |call: &String| reads.iter().any(|verb| call.split(' ').next() == Some(*verb));
-            assert!(!calls.is_empty() && calls.iter().all(is_read), "{goal:?} {way:?}: {calls:?}");
+            assert!(!calls.is_empty() && calls.iter().all(is_read), "{goal:?} {order:?}: {calls:?}");
         }
     }
 }

@@ -27,7 +27,7 @@ async fn stacked(others: u64) -> (Node, [ImageId; 4]) {
 }
 
 fn policy(order: GcOrder) -> GcPolicy {
-    GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap().in_order(order)
+    GcPolicy { order, ..GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap() }
 }
 
 async fn collect(node: &Node, order: GcOrder, goal: GcGoal) -> GcReport {
@@ -139,7 +139,7 @@ async fn what_comes_between_is_planned_around_and_nothing_goes_in_vain() {
 #[tokio::test]
 async fn inodes_are_a_second_watermark() {
     let percent = |value| Percent::new(value).unwrap();
-    let policy = policy(GcOrder::Cost).watching_inodes(Some(InodeMarks::new(percent(95), percent(90))));
+    let policy = GcPolicy { inodes: Some(GcMarks::new(percent(95), percent(90))), ..policy(GcOrder::Cost) };
     let request = |dry_run| GcRequest { policy, goal: GcGoal::Threshold, dry_run };
     // Each layer of the fake is one inode: removing two of the four reduces 20 to 18.
     let node = stacked(0).await.0.with_inodes(20, 0);

@@ -305,16 +305,16 @@ async fn only_as_much_goes_as_was_asked_for() {
 
 #[tokio::test]
 async fn a_removal_names_the_handler_of_its_image_and_the_kubelets_the_id_alone() {
-    for (way, handler) in [(GcWay::Imagelet, "kata"), (GcWay::Kubelet, "")] {
+    for (order, handler) in [(GcOrder::Lru, "kata"), (GcOrder::Kubelet, "")] {
         let image = serde_json::json!({"id": "sha256:a", "size": 1, "runtime_handler": "kata"});
         let scripted = Arc::new(Scripted::holding(vec![image]));
         let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
         let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
-        let policy = GcPolicy::new(85, 80, Duration::ZERO, None).unwrap().in_way(way);
+        let policy = GcPolicy { order, ..GcPolicy::new(85, 80, Duration::ZERO, None).unwrap() };
         let request = GcRequest { policy, goal: GcGoal::AllUnused, dry_run: false };
         let report = ImageGc::new(runtime, inventory).run(&request, at(10_000)).await.unwrap();
-        assert_eq!(report.decisions[0].key().to_string(), "sha256:a,kata", "{way:?}: the record is of both");
+        assert_eq!(report.decisions[0].key().to_string(), "sha256:a,kata", "{order:?}: the record is of both");
         let named = ImageSpec { runtime_handler: handler.to_owned(), ..ImageSpec::new("sha256:a") };
-        assert_eq!(*scripted.removals.lock().unwrap(), [named], "{way:?}");
+        assert_eq!(*scripted.removals.lock().unwrap(), [named], "{order:?}");
     }
 }

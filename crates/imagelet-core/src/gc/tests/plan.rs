@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use super::*;
 use crate::{
     disks::DiskUse,
-    gc::{GcOrder, GcPolicy, InodeMarks},
+    gc::{GcMarks, GcOrder, GcPolicy, ReliefMarks},
     image::{Image, ImageId, ImageSpec, ImageUser, Percent},
     inventory::{ImageOrigin, UseHistory},
     runtime::{LayerFacts, LayerGraph},
@@ -112,21 +112,23 @@ fn no_image_goes_for_its_age_before_it_was_watched_for_that_long() {
 }
 
 #[test]
-fn a_fresh_image_does_not_go_for_its_age_whichever_way_ages_count() {
-    let by_age = |counts: AgeCounts, image: ImageEntry| {
+fn a_fresh_image_stays_whatever_its_age_except_in_the_kubelets_order() {
+    let by_age = |order: GcOrder, image: ImageEntry| {
         let input = input(GcGoal::Threshold, vec![image]);
-        kept(&Case { policy: input.policy.counting(counts), ..input })
+        kept(&Case { policy: GcPolicy { order, ..input.policy }, ..input })
     };
     let never_used = |seen: Duration| ImageEntry { first_seen: now() - seen, last_used: None, ..idle() };
-    for counts in [AgeCounts::FromUse, AgeCounts::FromUseOrSight] {
-        assert_eq!(by_age(counts, never_used(MINUTE)), Some(Reason::NotNeeded), "{counts:?}: just pulled");
-        let asked = ImageEntry { leased_at: Some(now() - MINUTE), ..idle() };
-        assert_eq!(by_age(counts, asked), Some(Reason::NotNeeded), "{counts:?}: just asked for");
-        assert_eq!(by_age(counts, never_used(LONG)), None, "{counts:?}");
-    }
+    let requested = ImageEntry { leased_at: Some(now() - MINUTE), ..idle() };
     let since_yesterday = never_used(Duration::from_hours(23));
-    assert_eq!(by_age(AgeCounts::FromUseOrSight, since_yesterday.clone()), Some(Reason::NotNeeded));
-    assert_eq!(by_age(AgeCounts::FromUse, since_yesterday), None, "the kubelet's way, where it counts as never used");
+    for order in [GcOrder::Lru, GcOrder::Cost] {
+        for image in [never_used(MINUTE), requested.clone(), since_yesterday.clone()] {
+            assert_eq!(by_age(order, image), Some(Reason::NotNeeded), "{order:?}");
+        }
+        assert_eq!(by_age(order, never_used(LONG)), None, "{order:?}");
+    }
+    for image in [never_used(MINUTE), requested, since_yesterday] {
+        assert_eq!(by_age(GcOrder::Kubelet, image), None, "a never used image is infinitely old (docs/spec/gc.md §7)");
+    }
 }
 
 #[test]
@@ -159,7 +161,12 @@ fn an_image_whose_handlers_disagree_stays_whole() {
     };
     let planned = |images: Vec<ImageEntry>| {
         let input = input(GcGoal::Free(ByteSize(50)), images);
-        planned(&Case { policy: input.policy.in_order(GcOrder::Cost), layers: Some(graph.clone()), ..input }).0
+        planned(&Case {
+            policy: GcPolicy { order: GcOrder::Cost, ..input.policy },
+            layers: Some(graph.clone()),
+            ..input
+        })
+        .0
     };
     let kept = planned(vec![pinned, free.clone()]);
     assert_eq!((kept.steps.len(), kept.possible), (0, Freed::default()), "a removal of one takes what the other has");
@@ -192,7 +199,7 @@ fn relief(available: u64, change: impl Fn(&mut Case)) -> (Vec<String>, Vec<&'sta
     let mut input = input(GcGoal::Threshold, images);
     let marks = ReliefMarks { idle_min: Duration::from_hours(1), critical: Percent::new(95).unwrap() };
     // At least 410 bytes must be free; the images have 200.
-    input.policy = GcPolicy::new(60, 50, AGE_MIN, None).unwrap().relieving(Some(marks));
+    input.policy = GcPolicy { relief: Some(marks), ..GcPolicy::new(60, 50, AGE_MIN, None).unwrap() };
     input.disk = DiskUse::of(ByteSize(1000), ByteSize(available));
     change(&mut input);
     let (plan, entries) = planned(&input);
@@ -217,7 +224,7 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
     for (order, has_layers) in ways {
         let planned = |available: u64, change: &dyn Fn(&mut Case)| {
             relief(available, |input| {
-                input.policy = input.policy.in_order(order);
+                input.policy.order = order;
                 if has_layers {
                     by_layers(input);
                 }
@@ -246,22 +253,21 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
         assert_eq!(sorted(planned(0, &asis).0), ["600", "61"], "{case}");
         // 140 bytes must be freed to get below 85 percent: one more is removed.
         let lower = |input: &mut Case| {
-            let marks = input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
-            input.policy = input.policy.relieving(marks);
+            let relief = input.policy.relief;
+            input.policy.relief = relief.map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
         };
         let (gone, kept, _) = planned(20, &lower);
         assert_eq!((gone.len(), kept), (3, vec!["recent"]), "{case}");
         // More than all of them: all are removed.
         let (gone, kept, shortfall) = planned(0, &|input: &mut Case| {
             lower(input);
-            input.policy = input
-                .policy
-                .relieving(input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it }));
+            let relief = input.policy.relief;
+            input.policy.relief = relief.map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it });
         });
         assert_eq!((gone.len(), kept.len()), (4, 0), "{case}");
         assert_eq!(shortfall.map(|it| (it.free, it.others)), Some((ByteSize(0), ByteSize(800))), "{case}");
         // The kubelet's algorithm has no such marks; a goal in bytes is all or nothing.
-        let without = |input: &mut Case| input.policy = input.policy.relieving(None);
+        let without = |input: &mut Case| input.policy.relief = None;
         assert_eq!(planned(0, &without).1, ["in_vain"; 4], "{case}");
         let asked = |input: &mut Case| input.goal = GcGoal::Free(ByteSize(201));
         assert_eq!(planned(0, &asked).1, ["in_vain"; 4], "{case}");
@@ -295,7 +301,7 @@ fn inodes_are_a_reason_for_relief_where_they_are_watched() {
         by_layers(input);
         let disk = DiskUse { inodes: Some(100), inodes_free: Some(3), ..DiskUse::of(ByteSize(1000), ByteSize(900)) };
         input.disk = disk;
-        input.policy = input.policy.watching_inodes(Some(InodeMarks::new(percent(90), percent(80))));
+        input.policy.inodes = Some(GcMarks::new(percent(90), percent(80)));
     };
     // At 97 of 100; three removals get below 95, two of which are idle.
     let (gone, kept, shortfall) = relief(900, short_of_inodes);
@@ -303,7 +309,7 @@ fn inodes_are_a_reason_for_relief_where_they_are_watched() {
     assert_eq!(shortfall.map(|it| it.missing), Some(Freed { bytes: ByteSize::ZERO, inodes: 5 }));
     let (gone, ..) = relief(900, |input| {
         short_of_inodes(input);
-        input.policy = input.policy.watching_inodes(None);
+        input.policy.inodes = None;
     });
     assert_eq!(gone, [""; 0], "not watched");
 }

@@ -5,10 +5,7 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use imagelet_core::{
     events::EventKind,
-    gc::{
-        AgeCounts, GcDecision, GcError, GcEvent, GcGoal, GcOrder, GcOutcome, GcPhase, GcPolicy, GcPolicyError,
-        GcReport, GcRequest, GcWay, RunTrigger,
-    },
+    gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest, RunTrigger},
     image::ByteSize,
     metrics::{Family, MetricKind},
     runtime::Certainty,
@@ -18,7 +15,7 @@ use tracing::{Instrument as _, instrument::WithSubscriber as _, subscriber::NoSu
 
 use crate::{
     api::{CollectRequest, Collected, CollectedRow, Steps},
-    config::{CollectionMode, CollectionOrder, GcSettings, Settings},
+    config::{CollectionMode, Settings},
     failure::Failure,
     node::{
         command::{AnswerTime, Command},
@@ -92,7 +89,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     for removal in report.removed() {
         node.parts.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
     }
-    let is_ours = request.policy.way() == GcWay::Imagelet;
+    let is_ours = !request.policy.is_kubelet();
     // Events of shadow mode are marked as such, with its record.
     if !shadow {
         node.record_events(report.events.iter().cloned());
@@ -128,31 +125,12 @@ fn span(goal: GcGoal) -> tracing::Span {
     }
 }
 
-/// The configured thresholds and ages, in the configured mode.
-pub(crate) fn policy(settings: &Settings) -> Result<GcPolicy, GcPolicyError> {
-    let GcSettings { high, low, age_min, age_max } = settings.gc;
-    let policy = GcPolicy::new(i64::from(high.get()), i64::from(low.get()), age_min, age_max)?;
-    Ok(in_way(policy, settings))
-}
-
-fn in_way(policy: GcPolicy, settings: &Settings) -> GcPolicy {
-    let policy = policy.in_order(match settings.collection.order {
-        CollectionOrder::Cost => GcOrder::Cost,
-        CollectionOrder::Lru => GcOrder::Lru,
-    });
-    if settings.compatibility.is_kubelet() {
-        return policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet);
-    }
-    let inodes = settings.collection.inodes;
-    policy.watching_inodes(inodes).relieving(Some(settings.collection.relief))
-}
-
 /// The request's values over the configured ones.
 fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
     let configured = &settings.gc;
-    let high = asked.high.unwrap_or(configured.high.get());
+    let high = asked.high.unwrap_or(configured.high().get());
     // A requested high threshold alone must not fail against a configured low one above it.
-    let low = asked.low.unwrap_or_else(|| configured.low.get().min(high));
+    let low = asked.low.unwrap_or_else(|| configured.low().get().min(high));
     let goal = match (asked.free, asked.all_unused) {
         (Some(bytes), _) => GcGoal::Free(ByteSize(bytes)),
         (None, true) => GcGoal::AllUnused,
@@ -165,7 +143,8 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     let age_min = if asked.now { Duration::ZERO } else { configured.age_min };
     let policy = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max)
         .map_err(|error| Failure::new("InvalidArgument", error.to_string()))?;
-    Ok(GcRequest { policy: in_way(policy, settings), goal, dry_run: asked.dry_run })
+    let policy = GcPolicy { bytes: policy.bytes, age_min, ..*configured };
+    Ok(GcRequest { policy, goal, dry_run: asked.dry_run })
 }
 
 /// Bytes that all allowed removals free, whatever the thresholds are, with their certainty.
@@ -240,7 +219,7 @@ fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
 #[cfg(test)]
 mod tests {
     use imagelet_core::{
-        gc::{ShortOutcome, Shortfall},
+        gc::{GcOrder, ShortOutcome, Shortfall},
         runtime::Freed,
     };
 
@@ -273,7 +252,7 @@ mod tests {
         for compatibility in ["imagelet", "kubelet"] {
             let ask = |asked: &CollectRequest| {
                 let request = gc_request(asked, &configured(compatibility)).expect("a request");
-                (request.goal, request.policy.age_min())
+                (request.goal, request.policy.age_min)
             };
             assert_eq!(ask(&all), (GcGoal::AllUnused, Duration::from_mins(2)), "{compatibility}");
             assert_eq!(ask(&now), (GcGoal::AllUnused, Duration::ZERO), "{compatibility}");
@@ -288,11 +267,11 @@ mod tests {
 
     #[test]
     fn the_configuration_says_whose_way_of_collecting_is_gone() {
-        let kubelet = policy(&configured("kubelet")).expect("a policy");
-        assert_eq!((kubelet.way(), kubelet.age_counts(), kubelet.relief()), (GcWay::Kubelet, AgeCounts::FromUse, None));
-        let own = policy(&configured("imagelet")).expect("a policy");
-        let relief = own.relief().map(|it| (it.idle_min, it.critical.get()));
-        assert_eq!((own.way(), relief), (GcWay::Imagelet, Some((Duration::from_hours(1), 95))));
+        let kubelet = configured("kubelet").gc;
+        assert_eq!((kubelet.order, kubelet.relief), (GcOrder::Kubelet, None));
+        let own = configured("imagelet").gc;
+        let relief = own.relief.map(|it| (it.idle_min, it.critical.get()));
+        assert_eq!((own.order, relief), (GcOrder::Cost, Some((Duration::from_hours(1), 95))));
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use imagelet_core::{
-    gc::Shadow,
+    gc::{Shadow, ShadowCounts},
     metrics::{Family, MetricKind, Metrics},
 };
 
-use crate::api::{LastCollection, ShadowRow};
+use crate::api::LastCollection;
 
 /// From a collection without removals to one with hundreds.
 const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
@@ -67,18 +67,8 @@ impl CollectionStats {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn shadow(&self) -> ShadowRow {
-        let counts = self.shadow.lock().unwrap_or_else(PoisonError::into_inner).counts();
-        ShadowRow {
-            compared: counts.compared,
-            agreed: counts.agreed,
-            kept_in_vain: counts.kept_in_vain,
-            kept_in_vain_bytes: counts.kept_in_vain_bytes.0,
-            came_back: counts.came_back,
-            saved_bytes: counts.saved_bytes.0,
-            still_there: counts.still_there,
-            still_there_bytes: counts.still_there_bytes.0,
-        }
+    pub(crate) fn shadow(&self) -> ShadowCounts {
+        self.shadow.lock().unwrap_or_else(PoisonError::into_inner).counts()
     }
 }
 

@@ -109,10 +109,10 @@ impl LocalNode {
             (&SHADOW_COMPARED, shadow.compared),
             (&SHADOW_AGREED, shadow.agreed),
             (&SHADOW_KEPT, shadow.kept_in_vain),
-            (&SHADOW_KEPT_BYTES, shadow.kept_in_vain_bytes),
-            (&SHADOW_SAVED_BYTES, shadow.saved_bytes),
+            (&SHADOW_KEPT_BYTES, shadow.kept_in_vain_bytes.0),
+            (&SHADOW_SAVED_BYTES, shadow.saved_bytes.0),
             (&SHADOW_STILL, shadow.still_there),
-            (&SHADOW_STILL_BYTES, shadow.still_there_bytes),
+            (&SHADOW_STILL_BYTES, shadow.still_there_bytes.0),
         ] {
             metrics.set(family, &[], value as f64);
         }

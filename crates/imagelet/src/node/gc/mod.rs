@@ -6,7 +6,7 @@ mod gc_audit;
 mod pressure;
 mod space_for_pull;
 
-pub(crate) use collect::{collect, policy, reclaimable};
+pub(crate) use collect::{collect, reclaimable};
 pub(crate) use collection_stats::{CollectionStats, declare};
 pub(crate) use pressure::{Pressure, pressure};
 pub(crate) use space_for_pull::SpaceByCollection;

@@ -12,7 +12,7 @@ use imagelet_core::{
     runtime::{MakeRoom, RoomMade, RoomWanted},
 };
 
-use super::collect::{collect, policy};
+use super::collect::collect;
 use crate::{config::CollectionMode, failure::Failure, node::local::LocalNode};
 
 /// Collects on this node. Holds a weak reference, because the node owns the store that calls this.
@@ -40,7 +40,7 @@ impl MakeRoom for SpaceByCollection {
 
 /// Plans first: no image is removed for a pull that is rejected anyway.
 async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
-    let policy = policy(&node.settings()).map_err(|error| Failure::of(&error))?;
+    let policy = node.settings().gc;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
     let planned = collect(node, &ask(wanted.bytes, true), "pull").await?;
     let could_free = planned.could_free;

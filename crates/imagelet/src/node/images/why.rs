@@ -15,7 +15,7 @@ use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
 use crate::{
     api::{HeldBackRow, ImageRow, PodStartRow, Steps, moment},
     failure::Failure,
-    node::{command::Command, gc::policy, local::LocalNode, pulls::WaitingRows},
+    node::{command::Command, local::LocalNode, pulls::WaitingRows},
 };
 
 /// A longer answer is not useful.
@@ -248,13 +248,7 @@ struct Prediction {
 
 async fn predict(node: &LocalNode, problems: &mut Vec<String>) -> Prediction {
     let settings = node.settings();
-    let policy = match policy(&settings) {
-        Ok(policy) => policy,
-        Err(failure) => {
-            problems.push(failure.to_string());
-            return Prediction::default();
-        }
-    };
+    let policy = settings.gc;
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     // The audit log records collections, not requests for a prediction.
     let planned = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new());

@@ -3,18 +3,18 @@
 use super::set_cover::{CoverState, Problem, Weight, number, place};
 
 /// Bound of visited partial sets; a few milliseconds.
-pub(super) const NODES_MAX: usize = 20_000;
+const NODES_MAX: usize = 20_000;
 /// One bit per candidate in a word; a larger search would not end in time.
-const CANDIDATES_MAX: usize = 64;
+pub(super) const CANDIDATES_MAX: usize = 64;
 /// A visit costs as much as its groups; with more groups fewer sets are visited.
 const GROUPS_USUAL: usize = 100;
 
-/// Improves a set if a better one exists. Returns whether the result is proven optimal.
-pub(super) fn improve(problem: &Problem, target: Weight, best: &mut Vec<u32>, nodes_max: usize) -> bool {
+/// The best set, or the given one where the search finds none or would not end in time.
+pub(super) fn improve(problem: &Problem, target: Weight, best: Vec<u32>) -> Vec<u32> {
     let users: Vec<u32> =
         (0..number(problem.costs.len())).filter(|user| !problem.groups_of[place(*user)].is_empty()).collect();
-    if users.len() > CANDIDATES_MAX || nodes_max == 0 {
-        return false;
+    if users.len() > CANDIDATES_MAX {
+        return best;
     }
     let bit_of = |user: &u32| users.binary_search(user).map_or(0, |bit| 1_u64 << bit);
     let groups: Vec<Part> = problem
@@ -23,15 +23,15 @@ pub(super) fn improve(problem: &Problem, target: Weight, best: &mut Vec<u32>, no
         .filter(|group| group.weight != Weight::default())
         .map(|group| Part { users: group.users.iter().map(bit_of).sum(), weight: group.weight })
         .collect();
-    let nodes_left = nodes_max * GROUPS_USUAL / groups.len().max(GROUPS_USUAL);
+    let nodes_left = NODES_MAX * GROUPS_USUAL / groups.len().max(GROUPS_USUAL);
     let costs = users.iter().map(|user| problem.costs[place(*user)]).collect();
-    let best_cost = CoverState::of(problem, best).cost();
+    let best_cost = CoverState::of(problem, &best).cost();
     let mut search = Search { costs, groups, target, best_cost, best: None, nodes_left };
     search.visit(0, 0, 0);
-    if let Some(found) = search.best {
-        *best = users.iter().copied().filter(|user| found & bit_of(user) != 0).collect();
+    match search.best {
+        Some(found) => users.iter().copied().filter(|user| found & bit_of(user) != 0).collect(),
+        None => best,
     }
-    search.nodes_left > 0
 }
 
 struct Part {

@@ -1,12 +1,11 @@
 //! Selects the candidates to remove for space.
 //!
 //! With known layers, the cheapest set that frees enough is a set-cover problem (`cover.rs`). With sizes alone, images
-//! are independent (`independent.rs`).
+//! are independent.
 
 mod cover;
 mod exact;
 mod greedy;
-mod independent;
 mod set_cover;
 
 #[cfg(test)]
@@ -18,22 +17,13 @@ use std::{
     ops::Range,
 };
 
-use self::{independent::Independent, set_cover::Item};
-use super::{input::PlanInput, retention_score};
+use self::set_cover::Item;
+use super::{input::PlanInput, is_idle, retention_score};
 use crate::{
-    gc::policy::{GcGoal, GcOrder, GcWay},
+    gc::policy::{GcGoal, GcOrder},
     image::{ByteSize, ImageId},
     runtime::{Freed, LayerGraph},
 };
-
-/// A candidate for removal, by index in the input.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate {
-    pub(super) place: usize,
-    pub(super) size: ByteSize,
-    /// Idle long enough to be removed although the goal is out of reach.
-    pub(super) is_idle: bool,
-}
 
 /// How much to free for space.
 #[derive(Clone, Copy, Debug)]
@@ -60,23 +50,18 @@ pub(super) struct Selection {
     pub(super) is_out_of_reach: bool,
 }
 
-/// Candidates are in the order of last use; `old` images are removed by age.
-pub(super) fn select(
-    input: &PlanInput<'_>,
-    old: &[usize],
-    candidates: &[Candidate],
-    wanted: Option<Wanted>,
-) -> Selection {
+/// Candidates are in the order of last use; `old` images are removed by age. All images are given by their places.
+pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize], wanted: Option<Wanted>) -> Selection {
     let field = Field::new(input, old);
     let possible = field.most(candidates);
     let Some(wanted) = wanted else {
         let goes = if input.goal == GcGoal::AllUnused { field.in_order(candidates) } else { Vec::new() };
         return Selection { goes, possible, ..Selection::default() };
     };
-    if input.policy.way() == GcWay::Kubelet {
+    if input.policy.is_kubelet() {
         let mut listed = ByteSize::ZERO;
-        let is_last = |it: &Candidate| {
-            listed = listed + it.size;
+        let is_last = |place: &usize| {
+            listed = listed + input.size(*place);
             listed >= wanted.all.bytes
         };
         let count = candidates.iter().position(is_last).map_or(candidates.len(), |last| last + 1);
@@ -95,25 +80,30 @@ pub(super) fn select(
 
 /// Bytes that these images free in sequence: by layers, or by listed sizes where layers are unknown.
 pub(in crate::gc) fn frees(input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
-    match input.layers {
+    in_order(input.layers, input, places)
+}
+
+fn in_order(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
+    match graph {
         Some(graph) => by_layers(graph, input, places),
-        None => places.iter().map(|place| (*place, bytes(input.entries[*place].image.size))).collect(),
+        None => places.iter().map(|place| (*place, bytes(input.size(*place)))).collect(),
     }
 }
 
 /// The removals when the goal is out of reach: idle images, and others until `least` is free.
-fn relieve(field: &Field<'_>, old: &[usize], candidates: &[Candidate], least: Freed) -> Vec<(usize, Freed)> {
-    let id = |it: &Candidate| field.input.id(it.place);
+fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed) -> Vec<(usize, Freed)> {
+    let id = |place: &usize| field.input.id(*place);
     // An image of several handlers is as idle as its last used entry.
-    let recent: BTreeSet<&ImageId> = candidates.iter().filter(|it| !it.is_idle).map(id).collect();
-    let idle: Vec<Candidate> = candidates.iter().copied().filter(|it| !recent.contains(id(it))).collect();
+    let recent: BTreeSet<&ImageId> =
+        candidates.iter().filter(|place| !is_idle(&field.input.entries[**place], field.input)).map(id).collect();
+    let idle: Vec<usize> = candidates.iter().copied().filter(|place| !recent.contains(id(place))).collect();
     let mut goes = field.choose(&idle, field.most(&idle));
     let freed = goes.iter().fold(Freed::default(), |sum, (_, frees)| sum.plus(*frees));
     if freed.meets(least) {
         return goes;
     }
     let first: BTreeSet<usize> = goes.iter().map(|(place, _)| *place).collect();
-    let rest: Vec<Candidate> = candidates.iter().copied().filter(|it| !first.contains(&it.place)).collect();
+    let rest: Vec<usize> = candidates.iter().copied().filter(|place| !first.contains(place)).collect();
     let gone: Vec<usize> = old.iter().copied().chain(first).collect();
     let field = Field::new(field.input, &gone);
     goes.extend(field.choose(&rest, field.within(least.less(freed), field.most(&rest))));
@@ -131,17 +121,15 @@ impl<'a> Field<'a> {
         Self { input, graph: input.layers.map(|graph| without(graph, input, gone)) }
     }
 
-    fn most(&self, candidates: &[Candidate]) -> Freed {
-        let Some(graph) = &self.graph else { return bytes(candidates.iter().map(|it| it.size).sum()) };
-        let items: Vec<Item> = by_image(self.input, candidates).into_keys().map(|id| Item::new(id, 0)).collect();
+    fn most(&self, candidates: &[usize]) -> Freed {
+        let Some(graph) = &self.graph else { return bytes(candidates.iter().map(|it| self.input.size(*it)).sum()) };
+        let items: Vec<Item> =
+            by_image(self.input, candidates).into_keys().map(|id| Item { image: id.clone(), cost: 0 }).collect();
         cover::most(graph, &items)
     }
 
-    fn in_order(&self, candidates: &[Candidate]) -> Vec<(usize, Freed)> {
-        match &self.graph {
-            Some(graph) => by_layers(graph, self.input, &places(candidates)),
-            None => candidates.iter().map(|it| (it.place, bytes(it.size))).collect(),
-        }
+    fn in_order(&self, candidates: &[usize]) -> Vec<(usize, Freed)> {
+        in_order(self.graph.as_deref(), self.input, candidates)
     }
 
     /// Whether this may be enough. Sizes do not cover inodes, so only bytes can rule it out.
@@ -155,43 +143,40 @@ impl<'a> Field<'a> {
     }
 
     /// The candidates that free the wanted amount, in removal order; the amount must be possible.
-    fn choose(&self, candidates: &[Candidate], wanted: Freed) -> Vec<(usize, Freed)> {
+    fn choose(&self, candidates: &[usize], wanted: Freed) -> Vec<(usize, Freed)> {
         let input = self.input;
-        match (&self.graph, input.policy.order()) {
+        match (&self.graph, input.policy.order) {
             (Some(graph), GcOrder::Cost) => {
-                let costs = retention_score::costs(input, &places(candidates));
+                let costs = retention_score::costs(input, candidates);
                 let of_image = by_image(input, candidates);
                 let cost = |at: &Vec<usize>| at.iter().fold(0_u64, |sum, at| sum.saturating_add(costs[*at]));
-                let items: Vec<Item> = of_image.iter().map(|(id, at)| Item::new(id, cost(at))).collect();
-                let Some(cover) = cover::choose(graph, &items, wanted) else { return Vec::new() };
+                let item = |(id, at): (&&ImageId, &Vec<usize>)| Item { image: (*id).clone(), cost: cost(at) };
+                let items: Vec<Item> = of_image.iter().map(item).collect();
+                let cover = cover::choose(graph, &items, wanted).unwrap_or_default();
                 let entries = |(image, frees): &(ImageId, Freed)| {
                     let at = &of_image[image];
                     // The last entry of a multi-handler image frees its bytes.
                     let last = at.len() - 1;
                     let each = |(number, at): (usize, &usize)| {
-                        (candidates[*at].place, if number == last { *frees } else { Freed::default() })
+                        (candidates[*at], if number == last { *frees } else { Freed::default() })
                     };
                     at.iter().enumerate().map(each).collect::<Vec<_>>()
                 };
-                cover.images.iter().flat_map(entries).collect()
+                cover.iter().flat_map(entries).collect()
             }
-            (Some(graph), GcOrder::Lru) => {
+            (Some(graph), GcOrder::Lru | GcOrder::Kubelet) => {
                 let goes = until(self.in_order(candidates), wanted);
                 let mut chosen: Vec<usize> = goes.into_iter().map(|(place, _)| place).collect();
                 leave_out(graph, input, &mut chosen, wanted);
                 by_layers(graph, input, &chosen)
             }
             (None, GcOrder::Cost) => {
-                let costs = retention_score::costs(input, &places(candidates));
-                let independent = candidates
-                    .iter()
-                    .zip(costs)
-                    .map(|(it, cost)| Independent { cost, frees: it.size })
-                    .collect::<Vec<_>>();
-                let chosen = independent::choose(&independent, wanted).into_iter();
-                chosen.map(|at| (candidates[at].place, bytes(candidates[at].size))).collect()
+                let costs = retention_score::costs(input, candidates);
+                let images: Vec<_> = costs.into_iter().zip(candidates.iter().map(|it| input.size(*it))).collect();
+                let chosen = cover::choose_independent(&images, wanted).into_iter();
+                chosen.map(|at| (candidates[at], bytes(input.size(candidates[at])))).collect()
             }
-            (None, GcOrder::Lru) => until(self.in_order(candidates), wanted),
+            (None, GcOrder::Lru | GcOrder::Kubelet) => until(self.in_order(candidates), wanted),
         }
     }
 }
@@ -223,10 +208,6 @@ fn bytes(bytes: ByteSize) -> Freed {
     Freed { bytes, inodes: 0 }
 }
 
-fn places(candidates: &[Candidate]) -> Vec<usize> {
-    candidates.iter().map(|it| it.place).collect()
-}
-
 /// The entries of the image at this index, one per handler.
 fn handlers(input: &PlanInput<'_>, place: usize) -> Range<usize> {
     let id = input.id(place);
@@ -255,12 +236,12 @@ fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, gone: &[usize]) -> 
 }
 
 /// Indices of candidates by image: a multi-handler image needs all its entries as candidates.
-fn by_image<'a>(input: &'a PlanInput<'_>, candidates: &[Candidate]) -> BTreeMap<&'a ImageId, Vec<usize>> {
+fn by_image<'a>(input: &'a PlanInput<'_>, candidates: &[usize]) -> BTreeMap<&'a ImageId, Vec<usize>> {
     let mut of_image: BTreeMap<&ImageId, Vec<usize>> = BTreeMap::new();
-    for (at, it) in candidates.iter().enumerate() {
-        of_image.entry(input.id(it.place)).or_default().push(at);
+    for (at, place) in candidates.iter().enumerate() {
+        of_image.entry(input.id(*place)).or_default().push(at);
     }
-    of_image.retain(|_, at| handlers(input, candidates[at[0]].place).len() == at.len());
+    of_image.retain(|_, at| handlers(input, candidates[at[0]]).len() == at.len());
     of_image
 }
 

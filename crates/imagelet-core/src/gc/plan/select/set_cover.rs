@@ -14,12 +14,6 @@ pub(super) struct Item {
     pub(super) cost: u64,
 }
 
-impl Item {
-    pub(super) fn new(image: &ImageId, cost: u64) -> Self {
-        Self { image: image.clone(), cost }
-    }
-}
-
 /// Freed bytes and inodes, wide enough for any sum (`docs/spec/gc.md W21`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Weight {
@@ -73,13 +67,17 @@ impl Problem {
         candidates.sort_unstable();
         candidates.dedup_by_key(|(image, _)| *image);
 
-        let mut users = Users::of(graph.layers.len());
+        let mut users = vec![LayerUsers::None; graph.layers.len()];
         let mut next = candidates.iter().zip(0_u32..).peekable();
         // Both are sorted by image, so one walk joins them.
         for (image, parts) in &graph.images {
             while next.next_if(|((candidate, _), _)| *candidate < image).is_some() {}
             let user = next.next_if(|((candidate, _), _)| *candidate == image).map(|(_, user)| user);
-            users.has(user, parts);
+            for part in parts {
+                if let Some(users) = users.get_mut(place(*part)) {
+                    users.add(user);
+                }
+            }
         }
 
         let mut problem = Self {
@@ -91,7 +89,7 @@ impl Problem {
         // Most layers have one user, and an array is faster than a list.
         let mut own: Vec<Option<usize>> = vec![None; candidates.len()];
         let mut shared: HashMap<Vec<u32>, usize> = HashMap::new();
-        for (layer, users) in graph.layers.iter().zip(users.0).filter(|(layer, _)| !layer.held) {
+        for (layer, users) in graph.layers.iter().zip(users).filter(|(layer, _)| !layer.held) {
             let group = match users {
                 LayerUsers::None | LayerUsers::Outside => continue,
                 LayerUsers::One(user) => *own[place(user)].get_or_insert_with(|| problem.group(vec![user])),
@@ -110,12 +108,12 @@ impl Problem {
         problem
     }
 
-    /// Independent images by cost and size, identified by index.
-    pub(super) fn independent(images: impl Iterator<Item = (u64, ByteSize)>) -> Self {
-        let mut problem = Self { images: Vec::new(), costs: Vec::new(), groups: Vec::new(), groups_of: Vec::new() };
-        for (user, (cost, frees)) in images.enumerate() {
-            problem.costs.push(cost);
-            problem.groups_of.push(Vec::new());
+    /// Images without shared layers, by cost and size, identified by index.
+    pub(super) fn independent(images: &[(u64, ByteSize)]) -> Self {
+        let costs = images.iter().map(|(cost, _)| *cost).collect();
+        let mut problem =
+            Self { images: Vec::new(), costs, groups: Vec::new(), groups_of: vec![Vec::new(); images.len()] };
+        for (user, (_, frees)) in images.iter().enumerate() {
             let group = problem.group(vec![number(user)]);
             problem.groups[group].weight.bytes = frees.0.into();
         }
@@ -136,8 +134,6 @@ impl Problem {
     }
 }
 
-struct Users(Vec<LayerUsers>);
-
 #[derive(Clone)]
 enum LayerUsers {
     None,
@@ -148,25 +144,16 @@ enum LayerUsers {
     Outside,
 }
 
-impl Users {
-    fn of(layers: usize) -> Self {
-        Self(vec![LayerUsers::None; layers])
-    }
-
-    /// Records the layers of a candidate or of an image that stays; candidates come in ascending order.
-    fn has(&mut self, user: Option<u32>, parts: &[u32]) {
-        for part in parts {
-            let Some(layer) = usize::try_from(*part).ok().and_then(|part| self.0.get_mut(part)) else { continue };
-            match (&mut *layer, user) {
-                (LayerUsers::Outside, _) => {}
-                (_, None) => *layer = LayerUsers::Outside,
-                (LayerUsers::None, Some(user)) => *layer = LayerUsers::One(user),
-                (LayerUsers::One(before), Some(user)) if *before != user => {
-                    *layer = LayerUsers::Several(vec![*before, user]);
-                }
-                (LayerUsers::Several(users), Some(user)) if users.last() != Some(&user) => users.push(user),
-                (LayerUsers::One(_) | LayerUsers::Several(_), Some(_)) => {}
-            }
+impl LayerUsers {
+    /// Adds a candidate, or an image that stays; candidates come in ascending order.
+    fn add(&mut self, user: Option<u32>) {
+        match (&mut *self, user) {
+            (Self::Outside, _) => {}
+            (_, None) => *self = Self::Outside,
+            (Self::None, Some(user)) => *self = Self::One(user),
+            (Self::One(before), Some(user)) if *before != user => *self = Self::Several(vec![*before, user]),
+            (Self::Several(users), Some(user)) if users.last() != Some(&user) => users.push(user),
+            (Self::One(_) | Self::Several(_), Some(_)) => {}
         }
     }
 }
@@ -248,8 +235,8 @@ impl<'a> CoverState<'a> {
         self.cost
     }
 
-    pub(super) fn costs(&self) -> &'a [u64] {
-        &self.problem.costs
+    pub(super) fn cost_of(&self, user: u32) -> u64 {
+        self.problem.costs[place(user)]
     }
 
     pub(super) fn set(&self) -> Vec<u32> {

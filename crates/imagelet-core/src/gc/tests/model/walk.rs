@@ -11,7 +11,7 @@ use super::{
     story::{Act, Size, told},
 };
 use crate::{
-    gc::{GcGoal, GcOrder, GcPolicy, GcRequest, GcWay},
+    gc::{GcGoal, GcOrder, GcPolicy, GcRequest},
     image::ByteSize,
     inventory::Mutation,
 };
@@ -204,8 +204,7 @@ impl Random {
         let age_max = Some(Duration::from_secs(TICK));
         let goal = self.one_of(&[GcGoal::AllUnused, GcGoal::AllUnused, GcGoal::Free(ByteSize(100)), GcGoal::Threshold]);
         let policy = GcPolicy::new(90, 80, Duration::ZERO, age_max).expect("low is below high");
-        let order = self.one_of(&[GcOrder::Lru, GcOrder::Cost]);
-        let way = self.one_of(&[GcWay::Imagelet, GcWay::Imagelet, GcWay::Kubelet]);
-        GcRequest { policy: policy.in_order(order).in_way(way), goal, dry_run: false }
+        let order = self.one_of(&[GcOrder::Lru, GcOrder::Cost, GcOrder::Kubelet]);
+        GcRequest { policy: GcPolicy { order, ..policy }, goal, dry_run: false }
     }
 }
