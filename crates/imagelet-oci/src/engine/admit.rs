@@ -19,7 +19,7 @@ use crate::{
 };
 
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
-/// Maximum number of space requests while each frees some: removed images may share layers with the remaining ones.
+/// Space requests while each frees some: removed images may share layers with the remaining ones.
 const ROOM_ROUNDS_MAX: usize = 3;
 
 #[derive(Clone, Debug)]

@@ -315,28 +315,23 @@ impl Store {
         }
         let before = index.names.clone();
         let answer = change(&mut index);
-        if index.names != before {
-            if let Err(error) = self.check_writable() {
-                index.names = before;
+        if index.names == before {
+            return Ok(answer);
+        }
+        self.check_writable().inspect_err(|_| index.names.clone_from(&before))?;
+        let after = index.names.clone();
+        if let Err(error) = self.write_names(&mut index, before.clone()) {
+            let path = self.root.join("names.json");
+            let error = storage_error(format!("could not write `{}`", path.display()), error);
+            let only_removed = after.iter().all(|(name, id)| before.get(name) == Some(id));
+            if error.kind() != RuntimeErrorKind::DiskFull || !only_removed {
                 return Err(error);
             }
-            let only_removed = index.names.iter().all(|(name, id)| before.get(name) == Some(id));
-            let after = index.names.clone();
-            if let Err(error) = self.write_names(&mut index, before) {
-                let message = format!("could not write `{}`", self.root.join("names.json").display());
-                let error = storage_error(message, error);
-                if error.kind() != RuntimeErrorKind::DiskFull || !only_removed {
-                    return Err(error);
-                }
-                let before = std::mem::replace(&mut index.names, after);
-                if let Err(error) = self.remove_without_room(&mut index, error) {
-                    index.names = before;
-                    return Err(error);
-                }
-            }
-            Step::NamesChanged.reach();
-            index.remove_unreferenced();
+            index.names = after;
+            self.remove_without_room(&mut index, error).inspect_err(|_| index.names = before)?;
         }
+        Step::NamesChanged.reach();
+        index.remove_unreferenced();
         Ok(answer)
     }
 

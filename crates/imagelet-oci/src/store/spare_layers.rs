@@ -11,7 +11,6 @@
 
 use std::{
     cmp::Reverse,
-    collections::hash_map::Entry,
     fs,
     path::Path,
     sync::Arc,
@@ -49,7 +48,6 @@ pub(crate) enum LayerEnd {
 /// A layer for a sink. Dropped before the sink takes it, it becomes a spare where possible.
 pub(crate) struct SinkLayer {
     store: Arc<Store>,
-    diff_id: Digest,
     spare: Spare,
     implicit: Vec<Vec<u8>>,
     blob: Option<StagedBlob>,
@@ -60,16 +58,15 @@ pub(crate) struct SinkLayer {
 impl SinkLayer {
     pub(crate) fn new(store: &Arc<Store>, layer: StagedLayer) -> Result<Self, RuntimeError> {
         let (folder, record, view, blob) = layer.into_parts();
-        let (bytes, entries) = (record.disk_bytes, record.entries);
-        let spare = Spare { folder, bytes, entries, view, since: SystemTime::now() };
-        Self::of(store, record.diff_id, spare, blob)
+        Self::of(store, Spare { folder, record, view, since: SystemTime::now() }, blob)
     }
 
-    fn of(store: &Arc<Store>, diff_id: Digest, spare: Spare, blob: Option<StagedBlob>) -> Result<Self, RuntimeError> {
+    fn of(store: &Arc<Store>, spare: Spare, blob: Option<StagedBlob>) -> Result<Self, RuntimeError> {
         let store = Arc::clone(store);
-        let mut layer = Self { store, diff_id, spare, implicit: Vec::new(), blob, is_untouched: false };
-        let implicit = read_implicit(&layer.spare.folder).map_err(|error| {
-            storage_error(format!("could not read the implied directories of layer `{}`", layer.diff_id), error)
+        let mut layer = Self { store, spare, implicit: Vec::new(), blob, is_untouched: false };
+        let Spare { folder, record, .. } = &layer.spare;
+        let implicit = read_implicit(folder).map_err(|error| {
+            storage_error(format!("could not read the implied directories of layer `{}`", record.diff_id), error)
         })?;
         layer.implicit = implicit.into_iter().collect();
         layer.implicit.sort_unstable();
@@ -108,8 +105,8 @@ impl SinkLayer {
         let sizes = LayerSizes {
             media_type: media_type.to_owned(),
             packed,
-            on_disk: self.spare.bytes,
-            entries: self.spare.entries,
+            on_disk: self.spare.record.disk_bytes,
+            entries: self.spare.record.entries,
         };
         let mut index = self.store.index();
         index.sunk.push_back(sizes);
@@ -133,9 +130,8 @@ impl Drop for SinkLayer {
         if !is_spare || !folder.join("fs").is_dir() {
             return discard(&folder);
         }
-        let Spare { bytes, entries, since, .. } = self.spare;
-        let spare = Spare { folder, bytes, entries, view: Arc::clone(&self.spare.view), since };
-        let before = self.store.index().spares.insert(self.diff_id.clone(), spare);
+        let spare = Spare { folder, ..self.spare.clone() };
+        let before = self.store.index().spares.insert(spare.record.diff_id.clone(), spare);
         if let Some(before) = before {
             discard(&before.folder);
         }
@@ -145,7 +141,7 @@ impl Drop for SinkLayer {
 impl Store {
     pub(crate) fn take_spare(self: &Arc<Self>, diff_id: &Digest) -> Option<SinkLayer> {
         let spare = self.index().spares.remove(diff_id)?;
-        let layer = SinkLayer::of(self, diff_id.clone(), spare, None);
+        let layer = SinkLayer::of(self, spare, None);
         layer.inspect_err(|error| tracing::warn!(error = error.chain(), "a layer is fetched again")).ok()
     }
 
@@ -157,31 +153,29 @@ impl Store {
     /// Moves the expired spares, and the oldest above a size, to the trash. Returns their bytes.
     pub(crate) fn discard_spares(&self, bytes_max: u64) -> Result<u64, RuntimeError> {
         let mut index = self.index();
-        let spares = index.spares.iter().map(|(diff_id, spare)| (diff_id.clone(), spare.bytes, spare.since));
+        let spares =
+            index.spares.iter().map(|(diff_id, spare)| (diff_id.clone(), spare.record.disk_bytes, spare.since));
         let mut freed = 0;
         for diff_id in surplus(spares.collect(), bytes_max, SystemTime::now()) {
             let Some(spare) = index.spares.remove(&diff_id) else { continue };
             self.move_to_trash(&spare.folder)?;
-            freed += spare.bytes;
+            freed += spare.record.disk_bytes;
         }
         Ok(freed)
     }
 
     /// At start: whether a folder in `tmp/` is a whole layer for a sink, which then becomes a spare.
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
-        let Some((record, since)) = self.read_spare(folder) else { return false };
-        let Some(view) = self.views().first().cloned() else { return false };
-        let spare = Spare { folder: folder.to_owned(), bytes: record.disk_bytes, entries: record.entries, view, since };
-        match self.index().spares.entry(record.diff_id) {
-            Entry::Vacant(place) => {
-                place.insert(spare);
-                true
-            }
-            Entry::Occupied(_) => false,
+        let Some(spare) = self.read_spare(folder) else { return false };
+        let mut index = self.index();
+        let is_new = !index.spares.contains_key(&spare.record.diff_id);
+        if is_new {
+            index.spares.insert(spare.record.diff_id.clone(), spare);
         }
+        is_new
     }
 
-    fn read_spare(&self, folder: &Path) -> Option<(LayerRecord, SystemTime)> {
+    fn read_spare(&self, folder: &Path) -> Option<Spare> {
         let path = folder.join("layer.json");
         let record: LayerRecord = read_json(&path).ok()?;
         let is_whole = record.for_sink
@@ -193,7 +187,8 @@ impl Store {
                 .iter()
                 .all(|(file, sum)| fs::read(folder.join(file)).is_ok_and(|bytes| Digest::of(&bytes) == *sum));
         let since = fs::metadata(&path).and_then(|metadata| metadata.modified()).ok()?;
-        is_whole.then_some((record, since))
+        let view = self.views().first().cloned()?;
+        is_whole.then(|| Spare { folder: folder.to_owned(), record, view, since })
     }
 }
 

@@ -30,11 +30,11 @@ impl Store {
         // The image that a tag meant before a pull may be removed only after the pull is durable.
         self.sync_background()?;
         let mut report = SweepReport::default();
-        let mut refused = Refused::default();
+        let mut errors = Vec::new();
         {
             let mut index = self.index();
             for layer in index.unneeded_layers() {
-                if !refused.takes(self.move_to_trash(&self.layer_folder(&layer))) {
+                if self.move_to_trash(&self.layer_folder(&layer)).map_err(|error| errors.push(error)).is_ok() {
                     report.layers += 1;
                     report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
                 }
@@ -46,19 +46,19 @@ impl Store {
             }
             Step::SweepLayers.reach();
             for blob in index.unneeded_blobs() {
-                if !refused.takes(self.move_to_trash(&self.blob_path(&blob))) {
+                if self.move_to_trash(&self.blob_path(&blob)).map_err(|error| errors.push(error)).is_ok() {
                     report.bytes += index.blobs.remove(&blob).unwrap_or_default();
                 }
             }
             let images = index.image_folders();
             for folder in self.unknown_folders("images", |name| images.contains(name))? {
-                refused.takes(self.move_to_trash(&folder));
+                errors.extend(self.move_to_trash(&folder).err());
             }
             Step::SweepImages.reach();
         }
         report.bytes += self.remove_partials(Partial::is_expired)? + self.trim_spares()?;
-        refused.takes(self.empty_trash());
-        refused.first_error().map(|()| report)
+        errors.extend(self.empty_trash().err());
+        errors.into_iter().next().map_or(Ok(report), Err)
     }
 
     /// At start, when nothing runs: renames what an interrupted pull or removal left into the trash.
@@ -116,15 +116,14 @@ impl Store {
 
     pub(crate) fn empty_trash(&self) -> Result<(), RuntimeError> {
         let _alone = self.trash.lock().expect("no thread panics while it holds the lock");
-        let mut refused = Refused::default();
+        let mut errors = Vec::new();
         for path in self.unknown_folders("trash", |_| false)? {
             Step::TrashUnlink.reach();
-            let removed = remove_tree(&path)
-                .map_err(|error| storage_error(format!("could not remove `{}`", path.display()), error));
-            refused.takes(removed);
+            let failed = |error| storage_error(format!("could not remove `{}`", path.display()), error);
+            errors.extend(remove_tree(&path).map_err(failed).err());
             Step::TrashUnlinked.reach();
         }
-        refused.first_error()
+        errors.into_iter().next().map_or(Ok(()), Err)
     }
 
     fn unknown_folders(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, RuntimeError> {
@@ -150,19 +149,6 @@ impl Store {
                 Ok(())
             }
         }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Refused(Option<RuntimeError>);
-
-impl Refused {
-    fn takes(&mut self, outcome: Result<(), RuntimeError>) -> bool {
-        outcome.map_err(|error| self.0.get_or_insert(error)).is_err()
-    }
-
-    fn first_error(self) -> Result<(), RuntimeError> {
-        self.0.map_or(Ok(()), Err)
     }
 }
 

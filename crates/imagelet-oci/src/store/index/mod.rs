@@ -66,10 +66,10 @@ impl DamagedImage {
     }
 }
 
+#[derive(Clone)]
 pub(crate) struct Spare {
     pub(crate) folder: PathBuf,
-    pub(crate) bytes: u64,
-    pub(crate) entries: u64,
+    pub(crate) record: LayerRecord,
     /// Opened before the layer's first file, or at the start that found the layer.
     pub(crate) view: Arc<SyncView>,
     pub(crate) since: SystemTime,

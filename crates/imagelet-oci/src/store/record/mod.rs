@@ -18,14 +18,12 @@ use self::disk_usage::DiskUsage;
 /// An image, as `images/HEX/image.json` holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
-    /// Digest of the configuration.
     pub id: Digest,
-    /// Digest of the manifest it was pulled by.
     pub manifest: Digest,
     /// Digest of the index that its name meant, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Digest>,
-    /// Its layers, lowest first.
+    /// Lowest first.
     pub layers: Vec<LayerEntry>,
     /// Bytes of manifest and configuration.
     pub metadata_size: u64,
@@ -34,7 +32,7 @@ pub(crate) struct ImageRecord {
     pub user: String,
     /// `OS/ARCHITECTURE`
     pub platform: String,
-    /// When it was pulled, in seconds since 1970.
+    /// In seconds since 1970.
     pub pulled_at: u64,
     /// Disk usage of its folder, this record included.
     #[serde(default)]
@@ -67,9 +65,7 @@ fn digest_if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerRecord {
     pub diff_id: Digest,
-    /// Entries in the tar.
     pub entries: u64,
-    /// Bytes on the disk.
     pub disk_bytes: u64,
     /// Disk usage of its whole folder, this record included; of a layer for a sink, nothing.
     #[serde(default)]
@@ -83,7 +79,7 @@ pub(crate) struct LayerRecord {
     /// Unpacked for a sink; it stays in `tmp/` until the sink takes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub for_sink: bool,
-    /// Digests of the other files in its folder.
+    /// Digests of the files beside it.
     #[serde(default)]
     pub sums: BTreeMap<String, Digest>,
 }
@@ -114,7 +110,6 @@ impl ImageRecord {
         ImageId::new(self.id.as_str())
     }
 
-    /// The layers' keys, lowest first.
     pub(crate) fn diff_ids(&self) -> impl Iterator<Item = &Digest> {
         self.layers.iter().map(|layer| &layer.diff_id)
     }
