@@ -15,14 +15,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{client::Grpc, transport::Channel};
 
 use crate::{
-    ContainerdError, ContainerdRefusal, LeaseId,
+    ContainerdRefusal, LeaseId,
     bounded::BoundedCodec,
-    client::{ContainerdClient, path},
+    client::{Answer, ContainerdClient, path},
     v1::{content, images, introspection, leases, namespaces, snapshots, types},
 };
 
 const WRITE_BYTES_MAX: u64 = 1 << 20;
-/// Messages that wait for the connection.
 const WRITE_STEPS_MAX: usize = 2;
 
 /// `Kind` of a snapshot.
@@ -31,121 +30,97 @@ pub(crate) const COMMITTED: i32 = 3;
 const WRITE: i32 = 1;
 const COMMIT: i32 = 2;
 
-/// A resource of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeasedResource<'a> {
-    /// A snapshot with its parents.
-    Snapshot {
-        /// Its snapshotter.
-        snapshotter: &'a str,
-        /// Its key.
-        name: &'a str,
-    },
-    /// A blob with all that its labels refer to.
-    Content(&'a str),
-}
-
 impl ContainerdClient {
     /// The names of all namespaces.
-    pub async fn namespaces(&self) -> Result<Vec<String>, ContainerdError> {
+    pub async fn namespaces(&self) -> Answer<Vec<String>> {
         let listed: namespaces::ListNamespacesResponse = self.ask("Namespaces.List", "", ()).await?;
         Ok(listed.namespaces.into_iter().map(|namespace| namespace.name).collect())
     }
 
     /// Creates a lease that expires after `lifetime`, at the next collection.
-    pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Result<(), ContainerdError> {
+    pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Answer<()> {
         let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
         let message = leases::CreateRequest { id: lease.as_str().to_owned(), labels };
         self.ask("Leases.Create", lease.as_str(), message).await
     }
 
     /// Deletes a lease; with `collects` returns after the next collection. An absent lease is no error.
-    pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Result<(), ContainerdError> {
+    pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Answer<()> {
         let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
         let deleted = self.ask("Leases.Delete", lease.as_str(), message);
         Ok(present(deleted.await)?.unwrap_or_default())
     }
 
     /// All leases of the namespace.
-    pub async fn leases(&self) -> Result<Vec<leases::Lease>, ContainerdError> {
+    pub async fn leases(&self) -> Answer<Vec<leases::Lease>> {
         let listed: leases::ListResponse = self.ask("Leases.List", "", ()).await?;
         Ok(listed.leases)
     }
 
     /// The resources of a lease; empty for an absent lease.
-    pub async fn leased(&self, lease: &str) -> Result<Vec<leases::Resource>, ContainerdError> {
+    pub async fn leased(&self, lease: &str) -> Answer<Vec<leases::Resource>> {
         let message = leases::ListResourcesRequest { id: lease.to_owned() };
         let listed = self.ask("Leases.ListResources", lease, message);
         Ok(present(listed.await)?.map(|answer: leases::ListResourcesResponse| answer.resources).unwrap_or_default())
     }
 
-    /// Adds a resource to a lease, whether it exists or not.
-    pub async fn hold(&self, lease: &LeaseId, hold: LeasedResource<'_>) -> Result<(), ContainerdError> {
-        let (kind, id) = match hold {
-            LeasedResource::Snapshot { snapshotter, name } => (format!("snapshots/{snapshotter}"), name),
-            LeasedResource::Content(digest) => ("content".to_owned(), digest),
-        };
-        let resource = leases::Resource { id: id.to_owned(), r#type: kind };
+    /// Adds a resource to a lease, whether it exists or not: `content` with all that its labels refer to, or
+    /// `snapshots/SNAPSHOTTER` with its parents.
+    pub async fn hold(&self, lease: &LeaseId, kind: &str, id: &str) -> Answer<()> {
+        let resource = leases::Resource { id: id.to_owned(), r#type: kind.to_owned() };
         let message = leases::AddResourceRequest { id: lease.as_str().to_owned(), resource: Some(resource) };
         self.ask("Leases.AddResource", id, message).await
     }
 
     /// Describes a snapshot; `None` if it is absent.
-    pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Result<Option<snapshots::Info>, ContainerdError> {
+    pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Answer<Option<snapshots::Info>> {
         let message = snapshots::StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
         let found = self.ask("Snapshots.Stat", key, message);
         Ok(present(found.await)?.and_then(|answer: snapshots::StatSnapshotResponse| answer.info))
     }
 
     /// Prepares a writable snapshot; returns its mounts.
-    pub async fn prepare(
-        &self,
-        message: snapshots::PrepareSnapshotRequest,
-    ) -> Result<Vec<types::Mount>, ContainerdError> {
+    pub async fn prepare(&self, message: snapshots::PrepareSnapshotRequest) -> Answer<Vec<types::Mount>> {
         let key = message.key.clone();
         let prepared: snapshots::PrepareSnapshotResponse = self.ask("Snapshots.Prepare", &key, message).await?;
         Ok(prepared.mounts)
     }
 
     /// Commits a snapshot.
-    pub async fn commit(&self, message: snapshots::CommitSnapshotRequest) -> Result<(), ContainerdError> {
+    pub async fn commit(&self, message: snapshots::CommitSnapshotRequest) -> Answer<()> {
         let name = message.name.clone();
         self.ask("Snapshots.Commit", &name, message).await
     }
 
     /// Removes a snapshot. An absent snapshot is no error.
-    pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Result<(), ContainerdError> {
+    pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Answer<()> {
         let message = snapshots::RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
         let removed = self.ask("Snapshots.Remove", key, message);
         Ok(present(removed.await)?.unwrap_or_default())
     }
 
     /// All snapshots of a snapshotter.
-    pub async fn snapshots(&self, snapshotter: &str) -> Result<Vec<snapshots::Info>, ContainerdError> {
+    pub async fn snapshots(&self, snapshotter: &str) -> Answer<Vec<snapshots::Info>> {
         let message = snapshots::ListSnapshotsRequest { snapshotter: snapshotter.to_owned() };
         let items = |page: snapshots::ListSnapshotsResponse| page.info;
         self.list("Snapshots.List", snapshotter, message, items).await
     }
 
     /// The usage of a snapshot without its parents: from the database if committed, else by a walk. `None` if absent.
-    pub async fn usage(
-        &self,
-        snapshotter: &str,
-        key: &str,
-    ) -> Result<Option<snapshots::UsageResponse>, ContainerdError> {
+    pub async fn usage(&self, snapshotter: &str, key: &str) -> Answer<Option<snapshots::UsageResponse>> {
         let message = snapshots::UsageRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
         present(self.ask("Snapshots.Usage", key, message).await)
     }
 
     /// Describes a blob; `None` if the namespace has none of this digest.
-    pub async fn content(&self, digest: &str) -> Result<Option<content::Info>, ContainerdError> {
+    pub async fn content(&self, digest: &str) -> Answer<Option<content::Info>> {
         let message = content::InfoRequest { digest: digest.to_owned() };
         let found = self.ask("Content.Info", digest, message);
         Ok(present(found.await)?.and_then(|answer: content::InfoResponse| answer.info))
     }
 
     /// Sets labels of a blob; its other labels stay.
-    pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Result<(), ContainerdError> {
+    pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Answer<()> {
         let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
         let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
         let update_mask = Some(types::FieldMask { paths });
@@ -154,7 +129,7 @@ impl ContainerdClient {
     }
 
     /// All blobs of the namespace.
-    pub async fn contents(&self) -> Result<Vec<content::Info>, ContainerdError> {
+    pub async fn contents(&self) -> Answer<Vec<content::Info>> {
         let items = |page: content::ListContentResponse| page.info;
         self.list("Content.List", "", (), items).await
     }
@@ -166,7 +141,7 @@ impl ContainerdClient {
         size: u64,
         bytes: impl AsyncRead + Send + Unpin,
         labels: BTreeMap<String, String>,
-    ) -> Result<(), ContainerdError> {
+    ) -> Answer<()> {
         let (steps, messages) = mpsc::channel(WRITE_STEPS_MAX);
         let read = async |mut grpc: Grpc<Channel>, request| {
             let codec = BoundedCodec::<_, content::WriteContentResponse>::default();
@@ -194,27 +169,27 @@ impl ContainerdClient {
     }
 
     /// Describes an image record; `None` if it is absent.
-    pub async fn image(&self, name: &str) -> Result<Option<images::Image>, ContainerdError> {
+    pub async fn image(&self, name: &str) -> Answer<Option<images::Image>> {
         let message = images::GetImageRequest { name: name.to_owned() };
         let found = self.ask("Images.Get", name, message);
         Ok(present(found.await)?.and_then(|answer: images::GetImageResponse| answer.image))
     }
 
     /// All image records of the namespace.
-    pub async fn images(&self) -> Result<Vec<images::Image>, ContainerdError> {
+    pub async fn images(&self) -> Answer<Vec<images::Image>> {
         let listed: images::ListImagesResponse = self.ask("Images.List", "", ()).await?;
         Ok(listed.images)
     }
 
     /// Creates an image record.
-    pub async fn create_image(&self, image: images::Image) -> Result<(), ContainerdError> {
+    pub async fn create_image(&self, image: images::Image) -> Answer<()> {
         let name = image.name.clone();
         let message = images::CreateImageRequest { image: Some(image) };
         self.ask("Images.Create", &name, message).await
     }
 
     /// Sets target and labels of an image record; its other labels stay.
-    pub async fn update_image(&self, image: images::Image) -> Result<(), ContainerdError> {
+    pub async fn update_image(&self, image: images::Image) -> Answer<()> {
         let name = image.name.clone();
         let labels = image.labels.keys().map(|key| format!("labels.{key}"));
         let paths = std::iter::once("target".to_owned()).chain(labels).collect();
@@ -223,14 +198,13 @@ impl ContainerdClient {
     }
 
     /// The snapshotter plugins.
-    pub async fn snapshotters(&self) -> Result<Vec<introspection::Plugin>, ContainerdError> {
+    pub async fn snapshotters(&self) -> Answer<Vec<introspection::Plugin>> {
         let message = introspection::PluginsRequest { filters: vec!["type==io.containerd.snapshotter.v1".to_owned()] };
         let listed: introspection::PluginsResponse = self.ask("Introspection.Plugins", "", message).await?;
         Ok(listed.plugins)
     }
 }
 
-/// The expiry of a lease in containerd's format.
 fn expiry(now: SystemTime, lifetime: Duration) -> String {
     let seconds = (now + lifetime).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let end = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
@@ -280,7 +254,7 @@ async fn send_steps(
 }
 
 /// `None` for `NotFound`.
-fn present<A>(answer: Result<A, ContainerdError>) -> Result<Option<A>, ContainerdError> {
+fn present<A>(answer: Answer<A>) -> Answer<Option<A>> {
     match answer {
         Err(error) if error.refusal() == ContainerdRefusal::NotFound => Ok(None),
         answer => answer.map(Some),

@@ -16,15 +16,13 @@ use tower::service_fn;
 
 use crate::{ContainerdError, ContainerdRefusal, MESSAGE_BYTES_MAX, NAMESPACE, bounded::BoundedCodec, lease::LeaseId};
 
-/// The limit of a call that reads or writes the database.
 const CALL_MAX: Duration = Duration::from_secs(30);
 /// The limit of a call that walks or removes trees: a commit measures one, the end of a lease removes its content.
 const TREE_CALL_MAX: Duration = Duration::from_mins(10);
 
-/// Calls that walk or remove trees.
 const TREE_CALLS: [&str; 4] = ["Content.Write", "Leases.Delete", "Snapshots.Commit", "Snapshots.Remove"];
 
-type Answer<A> = Result<A, ContainerdError>;
+pub(crate) type Answer<A> = Result<A, ContainerdError>;
 
 /// The client. Clones share the connection.
 #[derive(Clone, Debug)]
@@ -60,7 +58,6 @@ impl ContainerdClient {
         Ok(Self { namespace: namespace.parse().map_err(invalid)?, ..self.clone() })
     }
 
-    /// Sends one call and waits for its answer.
     pub(crate) async fn ask<Q, A>(&self, call: &'static str, subject: &str, message: Q) -> Answer<A>
     where
         Q: Message + 'static,
@@ -72,7 +69,6 @@ impl ContainerdClient {
         self.read(call, subject, message, send).await
     }
 
-    /// Sends one call and collects a list from several messages.
     pub(crate) async fn list<Q, A, T>(
         &self,
         call: &'static str,

@@ -13,7 +13,6 @@ use tonic::metadata::{Ascii, MetadataValue};
 pub struct LeaseId(Arc<str>);
 
 impl LeaseId {
-    /// The prefix of imagelet's lease ids.
     const PREFIX: &str = "imagelet-";
 
     /// A new unique id.

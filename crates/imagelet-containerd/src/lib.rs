@@ -19,7 +19,6 @@ mod sink;
 mod sizes;
 pub mod v1;
 
-pub use calls::LeasedResource;
 pub use client::ContainerdClient;
 pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;

@@ -18,7 +18,6 @@ pub(crate) const OVERLAYFS: &str = "overlayfs";
 const STAGING: &str = "imagelet-staging";
 const PROBE: &str = "imagelet-probe";
 
-/// The folder of the overlayfs snapshotter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotterFolder {
     path: PathBuf,
@@ -26,7 +25,6 @@ pub(crate) struct SnapshotterFolder {
 }
 
 impl SnapshotterFolder {
-    /// Derives the folder from the image path that CRI reports.
     pub(crate) fn of_mountpoint(path: &Path) -> Result<Self, ForwardReason> {
         let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(SNAPSHOTTER_PREFIX));
         match (name, path.parent()) {
@@ -81,7 +79,6 @@ impl SnapshotterFolder {
 
 const PROBES_MAX: usize = 5;
 
-/// Makes a folder, renames it and removes it.
 fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     match fs::create_dir(from) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

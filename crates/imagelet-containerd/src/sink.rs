@@ -43,9 +43,6 @@ pub struct Containerd(Arc<ContainerdParts>);
 impl Containerd {
     /// Checks that images can be imported: the API answers, the snapshotter is overlayfs, and a folder can be renamed
     /// from the staging folder, which is created if absent. Nothing else is changed.
-    ///
-    /// # Errors
-    /// Returns why images cannot be imported.
     pub async fn connect(config: ContainerdConfig) -> Result<Self, ForwardReason> {
         let place = SnapshotterFolder::of_mountpoint(&config.image_mountpoint)?;
         let client = ContainerdClient::new(&config.socket);
@@ -86,7 +83,6 @@ impl Containerd {
     }
 
     /// Ends the leases of imports that no longer run, and so releases their content; returns how many.
-    ///
     /// The caller must own the staging folder: a running import of another process would lose its lease.
     pub async fn release_stale(&self) -> Result<usize, RuntimeError> {
         self.0.release_stale().await
@@ -108,7 +104,6 @@ impl LayerSink for Containerd {
     }
 }
 
-/// Whether the snapshotter reports that it can rebase.
 async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result<bool, ForwardReason> {
     let plugins = client.snapshotters().await.map_err(|error| ForwardReason::ApiClosed(error.to_string()))?;
     let failed = |why: &str| ForwardReason::ApiClosed(format!("the snapshotter `{OVERLAYFS}` is not usable: {why}"));

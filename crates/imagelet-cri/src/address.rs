@@ -15,7 +15,6 @@ pub enum AddressPlatform {
 }
 
 impl AddressPlatform {
-    /// The start of the platform's complaint about a text without a scheme.
     fn using(self) -> &'static str {
         match self {
             Self::Unix => "using",
@@ -154,7 +153,6 @@ pub fn client_target(address: &str) -> String {
     if address.starts_with('/') { format!("passthrough:///{address}") } else { address.to_owned() }
 }
 
-/// The parts of a URL, by the rules of Go's parser.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Url {
     scheme: String,
@@ -202,7 +200,6 @@ fn split_scheme(text: &str) -> Result<(String, &str), String> {
     Ok((String::new(), text))
 }
 
-/// Host and port, without user and password.
 fn host_of(authority: &str) -> Result<String, String> {
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let port = match host.rsplit_once(']') {

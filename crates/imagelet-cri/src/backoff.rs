@@ -8,9 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The wait after the first failure.
 const BASE: Duration = Duration::from_millis(100);
-/// The growth after each further failure.
 const FACTOR: f64 = 1.6;
 /// The random deviation, as a share of the wait.
 const JITTER: f64 = 0.2;
@@ -54,7 +52,6 @@ impl Backoff {
     }
 }
 
-/// The wait after this many earlier failures.
 fn wait(failures: u32, random: f64) -> Duration {
     let exponent = i32::try_from(failures.min(64)).unwrap_or(64);
     let grown = (BASE.as_secs_f64() * FACTOR.powi(exponent)).min(WAIT_MAX.as_secs_f64());

@@ -21,7 +21,6 @@ use crate::MESSAGE_BYTES_MAX;
 pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
 pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 
-/// Sends a call with one answer.
 pub(crate) async fn unary<Q, A>(
     channel: Channel,
     path: PathAndQuery,
@@ -36,7 +35,6 @@ where
     Ok(client.unary(request, path, Bounded::new(bounds)).await?.into_inner())
 }
 
-/// Sends a call with a stream of answers.
 pub(crate) async fn stream<Q, A>(
     channel: Channel,
     path: PathAndQuery,
@@ -58,7 +56,6 @@ async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {
     Ok(client)
 }
 
-/// Prost's codec with a bound before decoding.
 struct Bounded<Q, A> {
     left: MessageBounds,
     messages: PhantomData<(Q, A)>,

@@ -70,8 +70,6 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// # Errors
-    /// If the timeout is zero. The first call connects.
     pub(crate) fn new(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         if timeout.is_zero() {
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "connectionTimeout must be positive"));
@@ -92,7 +90,6 @@ impl Peer {
         self.streams = Arc::new(AtomicBool::new(on));
     }
 
-    /// Sends one call and waits for its answer within the timeout.
     pub(crate) async fn ask<Q, A>(&self, call: Call, message: Q) -> Result<A, RuntimeError>
     where
         Q: Message + 'static,
@@ -232,7 +229,6 @@ impl Peer {
         RuntimeError::new(RuntimeErrorKind::TimedOut, message)
     }
 
-    /// The error of a pull that was ended by the stall watch.
     pub(crate) fn stalled(&self, stalled: Stalled, name: &str, quiet: Duration) -> RuntimeError {
         let (endpoint, name) = (&self.endpoint, shown_name(name));
         let (class, message) = match stalled {
@@ -255,7 +251,6 @@ impl Peer {
             .with_hint("look into the runtime's log; `imageService.cri.pullStallTimeout` says how long a pull may hang")
     }
 
-    /// The error of a failed handshake.
     pub(crate) fn refused(&self, api: &str, error: RuntimeError) -> RuntimeError {
         RuntimeError::new(
             error.kind(),

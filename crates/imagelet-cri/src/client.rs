@@ -80,7 +80,6 @@ impl RemoteImageService {
         }
     }
 
-    /// Samples the signs of life.
     async fn look(&self) -> Look {
         use RuntimeErrorKind::{Cancelled, TimedOut, Unavailable};
         match self.filesystem().await {
@@ -93,7 +92,6 @@ impl RemoteImageService {
         }
     }
 
-    /// One image with its details; an absent image is no error.
     async fn ask_status(
         &self,
         spec: &ImageSpec,
@@ -240,7 +238,6 @@ impl RemoteContainerService {
         Ok(RuntimeConfiguration::read(&response.info, &conditions))
     }
 
-    /// One sandbox with its details; an absent sandbox is no error.
     async fn ask_sandbox(&self, id: &str) -> Result<Option<v1::PodSandboxStatusResponse>, RuntimeError> {
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
         let response = self.peer.ask(Call::Runtime("PodSandboxStatus"), request).await;
@@ -255,12 +252,10 @@ impl RemoteContainerService {
         Ok(response)
     }
 
-    /// The unchecked answer.
     async fn ask_version(&self, version: &str) -> Result<v1::VersionResponse, RuntimeError> {
         self.peer.ask(Call::Runtime("Version"), v1::VersionRequest { version: version.to_owned() }).await
     }
 
-    /// One container; an absent container is no error.
     async fn ask_container(&self, id: &str) -> Result<Option<v1::ContainerStatusResponse>, RuntimeError> {
         let request = v1::ContainerStatusRequest { container_id: id.to_owned() };
         present(self.peer.ask(Call::Runtime("ContainerStatus"), request).await)
@@ -313,7 +308,6 @@ fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// `None` for `NotFound`.
 fn present<A>(answer: Result<A, RuntimeError>) -> Result<Option<A>, RuntimeError> {
     match answer {
         Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(None),

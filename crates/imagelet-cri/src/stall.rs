@@ -16,15 +16,12 @@ use std::{
 use imagelet_core::runtime::ImageFilesystems;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// The prefix of containerd's snapshotter folders.
 const SNAPSHOTTER: &str = "io.containerd.snapshotter.v1.";
 /// The folder of containerd's running fetches, each in a folder of its own.
 const INGESTS: &str = "io.containerd.content.v1.content/ingest";
-/// The growing file of a fetch.
 const INGESTED: &str = "data";
 /// Fetches that are checked; a node runs some dozens.
 const INGESTS_MAX: usize = 4096;
-/// Samples per stall limit.
 const LOOKS: u32 = 10;
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);
 
@@ -42,9 +39,7 @@ pub(crate) enum Look {
 /// Any difference is a sign of life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// Bytes and inodes of its snapshots.
     snapshots: Vec<(u64, Option<u64>)>,
-    /// The running fetches with their sizes, in order.
     ingests: Vec<(OsString, u64)>,
 }
 
@@ -56,10 +51,8 @@ pub(crate) enum Stalled {
     Idle,
 }
 
-/// Watches the pulls of one runtime.
 #[derive(Debug)]
 pub(crate) struct StallWatch {
-    /// The longest time without a sign of life.
     quiet_max: Duration,
     pulse: Mutex<Pulse>,
     /// One sample serves all pulls.
@@ -70,7 +63,6 @@ pub(crate) struct StallWatch {
 #[derive(Debug, Default)]
 struct Pulse {
     written: Option<Written>,
-    /// The last sign of life, if any.
     lived_at: Option<Instant>,
     looked_at: Option<Instant>,
     answered: bool,
@@ -117,7 +109,6 @@ impl StallWatch {
         let every = (self.quiet_max / LOOKS).min(LOOK_EVERY_MAX);
         loop {
             sleep(every).await;
-            // One sample serves all waiting pulls.
             if let Ok(_turn) = self.looking.try_lock()
                 && self.is_due(every)
             {

@@ -27,7 +27,7 @@ pub(crate) async fn follow<A>(call: Call, sent: impl Future<Output = Result<A, S
         tracing::debug!("message sent");
         let answer = sent.await;
         let code = answer.as_ref().err().map_or(tonic::Code::Ok, Status::code);
-        tracing::Span::current().record("rpc.grpc.status", code_name(code));
+        tracing::Span::current().record("rpc.grpc.status", code_name(code).as_str());
         tracing::debug!("message received");
         answer
     };
@@ -53,7 +53,6 @@ impl TraceContext {
         Self([(PARENT, parent.clone())].into_iter().chain(companions).collect())
     }
 
-    /// The id of the trace, for logs.
     pub(crate) fn id(&self) -> Option<&str> {
         self.0.first().and_then(|(_, parent)| parent.to_str().ok()).and_then(|parent| parent.get(3..35))
     }
@@ -64,7 +63,6 @@ impl TraceContext {
     }
 }
 
-/// Adds the trace of the running call.
 pub(crate) fn inject(metadata: &mut MetadataMap) {
     // No scope: the call was not made for an incoming one.
     let _ = CURRENT.try_with(|current| {

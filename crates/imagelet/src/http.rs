@@ -38,7 +38,6 @@ gauges! {
     SNAPSHOT_TIME = "imagelet_inventory_timestamp_seconds", "When the last pass over the images succeeded.";
 }
 
-/// Serves until `stop` is cancelled.
 pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, stop: CancellationToken) {
     let router = Router::new()
         .route("/metrics", get(metrics))

@@ -42,14 +42,11 @@ use stop::{SocketGuard, Stoppable};
 const GRACE: Duration = Duration::from_millis(500);
 /// Time for cancelled pulls to clean up; the next start removes what is left.
 const CLEANUP_MAX: Duration = Duration::from_millis(300);
-/// Time for jobs, watchdog and HTTP to end.
 const END_MAX: Duration = Duration::from_millis(300);
-/// Time for the store to write its state.
 const CLOSE_MAX: Duration = Duration::from_millis(700);
 /// The previous owner of the store may still be stopping.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// Merges the files and flags of `serve`.
 pub(crate) fn sources(
     arguments: &ServeArgs,
     store: Option<&PathBuf>,

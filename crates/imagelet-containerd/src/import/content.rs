@@ -10,7 +10,7 @@ use super::{
     layers::ImportRun,
     records::{Labels, source_label},
 };
-use crate::{ContainerdRefusal, LeasedResource, failpoint::Step};
+use crate::{ContainerdRefusal, failpoint::Step};
 
 impl ImportRun {
     pub(super) async fn write_blob(&self, index: usize, blob: &Path) -> Result<(), RuntimeError> {
@@ -40,7 +40,7 @@ impl ImportRun {
                 Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
                 written => return Ok(written?),
             }
-            self.client.hold(self.lease.id(), LeasedResource::Content(digest.as_str())).await?;
+            self.client.hold(self.lease.id(), "content", digest.as_str()).await?;
             let Some(found) = self.client.content(digest.as_str()).await? else { continue };
             match self.client.label_content(digest.as_str(), labelled(&found.labels)).await {
                 Err(error) if error.refusal() == ContainerdRefusal::NotFound => {}
@@ -53,7 +53,6 @@ impl ImportRun {
 
 pub(super) enum Content<'a> {
     Document(&'a [u8]),
-    /// The file of a compressed layer.
     Blob(&'a Path),
 }
 

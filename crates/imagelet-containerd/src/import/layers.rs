@@ -23,7 +23,7 @@ use super::{
     snapshot_folders::{SnapshotFolders, needs_lower},
 };
 use crate::{
-    ContainerdClient, ContainerdRefusal, LeasedResource,
+    ContainerdClient, ContainerdRefusal,
     calls::COMMITTED,
     failpoint::Step,
     place::OVERLAYFS,
@@ -33,11 +33,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct ImportRun {
     pub(super) containerd: Arc<ContainerdParts>,
-    /// Sends all calls under the lease.
     pub(super) client: ContainerdClient,
     pub(super) lease: ImportLease,
     pub(super) image: Arc<ImportedImage>,
-    /// The names of the layers' snapshots.
     pub(super) chains: Vec<Digest>,
     pub(super) present: usize,
     base: watch::Sender<Base>,
@@ -48,11 +46,9 @@ pub(super) struct ImportRun {
 /// The progress of the layers, from the lowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
-    /// containerd has this many.
     Has(usize),
     /// containerd had a layer and removed it.
     Gone,
-    /// One of them failed.
     Broken,
 }
 
@@ -99,12 +95,10 @@ impl ImportRun {
         index.checked_sub(1).map(|below| &self.chains[below])
     }
 
-    /// The parent in containerd's format.
     fn parent_name(&self, index: usize) -> String {
         self.parent(index).map_or_else(String::new, Digest::to_string)
     }
 
-    /// Whether a layer has a committed snapshot with the right parent.
     async fn is_committed(&self, index: usize) -> Result<bool, RuntimeError> {
         let (chain, parent) = (&self.chains[index], self.parent_name(index));
         let found = self.client.snapshot(OVERLAYFS, chain.as_str()).await?;
@@ -117,8 +111,8 @@ impl ImportRun {
 
     /// Adds a layer's snapshot to the lease; returns whether it exists.
     async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
-        let hold = LeasedResource::Snapshot { snapshotter: OVERLAYFS, name: self.chains[index].as_str() };
-        self.client.hold(self.lease.id(), hold).await?;
+        let kind = format!("snapshots/{OVERLAYFS}");
+        self.client.hold(self.lease.id(), &kind, self.chains[index].as_str()).await?;
         self.is_committed(index).await
     }
 
@@ -170,8 +164,6 @@ impl ImportRun {
         worked.await.unwrap_or_else(broke_off)
     }
 
-    /// # Errors
-    /// If the import was cancelled.
     pub(super) fn check_whole(&self) -> Result<(), RuntimeError> {
         if *self.base.borrow() == Base::Broken {
             return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, "the import is given up"));
@@ -225,7 +217,6 @@ impl ImportRun {
         Ok(ControlFlow::Continue(key))
     }
 
-    /// Commits a layer's snapshot.
     async fn commit(&self, index: usize, key: String, rebases: bool) -> Result<Taken, RuntimeError> {
         let message = CommitSnapshotRequest {
             snapshotter: OVERLAYFS.to_owned(),
@@ -327,7 +318,6 @@ impl ImportRun {
             Ok(Taken::BaseGone) => Base::Gone,
             Err(_) => Base::Broken,
         };
-        // The layers above stop waiting.
         self.base.send_if_modified(|base| {
             let is_first = matches!(base, Base::Has(_));
             if is_first {
@@ -338,7 +328,6 @@ impl ImportRun {
         taken
     }
 
-    /// Ends the waits for layers.
     pub(super) fn break_off(&self) {
         self.base.send_replace(Base::Broken);
     }

@@ -26,18 +26,15 @@ pub(crate) struct ContainerdParts {
     pub(crate) place: SnapshotterFolder,
     /// Snapshots are prepared without their parent, and get it at the commit.
     pub(crate) rebases: bool,
-    /// Snapshots are labelled with layer and parent.
     pub(crate) labels_layers: bool,
     pub(crate) keep_blobs: bool,
     pub(crate) cri: Arc<dyn ImageService>,
     /// The end of a lease failed: the next import first removes stale leases.
     pub(crate) has_stale: AtomicBool,
-    /// The number of leases that are not ended yet.
     pub(crate) imports: watch::Sender<usize>,
 }
 
 impl ContainerdParts {
-    /// Ends stale leases if the end of one failed before.
     pub(crate) async fn release_left_behind(&self) -> Result<(), RuntimeError> {
         if self.has_stale.swap(false, Ordering::AcqRel)
             && let Err(error) = self.release_stale().await

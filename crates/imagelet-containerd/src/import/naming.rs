@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use super::{content::Content, layers::ImportRun, records};
 use crate::{ContainerdRefusal, failpoint::Step, place::OVERLAYFS};
 
-/// The longest wait until CRI shows a recorded image.
 const SHOWN_MAX: Duration = Duration::from_secs(5);
 /// The interval between two checks: first and last value, doubled each time.
 const LOOK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));

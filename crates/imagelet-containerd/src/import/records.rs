@@ -18,7 +18,6 @@ const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
 
 pub(crate) type Labels = BTreeMap<String, String>;
 
-/// A document with the labels of its references.
 #[derive(Debug)]
 pub(crate) struct LabelledDocument<'a> {
     pub(crate) document: &'a ImportedDocument,
@@ -50,7 +49,6 @@ pub(crate) fn documents<'a>(
     documents
 }
 
-/// The prefix of labels that protect other content from collection.
 const CONTENT_REFERENCE: &str = "containerd.io/gc.ref.content.";
 
 /// The label with a blob's source; `before` is its current value. `None`: it would be too long.
@@ -106,7 +104,6 @@ pub(crate) fn snapshot_labels(
     labels
 }
 
-/// Whether a containerd of this version labels snapshots with layer and parent.
 pub(crate) fn labels_layers(version: &str) -> bool {
     let mut parts = version.trim_start_matches('v').splitn(3, '.');
     let mut number = || -> Option<u32> {

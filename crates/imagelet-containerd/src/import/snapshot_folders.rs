@@ -20,7 +20,6 @@ use crate::v1::types::Mount;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotFolders {
-    /// The empty folder of the snapshot.
     upper: PathBuf,
     /// The folders of the layers below, topmost first.
     lower: Vec<PathBuf>,
@@ -28,9 +27,6 @@ pub(crate) struct SnapshotFolders {
 
 impl SnapshotFolders {
     /// Reads the folders from a snapshot's mounts. All must be in the snapshotter's folder.
-    ///
-    /// # Errors
-    /// Returns why such a snapshot cannot take a layer.
     pub(crate) fn of_mounts(mounts: &[Mount], snapshotter: &Path) -> Result<Self, String> {
         let [mount] = mounts else { return Err(format!("it is {} mounts, not one", mounts.len())) };
         let inside = |path: &str| {

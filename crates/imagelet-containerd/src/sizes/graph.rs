@@ -28,7 +28,6 @@ const REFERS_TO_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
 const STAYS: [&str; 4] =
     ["containerd.io/gc.root", "containerd.io/gc.expire", "containerd.io/gc.bref.", "containerd.io/gc.cond."];
 const LEASED_CONTENT: &str = "content";
-/// The snapshotter's name follows.
 const LEASED_SNAPSHOT: &str = "snapshots/";
 
 /// A blob's file occupies whole blocks.
@@ -42,7 +41,6 @@ pub(super) struct Listed {
     pub(super) contents: Vec<content::Info>,
     /// Snapshots by snapshotter; a snapshotter that did not list its snapshots is absent.
     pub(super) snapshots: BTreeMap<String, Vec<snapshots::Info>>,
-    /// Resources of leases that have not expired.
     pub(super) leased: Vec<leases::Resource>,
     /// Digests of blobs that other namespaces list, too.
     pub(super) elsewhere: HashSet<String>,
@@ -53,11 +51,9 @@ pub(super) struct Listed {
 pub(super) struct CommittedSnapshot {
     pub(super) snapshotter: Arc<str>,
     pub(super) name: Arc<str>,
-    /// Seconds and nanoseconds.
     pub(super) created_at: (i64, i32),
 }
 
-/// The usage that the snapshotter recorded at the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SnapshotUsage {
     pub(super) bytes: u64,
@@ -83,7 +79,6 @@ pub(super) struct ImageParts {
 pub(super) struct TooEntangled;
 
 impl ImageParts {
-    /// Finds the parts of each image.
     pub(super) fn of(listed: &Listed) -> Result<Self, TooEntangled> {
         let mut nodes = Nodes::of(listed);
         let mut held = nodes.holders(listed);
@@ -110,7 +105,6 @@ impl ImageParts {
         Ok(nodes.parts(listed, images, &held))
     }
 
-    /// The snapshots whose size is needed.
     pub(super) fn snapshots(&self) -> impl Iterator<Item = &CommittedSnapshot> {
         self.snapshots.values()
     }
@@ -167,9 +161,7 @@ struct Nodes<'a> {
     snapshots: HashMap<(&'a str, &'a str), u32>,
     /// The snapshotter and the snapshot of each number above those of blobs.
     listed: Vec<(&'a str, &'a snapshots::Info)>,
-    /// The references of each resource.
     references: Vec<Vec<u32>>,
-    /// The configuration of each manifest.
     configs: Vec<Option<&'a str>>,
     /// References to snapshots of absent lists.
     unseen: Vec<Vec<(&'a str, &'a str)>>,
@@ -222,7 +214,6 @@ impl<'a> Nodes<'a> {
         nodes
     }
 
-    /// Adds the references of the next resource.
     fn refer(&mut self, labels: &'a BTreeMap<String, String>, parent: Option<(&'a str, &'a str)>, listed: &Listed) {
         let (mut references, mut unseen) = (self.labelled(labels), Vec::new());
         references.extend(parent.and_then(|parent| self.snapshots.get(&parent)));
@@ -236,7 +227,6 @@ impl<'a> Nodes<'a> {
         self.configs.push(labels.get(REFERS_TO_CONFIG).map(String::as_str));
     }
 
-    /// The existing resources that labels refer to.
     fn labelled(&self, labels: &'a BTreeMap<String, String>) -> Vec<u32> {
         let refers = |(key, value): (&'a String, &'a String)| {
             if let Some(snapshot) = refers_to_snapshot(key, value) {
@@ -248,7 +238,6 @@ impl<'a> Nodes<'a> {
         labels.iter().filter_map(refers).collect()
     }
 
-    /// The roots of a record.
     fn roots(&self, record: &'a images::Image) -> Vec<u32> {
         let mut roots = self.labelled(&record.labels);
         roots.extend(record.target.as_ref().and_then(|target| self.contents.get(target.digest.as_str())));
@@ -330,7 +319,6 @@ fn refers_to_snapshot<'a>(key: &'a str, value: &'a str) -> Option<(&'a str, &'a 
     Some((snapshotter.split('/').next().unwrap_or(snapshotter), value))
 }
 
-/// Whether the collector keeps a resource for its labels.
 fn stays(labels: &BTreeMap<String, String>) -> bool {
     labels.keys().any(|key| STAYS.iter().any(|label| key.starts_with(label)))
 }
@@ -348,7 +336,6 @@ fn committed(snapshotter: &str, snapshot: &snapshots::Info) -> Option<CommittedS
     })
 }
 
-/// The snapshotters that labels refer to.
 pub(super) fn snapshotters(images: &[images::Image], contents: &[content::Info]) -> BTreeSet<String> {
     let labels = images.iter().map(|record| &record.labels).chain(contents.iter().map(|blob| &blob.labels));
     let named = labels.flatten().filter_map(|(key, value)| refers_to_snapshot(key, value));

@@ -21,13 +21,9 @@ use crate::{
     v1::{leases, snapshots},
 };
 
-/// Concurrent usage calls: containerd answers each from its database.
 const USAGES_AT_ONCE: usize = 32;
-/// Concurrent calls for resources of leases.
 const LEASES_AT_ONCE: usize = 16;
-/// Some per pull and one per pod.
 const LEASES_MAX: usize = 10_000;
-/// Most nodes have one to three.
 const NAMESPACES_MAX: usize = 64;
 /// Snapshotters with images; most nodes have one.
 const SNAPSHOTTERS_MAX: usize = 16;
@@ -63,7 +59,6 @@ impl ContainerdSizes {
         };
         let usages = self.usages_of(parts.snapshots()).await?;
         let graph = parts.graph(|snapshot| usages.get(snapshot).copied());
-        // Usages of removed snapshots are dropped.
         *self.known() = usages;
         Ok(graph)
     }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use imagelet_containerd::{
-    ContainerdClient, ContainerdRefusal, LeaseId, LeasedResource,
+    ContainerdClient, ContainerdRefusal, LeaseId,
     v1::{images::Image, snapshots, types::Descriptor},
 };
 use imagelet_core::image::Digest;
@@ -75,10 +75,10 @@ async fn what_a_lease_holds_stays_until_the_lease_ends() {
     // Another lease's end collects nothing of this one's; what it has not made it holds when asked.
     let other = LeaseId::unique();
     client.create_lease(&other, Duration::from_hours(1)).await.unwrap();
-    let refusal = client.hold(&LeaseId::unique(), LeasedResource::Content("x")).await.unwrap_err().refusal();
+    let refusal = client.hold(&LeaseId::unique(), "content", "x").await.unwrap_err().refusal();
     assert_eq!(refusal, ContainerdRefusal::NotFound, "no lease");
-    client.hold(&other, LeasedResource::Snapshot { snapshotter: OVERLAYFS, name: "one" }).await.unwrap();
-    client.hold(&other, LeasedResource::Content(digest.as_str())).await.unwrap();
+    client.hold(&other, "snapshots/overlayfs", "one").await.unwrap();
+    client.hold(&other, "content", digest.as_str()).await.unwrap();
     client.delete_lease(&lease, true).await.unwrap();
     let names = async || {
         let all = client.snapshots(OVERLAYFS).await.unwrap();

@@ -13,10 +13,8 @@ use tonic::Status;
 
 use crate::v1::AuthConfig;
 
-/// The host of `docker.io/…`.
 const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
-/// Other names of it.
 const DOCKER_HUB_ALIASES: [&str; 3] = ["docker.io", "index.docker.io", DOCKER_HUB_HOST];
 
 /// The message for a pull of `image`. Its address always names a host, so that no runtime sends it to another one.
@@ -115,7 +113,6 @@ fn url_host(address: &str) -> &str {
     if address.contains("://") { address_host(address) } else { "" }
 }
 
-/// The host of an image's registry; `None` for an invalid name.
 fn image_host(image: &str) -> Option<String> {
     let reference: Reference = image.parse().ok()?;
     Some(if reference.domain() == "docker.io" { DOCKER_HUB_HOST.to_owned() } else { reference.domain().to_owned() })

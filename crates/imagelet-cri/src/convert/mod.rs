@@ -34,7 +34,6 @@ pub(crate) fn spec_to_wire(spec: &ImageSpec) -> v1::ImageSpec {
     }
 }
 
-/// An absent spec names no image.
 pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
     let spec = spec.unwrap_or_default();
     ImageSpec {

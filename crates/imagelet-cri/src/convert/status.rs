@@ -11,7 +11,6 @@ use tonic::{Code, Status, codegen::http::uri::PathAndQuery};
 /// The message prefix of an unreachable registry; gRPC has no code for it.
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
-/// The message prefix of a failed signature or policy check.
 const SIGNATURE_INVALID: &str = "SignatureValidationFailed";
 
 /// The longest message sent: a status is a percent-encoded header, and peers accept 16 KiB of headers.
@@ -24,7 +23,6 @@ pub(crate) enum Call {
     Remove,
     /// Any other method of the image service.
     Image(&'static str),
-    /// Any method of the runtime service.
     Runtime(&'static str),
 }
 
@@ -179,36 +177,20 @@ fn is_message_too_long(text: &str) -> bool {
     text.contains("message length too large") || text.contains("message larger than max")
 }
 
-/// The codes with their names as clients print them, each at its number.
-const NAMES: [(Code, &str); 17] = [
-    (Code::Ok, "OK"),
-    (Code::Cancelled, "Canceled"),
-    (Code::Unknown, "Unknown"),
-    (Code::InvalidArgument, "InvalidArgument"),
-    (Code::DeadlineExceeded, "DeadlineExceeded"),
-    (Code::NotFound, "NotFound"),
-    (Code::AlreadyExists, "AlreadyExists"),
-    (Code::PermissionDenied, "PermissionDenied"),
-    (Code::ResourceExhausted, "ResourceExhausted"),
-    (Code::FailedPrecondition, "FailedPrecondition"),
-    (Code::Aborted, "Aborted"),
-    (Code::OutOfRange, "OutOfRange"),
-    (Code::Unimplemented, "Unimplemented"),
-    (Code::Internal, "Internal"),
-    (Code::Unavailable, "Unavailable"),
-    (Code::DataLoss, "DataLoss"),
-    (Code::Unauthenticated, "Unauthenticated"),
-];
-
-pub(crate) fn code_name(code: Code) -> &'static str {
-    NAMES[code as usize].1
+/// The name of a code as clients print it.
+pub(crate) fn code_name(code: Code) -> String {
+    match code {
+        Code::Ok => "OK".to_owned(),
+        Code::Cancelled => "Canceled".to_owned(),
+        other => format!("{other:?}"),
+    }
 }
 
 /// The text without the prefix of a gRPC client, and the code in that prefix: prefixes must not pile up in a chain of
 /// servers. `OK` is no code of an error.
 fn undecorated(text: &str) -> (Option<Code>, &str) {
     let (name, said) = split_grpc_error(text);
-    let code = NAMES.iter().find(|(code, known)| Some(*known) == name && *code != Code::Ok).map(|(code, _)| *code);
+    let code = (1..=16).map(Code::from_i32).find(|code| name == Some(code_name(*code).as_str()));
     (code, said)
 }
 
@@ -256,9 +238,10 @@ mod tests {
 
     #[test]
     fn a_code_without_a_kind_is_passed_on_as_it_came_and_a_defect_is_internal() {
-        for (number, (code, name)) in NAMES.iter().enumerate() {
-            assert_eq!((*code as usize, code_name(*code)), (number, *name));
-        }
+        assert_eq!(
+            [0, 1, 5, 16].map(|code| code_name(Code::from_i32(code))),
+            ["OK", "Canceled", "NotFound", "Unauthenticated"]
+        );
         for code in [Code::Internal, Code::Aborted, Code::AlreadyExists, Code::FailedPrecondition, Code::Unknown] {
             for call in [Call::Pull, Call::Image("ListImages")] {
                 let error = error_from_status(call, &Status::new(code, "odd"));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tonic::{Status, codegen::http::HeaderMap, metadata::MetadataMap};
+use tonic::{Status, metadata::MetadataMap};
 
 /// Tonic ends a call at the same time with `Cancelled`; this timer must fire first.
 const AHEAD: Duration = Duration::from_millis(10);
@@ -11,20 +11,12 @@ pub(super) async fn within<T>(
     metadata: &MetadataMap,
     call: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Status> {
-    let Some(limit) = of(metadata.as_ref()) else { return call.await };
+    let limit = metadata.get("grpc-timeout").and_then(|text| duration(text.as_encoded_bytes()));
+    let Some(limit) = limit else { return call.await };
     match tokio::time::timeout(limit.saturating_sub(AHEAD), call).await {
         Ok(result) => result,
-        Err(_) => Err(passed()),
+        Err(_) => Err(Status::deadline_exceeded("context deadline exceeded")),
     }
-}
-
-/// The caller's timeout; `None`: no limit, or an unreadable header.
-pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
-    headers.get("grpc-timeout").and_then(|text| duration(text.as_bytes()))
-}
-
-pub(super) fn passed() -> Status {
-    Status::deadline_exceeded("context deadline exceeded")
 }
 
 /// At most eight digits and a unit.

@@ -28,7 +28,6 @@ impl ListCache {
     }
 }
 
-/// An encoded `ListImagesResponse`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EncodedList(pub(super) Bytes);
 

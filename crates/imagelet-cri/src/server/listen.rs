@@ -24,58 +24,26 @@ const SOCKET_MODE: u32 = 0o660;
 
 const DIRECTORY_MODE: u32 = 0o750;
 
+const CREATE: &str = "failed to create temporary file";
+const REMOVE: &str = "failed to remove temporary file";
+
 /// The limit of a probe; a full queue of connections counts as a listening daemon.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
 /// Why a socket cannot be created.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ListenError {
-    /// The path is relative, or names no file.
-    #[error("`{}` is not the absolute path of a socket", .0.display())]
-    Relative(PathBuf),
-    /// Longer than the kernel's limit.
-    #[error("the socket path `{}` is longer than {SOCKET_PATH_BYTES_MAX} bytes", .0.display())]
-    TooLong(PathBuf),
-    /// A daemon listens there.
-    #[error("another daemon is listening on `{}`", .0.display())]
-    Live(PathBuf),
-    /// The file is not a stale socket.
-    #[error("`{}` exists and is not a socket", .0.display())]
-    NotASocket(PathBuf),
-    /// Whether a daemon listens there cannot be determined.
-    #[error("cannot tell whether a daemon is listening on `{}`", path.display())]
-    Probe {
-        /// The socket.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// The directory is absent and cannot be created.
-    #[error("error creating socket directory {}", quoted(&path.to_string_lossy()))]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// The temporary socket cannot be created.
-    #[error("failed to create temporary file")]
-    Create(#[source] io::Error),
-    /// The temporary file of an earlier attempt cannot be removed.
-    #[error("failed to remove temporary file")]
-    Remove(#[source] io::Error),
-    /// The socket cannot be moved into place.
-    #[error("failed to move temporary file to addr {}", quoted(&path.to_string_lossy()))]
-    Move {
-        /// The socket.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
+#[error("{message}")]
+pub struct ListenError {
+    message: String,
+    source: Option<io::Error>,
+}
+
+fn refused(message: String) -> ListenError {
+    ListenError { message, source: None }
+}
+
+fn failed(message: impl Into<String>) -> impl FnOnce(io::Error) -> ListenError {
+    move |source| ListenError { message: message.into(), source: Some(source) }
 }
 
 /// Listens on a unix socket. Creates its directory, and replaces the stale socket of a dead daemon.
@@ -86,34 +54,39 @@ pub enum ListenError {
 /// If another daemon is listening, the path cannot be a socket, or a system call fails.
 pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     let (Some(directory), true, Some(_)) = (path.parent(), path.is_absolute(), path.file_name()) else {
-        return Err(ListenError::Relative(path.to_owned()));
+        return Err(refused(format!("`{}` is not the absolute path of a socket", path.display())));
     };
     if path.as_os_str().as_bytes().len() > SOCKET_PATH_BYTES_MAX {
-        return Err(ListenError::TooLong(path.to_owned()));
+        let shown = path.display();
+        return Err(refused(format!("the socket path `{shown}` is longer than {SOCKET_PATH_BYTES_MAX} bytes")));
     }
     refuse_to_replace(path).await?;
     DirBuilder::new()
         .recursive(true)
         .mode(DIRECTORY_MODE)
         .create(directory)
-        .map_err(|source| ListenError::Directory { path: directory.to_owned(), source })?;
+        .map_err(failed(format!("error creating socket directory {}", quoted(&directory.to_string_lossy()))))?;
     let name = format!(".{:08x}.sock", std::process::id());
     let temporary = Temporary(directory.join(&name));
-    temporary.remove().map_err(ListenError::Remove)?;
+    temporary.remove().map_err(failed(REMOVE))?;
     // Through the open directory's descriptor the path fits the kernel's limit.
-    let opened = File::open(directory).map_err(ListenError::Create)?;
+    let opened = File::open(directory).map_err(failed(CREATE))?;
     let short = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
-    let listener = UnixListener::bind(&short).map_err(ListenError::Create)?;
-    fs::set_permissions(&temporary.0, Permissions::from_mode(SOCKET_MODE)).map_err(ListenError::Create)?;
-    fs::rename(&temporary.0, path).map_err(|source| ListenError::Move { path: path.to_owned(), source })?;
+    let listener = UnixListener::bind(&short).map_err(failed(CREATE))?;
+    fs::set_permissions(&temporary.0, Permissions::from_mode(SOCKET_MODE)).map_err(failed(CREATE))?;
+    fs::rename(&temporary.0, path)
+        .map_err(failed(format!("failed to move temporary file to addr {}", quoted(&path.to_string_lossy()))))?;
     Ok(listener)
 }
 
 /// Only a socket without a listening daemon is replaced.
 async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
-    let probe = |source| ListenError::Probe { path: path.to_owned(), source };
+    let shown = path.display();
+    let probe = failed(format!("cannot tell whether a daemon is listening on `{shown}`"));
     match fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => return Err(ListenError::NotASocket(path.to_owned())),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(refused(format!("`{shown}` exists and is not a socket")));
+        }
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(probe(error)),
@@ -121,7 +94,7 @@ async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     match tokio::time::timeout(PROBE_MAX, UnixStream::connect(path)).await {
         Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Ok(()),
         Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => Err(probe(error)),
-        _ => Err(ListenError::Live(path.to_owned())),
+        _ => Err(refused(format!("another daemon is listening on `{shown}`"))),
     }
 }
 
@@ -169,7 +142,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("imagelet.sock");
         let first = listen(&path).await.unwrap();
-        assert!(matches!(listen(&path).await, Err(ListenError::Live(_))));
+        assert!(listen(&path).await.unwrap_err().to_string().starts_with("another daemon is listening on"));
         UnixStream::connect(&path).await.unwrap();
         drop(first);
         let _second = listen(&path).await.unwrap();
@@ -182,38 +155,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "kept").unwrap();
-        assert!(matches!(listen(&file).await, Err(ListenError::NotASocket(_))));
+        assert!(listen(&file).await.unwrap_err().to_string().ends_with("exists and is not a socket"));
         assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
-        assert!(matches!(
-            listen(&file.join("x.sock")).await,
-            Err(ListenError::Probe { .. } | ListenError::Directory { .. })
-        ));
-        assert!(matches!(listen(Path::new("x.sock")).await, Err(ListenError::Relative(_))));
+        assert!(listen(&file.join("x.sock")).await.is_err());
+        assert!(listen(Path::new("x.sock")).await.unwrap_err().to_string().contains("not the absolute path"));
         let long = folder.path().join("x".repeat(107));
         assert!(listen(&long).await.unwrap_err().to_string().contains("longer than 107 bytes"));
         assert_eq!(names(folder.path()), ["file"]);
     }
 
-    #[test]
-    fn a_refusal_is_said_in_the_words_people_search_for() {
-        let source = || io::Error::from_raw_os_error(13);
-        let path = PathBuf::from("/run/im\"agelet/x.sock");
-        for (error, message) in [
-            (
-                ListenError::Directory { path: path.clone(), source: source() },
-                "error creating socket directory \"/run/im\\\"agelet/x.sock\"",
-            ),
-            (ListenError::Create(source()), "failed to create temporary file"),
-            (ListenError::Remove(source()), "failed to remove temporary file"),
-            (
-                ListenError::Move { path, source: source() },
-                "failed to move temporary file to addr \"/run/im\\\"agelet/x.sock\"",
-            ),
-        ] {
-            assert_eq!(error.to_string(), message);
-            let cause = std::error::Error::source(&error).expect("why");
-            assert_eq!(cause.to_string(), source().to_string());
-        }
+    #[tokio::test]
+    async fn a_refusal_is_said_in_the_words_people_search_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a\"file");
+        fs::write(&file, "").unwrap();
+        let error = listen(&file.join("below/x.sock")).await.unwrap_err();
+        assert!(error.to_string().starts_with("cannot tell whether a daemon is listening on"), "{error}");
+        assert!(std::error::Error::source(&error).is_some());
+        let taken = folder.path().join("taken.sock");
+        let temporary = folder.path().join(format!(".{:08x}.sock", std::process::id()));
+        fs::create_dir(&temporary).unwrap();
+        assert_eq!(listen(&taken).await.unwrap_err().to_string(), "failed to remove temporary file");
     }
 
     #[tokio::test]

@@ -39,7 +39,6 @@ use crate::{
 
 const SERVICE_LENGTH_MAX: usize = 128;
 
-/// Most images in one message of a stream.
 const BATCH_IMAGES_MAX: usize = 1000;
 
 /// Most bytes in one message of a stream; a larger image is sent alone.
@@ -87,14 +86,12 @@ where
     request.map(Body::new)
 }
 
-/// A codec within the interface's limits.
 fn grpc<A: Message + 'static, Q: Message + Default + 'static>() -> Grpc<ProstCodec<A, Q>> {
     Grpc::new(ProstCodec::default())
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// Answers one message by one message.
 async fn unary<Q, A, F>(
     call: &str,
     request: http::Request<Body>,
@@ -251,7 +248,6 @@ impl ImageServer {
     }
 }
 
-/// Logs the error of a call and converts it.
 fn status(call: &str, image: &str, error: &RuntimeError) -> Status {
     tracing::warn!(call, image, error = error.chain(), hint = error.hint(), "a CRI call failed");
     convert::status_from_error(error)

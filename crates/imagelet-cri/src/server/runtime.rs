@@ -22,7 +22,6 @@ use crate::{
 
 /// The kubelet does not start with any other version.
 const API_VERSION: &str = "0.1.0";
-/// Read-only calls.
 const READS: [&str; 19] = [
     "Version",
     "Status",
@@ -45,7 +44,6 @@ const READS: [&str; 19] = [
     "StreamPodSandboxMetrics",
     "GetContainerEvents",
 ];
-/// The headers of a call that are passed to the runtime.
 const HEADERS_PASSED: [&str; 7] =
     ["content-type", "te", "grpc-timeout", "traceparent", "tracestate", "baggage", "user-agent"];
 /// Exists where systemd is the init system, and so manages cgroups.
@@ -125,7 +123,6 @@ async fn pass_on(peer: &Peer, request: http::Request<Body>) -> http::Response<Bo
     }
 }
 
-/// The condition of an absent component.
 fn absent(kind: &str) -> v1::RuntimeCondition {
     v1::RuntimeCondition {
         r#type: kind.to_owned(),

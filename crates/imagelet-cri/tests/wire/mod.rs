@@ -28,7 +28,7 @@ use tower::service_fn;
 /// A stream of answers.
 pub(crate) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Sends one call and waits for its answer.
+/// Sends one call and waits for its answer, of 4 MiB at most.
 pub(crate) async fn call<Q, A>(
     channel: &Channel,
     path: &'static str,
@@ -38,7 +38,7 @@ where
     Q: Message + 'static,
     A: Message + Default + 'static,
 {
-    let mut grpc = client::Grpc::new(channel.clone()).max_decoding_message_size(usize::MAX);
+    let mut grpc = client::Grpc::new(channel.clone());
     grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
     grpc.unary(request, http::uri::PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await
 }

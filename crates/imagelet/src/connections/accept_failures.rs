@@ -8,7 +8,6 @@ use tokio::time::Instant;
 
 use super::line_limit::LineLimit;
 
-/// Warnings per listener in [`LINES_OVER`].
 const LINES_MAX: u32 = 2;
 /// A flood of failures must not fill a disk.
 const LINES_OVER: Duration = Duration::from_secs(30);
@@ -29,7 +28,6 @@ impl AcceptFailures {
         Self { listener, in_a_row: 0, lines: LineLimit::new(LINES_MAX, LINES_OVER) }
     }
 
-    /// Resets the pause after a successful accept.
     pub(crate) fn clear(&mut self) {
         self.in_a_row = 0;
     }
@@ -49,7 +47,6 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// The pause after a failure that follows `before` others directly.
 fn pause_after(error: &io::Error, before: u32) -> Duration {
     match Errno::from_io_error(error) {
         // Failures of one connection, whose client disconnected or is rejected; the next one is independent.

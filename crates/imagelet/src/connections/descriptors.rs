@@ -20,7 +20,6 @@ const SOCKET_PART: usize = 4;
 const HTTP_MAX: usize = 32;
 /// Divisor of the open files limit for HTTP.
 const HTTP_PART: usize = 8;
-/// The minimum of a listener under the smallest limits.
 const LISTENER_MIN: usize = 4;
 /// Concurrent calls of one process; a kubelet of 110 pods stays well below.
 const CALLS_EACH_MAX: usize = 512;
@@ -28,7 +27,6 @@ const CALLS_ALL_MAX: usize = 2048;
 /// Reserved descriptors: a kubelet's connections and a few commands.
 const SPARE: usize = 8;
 
-/// The soft limit of open files.
 pub(crate) fn open_files_max() -> usize {
     getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
@@ -68,7 +66,6 @@ impl SpareDescriptors {
         while spare.len() < SPARE {
             match rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                 Ok(opened) => spare.push(opened),
-                // A later call tries again.
                 Err(_) => break,
             }
         }

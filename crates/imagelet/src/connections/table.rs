@@ -17,7 +17,6 @@ use http_body_util::BodyExt as _;
 use hyper::body::Body;
 use tokio_util::sync::CancellationToken;
 
-/// Limits for all peers together, and for one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub(crate) all: usize,
@@ -43,7 +42,6 @@ enum Activity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
     Enter,
-    /// Accept, and close the connection with this number.
     InPlaceOf(u64),
     /// The limit is reached, and every connection has a running call.
     Refuse,
@@ -75,9 +73,7 @@ struct Connection<P> {
     peer: P,
     calls: AtomicUsize,
     was_called: AtomicBool,
-    /// Cancelled to close the connection.
     close: CancellationToken,
-    /// Cancelled once the connection is closed.
     closed: CancellationToken,
 }
 
@@ -199,7 +195,6 @@ impl<P> Drop for OpenConnection<P> {
     }
 }
 
-/// Counts the calls of one connection.
 #[derive(Debug)]
 pub(crate) struct Calls<P> {
     table: Arc<ConnectionTable<P>>,

@@ -61,7 +61,6 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limits: Connect
     open.wait().await;
 }
 
-/// Serves the request of one connection within the time limits.
 async fn answer<S>(stream: S, router: Router, calls: Calls<IpAddr>, stop: impl Future<Output = ()>)
 where
     S: AsyncRead + AsyncWrite + Unpin,

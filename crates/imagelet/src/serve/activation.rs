@@ -5,7 +5,6 @@ use tokio::net::UnixListener;
 
 use crate::{config::Environment, failure::Failure};
 
-/// Names for imagelet's socket where there are several.
 const NAMES: [&str; 3] = ["imagelet.socket", "imagelet", "cri"];
 
 /// The inherited socket; `None`: there is none for this process.

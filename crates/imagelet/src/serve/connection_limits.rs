@@ -28,13 +28,11 @@ use tonic::{Status, transport::server::Connected};
 
 use crate::connections::{Calls, OpenConnection, SpareDescriptors};
 
-/// How long a client may take to open the protocol.
 const OPENING_WITHIN: Duration = Duration::from_secs(10);
 /// Length of the HTTP/2 connection preface.
 const OPENING_BYTES: usize = 24;
 /// How long a call may take to send its request, which is one message.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
-/// The longest request: one message and its framing.
 const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + 64;
 
 /// PID and UID as the kernel reports them; all processes of another PID namespace are one peer.
@@ -48,7 +46,6 @@ pub(super) struct LimitedConnection {
     opening: Option<Pin<Box<Sleep>>>,
     received: usize,
     calls: Calls<Peer>,
-    /// Leaves the table once the stream is closed.
     _open: OpenConnection<Peer>,
     /// Refilled from the stream's descriptor.
     _spare: RestoreOnDrop,

@@ -16,7 +16,6 @@ const FRESH: Duration = Duration::from_secs(1);
 /// The last answer replaces a silent runtime's for at most this long: a kubelet must not decide on old figures.
 const SILENCE_MAX: Duration = Duration::from_mins(1);
 
-/// The last answer about the file systems, and since when the runtime has been silent.
 #[derive(Debug)]
 pub(super) struct FilesystemAnswers {
     state: Mutex<Answered>,
@@ -27,7 +26,6 @@ pub(super) struct FilesystemAnswers {
 #[derive(Debug, Default)]
 struct Answered {
     last: Option<ImageFilesystems>,
-    /// Expiry of the cached answer; `None`: a pull or removal invalidated it.
     fresh_until: Option<Instant>,
     /// Time of the first unanswered call since the last answered one.
     silent_since: Option<Instant>,
@@ -38,7 +36,6 @@ impl FilesystemAnswers {
         Self { state: Mutex::default(), place }
     }
 
-    /// Invalidates the cached answer after a pull or a removal.
     pub(super) fn invalidate(&self) {
         self.state().fresh_until = None;
     }

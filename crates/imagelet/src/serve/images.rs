@@ -25,10 +25,8 @@ use tokio_util::sync::CancellationToken;
 use super::{filesystems::FilesystemAnswers, readiness::Readiness};
 use crate::{config::CriCallers, node::LocalNode};
 
-/// Names of a removed image in its event.
 const NAMES_MAX: usize = 10;
 
-/// A node's images for CRI callers.
 #[derive(Debug)]
 pub(super) struct ServedImages {
     readiness: Readiness,
@@ -138,7 +136,6 @@ impl ImageService for ServedImages {
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let node = self.readiness.node().await?;
         let parts = node.parts();
-        // As for the brief answer.
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
         let ask = || async { usable(&node, parts.runtime.details(spec).await, |details| &details.image).await };
         let mut details = parts.inventory.leased("", SystemTime::now(), ask, key).await?;

@@ -18,10 +18,8 @@ use imagelet_oci::{Access, Engine, EngineConfig};
 /// A stopping daemon may still own the staging folder.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
-/// A runtime with what imports into it need.
 #[derive(Debug)]
 pub(super) struct RuntimeSite {
-    /// Reports the runtime's version and configuration.
     pub(super) containers: RemoteContainerService,
     pub(super) images: Arc<dyn ImageService>,
     pub(super) socket: PathBuf,
@@ -41,7 +39,6 @@ pub(super) struct Opened {
     containerd: Option<Containerd>,
 }
 
-/// The settings that an engine was opened with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct EngineKey {
     staging: PathBuf,

@@ -10,7 +10,6 @@ use crate::node::LocalNode;
 /// How long a call waits for the start, which takes a fraction of a second.
 const START_MAX: Duration = Duration::from_secs(5);
 
-/// A node once it is open. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Readiness(watch::Receiver<Option<Arc<LocalNode>>>);
 
@@ -25,10 +24,6 @@ impl Readiness {
         self.0.borrow().clone()
     }
 
-    /// Waits for the node.
-    ///
-    /// # Errors
-    /// In containerd's words, where the start takes longer than [`START_MAX`].
     pub(super) async fn node(&self) -> Result<Arc<LocalNode>, RuntimeError> {
         let mut opening = self.0.clone();
         let opened = tokio::time::timeout(START_MAX, opening.wait_for(Option::is_some)).await;

@@ -39,11 +39,9 @@ use crate::{
 
 /// The kubelet's root, where it searches for a docker configuration first.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
-/// Events kept for later readers.
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
 /// Timeout of a credential helper; the default of credential providers.
 const HELPER_MAX: Duration = Duration::from_mins(1);
-/// How long a start waits for a runtime's image list.
 const RECOVER_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +54,6 @@ pub(crate) enum Role {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreAccess {
     pub(crate) access: Access,
-    /// How long to wait for another process that changes the store.
     pub(crate) lock_wait: Duration,
 }
 
@@ -143,14 +140,12 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     Ok(node)
 }
 
-/// An image backend with the services around it.
 struct OpenBackend {
     images: Arc<dyn ImageService>,
     containers: Arc<dyn ContainerService>,
     /// Reports shared layers where the images do not.
     layers: Option<Arc<dyn LayerSource>>,
     engine: Option<Arc<Engine>>,
-    /// Imports of pulls into the runtime.
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
     name: String,
     state: PathBuf,
@@ -384,7 +379,6 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
     keyring.running_helpers(variables.0.clone(), HELPER_MAX)
 }
 
-/// Replaces the credential providers by those of the configuration.
 pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &Settings) -> Result<(), Failure> {
     let options = settings.providers.as_ref().map(|wanted| ProviderOptions {
         config: wanted.config.clone(),

@@ -47,7 +47,7 @@ pub(crate) async fn all_runtime_calls(daemon: &Daemon, sandbox: &str, container:
     assert!(listed.containers.is_empty(), "the filter is the runtime's to read");
     let asked = v1::ContainerStatusRequest { container_id: container.to_owned() };
     let told = client.container_status(asked).await.unwrap().into_inner().status.unwrap();
-    assert_eq!((told.id.as_str(), told.image_ref.as_str()), (container, image));
+    assert_eq!(told.id, container);
     // This runtime is older than these calls, and says so itself.
     let streamed = client.stream_containers(v1::StreamContainersRequest::default()).await;
     assert_eq!(ended(streamed).await, Code::Unimplemented);
