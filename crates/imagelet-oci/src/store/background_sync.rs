@@ -15,7 +15,7 @@ use imagelet_core::runtime::RuntimeError;
 
 use super::{
     Store,
-    files::durable::{SyncView, create_anew, replace_file},
+    files::durable::{SyncView, create_anew, remove_tree, replace_file},
     index::{Index, NAMES_UNSETTLED},
     record::{LayerRecord, checksum},
     spare_layers::LayerEnd,
@@ -107,10 +107,7 @@ impl Store {
         replace_file(&self.root.join("names.json"), &index.names_file(None))?;
         index.names_unsettled = false;
         // The file's generation is outdated, so it is harmless if the removal is lost.
-        match fs::remove_file(self.root.join(NAMES_UNSETTLED)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        remove_tree(&self.root.join(NAMES_UNSETTLED))
     }
 
     /// Writes the names so that they survive the end of this process; a later sync makes them durable.

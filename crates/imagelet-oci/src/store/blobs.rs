@@ -16,7 +16,7 @@ use std::{
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
-use super::{Store, index::Index, storage_error};
+use super::{Store, files::durable::remove_tree, index::Index, storage_error};
 use crate::failpoint::Step;
 
 /// A partial blob with fewer bytes is not kept.
@@ -55,10 +55,9 @@ impl Store {
 
     pub(crate) fn discard_partial(&self, digest: &Digest) {
         if !self.is_written(digest)
-            && let Err(error) = fs::remove_file(self.partial_path(digest))
-            && error.kind() != io::ErrorKind::NotFound
+            && let Err(error) = remove_tree(&self.partial_path(digest))
         {
-            tracing::warn!(%digest, %error, "could not remove what came of a blob");
+            tracing::warn!(%digest, %error, "could not remove a partial blob");
         }
     }
 
@@ -66,11 +65,10 @@ impl Store {
     pub(crate) fn discard_blob(&self, digest: &Digest) {
         let mut index = self.index();
         index.blobs.remove(digest);
+        tracing::warn!(%digest, "a blob does not have its digest; it is removed");
         for path in [self.blob_path(digest), self.partial_path(digest)] {
-            match fs::remove_file(&path) {
-                Ok(()) => tracing::warn!(path = %path.display(), "removed a blob that is not what its name says"),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => tracing::warn!(path = %path.display(), %error, "could not remove a wrong blob"),
+            if let Err(error) = remove_tree(&path) {
+                tracing::warn!(path = %path.display(), %error, "could not remove a wrong blob");
             }
         }
     }
@@ -228,11 +226,8 @@ impl BlobWriter {
 
 impl Drop for BlobWriter {
     fn drop(&mut self) {
-        let is_worth = self.is_wanted && self.length >= RESUME_MIN;
-        if !is_worth
-            && let Err(error) = fs::remove_file(&self.path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
+        let is_kept = self.is_wanted && self.length >= RESUME_MIN;
+        if !is_kept && let Err(error) = remove_tree(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "could not remove a blob; the next start takes it");
         }
         self.store.index().written.remove(&self.digest);

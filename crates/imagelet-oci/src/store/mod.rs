@@ -171,12 +171,11 @@ impl Store {
             },
         };
         Step::OpenLocked.reach();
-        let view = SyncView::open(&place.path)
-            .map_err(|error| storage_error(format!("could not open the store `{}`", place.path.display()), error))?;
+        let view = open_view(&place.path)?;
         let index = Index::load(&place.path, matches!(holds, Holds::All(_)), boot.as_deref())?;
         Step::OpenLoaded.reach();
         let store = store(place.path, index, holds);
-        store.views().push(Arc::new(view));
+        store.views().push(view);
         if !store.is_read_only() {
             // A leftover that cannot be removed is harmless: the images are usable.
             if let Err(error) = store.discard_leftovers() {
@@ -204,9 +203,7 @@ impl Store {
     }
 
     pub(crate) fn sync_view(&self) -> Result<Arc<SyncView>, RuntimeError> {
-        let view = SyncView::open(&self.root)
-            .map_err(|error| storage_error(format!("could not open the store `{}`", self.root.display()), error))?;
-        Ok(Arc::new(view))
+        open_view(&self.root)
     }
 
     pub(crate) fn check_writable(&self) -> Result<(), RuntimeError> {
@@ -331,6 +328,11 @@ fn no_store(root: &Path) -> RuntimeError {
     let root = root.display();
     RuntimeError::new(RuntimeErrorKind::NotFound, format!("`{root}` is no imagelet store"))
         .with_hint(format!("correct the path, or have one made there: imagelet --store {root} pull REF"))
+}
+
+fn open_view(root: &Path) -> Result<Arc<SyncView>, RuntimeError> {
+    let failed = |error| storage_error(format!("could not open the store `{}`", root.display()), error);
+    SyncView::open(root).map(Arc::new).map_err(failed)
 }
 
 fn boot_id() -> Option<String> {

@@ -68,7 +68,8 @@ struct Attempt<'a> {
     progress: &'a Progress,
     fetches: &'a LayerFetches,
     window: Semaphore,
-    there: watch::Sender<LayersThere>,
+    /// Which layers the sink has.
+    taken: watch::Sender<Vec<bool>>,
     unsynced: &'a UnsyncedLayers<'a>,
 }
 
@@ -165,7 +166,7 @@ impl EngineImporter {
     /// Imports the image once, and cancels the import in the sink on a failure.
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
         let import = self.sink.begin(Arc::clone(&described.image)).await;
-        let import = import.map_err(|error| Ended::Failed(ImportStage::Handover.failed(error)))?;
+        let import = import.map_err(handover)?;
         Step::Begun.reach();
         let imported = self.bring_and_finish(described, &import, progress).await;
         if imported.is_err() {
@@ -196,7 +197,7 @@ impl EngineImporter {
         if !views.is_empty() {
             let failed = |error| RuntimeError::other("could not make imported layers durable").caused_by(error);
             let synced = blocking(move || SyncView::sync_all(&views).map_err(failed)).await;
-            synced.map_err(|error| Ended::Failed(ImportStage::Handover.failed(error)))?;
+            synced.map_err(handover)?;
         }
         drop(unsynced);
         Step::Synced.reach();
@@ -215,14 +216,13 @@ impl EngineImporter {
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
         let (engine, layers) = (&*self.engine, &described.image.layers);
-        let fetched = |error| Ended::Failed(ImportStage::Fetch.failed(error));
-        let mut spares = engine.take_spares(described, present).await.map_err(fetched)?;
+        let mut spares = engine.take_spares(described, present).await.map_err(fetch)?;
         let missing = (present..layers.len()).filter(|index| !spares.contains_key(index));
-        let wanted = missing
-            .map(|index| Wanted::of(&described.resolved.manifest.layers[index], described.chains[index].clone(), true));
+        let descriptors = &described.resolved.manifest.layers;
+        let wanted = missing.map(|index| Wanted::of(&descriptors[index], described.chains[index].clone(), true));
         let wanted: Vec<Wanted> = wanted.collect();
         let fetches = engine.begin_fetches(&described.resolved, &wanted, Arc::clone(&described.tenant));
-        let fetches = fetches.await.map_err(fetched)?;
+        let fetches = fetches.await.map_err(fetch)?;
         let attempt = Attempt {
             engine,
             described,
@@ -230,7 +230,7 @@ impl EngineImporter {
             progress,
             fetches: &fetches,
             window: Semaphore::new(engine.config.layers_in_flight.max(1)),
-            there: watch::Sender::new(LayersThere::new(layers.len(), present)),
+            taken: watch::Sender::new((0..layers.len()).map(|index| index < present).collect()),
             unsynced,
         };
         let order = fetch_order(layers, present).into_iter();
@@ -247,13 +247,12 @@ impl EngineImporter {
 
 impl Attempt<'_> {
     async fn bring(&self, index: usize, spare: Option<SinkLayer>) -> Result<Vec<Arc<SyncView>>, Ended> {
-        let handover = |error| Ended::Failed(ImportStage::Handover.failed(error));
         let (chain, described) = (&self.described.chains[index], &self.described.image.layers[index]);
         let present = || PullEvent::Layer { digest: described.digest.clone(), state: LayerState::Present };
         let turn = self.engine.turns.turn(chain).await;
         if turn.is_late && self.import.holds(index).await.map_err(handover)? {
             (self.progress)(present());
-            self.there.send_modify(|there| there.add_with_all_below(index));
+            self.taken.send_modify(|taken| taken[..=index].fill(true));
             return Ok(self.engine.turns.views(chain));
         }
         let mut layer = match spare {
@@ -261,13 +260,13 @@ impl Attempt<'_> {
                 (self.progress)(present());
                 spare
             }
-            None => self.fetch(index).await.map_err(|error| Ended::Failed(ImportStage::Fetch.failed(error)))?,
+            None => self.fetch(index).await.map_err(fetch)?,
         };
         self.fetches.reservation.release(chain);
         Step::LayerWhole.reach();
         if layer.has_implicit() {
-            let mut there = self.there.subscribe();
-            there.wait_for(|there| there.lowest >= index).await.expect("this attempt has the sender");
+            let mut taken = self.taken.subscribe();
+            taken.wait_for(|taken| taken[..index].iter().all(|is| *is)).await.expect("this attempt has the sender");
         }
         let tree = layer.tree().map_err(handover)?;
         // As soon as the sink has the layer, other imports may build on it.
@@ -278,7 +277,7 @@ impl Attempt<'_> {
             Taken::BaseGone => return Err(Ended::BaseGone),
         }
         Step::LayerTaken.reach();
-        self.there.send_modify(|there| there.add(index));
+        self.taken.send_modify(|taken| taken[index] = true);
         let (media_type, size) = (described.media_type.clone(), described.size);
         let cleared = blocking(move || {
             layer.taken(&media_type, size);
@@ -290,16 +289,22 @@ impl Attempt<'_> {
 
     /// Fetches and unpacks a layer within the limit of concurrent fetches.
     async fn fetch(&self, index: usize) -> Result<SinkLayer, RuntimeError> {
-        let (resolved, layer) = (&self.described.resolved, &self.described.image.layers[index]);
-        let reserved = &self.described.chains[index];
-        let descriptor = &resolved.manifest.layers[index];
-        let job = (descriptor, &layer.diff_id, reserved);
+        let Described { resolved, image, chains, .. } = self.described;
+        let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, &chains[index]);
         let job = self.engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
         let _window = self.window.acquire().await.expect("the window is never closed");
         let place = self.engine.places.place(job.claim.clone()).await;
         let unpacked = scarce::retried(|| job.run(&place, self.progress)).await?;
         SinkLayer::new(&self.engine.store, unpacked)
     }
+}
+
+fn fetch(error: RuntimeError) -> Ended {
+    Ended::Failed(ImportStage::Fetch.failed(error))
+}
+
+fn handover(error: RuntimeError) -> Ended {
+    Ended::Failed(ImportStage::Handover.failed(error))
 }
 
 impl Described {
@@ -325,30 +330,6 @@ impl Engine {
             Ok(missing.filter_map(|(index, layer)| Some((index, store.take_spare(&layer.diff_id)?))).collect())
         })
         .await
-    }
-}
-
-#[derive(Debug)]
-struct LayersThere {
-    there: Vec<bool>,
-    lowest: usize,
-}
-
-impl LayersThere {
-    fn new(layers: usize, present: usize) -> Self {
-        Self { there: (0..layers).map(|index| index < present).collect(), lowest: present }
-    }
-
-    fn add(&mut self, index: usize) {
-        self.there[index] = true;
-        while self.there.get(self.lowest).is_some_and(|is_there| *is_there) {
-            self.lowest += 1;
-        }
-    }
-
-    fn add_with_all_below(&mut self, index: usize) {
-        self.there[..index].fill(true);
-        self.add(index);
     }
 }
 
