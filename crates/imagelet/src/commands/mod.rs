@@ -1,4 +1,4 @@
-//! What each command of the line asks of a node, and how its answer is printed.
+//! Runs each command of the command line on a node and prints the result.
 
 mod collect;
 mod configuration;
