@@ -1,5 +1,6 @@
 //! The command line of the node image manager.
 
+#[macro_use]
 mod api;
 mod cli;
 mod commands;

@@ -4,13 +4,13 @@ use std::{
     borrow::Cow,
     io::{self, Write},
     process::ExitCode,
-    time::SystemTime,
 };
 
+use jiff::Timestamp;
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
-use crate::{cli::Format, failure::Failure};
+use crate::cli::Format;
 
 /// Digits of a digest that distinguish images: `sha256:` and 12 digits.
 const DIGEST_SHOWN: usize = 7 + 12;
@@ -58,7 +58,7 @@ pub(crate) fn print<T: Serialize>(
     format: Format,
     result: &T,
     human: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> Result<ExitCode, Failure> {
+) -> io::Result<ExitCode> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = match format {
         Format::Table | Format::Wide => human(&mut out),
@@ -73,18 +73,18 @@ pub(crate) fn print<T: Serialize>(
 }
 
 /// A closed stdout (`imagelet ls | head -1`) is no error.
-pub(crate) fn printed(written: io::Result<()>) -> Result<ExitCode, Failure> {
+pub(crate) fn printed(written: io::Result<()>) -> io::Result<ExitCode> {
     match written {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
         _ => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// Age to about two digits: `42s`, `7m`, `3h`, `12d`; `-` for never.
-pub(crate) fn age(since: Option<SystemTime>, now: SystemTime) -> String {
-    let Some(since) = since else { return "-".into() };
-    match now.duration_since(since).map_or(0, |age| age.as_secs()) {
-        seconds @ 0..=119 => format!("{seconds}s"),
+/// Age of an RFC 3339 time to about two digits: `42s`, `7m`, `3h`, `12d`; `-` for never.
+pub(crate) fn age(since: Option<&str>, now: Timestamp) -> String {
+    let Some(since) = since.and_then(|since| since.parse::<Timestamp>().ok()) else { return "-".into() };
+    match now.duration_since(since).as_secs() {
+        seconds @ ..=119 => format!("{}s", seconds.max(0)),
         seconds @ 120..=7199 => format!("{}m", seconds / 60),
         seconds @ 7200..=172_799 => format!("{}h", seconds / 3600),
         seconds => format!("{}d", seconds / 86400),
@@ -149,11 +149,12 @@ mod tests {
 
     #[test]
     fn ages_are_short() {
-        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(10_000_000);
+        let now = Timestamp::from_second(10_000_000).expect("a time");
+        let before = |ago: u64| (now - Duration::from_secs(ago)).to_string();
         for (ago, text) in [(5, "5s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d")] {
-            assert_eq!(age(Some(now - Duration::from_secs(ago)), now), text);
+            assert_eq!(age(Some(&before(ago)), now), text);
         }
         assert_eq!(age(None, now), "-");
-        assert_eq!(age(Some(now + Duration::from_secs(5)), now), "0s");
+        assert_eq!(age(Some(&(now + Duration::from_secs(5)).to_string()), now), "0s");
     }
 }

@@ -59,7 +59,10 @@ pub(crate) fn sources(
     if let Some(file) = &arguments.config {
         sources.add_file(file)?;
     }
-    let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
+    let absolute = |path: &PathBuf| {
+        let text = std::path::absolute(path)?.into_os_string().into_string();
+        text.map_err(|path| Failure::new("InvalidArgument", format!("`{}` is not UTF-8", path.display())))
+    };
     // A store on the command line overrides the file's runtime.
     if store.is_some() && arguments.runtime_endpoint.is_none() && arguments.config.is_some() {
         sources.add_flag("--store", "imageService.cri.endpoint", "");
@@ -67,18 +70,18 @@ pub(crate) fn sources(
     let provider_config = &arguments.image_credential_provider_config;
     let provider_binaries = &arguments.image_credential_provider_bin_dir;
     let own = [
-        ("--socket", "socket", arguments.socket.as_ref().map(absolute)),
+        ("--socket", "socket", arguments.socket.as_ref().map(absolute).transpose()?),
         ("--http", "http.address", arguments.http.clone()),
-        ("--store", "store.directory", store.map(absolute)),
+        ("--store", "store.directory", store.map(absolute).transpose()?),
         (
             "--image-credential-provider-config",
             "imageCredentialProviderConfigPath",
-            provider_config.as_ref().map(absolute),
+            provider_config.as_ref().map(absolute).transpose()?,
         ),
         (
             "--image-credential-provider-bin-dir",
             "imageCredentialProviderBinDir",
-            provider_binaries.as_ref().map(absolute),
+            provider_binaries.as_ref().map(absolute).transpose()?,
         ),
         ("--runtime-endpoint", "imageService.cri.endpoint", arguments.runtime_endpoint.clone()),
     ];

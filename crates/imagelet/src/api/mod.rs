@@ -4,9 +4,9 @@
 /// RFC 3339, sizes are bytes, durations have their unit in the name, ids and names are as the store spells them.
 macro_rules! documents {
     ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {$(
-        $(#[$meta])*
         #[derive(Clone, Debug, Default, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
+        $(#[$meta])*
         pub(crate) struct $name { $($(#[$field_meta])* pub(crate) $field: $type,)* }
     )*};
 }

@@ -37,14 +37,14 @@ pub(super) fn run(
             }
         }
         let are = if files.len() == 1 { "is" } else { "are" };
-        return print(format, &result, |out| writeln!(out, "{} {are} valid", files.join(" and ")));
+        return Ok(print(format, &result, |out| writeln!(out, "{} {are} valid", files.join(" and ")))?);
     }
-    print(format, &json!({ "settings": effective }), |out| {
+    Ok(print(format, &json!({ "settings": effective }), |out| {
         let mut table = Table::new(["KEY", "VALUE", "SOURCE"]);
         for one in &effective {
             let value = one.value.as_str().map_or_else(|| one.value.to_string(), str::to_owned);
             table.row([one.key.as_str(), if value.is_empty() { "-" } else { &value }, &one.source.to_string()]);
         }
         table.write(out)
-    })
+    })?)
 }

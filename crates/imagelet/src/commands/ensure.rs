@@ -11,7 +11,10 @@ use futures_util::{StreamExt as _, stream};
 use imagelet_core::image::{ByteSize, ImageId};
 use serde_json::json;
 
-use super::{images_write::complain, pull::read_file};
+use super::{
+    images_write::complain,
+    pull::{read_file, seconds},
+};
 use crate::{
     api::{PodEnsured, PodImageRow, PodRequest, Step, Steps},
     cli::{EnsureArgs, Format},
@@ -139,12 +142,6 @@ impl PodScreen {
     }
 }
 
-impl Drop for PodScreen {
-    fn drop(&mut self) {
-        self.clear();
-    }
-}
-
 fn outcome_line(row: &PodImageRow) -> String {
     let (field, image) = (printable(&row.field), printable(&row.image));
     match row.origin.as_str() {
@@ -156,10 +153,6 @@ fn outcome_line(row: &PodImageRow) -> String {
         }
         _ => format!("{field}: {image} failed: {}", printable(&row.reason)),
     }
-}
-
-pub(super) fn seconds(milliseconds: u64) -> String {
-    format!("{}.{:01}s", milliseconds / 1000, milliseconds % 1000 / 100)
 }
 
 /// The failures of a pod without duplicates: several containers may wait for one image.

@@ -43,7 +43,7 @@ async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
         }
         table.write(&mut out)
     };
-    printed(written.and_then(|()| out.flush()))
+    Ok(printed(written.and_then(|()| out.flush()))?)
 }
 
 async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
@@ -79,7 +79,7 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     };
     tokio::select! {
         followed = followed => followed,
-        () = closed.notified() => printed(lock(&follower).failed.take().map_or(Ok(()), Err)),
+        () = closed.notified() => Ok(printed(lock(&follower).failed.take().map_or(Ok(()), Err))?),
     }
 }
 

@@ -1,8 +1,9 @@
 //! `ls`, `inspect` and `df`.
 
-use std::{io::Write, process::ExitCode, time::SystemTime};
+use std::{io::Write, process::ExitCode};
 
 use imagelet_core::image::{ByteSize, ImageId, shown_name};
+use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
@@ -18,9 +19,9 @@ pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Res
     let listed = node.ask(ListRequest { brief }, no_steps()).await?;
     if arguments.quiet {
         let ids = |out: &mut dyn Write| listed.images.iter().try_for_each(|image| writeln!(out, "{}", image.id));
-        return print(Format::Table, &(), ids);
+        return Ok(print(Format::Table, &(), ids)?);
     }
-    print(format, &listed, |out| table(&listed.images, format, arguments.digests).write(out))
+    Ok(print(format, &listed, |out| table(&listed.images, format, arguments.digests).write(out))?)
 }
 
 fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
@@ -32,7 +33,7 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
     if wide {
         header.extend(["UNIQUE", "SHARED", "ORIGIN", "PINNED BY", "IN USE BY"]);
     }
-    let now = SystemTime::now();
+    let now = Timestamp::now();
     let joined = |texts: &[String]| if texts.is_empty() { "-".into() } else { texts.join(",") };
     let mut table = Table::new(header);
     for image in images {
@@ -41,8 +42,8 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
             if wide && !shown.is_empty() { shown.join(",") } else { names(shown, &[]) },
             if wide { image.id.clone() } else { ImageId::shorten(&image.id).to_owned() },
             ByteSize(image.size).to_string(),
-            age(time(image.first_seen.as_deref()), now),
-            age(time(image.last_used.as_deref()), now),
+            age(image.first_seen.as_deref(), now),
+            age(image.last_used.as_deref(), now),
             match (image.in_use_by.is_empty(), image.pinned_by.is_empty()) {
                 (false, false) => "in use, pinned",
                 (false, true) => "in use",
@@ -69,10 +70,6 @@ fn known_size(size: Option<u64>) -> String {
     size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())
 }
 
-fn time(text: Option<&str>) -> Option<SystemTime> {
-    text?.parse::<jiff::Timestamp>().ok().map(SystemTime::from)
-}
-
 pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Format) -> Result<ExitCode, Failure> {
     let found = node.ask(InspectRequest { image: name.clone() }, no_steps()).await?;
     let image = match &found.image {
@@ -84,9 +81,9 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
                 .or_hint("`imagelet ls` lists what is present"));
         }
     };
-    print(format, &found, |out| {
+    Ok(print(format, &found, |out| {
         let list = |list: &[String]| if list.is_empty() { "-".into() } else { list.join("\n") };
-        let now = SystemTime::now();
+        let now = Timestamp::now();
         let mut table = Table::default();
         let mut rows = |name: &str, text: String| {
             for (number, line) in text.lines().enumerate() {
@@ -97,9 +94,9 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
         rows("Names:", list(&image.names));
         rows("Digests:", list(&image.digests));
         rows("Size:", size(image));
-        rows("First seen:", format!("{} ago", age(time(image.first_seen.as_deref()), now)));
+        rows("First seen:", format!("{} ago", age(image.first_seen.as_deref(), now)));
         rows("Origin:", image.origin.clone().unwrap_or_else(|| "-".into()));
-        rows("Last used:", age(time(image.last_used.as_deref()), now));
+        rows("Last used:", age(image.last_used.as_deref(), now));
         rows("In use by:", list(&image.in_use_by));
         rows("Pinned by:", list(&image.pinned_by));
         if let Some(details) = found.details.as_ref().and_then(|it| serde_json::from_str::<Value>(it.get()).ok()) {
@@ -111,7 +108,7 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
             rows("Layers:", list(&details["layers"].as_array().into_iter().flatten().map(layer).collect::<Vec<_>>()));
         }
         table.write(out)
-    })
+    })?)
 }
 
 /// The listed size, and the size on disk where known.
@@ -127,14 +124,14 @@ fn size(image: &ImageRow) -> String {
 
 pub(super) async fn usage(node: &Node, verbose: bool, format: Format) -> Result<ExitCode, Failure> {
     let usage = node.ask(UsageRequest::default(), no_steps()).await?;
-    print(format, &usage, |out| {
+    Ok(print(format, &usage, |out| {
         totals(&usage).write(out)?;
         if verbose || format == Format::Wide {
             writeln!(out)?;
             image_by_image(&usage, format == Format::Wide).write(out)?;
         }
         Ok(())
-    })
+    })?)
 }
 
 fn image_by_image(usage: &Usage, wide: bool) -> Table {
@@ -142,7 +139,7 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     if wide {
         header.push("NEXT COLLECTION");
     }
-    let (mut table, now) = (Table::new(header), SystemTime::now());
+    let (mut table, now) = (Table::new(header), Timestamp::now());
     let mut images: Vec<&ImageRow> = usage.images.iter().collect();
     images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
     for image in images {
@@ -152,7 +149,7 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
             ByteSize(image.size).to_string(),
             known_size(image.unique),
             known_size(image.shared),
-            age(time(image.last_used.as_deref()), now),
+            age(image.last_used.as_deref(), now),
             held_by(image, wide),
             image.next_code.clone().unwrap_or_else(|| "-".into()),
         ];

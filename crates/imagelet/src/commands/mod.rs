@@ -6,8 +6,8 @@ mod ensure;
 mod events;
 mod images;
 mod images_write;
-mod imports;
 mod pull;
+mod status;
 mod target;
 mod verify;
 mod why;
@@ -45,11 +45,11 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "imagelet", &mut script);
-            print(Format::Table, &(), |out| out.write_all(&script))
+            Ok(print(Format::Table, &(), |out| out.write_all(&script))?)
         }
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");
-            print(format, &json!({ "version": version }), |out| writeln!(out, "imagelet {version}"))
+            Ok(print(format, &json!({ "version": version }), |out| writeln!(out, "imagelet {version}"))?)
         }
         command => {
             // Read before anything is opened: user errors are reported at once.
@@ -120,7 +120,7 @@ async fn run_on(
         Command::Events { follow } => events::run(node, follow, format).await,
         Command::Why { image } => why::why(node, image, format).await,
         Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
-        Command::Status { verbose } => images_write::status(node, verbose, format).await,
+        Command::Status { verbose } => status::status(node, verbose, format).await,
         Command::Serve(_) | Command::Config(_) | Command::Completions { .. } | Command::Version => {
             Ok(ExitCode::SUCCESS)
         }

@@ -13,7 +13,7 @@ use imagelet_core::{
 };
 use serde_json::json;
 
-use super::{ensure::seconds, images_write::complain};
+use super::images_write::complain;
 use crate::{
     api::{Hidden, Login, PullRequest, Pulled},
     cli::{Format, PullArgs},
@@ -140,6 +140,10 @@ fn outcome_line(pulled: &Pulled) -> String {
     }
     let size = pulled.size.map_or_else(String::new, |size| format!(" ({})", ByteSize(size)));
     format!("{image} pulled{size} in {}", seconds(pulled.took_ms))
+}
+
+pub(super) fn seconds(milliseconds: u64) -> String {
+    format!("{}.{:01}s", milliseconds / 1000, milliseconds % 1000 / 100)
 }
 
 #[cfg(test)]

@@ -1,17 +1,20 @@
 //! The target of a command: the node it names, the daemon if there is one, or the store in this process.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use imagelet_core::text::duration_text;
 use imagelet_cri::Endpoint;
 use imagelet_oci::Access;
 
 use crate::{
-    cli::{Global, Intent},
+    cli::{Global, Intent, ServeArgs},
     config::{Backend, Environment, Settings, Source, Sources},
     failure::Failure,
     node::{Node, Probed, RemoteNode},
-    serve::{Role, StoreAccess, open_node},
+    serve::{Role, StoreAccess, open_node, sources},
 };
 
 /// Timeout of a daemon's or runtime's answer without `--timeout`.
@@ -24,38 +27,42 @@ const LOCK_WAIT: Duration = Duration::from_secs(30);
 /// # Errors
 /// A daemon that is named, configured or has a socket does not answer: the store of this process may be another one.
 pub(super) async fn find_node(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
+    let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
+    let read = || sources(&arguments, global.store.as_ref(), environment);
     if let Some(endpoint) = &global.endpoint {
-        return by_endpoint(endpoint, global, environment, intent).await;
+        let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
+            Failure::because(format!("`{endpoint}` is no endpoint"), &error)
+        })?;
+        let node = RemoteNode::new(address.path(), patience(global));
+        match node.probe().await {
+            // A CRI runtime, which this process drives.
+            Probed::OtherCri => {
+                let mut sources = read()?;
+                sources.add_flag("--endpoint", "imageService.cri.endpoint", endpoint.as_str());
+                return open(&sources, global, environment, intent).await;
+            }
+            Probed::Silent(error) => return Err(node.unreachable(&error)),
+            // The first request shows whether it is imagelet or absent.
+            Probed::Ours | Probed::Missing => return Ok(Node::Remote(node)),
+        }
     }
-    let mut sources = sources(environment)?;
-    if let Some(store) = &global.store {
-        let absolute = std::path::absolute(store)?;
-        let text = absolute.to_str();
-        let text =
-            text.ok_or_else(|| Failure::new("InvalidArgument", format!("`{}` is not UTF-8", absolute.display())))?;
-        sources.add_flag("--store", "store.directory", text);
-        // A store on the command line overrides the file.
-        sources.add_flag("--store", "imageService.cri.endpoint", "");
-        return open(&sources, global, environment, intent).await;
-    }
-    let configured = configured_socket(&sources)?;
-    for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
-        let node = RemoteNode::new(&socket, patience(global));
-        if has_daemon(node.probe().await, configured.is_some())
-            .map_err(|why| no_daemon(&socket, configured.is_some(), why))?
-        {
-            return Ok(Node::Remote(node));
+    let sources = read()?;
+    if global.store.is_none() {
+        let configured = configured_socket(&sources)?;
+        for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
+            let node = RemoteNode::new(&socket, patience(global));
+            if has_daemon(node.probe().await, configured.is_some())
+                .map_err(|why| no_daemon(&socket, configured.is_some(), why))?
+            {
+                return Ok(Node::Remote(node));
+            }
         }
     }
     open(&sources, global, environment, intent).await
 }
 
 fn patience(global: &Global) -> Duration {
-    match global.timeout {
-        None => ANSWER_MAX,
-        Some(Duration::ZERO) => Duration::MAX,
-        Some(timeout) => timeout,
-    }
+    global.timeout.map_or(ANSWER_MAX, |timeout| if timeout.is_zero() { Duration::MAX } else { timeout })
 }
 
 /// Whether there is a daemon, by the probe of a socket and by whether the configuration names it.
@@ -80,46 +87,18 @@ fn no_daemon(socket: &Path, is_configured: bool, why: String) -> Failure {
 }
 
 /// The socket that the configuration names.
-fn configured_socket(sources: &Sources) -> Result<Option<std::path::PathBuf>, Failure> {
+fn configured_socket(sources: &Sources) -> Result<Option<PathBuf>, Failure> {
     if !sources.effective()?.iter().any(|one| one.key == "socket" && one.source != Source::Default) {
         return Ok(None);
     }
     Ok(Some(sources.settings()?.socket))
 }
 
-/// A running imagelet, or another CRI runtime, which this process then drives.
-async fn by_endpoint(
-    endpoint: &str,
-    global: &Global,
-    environment: &Environment,
-    intent: Intent,
-) -> Result<Node, Failure> {
-    let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
-        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
-    })?;
-    let node = RemoteNode::new(address.path(), patience(global));
-    match node.probe().await {
-        Probed::OtherCri => {}
-        Probed::Silent(error) => return Err(node.unreachable(&error)),
-        // The first request shows whether it is imagelet or absent.
-        Probed::Ours | Probed::Missing => return Ok(Node::Remote(node)),
-    }
-    let mut sources = sources(environment)?;
-    sources.add_flag("--endpoint", "imageService.cri.endpoint", endpoint);
-    open(&sources, global, environment, intent).await
-}
-
-fn sources(environment: &Environment) -> Result<Sources, Failure> {
-    let mut sources = Sources::new(environment.clone());
-    if let Some(file) = &environment.config {
-        sources.add_file(file)?;
-    }
-    Ok(sources)
-}
-
 async fn open(sources: &Sources, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
     let settings = within(patience(global), sources)?;
-    let is_named = global.store.is_some() || !is_at_default(&settings, environment);
+    let is_at_default =
+        matches!(&settings.backend, Backend::Embedded(store) if store.engine.root == environment.store_default());
+    let is_named = global.store.is_some() || !is_at_default;
     let wanted = StoreAccess { access: access(intent, is_named), lock_wait: global.lock_timeout.unwrap_or(LOCK_WAIT) };
     Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
 }
@@ -133,13 +112,6 @@ fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     let mut sources = sources.clone();
     sources.add_flag("--timeout", "runtimeRequestTimeout", duration_text(patience));
     Ok(sources.settings()?)
-}
-
-fn is_at_default(settings: &Settings, environment: &Environment) -> bool {
-    match &settings.backend {
-        Backend::Embedded(store) => store.engine.root == environment.store_default(),
-        Backend::Cri(_) => false,
-    }
 }
 
 /// A named store must exist. The default one is created by the first pull, and is empty before.

@@ -24,7 +24,7 @@ const PODS_SHOWN_MAX: usize = 3;
 
 pub(super) async fn why(node: &Node, image: String, format: Format) -> Result<ExitCode, Failure> {
     let why = node.ask(WhyRequest { image }, no_steps()).await?;
-    print(format, &why, |out| {
+    Ok(print(format, &why, |out| {
         for (number, image) in why.images.iter().enumerate() {
             if number > 0 {
                 writeln!(out)?;
@@ -32,7 +32,7 @@ pub(super) async fn why(node: &Node, image: String, format: Format) -> Result<Ex
             one(image, why.presence_unknown, format, out)?;
         }
         notes(&why, out)
-    })
+    })?)
 }
 
 fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut dyn Write) -> io::Result<()> {
@@ -53,7 +53,8 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut dyn Write) 
     if let Some(now) = &image.now {
         head.row(["Origin:", &origin(image, now)]);
         if image.uses > 0 {
-            head.row(["Uses:", &uses(image)]);
+            let last = image.last_user.as_deref().map_or_else(String::new, |user| format!(", last by {user}"));
+            head.row(["Uses:", &format!("{}{last}", image.uses)]);
         }
     }
     for held in &image.held_back {
@@ -81,17 +82,18 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut dyn Write) 
 }
 
 fn standing(image: &WhyImage) -> String {
-    let Some(now) = &image.now else {
-        let last = image.history.iter().rev().find(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"));
-        return last.map_or_else(
-            || "not present".to_owned(),
-            |last| {
-                let what = if last.what == "gone" { "gone" } else { "removed" };
-                format!("not present: {what} {}", last.at.as_deref().map_or_else(String::new, clock))
-            },
-        );
-    };
-    format!("present, {}, {}", size(now), held(now))
+    match (&image.now, last_removal(image)) {
+        (Some(now), _) => format!("present, {}, {}", size(now), held(now)),
+        (None, None) => "not present".to_owned(),
+        (None, Some(last)) => {
+            let what = if last.what == "gone" { "gone" } else { "removed" };
+            format!("not present: {what} {}", last.at.as_deref().map_or_else(String::new, clock))
+        }
+    }
+}
+
+fn last_removal(image: &WhyImage) -> Option<&WhyHappening> {
+    image.history.iter().rfind(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"))
 }
 
 /// The startup latency of a pod, in one line.
@@ -124,11 +126,6 @@ fn origin(image: &WhyImage, now: &ImageRow) -> String {
     of + &since
 }
 
-fn uses(image: &WhyImage) -> String {
-    let last = image.last_user.as_deref().map_or_else(String::new, |user| format!(", last by {user}"));
-    format!("{}{last}", image.uses)
-}
-
 fn size(now: &ImageRow) -> String {
     let takes = now.unique.zip(now.shared).map(|(unique, shared)| unique.saturating_add(shared));
     let own = now.unique.filter(|unique| takes.is_none_or(|takes| *unique < takes));
@@ -148,7 +145,7 @@ fn held(now: &ImageRow) -> String {
         return held.join(", ");
     }
     match &now.last_used {
-        Some(used) => format!("nobody uses it, last used {}", clock(used)),
+        Some(used) => format!("not in use, last used {}", clock(used)),
         None => "never used".to_owned(),
     }
 }
@@ -279,7 +276,7 @@ fn clock(text: &str) -> String {
 
 fn hint(image: &WhyImage) -> Option<String> {
     let name = image.names.first().map_or(image.id.as_str(), String::as_str);
-    let went = image.history.iter().rev().find(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"));
+    let removal = last_removal(image);
     match (&image.now, &image.next) {
         (Some(_), Some(next)) if next.verdict == "remove" => {
             Some(format!("`imagelet pin {}` keeps it out of every collection", printable(name)))
@@ -287,10 +284,10 @@ fn hint(image: &WhyImage) -> Option<String> {
         (Some(_), Some(next)) if next.code == "not_owned" => {
             Some(format!("`imagelet pull --policy Always {}` makes it imagelet's own", printable(name)))
         }
-        (None, _) if went.is_some_and(|it| it.what == "gone") => {
-            Some("imagelet did not remove it: ask whoever else manages images on this node, such as the kubelet".into())
-        }
-        (None, _) if went.is_some_and(|it| !it.reason.is_empty()) => {
+        (None, _) if removal.is_some_and(|it| it.what == "gone") => Some(
+            "imagelet did not remove it: look at what else manages images on this node, such as the kubelet".into(),
+        ),
+        (None, _) if removal.is_some_and(|it| !it.reason.is_empty()) => {
             Some(format!("`imagelet pull {0}` brings it back, `imagelet pin {0}` keeps it then", printable(name)))
         }
         _ => None,

@@ -8,6 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
+    credentials::{Gates, ProviderOptions},
     gc::{GcMarks, GcOrder, GcPolicy},
     image::{PinnedNames, Reference},
     inventory::{PinPattern, WATCH_GAP_MAX},
@@ -23,9 +24,9 @@ use imagelet_oci::{
 
 use super::{
     check_gc, check_kubelet,
-    environment::Surroundings,
+    environment::Environment,
     keys::{API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, PullsKeys, StoreKeys},
-    settings::{Backend, ProviderSettings, RuntimeSettings, Settings, StoreSettings},
+    settings::{Backend, RuntimeSettings, Settings, StoreSettings},
     violations::{Violation, Violations},
 };
 
@@ -39,7 +40,7 @@ const SECOND: GoDuration = GoDuration::seconds(1);
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
 /// Checks a file in which every key has its value.
-pub(super) fn check(file: &File, surroundings: Surroundings) -> Result<Settings, Vec<Violation>> {
+pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, Vec<Violation>> {
     let mut violations = Violations::default();
     let found = &mut violations;
     let File { kubelet, own, .. } = file;
@@ -109,8 +110,8 @@ pub(super) fn check(file: &File, surroundings: Surroundings) -> Result<Settings,
         sandbox_images: (!compatibility.is_kubelet()).then_some(sandbox_images),
         registry,
         docker_config: own.credentials.docker_config.clone(),
-        providers: providers(own, found),
-        surroundings,
+        providers: providers(own, environment, found),
+        environment: environment.clone(),
         detection_period: own.detection.period.to_std(),
         stale_max: stale.enabled.then(|| stale.max_age.to_std()),
     };
@@ -345,7 +346,7 @@ fn sandbox_images(file: &File, found: &mut Violations) -> Vec<PinPattern> {
     patterns
 }
 
-fn providers(own: &OwnKeys, found: &mut Violations) -> Option<ProviderSettings> {
+fn providers(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> Option<ProviderOptions> {
     const CONFIG: &str = "imageCredentialProviderConfigPath";
     const BINARIES: &str = "imageCredentialProviderBinDir";
     let timeout = own.credential_provider_timeout;
@@ -358,7 +359,13 @@ fn providers(own: &OwnKeys, found: &mut Violations) -> Option<ProviderSettings> 
     let config = given(CONFIG, &own.image_credential_provider_config_path);
     let binaries = given(BINARIES, &own.image_credential_provider_bin_dir);
     match (config, binaries) {
-        (Some(config), Some(binaries)) => Some(ProviderSettings { config, binaries, timeout: timeout.to_std() }),
+        (Some(config), Some(binaries)) => Some(ProviderOptions {
+            config,
+            binaries,
+            limit: timeout.to_std(),
+            environment: environment.variables.0.clone(),
+            gates: Gates { service_account_tokens: true },
+        }),
         (config, binaries) => {
             found.rule(config.is_none(), CONFIG, "needs", BINARIES);
             found.rule(binaries.is_none(), BINARIES, "needs", CONFIG);

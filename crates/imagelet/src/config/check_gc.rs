@@ -3,7 +3,7 @@
 use std::{num::NonZeroU64, path::PathBuf};
 
 use imagelet_core::{
-    gc::{GcMarks, GcOrder, GcPolicy, KEEP_RULES_MAX, KeepRule, KeepRuleText, ReliefMarks},
+    gc::{GcMarks, GcOrder, GcPolicy, KEEP_RULES_MAX, KeepRule, KeepRuleText, KeepRules, ReliefMarks},
     manager::Compatibility,
     text::GoDuration,
 };
@@ -48,8 +48,7 @@ pub(super) fn check(
         period: keys.enabled.then(|| keys.period.to_std()),
         for_pulls: keys.for_pulls,
         mode: found.one_of("gc.mode", &keys.mode, modes),
-        keep: keep(&keys.keep, found),
-        only_owned: keys.only_owned,
+        rules: KeepRules { keep: keep(&keys.keep, found), only_owned: keys.only_owned },
         adopt_from,
         lease_for: keys.lease_for.to_std(),
         decisions_max: decisions_max(&keys.decisions.max_bytes, found),

@@ -22,22 +22,6 @@ const OURS_ALONE: [&str; 8] = [
     "GLIBC_TUNABLES",
 ];
 
-/// The environment for the credential search and credential helpers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Surroundings {
-    pub(crate) home: Option<PathBuf>,
-    /// The file that `DOCKER_CONFIG` points to.
-    pub(crate) docker_config: Option<PathBuf>,
-    pub(crate) variables: Variables,
-}
-
-impl Surroundings {
-    /// The configuration that `docker login` writes for this user.
-    pub(crate) fn docker_config_of_user(&self) -> Option<PathBuf> {
-        self.docker_config.clone().or_else(|| Some(self.home.as_ref()?.join(".docker/config.json")))
-    }
-}
-
 /// Environment variables. `Debug` prints only their number.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Variables(pub(crate) Vec<(OsString, OsString)>);
@@ -49,13 +33,13 @@ impl fmt::Debug for Variables {
 }
 
 /// The variables that imagelet reads. A relative directory is ignored.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Environment {
     pub(crate) root: bool,
     pub(crate) home: Option<PathBuf>,
     pub(crate) data_home: Option<PathBuf>,
     pub(crate) runtime_dir: Option<PathBuf>,
-    /// `DOCKER_CONFIG`, a directory.
+    /// `config.json` in the folder that `DOCKER_CONFIG` names.
     pub(crate) docker_config: Option<PathBuf>,
     /// `IMAGELET_CREDS`: the value of `pull --creds`, kept out of the process list.
     pub(crate) creds: Option<Secret>,
@@ -81,7 +65,7 @@ impl Environment {
             home: directory("HOME"),
             data_home: directory("XDG_DATA_HOME"),
             runtime_dir: directory("XDG_RUNTIME_DIR"),
-            docker_config: directory("DOCKER_CONFIG"),
+            docker_config: directory("DOCKER_CONFIG").map(|folder| folder.join("config.json")),
             creds: text("IMAGELET_CREDS").map(Secret::new),
             has_tunables: std::env::var_os("GLIBC_TUNABLES").is_some(),
             listen_names: text("LISTEN_FDNAMES"),
@@ -115,14 +99,6 @@ impl Environment {
         }
         let data = self.data_home.clone().or_else(|| self.home.as_ref().map(|home| home.join(".local/share")));
         data.map_or_else(|| SYSTEM_STORE.into(), |data| data.join("imagelet"))
-    }
-
-    pub(crate) fn surroundings(&self) -> Surroundings {
-        Surroundings {
-            home: self.home.clone(),
-            docker_config: self.docker_config.as_ref().map(|directory| directory.join("config.json")),
-            variables: self.variables.clone(),
-        }
     }
 }
 

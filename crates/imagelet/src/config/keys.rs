@@ -40,338 +40,271 @@ pub(super) const ZERO_IS_DEFAULT: [&str; 10] = [
     "containerRuntimeEndpoint",
 ];
 
-/// A whole file.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct File {
-    /// Version of this format: `imagelet.dev/v1alpha1`.
-    pub(super) api_version: String,
-    /// Kind of this document: `ImageletConfiguration`.
-    pub(super) kind: String,
-    #[serde(flatten)]
-    pub(super) kubelet: KubeletKeys,
-    #[serde(flatten)]
-    pub(super) own: OwnKeys,
-}
-
-/// The kubelet's keys, to the letter; `--kubelet-config` reads these and no others.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct KubeletKeys {
-    /// Start collecting when the image filesystem is this full, in percent. 100 never collects for room.
-    #[serde(rename = "imageGCHighThresholdPercent")]
-    pub(super) image_gc_high_threshold_percent: i32,
-    /// Collect until it is no fuller than this, in percent. Must be lower than the high threshold.
-    #[serde(rename = "imageGCLowThresholdPercent")]
-    pub(super) image_gc_low_threshold_percent: i32,
-    /// An image is not collected before it was known for this long. An explicit 0 becomes the default.
-    #[serde(rename = "imageMinimumGCAge")]
-    pub(super) image_minimum_gc_age: GoDuration,
-    /// An image unused for longer than this is collected even when there is room. 0 is off.
-    #[serde(rename = "imageMaximumGCAge")]
-    pub(super) image_maximum_gc_age: GoDuration,
-    /// Pull one image at a time. Defaults to false when `maxParallelImagePulls` is 2 or more.
-    pub(super) serialize_image_pulls: bool,
-    /// At most this many images are pulled at once; absent is no bound. Larger than 1 needs `serializeImagePulls: false`.
-    pub(super) max_parallel_image_pulls: Option<i32>,
-    /// At most this many pulls start per second on average; 0 is no bound.
-    #[serde(rename = "registryPullQPS")]
-    pub(super) registry_pull_qps: i32,
-    /// This many pulls may start at once before the rate holds them. An explicit 0 becomes the default.
-    pub(super) registry_burst: i32,
-    /// How long a runtime may take for any call but a pull. An explicit 0 becomes the default.
-    pub(super) runtime_request_timeout: GoDuration,
-    /// When a present image needs a pull to prove that the pod may use it: `NeverVerify`,
-    /// `NeverVerifyPreloadedImages`, `NeverVerifyAllowlistedImages` or `AlwaysVerify`.
-    pub(super) image_pull_credentials_verification_policy: String,
-    /// Images that `NeverVerifyAllowlistedImages` trusts: names without tag and digest, or prefixes that end in `/*`.
-    pub(super) preloaded_images_verification_allowlist: Vec<String>,
-    /// The kubelet's feature gates that are about images.
-    pub(super) feature_gates: FeatureGateKeys,
-    /// How many pods may run on the node. The pull records kept in memory are sized by it; 0 is the default.
-    pub(super) max_pods: i32,
-    /// How many images the Node's status lists, the largest first; -1 is all. `imagelet status -o json` shows that list.
-    pub(super) node_status_max_images: i32,
-    /// How often the kubelet computes the Node's status. An explicit 0 becomes the default.
-    pub(super) node_status_update_frequency: GoDuration,
-    /// How often the kubelet sends it although nothing changed. Defaults to `nodeStatusUpdateFrequency` where that is given.
-    pub(super) node_status_report_frequency: GoDuration,
-    /// Where the kubelet asks for containers. Taken from a kubelet's file, checked and shown. In a file of ours it has to be `imageService.cri.endpoint` or `store.runtimeEndpoint` as well: on its own it makes imagelet ask nothing.
-    pub(super) container_runtime_endpoint: String,
-    /// Where the kubelet asks for images; empty is the endpoint above. Shown, and never asked by imagelet: it may be imagelet.
-    pub(super) image_service_endpoint: String,
-    /// When the kubelet evicts at once, by signal, such as `imagefs.available: 15%`. Checked, and compared with the node in `imagelet status -o json`; imagelet evicts nothing.
-    pub(super) eviction_hard: BTreeMap<String, String>,
-    /// When it evicts after a grace period.
-    pub(super) eviction_soft: BTreeMap<String, String>,
-    /// That grace period, for each signal of `evictionSoft`.
-    pub(super) eviction_soft_grace_period: BTreeMap<String, String>,
-    /// How much must be free beyond a threshold until it is over.
-    pub(super) eviction_minimum_reclaim: BTreeMap<String, String>,
-    /// How long the kubelet keeps reporting pressure after its end. An explicit 0 becomes the default.
-    pub(super) eviction_pressure_transition_period: GoDuration,
-    /// Whether `evictionHard` leaves the defaults of the signals that it does not name in force.
-    pub(super) merge_default_eviction_settings: bool,
-    /// Whether the kubelet counts what pods write. Shown.
-    pub(super) local_storage_capacity_isolation: bool,
-    /// How many events the kubelet records a second. Shown; imagelet keeps its last thousand.
-    #[serde(rename = "eventRecordQPS")]
-    pub(super) event_record_qps: i32,
-    /// And how many at once. An explicit 0 becomes the default. Shown.
-    pub(super) event_burst: i32,
-    /// Where the kubelet sends its traces.
-    pub(super) tracing: TracingKeys,
-    /// The image that sandboxes ("pause" containers) are started from. Read as `sandboxImage` is, from a kubelet's file, too.
-    pub(super) pod_infra_container_image: String,
-}
-
-/// The keys of imagelet.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct OwnKeys {
-    /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files; read again on SIGHUP. Empty: none. See [credentials](credentials.md).
-    pub(super) image_credential_provider_config_path: PathBuf,
-    /// The folder of the credential providers' executables; goes with the key above.
-    pub(super) image_credential_provider_bin_dir: PathBuf,
-    /// A credential provider that takes longer is ended, with all its children.
-    pub(super) credential_provider_timeout: GoDuration,
-    /// Where the daemon listens for CRI and for `imagelet` commands: a path of at most 107 bytes.
-    pub(super) socket: PathBuf,
-    /// HTTP of the daemon.
-    pub(super) http: HttpKeys,
-    /// What callers of that socket may do over CRI.
-    pub(super) cri: CriCallers,
-    /// The embedded store, used when no CRI endpoint is given. Its keys about pulls hold for imports into a runtime as well.
-    pub(super) store: StoreKeys,
-    /// Another store of images, used in place of the embedded one.
-    pub(super) image_service: ImageServiceKeys,
-    /// Whether pulls of images of a runtime are fetched and unpacked by imagelet and imported into the runtime's own stores: `auto`, wherever that is possible, which is beside an unmodified containerd with the snapshotter `overlayfs`, and else the runtime pulls; `never`; `require`, what cannot be imported fails. See [containerd](containerd.md).
-    pub(super) runtime_import: String,
-    /// The image that the runtime starts sandboxes ("pause" containers) from, such as `registry.k8s.io/pause:3.10`: no collection takes it. Empty: what the runtime itself reports, which containerd and CRI-O do. Not with `compatibility: kubelet`. See [keep rules](keep.md).
-    pub(super) sandbox_image: String,
-    /// How registries are reached.
-    pub(super) registry: RegistryKeys,
-    /// The node's own credentials.
-    pub(super) credentials: CredentialsKeys,
-    /// How long pulls may take.
-    pub(super) pulls: PullsKeys,
-    /// How often images are detected.
-    pub(super) detection: DetectionKeys,
-    /// Which behavior holds where the kubelet's has a weakness: `kubelet`, the kubelet's to the letter; `imagelet`, the improved one. [Compatibility](compatibility.md) lists the differences.
-    pub(super) compatibility: String,
-    /// A pull record that did not change for longer than this expires: each pod that wants the image has to prove its right to the registry again. 0 is never, as with the kubelet.
-    pub(super) credential_record_max_age: GoDuration,
-    /// What the policy `Always` does during an outage of a registry.
-    pub(super) stale_on_outage: StaleKeys,
-    /// When images are collected, and which.
-    pub(super) gc: GcKeys,
-}
-
-/// `http`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct HttpKeys {
-    /// `HOST:PORT` for `/metrics`, `/healthz` and `/readyz`; empty is off. There is no authentication: keep it on loopback.
-    pub(super) address: String,
-}
-
-/// `imageService`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct ImageServiceKeys {
-    /// A runtime that speaks CRI.
-    pub(super) cri: RuntimeKeys,
-    /// Images that no collection takes while they have one of these names, whichever store they are in: whole names, `BEGINNING*` and `*WORD*`, as in CRI-O; or a map of whole names, as in containerd. `imagelet pin` pins more.
-    pub(super) pinned_images: PinnedKeys,
-}
-
-/// `imageService.cri`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct RuntimeKeys {
-    /// The socket of a CRI runtime, such as `unix:///run/containerd/containerd.sock`; empty uses the embedded store.
-    pub(super) endpoint: String,
-    /// A pull of the runtime is cancelled after this long without a sign of life, at least 1s: the runtime does not answer; or it is a containerd whose folders this process can read, and nothing is written there. A slow pull continues, and so does one of a runtime that answers and shows no more. 0: no limit.
-    pub(super) pull_stall_timeout: GoDuration,
-}
-
-/// `registry`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct RegistryKeys {
-    /// Directories with `HOST/hosts.toml` below, as containerd reads them; several are separated by `:`.
-    pub(super) config_path: String,
-}
-
-/// `credentials`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct CredentialsKeys {
-    /// A docker configuration (`config.json`) with the node's own registry credentials; read again every five minutes and on SIGHUP. Absent: `$DOCKER_CONFIG/config.json` where that is set; else a command reads `~/.docker/config.json`, and the daemon looks where the kubelet looks, see [credentials](credentials.md).
-    pub(super) docker_config: Option<PathBuf>,
-}
-
-/// `detection`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct DetectionKeys {
-    /// How often the node detects which images are present and in use. With `imageMaximumGCAge` this or `gc.period` has to be shorter than 1h: otherwise uses between two detections could be missed.
-    pub(super) period: GoDuration,
-}
-
-/// `staleOnOutage`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct StaleKeys {
-    /// Under pull policy `Always`, while a registry cannot be reached, is busy or broken: use the image that it last resolved for that tag on this node, if the pull records grant it to the pod.
-    pub(super) enabled: bool,
-    /// For this long after the registry last resolved it, at least 1m.
-    pub(super) max_age: GoDuration,
-}
-
-/// `gc`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct GcKeys {
-    /// Whether the daemon collects on its own; `imagelet gc` works either way.
-    pub(super) enabled: bool,
-    /// How often it checks whether to collect.
-    pub(super) period: GoDuration,
-    /// Whether a pull into the embedded store, or an import into a runtime, that finds too little space starts a collection under the usual rules. Defaults to false where `enabled` is, or where `compatibility` is `kubelet`.
-    pub(super) for_pulls: bool,
-    /// `enforce` removes the selected images. `shadow` selects and reports, and removes nothing unless `imagelet gc --enforce` says so: for a node whose kubelet still collects. See [why](why.md).
-    pub(super) mode: String,
-    /// Which removable images are removed first: `cost`, those whose loss costs least for the bytes that only they take; `lru`, the least recently used, as the kubelet. Defaults to `lru` where `compatibility` is `kubelet`, which allows no other.
-    pub(super) policy: String,
-    /// Start collecting when so many of the image filesystem's inodes are in use, in percent, 1 to 100. 100 is off, which is the default where `compatibility` is `kubelet`; collection that is switched off by `imageGCHighThresholdPercent: 100` ignores inodes as well.
-    pub(super) inodes_high_percent: i32,
-    /// Collect until no more than this are in use, in percent. Must be lower than the high one, unless that is off.
-    pub(super) inodes_low_percent: i32,
-    /// Where all removable images are not enough to come below the thresholds, images are removed that were idle for at least this long; see [what a collection frees](reclaim.md). No effect where `compatibility` is `kubelet`, which removes all.
-    pub(super) out_of_reach_idle: GoDuration,
-    /// From this usage of the image filesystem on, in percent, 0 to 100, all removable images are removed where they are not enough to come below the thresholds, until less is in use; inodes count as well where they are watched. No effect where `compatibility` is `kubelet`.
-    pub(super) critical: i32,
-    /// Images that are kept although unused: a list of rules, see [keep rules](keep.md). Each has exactly one of `repository` (with `lastTags`), `label`, `namespace` and `image`, and may have `for`.
-    pub(super) keep: Vec<KeepKeys>,
-    /// Collect only images that imagelet pulled or adopted (`gc.adoptFrom`): images that other programs pulled are kept.
-    pub(super) only_owned: bool,
-    /// The data root of a kubelet on this node: images of a runtime that are in its pull records count as adopted, and are at least as old as its record when imagelet takes the node over. Empty: no kubelet is read.
-    pub(super) adopt_from: String,
-    /// How long no collection takes an image after a pod or a caller over CRI was last told that it is present; the lease ends earlier once the pod's containers are seen. 0 is off, and the only value where `compatibility` is `kubelet`; else no shorter than `detection.period` and `imageMinimumGCAge`, and at most 168h. Defaults to the longest of these two and 10m.
-    pub(super) lease_for: GoDuration,
-    /// The log of decisions.
-    pub(super) decisions: DecisionsKeys,
-}
-
-/// A rule of `gc.keep`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a mapping", rename_all = "camelCase")]
-pub(super) struct KeepKeys {
-    /// A glob over names of repositories, in full or as people shorten them: in each of them the last tags are kept.
-    pub(super) repository: Option<String>,
-    /// How many, 1 to 10000; tags of one image count once, versions and other tags apart.
-    pub(super) last_tags: Option<i64>,
-    /// `KEY` or `KEY=GLOB`: images whose configuration has such a label.
-    pub(super) label: Option<String>,
-    /// A glob over namespaces: images last used by a pod there.
-    pub(super) namespace: Option<String>,
-    /// A reference, a glob, or 12 or more digits of an id or digest. Without `for` this is a pin, as `imagelet pin` makes them.
-    pub(super) image: Option<String>,
-    /// Keep it only for so long after its last use, or after it was first seen where it was never used.
-    pub(super) r#for: Option<GoDuration>,
-}
-
-/// `gc.decisions`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct DecisionsKeys {
-    /// How much of the disk the log of decisions may take, such as `16Mi`; the oldest entries are dropped first. 0: no log.
-    pub(super) max_bytes: String,
-}
-
-/// `cri`: what callers may do over CRI.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct CriCallers {
-    /// Whether `serializeImagePulls`, `maxParallelImagePulls`, `registryPullQPS` and `registryBurst` hold for pulls over CRI, too. A kubelet has limited its pulls already: a second limit would only delay them. Shared pulls, admission and circuit breakers are independent of this.
-    pub(crate) limit_pulls: bool,
-    /// Whether callers may remove an image that a container holds, running or exited, or that is mounted into one. `false`: refused with `FailedPrecondition`. `true`: the runtime is asked to, and containerd removes the names while its containers keep their files. An image that `imagelet mount` has mounted stays in the embedded store either way.
-    pub(crate) remove_in_use: bool,
-}
-
-/// `featureGates`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "PascalCase")]
-pub(super) struct FeatureGateKeys {
-    /// Record which credentials each image was pulled with, and grant it to no other pod. `false`: every pod may use every image of the node.
-    pub(super) kubelet_ensure_secret_pulled_images: bool,
-    /// Whether `imageMaximumGCAge` may be set; the kubelet has locked this gate on.
-    #[serde(rename = "ImageMaximumGCAge")]
-    pub(super) image_maximum_gc_age: bool,
-}
-
-/// `tracing`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct TracingKeys {
-    /// `HOST:PORT`, `dns:`, `unix:` or `unix-abstract:`. Checked and shown; imagelet exports no traces.
-    pub(super) endpoint: Option<String>,
-    /// Of a million requests so many are traced. Checked and shown.
-    pub(super) sampling_rate_per_million: Option<i32>,
-}
-
-/// `pulls`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct PullsKeys {
-    /// How long the daemon continues a pull after its last request was cancelled, so that a retry finds it further. 0 ends it at once.
-    pub(super) grace: GoDuration,
-    /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when its retries are used up; a connection that is silent for 20s is closed either way.
-    pub(super) progress_deadline: GoDuration,
-    /// A pull of the embedded store that receives fewer bytes a second than this, such as `16Ki`, yields its slots to waiting layers of other pulls, and continues when slots are free. 0: never.
-    pub(super) trickle_rate: String,
-    /// The rate is measured over this time of waiting for the network, at least 1s.
-    pub(super) trickle_window: GoDuration,
-}
-
-/// `store`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct StoreKeys {
-    /// Directory of the embedded store and of the node's state, changed by one process at a time.
-    pub(super) directory: PathBuf,
-    /// At most this many layers of one image are fetched and unpacked at once, 1 to 64.
-    pub(super) layers_in_flight: i32,
-    /// `commit`: a pull returns when every file of the image is on the disk. `background`: it returns earlier and syncs afterwards; the image survives the end of the process at any moment, but a power cut may lose the whole pull, never part of it.
-    pub(super) durability: String,
-    /// Keep the compressed blobs as well, so that a broken pull resumes and a layer can be unpacked again without the registry. Beside a runtime: imports put them into its content store, as its own pulls do.
-    pub(super) keep_blobs: bool,
-    /// Which present layers a pull need not fetch: `node`, all; `repository`, those of images with a name in the same repository, so that each repository has to send its layers once. See [the store](store.md#what-pulls-share).
-    pub(super) share_layers: String,
-    /// When a pull is rejected before its first layer for lack of space: `compressed`, when not even its compressed layers fit; `strict`, when they do not fit as large as they are expected to become; `off`, never. See [admission](admission.md).
-    pub(super) admission: String,
-    /// The socket of a CRI runtime that runs containers from images of this store, such as `unix:///run/containerd/containerd.sock`: images that its containers use, running or exited, stay, and while it does not answer nothing is removed. Empty: none.
-    pub(super) runtime_endpoint: String,
-    /// Memory limit for unpacking the layers of all pulls, at least `48Mi`. A layer that needs more than its share is rejected. See [the store](store.md).
-    pub(super) unpack_memory: String,
-    /// Limits of a layer.
-    pub(super) limits: LimitsKeys,
-}
-
-/// `store.limits`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct LimitsKeys {
-    /// A layer may inflate to this many times its compressed size, 1 to 100000; gzip reaches 1032 on zeros alone.
-    pub(super) expansion_max: i32,
-    /// The layers of an image may together inflate to this size beyond that, such as `256Mi`.
-    pub(super) expansion_free: String,
-    /// Entries in one layer, 1 to 100000000.
-    pub(super) entries_max: i32,
-    /// Unpacking stops before less than this is free on the store's filesystem, such as `16Mi`.
-    pub(super) free_bytes_floor: String,
-    /// Unpacking stops before fewer inodes than this are free on the store's filesystem, 0 to 1000000000.
-    pub(super) free_inodes_floor: i32,
+documents! {
+    File {
+        /// Version of this format: `imagelet.dev/v1alpha1`.
+        api_version: String,
+        /// Kind of this document: `ImageletConfiguration`.
+        kind: String,
+        #[serde(flatten)]
+        kubelet: KubeletKeys,
+        #[serde(flatten)]
+        own: OwnKeys,
+    }
+    /// The kubelet's keys, to the letter; `--kubelet-config` reads these and no others.
+    KubeletKeys {
+        /// Start collecting when the image filesystem is this full, in percent. 100 never collects for room.
+        #[serde(rename = "imageGCHighThresholdPercent")]
+        image_gc_high_threshold_percent: i32,
+        /// Collect until it is no fuller than this, in percent. Must be lower than the high threshold.
+        #[serde(rename = "imageGCLowThresholdPercent")]
+        image_gc_low_threshold_percent: i32,
+        /// An image is not collected before it was known for this long. An explicit 0 becomes the default.
+        #[serde(rename = "imageMinimumGCAge")]
+        image_minimum_gc_age: GoDuration,
+        /// An image unused for longer than this is collected even when there is room. 0 is off.
+        #[serde(rename = "imageMaximumGCAge")]
+        image_maximum_gc_age: GoDuration,
+        /// Pull one image at a time. Defaults to false when `maxParallelImagePulls` is 2 or more.
+        serialize_image_pulls: bool,
+        /// At most this many images are pulled at once; absent is no bound. Larger than 1 needs `serializeImagePulls: false`.
+        max_parallel_image_pulls: Option<i32>,
+        /// At most this many pulls start per second on average; 0 is no bound.
+        #[serde(rename = "registryPullQPS")]
+        registry_pull_qps: i32,
+        /// This many pulls may start at once before the rate holds them. An explicit 0 becomes the default.
+        registry_burst: i32,
+        /// How long a runtime may take for any call but a pull. An explicit 0 becomes the default.
+        runtime_request_timeout: GoDuration,
+        /// When a present image needs a pull to prove that the pod may use it: `NeverVerify`,
+        /// `NeverVerifyPreloadedImages`, `NeverVerifyAllowlistedImages` or `AlwaysVerify`.
+        image_pull_credentials_verification_policy: String,
+        /// Images that `NeverVerifyAllowlistedImages` trusts: names without tag and digest, or prefixes that end in `/*`.
+        preloaded_images_verification_allowlist: Vec<String>,
+        /// The kubelet's feature gates that are about images.
+        feature_gates: FeatureGateKeys,
+        /// How many pods may run on the node. The pull records kept in memory are sized by it; 0 is the default.
+        max_pods: i32,
+        /// How many images the Node's status lists, the largest first; -1 is all. `imagelet status -o json` shows that list.
+        node_status_max_images: i32,
+        /// How often the kubelet computes the Node's status. An explicit 0 becomes the default.
+        node_status_update_frequency: GoDuration,
+        /// How often the kubelet sends it although nothing changed. Defaults to `nodeStatusUpdateFrequency` where that is given.
+        node_status_report_frequency: GoDuration,
+        /// Where the kubelet asks for containers. Taken from a kubelet's file, checked and shown. In a file of ours it has to be `imageService.cri.endpoint` or `store.runtimeEndpoint` as well: on its own it makes imagelet ask nothing.
+        container_runtime_endpoint: String,
+        /// Where the kubelet asks for images; empty is the endpoint above. Shown, and never asked by imagelet: it may be imagelet.
+        image_service_endpoint: String,
+        /// When the kubelet evicts at once, by signal, such as `imagefs.available: 15%`. Checked, and compared with the node in `imagelet status -o json`; imagelet evicts nothing.
+        eviction_hard: BTreeMap<String, String>,
+        /// When it evicts after a grace period.
+        eviction_soft: BTreeMap<String, String>,
+        /// That grace period, for each signal of `evictionSoft`.
+        eviction_soft_grace_period: BTreeMap<String, String>,
+        /// How much must be free beyond a threshold until it is over.
+        eviction_minimum_reclaim: BTreeMap<String, String>,
+        /// How long the kubelet keeps reporting pressure after its end. An explicit 0 becomes the default.
+        eviction_pressure_transition_period: GoDuration,
+        /// Whether `evictionHard` leaves the defaults of the signals that it does not name in force.
+        merge_default_eviction_settings: bool,
+        /// Whether the kubelet counts what pods write. Shown.
+        local_storage_capacity_isolation: bool,
+        /// How many events the kubelet records a second. Shown; imagelet keeps its last thousand.
+        #[serde(rename = "eventRecordQPS")]
+        event_record_qps: i32,
+        /// And how many at once. An explicit 0 becomes the default. Shown.
+        event_burst: i32,
+        /// Where the kubelet sends its traces.
+        tracing: TracingKeys,
+        /// The image that sandboxes ("pause" containers) are started from. Read as `sandboxImage` is, from a kubelet's file, too.
+        pod_infra_container_image: String,
+    }
+    /// The keys of imagelet.
+    OwnKeys {
+        /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files; read again on SIGHUP. Empty: none. See [credentials](credentials.md).
+        image_credential_provider_config_path: PathBuf,
+        /// The folder of the credential providers' executables; goes with the key above.
+        image_credential_provider_bin_dir: PathBuf,
+        /// A credential provider that takes longer is ended, with all its children.
+        credential_provider_timeout: GoDuration,
+        /// Where the daemon listens for CRI and for `imagelet` commands: a path of at most 107 bytes.
+        socket: PathBuf,
+        /// HTTP of the daemon.
+        http: HttpKeys,
+        /// What callers of that socket may do over CRI.
+        cri: CriCallers,
+        /// The embedded store, used when no CRI endpoint is given. Its keys about pulls hold for imports into a runtime as well.
+        store: StoreKeys,
+        /// Another store of images, used in place of the embedded one.
+        image_service: ImageServiceKeys,
+        /// Whether pulls of images of a runtime are fetched and unpacked by imagelet and imported into the runtime's own stores: `auto`, wherever that is possible, which is beside an unmodified containerd with the snapshotter `overlayfs`, and else the runtime pulls; `never`; `require`, what cannot be imported fails. See [containerd](containerd.md).
+        runtime_import: String,
+        /// The image that the runtime starts sandboxes ("pause" containers) from, such as `registry.k8s.io/pause:3.10`: no collection takes it. Empty: what the runtime itself reports, which containerd and CRI-O do. Not with `compatibility: kubelet`. See [keep rules](keep.md).
+        sandbox_image: String,
+        /// How registries are reached.
+        registry: RegistryKeys,
+        /// The node's own credentials.
+        credentials: CredentialsKeys,
+        /// How long pulls may take.
+        pulls: PullsKeys,
+        /// How often images are detected.
+        detection: DetectionKeys,
+        /// Which behavior holds where the kubelet's has a weakness: `kubelet`, the kubelet's to the letter; `imagelet`, the improved one. [Compatibility](compatibility.md) lists the differences.
+        compatibility: String,
+        /// A pull record that did not change for longer than this expires: each pod that wants the image has to prove its right to the registry again. 0 is never, as with the kubelet.
+        credential_record_max_age: GoDuration,
+        /// What the policy `Always` does during an outage of a registry.
+        stale_on_outage: StaleKeys,
+        /// When images are collected, and which.
+        gc: GcKeys,
+    }
+    HttpKeys {
+        /// `HOST:PORT` for `/metrics`, `/healthz` and `/readyz`; empty is off. There is no authentication: keep it on loopback.
+        address: String,
+    }
+    ImageServiceKeys {
+        /// A runtime that speaks CRI.
+        cri: RuntimeKeys,
+        /// Images that no collection takes while they have one of these names, whichever store they are in: whole names, `BEGINNING*` and `*WORD*`, as in CRI-O; or a map of whole names, as in containerd. `imagelet pin` pins more.
+        pinned_images: PinnedKeys,
+    }
+    RuntimeKeys {
+        /// The socket of a CRI runtime, such as `unix:///run/containerd/containerd.sock`; empty uses the embedded store.
+        endpoint: String,
+        /// A pull of the runtime is cancelled after this long without a sign of life, at least 1s: the runtime does not answer; or it is a containerd whose folders this process can read, and nothing is written there. A slow pull continues, and so does one of a runtime that answers and shows no more. 0: no limit.
+        pull_stall_timeout: GoDuration,
+    }
+    RegistryKeys {
+        /// Directories with `HOST/hosts.toml` below, as containerd reads them; several are separated by `:`.
+        config_path: String,
+    }
+    CredentialsKeys {
+        /// A docker configuration (`config.json`) with the node's own registry credentials; read again every five minutes and on SIGHUP. Absent: `$DOCKER_CONFIG/config.json` where that is set; else a command reads `~/.docker/config.json`, and the daemon looks where the kubelet looks, see [credentials](credentials.md).
+        docker_config: Option<PathBuf>,
+    }
+    DetectionKeys {
+        /// How often the node detects which images are present and in use. With `imageMaximumGCAge` this or `gc.period` has to be shorter than 1h: otherwise uses between two detections could be missed.
+        period: GoDuration,
+    }
+    StaleKeys {
+        /// Under pull policy `Always`, while a registry cannot be reached, is busy or broken: use the image that it last resolved for that tag on this node, if the pull records grant it to the pod.
+        enabled: bool,
+        /// For this long after the registry last resolved it, at least 1m.
+        max_age: GoDuration,
+    }
+    GcKeys {
+        /// Whether the daemon collects on its own; `imagelet gc` works either way.
+        enabled: bool,
+        /// How often it checks whether to collect.
+        period: GoDuration,
+        /// Whether a pull into the embedded store, or an import into a runtime, that finds too little space starts a collection under the usual rules. Defaults to false where `enabled` is, or where `compatibility` is `kubelet`.
+        for_pulls: bool,
+        /// `enforce` removes the selected images. `shadow` selects and reports, and removes nothing unless `imagelet gc --enforce` says so: for a node whose kubelet still collects. See [why](why.md).
+        mode: String,
+        /// Which removable images are removed first: `cost`, those whose loss costs least for the bytes that only they take; `lru`, the least recently used, as the kubelet. Defaults to `lru` where `compatibility` is `kubelet`, which allows no other.
+        policy: String,
+        /// Start collecting when so many of the image filesystem's inodes are in use, in percent, 1 to 100. 100 is off, which is the default where `compatibility` is `kubelet`; collection that is switched off by `imageGCHighThresholdPercent: 100` ignores inodes as well.
+        inodes_high_percent: i32,
+        /// Collect until no more than this are in use, in percent. Must be lower than the high one, unless that is off.
+        inodes_low_percent: i32,
+        /// Where all removable images are not enough to come below the thresholds, images are removed that were idle for at least this long; see [what a collection frees](reclaim.md). No effect where `compatibility` is `kubelet`, which removes all.
+        out_of_reach_idle: GoDuration,
+        /// From this usage of the image filesystem on, in percent, 0 to 100, all removable images are removed where they are not enough to come below the thresholds, until less is in use; inodes count as well where they are watched. No effect where `compatibility` is `kubelet`.
+        critical: i32,
+        /// Images that are kept although unused: a list of rules, see [keep rules](keep.md). Each has exactly one of `repository` (with `lastTags`), `label`, `namespace` and `image`, and may have `for`.
+        keep: Vec<KeepKeys>,
+        /// Collect only images that imagelet pulled or adopted (`gc.adoptFrom`): images that other programs pulled are kept.
+        only_owned: bool,
+        /// The data root of a kubelet on this node: images of a runtime that are in its pull records count as adopted, and are at least as old as its record when imagelet takes the node over. Empty: no kubelet is read.
+        adopt_from: String,
+        /// How long no collection takes an image after a pod or a caller over CRI was last told that it is present; the lease ends earlier once the pod's containers are seen. 0 is off, and the only value where `compatibility` is `kubelet`; else no shorter than `detection.period` and `imageMinimumGCAge`, and at most 168h. Defaults to the longest of these two and 10m.
+        lease_for: GoDuration,
+        /// The log of decisions.
+        decisions: DecisionsKeys,
+    }
+    /// A rule of `gc.keep`.
+    #[serde(deny_unknown_fields, expecting = "a mapping")]
+    KeepKeys {
+        /// A glob over names of repositories, in full or as people shorten them: in each of them the last tags are kept.
+        repository: Option<String>,
+        /// How many, 1 to 10000; tags of one image count once, versions and other tags apart.
+        last_tags: Option<i64>,
+        /// `KEY` or `KEY=GLOB`: images whose configuration has such a label.
+        label: Option<String>,
+        /// A glob over namespaces: images last used by a pod there.
+        namespace: Option<String>,
+        /// A reference, a glob, or 12 or more digits of an id or digest. Without `for` this is a pin, as `imagelet pin` makes them.
+        image: Option<String>,
+        /// Keep it only for so long after its last use, or after it was first seen where it was never used.
+        r#for: Option<GoDuration>,
+    }
+    DecisionsKeys {
+        /// How much of the disk the log of decisions may take, such as `16Mi`; the oldest entries are dropped first. 0: no log.
+        max_bytes: String,
+    }
+    #[derive(Copy, PartialEq, Eq)]
+    CriCallers {
+        /// Whether `serializeImagePulls`, `maxParallelImagePulls`, `registryPullQPS` and `registryBurst` hold for pulls over CRI, too. A kubelet has limited its pulls already: a second limit would only delay them. Shared pulls, admission and circuit breakers are independent of this.
+        limit_pulls: bool,
+        /// Whether callers may remove an image that a container holds, running or exited, or that is mounted into one. `false`: refused with `FailedPrecondition`. `true`: the runtime is asked to, and containerd removes the names while its containers keep their files. An image that `imagelet mount` has mounted stays in the embedded store either way.
+        remove_in_use: bool,
+    }
+    FeatureGateKeys {
+        /// Record which credentials each image was pulled with, and grant it to no other pod. `false`: every pod may use every image of the node.
+        #[serde(rename = "KubeletEnsureSecretPulledImages")]
+        kubelet_ensure_secret_pulled_images: bool,
+        /// Whether `imageMaximumGCAge` may be set; the kubelet has locked this gate on.
+        #[serde(rename = "ImageMaximumGCAge")]
+        image_maximum_gc_age: bool,
+    }
+    TracingKeys {
+        /// `HOST:PORT`, `dns:`, `unix:` or `unix-abstract:`. Checked and shown; imagelet exports no traces.
+        endpoint: Option<String>,
+        /// Of a million requests so many are traced. Checked and shown.
+        sampling_rate_per_million: Option<i32>,
+    }
+    PullsKeys {
+        /// How long the daemon continues a pull after its last request was cancelled, so that a retry finds it further. 0 ends it at once.
+        grace: GoDuration,
+        /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when its retries are used up; a connection that is silent for 20s is closed either way.
+        progress_deadline: GoDuration,
+        /// A pull of the embedded store that receives fewer bytes a second than this, such as `16Ki`, yields its slots to waiting layers of other pulls, and continues when slots are free. 0: never.
+        trickle_rate: String,
+        /// The rate is measured over this time of waiting for the network, at least 1s.
+        trickle_window: GoDuration,
+    }
+    StoreKeys {
+        /// Directory of the embedded store and of the node's state, changed by one process at a time.
+        directory: PathBuf,
+        /// At most this many layers of one image are fetched and unpacked at once, 1 to 64.
+        layers_in_flight: i32,
+        /// `commit`: a pull returns when every file of the image is on the disk. `background`: it returns earlier and syncs afterwards; the image survives the end of the process at any moment, but a power cut may lose the whole pull, never part of it.
+        durability: String,
+        /// Keep the compressed blobs as well, so that a broken pull resumes and a layer can be unpacked again without the registry. Beside a runtime: imports put them into its content store, as its own pulls do.
+        keep_blobs: bool,
+        /// Which present layers a pull need not fetch: `node`, all; `repository`, those of images with a name in the same repository, so that each repository has to send its layers once. See [the store](store.md#what-pulls-share).
+        share_layers: String,
+        /// When a pull is rejected before its first layer for lack of space: `compressed`, when not even its compressed layers fit; `strict`, when they do not fit as large as they are expected to become; `off`, never. See [admission](admission.md).
+        admission: String,
+        /// The socket of a CRI runtime that runs containers from images of this store, such as `unix:///run/containerd/containerd.sock`: images that its containers use, running or exited, stay, and while it does not answer nothing is removed. Empty: none.
+        runtime_endpoint: String,
+        /// Memory limit for unpacking the layers of all pulls, at least `48Mi`. A layer that needs more than its share is rejected. See [the store](store.md).
+        unpack_memory: String,
+        /// Limits of a layer.
+        limits: LimitsKeys,
+    }
+    LimitsKeys {
+        /// A layer may inflate to this many times its compressed size, 1 to 100000; gzip reaches 1032 on zeros alone.
+        expansion_max: i32,
+        /// The layers of an image may together inflate to this size beyond that, such as `256Mi`.
+        expansion_free: String,
+        /// Entries in one layer, 1 to 100000000.
+        entries_max: i32,
+        /// Unpacking stops before less than this is free on the store's filesystem, such as `16Mi`.
+        free_bytes_floor: String,
+        /// Unpacking stops before fewer inodes than this are free on the store's filesystem, 0 to 1000000000.
+        free_inodes_floor: i32,
+    }
 }
 
 /// `imageService.pinnedImages` in either notation.

@@ -16,7 +16,7 @@ mod tests;
 mod violations;
 
 pub(crate) use self::{
-    environment::{Environment, Surroundings},
+    environment::Environment,
     keys::CriCallers,
     settings::{Backend, CollectionMode, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},

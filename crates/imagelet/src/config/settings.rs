@@ -3,8 +3,9 @@
 use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
 use imagelet_core::{
+    credentials::ProviderOptions,
     eviction::Threshold,
-    gc::{GcPolicy, KeepRule, KeepRules},
+    gc::{GcPolicy, KeepRules},
     image::PinnedNames,
     inventory::PinPattern,
     manager::{Compatibility, PullSettings},
@@ -13,7 +14,7 @@ use imagelet_core::{
 };
 use imagelet_oci::{EngineConfig, RegistryConfig};
 
-use super::{environment::Surroundings, keys::CriCallers};
+use super::{environment::Environment, keys::CriCallers};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
@@ -39,20 +40,11 @@ pub(crate) struct Settings {
     pub(crate) registry: RegistryConfig,
     /// The node's docker configuration; `None`: search for it.
     pub(crate) docker_config: Option<PathBuf>,
-    pub(crate) providers: Option<ProviderSettings>,
-    pub(crate) surroundings: Surroundings,
+    pub(crate) providers: Option<ProviderOptions>,
+    pub(crate) environment: Environment,
     pub(crate) detection_period: Duration,
     /// How long `Always` uses a present image during an outage of its registry; `None`: never.
     pub(crate) stale_max: Option<Duration>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ProviderSettings {
-    /// A file or folder.
-    pub(crate) config: PathBuf,
-    pub(crate) binaries: PathBuf,
-    /// A provider that runs longer is killed.
-    pub(crate) timeout: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,20 +54,12 @@ pub(crate) struct Collection {
     /// Collect for a pull that lacks space.
     pub(crate) for_pulls: bool,
     pub(crate) mode: CollectionMode,
-    pub(crate) keep: Vec<KeepRule>,
-    /// Only images that imagelet pulled or adopted are removed.
-    pub(crate) only_owned: bool,
+    pub(crate) rules: KeepRules,
     /// The kubelet's data root, whose pull records adopt images.
     pub(crate) adopt_from: Option<PathBuf>,
     pub(crate) lease_for: Duration,
     /// Size limit of the audit log; `None`: no log.
     pub(crate) decisions_max: Option<NonZeroU64>,
-}
-
-impl Collection {
-    pub(crate) fn rules(&self) -> KeepRules {
-        KeepRules { keep: self.keep.clone(), only_owned: self.only_owned }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -130,7 +130,7 @@ impl Sources {
     /// # Errors
     /// Every violated rule, each with the place of the key that violates it.
     pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
-        check::check(&self.file()?, self.environment.surroundings()).map_err(|violations| {
+        check::check(&self.file()?, &self.environment).map_err(|violations| {
             let text = |Violation { keys, message }: Violation| match keys.iter().find_map(|key| self.source(key)) {
                 None => message,
                 Some(source) => format!("{source}: {message}"),

@@ -41,7 +41,7 @@ pub(super) fn place(path: &Path, line: Option<usize>) -> String {
     line.map_or_else(|| path.display().to_string(), |line| format!("{}:{line}", path.display()))
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Violation {
     /// The keys of the rule; the location is that of the first given key.
     pub(super) keys: Vec<String>,

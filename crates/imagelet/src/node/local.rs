@@ -73,7 +73,7 @@ pub(crate) struct LocalNode {
 
 impl LocalNode {
     pub(crate) fn new(parts: NodeParts, settings: Settings) -> Self {
-        parts.gc.set_rules(settings.collection.rules());
+        parts.gc.set_rules(settings.collection.rules.clone());
         parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
         declare(&parts.metrics);
         Self {
@@ -98,7 +98,7 @@ impl LocalNode {
 
     /// Replaces the settings; thresholds, ages and periods apply from the next pass on.
     pub(crate) fn replace_settings(&self, settings: Settings) {
-        self.parts.gc.set_rules(settings.collection.rules());
+        self.parts.gc.set_rules(settings.collection.rules.clone());
         self.parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
         self.parts.inventory.start_leases(settings.collection.lease_for, SystemTime::now());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);

@@ -11,9 +11,7 @@ use std::{
 use imagelet_containerd::{ContainerdClient, ContainerdSizes};
 use imagelet_core::{
     audit_log::AuditLog,
-    credentials::{
-        CredentialProvider, Gates, Keyring, NodeKeyring, ProviderOptions, Providers, Standalone, TokenCache,
-    },
+    credentials::{CredentialProvider, Keyring, NodeKeyring, Providers, Standalone, TokenCache},
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
@@ -31,7 +29,7 @@ use imagelet_oci::{Access, Durability, Engine, EngineConfig};
 
 use super::imports::RuntimeSite;
 use crate::{
-    config::{Backend, RuntimeSettings, Settings, StoreSettings, Surroundings},
+    config::{Backend, Environment, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
     node::{LocalNode, NodeParts, PullTracker, SpaceByCollection},
     output::printable,
@@ -366,13 +364,13 @@ fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
 }
 
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
-    let Surroundings { home, docker_config, variables } = &settings.surroundings;
+    let Environment { home, docker_config, variables, .. } = &settings.environment;
     let keyring = match (settings.docker_config.as_ref().or(docker_config.as_ref()), role) {
         (Some(path), _) => NodeKeyring::from_file(path),
         (None, Role::Daemon) => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
         // A command runs in any directory: a file in its working directory must not be used as a credential.
-        (None, Role::Command) => match settings.surroundings.docker_config_of_user() {
-            Some(path) => NodeKeyring::from_file(path),
+        (None, Role::Command) => match home {
+            Some(home) => NodeKeyring::from_file(home.join(".docker/config.json")),
             None => NodeKeyring::fixed(Keyring::new()),
         },
     };
@@ -380,13 +378,7 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
 }
 
 pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &Settings) -> Result<(), Failure> {
-    let options = settings.providers.as_ref().map(|wanted| ProviderOptions {
-        config: wanted.config.clone(),
-        binaries: wanted.binaries.clone(),
-        limit: wanted.timeout,
-        environment: settings.surroundings.variables.0.clone(),
-        gates: Gates { service_account_tokens: true },
-    });
+    let options = settings.providers.clone();
     let providers = Arc::clone(providers);
     let configured = tokio::task::spawn_blocking(move || providers.configure(options.as_ref())).await;
     let configured = configured.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
@@ -402,7 +394,7 @@ mod tests {
     use imagelet_vectors::Way;
 
     use super::*;
-    use crate::config::{Environment, Sources};
+    use crate::config::Sources;
 
     #[test]
     fn the_vectors_are_run_under_what_the_program_makes_of_its_configuration() {

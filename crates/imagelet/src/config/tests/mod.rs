@@ -108,7 +108,7 @@ fn checked(change: &Value, gates: &Value) -> String {
         }
     }
     let file: File = serde_json::from_value(whole).expect("it is a file");
-    let violations = check::check(&file, Surroundings::default()).err().unwrap_or_default();
+    let violations = check::check(&file, &Environment::default()).err().unwrap_or_default();
     for text in violations.iter().map(|violation| &violation.message) {
         assert!(text.starts_with("invalid configuration: ") != text.starts_with("tracing."), "{text}");
     }

@@ -12,7 +12,7 @@ use crate::config::{
 const PAGE: &str = "../../docs/configuration.md";
 const SOURCE: &str = include_str!("../keys.rs");
 
-/// A field of a `…File` struct in the source.
+/// A field of a section in the source.
 struct Field {
     key: String,
     kind: String,
@@ -24,8 +24,8 @@ fn structs() -> BTreeMap<String, Vec<Field>> {
     let mut found: BTreeMap<String, Vec<Field>> = BTreeMap::new();
     let (mut current, mut comment, mut key) = (None::<String>, String::new(), None::<String>);
     for line in SOURCE.lines().map(str::trim) {
-        if let Some(name) = line.split("struct ").nth(1).filter(|_| line.ends_with('{')) {
-            current = Some(name.trim_end_matches([' ', '{']).to_owned());
+        if let Some(name) = line.strip_suffix(" {").filter(|name| name.chars().all(char::is_alphanumeric)) {
+            current = Some(name.to_owned());
             comment.clear();
         } else if line == "}" {
             current = None;
@@ -35,8 +35,7 @@ fn structs() -> BTreeMap<String, Vec<Field>> {
             key = rest.split('"').next().map(str::to_owned);
         } else if let (Some(current), Some((name, kind))) = (&current, line.split_once(": ")) {
             let name = name.rsplit(' ').next().unwrap_or_default();
-            let key =
-                key.take().unwrap_or_else(|| camel_case(name.trim_start_matches("r#"), current == "FeatureGateKeys"));
+            let key = key.take().unwrap_or_else(|| camel_case(name.trim_start_matches("r#")));
             let kind = kind.trim_end_matches(',');
             let kind = kind.strip_prefix("Option<").map_or(kind, |kind| kind.trim_end_matches('>')).to_owned();
             let comment = std::mem::take(&mut comment).trim().to_owned();
@@ -48,8 +47,8 @@ fn structs() -> BTreeMap<String, Vec<Field>> {
     found
 }
 
-fn camel_case(name: &str, starts_upper: bool) -> String {
-    let mut is_upper = starts_upper;
+fn camel_case(name: &str) -> String {
+    let mut is_upper = false;
     let letters = name.chars().filter_map(|letter| {
         let is_gap = letter == '_';
         let shown = if is_upper { letter.to_ascii_uppercase() } else { letter };

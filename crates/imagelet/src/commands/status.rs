@@ -1,0 +1,189 @@
+//! `status`: prints the daemon or store at a glance, its pulls, and how they enter a runtime.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    time::Duration,
+};
+
+use imagelet_core::{gc::ShadowCounts, image::ByteSize, text::duration_text};
+
+use crate::{
+    api::{ImportStatus, LastCollection, Status, StatusRequest, no_steps},
+    cli::Format,
+    failure::Failure,
+    node::Node,
+    output::{Table, print},
+};
+
+const PODS_SHOWN_MAX: usize = 10;
+
+pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Result<ExitCode, Failure> {
+    let status = node.ask(StatusRequest::default(), no_steps()).await?;
+    Ok(print(format, &status, |out| {
+        overview(&status).write(out)?;
+        if let Some(import) = status.runtime_import.as_ref().filter(|_| is_verbose) {
+            import_details(import, out)?;
+        }
+        let duration = |milliseconds| duration_text(Duration::from_secs(milliseconds / 1000));
+        let mut section = |header: &[&str], rows: Vec<Vec<String>>| {
+            if rows.is_empty() {
+                return Ok(());
+            }
+            let mut table = Table::new(header);
+            for row in rows {
+                table.row(row);
+            }
+            writeln!(out)?;
+            table.write(out)
+        };
+        let pulls = status.pulls.iter().map(|pull| {
+            let place = pull.position.map_or_else(|| "-".into(), |place| place.to_string());
+            let (since, priority) = (duration(pull.for_ms), pull.priority.to_string());
+            vec![pull.image.clone(), pull.state.clone(), place, since, priority, pull.askers.to_string()]
+        });
+        section(&["PULL", "STATE", "PLACE", "FOR", "PRIORITY", "REQUESTS"], pulls.collect())?;
+        let held_back = status
+            .held_back
+            .iter()
+            .map(|held| vec![held.image.clone(), duration(held.remaining_ms), held.failure.clone()]);
+        section(&["HELD BACK", "AGAIN IN", "BECAUSE"], held_back.collect())?;
+        let starts = status.pod_starts.iter().take(PODS_SHOWN_MAX).map(|pod| {
+            let took = duration_text(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
+            let took = if pod.over { took } else { format!("{took} so far") };
+            let since = pod.began_at.clone().unwrap_or_default();
+            vec![format!("{}/{}", pod.namespace, pod.pod), pod.images.len().to_string(), took, since]
+        });
+        section(&["POD", "IMAGES", "TOOK", "SINCE"], starts.collect())?;
+        let registries = status.registries.iter().map(|open| {
+            let pulls = match open.pulls.as_str() {
+                "all-pulls" => "all pulls",
+                "credentials" => "pulls with some credentials",
+                _ => "pulls of some images",
+            };
+            let next = if open.remaining_seconds == 0 { "now".into() } else { duration(open.remaining_seconds * 1000) };
+            vec![open.registry.clone(), pulls.into(), next, format!("{} failures ({})", open.failures, open.class)]
+        });
+        section(&["REGISTRY", "NOT ASKED FOR", "NEXT ATTEMPT IN", "BECAUSE"], registries.collect())
+    })?)
+}
+
+fn overview(status: &Status) -> Table {
+    let mut table = Table::default();
+    table.row(["Version:", &status.version]);
+    table.row(["Images in:", &status.backend]);
+    let since = status.started_at.as_deref().unwrap_or("-");
+    let process = format!("{} (pid {}, since {since})", status.process, status.pid);
+    table.row(["Process:", &process]);
+    if let Some(import) = &status.runtime_import {
+        table.row(["Pulls:", &import_summary(import)]);
+    }
+    if let Some(unpacking) = &status.unpacking {
+        table.row(["Unpacking:", unpacking]);
+    }
+    let images = format!("{} ({} in use)", status.images, status.in_use);
+    table.row(["Images:", if status.images_unknown { "unknown" } else { &images }]);
+    let used = status.used_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent}% used"));
+    let disk = format!("{used}, collecting at {}% down to {}%", status.gc_high_percent, status.gc_low_percent);
+    table.row(["Disk:", &disk]);
+    for short in status.eviction.iter().filter(|threshold| threshold.met) {
+        let line = format!("{} is less than {}: the kubelet reclaims, then evicts", short.signal, short.less_than);
+        table.row(["Short of:", &line]);
+    }
+    if let Some(last) = &status.last_collection {
+        table.row(["Last collection:", &last_collection(last)]);
+    }
+    if let Some(shadow) = &status.shadow {
+        table.row(["Shadow mode:", "what is chosen is reported, nothing is removed"]);
+        for line in shadow_lines(shadow) {
+            table.row(["", &line]);
+        }
+    }
+    if status.decisions_lost > 0 {
+        let lost = format!("{} decisions did not reach the log on disk", status.decisions_lost);
+        table.row(["Problem:", &lost]);
+    }
+    for problem in &status.problems {
+        table.row(["Problem:", problem]);
+    }
+    table
+}
+
+fn last_collection(last: &LastCollection) -> String {
+    let at = last.at.as_deref().unwrap_or("-");
+    let (images, claimed) = (last.images, ByteSize(last.claimed));
+    let did = match last.outcome.as_str() {
+        "shadow" => format!("would have removed {images} images ({claimed})"),
+        "failed" => format!("failed: {}", last.failure.as_deref().unwrap_or("-")),
+        _ if images == 0 => "removed nothing".to_owned(),
+        _ => {
+            let gained = last.measured.map_or_else(String::new, |it| format!(", the disk gained {}", ByteSize(it)));
+            format!("removed {images} images ({claimed} as listed{gained})")
+        }
+    };
+    let short = if last.outcome == "short" { ", which was not enough" } else { "" };
+    format!("{at} by {}: {did}{short}", last.by)
+}
+
+fn shadow_lines(shadow: &ShadowCounts) -> Vec<String> {
+    let mut lines = vec![format!("would remove {} images now ({})", shadow.still_there, shadow.still_there_bytes)];
+    if shadow.agreed + shadow.kept_in_vain > 0 {
+        lines.push(format!(
+            "{} images were removed since the start: {} as predicted, {} ({}) would have been kept",
+            shadow.agreed + shadow.kept_in_vain,
+            shadow.agreed,
+            shadow.kept_in_vain,
+            shadow.kept_in_vain_bytes
+        ));
+    }
+    if shadow.came_back > 0 {
+        lines.push(format!(
+            "{} of those came back: {} would not have been pulled again",
+            shadow.came_back, shadow.saved_bytes
+        ));
+    }
+    lines
+}
+
+fn import_summary(status: &ImportStatus) -> String {
+    let runtime = status.runtime.as_deref().unwrap_or("the runtime");
+    let reason = status.reason.as_deref().unwrap_or("-");
+    match status.decision.as_str() {
+        "import" => format!("imported into {runtime}"),
+        "refuse" => format!("refused, since import is required: {reason}"),
+        _ => format!("forwarded to {runtime}: {reason}"),
+    }
+}
+
+fn import_details(status: &ImportStatus, out: &mut dyn Write) -> io::Result<()> {
+    let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".into());
+    let folders = match &status.registry_folders {
+        Some(folders) if folders.is_empty() => "none".to_owned(),
+        Some(folders) => folders.join(", "),
+        None => "not reported by the runtime; imagelet uses its own `registry.configPath`".to_owned(),
+    };
+    writeln!(out)?;
+    let mut table = Table::default();
+    table.row(["runtimeImport:", &status.mode]);
+    table.row(["Runtime:", &known(&status.runtime)]);
+    table.row(["Snapshotter:", &known(&status.snapshotter)]);
+    table.row(["Root folder:", &known(&status.root)]);
+    table.row(["Staging:", &known(&status.staging)]);
+    table.row(["Registry settings:", &folders]);
+    if let Some(code) = &status.code {
+        table.row(["Reason:", code]);
+    }
+    table.write(out)?;
+    if status.recent.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let mut table = Table::new(["LAST PULLS", "WHEN", "TOOK", "ENDED", "WAY"]);
+    for pull in &status.recent {
+        let took = duration_text(Duration::from_millis(pull.took_ms));
+        let when = pull.at.clone().unwrap_or_else(|| "-".into());
+        let ended = pull.failure.as_ref().map_or_else(|| "pulled".to_owned(), |failure| format!("failed: {failure}"));
+        table.row([pull.image.clone(), when, took, ended, pull.reason.clone()]);
+    }
+    table.write(out)
+}
