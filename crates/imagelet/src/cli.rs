@@ -144,7 +144,7 @@ pub(crate) enum Command {
     },
     /// Show the history of an image and why: what keeps it, what the next collection would do.
     Why {
-        /// Name, id or digest, or the beginning of one; also of an image that is gone.
+        /// Name, id or digest, or the beginning of one; also of a removed image.
         #[arg(value_name = "REF")]
         image: String,
     },

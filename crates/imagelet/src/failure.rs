@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_tells_what_why_and_how_to_mend_it() {
+    fn a_failure_says_what_why_and_how_to_repair_it() {
         let inner = RuntimeError::new(RuntimeErrorKind::Denied, "registry said\u{1b} 401").with_hint("log in");
         let error = RuntimeError::other("could not pull `a`").caused_by(inner);
         let failure = Failure::of(&error);

@@ -343,9 +343,9 @@ mod tests {
             ("reg.test/app:v1", "reg.test/app:v1                     "),
             ("registry.example.org/team/a-long-name/app:v1", "…mple.org/team/a-long-name/app:v1   "),
         ] {
-            let told = in_columns(name, 36);
-            assert_eq!(told.chars().count(), 36, "{told:?}");
-            assert!(told.starts_with(shown.trim_end()) || told.ends_with(":v1"), "{told:?}");
+            let cut = in_columns(name, 36);
+            assert_eq!(cut.chars().count(), 36, "{cut:?}");
+            assert!(cut.starts_with(shown.trim_end()) || cut.ends_with(":v1"), "{cut:?}");
         }
         assert_eq!(in_columns(&format!("r.io/a@sha256:{hex}"), 36).trim_end(), "r.io/a@sha256:0123456789ab");
     }

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_says_how_full_the_disk_is_and_why_nothing_goes() {
+    fn the_summary_says_how_full_the_disk_is_and_why_nothing_is_removed() {
         let idle = Collected {
             dry_run: true,
             used_percent_before: 26,

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn each_image_is_told_in_a_line_and_each_failure_once() {
+    fn each_image_has_a_line_and_each_failure_is_printed_once() {
         assert_eq!(outcome_line(&row("spec.containers{b}", "y", "present")), "spec.containers{b}: y is present");
         let pod = pod(vec![
             failed("a", "y", "ErrImagePull"),

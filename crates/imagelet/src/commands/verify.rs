@@ -161,7 +161,7 @@ mod tests {
     use crate::api::{VerifiedFinding, VerifiedLayer};
 
     #[test]
-    fn what_was_found_is_told_once_and_below_the_image() {
+    fn findings_are_printed_once_below_the_image() {
         let finding = VerifiedFinding {
             path: "fs/etc/conf\u{1b}".into(),
             what: "content".into(),

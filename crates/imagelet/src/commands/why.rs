@@ -71,7 +71,7 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut dyn Write) 
     head.write(out)?;
     writeln!(out)?;
     if image.history.is_empty() {
-        writeln!(out, "Nothing is on record of it: it came before the record began.")
+        writeln!(out, "There is no record of it: it came before the record began.")
     } else {
         history(&image.history, wide).write(out)
     }?;
@@ -153,8 +153,8 @@ fn held(now: &ImageRow) -> String {
 fn foretold(next: &WhyNext, wide: bool) -> String {
     let place = next.place.map_or_else(String::new, |place| format!(", number {place} in line"));
     let verb = match (next.verdict.as_str(), next.mode.as_str()) {
-        ("remove", "shadow") => "would go",
-        ("remove", _) => "goes",
+        ("remove", "shadow") => "would be removed",
+        ("remove", _) => "is removed",
         _ => "stays",
     };
     let code = if wide { format!("   [{}]", coded(&next.code, &next.inputs)) } else { String::new() };
@@ -205,7 +205,7 @@ fn explained(happening: &WhyHappening) -> String {
             parts.extend(repeated(happening));
         }
         "found" => parts.push("something else brought it, or it came before the record began".into()),
-        "adopted" => parts.push(format!("{} has it on record as pulled", happening.by)),
+        "adopted" => parts.push(format!("{} recorded it as pulled", happening.by)),
         "gone" => parts.push("something else removed it".into()),
         "untagged" | "pinned" | "unpinned" => {
             parts.push(happening.names.join(", "));
@@ -222,7 +222,7 @@ fn explained(happening: &WhyHappening) -> String {
                 parts.push(format!("collected by {}", happening.by));
             }
             if happening.code == "removing" {
-                parts.push("the collection was cut off before it could tell more".to_owned());
+                parts.push("the collection ended before it reported more".to_owned());
             }
             parts.extend(repeated(happening));
         }
@@ -297,13 +297,13 @@ fn hint(image: &WhyImage) -> Option<String> {
 fn notes(why: &Why, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)?;
     if let Some(since) = &why.on_record_since {
-        writeln!(out, "On record since {} (UTC).", clock(since))?;
+        writeln!(out, "Recorded since {} (UTC).", clock(since))?;
     }
     if why.lost > 0 {
         writeln!(out, "warning: {} decisions could not be written and are missing here", why.lost)?;
     }
     if why.damaged > 0 {
-        writeln!(out, "warning: {} lines of the record are damaged and passed over", why.damaged)?;
+        writeln!(out, "warning: {} lines of the record are damaged and skipped", why.damaged)?;
     }
     why.problems.iter().try_for_each(|problem| writeln!(out, "warning: {}", printable(problem)))
 }

@@ -123,7 +123,7 @@ documents! {
     OwnKeys {
         /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files; read again on SIGHUP. Empty: none. See [credentials](credentials.md).
         image_credential_provider_config_path: PathBuf,
-        /// The folder of the credential providers' executables; goes with the key above.
+        /// The folder of the credential providers' executables; needs the key above.
         image_credential_provider_bin_dir: PathBuf,
         /// A credential provider that takes longer is ended, with all its children.
         credential_provider_timeout: GoDuration,
@@ -217,7 +217,7 @@ documents! {
         only_owned: bool,
         /// The data root of a kubelet on this node: images of a runtime that are in its pull records count as adopted, and are at least as old as its record when imagelet takes the node over. Empty: no kubelet is read.
         adopt_from: String,
-        /// How long no collection takes an image after a pod or a caller over CRI was last told that it is present; the lease ends earlier once the pod's containers are seen. 0 is off, and the only value where `compatibility` is `kubelet`; else no shorter than `detection.period` and `imageMinimumGCAge`, and at most 168h. Defaults to the longest of these two and 10m.
+        /// How long no collection takes an image after its presence was last reported to a pod or a caller over CRI; the lease ends earlier once the pod's containers are seen. 0 is off, and the only value where `compatibility` is `kubelet`; else no shorter than `detection.period` and `imageMinimumGCAge`, and at most 168h. Defaults to the longest of these two and 10m.
         lease_for: GoDuration,
         /// The log of decisions.
         decisions: DecisionsKeys,

@@ -70,7 +70,7 @@ fn a_secret_belongs_to_its_namespace_and_the_later_of_two_counts() {
 }
 
 #[test]
-fn a_secret_that_holds_no_credentials_is_no_missing_one_and_whoever_gave_it_is_told() {
+fn a_secret_that_holds_no_credentials_is_not_missing_and_named_in_a_note() {
     let opaque = "kind: Secret\nmetadata: {name: reg}\ntype: Opaque\ndata: {password: aHVudGVyMg==}\n";
     let read = read(&pod("imagePullSecrets: [{name: reg}]"), opaque);
     assert!(read.pods[0].secrets.is_empty() && read.pods[0].secrets_unread.is_empty());
@@ -95,7 +95,7 @@ fn uids_are_stable_and_a_secrets_goes_with_what_it_holds() {
 }
 
 #[test]
-fn objects_without_images_are_passed_over_and_told_in_a_line() {
+fn objects_without_images_are_skipped_and_counted_in_a_note() {
     let text = pod("")
         + "---\nkind: Service\n---\nkind: ConfigMap\ndata: {containers: x}\n---\nkind: Service\nmetadata: [odd]\n";
     assert_eq!(read(&text, "").notes, ["passed over 3 objects in `p.yaml` without images: ConfigMap, Service"]);
@@ -122,9 +122,9 @@ fn roles_and_policies_reach_the_request() {
     let spec = "initContainers: [{name: side, image: s, restartPolicy: Always, imagePullPolicy: Never}], \
                 volumes: [{name: m, image: {reference: v}}]";
     let pod = read(&pod(spec), "").pods.remove(0);
-    let told: Vec<_> =
+    let found: Vec<_> =
         pod.images.iter().map(|one| (one.role.as_str(), one.image.as_str(), one.policy.as_str())).collect();
-    assert_eq!(told, [("sidecar", "s", "Never"), ("container", "a", ""), ("volume", "v", "")]);
+    assert_eq!(found, [("sidecar", "s", "Never"), ("container", "a", ""), ("volume", "v", "")]);
 }
 
 fn next(state: &mut u64) -> usize {

@@ -56,11 +56,11 @@ fn a_runtime_that_only_the_kubelets_key_names_is_refused_in_a_file_of_ours() {
         defaults().add_file(&path)
     };
     for more in ["", "imageService: {cri: {endpoint: 'unix:///other.sock'}}\n"] {
-        let told = read(more).expect_err("it is refused").to_string();
+        let message = read(more).expect_err("it is refused").to_string();
         for word in
             ["f.yaml:3: containerRuntimeEndpoint", endpoint, "imageService.cri.endpoint", "store.runtimeEndpoint"]
         {
-            assert!(told.contains(word), "{told}");
+            assert!(message.contains(word), "{message}");
         }
     }
     read(&format!("imageService: {{cri: {{endpoint: '{endpoint}'}}}}\n")).expect("it is asked for images");
@@ -401,14 +401,14 @@ fn a_complaint_does_not_repeat_what_is_no_setting() {
         "auths:\n\tr: s3cr3t\n",
     ] {
         let (_folder, path) = in_file("f.yaml", text);
-        let told = message(&defaults().add_file(&path).expect_err(text));
-        assert!(told.starts_with("f.yaml:"), "{told}");
-        assert!(!told.contains("s3cr3t") || text.starts_with("kind"), "{told}");
+        let shown = message(&defaults().add_file(&path).expect_err(text));
+        assert!(shown.starts_with("f.yaml:"), "{shown}");
+        assert!(!shown.contains("s3cr3t") || text.starts_with("kind"), "{shown}");
     }
 }
 
 #[test]
-fn a_pipe_nobody_writes_to_is_no_file_to_wait_for() {
+fn a_pipe_without_a_writer_is_not_waited_for() {
     let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
