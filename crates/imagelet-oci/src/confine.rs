@@ -11,7 +11,6 @@ use landlock::{
     RulesetCreatedAttr, RulesetError, RulesetStatus,
 };
 
-/// The rights to remove, as far as the kernel knows them.
 const RIGHTS: ABI = ABI::V5;
 /// Before this version, Landlock denies every link and rename between folders.
 const REFER_SINCE: i32 = 2;

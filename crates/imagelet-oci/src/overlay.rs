@@ -61,7 +61,6 @@ impl OverlayFolder {
         &self.0
     }
 
-    /// The upper layer, unique to each overlay.
     pub(crate) fn upper(&self) -> PathBuf {
         self.0.join(UPPER)
     }

@@ -20,7 +20,6 @@ const LAYER_INODES: u64 = 6;
 const MARGIN_DIVISOR: u64 = 20;
 const MEBIBYTE: u64 = 1 << 20;
 
-/// Sums over the layers of one compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
     layers: u64,
@@ -94,7 +93,6 @@ fn most_entries(packed: u64) -> u64 {
     scaled(packed, INODES_PER_MEBIBYTE_MAX, MEBIBYTE).max(LAYER_INODES)
 }
 
-/// `value * factor / divisor`, rounded up.
 fn scaled(value: u64, factor: u64, divisor: u64) -> u64 {
     let product = u128::from(value) * u128::from(factor);
     u64::try_from(product.div_ceil(u128::from(divisor.max(1)))).unwrap_or(u64::MAX)

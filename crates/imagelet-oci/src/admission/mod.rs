@@ -93,7 +93,6 @@ pub(crate) struct Space {
     pub(crate) pulls: usize,
 }
 
-/// The space that a pull lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MissingSpace {
     /// Until the estimate fits.

@@ -32,7 +32,6 @@ struct ReservedLayer {
     pulls: usize,
 }
 
-/// The locked reservations.
 pub(crate) struct OpenReservations<'a> {
     reservations: &'a Arc<Reservations>,
     table: MutexGuard<'a, ReservationTable>,
@@ -128,7 +127,6 @@ impl Drop for Reservation {
     }
 }
 
-/// Bytes of a layer on the disk. Without a reservation, they count for no pull.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WrittenBytes(Arc<AtomicU64>);
 

@@ -48,7 +48,6 @@ impl Engine {
         read_document(digest.clone(), bytes).ok()
     }
 
-    /// A document of an image, if its digest matches.
     pub(super) async fn kept(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Vec<u8>> {
         let (id, wanted) = (id.clone(), digest.clone());
         let read = self.on_disk(move |store| {
@@ -59,7 +58,6 @@ impl Engine {
     }
 }
 
-/// Parses a document whose digest was verified.
 pub(super) fn read_document(digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
     let read = ManifestDocument::parse(&bytes, "")?;
     let media_type = ManifestDocument::media_type(&bytes, "", &read);

@@ -79,7 +79,6 @@ impl Resolutions {
         }
     }
 
-    /// Returns one, once, before it expires.
     pub(super) fn take(&self, asked: &PullTarget, now: Instant) -> Option<Resolved> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|old| now.saturating_duration_since(old.at) <= AGE_MAX);

@@ -91,7 +91,6 @@ impl Engine {
         Ok((bytes, config))
     }
 
-    /// Reserves space for layers, and opens what their fetches share.
     pub(super) async fn begin_fetches(
         &self,
         resolved: &Resolved,

@@ -69,7 +69,6 @@ impl NotedMount {
         self.note.as_ref().err().map(String::as_str)
     }
 
-    /// The image's id, as the note's name has it.
     pub(super) fn image(&self) -> String {
         self.image.to_string()
     }
@@ -88,7 +87,6 @@ impl NotedMount {
     }
 }
 
-/// A new mount's folder, under a unique key.
 pub(super) fn new_folder(folder: &Path, id: &ImageId, target: &Path) -> io::Result<OverlayFolder> {
     let digest: Digest = id.as_str().parse().map_err(|_error| io::ErrorKind::InvalidInput)?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -113,7 +111,6 @@ pub(super) fn source_of(folder: &OverlayFolder) -> String {
     format!("{SOURCE}:{}", &key[key.len().saturating_sub(SERIAL_LENGTH)..])
 }
 
-/// Writes the note beside an overlay's folder, durably.
 pub(super) fn write(folder: &OverlayFolder, note: &Note) -> io::Result<()> {
     replace_file(&note_of(folder), &serde_json::to_vec(note)?)
 }

@@ -39,7 +39,6 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
         fs::set_permissions(folder, fs::Permissions::from_mode(ROOT_MODE))?;
     }
     let mut made = Vec::new();
-    // Parents sort before their children.
     for path in wanted {
         if let Some(source) = effective_folder(&below, &path)? {
             let place = folder.join(OsStr::from_bytes(&path));

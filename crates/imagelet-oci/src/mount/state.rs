@@ -13,7 +13,6 @@ pub(super) enum MountState {
     Gone,
 }
 
-/// The kernel's answer about an overlay's upper folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UpperFolder {
     Busy,

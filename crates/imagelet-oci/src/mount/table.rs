@@ -15,7 +15,6 @@ pub(super) struct TableRow {
     /// The file system's device, `MAJOR:MINOR`.
     pub(super) device: String,
     pub(super) target: PathBuf,
-    /// `overlay`, `ext4`, …
     pub(super) kind: String,
     pub(super) source: String,
 }
@@ -43,7 +42,6 @@ fn row(line: &[u8]) -> Option<TableRow> {
     Some(TableRow { id, device, target, kind: text(rest.next()?), source: text(rest.next()?) })
 }
 
-/// Decodes the octal escapes of spaces and the like.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -36,7 +36,6 @@ impl Store {
         self.index().is_unsettled()
     }
 
-    /// Makes all visible content durable.
     pub(crate) fn sync_background(&self) -> Result<(), RuntimeError> {
         if self.is_read_only() || !self.is_unsettled() {
             return Ok(());
@@ -122,7 +121,6 @@ impl Store {
         Ok(())
     }
 
-    /// Drops, in memory and for the next start, what the disk did not store.
     fn drop_unsettled_content(&self, index: &mut Index) {
         let lost = index.drop_unsettled();
         let _ = fs::remove_file(self.root.join(NAMES_UNSETTLED));

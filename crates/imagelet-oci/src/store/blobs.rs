@@ -37,7 +37,6 @@ impl Store {
         self.partials().iter().map(|partial| partial.size).sum()
     }
 
-    /// Opens what the disk has of a blob, from its first byte: all of it or a partial.
     pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
         let open = |path: &Path| {
             let file = File::open(path).ok()?;
@@ -118,7 +117,6 @@ impl Store {
         }
     }
 
-    /// At start: moves files that are not kept blobs to the trash.
     pub(super) fn discard_unknown_blobs(&self, folder: &Path, index: &Index) -> Result<(), RuntimeError> {
         let known: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
         let entries = match fs::read_dir(folder) {
@@ -168,7 +166,6 @@ impl Store {
 
 pub(crate) struct Partial {
     path: PathBuf,
-    /// `None`: not a name of this store.
     digest: Option<Digest>,
     size: u64,
     modified: SystemTime,
@@ -216,7 +213,6 @@ impl BlobWriter {
         Ok(())
     }
 
-    /// Completes the blob, whose digest was verified.
     pub(crate) fn finish(mut self) -> StagedBlob {
         self.file = None;
         Step::BlobWritten.reach();

@@ -40,7 +40,6 @@ impl StagedLayer {
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
         let failed = format!("could not write the record of layer `{}`", record.diff_id);
-        // A layer for a sink is measured by the sink.
         let record = if record.for_sink { Ok(record) } else { record.measured(staging.path()) };
         let record = record
             .and_then(|record| fs::write(staging.path().join("layer.json"), checksum::seal(&record)).map(|()| record))
@@ -181,7 +180,6 @@ impl Store {
         shown.map(|()| id)
     }
 
-    /// Moves everything to its place, the names last. `placed` records the progress.
     fn show(
         &self,
         index: &mut Index,
@@ -285,7 +283,6 @@ impl Store {
         })
     }
 
-    /// Removes an image with all its names; the next sweep removes its content. Returns whether it existed.
     pub(crate) fn remove_image(&self, id: &ImageId) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             index.names.retain(|_, named| named != id);

@@ -25,7 +25,6 @@ use super::{
 use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig};
 
 impl Index {
-    /// Adds an image as whole or as damaged.
     pub(crate) fn admit(&mut self, root: &Path, id: &ImageId, read: Option<ReadRecord<ImageRecord>>) {
         let missing = || Err((None, Findings::of("image.json", "missing", "the image's folder is missing")));
         let image = match read.unwrap_or_else(missing) {

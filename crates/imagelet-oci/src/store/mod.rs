@@ -95,7 +95,6 @@ pub(crate) struct Store {
     /// Views that receive the write errors of all content shown before it is durable; never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
     settling: Mutex<()>,
-    /// Serializes mounts and removals of images.
     mounting: Mutex<()>,
     in_background: bool,
     /// The boot id; `None` where the kernel reports none.
@@ -189,7 +188,6 @@ impl Store {
         &self.root
     }
 
-    /// A folder on the store's file system: its own, or its future parent.
     pub(crate) fn disk_place(&self) -> &Path {
         self.root.ancestors().find(|place| place.is_dir()).unwrap_or(&self.root)
     }

@@ -74,7 +74,6 @@ impl SinkLayer {
         Ok(layer)
     }
 
-    /// Whether it has folders, besides its root, that take metadata from a lower layer.
     pub(crate) fn has_implicit(&self) -> bool {
         self.implicit.iter().any(|path| !path.is_empty())
     }
@@ -150,7 +149,6 @@ impl Store {
         self.discard_spares(SPARE_BYTES_MAX)
     }
 
-    /// Moves the expired spares, and the oldest above a size, to the trash. Returns their bytes.
     pub(crate) fn discard_spares(&self, bytes_max: u64) -> Result<u64, RuntimeError> {
         let mut index = self.index();
         let spares =

@@ -165,7 +165,6 @@ fn is_abandoned(folder: &Path) -> bool {
 fn is_ours(folder: &str, name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match folder {
-        // PID-NUMBER
         "tmp" | "trash" => name.split_once('-').is_some_and(|(pid, number)| is_number(pid) && is_number(number)),
         // KEY, its note KEY.json, and the next version of that: a key is an image's digits and 16 more
         "mounts" => {

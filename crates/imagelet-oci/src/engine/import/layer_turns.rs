@@ -14,7 +14,6 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::store::SyncView;
 
-/// Layers of running imports, by chain id.
 #[derive(Debug, Default)]
 pub(crate) struct LayerTurns(Mutex<Turns>);
 

@@ -163,7 +163,6 @@ impl EngineImporter {
         }
     }
 
-    /// Imports the image once, and cancels the import in the sink on a failure.
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
         let import = self.sink.begin(Arc::clone(&described.image)).await;
         let import = import.map_err(handover)?;
@@ -287,7 +286,6 @@ impl Attempt<'_> {
         Ok(vec![view])
     }
 
-    /// Fetches and unpacks a layer within the limit of concurrent fetches.
     async fn fetch(&self, index: usize) -> Result<SinkLayer, RuntimeError> {
         let Described { resolved, image, chains, .. } = self.described;
         let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, &chains[index]);

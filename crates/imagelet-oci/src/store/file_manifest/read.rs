@@ -123,7 +123,6 @@ impl FileManifestReader {
         Ok(paths)
     }
 
-    /// Whether a record after `place` removed the path or a parent of it.
     fn is_removed(&self, path: &[u8], place: u64) -> bool {
         if self.removed.is_empty() {
             return false;

@@ -43,7 +43,6 @@ impl FileManifestWriter {
         self.0.write_all(&bytes)
     }
 
-    /// Flushes; returns the digest and the length of the file.
     pub(crate) fn finish(self) -> io::Result<(Digest, u64)> {
         let HashedFile { hash, bytes, .. } = self.0.into_inner().map_err(IntoInnerError::into_error)?;
         Ok((hash.finish(), bytes))
@@ -67,7 +66,6 @@ fn encode(path: &[u8], record: &FileRecord) -> io::Result<Vec<u8>> {
     postcard::to_stdvec(&(path, record)).map_err(io::Error::other)
 }
 
-/// Decodes a record, without its length, into path and entry.
 pub(crate) fn decode(bytes: &[u8]) -> Option<(Vec<u8>, FileRecord)> {
     let (record, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(record)

@@ -89,7 +89,6 @@ impl SyncView {
     }
 }
 
-/// Removes a tree; a missing one is fine.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -176,7 +176,6 @@ fn steps(path: &Path) -> Vec<OsString> {
     names.collect()
 }
 
-/// Makes a folder, unless another process has just made it.
 fn made(around: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     match rustix::fs::mkdirat(around, name, PRIVATE) {
         Err(error) if error != Errno::EXIST => Err(error),
@@ -184,7 +183,6 @@ fn made(around: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Rejects a folder of another user, or one that others may write to.
 fn refuse_strange(path: &Path, what: &str, about: &Stat, user: u32) -> Result<(), RuntimeError> {
     let refused = |why: String, hint: String| {
         let message = format!("{what} `{}` {why}", path.display());

@@ -72,7 +72,6 @@ impl Store {
         list.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| Arc::clone(&list[at]))
     }
 
-    /// Disk usage of all layers, images and kept blobs.
     pub(crate) fn takes(&self) -> DiskUsage {
         let index = self.index();
         let blobs = index.blobs.values().map(|size| DiskUsage { bytes: in_blocks(*size, index.block), inodes: 1 });

@@ -91,7 +91,6 @@ fn named_folders(path: &Path) -> Result<Vec<Digest>, RuntimeError> {
     Ok(digests)
 }
 
-/// The digest that a folder is named after; its length gives the algorithm.
 pub(crate) fn digest_named(folder: &str) -> Option<Digest> {
     let algorithm = match folder.len() {
         64 => "sha256",
@@ -102,7 +101,6 @@ pub(crate) fn digest_named(folder: &str) -> Option<Digest> {
     format!("{algorithm}:{folder}").parse().ok()
 }
 
-/// The plain files in `blobs/` that have a digest for a name.
 pub(crate) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
     let mut found = BTreeMap::new();
     for algorithm in ["sha256", "sha384", "sha512"] {

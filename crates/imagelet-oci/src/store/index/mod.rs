@@ -47,7 +47,6 @@ pub(crate) struct Index {
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) spares: HashMap<Digest, Spare>,
     pub(crate) sunk: VecDeque<LayerSizes>,
-    /// Block size of the store's file system.
     pub(crate) block: u64,
 }
 
@@ -268,7 +267,6 @@ impl Index {
         })
     }
 
-    /// The damaged image of a name, an id or an id prefix.
     pub(crate) fn resolve_damaged(&self, text: &str) -> Option<ImageId> {
         look_up(text, &NamedImages { names: &self.names, images: &self.damaged }).ok().flatten()
     }
@@ -317,7 +315,6 @@ impl Index {
     }
 }
 
-/// The images of one kind, whole or damaged, with the names of all.
 struct NamedImages<'a, T> {
     names: &'a BTreeMap<String, ImageId>,
     images: &'a BTreeMap<ImageId, T>,

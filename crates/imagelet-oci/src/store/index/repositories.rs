@@ -18,7 +18,6 @@ impl Store {
         index.images.contains_key(id) && index.images_of(repository).any(|named| named == id)
     }
 
-    /// Whether any image with a name in a repository, damaged or not, has a layer.
     pub(crate) fn has_layer_of(&self, repository: &str, layer: &Digest) -> bool {
         self.index().has_layer_of(repository, layer)
     }

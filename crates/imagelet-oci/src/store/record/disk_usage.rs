@@ -36,7 +36,6 @@ pub(crate) fn block_size(folder: &Path) -> io::Result<u64> {
     Ok(rustix::fs::statvfs(folder)?.f_frsize.max(BLOCK))
 }
 
-/// Walks a folder: a hard-linked file counts once, and unwritten data already counts.
 pub(crate) fn measure(folder: &Path) -> io::Result<DiskUsage> {
     let metadata = fs::symlink_metadata(folder)?;
     if !metadata.is_dir() {

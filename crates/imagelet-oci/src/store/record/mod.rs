@@ -15,7 +15,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use self::disk_usage::DiskUsage;
 
-/// An image, as `images/HEX/image.json` holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,
@@ -90,7 +89,6 @@ impl LayerRecord {
         settled(self) == settled(other)
     }
 
-    /// Adds the disk usage of its folder and of this record.
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
         let longest = checksum::seal(&Self { allocated: DiskUsage::MAX, ..self.clone() });
         let allocated = disk_usage::measure(folder)?.with_file(folder, longest.len())?;
@@ -99,7 +97,6 @@ impl LayerRecord {
 }
 
 impl ImageRecord {
-    /// Adds the disk usage of its folder, its documents and this record.
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
         let longest = checksum::seal(&Self { allocated: DiskUsage::MAX, ..self.clone() });
         let allocated = disk_usage::measure(folder)?.with_file(folder, longest.len())?;
@@ -123,7 +120,6 @@ pub(super) fn hex(id: &ImageId) -> String {
     }
 }
 
-/// Escapes in JSON paths: control characters and `%`.
 const PATH_ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 pub(crate) fn write_implicit(folder: &Path, paths: &[Vec<u8>]) -> io::Result<Digest> {

@@ -2,7 +2,6 @@
 
 use crate::unpack::{FileEntry, FileEntryKind};
 
-/// One difference: its machine-readable word, and its text.
 pub(super) type Difference = (&'static str, String);
 
 pub(super) fn compare(listed: &FileEntry, found: &FileEntry) -> Vec<Difference> {

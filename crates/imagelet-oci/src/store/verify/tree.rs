@@ -55,7 +55,6 @@ struct Walk<'a> {
     buffer: Vec<u8>,
 }
 
-/// A directory on the way: its path, and its subdirectories still to visit.
 struct Level {
     path: Vec<u8>,
     fd: Option<OwnedFd>,
@@ -154,7 +153,6 @@ impl Walk<'_> {
         Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     }
 
-    /// The listed entry of a path. An unreadable list is a finding itself.
     fn see(&mut self, path: &[u8]) -> Option<FileEntry> {
         self.list.see(path).unwrap_or_else(|error| {
             self.check.findings.unreadable(super::LIST, &error);
@@ -266,7 +264,6 @@ impl Walk<'_> {
         Ok(true)
     }
 
-    /// Reads a part of a file in pieces; returns whether all pass.
     fn each_piece(
         &mut self,
         file: &File,
