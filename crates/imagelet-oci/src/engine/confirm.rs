@@ -16,10 +16,10 @@ pub(super) type Read = (Document, ManifestDocument);
 impl Engine {
     /// Resolves a digest of a repository it was pulled from before, once the registry grants it to this request's
     /// credential. `None`: the caller has to fetch, and the answer to the fetch is more precise.
-    pub(super) async fn confirmed(&self, asked: &PullTarget) -> Result<Option<Resolved>, RuntimeError> {
-        let Some(digest) = asked.reference.digest() else { return Ok(None) };
-        let Some((root, chosen, manifest)) = self.documents_here(asked, digest).await else { return Ok(None) };
-        let session = self.registry.session(&asked.reference, asked.credential.as_ref()).await?;
+    pub(super) async fn confirmed(&self, target: &PullTarget) -> Result<Option<Resolved>, RuntimeError> {
+        let Some(digest) = target.reference.digest() else { return Ok(None) };
+        let Some((root, chosen, manifest)) = self.documents_here(target, digest).await else { return Ok(None) };
+        let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
         match self.registry.confirm(&session, digest).await {
             Ok(()) => Ok(Some(Resolved { session, root, chosen, manifest })),
             Err(error) if error.is_outage() => Err(error),
@@ -28,15 +28,15 @@ impl Engine {
     }
 
     /// The documents from a digest to the image for the platform, if the disk has them all.
-    async fn documents_here(&self, asked: &PullTarget, digest: &Digest) -> Option<(Document, Document, Manifest)> {
-        let (_, name) = asked.reference.names_of(digest);
+    async fn documents_here(&self, target: &PullTarget, digest: &Digest) -> Option<(Document, Document, Manifest)> {
+        let (_, name) = target.reference.names_of(digest);
         let id = self.store.resolve(&name).ok()??;
         let root = match self.document_here(&id, "manifest.json", digest).await {
             Some((root, ManifestDocument::Image(manifest))) => return Some((root.clone(), root, manifest)),
             _ => self.document_here(&id, "index.json", digest).await?,
         };
         let (root, ManifestDocument::Index(index)) = root else { return None };
-        let entry = index.choose(&asked.platform).ok()?;
+        let entry = index.choose(&target.platform).ok()?;
         match self.document_here(&id, "manifest.json", &entry.digest).await? {
             (chosen, ManifestDocument::Image(manifest)) => Some((root, chosen, manifest)),
             (_, ManifestDocument::Index(_)) => None,

@@ -57,7 +57,7 @@ pub(super) struct Resolutions(Mutex<VecDeque<CachedResolution>>);
 
 #[derive(Debug)]
 struct CachedResolution {
-    asked: PullTarget,
+    target: PullTarget,
     resolved: Resolved,
     at: Instant,
 }
@@ -70,42 +70,42 @@ impl CachedResolution {
 
 impl Resolutions {
     /// Keeps one; a newer one replaces an older one of the same key, and the oldest are dropped above the limits.
-    pub(super) fn keep(&self, asked: PullTarget, resolved: Resolved, now: Instant) {
+    pub(super) fn keep(&self, target: PullTarget, resolved: Resolved, now: Instant) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|old| old.asked != asked && now.saturating_duration_since(old.at) <= AGE_MAX);
-        kept.push_back(CachedResolution { asked, resolved, at: now });
+        kept.retain(|old| old.target != target && now.saturating_duration_since(old.at) <= AGE_MAX);
+        kept.push_back(CachedResolution { target, resolved, at: now });
         while kept.len() > KEPT_MAX || kept.iter().map(CachedResolution::bytes).sum::<usize>() > BYTES_MAX {
             kept.pop_front();
         }
     }
 
-    pub(super) fn take(&self, asked: &PullTarget, now: Instant) -> Option<Resolved> {
+    pub(super) fn take(&self, target: &PullTarget, now: Instant) -> Option<Resolved> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|old| now.saturating_duration_since(old.at) <= AGE_MAX);
-        let place = kept.iter().position(|old| old.asked == *asked)?;
+        let place = kept.iter().position(|old| old.target == *target)?;
         kept.remove(place).map(|found| found.resolved)
     }
 }
 
 impl Engine {
-    pub(super) async fn resolve(&self, asked: &PullTarget) -> Result<Resolved, RuntimeError> {
-        if let Some(resolved) = self.confirmed(asked).await? {
+    pub(super) async fn resolve(&self, target: &PullTarget) -> Result<Resolved, RuntimeError> {
+        if let Some(resolved) = self.confirmed(target).await? {
             return Ok(resolved);
         }
-        self.registry.resolve(&asked.reference, asked.credential.as_ref(), &asked.platform).await
+        self.registry.resolve(&target.reference, target.credential.as_ref(), &target.platform).await
     }
 
     /// Resolves a reference and compares it with the store. The next pull reuses the resolution.
     pub(super) async fn estimated(&self, request: &PullRequest) -> Result<PullEstimate, RuntimeError> {
-        let asked = PullTarget::by(request)?;
+        let target = PullTarget::by(request)?;
         self.store.check_writable()?;
-        let resolved = self.resolve(&asked).await?;
+        let resolved = self.resolve(&target).await?;
         resolved
             .manifest
             .check_is_image()
-            .map_err(|error| about(error, &format!("could not fetch and unpack `{}`", asked.reference)))?;
+            .map_err(|error| about(error, &format!("could not fetch and unpack `{}`", target.reference)))?;
         let estimate = self.compare(&resolved);
-        self.resolutions.keep(asked, resolved, Instant::now());
+        self.resolutions.keep(target, resolved, Instant::now());
         Ok(estimate)
     }
 
@@ -147,17 +147,17 @@ mod tests {
         registry::{Document, PullSession},
     };
 
-    fn asked(name: &str) -> PullTarget {
+    fn target_of(name: &str) -> PullTarget {
         let request = PullRequest { image: ImageSpec::new(name), ..PullRequest::default() };
         PullTarget::by(&request).expect("a name")
     }
 
-    fn resolved(asked: &PullTarget, length: usize) -> Resolved {
+    fn resolved(target: &PullTarget, length: usize) -> Resolved {
         let bytes = Bytes::from(vec![b' '; length]);
         let document = Document { digest: Digest::of(&bytes), media_type: String::new(), bytes };
         let config = Descriptor { media_type: String::new(), digest: document.digest.clone(), size: 0, platform: None };
         Resolved {
-            session: PullSession::nowhere(asked.reference.clone()),
+            session: PullSession::nowhere(target.reference.clone()),
             root: document.clone(),
             chosen: document,
             manifest: Manifest { config, layers: Vec::new(), artifact_type: None },
@@ -167,29 +167,29 @@ mod tests {
     #[test]
     fn an_answer_grows_old_is_handed_out_once_and_gives_way_to_a_newer_one() {
         let (kept, now) = (Resolutions::default(), Instant::now());
-        let question = asked("reg.io/a:v1");
-        kept.keep(question.clone(), resolved(&question, 1), now);
-        kept.keep(question.clone(), resolved(&question, 2), now);
-        assert!(kept.take(&asked("reg.io/a:v2"), now).is_none());
-        assert_eq!(kept.take(&question, now + AGE_MAX).map(|found| found.root.bytes.len()), Some(2));
-        assert!(kept.take(&question, now).is_none());
-        kept.keep(question.clone(), resolved(&question, 1), now);
-        assert!(kept.take(&question, now + AGE_MAX + Duration::from_millis(1)).is_none());
+        let target = target_of("reg.io/a:v1");
+        kept.keep(target.clone(), resolved(&target, 1), now);
+        kept.keep(target.clone(), resolved(&target, 2), now);
+        assert!(kept.take(&target_of("reg.io/a:v2"), now).is_none());
+        assert_eq!(kept.take(&target, now + AGE_MAX).map(|found| found.root.bytes.len()), Some(2));
+        assert!(kept.take(&target, now).is_none());
+        kept.keep(target.clone(), resolved(&target, 1), now);
+        assert!(kept.take(&target, now + AGE_MAX + Duration::from_millis(1)).is_none());
     }
 
     #[test]
     fn what_is_kept_is_bounded_in_number_and_size_and_the_oldest_goes() {
         let (kept, now) = (Resolutions::default(), Instant::now());
-        let names: Vec<PullTarget> = (0..=KEPT_MAX).map(|number| asked(&format!("reg.io/a:v{number}"))).collect();
-        for question in &names {
-            kept.keep(question.clone(), resolved(question, 1), now);
+        let names: Vec<PullTarget> = (0..=KEPT_MAX).map(|number| target_of(&format!("reg.io/a:v{number}"))).collect();
+        for target in &names {
+            kept.keep(target.clone(), resolved(target, 1), now);
         }
         assert!(kept.take(&names[0], now).is_none());
         assert!(kept.take(&names[1], now).is_some());
-        let large = asked("reg.io/large:v1");
+        let large = target_of("reg.io/large:v1");
         kept.keep(large.clone(), resolved(&large, BYTES_MAX / 2 - KEPT_MAX), now);
         assert!(kept.take(&names[2], now).is_some(), "there is still room");
-        kept.keep(asked("reg.io/more:v1"), resolved(&large, KEPT_MAX), now);
+        kept.keep(target_of("reg.io/more:v1"), resolved(&large, KEPT_MAX), now);
         assert!(kept.take(&names[3], now).is_none());
     }
 }

@@ -35,34 +35,34 @@ pub(super) struct LayerFetches {
 
 impl Engine {
     pub(super) async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
-        let (asked, resolved) = self.resolved(request).await?;
-        let failed = format!("could not fetch and unpack `{}`", asked.reference);
+        let (target, resolved) = self.resolved(request).await?;
+        let failed = format!("could not fetch and unpack `{}`", target.reference);
         // The registry has resolved the name: after a failure from here on, the present image is no substitute.
-        self.fetch(asked, resolved, tenant(request), progress)
+        self.fetch(target, resolved, tenant(request), progress)
             .await
             .map_err(|error| about(error, &failed).not_an_outage())
     }
 
     /// The request's target and its resolution: from the estimate right before, or from the registry now.
     pub(super) async fn resolved(&self, request: &PullRequest) -> Result<(PullTarget, Resolved), RuntimeError> {
-        let asked = PullTarget::by(request)?;
+        let target = PullTarget::by(request)?;
         self.store.check_writable()?;
-        let resolved = match self.resolutions.take(&asked, Instant::now()) {
+        let resolved = match self.resolutions.take(&target, Instant::now()) {
             Some(resolved) => resolved,
-            None => self.resolve(&asked).await?,
+            None => self.resolve(&target).await?,
         };
-        Ok((asked, resolved))
+        Ok((target, resolved))
     }
 
     async fn fetch(
         &self,
-        asked: PullTarget,
+        target: PullTarget,
         resolved: Resolved,
         tenant: Arc<Tenant>,
         progress: &Progress,
     ) -> Result<ImageId, RuntimeError> {
         let id = ImageId::new(resolved.manifest.config.digest.as_str());
-        let PullTarget { reference, platform, .. } = asked;
+        let PullTarget { reference, platform, .. } = target;
         let (by_tag, by_digest) = reference.names_of(&resolved.root.digest);
         let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
         let layers = &resolved.manifest.layers;

@@ -40,7 +40,7 @@ impl Store {
         if self.is_read_only() || !self.is_unsettled() {
             return Ok(());
         }
-        let _alone = self.settling.lock().expect("no thread panics while it holds the lock");
+        let _alone = self.syncing.lock().expect("no thread panics while it holds the lock");
         let failed =
             |error| storage_error(format!("could not make the store `{}` durable", self.root.display()), error);
         for round in 0.. {

@@ -120,7 +120,7 @@ fn has(store: &Store, name: &str) -> bool {
 }
 
 #[test]
-fn a_settled_image_is_on_the_disk_before_and_after_its_mark_goes() {
+fn a_durable_image_is_on_the_disk_before_and_after_its_mark_is_removed() {
     let bed = Bed::new();
     let store = bed.open(Durability::Background);
     pull(&store, "app", &["base"], &["base"]).unwrap();
@@ -136,7 +136,7 @@ fn a_settled_image_is_on_the_disk_before_and_after_its_mark_goes() {
     store.sync_background().unwrap();
     let mut marks = marks.take();
     marks.dedup();
-    assert_eq!(marks, [true, false], "content before the mark goes, the record after it, names last");
+    assert_eq!(marks, [true, false], "content before the mark is removed, the record after it, names last");
     drop(store);
     assert!(has(&bed.open_after_power_cut(), "app"));
 }

@@ -94,7 +94,7 @@ pub(crate) struct Store {
     trash: Mutex<()>,
     /// Views that receive the write errors of all content shown before it is durable; never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
-    settling: Mutex<()>,
+    syncing: Mutex<()>,
     mounting: Mutex<()>,
     in_background: bool,
     /// The boot id; `None` where the kernel reports none.
@@ -143,7 +143,7 @@ impl Store {
                 sequence: AtomicU64::new(first_number()),
                 trash: Mutex::new(()),
                 views: Mutex::default(),
-                settling: Mutex::new(()),
+                syncing: Mutex::new(()),
                 mounting: Mutex::new(()),
                 in_background,
                 boot: boot.clone(),

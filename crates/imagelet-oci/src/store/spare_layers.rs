@@ -311,11 +311,11 @@ mod tests {
     }
 
     #[test]
-    fn spares_go_when_they_are_old_or_many_the_oldest_first() {
+    fn spares_are_removed_when_they_are_old_or_many_the_oldest_first() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_hours(100);
         let ago = |minutes| now - Duration::from_mins(minutes);
         let spare = |name: &str, bytes, since| (Digest::of(name.as_bytes()), bytes, since);
-        for (spares, bytes_max, gone) in [
+        for (spares, bytes_max, removed) in [
             (vec![], 10, vec![]),
             (vec![spare("a", 5, ago(1)), spare("b", 5, ago(2))], 10, vec![]),
             (vec![spare("a", 5, ago(1)), spare("b", 5, ago(2))], 9, vec!["b"]),
@@ -324,8 +324,8 @@ mod tests {
             (vec![spare("a", 5, now + Duration::from_hours(1))], 10, vec![]),
             (vec![spare("a", 0, ago(1)), spare("b", 1, ago(1))], 0, vec!["b"]),
         ] {
-            let gone: Vec<Digest> = gone.into_iter().map(|name: &str| Digest::of(name.as_bytes())).collect();
-            assert_eq!(surplus(spares, bytes_max, now), gone);
+            let removed: Vec<Digest> = removed.into_iter().map(|name: &str| Digest::of(name.as_bytes())).collect();
+            assert_eq!(surplus(spares, bytes_max, now), removed);
         }
     }
 }

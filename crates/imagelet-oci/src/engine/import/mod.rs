@@ -128,15 +128,15 @@ impl EngineImporter {
             let message = "only root can unpack layers as a runtime has them";
             return Err(RuntimeError::new(RuntimeErrorKind::Unsupported, message));
         }
-        let (asked, resolved) = scarce::retried(|| self.engine.resolved(request)).await?;
+        let (target, resolved) = scarce::retried(|| self.engine.resolved(request)).await?;
         let read = async {
             announce(&resolved, progress)?;
-            let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &asked.platform)).await?;
+            let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &target.platform)).await?;
             let id = ImageId::new(resolved.manifest.config.digest.as_str());
             check_layers(&id, resolved.manifest.layers.len(), read.diff_ids.len())?;
             let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
             let image = ImportedImage {
-                reference: asked.reference.clone(),
+                reference: target.reference.clone(),
                 root: document(&resolved.root),
                 manifest: document(&resolved.chosen),
                 config: ImportedDocument {
@@ -159,7 +159,7 @@ impl EngineImporter {
         };
         match read.await {
             Ok((image, chains)) => Ok(Described { resolved, image, chains, tenant: tenant(request) }),
-            Err(error) => Err(about(error, &format!("could not import `{}`", asked.reference)).not_an_outage()),
+            Err(error) => Err(about(error, &format!("could not import `{}`", target.reference)).not_an_outage()),
         }
     }
 
