@@ -1,13 +1,14 @@
 //! Image ids, and image keys with a runtime handler.
 
-use std::{cmp::Ordering, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The id a store gave an image: `sha256:` and the digest of its configuration in our own store and in containerd's.
 ///
 /// Opaque, because other runtimes use other forms. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct ImageId(Arc<str>);
 
 impl ImageId {
@@ -33,40 +34,9 @@ impl ImageId {
     }
 }
 
-/// Compares texts; lists compared row by row mostly share the allocation, which needs no read.
-impl Ord for ImageId {
-    fn cmp(&self, other: &Self) -> Ordering {
-        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
-    }
-}
-
-impl PartialOrd for ImageId {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Serialize for ImageId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for ImageId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer).map(Self::new)
-    }
-}
-
 impl fmt::Display for ImageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ImageId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ImageId({})", self.0)
     }
 }
 

@@ -1,9 +1,6 @@
 //! The types of bytes and percents.
 
-use std::{
-    fmt::{self, Write as _},
-    ops::Add,
-};
+use std::{fmt, ops::Add};
 
 use serde::{Deserialize, Serialize};
 
@@ -46,48 +43,15 @@ impl fmt::Display for ByteSize {
             value /= 1000.0;
             unit += 1;
         }
-        let places = if unit == 0 || value >= 99.95 {
-            0
-        } else if value >= 9.995 {
-            1
-        } else {
-            2
+        let places = match value {
+            _ if unit == 0 => 0,
+            99.95.. => 0,
+            9.995.. => 1,
+            _ => 2,
         };
-        let mut text = Short::default();
-        write!(text, "{value:.places$}")?;
-        if places > 0 {
-            text.trim();
-        }
-        text.write_str(UNITS[unit])?;
-        f.pad(text.as_str())
-    }
-}
-
-/// Formats without an allocation: lists print very many sizes.
-#[derive(Default)]
-struct Short {
-    bytes: [u8; 16],
-    length: usize,
-}
-
-impl Short {
-    /// Removes trailing zeros of a fraction, and its point.
-    fn trim(&mut self) {
-        let text = self.as_str();
-        self.length = text.trim_end_matches('0').trim_end_matches('.').len();
-    }
-
-    fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()
-    }
-}
-
-impl fmt::Write for Short {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let end = self.length + text.len();
-        self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
-        self.length = end;
-        Ok(())
+        let text = format!("{value:.places$}");
+        let text = if places > 0 { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+        f.pad(&format!("{text}{}", UNITS[unit]))
     }
 }
 
