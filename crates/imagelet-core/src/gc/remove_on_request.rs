@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{ImageGc, report::GcError};
 use crate::{
     image::{Image, ImageSpec},
-    inventory::RequestedRemoval,
+    inventory::{RemovalBlocker, RemovalPermit},
     runtime::RuntimeError,
 };
 
@@ -62,9 +62,11 @@ impl ImageGc {
         let ordered = self.inventory.clear_ordered(&image, used == UsedImages::Go, now).await;
         let ordered = ordered.map_err(GcError::Inventory)?;
         let _removal = match ordered {
-            RequestedRemoval::Free(removal) => removal,
-            RequestedRemoval::InUse(by) => return Err(OrderError::InUse { image: spec.image.clone(), by }),
-            RequestedRemoval::Doubtful => return Err(GcError::ContainersVanished.into()),
+            RemovalPermit::Free(removal) => removal,
+            RemovalPermit::Kept(RemovalBlocker::InUse(by)) => {
+                return Err(OrderError::InUse { image: spec.image.clone(), by });
+            }
+            RemovalPermit::Kept(_) => return Err(GcError::ContainersVanished.into()),
         };
         self.runtime.remove(&ImageSpec { image: image.id.to_string(), ..image.spec.clone() }).await?;
         Ok(Some(image))

@@ -38,22 +38,20 @@ use tokio::time::Instant;
 pub(crate) use self::testing::{InMemoryDisk, Mutation, step};
 use self::{
     boot_clock::{AgeClock, moved},
-    detect::{Records, Survey},
-    leases::{Leases, service::LeaseFile},
-    ledger::{Writer, files, files::StateDir},
+    detect::Survey,
+    leases::{LeaseFile, Leases},
+    ledger::{Ledger, LedgerFile, files::StateDir},
+    node_status::ImageCache,
     observation_window::ObservationWindow,
     pins::change::parse_patterns,
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
     usage_history::{UsageHistory, UseReport},
 };
-pub(crate) use self::{
-    leases::removal_blocker::RemovalBlocker,
-    recheck::{RemovalPermit, RequestedRemoval},
-};
+pub(crate) use self::{leases::RemovalBlocker, recheck::RemovalPermit};
 pub use self::{
     leases::service::{Hold, Removal},
     ledger::flush::MemoryRules,
-    node_status::{ImageCache, NodeImage, node_images, node_status},
+    node_status::{NodeImage, node_images},
     observation_window::WATCH_GAP_MAX,
     pins::{PinError, PinPattern},
     usage_history::use_history::{ImageOrigin, PullCost, UseHistory},
@@ -65,8 +63,6 @@ use crate::{
 
 /// Shortest time between two ledger writes; it bounds what a crash loses.
 const FLUSH_EVERY: Duration = Duration::from_secs(45);
-/// How long the request for an unlisted image is remembered: longer than the commit of a pull takes.
-const LEASE_UNSEEN_MAX: Duration = Duration::from_mins(15);
 /// Up to this many missing containers are checked one by one; otherwise a second pass decides.
 const MISSING_ASKED_MAX: usize = 256;
 /// Concurrent container status calls; the limit leaves capacity of the runtime for pods.
@@ -78,8 +74,8 @@ pub struct Inventory {
     runtime: RuntimeManager,
     directory: Option<StateDir>,
     state: Arc<Mutex<InventoryState>>,
-    /// Locked by the writer of the ledger.
-    ledger: Option<Arc<Mutex<Writer>>>,
+    /// Locked while the ledger is written.
+    ledger: Option<Arc<Mutex<LedgerFile>>>,
     /// The number of the last successful pass. The lock queues passes and protects nothing else.
     pass: tokio::sync::Mutex<u64>,
     passes_begun: AtomicU64,
@@ -92,8 +88,6 @@ pub struct Inventory {
 
 #[derive(Debug, Default)]
 struct InventoryState {
-    records: Records,
-    /// Usage data beyond the records, in steady time.
     memory: UsageHistory,
     clock: AgeClock,
     /// Nanoseconds to add to a steady time to convert it to the wall clock.
@@ -103,11 +97,7 @@ struct InventoryState {
     /// The last used time; an earlier one means that a clock was set back.
     seen_at: Option<SystemTime>,
     snapshot: Option<Arc<Snapshot>>,
-    /// Time of the last request by image.
-    touches: BTreeMap<ImageKey, SystemTime>,
     leases: Leases,
-    /// Time of the first pass that found a formerly used image unused.
-    released: BTreeMap<ImageKey, SystemTime>,
     #[cfg(test)]
     mutation: Option<testing::Mutation>,
     pins: Vec<PinPattern>,
@@ -256,14 +246,14 @@ impl Inventory {
 
     fn with_state(runtime: RuntimeManager, directory: Option<StateDir>) -> Result<Self, InventoryError> {
         let mut state = InventoryState::default();
-        let lease_file = LeaseFile::of(directory.as_ref());
+        let lease_file = LeaseFile::of(directory.clone());
         let mut ledger = None;
         if let Some(opened) = &directory {
             let failed = |source| InventoryError::File { path: opened.path().to_owned(), source };
-            let (writer, content) = Writer::open(opened.clone()).map_err(failed)?;
+            let (file, content) = LedgerFile::open(opened.clone()).map_err(failed)?;
             state.restore(content);
             state.pins = parse_patterns(opened.read_pins().map_err(failed)?);
-            ledger = Some(Arc::new(Mutex::new(writer)));
+            ledger = Some(Arc::new(Mutex::new(file)));
         }
         Ok(Self {
             runtime,
@@ -318,13 +308,8 @@ impl Inventory {
     /// Records that a caller got the image, with its pod and the pull cost; this counts as use.
     pub fn hand_out(&self, handed: &HandedOut, now: SystemTime) {
         let mut state = self.lock();
-        let lease = state.touches.entry(handed.key.clone()).or_insert(now);
-        *lease = now.max(*lease);
         let at = state.clock.now(now);
         state.seen_at = state.seen_at.max(Some(at));
-        if let Some(record) = state.records.get_mut(&handed.key) {
-            record.last_used = record.last_used.max(Some(at));
-        }
         let cost = |(bytes, duration)| PullCost { bytes, duration, at };
         let reported = UseReport { user: handed.user.clone(), pulled: handed.pulled.map(cost) };
         state.memory.used(&handed.key, reported, at);
@@ -420,15 +405,6 @@ impl fmt::Debug for Inventory {
 }
 
 impl InventoryState {
-    /// The last request for this image. A request may have the id without the handler.
-    fn leased_at(&self, key: &ImageKey) -> Option<SystemTime> {
-        if self.touches.is_empty() {
-            return None;
-        }
-        let by_id = ImageKey::new(key.id().clone(), String::new());
-        self.touches.get(key).max(self.touches.get(&by_id)).copied()
-    }
-
     fn pinned_by(&self, image: &Image) -> Vec<String> {
         let runtime = image.pinned.then(|| PINNED_BY_RUNTIME.to_owned());
         let pins = self.pins.iter().chain(&self.configured_pins).filter(|pin| pin.matches(image));
@@ -462,16 +438,12 @@ impl InventoryState {
         self.snapshot = Some(Arc::new(snapshot));
     }
 
-    fn restore(&mut self, content: ledger::Content) {
-        let pass = &content.pass;
-        self.watch = ObservationWindow {
-            since: pass.since.map(files::time),
-            last_pass: pass.at.map(files::time),
-            containers: pass.containers,
-            vanished_at: None,
-        };
-        self.anchor.clone_from(&pass.anchor);
-        self.memory.restore(content);
-        self.records = self.memory.records();
+    fn restore(&mut self, ledger: Ledger) {
+        self.watch = ledger.window;
+        if self.watch.vanished_at.take().is_some() {
+            self.watch.containers = self.watch.containers.max(1);
+        }
+        self.anchor.clone_from(&ledger.anchor);
+        self.memory.restore(ledger);
     }
 }

@@ -30,7 +30,7 @@ pub struct NodeImage {
 
 /// The images of a node, largest first. A failed listing keeps the last list; a removal shows with the next list.
 #[derive(Debug, Default)]
-pub struct ImageCache(Mutex<Cached>);
+pub(super) struct ImageCache(Mutex<Cached>);
 
 #[derive(Debug, Default)]
 struct Cached {
@@ -41,14 +41,14 @@ struct Cached {
 
 impl ImageCache {
     /// Replaces the list. Sorted here, because reads are more frequent.
-    pub fn set(&self, mut images: Vec<Arc<Image>>) {
+    fn set(&self, mut images: Vec<Arc<Image>>) {
         sort_for_status(&mut images);
         let cached = Cached { images: images.into(), at: Some(Instant::now()) };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = cached;
     }
 
     /// The shared list; empty before the first.
-    pub fn get(&self) -> Arc<[Arc<Image>]> {
+    fn get(&self) -> Arc<[Arc<Image>]> {
         Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner).images)
     }
 
@@ -85,17 +85,6 @@ pub fn node_images(images: &[Arc<Image>], images_max: Option<usize>) -> Vec<Node
         size_bytes: image.size.0,
     };
     images[..shown].iter().map(node_image).collect()
-}
-
-/// The Node's images; after a failed listing an empty list and the error.
-pub fn node_status<E: std::fmt::Display>(
-    listed: Result<Arc<[Arc<Image>]>, E>,
-    images_max: Option<usize>,
-) -> (Option<Vec<NodeImage>>, Option<String>) {
-    match listed {
-        Ok(images) => (Some(node_images(&images, images_max)), None),
-        Err(error) => (None, Some(format!("error getting image list: {error}"))),
-    }
 }
 
 #[cfg(test)]
@@ -141,13 +130,17 @@ mod tests {
             }
             let listed = input["image_list_error"].as_str().map_or_else(|| Ok(cache.get()), Err);
             let images_max = usize::try_from(input["node_status_max_images"].as_i64().unwrap()).ok();
-            let (images, error) = node_status(listed, images_max);
+            let (images, error) = match listed {
+                Ok(images) => {
+                    let shown = node_images(&images, images_max);
+                    let shown = shown.iter().map(|it| json!({"names": it.names, "size_bytes": it.size_bytes}));
+                    (shown.collect(), None)
+                }
+                // The kubelet's text; a node without a kubelet has no such report.
+                Err(error) => (Value::Null, Some(format!("error getting image list: {error}"))),
+            };
             assert_eq!(error.as_deref(), expected["error"].as_str(), "{name}");
-            let images = images.map(|images| {
-                let shown = images.iter().map(|it| json!({"names": it.names, "size_bytes": it.size_bytes}));
-                Value::from(shown.collect::<Vec<_>>())
-            });
-            assert_eq!(images.unwrap_or_default(), expected["images"], "{name}");
+            assert_eq!(images, expected["images"], "{name}");
         }
     }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::inventory::{
     ImageEntry, Inventory, InventoryError, Removal,
     detect::{Survey, users},
-    leases::removal_blocker::RemovalBlocker,
+    leases::RemovalBlocker,
     observation_window::VANISHED_WAIT,
 };
 use crate::{
@@ -24,33 +24,22 @@ pub(crate) enum RemovalPermit<'a> {
     Kept(RemovalBlocker),
 }
 
-/// The result of the recheck for a requested removal.
-#[derive(Debug)]
-pub(crate) enum RequestedRemoval<'a> {
-    /// The removal may proceed while this lives.
-    Free(Removal<'a>),
-    /// The image is in use.
-    InUse(Vec<String>),
-    /// The runtime lists no container after it listed some a moment ago.
-    Doubtful,
-}
-
 impl Inventory {
-    /// Lists the users of an image before a requested removal. Pins and leases do not count; with `takes_used` only
+    /// Checks the users of an image before a requested removal. Pins and leases do not count; with `takes_used` only
     /// work in this process counts.
     pub(crate) async fn clear_ordered(
         &self,
         image: &Image,
         takes_used: bool,
         now: SystemTime,
-    ) -> Result<RequestedRemoval<'_>, InventoryError> {
+    ) -> Result<RemovalPermit<'_>, InventoryError> {
         // Started before the listing: a later request for the image waits until the removal ends.
         let removal = match self.order_removal(&image.id).await {
             Ok(removal) => removal,
-            Err(works) => return Ok(RequestedRemoval::InUse(works.into_iter().map(str::to_owned).collect())),
+            Err(blocker) => return Ok(RemovalPermit::Kept(blocker)),
         };
         if takes_used {
-            return Ok(RequestedRemoval::Free(removal));
+            return Ok(RemovalPermit::Free(removal));
         }
         let pods = match self.runtime.pods().await {
             // A store that runs no containers has no users.
@@ -63,11 +52,11 @@ impl Inventory {
         let survey = Survey { images, pods, mounts, sandboxes, missing_are_gone: false };
         let seen = self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_WAIT);
         if seen.is_some_and(|seen| seen.containers > 0) && survey.runtime_containers() == 0 {
-            return Ok(RequestedRemoval::Doubtful);
+            return Ok(RemovalPermit::Kept(RemovalBlocker::Doubtful));
         }
-        Ok(match users(&survey).remove(&image.key()) {
-            Some(users) => RequestedRemoval::InUse(users),
-            None => RequestedRemoval::Free(removal),
+        Ok(match users(&survey, |_| false).0.remove(&image.key()) {
+            Some(uses) => RemovalPermit::Kept(RemovalBlocker::InUse(uses.by)),
+            None => RemovalPermit::Free(removal),
         })
     }
 
@@ -109,8 +98,8 @@ impl Inventory {
         if containers > 0 && survey.runtime_containers() == 0 {
             return Ok(Err(RemovalBlocker::Doubtful));
         }
-        if let Some(users) = users(&survey).remove(&survey.images[0].key()) {
-            return Ok(Err(RemovalBlocker::InUse(users)));
+        if let Some(uses) = users(&survey, |_| false).0.remove(&survey.images[0].key()) {
+            return Ok(Err(RemovalBlocker::InUse(uses.by)));
         }
         self.reload_pins().await;
         drop(survey);

@@ -8,106 +8,94 @@ use std::{
     sync::Arc,
 };
 
-use crate::image::{Image, ImageKey, Reference};
+use crate::image::{Image, Reference};
 
 /// Fewest hexadecimal digits of an id prefix; the length of a runtime's short id.
 pub(super) const ID_PREFIX_MIN: usize = 12;
 
 /// The searched texts and the images that each of them names.
 #[derive(Debug)]
-pub(super) struct ReferenceMatches<'a> {
+pub(super) struct ReferenceMatches<'a, 't> {
     images: &'a [Arc<Image>],
-    /// All spellings of each text, and the ascending indices of the named images.
-    spellings: HashMap<String, Vec<usize>>,
-    /// Indices by id prefix.
-    prefixes: HashMap<String, Vec<usize>>,
+    /// The ascending indices of the images that each text names.
+    found: HashMap<&'t str, Vec<usize>>,
 }
 
-impl<'a> ReferenceMatches<'a> {
-    pub(super) fn of<'t>(images: &'a [Arc<Image>], texts: impl Iterator<Item = &'t str>) -> Self {
-        let mut names = Self { images, spellings: HashMap::new(), prefixes: HashMap::new() };
-        let mut asked: HashSet<&str> = HashSet::new();
-        for text in texts.filter(|text| !text.is_empty()) {
-            if asked.insert(text) {
-                for spelling in spellings(text) {
-                    names.spellings.entry(spelling).or_default();
-                }
+impl<'a, 't> ReferenceMatches<'a, 't> {
+    pub(super) fn of(images: &'a [Arc<Image>], texts: impl Iterator<Item = &'t str>) -> Self {
+        let mut found: HashMap<&str, Vec<usize>> =
+            texts.filter(|text| !text.is_empty()).map(|text| (text, Vec::new())).collect();
+        let spelled: Vec<(&str, Vec<String>)> = found.keys().map(|text| (*text, spellings(text))).collect();
+        let mut named: HashMap<&str, Vec<usize>> =
+            spelled.iter().flat_map(|(_, all)| all).map(|spelling| (spelling.as_str(), Vec::new())).collect();
+        scan(images, &mut named);
+        let prefixes = by_prefix(images, found.keys().map(|text| bare_id(text)).filter(|bare| is_id_prefix(bare)));
+        for (text, spellings) in &spelled {
+            let by_spelling = spellings.iter().filter_map(|spelling| named.get(spelling.as_str()));
+            let mut indices: Vec<usize> = by_spelling.chain(prefixes.get(bare_id(text))).flatten().copied().collect();
+            indices.sort_unstable();
+            indices.dedup();
+            found.insert(text, indices);
+        }
+        Self { images, found }
+    }
+
+    /// The images that a text names, in listing order. The text must be among those given to `of`.
+    pub(super) fn find(&self, text: &str) -> impl Iterator<Item = &'a Image> {
+        self.found.get(text).into_iter().flatten().map(|index| self.images[*index].as_ref())
+    }
+}
+
+/// Records every image under each searched spelling of its id and names.
+fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) {
+    if named.is_empty() {
+        return;
+    }
+    // Normalising changes nothing after the last slash except for an added tag, so few names are parsed.
+    let tails: HashSet<&str> = named
+        .keys()
+        .flat_map(|spelling| {
+            let tail = tail(spelling);
+            [Some(tail), tail.strip_suffix(":latest")].into_iter().flatten()
+        })
+        .collect();
+    let filter = BloomFilter::of(named.keys().chain(&tails).copied());
+    for (index, image) in images.iter().enumerate() {
+        let mut note = |spelling: &str| {
+            if filter.may_have(spelling)
+                && let Some(indices) = named.get_mut(spelling)
+            {
+                indices.push(index);
             }
-        }
-        names.scan();
-        names.find_prefixes(asked.into_iter().map(bare_id).filter(|bare| is_id_prefix(bare)));
-        names
-    }
-
-    /// The keys of the images that a text names, in listing order. The text must be among those given to `of`.
-    pub(super) fn find(&self, text: &str) -> Vec<ImageKey> {
-        if text.is_empty() {
-            return Vec::new();
-        }
-        let by_spelling = spellings(text).into_iter().filter_map(|spelling| self.spellings.get(&spelling));
-        let mut found: Vec<usize> = by_spelling.chain(self.prefixes.get(bare_id(text))).flatten().copied().collect();
-        found.sort_unstable();
-        found.dedup();
-        found.into_iter().map(|index| self.images[index].key()).collect()
-    }
-
-    /// Records every image under each searched spelling of its id and names.
-    fn scan(&mut self) {
-        if self.spellings.is_empty() {
-            return;
-        }
-        // Normalising changes nothing after the last slash except for an added tag, so few names are parsed.
-        let tails: HashSet<String> = self
-            .spellings
-            .keys()
-            .flat_map(|spelling| {
-                let tail = tail(spelling);
-                [Some(tail), tail.strip_suffix(":latest")].into_iter().flatten().map(str::to_owned)
-            })
-            .collect();
-        let sieve = BloomFilter::of(self.spellings.keys().chain(&tails));
-        for (index, image) in self.images.iter().enumerate() {
-            let mut note = |spelling: &str| {
-                if !sieve.may_have(spelling) {
-                    return;
+        };
+        note(bare_id(image.id.as_str()));
+        for name in image.tags.iter().chain(&image.digests) {
+            note(name);
+            match name.split_once('@') {
+                // The same digest in another repository is the same image, so the name is not parsed.
+                Some((_, digest)) => note(bare_id(digest)),
+                None if filter.may_have(tail(name)) && tails.contains(tail(name)) => {
+                    name.parse::<Reference>().into_iter().for_each(|it| note(&it.canonical().to_string()));
                 }
-                if let Some(indices) = self.spellings.get_mut(spelling)
-                    && indices.last() != Some(&index)
-                {
-                    indices.push(index);
-                }
-            };
-            note(bare_id(image.id.as_str()));
-            for name in image.tags.iter().chain(&image.digests) {
-                note(name);
-                match name.split_once('@') {
-                    // The same digest in another repository is the same image, so the name is not parsed.
-                    Some((_, digest)) => note(bare_id(digest)),
-                    None if sieve.may_have(tail(name)) && tails.contains(tail(name)) => {
-                        name.parse::<Reference>().into_iter().for_each(|it| note(&it.canonical().to_string()));
-                    }
-                    None => {}
-                }
+                None => {}
             }
         }
     }
+}
 
-    /// Finds prefixes among the sorted ids. A prefix of full length was already matched as an id.
-    fn find_prefixes<'t>(&mut self, prefixes: impl Iterator<Item = &'t str>) {
-        let bare = |index: usize| bare_id(self.images[index].id.as_str());
-        let longest = (0..self.images.len()).map(|index| bare(index).len()).max().unwrap_or_default();
-        let prefixes: Vec<&str> = prefixes.filter(|prefix| prefix.len() < longest).collect();
-        if prefixes.is_empty() {
-            return;
-        }
-        let mut order: Vec<usize> = (0..self.images.len()).collect();
-        order.sort_by_key(|index| bare(*index));
-        for prefix in prefixes {
-            let begin = order.partition_point(|index| bare(*index) < prefix);
-            let found = order[begin..].iter().copied().take_while(|index| bare(*index).starts_with(prefix)).collect();
-            self.prefixes.insert(prefix.to_owned(), found);
-        }
-    }
+/// The images by searched prefix, found among the sorted ids. A prefix of full length was already matched as an id.
+fn by_prefix<'t>(images: &[Arc<Image>], prefixes: impl Iterator<Item = &'t str>) -> HashMap<&'t str, Vec<usize>> {
+    let bare = |index: usize| bare_id(images[index].id.as_str());
+    let longest = (0..images.len()).map(|index| bare(index).len()).max().unwrap_or_default();
+    let prefixes: Vec<&str> = prefixes.filter(|prefix| prefix.len() < longest).collect();
+    let mut order: Vec<usize> = if prefixes.is_empty() { Vec::new() } else { (0..images.len()).collect() };
+    order.sort_by_key(|index| bare(*index));
+    let of_prefix = |prefix: &'t str| {
+        let begin = order.partition_point(|index| bare(*index) < prefix);
+        let found = order[begin..].iter().copied().take_while(|index| bare(*index).starts_with(prefix));
+        (prefix, found.collect())
+    };
+    prefixes.into_iter().map(of_prefix).collect()
 }
 
 /// Passes all searched texts and few others: most names of a node are in no container, and the check reads only their
@@ -119,7 +107,7 @@ impl BloomFilter {
     /// Many bits per searched text of a node.
     const BITS: usize = 1 << 16;
 
-    fn of<'t>(texts: impl Iterator<Item = &'t String>) -> Self {
+    fn of<'t>(texts: impl Iterator<Item = &'t str>) -> Self {
         let mut words = vec![0; Self::BITS / 64];
         for text in texts {
             let place = Self::place(text);
@@ -170,7 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::image::{ByteSize, ImageId, ImageSpec, ImageUser};
+    use crate::image::{ByteSize, ImageId, ImageKey, ImageSpec, ImageUser};
 
     fn image(id: &str, tags: &[&str], digests: &[&str]) -> Image {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -202,7 +190,7 @@ mod tests {
     }
 
     fn found(images: &[Arc<Image>], text: &str) -> Vec<ImageKey> {
-        ReferenceMatches::of(images, [text].into_iter()).find(text)
+        ReferenceMatches::of(images, [text].into_iter()).find(text).map(Image::key).collect()
     }
 
     #[test]
@@ -267,7 +255,7 @@ mod tests {
                 .collect();
             let names = ReferenceMatches::of(&images, texts.iter().map(String::as_str));
             for text in &texts {
-                prop_assert_eq!(names.find(text), plainly(&images, text), "{}", text);
+                prop_assert_eq!(names.find(text).map(Image::key).collect::<Vec<_>>(), plainly(&images, text), "{}", text);
             }
         }
     }

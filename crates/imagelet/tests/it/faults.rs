@@ -222,7 +222,7 @@ impl<'a> Bed<'a> {
     /// The files beside which nothing else is written in place.
     fn state_files(&self, sample: &Sample) -> Vec<PathBuf> {
         let record = format!("state/image_manager/pulled/sha256-{}.tmp", Digest::of(sample.id().as_bytes()).hex());
-        let files = ["names.new", "state/inventory/.ledger.log.new", &record];
+        let files = ["names.new", "state/inventory/.ledger.new", &record];
         files.iter().map(|file| self.folder.path().join("store").join(file)).collect()
     }
 

@@ -230,7 +230,7 @@ fn strays(store: &Path, ids: &BTreeSet<&str>) -> Vec<PathBuf> {
     }));
     for entry in entries(&store.join("state/inventory")) {
         let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if !["ledger.log", "pins.json", "pins.lock", ".ledger.log.new", ".pins.json.new"].contains(&name.as_str()) {
+        if !["ledger", "pins.json", "pins.lock", ".ledger.new", ".pins.json.new"].contains(&name.as_str()) {
             strays.push(entry);
         }
     }

@@ -154,7 +154,7 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
     // The ledger is written within a minute; what it does not have would be taken over once more.
     let written = wait_until_within(Duration::from_mins(3), || {
         let ledgers = fs::read_dir(folder.path().join("state/runtimes")).unwrap();
-        let ledgers = ledgers.map(|entry| entry.unwrap().path().join("inventory/ledger.log"));
+        let ledgers = ledgers.map(|entry| entry.unwrap().path().join("inventory/ledger"));
         let text: String = ledgers.filter_map(|path| fs::read_to_string(path).ok()).collect();
         text.matches("\"origin\":\"adopted\"").count() >= 3
     });

@@ -1,12 +1,14 @@
-//! Who asked for which image: what protects it between the asking and the container.
+//! Leases: what protects an image between a request for it and the container, with holds and running removals.
 //!
 //! A lease starts when a caller that may start a container gets the image. It ends when its pod has as many new
 //! containers of the image as it requested, or when it expires. A request without a pod cannot be matched with a
 //! container, so its lease always runs until it expires. A removal and a lease never overlap: a lease request waits for
 //! a started removal and looks again, and an existing lease rejects a removal.
 
-pub(in crate::inventory) mod removal_blocker;
+mod file;
 pub(in crate::inventory) mod service;
+
+pub(in crate::inventory) use file::LeaseFile;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -35,13 +37,10 @@ pub(in crate::inventory) struct Leases {
     begun: u64,
     /// Ended removals, with the value of `begun` at the end.
     ended: VecDeque<(u64, ImageId)>,
-    /// No removal starts while this is above zero.
-    pauses: usize,
     /// The leases on disk are unreadable: all images count as leased until then.
     all_until: Option<SystemTime>,
-    /// Leases on disk: the request time that a restart restores.
-    kept: BTreeMap<ImageId, WrittenLease>,
-    read: BTreeMap<ImageId, Read>,
+    /// The last write, which may still be running: the request time that a restart restores, and the lease version.
+    kept: BTreeMap<ImageId, (SystemTime, u64)>,
     /// Increases with each lease that is not on disk.
     version: u64,
 }
@@ -57,41 +56,29 @@ pub(in crate::inventory) struct Lease {
     pub(in crate::inventory) open: u32,
 }
 
-/// The request times on disk and their lease versions: the last write, which may still be running, and the one before.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct WrittenLease {
-    last: (SystemTime, u64),
-    before: Option<(SystemTime, u64)>,
-}
-
-/// The stored request time of an image, and when it was first read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Read {
-    line: SystemTime,
-    at: SystemTime,
-}
-
-impl WrittenLease {
-    /// The first version on disk that covers this time.
-    fn covers(&self, now: SystemTime) -> Option<u64> {
-        let writes = self.before.iter().chain([&self.last]);
-        writes.filter(|(until, _)| *until >= now).map(|(_, version)| *version).next()
-    }
-}
-
 /// The removal counter at the time of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::inventory) struct LookMark(u64);
 
-/// The obstacle to a removal.
+/// An obstacle between an image and its removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::inventory) enum Obstacle {
-    /// Running work holds the image.
-    Held(Vec<&'static str>),
-    /// The image is leased until this time at the latest.
+pub(crate) enum RemovalBlocker {
+    /// The image is absent.
+    Gone,
+    /// The image is in use, or work in this process holds it.
+    InUse(Vec<String>),
+    /// Pinned by these patterns or by the runtime.
+    Pinned(Vec<String>),
+    /// Requested after the entry was built.
+    Touched,
+    /// Leased until this time at the latest.
     Leased(SystemTime),
-    /// Another caller removes it, or pauses removals.
+    /// First seen without its last container at this time; a second pass has to confirm it.
+    Released(SystemTime),
+    /// Another caller removes it.
     Busy,
+    /// The runtime lists no container after it listed some for the snapshot.
+    Doubtful,
 }
 
 impl Leases {
@@ -122,7 +109,8 @@ impl Leases {
         }
         lease.asked_at = lease.asked_at.max(now);
         lease.open = lease.open.saturating_add(1);
-        self.kept.get(id).and_then(|kept| kept.covers(now)).unwrap_or_else(|| {
+        let covered = self.kept.get(id).filter(|(until, _)| *until >= now).map(|(_, version)| *version);
+        covered.unwrap_or_else(|| {
             self.version += 1;
             self.version
         })
@@ -162,7 +150,7 @@ impl Leases {
         let newer = self.ended.iter().filter(|(begun, _)| *begun > mark);
         let ended: Vec<_> = newer.map(|(begun, id)| (begun - mark, id.clone())).collect();
         let begun = if mark == u64::MAX { 0 } else { self.begun - mark };
-        (self.removing.clone(), self.pauses, ended, begun)
+        (self.removing.clone(), ended, begun)
     }
 
     #[cfg(test)]
@@ -208,23 +196,21 @@ impl Leases {
     }
 
     /// Starts a removal unless an obstacle exists.
-    pub(in crate::inventory) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), Obstacle> {
-        if let Some(works) = self.holds.get(id) {
-            return Err(Obstacle::Held(works.clone()));
+    pub(in crate::inventory) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), RemovalBlocker> {
+        match self.until(id, now).filter(|_| self.works(id).is_empty()) {
+            Some(until) => Err(RemovalBlocker::Leased(until)),
+            None => self.begin_ordered_removal(id),
         }
-        if let Some(until) = self.until(id, now) {
-            return Err(Obstacle::Leased(until));
-        }
-        self.begin_ordered_removal(id)
     }
 
     /// Starts a requested removal: holds prevent it, leases do not.
-    pub(in crate::inventory) fn begin_ordered_removal(&mut self, id: &ImageId) -> Result<(), Obstacle> {
-        if let Some(works) = self.holds.get(id) {
-            return Err(Obstacle::Held(works.clone()));
+    pub(in crate::inventory) fn begin_ordered_removal(&mut self, id: &ImageId) -> Result<(), RemovalBlocker> {
+        let works = self.works(id);
+        if !works.is_empty() {
+            return Err(RemovalBlocker::InUse(works.iter().map(|work| (*work).to_owned()).collect()));
         }
-        if self.pauses > 0 || self.removing.contains(id) {
-            return Err(Obstacle::Busy);
+        if self.removing.contains(id) {
+            return Err(RemovalBlocker::Busy);
         }
         self.begun += 1;
         self.removing.insert(id.clone());
@@ -244,20 +230,6 @@ impl Leases {
 
     pub(in crate::inventory) fn is_removing(&self, id: &ImageId) -> bool {
         self.removing.contains(id)
-    }
-
-    pub(in crate::inventory) fn is_removing_any(&self) -> bool {
-        !self.removing.is_empty()
-    }
-
-    /// Prevents all removals until [`Self::resume`].
-    pub(in crate::inventory) fn pause(&mut self) {
-        self.pauses += 1;
-    }
-
-    /// Ends one [`Self::pause`].
-    pub(in crate::inventory) fn resume(&mut self) {
-        self.pauses = self.pauses.saturating_sub(1);
     }
 
     /// Prevents the removal of one image until [`Self::release`]; false while it is being removed.
@@ -299,26 +271,22 @@ impl Leases {
         let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
         let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
         let due: BTreeMap<ImageId, SystemTime> = asked.collect();
-        let mut before = std::mem::take(&mut self.kept);
-        let kept = due.iter().map(|(id, until)| {
-            let before = before.remove(id).map(|kept| kept.last);
-            (id.clone(), WrittenLease { last: (*until, self.version), before })
-        });
-        self.kept = kept.collect();
+        self.kept = due.iter().map(|(id, until)| (id.clone(), (*until, self.version))).collect();
         due
     }
 
     /// Restores leases from disk, of an earlier or another process, without their pods.
     ///
-    /// A process writes a little ahead. A time further in the future is a clock set back, and counts from the first
-    /// read.
-    pub(in crate::inventory) fn restore(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime) {
-        let mut before = std::mem::take(&mut self.read);
-        for (id, line) in found {
-            let known = before.remove(&id).filter(|read| read.line == line);
-            let read = known.unwrap_or(Read { line, at: now });
-            let asked_at = line.min(now).min(read.at.min(now) + AHEAD_MAX);
-            self.read.insert(id.clone(), read);
+    /// A process writes a little ahead. A time further in the future is a clock set back: it counts from the start of
+    /// this process.
+    pub(in crate::inventory) fn restore(
+        &mut self,
+        found: BTreeMap<ImageId, SystemTime>,
+        now: SystemTime,
+        at_start: bool,
+    ) {
+        for (id, line) in found.into_iter().filter(|(_, line)| at_start || *line <= now + AHEAD_MAX) {
+            let asked_at = line.min(now);
             if self.kept.contains_key(&id) || asked_at + self.lasts <= now {
                 continue;
             }
@@ -386,19 +354,16 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_begins_only_without_lease_hold_or_pause() {
+    fn a_removal_begins_only_without_lease_and_hold() {
         let (mut leases, id) = leases();
         leases.lease(&id, "pod", at(0));
-        assert_eq!(leases.begin_removal(&id, at(59)), Err(Obstacle::Leased(at(60))));
+        assert_eq!(leases.begin_removal(&id, at(59)), Err(RemovalBlocker::Leased(at(60))));
         assert!(leases.hold(&id, "export"));
-        assert_eq!(leases.begin_removal(&id, at(60)), Err(Obstacle::Held(vec!["export"])));
-        assert_eq!(leases.begin_ordered_removal(&id), Err(Obstacle::Held(vec!["export"])));
+        assert_eq!(leases.begin_removal(&id, at(60)), Err(RemovalBlocker::InUse(vec!["export".to_owned()])));
+        assert_eq!(leases.begin_ordered_removal(&id), Err(RemovalBlocker::InUse(vec!["export".to_owned()])));
         leases.release(&id, "export");
-        leases.pause();
-        assert_eq!(leases.begin_removal(&id, at(60)), Err(Obstacle::Busy));
-        leases.resume();
         assert_eq!(leases.begin_removal(&id, at(60)), Ok(()));
-        assert_eq!(leases.begin_removal(&id, at(60)), Err(Obstacle::Busy));
+        assert_eq!(leases.begin_removal(&id, at(60)), Err(RemovalBlocker::Busy));
         assert!(!leases.hold(&id, "export"), "it is being removed");
         leases.end_removal(&id);
         assert!(leases.hold(&id, "export"));
@@ -445,54 +410,47 @@ mod tests {
         assert_eq!(leases.version(), 1, "the disk has it");
         leases.lease(&id, "pod", at(16));
         assert_eq!(leases.version(), 2);
-        leases.restore(kept.clone(), at(16));
+        leases.restore(kept.clone(), at(16), false);
         assert_eq!(leases.images[&id].len(), 1, "its own is not somebody else's");
 
         let mut restarted = Leases { lasts: MINUTE, ..Leases::default() };
-        restarted.restore(kept.clone(), at(20));
+        restarted.restore(kept.clone(), at(20), true);
         restarted.serve(&id, "pod", at(21));
         assert_eq!(restarted.until(&id, at(22)), Some(at(75)));
         let mut late = Leases { lasts: MINUTE, ..Leases::default() };
-        late.restore(kept, at(75));
+        late.restore(kept, at(75), true);
         assert!(late.images.is_empty());
     }
 
     #[test]
     fn a_lease_that_the_disk_has_from_the_future_ends_all_the_same() {
         let (mut leases, id) = leases();
-        let found = || BTreeMap::from([(id.clone(), at(4_000_000_000))]);
-        for now in [10, 20, 50, 80] {
-            leases.restore(found(), at(now));
+        for now in [10, 20, 50, 70] {
+            leases.restore(BTreeMap::from([(id.clone(), at(4_000_000_000))]), at(now), now == 10);
             leases.tidy(at(now));
-            assert!(leases.until(&id, at(now)) <= Some(at(10) + AHEAD_MAX + MINUTE), "{now}");
+            assert_eq!(leases.until(&id, at(now)), Some(at(70)).filter(|_| now < 70), "{now}");
         }
-        assert!(leases.until(&id, at(80)).is_some());
-        leases.restore(found(), at(90));
-        assert_eq!(leases.begin_removal(&id, at(90)), Ok(()));
+        assert_eq!(leases.begin_removal(&id, at(70)), Ok(()));
 
         // A time that another process writes ahead counts in full.
         let (mut leases, _) = self::leases();
         for now in [10, 20, 30] {
-            leases.restore(BTreeMap::from([(id.clone(), at(20))]), at(now));
+            leases.restore(BTreeMap::from([(id.clone(), at(20))]), at(now), false);
         }
         assert_eq!(leases.until(&id, at(30)), Some(at(80)));
-        leases.restore(BTreeMap::from([(id.clone(), at(45))]), at(50));
+        leases.restore(BTreeMap::from([(id.clone(), at(45))]), at(50), false);
         assert_eq!(leases.until(&id, at(50)), Some(at(105)), "it asked again");
     }
 
     #[test]
-    fn who_asks_for_what_the_disk_has_waits_for_no_later_write() {
+    fn a_request_that_the_disk_has_waits_for_no_later_write() {
         let (mut leases, id) = leases();
         let (other, ahead) = (ImageId::new("sha256:b"), Duration::from_secs(5));
         assert_eq!(leases.lease(&id, "pod", at(10)), 1);
         leases.due(ahead);
         assert_eq!(leases.lease(&other, "pod", at(12)), 2);
-        assert_eq!(leases.lease(&id, "pod", at(12)), 1);
-        leases.due(ahead);
-        // The second write may still be running; the first one covers times up to 15.
         assert_eq!(leases.lease(&id, "pod", at(15)), 1);
-        assert_eq!(leases.lease(&id, "pod", at(17)), 2);
-        assert_eq!(leases.lease(&id, "pod", at(18)), 3, "no write covers it");
+        assert_eq!(leases.lease(&id, "pod", at(16)), 3, "no write covers it");
     }
 
     #[test]

@@ -1,44 +1,21 @@
-//! Asking for an image so that it is still there when the container comes.
-//!
-//! ```text
-//! STATE_DIR/leases.log   one line per request, with its time; the last line of an image counts. Not synced: after a
-//!                        power cut all containers start again and request their images again. A torn last line is
-//!                        ignored; with other damage every image counts as requested
-//! ```
+//! The inventory's leases: requests for an image, holds on it, and its removal.
 
 use std::{
-    borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
-    fmt, fs,
-    io::{self, Write as _},
-    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
-    path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    fmt,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::image::{Image, ImageId, ImageKey};
 use crate::inventory::{
     ImageEntry, Inventory, InventoryState,
     boot_clock::moved,
-    detect::{Survey, Users, is_mount},
-    leases::{AHEAD_MAX, LookMark, Obstacle, removal_blocker::RemovalBlocker},
-    ledger::files::{self, StateDir},
+    detect::Survey,
+    leases::{AHEAD_MAX, LookMark, RemovalBlocker},
     observation_window::VANISHED_WAIT,
 };
-
-const LEASES: &str = "leases.log";
-/// A file longer than this, and than a bound per lease, is rewritten without expired leases.
-const LEASES_BYTES_MAX: u64 = 256 << 10;
-const LEASE_BYTES_MAX: u64 = 512;
-/// Looks that a removal may invalidate before a request waits for removals.
-const LOOKS_MAX: usize = 3;
 
 /// Prevents the removal of one image until dropped.
 #[must_use = "it holds only while it lives"]
@@ -55,36 +32,7 @@ pub struct Removal<'a> {
     id: ImageId,
 }
 
-/// No removal starts while this lives.
-pub(in crate::inventory) struct Pause<'a>(&'a Inventory);
-
-#[derive(Debug, Default)]
-pub(in crate::inventory) struct LeaseFile {
-    path: Option<PathBuf>,
-    /// Held while the file is written.
-    turn: tokio::sync::Mutex<()>,
-    written: AtomicU64,
-    /// Leases that this process has written, so that only new ones are appended.
-    reported: Mutex<BTreeMap<ImageId, SystemTime>>,
-    #[cfg(test)]
-    pub(in crate::inventory) memory: Option<Arc<crate::inventory::testing::InMemoryDisk>>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct LeaseLine<'a> {
-    #[serde(borrow)]
-    image: Cow<'a, str>,
-    asked: u64,
-}
-
 impl Inventory {
-    /// [`Self::start_leases`] as a builder.
-    #[must_use]
-    pub fn leasing(self, lasts: Duration, now: SystemTime) -> Self {
-        self.start_leases(lasts, now);
-        self
-    }
-
     /// Enables leases of this duration; zero disables them.
     ///
     /// Leases of an earlier process are restored. If their file is unreadable, every image counts as leased.
@@ -94,9 +42,9 @@ impl Inventory {
         let now = state.clock.now(now);
         state.leases.lasts = lasts;
         match found {
-            Ok(found) => state.leases.restore(found, now),
+            Ok(found) => state.leases.restore(found, now, true),
             Err(error) => {
-                tracing::error!(%error, "the leases cannot be read; for as long as one runs each image counts as leased");
+                tracing::error!(%error, "cannot read the leases; every image counts as leased for the time of a lease");
                 state.leases.lease_all(now);
             }
         }
@@ -122,23 +70,17 @@ impl Inventory {
         F: Future<Output = Result<T, E>>,
     {
         let began = Instant::now();
-        let mut pause = None;
-        for round in 1.. {
-            if round > LOOKS_MAX && pause.is_none() {
-                pause = Some(self.pause_removals().await);
-            }
+        loop {
             let look = self.lock().leases.look();
             let answer = ask().await?;
             let Some(key) = key(&answer) else { return Ok(answer) };
             if let Some(version) = self.lease(&key, pod, look, now + began.elapsed()) {
-                drop(pause);
                 self.keep_leases(version).await;
                 return Ok(answer);
             }
-            tracing::debug!(image = %key, "an image was being removed while it was asked for; looking again");
+            tracing::debug!(image = %key, "a removal of the image ran meanwhile; looking again");
             self.removal_ended(key.id()).await;
         }
-        unreachable!("the rounds do not end by themselves")
     }
 
     /// Leases an image seen since the look, and returns the version with which the disk has it; `None` if a removal
@@ -180,21 +122,18 @@ impl Inventory {
     }
 
     /// Starts a requested removal: leases and pins do not prevent it, running work does. Waits for another removal of
-    /// the image and for a pause of removals.
+    /// the image.
     ///
     /// # Errors
     /// The work that holds the image.
-    pub async fn order_removal(&self, id: &ImageId) -> Result<Removal<'_>, Vec<&'static str>> {
+    pub(in crate::inventory) async fn order_removal(&self, id: &ImageId) -> Result<Removal<'_>, RemovalBlocker> {
         loop {
-            let mut ended = std::pin::pin!(self.removals.notified());
-            // Enabled before the look, so that no notification is missed.
-            ended.as_mut().enable();
             match self.lock().leases.begin_ordered_removal(id) {
                 Ok(()) => return Ok(Removal { inventory: self, id: id.clone() }),
-                Err(Obstacle::Held(works)) => return Err(works),
-                Err(Obstacle::Leased(_) | Obstacle::Busy) => {}
+                Err(RemovalBlocker::Busy) => {}
+                Err(blocker) => return Err(blocker),
             }
-            ended.await;
+            self.removal_ended(id).await;
         }
     }
 
@@ -224,38 +163,21 @@ impl Inventory {
         if !pinned_by.is_empty() {
             return Err(RemovalBlocker::Pinned(pinned_by));
         }
-        if state.leased_at(key).is_some_and(|leased_at| Some(leased_at) > entry.leased_at) {
+        if state.memory.requested_at(key).map(|at| moved(at, state.shift)) > entry.leased_at {
             return Err(RemovalBlocker::Touched);
         }
         let begun = state.leases.begin_removal(key.id(), now);
         #[cfg(test)]
         state.mutate_after_removal_began(key.id(), begun.is_ok());
-        match begun {
-            Ok(()) => Ok(Removal { inventory: self, id: key.id().clone() }),
-            Err(Obstacle::Held(works)) => Err(RemovalBlocker::InUse(works.into_iter().map(str::to_owned).collect())),
-            Err(Obstacle::Leased(until)) => Err(RemovalBlocker::Leased(until)),
-            Err(Obstacle::Busy) => Err(RemovalBlocker::Busy),
-        }
+        begun.map(|()| Removal { inventory: self, id: key.id().clone() })
     }
 
     async fn removal_ended(&self, id: &ImageId) {
-        self.removals_done(|state| !state.leases.is_removing(id)).await;
-    }
-
-    /// Prevents new removals, and waits for running ones.
-    pub(in crate::inventory) async fn pause_removals(&self) -> Pause<'_> {
-        self.lock().leases.pause();
-        let pause = Pause(self);
-        self.removals_done(|state| !state.leases.is_removing_any()).await;
-        pause
-    }
-
-    async fn removals_done(&self, is_done: impl Fn(&InventoryState) -> bool) {
         loop {
             let mut ended = std::pin::pin!(self.removals.notified());
             // Enabled before the look, so that no notification is missed.
             ended.as_mut().enable();
-            if is_done(&self.lock()) {
+            if !self.lock().leases.is_removing(id) {
                 return;
             }
             ended.await;
@@ -271,34 +193,13 @@ impl Inventory {
                 memory.leases.lock().unwrap().extend(state.leases.due(AHEAD_MAX));
             }
         }
-        if self.lease_file.path.is_none() || self.lease_file.written.load(Ordering::Acquire) >= wanted {
-            return;
-        }
-        let _turn = self.lease_file.turn.lock().await;
-        if self.lease_file.written.load(Ordering::Acquire) >= wanted {
-            return;
-        }
-        let (version, leases, directory) = {
+        let due = || {
             let mut state = self.lock();
-            (state.leases.version(), state.leases.due(AHEAD_MAX), self.directory.clone())
+            (state.leases.version(), state.leases.due(AHEAD_MAX), state.leases.lasts)
         };
-        let lasts = self.lock().leases.lasts;
-        let Some(directory) = directory else { return };
-        let bytes_max = LEASES_BYTES_MAX.max(LEASE_BYTES_MAX * leases.len() as u64);
-        let (is_first, fresh): (bool, BTreeMap<ImageId, SystemTime>) = {
-            let mut reported = self.lease_file.reported.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = std::mem::replace(&mut *reported, leases.clone());
-            let fresh = leases.into_iter().filter(|(id, asked_at)| before.get(id) != Some(asked_at));
-            (before.is_empty(), fresh.collect())
-        };
-        // The first write repairs a damaged file.
-        let bytes_max = if is_first { 0 } else { bytes_max };
-        let written = tokio::task::spawn_blocking(move || write(&directory, &fresh, lasts, bytes_max)).await;
-        if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
-            tracing::warn!(%error, "could not keep the leases; a crash now may forget who asked for an image");
-            self.lease_file.reported.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        if let Err(error) = self.lease_file.keep(wanted, due).await {
+            tracing::warn!(%error, "could not write the leases; a crash now may lose a request for an image");
         }
-        self.lease_file.written.fetch_max(version, Ordering::AcqRel);
     }
 
     /// Restores the leases of other processes.
@@ -308,13 +209,11 @@ impl Inventory {
             // Reading a file takes time in which other tasks run.
             crate::inventory::testing::step().await;
         }
-        let Some(path) = self.lease_file.path.clone() else { return };
-        let read = tokio::task::spawn_blocking(move || read(&path)).await;
-        match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
+        match self.lease_file.reload().await {
             Ok(found) => {
                 let mut state = self.lock();
                 let now = state.clock.now(now);
-                state.leases.restore(found, now);
+                state.leases.restore(found, now, false);
             }
             Err(error) => tracing::warn!(%error, "could not read the leases; keeping those known"),
         }
@@ -323,23 +222,9 @@ impl Inventory {
 
 impl InventoryState {
     /// The users of an image, with the work on it in this process.
-    pub(in crate::inventory) fn users_of(&self, id: &ImageId, users: Option<&Vec<String>>) -> Vec<String> {
+    pub(in crate::inventory) fn users_of(&self, id: &ImageId, used_by: &[String]) -> Vec<String> {
         let works = self.leases.works(id).iter().map(|work| (*work).to_owned());
-        users.cloned().unwrap_or_default().into_iter().chain(works).collect()
-    }
-
-    /// Images in use at the last pass, of this process or an earlier one.
-    pub(in crate::inventory) fn used_before(&self) -> BTreeSet<ImageKey> {
-        if let Some(snapshot) = &self.snapshot {
-            let is_used = |users: &[String]| users.iter().any(|user| !is_mount(user));
-            let used = snapshot.entries.iter().filter(|entry| is_used(&entry.in_use_by));
-            return used.map(|entry| entry.key()).collect();
-        }
-        let Some(last_pass) = self.watch.last_pass.filter(|_| self.watch.containers > 0) else {
-            return BTreeSet::new();
-        };
-        let used = self.records.iter().filter(|(_, record)| record.last_used >= Some(last_pass));
-        used.map(|(key, _)| key.clone()).collect()
+        used_by.iter().cloned().chain(works).collect()
     }
 
     /// Ends the leases of pods whose containers are listed.
@@ -362,108 +247,16 @@ impl InventoryState {
         }
     }
 
-    /// Records images that have lost their last container.
-    pub(in crate::inventory) fn note_released(
-        &mut self,
-        used_before: BTreeSet<ImageKey>,
-        users: &Users,
-        now: SystemTime,
-    ) {
-        let lasts = self.settling();
-        self.released.retain(|key, released_at| {
-            let is_settled = now.duration_since(*released_at).unwrap_or_default() >= lasts;
-            if is_settled {
-                // The ledger records it as in use until now: see [`InventoryState::batch`].
-                self.memory.change(key);
-            }
-            !is_settled && !users.contains_key(key)
-        });
-        let released = used_before.into_iter().filter(|key| !users.contains_key(key));
-        for key in released {
-            self.released.entry(key).or_insert(now);
-        }
-    }
-
     /// The release time of an image, if too recent to trust.
     fn unsettled(&self, key: &ImageKey, now: SystemTime) -> Option<SystemTime> {
-        let released_at = *self.released.get(key)?;
+        let released_at = self.memory.images.get(key)?.released_at?;
         (now.duration_since(released_at).unwrap_or_default() < self.settling()).then_some(released_at)
     }
 
     /// How long a list without an image's last container is not trusted.
-    fn settling(&self) -> Duration {
+    pub(in crate::inventory) fn settling(&self) -> Duration {
         VANISHED_WAIT.min(self.leases.lasts)
     }
-}
-
-impl LeaseFile {
-    pub(in crate::inventory) fn of(directory: Option<&StateDir>) -> Self {
-        Self { path: directory.map(|directory| directory.path().join(LEASES)), ..Self::default() }
-    }
-
-    fn read(&self) -> io::Result<BTreeMap<ImageId, SystemTime>> {
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            return Ok(memory.leases.lock().unwrap().clone());
-        }
-        self.path.as_ref().map_or_else(|| Ok(BTreeMap::new()), |path| read(path))
-    }
-}
-
-fn read(path: &Path) -> io::Result<BTreeMap<ImageId, SystemTime>> {
-    let text = match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
-        text => text?,
-    };
-    // A writer finishes its line before it returns.
-    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    let line = |line: &str| {
-        let LeaseLine { image, asked } = serde_json::from_str(line).map_err(io::Error::other)?;
-        Ok((ImageId::new(image), files::time(asked)))
-    };
-    whole.lines().map(line).collect()
-}
-
-/// Appends these leases to those of all processes, or rewrites a long file.
-fn write(
-    directory: &StateDir,
-    fresh: &BTreeMap<ImageId, SystemTime>,
-    lasts: Duration,
-    bytes_max: u64,
-) -> io::Result<()> {
-    let path = directory.path().join(LEASES);
-    let _lock = directory.lock()?;
-    let mut file = fs::OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&path)?;
-    let length = file.metadata()?.len();
-    if length > bytes_max || !ends_with_a_line(&file, length)? {
-        let now = fresh.values().max().copied().unwrap_or(SystemTime::UNIX_EPOCH);
-        let mut asked = read(&path).unwrap_or_default();
-        asked.retain(|_, asked_at| *asked_at + lasts > now);
-        asked.extend(fresh.iter().map(|(id, asked_at)| (id.clone(), *asked_at)));
-        let beside = directory.path().join(".leases.log.new");
-        fs::write(&beside, lines(&asked)?)?;
-        return fs::rename(&beside, &path);
-    }
-    // One call: a crash leaves whole lines, except for the last.
-    file.write_all(&lines(fresh)?)
-}
-
-fn ends_with_a_line(file: &fs::File, length: u64) -> io::Result<bool> {
-    let mut last = [0];
-    match length.checked_sub(1) {
-        Some(at) => Ok(file.read_at(&mut last, at)? == 1 && last == *b"\n"),
-        None => Ok(true),
-    }
-}
-
-fn lines(leases: &BTreeMap<ImageId, SystemTime>) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    for (id, asked_at) in leases {
-        let line = LeaseLine { image: id.as_str().into(), asked: files::nanos(*asked_at) };
-        serde_json::to_writer(&mut text, &line).map_err(io::Error::other)?;
-        text.push(b'\n');
-    }
-    Ok(text)
 }
 
 impl Drop for Hold {
@@ -476,14 +269,6 @@ impl Drop for Removal<'_> {
     fn drop(&mut self) {
         self.inventory.lock().leases.end_removal(&self.id);
         self.inventory.removals.notify_waiters();
-    }
-}
-
-impl Drop for Pause<'_> {
-    fn drop(&mut self) {
-        self.0.lock().leases.resume();
-        // Requested removals wait for it, too.
-        self.0.removals.notify_waiters();
     }
 }
 

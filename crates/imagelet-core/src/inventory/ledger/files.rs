@@ -1,15 +1,14 @@
-//! What outlives a restart: when images were seen and used, and what is pinned.
+//! The state directory of the inventory: usage history and pins, which outlive a restart.
 //!
 //! ```text
-//! STATE_DIR/ledger.log    what is remembered of images, as `ledger.rs` says; lost: ages and histories start anew
-//! STATE_DIR/ledger.json   the same as version 1 wrote it; read where there is no other, and removed after the first write
+//! STATE_DIR/ledger        the usage history, as `ledger/mod.rs` says; lost: ages and histories start anew
 //! STATE_DIR/pins.json     patterns; lost: nothing is pinned by the operator
-//! STATE_DIR/pins.lock     held while either file is written, and while the pins are changed, by whichever process
-//! STATE_DIR/.NAME.new     a file in the making; may vanish, and is overwritten by the next
+//! STATE_DIR/pins.lock     held while either file is written, and while the pins are changed, by any process
+//! STATE_DIR/.NAME.new     the next content of a file; a crash may leave it
 //! *.corrupt-SECONDS       a file that could not be read, set aside; may be deleted
 //! ```
 //!
-//! Files are replaced whole: written beside, synced, renamed. Unknown fields of newer versions are passed over.
+//! Files are replaced whole: written beside, synced, renamed. Unknown fields of newer versions are ignored.
 
 use std::{
     fs::{self, File},
@@ -18,14 +17,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 use crate::failpoint::Step;
 
-/// A ledger of this size would list a quarter of a million images.
-pub(in crate::inventory) const FILE_SIZE_MAX: u64 = 64 << 20;
-pub(in crate::inventory) const LEDGER: &str = "ledger.log";
-pub(in crate::inventory) const LEDGER_1: &str = "ledger.json";
+/// A ledger of this size has a quarter of a million images.
+const FILE_SIZE_MAX: u64 = 64 << 20;
+pub(in crate::inventory) const LEDGER: &str = "ledger";
 const PINS: &str = "pins.json";
 const LOCK: &str = "pins.lock";
 
@@ -63,13 +61,14 @@ impl StateDir {
     }
 
     pub(in crate::inventory) fn read_pins(&self) -> io::Result<Vec<String>> {
-        self.read::<PinsFile>(PINS).map(|file| file.patterns)
+        let parse = |text: &[u8]| serde_json::from_slice(text).map_err(|error| error.to_string());
+        self.read(PINS, parse).map(|file: PinsFile| file.patterns)
     }
 
     /// The caller holds the lock, and has read the patterns under it.
     pub(in crate::inventory) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
         let text = serde_json::to_vec(&PinsFile { version: 1, patterns }).map_err(io::Error::other)?;
-        self.replace(PINS, &text).map(drop)
+        self.replace(PINS, &text)
     }
 
     /// Excludes writers of this and other processes until dropped.
@@ -83,7 +82,11 @@ impl StateDir {
     }
 
     /// An absent file is empty; a damaged one is set aside.
-    pub(in crate::inventory) fn read<T: DeserializeOwned + Default>(&self, name: &str) -> io::Result<T> {
+    pub(in crate::inventory) fn read<T: Default>(
+        &self,
+        name: &str,
+        parse: impl FnOnce(&[u8]) -> Result<T, String>,
+    ) -> io::Result<T> {
         let path = self.path.join(name);
         let mut text = Vec::new();
         match File::open(&path) {
@@ -92,24 +95,30 @@ impl StateDir {
             Err(error) => return Err(error),
         };
         let parsed = if text.len() as u64 > FILE_SIZE_MAX {
-            Err("larger than any such file".to_owned())
+            Err(format!("it has more than {FILE_SIZE_MAX} bytes"))
         } else {
-            serde_json::from_slice(&text).map_err(|error| error.to_string())
+            parse(&text)
         };
         parsed.or_else(|error| {
             if self.is_read_only {
-                tracing::error!(path = %path.display(), error, "a damaged file is passed over");
+                tracing::error!(path = %path.display(), error, "ignored a damaged file");
                 return Ok(T::default());
             }
-            let aside = set_aside(&path)?;
-            let (path, aside) = (path.display(), aside.display());
-            tracing::error!(%path, %aside, error, "set a damaged file aside; starting without");
+            let mut aside = path.clone().into_os_string();
+            aside.push(format!(".corrupt-{}", nanos(SystemTime::now()) / 1_000_000_000));
+            fs::rename(&path, &aside)?;
+            let aside = Path::new(&aside).display();
+            tracing::error!(path = %path.display(), %aside, error, "set a damaged file aside; starting without");
             Ok(T::default())
         })
     }
 
     /// Replaces a whole file; it is on disk on return. The caller holds the lock.
-    pub(in crate::inventory) fn replace(&self, name: &str, text: &[u8]) -> io::Result<File> {
+    pub(in crate::inventory) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
+        if text.len() as u64 > FILE_SIZE_MAX {
+            let message = format!("`{name}` would have {} bytes; the limit is {FILE_SIZE_MAX}", text.len());
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+        }
         // One name for all writes: the next write overwrites the remains of a crash.
         let beside = self.path.join(format!(".{name}.new"));
         let mut file = File::create(&beside)?;
@@ -126,28 +135,7 @@ impl StateDir {
             // The first error says more than a failed cleanup.
             let _ = fs::remove_file(&beside);
         }
-        written.map(|()| file)
-    }
-
-    /// Removes a file; an absent one is a success.
-    pub(in crate::inventory) fn remove(&self, name: &str) -> io::Result<()> {
-        match fs::remove_file(self.path.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    /// Keeps a second name of a damaged file before its replacement, up to a limit.
-    pub(in crate::inventory) fn keep_damaged(&self, name: &str, aside_max: usize) {
-        let path = self.path.join(name);
-        let prefix = format!("{name}.corrupt-");
-        let is_aside = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&prefix);
-        let aside = fs::read_dir(&self.path).map(|found| found.filter_map(Result::ok).filter(is_aside).count());
-        if aside.is_ok_and(|count| count < aside_max)
-            && let Err(error) = fs::hard_link(&path, aside_name(&path))
-        {
-            tracing::warn!(path = %path.display(), %error, "could not keep a damaged file");
-        }
+        written
     }
 }
 
@@ -159,19 +147,6 @@ pub(in crate::inventory) fn nanos(time: SystemTime) -> u64 {
 
 pub(in crate::inventory) fn time(nanos: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
-}
-
-/// Renames a damaged file, so that it is not read again.
-pub(in crate::inventory) fn set_aside(path: &Path) -> io::Result<PathBuf> {
-    let aside = aside_name(path);
-    fs::rename(path, &aside)?;
-    Ok(aside)
-}
-
-fn aside_name(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".corrupt-{}", nanos(SystemTime::now()) / 1_000_000_000));
-    PathBuf::from(name)
 }
 
 #[cfg(test)]

@@ -12,8 +12,7 @@ use crate::image::ImageId;
 use crate::inventory::{
     FLUSH_EVERY, Inventory, InventoryError, InventoryState,
     boot_clock::{AgeClock, Anchor, BootClock, Linux},
-    ledger::{Batch, Writer},
-    usage_history::pass_line,
+    ledger::{Images, Ledger, LedgerFile},
 };
 
 /// Rules for the usage history of an inventory.
@@ -46,7 +45,7 @@ impl Inventory {
 
     /// Whether no ledger had an image: the first start on this node, or a lost ledger.
     pub fn remembers_nothing(&self) -> bool {
-        self.lock().memory.is_empty()
+        self.lock().memory.images.is_empty()
     }
 
     /// Records the image of another manager and its age, where this inventory did not know it. Takes effect with the
@@ -60,7 +59,7 @@ impl Inventory {
     /// Writes the ledger; earlier changes are on disk on return. Does nothing without a state directory or changes.
     ///
     /// # Errors
-    /// When the file cannot be written; the next flush writes everything.
+    /// When the file cannot be written; the next flush tries again.
     pub fn flush(&self) -> Result<(), InventoryError> {
         let (Some(ledger), Some(directory)) = (&self.ledger, &self.directory) else { return Ok(()) };
         flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path().to_owned(), source })
@@ -83,47 +82,34 @@ impl Inventory {
     }
 }
 
-/// The writer's lock is taken first, so that batches are written in the order they are taken.
-fn flush(ledger: &Mutex<Writer>, state: &Mutex<InventoryState>) -> io::Result<()> {
-    let mut writer = held(ledger);
+/// The file's lock is taken first, so that states are written in the order they are taken.
+fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Result<()> {
+    let mut file = held(ledger);
     if !held(state).dirty {
         return Ok(());
     }
-    let Some(mut turn) = writer.turn()? else {
+    if file.directory.is_read_only() {
         held(state).dirty = false;
         return Ok(());
-    };
-    let batch = {
+    }
+    let _lock = file.directory.lock()?;
+    let others = file.read_changed()?;
+    let text = {
         let mut state = held(state);
-        if let Some(others) = turn.others.take() {
+        if let Some(others) = others {
             state.memory.merge(others);
         }
         state.dirty = false;
         state.flushed_at = Some(Instant::now());
-        let wall = SystemTime::now();
-        let anchor = state.clock.anchor(wall).or_else(|| state.anchor.clone());
-        state.batch(anchor, turn.wants_whole)
+        let anchor = state.clock.anchor(SystemTime::now()).or_else(|| state.anchor.clone());
+        state.ledger(anchor).encode()
     };
-    turn.write(&batch).inspect_err(|_| {
-        let mut state = held(state);
-        state.memory.keep();
-        state.dirty = true;
-    })
+    text.and_then(|text| file.write(&text)).inspect_err(|_| held(state).dirty = true)
 }
 
 impl InventoryState {
-    /// The batch for the ledger. It excludes untrusted observations: a process that starts meanwhile begins its own
-    /// waiting time.
-    pub(in crate::inventory) fn batch(&mut self, anchor: Option<Anchor>, is_whole: bool) -> Batch {
-        let mut line = pass_line(self.watch, anchor);
-        if self.watch.vanished_at.is_some() {
-            line.containers = line.containers.max(1);
-        }
-        let mut batch = self.memory.batch(line, is_whole);
-        for (key, remembered) in &mut batch.images {
-            remembered.in_use |= self.released.contains_key(key) && remembered.gone.is_none();
-        }
-        batch
+    pub(in crate::inventory) fn ledger(&self, anchor: Option<Anchor>) -> Ledger<&Images> {
+        Ledger::new(self.watch, anchor, &self.memory.images)
     }
 }
 

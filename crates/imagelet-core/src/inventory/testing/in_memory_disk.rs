@@ -11,10 +11,7 @@ use std::{
 };
 
 use crate::inventory::{
-    FLUSH_EVERY, Inventory, InventoryState,
-    ledger::files::nanos,
-    ledger::{Content, PassLine},
-    testing::Mutation,
+    FLUSH_EVERY, Inventory, InventoryState, ledger::Ledger, observation_window::ObservationWindow, testing::Mutation,
     usage_history::image_usage::ImageUsage,
 };
 use crate::{
@@ -24,7 +21,7 @@ use crate::{
 
 #[derive(Debug, Default)]
 pub(crate) struct InMemoryDisk {
-    ledger: Mutex<(Option<SystemTime>, Content)>,
+    ledger: Mutex<(Option<SystemTime>, Ledger)>,
     pub(in crate::inventory) leases: Mutex<BTreeMap<ImageId, SystemTime>>,
 }
 
@@ -47,7 +44,8 @@ impl Inventory {
                 state.restore(ledger.1.clone());
             }
         }
-        inventory.leasing(lasts, now)
+        inventory.start_leases(lasts, now);
+        inventory
     }
 
     /// The inventory of a process that watched images since then, the last pass just before `now`: each image with its
@@ -61,10 +59,10 @@ impl Inventory {
         let remembered = |(key, first_seen, last_used)| {
             (key, ImageUsage { first_seen: Some(first_seen), last_used, ..ImageUsage::default() })
         };
-        let pass = PassLine { since: Some(nanos(since)), at: Some(nanos(now)), ..PassLine::default() };
+        let window = ObservationWindow { since: Some(since), last_pass: Some(now), ..ObservationWindow::default() };
         let images = images.into_iter().map(remembered).collect();
         let inventory = Self::open(runtime, None).unwrap();
-        inventory.lock().restore(Content { pass, images });
+        inventory.lock().restore(Ledger::new(window, None, images));
         inventory
     }
 
@@ -72,10 +70,8 @@ impl Inventory {
     pub(crate) fn remember(&self, memory: &InMemoryDisk, now: SystemTime) {
         let mut kept = memory.ledger.lock().unwrap();
         if kept.0.is_none_or(|last| now.duration_since(last).unwrap_or_default() >= FLUSH_EVERY) {
-            let mut state = self.lock();
-            let batch = state.batch(None, true);
-            let content = Content { pass: batch.pass, images: batch.images.into_iter().collect() };
-            *kept = (Some(now), content);
+            let state = self.lock();
+            *kept = (Some(now), Ledger::new(state.watch, None, state.memory.images.clone()));
         }
     }
 
@@ -83,11 +79,11 @@ impl Inventory {
     pub(crate) fn digest(&self, mark: u64) -> u64 {
         let state = self.lock();
         let mut digest = Digest::default();
-        let InventoryState { records, touches, released, pins, mounts, watch, .. } = &*state;
+        let InventoryState { pins, mounts, watch, .. } = &*state;
         // Writing to a hasher does not fail.
-        let _ = write!(digest, "{records:?}{touches:?}{released:?}{pins:?}{mounts:?}{watch:?}");
+        let _ = write!(digest, "{pins:?}{mounts:?}{watch:?}{:?}", state.memory.requests());
         let _ = write!(digest, "{:?}", state.leases.digest(mark));
-        state.memory.present().for_each(|(key, remembered)| digest.image(key, remembered));
+        state.memory.images.iter().for_each(|(key, usage)| digest.image(key, usage));
         for entry in state.snapshot.iter().flat_map(|snapshot| &snapshot.entries) {
             let (used, pinned) = (&entry.in_use_by, &entry.pinned_by);
             let _ = write!(digest, "{}{used:?}{pinned:?}{:?}{:?}", entry.key(), entry.leased_until, entry.released_at);
@@ -105,8 +101,8 @@ impl Inventory {
     /// A digest of the state that affects a collection or a pass without a snapshot.
     pub(crate) fn digest_for_pass(&self) -> u64 {
         let mut digest = Digest::default();
-        let InventoryState { touches, pins, mounts, .. } = &*self.lock();
-        let _ = write!(digest, "{touches:?}{pins:?}{mounts:?}");
+        let InventoryState { memory, pins, mounts, .. } = &*self.lock();
+        let _ = write!(digest, "{:?}{pins:?}{mounts:?}", memory.requests());
         digest.0.finish()
     }
 
@@ -123,8 +119,8 @@ impl InMemoryDisk {
     pub(crate) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         let ledger = self.ledger.lock().unwrap();
-        let _ = write!(digest, "{:?}{:?}{:?}", ledger.0, ledger.1.pass, self.leases.lock().unwrap());
-        ledger.1.images.iter().for_each(|(key, remembered)| digest.image(key, remembered));
+        let _ = write!(digest, "{:?}{:?}{:?}", ledger.0, ledger.1.window, self.leases.lock().unwrap());
+        ledger.1.images.iter().for_each(|(key, usage)| digest.image(key, usage));
         digest.0.finish()
     }
 }
@@ -146,9 +142,13 @@ pub(crate) async fn step() {
 struct Digest(DefaultHasher);
 
 impl Digest {
-    fn image(&mut self, key: &ImageKey, remembered: &ImageUsage) {
-        let ImageUsage { first_seen, last_used, in_use, gone, .. } = remembered;
-        let _ = write!(self, "{key}{first_seen:?}{last_used:?}{in_use}{gone:?}");
+    fn image(&mut self, key: &ImageKey, usage: &ImageUsage) {
+        let ImageUsage { first_seen, last_used, in_use, has_containers, released_at, gone, .. } = usage;
+        let _ = write!(self, "{key}{gone:?}{released_at:?}");
+        // Of an absent image nothing else has an effect on the model.
+        if gone.is_none() {
+            let _ = write!(self, "{first_seen:?}{last_used:?}{in_use}{has_containers}");
+        }
     }
 }
 

@@ -42,6 +42,7 @@ impl InventoryState {
         if self.has(Mutation::EmptyListBelieved) || self.has(Mutation::HalfListBelieved) {
             self.snapshot = None;
             self.watch.containers = 0;
+            self.memory.images.values_mut().for_each(|usage| usage.has_containers = false);
         }
     }
 

@@ -5,7 +5,6 @@ mod sandboxes;
 use std::{
     collections::BTreeSet,
     fs,
-    io::Write as _,
     sync::{Arc, Mutex},
 };
 
@@ -124,13 +123,14 @@ fn as_vector_time(time: Option<SystemTime>) -> Value {
     since.checked_sub(VECTOR_ZERO).map_or(Value::Null, |since| u64::try_from(since.as_nanos()).unwrap().into())
 }
 
-fn as_vector_records(records: &Records) -> Value {
-    let written = records.iter().map(|(key, record)| {
+fn as_vector_records(entries: &[Arc<ImageEntry>]) -> Value {
+    let written = entries.iter().map(|entry| {
+        let ImageEntry { image, first_seen, last_used, .. } = entry.as_ref();
         let written = json!({
-            "first_detected": as_vector_time(record.first_seen), "last_used": as_vector_time(record.last_used),
-            "runtime_handler": record.handler, "size": record.size.0, "pinned": record.pinned,
+            "first_detected": as_vector_time(Some(*first_seen)), "last_used": as_vector_time(*last_used),
+            "runtime_handler": image.spec.runtime_handler, "size": image.size.0, "pinned": image.pinned,
         });
-        (key.to_string(), written)
+        (entry.key().to_string(), written)
     });
     Value::Object(written.collect())
 }
@@ -158,14 +158,14 @@ async fn every_vector_of_detection_holds_in_both_ways() {
 async fn detection_pass(inventory: &Inventory, pass: &Value) -> Value {
     let mut found = match inventory.survey().await {
         Ok(survey) => {
-            let users = detect::users(&survey);
+            let users = detect::users(&survey, |_| false).0;
             let in_use: BTreeSet<String> = users.keys().map(ToString::to_string).collect();
             inventory.lock().apply(survey, vector_time(&pass["detect_time"]), vector_time(&pass["now"]));
             json!({"error": null, "in_use": in_use})
         }
         Err(error) => json!({"error": error.to_string()}),
     };
-    found["records"] = as_vector_records(&inventory.lock().records);
+    found["records"] = as_vector_records(inventory.snapshot().as_ref().map_or(&[], |snapshot| &snapshot.entries));
     found
 }
 
@@ -177,6 +177,11 @@ fn node(directory: Option<&Path>) -> (FakeRuntime, Inventory) {
 
 fn over(fake: &FakeRuntime, directory: Option<&Path>) -> Inventory {
     Inventory::open(RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone())), directory).unwrap()
+}
+
+fn leasing(inventory: Inventory, now: u64) -> Inventory {
+    inventory.start_leases(Duration::from_mins(10), seconds(now));
+    inventory
 }
 
 fn entry(snapshot: &Snapshot, id: &ImageId) -> ImageEntry {
@@ -326,18 +331,18 @@ async fn a_failed_pass_changes_nothing() {
 #[tokio::test]
 async fn a_damaged_ledger_is_set_aside() {
     let directory = tempfile::tempdir().unwrap();
-    fs::write(directory.path().join("ledger.log"), "{ torn").unwrap();
+    fs::write(directory.path().join("ledger"), "{ torn").unwrap();
     let (fake, inventory) = node(Some(directory.path()));
     fake.preload("app:v1", "app", 1);
     assert_eq!(inventory.refresh(seconds(0)).await.unwrap().entries.len(), 1);
     inventory.flush().unwrap();
-    assert!(fs::read_to_string(directory.path().join("ledger.log")).unwrap().contains("first_seen"));
+    assert!(fs::read_to_string(directory.path().join("ledger")).unwrap().contains("first_seen"));
 }
 
 #[tokio::test]
 async fn what_is_asked_for_is_leased_until_its_pod_shows_it() {
     let (fake, inventory) = node(None);
-    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let inventory = leasing(inventory, 0);
     let id = fake.preload("app:v1", "app", 1);
     inventory.refresh(seconds(0)).await.unwrap();
     let spec = ImageSpec::new("app:v1");
@@ -354,14 +359,14 @@ async fn what_is_asked_for_is_leased_until_its_pod_shows_it() {
 async fn a_lease_survives_a_crash_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let (fake, inventory) = node(Some(directory.path()));
-    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let inventory = leasing(inventory, 0);
     let id = fake.preload("app:v1", "app", 1);
     let spec = ImageSpec::new("app:v1");
     let ask = || inventory.leased("", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key()));
     futures_util::future::join_all((0..110).map(|_| ask())).await.into_iter().for_each(|found| assert!(found.is_ok()));
     // Nothing is flushed: the process ended.
     std::mem::forget(inventory);
-    let restarted = over(&fake, Some(directory.path())).leasing(Duration::from_mins(10), seconds(30));
+    let restarted = leasing(over(&fake, Some(directory.path())), 30);
     let snapshot = restarted.refresh(seconds(30)).await.unwrap();
     assert!(entry(&snapshot, &id).leased_until >= Some(seconds(601)));
     let kept = restarted.clear(&entry(&snapshot, &id), 0, seconds(31)).await.unwrap();
@@ -369,29 +374,26 @@ async fn a_lease_survives_a_crash_at_once() {
 }
 
 #[tokio::test]
-async fn a_lease_is_a_line_behind_those_of_before_and_half_a_line_is_none() {
+async fn a_request_is_written_unless_the_disk_has_it() {
     let directory = tempfile::tempdir().unwrap();
     let (fake, inventory) = node(Some(directory.path()));
-    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let inventory = leasing(inventory, 0);
     let [first, second, third] = ["a:v1", "b:v1", "c:v1"].map(|name| fake.preload(name, name, 1));
-    let file = directory.path().join("leases.log");
-    let lines = || fs::read_to_string(&file).unwrap().lines().count();
+    let file = directory.path().join("leases.json");
     let ask = async |name: &str, at: u64| {
+        let before = fs::read(&file).ok();
         let spec = ImageSpec::new(name);
         let found = inventory.leased("", seconds(at), || fake.status(&spec), |it| Some(it.as_ref()?.key())).await;
         assert!(found.unwrap().is_some());
+        fs::read(&file).ok() != before
     };
-    ask("a:v1", 1).await;
-    ask("b:v1", 2).await;
-    ask("a:v1", 3).await;
-    assert_eq!(lines(), 2, "who asks again within seconds is on the disk already");
-    ask("a:v1", 40).await;
-    assert_eq!(lines(), 3, "what is new alone is written");
-    // A writer was interrupted.
-    fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(b"{\"image\":\"sha25").unwrap();
-    ask("c:v1", 41).await;
-    assert_eq!(lines(), 3, "it is written anew, each image once");
-    let restarted = over(&fake, Some(directory.path())).leasing(Duration::from_mins(10), seconds(50));
+    assert!(ask("a:v1", 1).await && ask("b:v1", 2).await);
+    assert!(!ask("a:v1", 3).await, "a request within seconds is on the disk already");
+    assert!(ask("a:v1", 40).await);
+    // The file is damaged.
+    fs::write(&file, b"{\"image\":\"sha25").unwrap();
+    assert!(ask("c:v1", 41).await);
+    let restarted = leasing(over(&fake, Some(directory.path())), 50);
     let snapshot = restarted.refresh(seconds(50)).await.unwrap();
     for (id, until) in [(&first, 640), (&second, 602), (&third, 641)] {
         assert!(entry(&snapshot, id).leased_until >= Some(seconds(until)), "{id}");
@@ -403,8 +405,8 @@ async fn leases_that_cannot_be_read_lease_every_image() {
     let directory = tempfile::tempdir().unwrap();
     let (fake, inventory) = node(Some(directory.path()));
     let id = fake.preload("app:v1", "app", 1);
-    fs::write(directory.path().join("leases.log"), "{ torn\n").unwrap();
-    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    fs::write(directory.path().join("leases.json"), "{ torn").unwrap();
+    let inventory = leasing(inventory, 0);
     assert_eq!(entry(&inventory.refresh(seconds(1)).await.unwrap(), &id).leased_until, Some(seconds(600)));
     let later = inventory.refresh(seconds(601)).await.unwrap();
     assert_eq!(entry(&later, &id).leased_until, None);
@@ -413,7 +415,7 @@ async fn leases_that_cannot_be_read_lease_every_image() {
 #[tokio::test]
 async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gone() {
     let (fake, inventory) = node(None);
-    let inventory = Arc::new(inventory.leasing(Duration::from_mins(10), seconds(0)));
+    let inventory = Arc::new(leasing(inventory, 0));
     let id = fake.preload("app:v1", "app", 1);
     let snapshot = inventory.refresh(seconds(0)).await.unwrap();
     let cleared = inventory.clear(&entry(&snapshot, &id), 0, seconds(1)).await.unwrap();
@@ -438,19 +440,13 @@ async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gon
     assert!(futures_util::poll!(again.as_mut()).is_pending());
     drop(removal);
     drop(again.await.unwrap());
-    // So does one during a pause of removals.
-    let pause = inventory.pause_removals().await;
-    let mut paused = Box::pin(inventory.order_removal(&id));
-    assert!(futures_util::poll!(paused.as_mut()).is_pending());
-    drop(pause);
-    assert!(paused.await.is_ok());
 }
 
 #[tokio::test]
 async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_second_look() {
     let directory = tempfile::tempdir().unwrap();
     let (fake, inventory) = node(Some(directory.path()));
-    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let inventory = leasing(inventory, 0);
     let (id, other) = (fake.preload("app:v1", "app", 1), fake.preload("other:v1", "other", 1));
     fake.run("web", "app", "app:v1", &id, ContainerState::Running);
     inventory.refresh(seconds(0)).await.unwrap();
@@ -458,7 +454,7 @@ async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_seco
     // Half of a list: the runtime and imagelet have just restarted.
     fake.stop_all();
     fake.run("db", "app", "other:v1", &other, ContainerState::Running);
-    for inventory in [&inventory, &over(&fake, Some(directory.path())).leasing(Duration::from_mins(10), seconds(0))] {
+    for inventory in [&inventory, &leasing(over(&fake, Some(directory.path())), 0)] {
         let snapshot = inventory.refresh(seconds(300)).await.unwrap();
         assert_eq!(entry(&snapshot, &id).released_at, Some(snapshot.taken_at));
         let kept = inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap();
@@ -473,7 +469,7 @@ async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_seco
 #[tokio::test]
 async fn an_image_whose_container_the_runtime_says_is_gone_is_unused_at_once() {
     let (fake, inventory) = node(None);
-    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let inventory = leasing(inventory, 0);
     let (id, other) = (fake.preload("app:v1", "app", 1), fake.preload("other:v1", "other", 1));
     fake.run("web", "app", "app:v1", &id, ContainerState::Running);
     inventory.refresh(seconds(0)).await.unwrap();

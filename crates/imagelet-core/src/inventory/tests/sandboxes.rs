@@ -160,7 +160,7 @@ async fn a_sandbox_that_came_since_the_pass_keeps_its_image_from_being_removed()
 async fn a_list_that_misses_a_sandbox_is_believed_where_the_runtime_says_that_it_is_gone() {
     for is_reported in [false, true] {
         let (fake, inventory) = node(None);
-        let inventory = inventory.leasing(Duration::from_mins(5), seconds(0));
+        let inventory = leasing(inventory, 0);
         let (app, pause) = (fake.preload("app:v1", "app", 1), fake.preload(PAUSE, "pause", 1));
         fake.run("other", "app", "app:v1", &app, ContainerState::Running);
         let sandbox = run(&fake, "web", true, PAUSE);

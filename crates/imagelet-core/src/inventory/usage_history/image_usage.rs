@@ -1,24 +1,187 @@
-//! The usage record of one image.
+//! The usage record of one image, with the rules by which uses and passes change it.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use super::use_history::{ImageOrigin, PullCost, UseHistory};
+use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug, Default, PartialEq)]
+use super::{
+    PENDING_AGE_MAX, PassTimes, UseReport,
+    use_history::{ImageOrigin, PullCost, UseHistory},
+};
+use crate::{
+    image::ByteSize,
+    inventory::detect::{Fresh, ImageUses},
+};
+
+/// A shorter pause belongs to the previous use: no collection removes an image that fast.
+const GAP_MIN: Duration = Duration::from_mins(2);
+
+/// As the ledger has it. All times are steady times.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(in crate::inventory) struct ImageUsage {
+    #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) first_seen: Option<SystemTime>,
+    #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) last_used: Option<SystemTime>,
     /// Start of its last use.
+    #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) begun: Option<SystemTime>,
-    /// In use at the last pass, whose time is its last use and is not written per image.
-    pub(in crate::inventory) in_use: bool,
+    /// Time of the first pass that found a formerly used image unused; a second pass has to confirm it.
+    #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
+    pub(in crate::inventory) released_at: Option<SystemTime>,
     /// When its absence was detected.
+    #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) gone: Option<SystemTime>,
+    /// In use at the last pass.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(in crate::inventory) in_use: bool,
     pub(in crate::inventory) origin: ImageOrigin,
     /// `NAMESPACE/POD`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) pulled: Option<PullCost>,
     pub(in crate::inventory) history: UseHistory,
+    /// The users at the last pass.
+    #[serde(skip)]
+    pub(in crate::inventory) used_by: Vec<String>,
+    /// In use by a container of the runtime at the last pass, and not only by mounts.
+    #[serde(skip)]
+    pub(in crate::inventory) has_containers: bool,
+    /// Time of the last request.
+    #[serde(skip)]
+    pub(in crate::inventory) requested_at: Option<SystemTime>,
     /// Announced uses without a seen container.
+    #[serde(skip)]
     pub(in crate::inventory) credits: u8,
+}
+
+impl ImageUsage {
+    fn idle_since(&self) -> Option<SystemTime> {
+        self.last_used.or(self.first_seen)
+    }
+
+    /// Records a report of a use.
+    pub(super) fn take(&mut self, reported: UseReport, uses: u64, at: SystemTime) {
+        if let Some(cost) = reported.pulled {
+            // A pull without new layers says nothing about the cost.
+            if cost.bytes > ByteSize::ZERO || self.pulled.is_none() {
+                self.pulled = Some(cost);
+            }
+            self.origin = ImageOrigin::Pulled;
+        }
+        self.user = reported.user.or(self.user.take());
+        self.requested_at = self.requested_at.max(Some(at));
+        self.begin(uses, at);
+        self.credits = self.credits.saturating_add(u8::try_from(uses).unwrap_or(u8::MAX));
+    }
+
+    fn begin(&mut self, uses: u64, at: SystemTime) {
+        let gap = self.idle_since().and_then(|since| at.duration_since(since).ok());
+        if gap.is_some_and(|gap| !self.in_use && gap >= GAP_MIN) && self.history.uses > 0 {
+            let since = self.begun.or(self.idle_since()).and_then(|begun| at.duration_since(begun).ok());
+            self.history.returned(since.unwrap_or_default());
+        }
+        self.history.uses = self.history.uses.saturating_add(uses);
+        self.last_used = self.last_used.max(Some(at));
+        self.begun = self.begun.max(Some(at));
+    }
+
+    /// Applies that a pass found users or none. Returns whether it changes a release.
+    pub(super) fn settle(&mut self, in_use: bool, pass: &PassTimes) -> bool {
+        let before = self.released_at;
+        let is_settled = |at: &SystemTime| pass.now.duration_since(*at).unwrap_or_default() >= pass.settling;
+        self.released_at = self.released_at.filter(|at| !in_use && !is_settled(at));
+        if self.has_containers && !in_use && pass.is_doubtful {
+            self.released_at.get_or_insert(pass.now);
+        }
+        self.released_at != before
+    }
+
+    /// Marks an unlisted image as absent. Returns whether it was present.
+    pub(super) fn leave(&mut self, now: SystemTime) -> bool {
+        let left = self.gone.is_none();
+        if left {
+            (self.gone, self.in_use, self.has_containers, self.credits) = (Some(now), false, false, 0);
+            self.used_by.clear();
+        }
+        left
+    }
+
+    /// Marks the image as adopted. Returns whether this is a change.
+    pub(super) fn adopt(&mut self) -> bool {
+        let is_news = self.origin == ImageOrigin::Found;
+        if is_news {
+            self.origin = ImageOrigin::Adopted;
+        }
+        is_news
+    }
+
+    /// Moves the first sight back. The image counts as requested now, because a pull that was not reported is possible.
+    pub(super) fn date_back(&mut self, since: SystemTime, now: SystemTime) {
+        self.first_seen = self.first_seen.map(|seen| seen.min(since));
+        self.requested_at = Some(now);
+    }
+
+    /// Applies the users of a pass; `by_creation`: containers may be older than the watching. Returns whether they changed.
+    pub(super) fn see(&mut self, uses: Option<&ImageUses>, by_creation: bool, now: SystemTime) -> bool {
+        let in_use = uses.is_some();
+        self.has_containers = uses.is_some_and(|uses| uses.has_containers);
+        self.used_by = uses.map(|uses| uses.by.clone()).unwrap_or_default();
+        if !in_use && !self.in_use && !by_creation {
+            return false;
+        }
+        let mut changed = self.in_use != in_use;
+        let was_in_use = self.in_use && by_creation;
+        let fresh = uses.filter(|_| !was_in_use).into_iter().flat_map(|uses| &uses.fresh);
+        let mut fresh: Vec<&Fresh> = fresh.collect();
+        fresh.sort_by_key(|fresh| fresh.created);
+        for fresh in fresh {
+            changed = true;
+            if let Some(user) = &fresh.user {
+                self.user = Some(user.clone());
+            }
+            if self.credits > 0 {
+                self.credits -= 1;
+                continue;
+            }
+            let at = fresh.created.filter(|at| by_creation && *at <= now).unwrap_or(now);
+            // A container older than the last known use was already counted.
+            if !by_creation || self.last_used.is_none_or(|used| used <= at) {
+                self.begin(1, at);
+            }
+        }
+        self.in_use = in_use;
+        if in_use {
+            self.last_used = self.last_used.max(Some(now));
+            if self.history.uses == 0 {
+                self.history.uses = 1;
+                self.begun = Some(now);
+            }
+        } else if self.credits > 0
+            && self.begun.is_none_or(|at| now.duration_since(at).unwrap_or_default() > PENDING_AGE_MAX)
+        {
+            self.credits = 0;
+        }
+        changed
+    }
+}
+
+/// Optional times as nanoseconds since 1970.
+mod nanos {
+    use std::time::SystemTime;
+
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    use crate::inventory::ledger::files;
+
+    #[expect(clippy::ref_option, reason = "serde passes the field")]
+    pub(super) fn serialize<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+        time.map(files::nanos).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
+        Ok(Option::deserialize(deserializer)?.map(files::time))
+    }
 }

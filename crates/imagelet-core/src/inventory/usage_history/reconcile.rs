@@ -1,17 +1,13 @@
 //! The reconciliation of images known beyond passes: other managers' images, and images missing from a list.
 
 use std::{
-    mem,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use crate::inventory::usage_history::{ImageUsage, UsageHistory};
 use crate::{
-    image::{ImageId, ImageKey},
-    inventory::{
-        detect::{Record, Records},
-        usage_history::use_history::ImageOrigin,
-    },
+    image::{Image, ImageId, ImageKey},
+    inventory::usage_history::{ImageUsage, UsageHistory, use_history::ImageOrigin},
 };
 
 /// Limit of images from another manager's records.
@@ -31,23 +27,19 @@ impl UsageHistory {
         }
     }
 
-    /// Takes the images with a changed first sight; an unreported recent pull of them is possible.
-    pub(in crate::inventory) fn take_dated(&mut self) -> Vec<ImageKey> {
-        mem::take(&mut self.dated)
-    }
-
     /// Starts a pass that listed these images.
-    pub(in crate::inventory) fn begin_pass(&mut self, records: &Records, now: SystemTime) {
+    pub(super) fn begin_pass(&mut self, images: &[Arc<Image>], now: SystemTime) {
         self.returning = None;
-        if records.is_empty() {
+        if images.is_empty() {
             if self.present().next().is_some() {
                 self.unlisted = Some(now);
             }
             return;
         }
         let Some(unlisted) = self.unlisted.take() else { return };
-        let gone = || self.images.iter().filter(|(_, remembered)| remembered.gone == Some(unlisted));
-        let (all, back) = (gone().count(), gone().filter(|(key, _)| records.contains_key(*key)).count());
+        let gone = || self.images.iter().filter(|(_, usage)| usage.gone == Some(unlisted));
+        let is_listed = |key: &ImageKey| images.binary_search_by(|image| image.cmp_key(key)).is_ok();
+        let (all, back) = (gone().count(), gone().filter(|(key, _)| is_listed(key)).count());
         let is_short = now.duration_since(unlisted).unwrap_or_default() <= UNLISTED_FOR_MAX;
         if is_short && back >= RETURNED_MIN && back * 100 >= all * RETURNED_PERCENT {
             tracing::warn!(images = back, "the runtime lists images again that it did not list; they keep their ages");
@@ -56,65 +48,39 @@ impl UsageHistory {
     }
 
     /// After a restart the last list may have been empty.
-    pub(in crate::inventory) fn resume_unlisted(&mut self) {
+    pub(super) fn resume_unlisted(&mut self) {
         if self.present().next().is_none() {
-            self.unlisted = self.images.values().filter_map(|remembered| remembered.gone).max();
+            self.unlisted = self.images.values().filter_map(|usage| usage.gone).max();
         }
     }
 
-    /// Restores an image that was absent since then.
-    pub(in crate::inventory) fn come_back(
-        &mut self,
-        key: &ImageKey,
-        remembered: &mut ImageUsage,
-        record: &mut Record,
+    /// Restores an image that was absent since `gone` and first seen `before` that.
+    pub(super) fn come_back(
+        &self,
+        usage: &mut ImageUsage,
+        before: Option<SystemTime>,
         gone: SystemTime,
+        now: SystemTime,
     ) {
-        let is_forgetful = self.is_forgetful;
-        if !is_forgetful {
-            record.last_used = record.last_used.max(remembered.last_used);
-        }
-        if self.returning == Some(gone) {
-            if !is_forgetful {
-                record.first_seen = remembered.first_seen.or(record.first_seen).min(record.first_seen);
-                self.dated.push(key.clone());
+        if self.returning != Some(gone) {
+            usage.history.comebacks += 1;
+            // Another manager brought it back, unless a recorded pull is later.
+            if usage.pulled.is_none_or(|pulled| pulled.at <= gone) {
+                usage.origin = ImageOrigin::Found;
             }
-            return;
-        }
-        remembered.history.comebacks += 1;
-        // Another manager brought it back, unless a recorded pull is later.
-        if remembered.pulled.is_none_or(|pulled| pulled.at <= gone) {
-            remembered.origin = ImageOrigin::Found;
+        } else if let Some(before) = before.filter(|_| !self.is_forgetful) {
+            usage.date_back(before, now);
         }
     }
 
     /// Merges another manager's record of a new image.
-    pub(in crate::inventory) fn take_over(
-        &mut self,
-        key: &ImageKey,
-        remembered: &mut ImageUsage,
-        record: &mut Record,
-        is_new: bool,
-        now: SystemTime,
-    ) {
+    pub(super) fn take_over(&self, key: &ImageKey, usage: &mut ImageUsage, is_new: bool, now: SystemTime) {
         let Some(since) = self.adopted.get(key.id()) else { return };
-        if !since.is_none_or(|since| since <= now) || !remembered.adopt() {
+        if !since.is_none_or(|since| since <= now) || !usage.adopt() {
             return;
         }
         if let Some(since) = since.filter(|_| is_new && !self.is_forgetful) {
-            record.first_seen = record.first_seen.map(|seen| seen.min(since));
-            self.dated.push(key.clone());
+            usage.date_back(since, now);
         }
-    }
-}
-
-impl ImageUsage {
-    /// Marks the image as adopted. Returns whether this is a change.
-    pub(in crate::inventory) fn adopt(&mut self) -> bool {
-        let is_news = self.origin == ImageOrigin::Found;
-        if is_news {
-            self.origin = ImageOrigin::Adopted;
-        }
-        is_news
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
-    inventory::detect::Record,
+    inventory::{detect::Fresh, observation_window::ObservationWindow, usage_history::use_history::ImageOrigin},
 };
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -15,8 +15,9 @@ fn at(minutes: u64) -> SystemTime {
 #[derive(Default)]
 struct Node {
     memory: UsageHistory,
-    records: Records,
     images: BTreeMap<ImageKey, Image>,
+    /// The last pass changed the ledger.
+    changed: bool,
 }
 
 fn key(name: &str) -> ImageKey {
@@ -45,31 +46,17 @@ impl Node {
 
     /// A pass that finds containers `(image, is new, created)`.
     fn pass(&mut self, containers: &[(&str, bool, u64)], now: SystemTime) {
-        let mut uses = Uses::default();
+        let mut users = Users::new();
         for (name, is_fresh, created) in containers {
-            uses.by_image.entry(key(name)).or_default().push("default/web/app".to_owned());
-            if *is_fresh {
-                let user = Some("default/web".to_owned());
-                uses.fresh.entry(key(name)).or_default().push(Fresh { created: Some(at(*created)), user });
-            }
+            let uses = users.entry(key(name)).or_default();
+            uses.by.push("default/web/app".to_owned());
+            uses.has_containers = true;
+            let fresh = Fresh { created: Some(at(*created)), user: Some("default/web".to_owned()) };
+            uses.fresh.extend(is_fresh.then_some(fresh));
         }
-        let mut records = Records::new();
-        for key in self.images.keys() {
-            let mut record = self.records.remove(key).unwrap_or(Record {
-                first_seen: Some(now),
-                last_used: None,
-                handler: String::new(),
-                size: ByteSize(1),
-                pinned: false,
-            });
-            if uses.by_image.contains_key(key) {
-                record.last_used = Some(now);
-            }
-            records.insert(key.clone(), record);
-        }
-        self.records = records;
         let images: Vec<Arc<Image>> = self.images.values().cloned().map(Arc::new).collect();
-        self.memory.apply(&mut self.records, &uses, &images, now);
+        let pass = PassTimes { detected_at: now, now, settling: Duration::from_mins(1), is_doubtful: true };
+        self.changed = self.memory.apply(&images, &users, &pass);
     }
 
     fn of(&self, name: &str) -> &ImageUsage {
@@ -77,13 +64,15 @@ impl Node {
     }
 
     fn restart(&mut self, last_pass: SystemTime) {
-        let pass = PassLine { at: Some(nanos(last_pass)), ..PassLine::default() };
-        let batch = self.memory.batch(pass, true);
-        let content = Content { pass: batch.pass, images: batch.images.into_iter().collect() };
+        let ledger = ledger(&self.memory, last_pass);
         self.memory = UsageHistory { is_forgetful: self.memory.is_forgetful, ..UsageHistory::default() };
-        self.memory.restore(content);
-        self.records = self.memory.records();
+        self.memory.restore(ledger);
     }
+}
+
+fn ledger(memory: &UsageHistory, last_pass: SystemTime) -> Ledger {
+    let window = ObservationWindow { last_pass: Some(last_pass), ..ObservationWindow::default() };
+    Ledger::new(window, None, memory.images.clone())
 }
 
 #[test]
@@ -138,7 +127,7 @@ fn an_image_that_comes_back_keeps_its_history() {
     assert_eq!((app.history.uses, app.history.returns, app.history.comebacks), (2, 1, 1));
     assert_eq!((app.origin, app.pulled, app.gone), (ImageOrigin::Pulled, Some(pulled), None));
     assert_eq!(app.first_seen, Some(at(301)), "it is protected as a new one");
-    assert_eq!(node.records[&key("app:1")].last_used, Some(at(300)));
+    assert_eq!(node.of("app:1").last_used, Some(at(300)));
 }
 
 #[test]
@@ -152,7 +141,7 @@ fn for_the_kubelet_an_image_that_comes_back_is_new() {
         node.pass(&[], at(120));
         node.has(&["app:1"]);
         node.pass(&[], at(300));
-        let record = &node.records[&key("app:1")];
+        let record = node.of("app:1");
         assert_eq!((record.first_seen, record.last_used), (Some(at(300)), last_used), "{is_forgetful}");
     }
 }
@@ -170,21 +159,9 @@ fn a_restart_counts_no_running_container_anew() {
 }
 
 #[test]
-fn the_use_goes_on_until_the_last_pass_though_it_is_not_written_each_time() {
-    let mut node = Node::default();
-    node.has(&["app:1"]);
-    node.pass(&[("app:1", true, 0)], at(0));
-    node.memory.batch(PassLine::default(), false);
-    node.pass(&[("app:1", false, 0)], at(5));
-    assert!(!node.memory.is_changed(), "an image that stays in use costs no line");
-    node.restart(at(5));
-    assert_eq!(node.records[&key("app:1")].last_used, Some(at(5)));
-}
-
-#[test]
 fn taking_over_a_node_learns_from_its_containers_and_records() {
     let mut node = Node::default();
-    node.memory.restore(Content::default());
+    node.memory.restore(Ledger::default());
     node.memory.adopt(key("old:1").id(), Some(at(100)));
     node.has(&["job:1", "old:1", "app:1"]);
     // Three exited containers of a job, a day apart, and one that says nothing of when.
@@ -193,7 +170,6 @@ fn taking_over_a_node_learns_from_its_containers_and_records() {
     let job = node.of("job:1");
     assert_eq!((job.history.uses, job.history.returns, job.first_seen), (3, 2, Some(at(0))));
     assert_eq!((node.of("old:1").origin, node.of("old:1").first_seen), (ImageOrigin::Adopted, Some(at(100))));
-    assert_eq!(node.records[&key("old:1")].first_seen, Some(at(100)));
     assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (ImageOrigin::Found, Some(at(3 * day))));
 }
 
@@ -202,12 +178,11 @@ fn what_another_manager_has_on_record_later_is_adopted_and_no_older_for_that() {
     let mut node = Node::default();
     node.has(&["app:1", "web:1"]);
     node.pass(&[], at(0));
-    node.memory.batch(PassLine::default(), true);
     node.memory.adopt(key("app:1").id(), None);
     node.pass(&[], at(5));
     assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (ImageOrigin::Adopted, Some(at(0))));
     assert_eq!(node.of("web:1").origin, ImageOrigin::Found);
-    assert!(node.memory.is_changed(), "a restart has to know it");
+    assert!(node.changed, "a restart has to know it");
     // Two unknown callers remove it and bring it back.
     node.has(&["web:1"]);
     node.pass(&[], at(10));
@@ -234,8 +209,8 @@ fn images_that_a_runtime_forgot_to_list_are_as_old_as_before() {
         node.pass(&[], at(125));
         node.has(back);
         node.pass(&[], at(until));
-        let dated = node.memory.take_dated().len();
-        (node.of("app:0").first_seen, node.of("app:0").history.comebacks, node.records[&key("app:0")].last_used, dated)
+        let dated = node.memory.images.values().filter(|usage| usage.requested_at == Some(at(until))).count();
+        (node.of("app:0").first_seen, node.of("app:0").history.comebacks, node.of("app:0").last_used, dated)
     };
     for restarts in [false, true] {
         assert_eq!(forgotten(false, restarts, &names, 130), (Some(at(0)), 0, Some(at(0)), 20), "{restarts}");
@@ -262,7 +237,7 @@ fn no_image_is_forgotten_because_a_runtime_lists_none() {
     node.has(&names);
     node.pass(&[], at(15));
     assert_eq!(node.memory.present().count(), REMOVED_IMAGES_MAX + 50);
-    assert!(node.records.values().all(|record| record.first_seen == Some(at(0))));
+    assert!(node.memory.images.values().all(|usage| usage.first_seen == Some(at(0))));
 }
 
 #[test]
@@ -299,12 +274,11 @@ fn what_is_remembered_has_bounds() {
     let names: Vec<String> = (0..REMOVED_IMAGES_MAX + 50).map(|number| format!("ci:{number}")).collect();
     node.has(&names.iter().map(String::as_str).collect::<Vec<_>>());
     node.pass(&[], at(20));
-    node.memory.batch(PassLine::default(), true);
     assert!(node.memory.pending.is_empty(), "waited for long enough");
     node.has(&["ci:none"]);
     node.pass(&[], at(40));
     assert_eq!(node.memory.images.len(), REMOVED_IMAGES_MAX + 1);
-    assert_eq!(node.memory.batch(PassLine::default(), false).forgotten.len(), 50);
+    assert!(node.changed);
     node.pass(&[], at(40) + REMOVED_AGE_MAX + HOUR);
     assert_eq!(node.memory.images.len(), 1);
     let reported = UseReport { user: Some("x".repeat(USER_LENGTH_MAX + 1)), pulled: None };
@@ -321,14 +295,12 @@ fn two_memories_of_one_node_become_one() {
         let mut other = Node::default();
         other.has(&["a:1", "c:1"]);
         other.pass(&[("a:1", true, 5), ("c:1", true, 5)], at(5));
-        let batch = other.memory.batch(PassLine { at: Some(nanos(at(7))), ..PassLine::default() }, true);
-        Content { pass: batch.pass, images: batch.images.into_iter().collect() }
+        ledger(&other.memory, at(7))
     };
     node.memory.merge(others);
     let a = node.of("a:1");
     assert_eq!((a.first_seen, a.last_used, a.history.uses), (Some(at(0)), Some(at(7)), 1));
     assert_eq!(node.of("c:1").history.uses, 1);
-    assert!(node.memory.is_changed());
 }
 
 #[test]

@@ -41,9 +41,6 @@ impl ImageOrigin {
     }
 }
 
-/// A shorter pause belongs to the previous use: no collection removes an image that fast.
-pub(in crate::inventory) const GAP_MIN: Duration = Duration::from_mins(2);
-
 /// Use statistics that predict future uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

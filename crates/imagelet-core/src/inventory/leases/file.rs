@@ -1,0 +1,94 @@
+//! The file of leases: each request of a pod, for a process that starts after a crash.
+//!
+//! `STATE_DIR/leases.json` has the last request time of each leased image, for all processes. It is not synced: after a
+//! power cut all containers start again and request their images again. Where it is unreadable, every image counts as
+//! requested.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use crate::image::ImageId;
+use crate::inventory::ledger::files::{self, StateDir};
+
+const LEASES: &str = "leases.json";
+
+#[derive(Debug, Default)]
+pub(in crate::inventory) struct LeaseFile {
+    directory: Option<StateDir>,
+    /// Held while the file is written.
+    turn: tokio::sync::Mutex<()>,
+    written: AtomicU64,
+    #[cfg(test)]
+    pub(in crate::inventory) memory: Option<std::sync::Arc<crate::inventory::testing::InMemoryDisk>>,
+}
+
+type RequestTimes = BTreeMap<ImageId, SystemTime>;
+
+impl LeaseFile {
+    pub(in crate::inventory) fn of(directory: Option<StateDir>) -> Self {
+        Self { directory, ..Self::default() }
+    }
+
+    pub(in crate::inventory) fn read(&self) -> io::Result<RequestTimes> {
+        #[cfg(test)]
+        if let Some(memory) = &self.memory {
+            return Ok(memory.leases.lock().unwrap().clone());
+        }
+        self.directory.as_ref().map_or_else(|| Ok(RequestTimes::new()), read)
+    }
+
+    /// The leases that other processes wrote, too.
+    pub(super) async fn reload(&self) -> io::Result<RequestTimes> {
+        let Some(directory) = self.directory.clone() else { return Ok(RequestTimes::new()) };
+        tokio::task::spawn_blocking(move || read(&directory)).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// Writes the leases up to this version, which are valid that long; concurrent callers share a write.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the leases hold for this process alone.
+    pub(super) async fn keep(
+        &self,
+        wanted: u64,
+        due: impl FnOnce() -> (u64, RequestTimes, Duration),
+    ) -> io::Result<()> {
+        let Some(directory) = self.directory.clone() else { return Ok(()) };
+        if self.written.load(Ordering::Acquire) >= wanted {
+            return Ok(());
+        }
+        let _turn = self.turn.lock().await;
+        if self.written.load(Ordering::Acquire) >= wanted {
+            return Ok(());
+        }
+        let (version, due, lasts) = due();
+        let written = tokio::task::spawn_blocking(move || write(&directory, due, lasts)).await;
+        self.written.fetch_max(version, Ordering::AcqRel);
+        written.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+}
+
+fn read(directory: &StateDir) -> io::Result<RequestTimes> {
+    let text = match fs::read(directory.path().join(LEASES)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RequestTimes::new()),
+        text => text?,
+    };
+    let asked: BTreeMap<ImageId, u64> = serde_json::from_slice(&text).map_err(io::Error::other)?;
+    Ok(asked.into_iter().map(|(id, asked_at)| (id, files::time(asked_at))).collect())
+}
+
+/// Adds these leases to those of all processes; expired ones and a damaged file are dropped.
+fn write(directory: &StateDir, due: RequestTimes, lasts: Duration) -> io::Result<()> {
+    let _lock = directory.lock()?;
+    let now = due.values().max().copied().unwrap_or(SystemTime::UNIX_EPOCH);
+    let mut asked = read(directory).unwrap_or_default();
+    asked.retain(|_, asked_at| *asked_at + lasts > now);
+    asked.extend(due);
+    let asked: BTreeMap<ImageId, u64> = asked.into_iter().map(|(id, asked_at)| (id, files::nanos(asked_at))).collect();
+    let beside = directory.path().join(format!(".{LEASES}.new"));
+    fs::write(&beside, serde_json::to_vec(&asked).map_err(io::Error::other)?)?;
+    fs::rename(&beside, directory.path().join(LEASES))
+}
