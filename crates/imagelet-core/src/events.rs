@@ -111,6 +111,7 @@ pub struct RecordedEvent {
 }
 
 /// Logs events, keeps the last ones, and sends them to subscribers.
+#[derive(Debug)]
 pub struct LogEvents {
     kept: Mutex<VecDeque<RecordedEvent>>,
     kept_max: NonZeroUsize,
@@ -161,12 +162,6 @@ impl EventSink for LogEvents {
         kept.push_back(recorded.clone());
         // The send fails without subscribers, which is no failure.
         let _ = self.followers.send(recorded);
-    }
-}
-
-impl fmt::Debug for LogEvents {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LogEvents").field("kept_max", &self.kept_max).finish_non_exhaustive()
     }
 }
 

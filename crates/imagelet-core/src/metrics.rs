@@ -3,10 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Write as _},
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// Most label sets of a family; later ones are counted under [`OVERFLOW`].
@@ -50,80 +47,15 @@ struct Registered {
     series: BTreeMap<Vec<String>, Value>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Value {
-    Number(Number),
-    Histogram(Histogram),
-}
-
-/// One series of a counter or gauge. Cheap to clone; an update needs no lookup.
-#[derive(Clone, Debug, Default)]
-pub struct Number(Arc<AtomicU64>);
-
-/// One series of a histogram. Cheap to clone; an update needs no lookup.
-#[derive(Clone, Debug)]
-pub struct Histogram(Arc<Mutex<Observed>>);
-
-#[derive(Debug)]
-struct Observed {
-    bounds: &'static [f64],
-    buckets: Vec<u64>,
-    sum: f64,
-    count: u64,
-}
-
-impl Number {
-    /// Adds an amount.
-    pub fn add(&self, amount: f64) {
-        let added = |bits| Some((f64::from_bits(bits) + amount).to_bits());
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).expect("it is never refused");
-    }
-
-    fn set(&self, value: f64) {
-        self.0.store(value.to_bits(), Ordering::Relaxed);
-    }
-
-    fn get(&self) -> f64 {
-        f64::from_bits(self.0.load(Ordering::Relaxed))
-    }
-}
-
-impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
-        Self(Arc::new(Mutex::new(Observed { bounds, buckets: vec![0; bounds.len()], sum: 0.0, count: 0 })))
-    }
-
-    /// Adds an observation.
-    pub fn observe(&self, observed: f64) {
-        let mut all = self.lock();
-        let Observed { bounds, buckets, sum, count } = &mut *all;
-        for (bucket, bound) in buckets.iter_mut().zip(*bounds) {
-            *bucket += u64::from(observed <= *bound);
-        }
-        *sum += observed;
-        *count += 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Observed> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A series that is looked up at its first update, and exported from then on.
-#[derive(Debug)]
-pub struct Late<T>(OnceLock<T>);
-
-impl<T> Default for Late<T> {
-    fn default() -> Self {
-        Self(OnceLock::new())
-    }
-}
-
-impl<T> Late<T> {
-    /// The series, looked up the first time.
-    pub fn get(&self, look_up: impl FnOnce() -> T) -> &T {
-        self.0.get_or_init(look_up)
-    }
+    Number(f64),
+    /// Observations at or below each bound.
+    Histogram {
+        buckets: Vec<u64>,
+        sum: f64,
+        count: u64,
+    },
 }
 
 impl Metrics {
@@ -141,26 +73,10 @@ impl Metrics {
         }
     }
 
-    /// One series of a counter or gauge, for frequent updates. Exported from now on.
-    pub fn number(&self, family: &'static Family, labels: &[&str]) -> Number {
-        match registered(&mut self.lock(), family).value(labels) {
-            Value::Number(number) => number.clone(),
-            Value::Histogram(_) => Number::default(),
-        }
-    }
-
-    /// One series of a histogram, for frequent observations. Exported from now on.
-    pub fn histogram(&self, family: &'static Family, labels: &[&str]) -> Histogram {
-        match registered(&mut self.lock(), family).value(labels) {
-            Value::Histogram(histogram) => histogram.clone(),
-            Value::Number(_) => Histogram::new(&[]),
-        }
-    }
-
     /// Adds to a counter or gauge.
     pub fn add(&self, family: &'static Family, labels: &[&str], amount: f64) {
         if let Value::Number(number) = registered(&mut self.lock(), family).value(labels) {
-            number.add(amount);
+            *number += amount;
         }
     }
 
@@ -172,7 +88,7 @@ impl Metrics {
     /// Sets a gauge.
     pub fn set(&self, family: &'static Family, labels: &[&str], value: f64) {
         if let Value::Number(number) = registered(&mut self.lock(), family).value(labels) {
-            number.set(value);
+            *number = value;
         }
     }
 
@@ -183,8 +99,13 @@ impl Metrics {
 
     /// Adds an observation to a histogram.
     pub fn observe(&self, family: &'static Family, labels: &[&str], observed: f64) {
-        if let Value::Histogram(histogram) = registered(&mut self.lock(), family).value(labels) {
-            histogram.observe(observed);
+        let MetricKind::Histogram(bounds) = family.kind else { return };
+        if let Value::Histogram { buckets, sum, count } = registered(&mut self.lock(), family).value(labels) {
+            for (bucket, bound) in buckets.iter_mut().zip(bounds) {
+                *bucket += u64::from(observed <= *bound);
+            }
+            *sum += observed;
+            *count += 1;
         }
     }
 
@@ -192,8 +113,8 @@ impl Metrics {
     pub fn value(&self, family: &'static Family, labels: &[&str]) -> f64 {
         let key: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
         match self.lock().get(family.name).and_then(|registered| registered.series.get(&key)) {
-            Some(Value::Number(number)) => number.get(),
-            Some(Value::Histogram(histogram)) => histogram.lock().count as f64,
+            Some(Value::Number(number)) => *number,
+            Some(Value::Histogram { count, .. }) => *count as f64,
             None => 0.0,
         }
     }
@@ -225,54 +146,45 @@ impl Registered {
         }
         let kind = self.family.kind;
         self.series.entry(key).or_insert_with(|| match kind {
-            MetricKind::Counter | MetricKind::Gauge => Value::Number(Number::default()),
-            MetricKind::Histogram(bounds) => Value::Histogram(Histogram::new(bounds)),
+            MetricKind::Counter | MetricKind::Gauge => Value::Number(0.0),
+            MetricKind::Histogram(bounds) => Value::Histogram { buckets: vec![0; bounds.len()], sum: 0.0, count: 0 },
         })
     }
 
     fn render(&self, text: &mut String) -> fmt::Result {
         let Family { name, help, kind, labels } = self.family;
-        let word = match kind {
-            MetricKind::Counter => "counter",
-            MetricKind::Gauge => "gauge",
-            MetricKind::Histogram(_) => "histogram",
+        let (word, bounds): (&str, &[f64]) = match kind {
+            MetricKind::Counter => ("counter", &[]),
+            MetricKind::Gauge => ("gauge", &[]),
+            MetricKind::Histogram(bounds) => ("histogram", bounds),
         };
         writeln!(text, "# HELP {name} {}", help.replace('\\', "\\\\").replace('\n', "\\n"))?;
         writeln!(text, "# TYPE {name} {word}")?;
         for (values, value) in &self.series {
             match value {
-                Value::Histogram(histogram) => {
-                    let all = histogram.lock();
-                    for (bound, below) in all.bounds.iter().zip(&all.buckets) {
-                        let labels = Labels { names: labels, values, bound: Some(&bound.to_string()) };
-                        writeln!(text, "{name}_bucket{labels} {below}")?;
+                Value::Histogram { buckets, sum, count } => {
+                    for (bound, below) in bounds.iter().zip(buckets) {
+                        writeln!(text, "{name}_bucket{} {below}", Labels(labels, values, Some(&bound.to_string())))?;
                     }
-                    let infinite = Labels { names: labels, values, bound: Some("+Inf") };
-                    writeln!(text, "{name}_bucket{infinite} {}", all.count)?;
-                    let labels = Labels { names: labels, values, bound: None };
-                    writeln!(text, "{name}_sum{labels} {}", all.sum)?;
-                    writeln!(text, "{name}_count{labels} {}", all.count)?;
+                    writeln!(text, "{name}_bucket{} {count}", Labels(labels, values, Some("+Inf")))?;
+                    writeln!(text, "{name}_sum{} {sum}", Labels(labels, values, None))?;
+                    writeln!(text, "{name}_count{} {count}", Labels(labels, values, None))?;
                 }
-                Value::Number(number) => {
-                    let labels = Labels { names: labels, values, bound: None };
-                    writeln!(text, "{name}{labels} {}", number.get())?;
-                }
+                Value::Number(number) => writeln!(text, "{name}{} {number}", Labels(labels, values, None))?,
             }
         }
         Ok(())
     }
 }
 
-struct Labels<'a> {
-    names: &'a [&'a str],
-    values: &'a [String],
-    bound: Option<&'a str>,
-}
+/// Names, values, and the bound of a bucket.
+struct Labels<'a>(&'a [&'a str], &'a [String], Option<&'a str>);
 
 impl fmt::Display for Labels<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let values = self.values.iter().map(String::as_str);
-        let pairs = self.names.iter().copied().zip(values).chain(self.bound.map(|bound| ("le", bound)));
+        let Self(names, values, bound) = self;
+        let values = values.iter().map(String::as_str);
+        let pairs = names.iter().copied().zip(values).chain(bound.map(|bound| ("le", bound)));
         let mut separator = '{';
         for (name, value) in pairs {
             let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");

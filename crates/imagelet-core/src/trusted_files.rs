@@ -6,7 +6,7 @@
 
 use std::{
     fmt, fs, io,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
     path::{Path, PathBuf},
 };
 
@@ -33,9 +33,9 @@ enum Part {
     /// A symlink on the path: its mode has no meaning.
     Link,
     /// The folder of one named file.
-    Folder { is_read_only: bool },
+    Folder,
     /// A folder whose every entry is used, so that a new entry is a change, too.
-    Collection { is_read_only: bool },
+    Collection,
 }
 
 /// The users who can change a part.
@@ -51,9 +51,8 @@ enum Exposure {
 /// Group write is permitted for root's group and for a group with the user's own number, which is the user's alone.
 fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     let is_writable_folder = match part {
-        Part::Folder { is_read_only: true } | Part::Collection { is_read_only: true } => return None,
-        Part::Folder { .. } => found.mode & STICKY == 0,
-        Part::File | Part::Collection { .. } => true,
+        Part::Folder => found.mode & STICKY == 0,
+        Part::File | Part::Collection => true,
         Part::Link => false,
     };
     let is_trusted = |id: u32| id == ROOT || id == user;
@@ -117,10 +116,10 @@ pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
     }
     let named_in = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let found_in = fs::canonicalize(named_in)?;
-    check_folder_of_file(&found_in)?;
+    judge_folder(Part::Folder, &found_in)?;
     // An unnamed pipe lies in no folder.
     match real_folder(file)? {
-        Some(lies_in) if lies_in != found_in => check_folder_of_file(&lies_in),
+        Some(lies_in) if lies_in != found_in => judge_folder(Part::Folder, &lies_in),
         _ => Ok(()),
     }
 }
@@ -139,24 +138,16 @@ pub fn check_program(path: &Path) -> io::Result<()> {
 /// # Errors
 /// As [`check`].
 pub fn check_folder(path: &Path) -> io::Result<()> {
-    let (folder, stat) = open_folder(path)?;
-    judge(Part::Collection { is_read_only: is_read_only(&folder)? }, path, &stat)
+    judge_folder(Part::Collection, path)
 }
 
-fn check_folder_of_file(path: &Path) -> io::Result<()> {
-    let (folder, stat) = open_folder(path)?;
-    judge(Part::Folder { is_read_only: is_read_only(&folder)? }, path, &stat)
-}
-
-fn open_folder(path: &Path) -> io::Result<(OwnedFd, Stat)> {
+/// A read-only mount passes, as of `ConfigMap` volumes, whose mode permits every user to write.
+fn judge_folder(part: Part, path: &Path) -> io::Result<()> {
     let folder = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let stat = rustix::fs::fstat(&folder)?;
-    Ok((folder, stat))
-}
-
-/// Whether the mount is read-only, as of `ConfigMap` volumes, whose mode permits every user to write.
-fn is_read_only(folder: &OwnedFd) -> io::Result<bool> {
-    Ok(rustix::fs::fstatvfs(folder)?.f_flag.contains(StatVfsMountFlags::RDONLY))
+    if rustix::fs::fstatvfs(&folder)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Ok(());
+    }
+    judge(part, path, &rustix::fs::fstat(&folder)?)
 }
 
 /// The folder of an open file, symlinks resolved.
@@ -183,9 +174,6 @@ mod tests {
 
     use super::*;
 
-    const FOLDER: Part = Part::Folder { is_read_only: false };
-    const COLLECTION: Part = Part::Collection { is_read_only: false };
-
     #[test]
     fn only_root_and_the_own_user_may_be_able_to_change_a_part() {
         let (owner, group, everyone) =
@@ -206,17 +194,15 @@ mod tests {
             (Part::File, 0, 0, 0o1666, 0, everyone),
             (Part::Link, 0, 0, 0o777, 0, None),
             (Part::Link, 1000, 0, 0o777, 0, owner(1000)),
-            (FOLDER, 0, 0, 0o755, 0, None),
-            (FOLDER, 0, 0, 0o777, 0, everyone),
-            (FOLDER, 0, 4, 0o775, 0, group(4)),
-            (FOLDER, 0, 0, 0o1777, 0, None),
-            (FOLDER, 1000, 0, 0o1777, 0, owner(1000)),
-            (Part::Folder { is_read_only: true }, 0, 0, 0o777, 0, None),
-            (COLLECTION, 0, 0, 0o755, 0, None),
+            (Part::Folder, 0, 0, 0o755, 0, None),
+            (Part::Folder, 0, 0, 0o777, 0, everyone),
+            (Part::Folder, 0, 4, 0o775, 0, group(4)),
+            (Part::Folder, 0, 0, 0o1777, 0, None),
+            (Part::Folder, 1000, 0, 0o1777, 0, owner(1000)),
+            (Part::Collection, 0, 0, 0o755, 0, None),
             // Other users may add entries.
-            (COLLECTION, 0, 0, 0o1777, 0, everyone),
-            (COLLECTION, 1000, 1000, 0o755, 0, owner(1000)),
-            (Part::Collection { is_read_only: true }, 0, 0, 0o777, 0, None),
+            (Part::Collection, 0, 0, 0o1777, 0, everyone),
+            (Part::Collection, 1000, 1000, 0o755, 0, owner(1000)),
         ] {
             assert_eq!(
                 exposure(part, Ownership { uid, gid, mode }, user),

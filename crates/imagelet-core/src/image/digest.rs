@@ -102,20 +102,20 @@ impl FromStr for Digest {
         if !is_algorithm_name(name) {
             return Err(DigestError::Format);
         }
-        let algorithm = match name {
-            "sha256" => DigestAlgorithm::Sha256,
-            "sha384" => DigestAlgorithm::Sha384,
-            "sha512" => DigestAlgorithm::Sha512,
-            _ => return Err(DigestError::Algorithm),
-        };
+        let known = [DigestAlgorithm::Sha256, DigestAlgorithm::Sha384, DigestAlgorithm::Sha512];
+        let algorithm = known.into_iter().find(|it| it.name() == name).ok_or(DigestError::Algorithm)?;
         if hex.len() != algorithm.hex_length() {
             return Err(DigestError::Length);
         }
-        if !hex.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
+        if !hex.bytes().all(is_lower_hex) {
             return Err(DigestError::Format);
         }
         Ok(Self { algorithm, text: text.into() })
     }
+}
+
+pub(super) fn is_lower_hex(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
 fn is_algorithm_name(name: &str) -> bool {

@@ -11,17 +11,8 @@ pub struct Glob(String);
 
 /// The text is not a valid glob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GlobError {
-    /// The pattern is empty.
-    #[error("an empty pattern covers nothing")]
-    Empty,
-    /// Longer than any name.
-    #[error("the pattern is longer than {GLOB_LENGTH_MAX} bytes")]
-    TooLong,
-    /// Blanks or control characters, which no name has.
-    #[error("the pattern has blanks or control characters in it")]
-    Blanks,
-}
+#[error("{0}")]
+pub struct GlobError(&'static str);
 
 impl Glob {
     /// Parses a pattern.
@@ -30,15 +21,14 @@ impl Glob {
     /// When it is empty, too long, or has characters that no name has.
     pub fn new(text: &str) -> Result<Self, GlobError> {
         if text.is_empty() {
-            return Err(GlobError::Empty);
+            Err(GlobError("an empty pattern covers nothing"))
+        } else if text.len() > GLOB_LENGTH_MAX {
+            Err(GlobError("the pattern is longer than 1024 bytes"))
+        } else if text.chars().any(|found| found.is_whitespace() || found.is_control()) {
+            Err(GlobError("the pattern has blanks or control characters in it"))
+        } else {
+            Ok(Self(text.to_owned()))
         }
-        if text.len() > GLOB_LENGTH_MAX {
-            return Err(GlobError::TooLong);
-        }
-        if text.chars().any(|found| found.is_whitespace() || found.is_control()) {
-            return Err(GlobError::Blanks);
-        }
-        Ok(Self(text.to_owned()))
     }
 
     /// The pattern as written.

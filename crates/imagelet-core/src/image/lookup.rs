@@ -2,11 +2,12 @@
 
 use super::{
     Digest, ImageId, Reference,
+    digest::is_lower_hex,
     reference::{NameKind, full_name_kind},
 };
 
 /// Shortest id prefix, in hex digits.
-pub const ID_PREFIX_LENGTH_MIN: usize = 3;
+const ID_PREFIX_LENGTH_MIN: usize = 3;
 const ID_LENGTH: usize = 64;
 
 /// The present images and their names.
@@ -58,10 +59,6 @@ pub fn look_up(text: &str, images: &dyn ImageNames) -> Result<Option<ImageId>, L
         [Some(_), Some(_)] => Err(LookupError::Ambiguous),
         [found, _] => Ok(found),
     }
-}
-
-fn is_lower_hex(byte: u8) -> bool {
-    byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
 }
 
 /// Sorts names into those with a tag and those with a digest; other names are dropped.

@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 pub use digest::{Digest, DigestAlgorithm, DigestError};
 pub use glob::{GLOB_LENGTH_MAX, Glob, GlobError};
 pub use id::{ImageId, ImageKey};
-pub use lookup::{ID_PREFIX_LENGTH_MIN, ImageNames, LookupError, look_up, split_names};
+pub use lookup::{ImageNames, LookupError, look_up, split_names};
 pub use measure::{ByteSize, Percent, PercentError};
 pub use pinned::{PinnedNames, PinnedNamesError};
 pub use platform::{Platform, PlatformError};

@@ -1,7 +1,5 @@
 //! Names that a configuration pins, in containerd's notation and in CRI-O's (`docs/spec/cri.md §5.8`).
 
-use std::collections::BTreeSet;
-
 use super::{Image, Reference};
 
 /// Pinned names, whatever image they refer to at the time.
@@ -15,14 +13,12 @@ use super::{Image, Reference};
 /// # Ok::<(), imagelet_core::image::PinnedNamesError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PinnedNames {
-    /// Normalised names; tags keep their capital letters.
-    exact: BTreeSet<String>,
-    patterns: Vec<Pattern>,
-}
+pub struct PinnedNames(Vec<Pattern>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern {
+    /// A whole name; tags keep their capital letters.
+    Exact(String),
     /// A whole name, in lower case.
     Whole(String),
     /// `TEXT*`: a prefix.
@@ -50,7 +46,7 @@ impl PinnedNames {
     pub fn exactly<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let kept = |name: &str| name.parse::<Reference>().map(|name| name.canonical().to_string());
         let spelled = names.into_iter().flat_map(|name| [Some(name.to_owned()), kept(name).ok()]);
-        Self { exact: spelled.flatten().filter(|name| !name.is_empty()).collect(), patterns: Vec::new() }
+        Self(spelled.flatten().filter(|name| !name.is_empty()).map(Pattern::Exact).collect())
     }
 
     /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, case-insensitive. A beginning matches at the start of
@@ -85,35 +81,28 @@ impl PinnedNames {
             };
             patterns.push(pattern);
         }
-        Ok(Self { exact: BTreeSet::new(), patterns })
+        Ok(Self(patterns))
     }
 
     /// The union of both.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
-        self.exact.extend(other.exact);
-        self.patterns.extend(other.patterns);
+        self.0.extend(other.0);
         self
     }
 
     /// Whether no name is pinned.
     pub fn is_empty(&self) -> bool {
-        self.exact.is_empty() && self.patterns.is_empty()
+        self.0.is_empty()
     }
 
     /// Whether a name, in full and with its tag or digest, is pinned.
     pub fn pins(&self, name: &str) -> bool {
-        if self.exact.contains(name) {
-            return true;
-        }
-        if self.patterns.is_empty() {
-            return false;
-        }
-        let small = name.to_ascii_lowercase();
-        self.patterns.iter().any(|pattern| match pattern {
-            Pattern::Whole(whole) => small == *whole,
-            Pattern::Beginning(beginning) => small.starts_with(beginning),
-            Pattern::Within(word) => small.contains(word),
+        self.0.iter().any(|pattern| match pattern {
+            Pattern::Exact(whole) => name == whole,
+            Pattern::Whole(whole) => name.eq_ignore_ascii_case(whole),
+            Pattern::Beginning(beginning) => name.to_ascii_lowercase().starts_with(beginning),
+            Pattern::Within(word) => name.to_ascii_lowercase().contains(word),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
-use super::digest::{Digest, DigestError};
+use super::digest::{Digest, DigestError, is_lower_hex};
 
 const PATH_LENGTH_MAX: usize = 255;
 const TAG_LENGTH_MAX: usize = 128;
@@ -12,7 +12,7 @@ const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
 
 /// A normalised name: repository with domain, and a tag, a digest, or both.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reference {
     repository: String,
     tag: Option<String>,
@@ -113,12 +113,6 @@ impl fmt::Display for Reference {
             write!(f, ":{tag}")?;
         }
         self.digest.as_ref().map_or(Ok(()), |digest| write!(f, "@{digest}"))
-    }
-}
-
-impl fmt::Debug for Reference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reference({self})")
     }
 }
 
@@ -325,10 +319,6 @@ fn has_digest_form(digest: &str) -> bool {
     algorithm.split(['+', '.', '-', '_']).all(part)
         && hex.len() >= 32
         && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-fn is_lower_hex(byte: u8) -> bool {
-    byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
 }
 
 #[cfg(test)]

@@ -219,11 +219,6 @@ pub enum InventoryError {
     },
 }
 
-enum Missing {
-    Container(String),
-    Sandbox(String),
-}
-
 impl Inventory {
     /// An inventory of this runtime's images, stored in `state_dir` if given. A damaged file is set aside as
     /// `NAME.corrupt-SECONDS` and logged.
@@ -302,17 +297,21 @@ impl Inventory {
 
     /// Records a request for the image by a caller that may start a container, which counts as use.
     pub fn touch(&self, key: &ImageKey, now: SystemTime) {
-        self.hand_out(&HandedOut { key: key.clone(), user: None, pulled: None }, now);
+        self.record_use(&HandedOut { key: key.clone(), user: None, pulled: None }, 1, now);
     }
 
     /// Records that a caller got the image, with its pod and the pull cost; this counts as use.
     pub fn hand_out(&self, handed: &HandedOut, now: SystemTime) {
+        self.record_use(handed, 1, now);
+    }
+
+    fn record_use(&self, handed: &HandedOut, uses: u64, now: SystemTime) {
         let mut state = self.lock();
         let at = state.clock.now(now);
         state.seen_at = state.seen_at.max(Some(at));
         let cost = |(bytes, duration)| PullCost { bytes, duration, at };
         let reported = UseReport { user: handed.user.clone(), pulled: handed.pulled.map(cost) };
-        state.memory.used(&handed.key, reported, at);
+        state.memory.used(&handed.key, reported, uses, at);
         state.dirty = true;
     }
 
@@ -335,33 +334,24 @@ impl Inventory {
     ///
     /// Not queried without any listed container: a runtime that lost its state would report all as gone.
     async fn are_missing_gone(&self, listed: &BTreeMap<String, Vec<String>>, sandboxes: &SandboxImages) -> bool {
-        let missing: Vec<Missing> = {
+        let (containers, sandboxes): (Vec<String>, Vec<String>) = {
             let state = self.lock();
             // After a start the former containers are unknown.
             if listed.is_empty() || state.mounts.is_empty() {
                 return false;
             }
-            let containers =
-                state.mounts.keys().filter(|id| !listed.contains_key(*id)).cloned().map(Missing::Container);
-            let missing = containers.chain(state.sandboxes.missing(sandboxes).map(Missing::Sandbox));
-            missing.take(MISSING_ASKED_MAX + 1).collect()
+            let missing = state.mounts.keys().filter(|id| !listed.contains_key(*id));
+            (missing.cloned().collect(), state.sandboxes.missing(sandboxes).collect())
         };
-        if missing.len() > MISSING_ASKED_MAX {
+        if containers.len() + sandboxes.len() > MISSING_ASKED_MAX {
             return false;
         }
-        let is_gone = |missing| async move {
-            match missing {
-                Missing::Container(id) => self.runtime.is_container_gone(&id).await,
-                Missing::Sandbox(id) => Ok(self.runtime.sandbox_image(&id).await? == SandboxImage::Gone),
-            }
-        };
-        let mut answers = stream::iter(missing).map(is_gone).buffer_unordered(STATUS_CALLS_MAX);
-        while let Some(answer) = answers.next().await {
-            if !answer.unwrap_or(false) {
-                return false;
-            }
-        }
-        true
+        let container = |id: String| async move { self.runtime.is_container_gone(&id).await.unwrap_or(false) };
+        let sandbox =
+            |id: String| async move { matches!(self.runtime.sandbox_image(&id).await, Ok(SandboxImage::Gone)) };
+        let containers = stream::iter(containers).map(container).buffer_unordered(STATUS_CALLS_MAX);
+        let sandboxes = stream::iter(sandboxes).map(sandbox).buffer_unordered(STATUS_CALLS_MAX);
+        containers.chain(sandboxes).all(|is_gone| async move { is_gone }).await
     }
 
     /// Images mounted into containers; only new containers are queried.

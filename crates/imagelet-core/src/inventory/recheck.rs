@@ -12,7 +12,7 @@ use crate::inventory::{
 };
 use crate::{
     image::{Image, ImageSpec},
-    runtime::RuntimeErrorKind,
+    runtime::{Pod, RuntimeErrorKind},
 };
 
 /// The result of the recheck.
@@ -46,18 +46,27 @@ impl Inventory {
             Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Vec::new(),
             pods => pods.map_err(InventoryError::List)?,
         };
+        let seen = self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_WAIT);
+        let containers = seen.map_or(0, |seen| seen.containers);
+        let blocker = self.blocked_by_users(&Arc::new(image.clone()), pods, containers).await?;
+        Ok(blocker.map_or(RemovalPermit::Free(removal), RemovalPermit::Kept))
+    }
+
+    /// The users of an image in these pods, of which some had this many containers before.
+    async fn blocked_by_users(
+        &self,
+        image: &Arc<Image>,
+        pods: Vec<Pod>,
+        containers: usize,
+    ) -> Result<Option<RemovalBlocker>, InventoryError> {
         let mounts = self.mounts(&pods).await?;
         let sandboxes = self.sandbox_images(&pods).await?;
-        let images = [image.clone()].into_iter().collect();
+        let images = [Arc::clone(image)].into_iter().collect();
         let survey = Survey { images, pods, mounts, sandboxes, missing_are_gone: false };
-        let seen = self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_WAIT);
-        if seen.is_some_and(|seen| seen.containers > 0) && survey.runtime_containers() == 0 {
-            return Ok(RemovalPermit::Kept(RemovalBlocker::Doubtful));
+        if containers > 0 && survey.runtime_containers() == 0 {
+            return Ok(Some(RemovalBlocker::Doubtful));
         }
-        Ok(match users(&survey, |_| false).0.remove(&image.key()) {
-            Some(uses) => RemovalPermit::Kept(RemovalBlocker::InUse(uses.by)),
-            None => RemovalPermit::Free(removal),
-        })
+        Ok(users(&survey, |_| false).0.remove(&image.key()).map(|uses| RemovalBlocker::InUse(uses.by)))
     }
 
     /// Checks one entry of a snapshot with this many containers again, against the runtime and the operator's pins.
@@ -82,28 +91,19 @@ impl Inventory {
         &self,
         entry: &ImageEntry,
         containers: usize,
-    ) -> Result<Result<Image, RemovalBlocker>, InventoryError> {
+    ) -> Result<Result<Arc<Image>, RemovalBlocker>, InventoryError> {
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
-        let mounts = self.mounts(&pods).await?;
-        let sandboxes = self.sandbox_images(&pods).await?;
         let spec = ImageSpec { image: entry.image.id.to_string(), ..entry.image.spec.clone() };
         let Some(found) = self.runtime.status(&spec).await.map_err(InventoryError::List)? else {
             return Ok(Err(RemovalBlocker::Gone));
         };
         // Tags may have moved since: both the old and the new names count.
-        let image = merged(&entry.image, found);
-        let image = Arc::new(image);
-        let images = [Arc::clone(&image)].into_iter().collect();
-        let survey = Survey { images, pods, mounts, sandboxes, missing_are_gone: false };
-        if containers > 0 && survey.runtime_containers() == 0 {
-            return Ok(Err(RemovalBlocker::Doubtful));
-        }
-        if let Some(uses) = users(&survey, |_| false).0.remove(&survey.images[0].key()) {
-            return Ok(Err(RemovalBlocker::InUse(uses.by)));
+        let image = Arc::new(merged(&entry.image, found));
+        if let Some(blocker) = self.blocked_by_users(&image, pods, containers).await? {
+            return Ok(Err(blocker));
         }
         self.reload_pins().await;
-        drop(survey);
-        Ok(Ok(Arc::unwrap_or_clone(image)))
+        Ok(Ok(image))
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::image::{Image, ImageId, ImageKey};
 use crate::inventory::{
-    ImageEntry, Inventory, InventoryState,
+    HandedOut, ImageEntry, Inventory, InventoryState,
     boot_clock::moved,
     detect::Survey,
     leases::{AHEAD_MAX, LookMark, RemovalBlocker},
@@ -97,7 +97,9 @@ impl Inventory {
         #[cfg(test)]
         state.mutate_after_lease(key.id());
         drop(state);
-        self.touch(key, now);
+        // A pod's manager has recorded the use itself.
+        let handed = HandedOut { key: key.clone(), user: None, pulled: None };
+        self.record_use(&handed, u64::from(pod.is_empty()), now);
         Some(version)
     }
 

@@ -108,21 +108,21 @@ impl UsageHistory {
     }
 
     /// Records a use: a caller got the image. A request may have the id without the handler.
-    pub(in crate::inventory) fn used(&mut self, key: &ImageKey, mut reported: UseReport, at: SystemTime) {
+    pub(in crate::inventory) fn used(&mut self, key: &ImageKey, mut reported: UseReport, uses: u64, at: SystemTime) {
         reported.user = reported.user.filter(|user| user.len() <= USER_LENGTH_MAX);
         let mut is_listed = false;
         let of_id = self.images.range_mut(by_id(key)..).take_while(|(other, _)| other.id() == key.id());
         for (_, usage) in
             of_id.filter(|(other, usage)| usage.gone.is_none() && (key.handler().is_empty() || *other == key))
         {
-            usage.take(reported.clone(), 1, at);
+            usage.take(reported.clone(), uses, at);
             is_listed = true;
         }
         if !is_listed && (self.pending.len() < PENDING_MAX || self.pending.contains_key(key)) {
             let first = || Pending { reported: UseReport::default(), uses: 0, at };
             let pending = self.pending.entry(key.clone()).or_insert_with(first);
             pending.at = pending.at.max(at);
-            pending.uses += 1;
+            pending.uses += uses;
             pending.reported.user = reported.user.or(pending.reported.user.take());
             pending.reported.pulled = reported.pulled.or(pending.reported.pulled);
         }

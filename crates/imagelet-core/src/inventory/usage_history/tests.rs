@@ -81,7 +81,7 @@ fn the_container_that_follows_an_ensure_is_the_same_use() {
     node.has(&["app:1"]);
     node.pass(&[], at(0));
     let reported = UseReport { user: Some("default/web".to_owned()), pulled: None };
-    node.memory.used(&key("app:1"), reported, at(1));
+    node.memory.used(&key("app:1"), reported, 1, at(1));
     node.pass(&[("app:1", true, 2)], at(5));
     assert_eq!(node.of("app:1").history.uses, 1);
     assert_eq!(node.of("app:1").user.as_deref(), Some("default/web"));
@@ -120,7 +120,7 @@ fn an_image_that_comes_back_keeps_its_history() {
     assert_eq!(node.of("app:1").gone, Some(at(120)));
     assert_eq!(node.memory.present().count(), 0);
     let pulled = PullCost { bytes: ByteSize(7), duration: Duration::from_secs(1), at: at(300) };
-    node.memory.used(&key("app:1"), UseReport { user: None, pulled: Some(pulled) }, at(300));
+    node.memory.used(&key("app:1"), UseReport { user: None, pulled: Some(pulled) }, 1, at(300));
     node.has(&["app:1"]);
     node.pass(&[], at(301));
     let app = node.of("app:1");
@@ -268,7 +268,7 @@ fn the_names_of_repositories_are_cut_where_the_tag_begins() {
 fn what_is_remembered_has_bounds() {
     let mut node = Node::default();
     for number in 0..PENDING_MAX + 10 {
-        node.memory.used(&key(&format!("never:{number}")), UseReport::default(), at(0));
+        node.memory.used(&key(&format!("never:{number}")), UseReport::default(), 1, at(0));
     }
     assert_eq!(node.memory.pending.len(), PENDING_MAX);
     let names: Vec<String> = (0..REMOVED_IMAGES_MAX + 50).map(|number| format!("ci:{number}")).collect();
@@ -282,7 +282,7 @@ fn what_is_remembered_has_bounds() {
     node.pass(&[], at(40) + REMOVED_AGE_MAX + HOUR);
     assert_eq!(node.memory.images.len(), 1);
     let reported = UseReport { user: Some("x".repeat(USER_LENGTH_MAX + 1)), pulled: None };
-    node.memory.used(&key("a:1"), reported, at(0));
+    node.memory.used(&key("a:1"), reported, 1, at(0));
     assert_eq!(node.memory.pending[&key("a:1")].reported.user, None);
 }
 
