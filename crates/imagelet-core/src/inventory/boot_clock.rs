@@ -16,13 +16,11 @@ use serde::{Deserialize, Serialize};
 pub(super) const OFF_MAX: Duration = Duration::from_hours(7 * 24);
 /// How long after a boot a corrected wall clock is accepted.
 const CORRECTED_UNTIL: Duration = Duration::from_hours(1);
-/// Smaller corrections are ignored.
 const CORRECTION_MIN: Duration = Duration::from_secs(10);
 /// Longest boot id; Linux writes a UUID.
 const BOOT_LENGTH_MAX: u64 = 64;
 
 pub(super) trait BootClock: Send + Sync {
-    /// Time since boot, including suspended time.
     fn uptime(&self) -> Duration;
     /// The unique id of this boot; empty if unknown.
     fn boot(&self) -> String;
@@ -50,13 +48,9 @@ impl BootClock for Linux {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Anchor {
-    /// The boot id.
     pub(super) boot: String,
-    /// The boot clock at this anchor.
     pub(super) uptime: u64,
-    /// The steady time at this anchor.
     pub(super) steady: u64,
-    /// The wall clock at this anchor.
     pub(super) wall: u64,
     /// The end of the previous boot.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -13,7 +13,6 @@ use crate::{
     runtime::{Container, Listing, Pod, Sandbox},
 };
 
-/// What uses an image.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ImageUses {
     pub(crate) by: Vec<String>,
@@ -30,11 +29,9 @@ pub(crate) type Users = BTreeMap<ImageKey, ImageUses>;
 pub(crate) struct Fresh {
     /// Creation by the wall clock; `None` where the runtime does not report it.
     pub(crate) created: Option<SystemTime>,
-    /// `NAMESPACE/POD` of a pod's container.
     pub(crate) user: Option<String>,
 }
 
-/// The runtime's answers for one pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
     pub(crate) images: Listing,

@@ -28,47 +28,28 @@ pub struct NodeImage {
     pub size_bytes: u64,
 }
 
-/// The images of a node, largest first. A failed listing keeps the last list; a removal shows with the next list.
-#[derive(Debug, Default)]
-pub(super) struct ImageCache(Mutex<Cached>);
-
-#[derive(Debug, Default)]
-struct Cached {
-    images: Arc<[Arc<Image>]>,
-    /// Time of the listing; `None` before the first.
-    at: Option<Instant>,
-}
-
-impl ImageCache {
-    /// Replaces the list. Sorted here, because reads are more frequent.
-    fn set(&self, mut images: Vec<Arc<Image>>) {
-        sort_for_status(&mut images);
-        let cached = Cached { images: images.into(), at: Some(Instant::now()) };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = cached;
-    }
-
-    /// The shared list; empty before the first.
-    fn get(&self) -> Arc<[Arc<Image>]> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner).images)
-    }
-
-    fn is_fresh(&self) -> bool {
-        let at = self.0.lock().unwrap_or_else(PoisonError::into_inner).at;
-        at.is_some_and(|at| at.elapsed() < LIST_AGE_MAX)
-    }
-}
+/// The last list, sorted, and its time; `None` before the first.
+pub(super) type ImageCache = Mutex<(Option<Instant>, Arc<[Arc<Image>]>)>;
 
 impl Inventory {
-    /// The images for a Node's status, at most half a minute old and listed on demand. A failed listing is logged and
-    /// returns the last list.
+    /// The images for a Node's status, largest first, at most half a minute old and listed on demand. A failed listing
+    /// is logged and returns the last list; a removal shows with the next list.
     pub async fn image_list(&self) -> Arc<[Arc<Image>]> {
-        if !self.cache.is_fresh() {
-            match self.runtime.list(None).await {
-                Ok(images) => self.cache.set(images.into_images()),
-                Err(error) => tracing::info!(err = error.chain(), "Failed to update image list"),
-            }
+        let (at, kept) = self.cache.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if at.is_some_and(|at| at.elapsed() < LIST_AGE_MAX) {
+            return kept;
         }
-        self.cache.get()
+        let mut images = match self.runtime.list(None).await {
+            Ok(images) => images.into_images(),
+            Err(error) => {
+                tracing::info!(err = error.chain(), "Failed to update image list");
+                return kept;
+            }
+        };
+        sort_for_status(&mut images);
+        let images: Arc<[Arc<Image>]> = images.into();
+        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = (Some(Instant::now()), Arc::clone(&images));
+        images
     }
 }
 
@@ -121,14 +102,10 @@ mod tests {
         assert_eq!(cases.len(), 12);
         for case in cases {
             let (name, input, expected) = (&case["name"], &case["input"], &case["expected"]);
-            let cache = ImageCache::default();
-            // The last case has an empty cache.
-            let images: Vec<Arc<Image>> =
+            let mut images: Vec<Arc<Image>> =
                 input["images"].as_array().unwrap().iter().map(|it| Arc::new(image(it))).collect();
-            if !images.is_empty() {
-                cache.set(images);
-            }
-            let listed = input["image_list_error"].as_str().map_or_else(|| Ok(cache.get()), Err);
+            sort_for_status(&mut images);
+            let listed = input["image_list_error"].as_str().map_or_else(|| Ok(images), Err);
             let images_max = usize::try_from(input["node_status_max_images"].as_i64().unwrap()).ok();
             let (images, error) = match listed {
                 Ok(images) => {
@@ -158,16 +135,5 @@ mod tests {
         assert_eq!(inventory.image_list().await.len(), 1, "the last list stays");
         fake.heal();
         assert_eq!(inventory.image_list().await.len(), 2);
-    }
-
-    #[test]
-    fn a_list_is_replaced_as_a_whole_and_shared_not_copied() {
-        let cache = ImageCache::default();
-        cache.set(["a", "b"].map(|id| Arc::new(image(&json!({"id": id, "size": 1})))).into());
-        let kept = cache.get();
-        assert_eq!(kept.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(), ["b", "a"]);
-        assert!(Arc::ptr_eq(&kept, &cache.get()));
-        cache.set(Vec::new());
-        assert_eq!((kept.len(), cache.get().len()), (2, 0), "who holds the old list keeps it");
     }
 }

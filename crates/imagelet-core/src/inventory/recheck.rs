@@ -15,12 +15,10 @@ use crate::{
     runtime::{Pod, RuntimeErrorKind},
 };
 
-/// The result of the recheck.
 #[derive(Debug)]
 pub(crate) enum RemovalPermit<'a> {
     /// The removal may proceed while this lives.
     Free(Removal<'a>),
-    /// The image stays.
     Kept(RemovalBlocker),
 }
 

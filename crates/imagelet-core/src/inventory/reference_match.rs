@@ -138,12 +138,10 @@ fn spellings(text: &str) -> Vec<String> {
     all.into_iter().flatten().filter(|spelling| !spelling.is_empty()).collect()
 }
 
-/// The part after the last slash.
 fn tail(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
-/// An id without its algorithm.
 pub(super) fn bare_id(id: &str) -> &str {
     id.strip_prefix("sha256:").unwrap_or(id)
 }

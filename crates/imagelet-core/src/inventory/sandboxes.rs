@@ -20,9 +20,7 @@ pub(super) struct Sandboxes {
     are_ignored: bool,
     /// A sandbox never changes its image, so each is queried once.
     pub(super) images: SandboxImages,
-    /// Configured images of new sandboxes.
     configured: Vec<PinPattern>,
-    /// Reported images of new sandboxes.
     reported: Vec<PinPattern>,
 }
 
@@ -39,7 +37,6 @@ impl Sandboxes {
         missing.map(|(id, _)| id.clone())
     }
 
-    /// Patterns of the images of new sandboxes.
     pub(super) fn defaults(&self) -> impl Iterator<Item = &PinPattern> {
         self.configured.iter().chain(&self.reported)
     }
@@ -89,7 +86,6 @@ impl Inventory {
         Ok(images)
     }
 
-    /// Reloads the runtime's images of new sandboxes.
     pub(super) async fn reload_default_sandbox_images(&self) -> Result<(), InventoryError> {
         if self.lock().sandboxes.are_ignored {
             return Ok(());

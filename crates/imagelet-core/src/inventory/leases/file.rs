@@ -19,7 +19,6 @@ const LEASES: &str = "leases.json";
 #[derive(Debug, Default)]
 pub(in crate::inventory) struct LeaseFile {
     directory: Option<StateDir>,
-    /// Held while the file is written.
     turn: tokio::sync::Mutex<()>,
     written: AtomicU64,
     #[cfg(test)]

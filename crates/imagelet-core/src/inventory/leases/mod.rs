@@ -24,14 +24,12 @@ const PODS_MAX: usize = 1024;
 /// A written lease counts this much longer after a restart, so that not every request writes.
 pub(in crate::inventory) const AHEAD_MAX: Duration = Duration::from_secs(15);
 
-/// All leases, holds and running removals.
 #[derive(Clone, Debug, Default)]
 pub(in crate::inventory) struct Leases {
     /// Duration of a lease; zero disables leases.
     pub(in crate::inventory) lasts: Duration,
     /// By image id, because a removal names the id without a handler; then by pod, empty for unknown pods.
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
-    /// Names of the running work by image.
     holds: BTreeMap<ImageId, Vec<&'static str>>,
     removing: BTreeSet<ImageId>,
     begun: u64,
@@ -45,7 +43,6 @@ pub(in crate::inventory) struct Leases {
     version: u64,
 }
 
-/// The lease of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::inventory) struct Lease {
     /// First request of the pod: later containers match it.
@@ -60,10 +57,8 @@ pub(in crate::inventory) struct Lease {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::inventory) struct LookMark(u64);
 
-/// An obstacle between an image and its removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RemovalBlocker {
-    /// The image is absent.
     Gone,
     /// The image is in use, or work in this process holds it.
     InUse(Vec<String>),
@@ -75,7 +70,6 @@ pub(crate) enum RemovalBlocker {
     Leased(SystemTime),
     /// First seen without its last container at this time; a second pass has to confirm it.
     Released(SystemTime),
-    /// Another caller removes it.
     Busy,
     /// The runtime lists no container after it listed some for the snapshot.
     Doubtful,
@@ -195,7 +189,6 @@ impl Leases {
         self.all_until = self.all_until.map(|until| until.min(now + lasts)).filter(|until| *until > now);
     }
 
-    /// Starts a removal unless an obstacle exists.
     pub(in crate::inventory) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), RemovalBlocker> {
         match self.until(id, now).filter(|_| self.works(id).is_empty()) {
             Some(until) => Err(RemovalBlocker::Leased(until)),
@@ -217,7 +210,6 @@ impl Leases {
         Ok(())
     }
 
-    /// Ends a removal, whether or not it removed the image.
     pub(in crate::inventory) fn end_removal(&mut self, id: &ImageId) {
         self.removing.remove(id);
         if self.ended.len() == ENDED_MAX {
@@ -241,7 +233,6 @@ impl Leases {
         true
     }
 
-    /// Ends one [`Self::hold`].
     pub(in crate::inventory) fn release(&mut self, id: &ImageId, work: &'static str) {
         let Some(works) = self.holds.get_mut(id) else { return };
         if let Some(at) = works.iter().position(|held| *held == work) {
@@ -261,7 +252,6 @@ impl Leases {
         self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
     }
 
-    /// The newest lease version for the disk.
     pub(in crate::inventory) fn version(&self) -> u64 {
         self.version
     }
@@ -296,7 +286,6 @@ impl Leases {
         }
     }
 
-    /// Leases every image for the duration of a lease.
     pub(in crate::inventory) fn lease_all(&mut self, now: SystemTime) {
         self.all_until = Some(now + self.lasts);
     }

@@ -204,7 +204,6 @@ impl Inventory {
         }
     }
 
-    /// Restores the leases of other processes.
     pub(in crate::inventory) async fn reload_leases(&self, now: SystemTime) {
         #[cfg(test)]
         if self.lease_file.memory.is_some() {

@@ -103,7 +103,6 @@ impl LedgerFile {
         self.directory.read(LEDGER, Ledger::decode)
     }
 
-    /// What another process has written since.
     fn read_changed(&mut self) -> io::Result<Option<Ledger>> {
         if self.state()? == self.seen { Ok(None) } else { self.read().map(Some) }
     }

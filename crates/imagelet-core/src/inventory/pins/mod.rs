@@ -42,7 +42,6 @@ enum Form {
     Digits(String, Option<String>),
     /// A full digest given with a repository: the content matches under any current name.
     Content(String),
-    /// A normalised name with a tag.
     Name(String),
 }
 

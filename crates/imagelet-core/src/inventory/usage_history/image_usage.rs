@@ -33,23 +33,19 @@ pub(in crate::inventory) struct ImageUsage {
     /// When its absence was detected.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) gone: Option<SystemTime>,
-    /// In use at the last pass.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(in crate::inventory) in_use: bool,
     pub(in crate::inventory) origin: ImageOrigin,
-    /// `NAMESPACE/POD`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) pulled: Option<PullCost>,
     pub(in crate::inventory) history: UseHistory,
-    /// The users at the last pass.
     #[serde(skip)]
     pub(in crate::inventory) used_by: Vec<String>,
     /// In use by a container of the runtime at the last pass, and not only by mounts.
     #[serde(skip)]
     pub(in crate::inventory) has_containers: bool,
-    /// Time of the last request.
     #[serde(skip)]
     pub(in crate::inventory) requested_at: Option<SystemTime>,
     /// Announced uses without a seen container.
@@ -62,7 +58,6 @@ impl ImageUsage {
         self.last_used.or(self.first_seen)
     }
 
-    /// Records a report of a use.
     pub(super) fn take(&mut self, reported: UseReport, uses: u64, at: SystemTime) {
         if let Some(cost) = reported.pulled {
             // A pull without new layers says nothing about the cost.

@@ -23,7 +23,6 @@ use crate::inventory::{
 
 /// Limit of remembered absent images; the oldest is removed first.
 pub(in crate::inventory) const REMOVED_IMAGES_MAX: usize = 4096;
-/// How long an absent image is remembered.
 const REMOVED_AGE_MAX: Duration = Duration::from_hours(90 * 24);
 /// Limit of reported images without a pass that lists them.
 const PENDING_MAX: usize = 1024;
@@ -34,7 +33,6 @@ const UNLISTED_MAX: usize = 100_000;
 /// Longest name of a user: a namespace, a slash and a pod.
 pub(in crate::inventory) const USER_LENGTH_MAX: usize = 512;
 
-/// A report of a use.
 #[derive(Clone, Debug, Default)]
 pub(in crate::inventory) struct UseReport {
     pub(in crate::inventory) user: Option<String>,
@@ -128,7 +126,6 @@ impl UsageHistory {
         }
     }
 
-    /// The last request for this image.
     pub(in crate::inventory) fn requested_at(&self, key: &ImageKey) -> Option<SystemTime> {
         let listed = self.images.get(key).and_then(|usage| usage.requested_at);
         let pending = [self.pending.get(key), self.pending.get(&by_id(key))];
@@ -193,7 +190,6 @@ impl UsageHistory {
         changed
     }
 
-    /// A new image is listed.
     fn arrive(&mut self, key: ImageKey, uses: Option<&ImageUses>, pass: &PassTimes) {
         let mut usage = self.images.remove(&key).unwrap_or_default();
         let gone = usage.gone.take();
@@ -245,12 +241,10 @@ impl UsageHistory {
         self.images.len() < before
     }
 
-    /// Moves future times to now.
     pub(in crate::inventory) fn clamp(&mut self, now: SystemTime) {
         self.map_times(|time| time.min(now));
     }
 
-    /// Applies a correction of the time between two boots.
     pub(in crate::inventory) fn correct(&mut self, correction: Correction) {
         self.map_times(|time| correction.apply(time));
     }
@@ -275,7 +269,6 @@ impl UsageHistory {
     }
 }
 
-/// The first key of an id.
 fn by_id(key: &ImageKey) -> ImageKey {
     ImageKey::new(key.id().clone(), String::new())
 }

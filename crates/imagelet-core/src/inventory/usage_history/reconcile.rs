@@ -10,7 +10,6 @@ use crate::{
     inventory::usage_history::{ImageUsage, UsageHistory, use_history::ImageOrigin},
 };
 
-/// Limit of images from another manager's records.
 const ADOPTED_MAX: usize = 50_000;
 /// How long a runtime may list no image and still be assumed to have kept them.
 const UNLISTED_FOR_MAX: Duration = Duration::from_hours(1);
@@ -20,7 +19,6 @@ const RETURNED_MIN: usize = 2;
 const RETURNED_PERCENT: usize = 90;
 
 impl UsageHistory {
-    /// Another manager recorded the image, since that time if known.
     pub(in crate::inventory) fn adopt(&mut self, id: &ImageId, since: Option<SystemTime>) {
         if self.adopted.len() < ADOPTED_MAX {
             self.adopted.insert(id.clone(), since);
