@@ -156,7 +156,7 @@ impl ContainerdClient {
         };
         let call = self.read("Content.Write", digest, ReceiverStream::new(messages), read);
         // A call that ends early drops its receiver, which ends the sender.
-        let (sent, written) = tokio::join!(send_steps(steps, digest, size, bytes, labels), call);
+        let (sent, written) = tokio::join!(send_steps(steps, digest, size, bytes, &labels), call);
         let unexpected = |why: &str| Err(self.unexpected("Content.Write", digest, why));
         if let Err(error) = sent {
             return unexpected(&format!("the bytes cannot be read: {error}"));
@@ -206,9 +206,7 @@ impl ContainerdClient {
 }
 
 fn expiry(now: SystemTime, lifetime: Duration) -> String {
-    let seconds = (now + lifetime).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let end = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
-    end.unwrap_or(Timestamp::MAX).to_string()
+    Timestamp::try_from(now + lifetime).unwrap_or(Timestamp::MAX).to_string()
 }
 
 /// Sends a write from its first message to its commit with the last bytes. Stops when the call has ended.
@@ -217,40 +215,32 @@ async fn send_steps(
     digest: &str,
     size: u64,
     mut bytes: impl AsyncRead + Send + Unpin,
-    labels: BTreeMap<String, String>,
+    labels: &BTreeMap<String, String>,
 ) -> io::Result<()> {
     let length = |bytes: u64| i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge));
     let total = length(size)?;
     // Equal names would lock each other out: another import of the same image, or one that failed.
     let name = format!("{}-{digest}", LeaseId::unique().as_str());
-    let mut labels = Some(labels);
     let mut offset = 0;
-    while let Some(labels_left) = labels.take() {
+    loop {
         let step_size = (size - offset).min(WRITE_BYTES_MAX);
         let mut data = vec![0; usize::try_from(step_size).expect("a step is short")];
         bytes.read_exact(&mut data).await?;
         let is_last = offset + step_size == size;
-        let action = if is_last { COMMIT } else { WRITE };
-        let mut step = content::WriteContentRequest {
-            action,
+        let step = content::WriteContentRequest {
+            action: if is_last { COMMIT } else { WRITE },
             r#ref: name.clone(),
             total,
             expected: digest.to_owned(),
             offset: length(offset)?,
             data,
-            labels: BTreeMap::new(),
+            labels: if is_last { labels.clone() } else { BTreeMap::new() },
         };
-        if is_last {
-            step.labels = labels_left;
-        } else {
-            labels = Some(labels_left);
-        }
-        if steps.send(step).await.is_err() {
+        if steps.send(step).await.is_err() || is_last {
             return Ok(());
         }
         offset += step_size;
     }
-    Ok(())
 }
 
 /// `None` for `NotFound`.
@@ -278,7 +268,7 @@ mod tests {
         for (size, count) in [(0, 1), (1, 1), (step, 1), (step + 1, 2), (3 * step, 3)] {
             let bytes = vec![7; usize::try_from(size).unwrap()];
             let (sender, mut receiver) = mpsc::channel(10);
-            send_steps(sender, "sha256:x", size, &bytes[..], labels.clone()).await.unwrap();
+            send_steps(sender, "sha256:x", size, &bytes[..], &labels).await.unwrap();
             let mut messages = Vec::new();
             while let Some(message) = receiver.recv().await {
                 messages.push(message);
@@ -296,7 +286,7 @@ mod tests {
             assert_eq!(offset, i64::try_from(size).unwrap());
         }
         let (sender, _receiver) = mpsc::channel(10);
-        let short = send_steps(sender, "sha256:x", 8, &[7; 7][..], labels).await.unwrap_err();
+        let short = send_steps(sender, "sha256:x", 8, &[7; 7][..], &labels).await.unwrap_err();
         assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
     }
 }

@@ -1,7 +1,6 @@
 //! The ids of imagelet's leases.
 
 use std::{
-    fmt,
     hash::{BuildHasher as _, RandomState},
     sync::Arc,
 };
@@ -9,7 +8,7 @@ use std::{
 use tonic::metadata::{Ascii, MetadataValue};
 
 /// A lease id of imagelet: its name with 128 random bits.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(Arc<str>);
 
 impl LeaseId {
@@ -39,12 +38,6 @@ impl LeaseId {
 
     pub(crate) fn header(&self) -> MetadataValue<Ascii> {
         MetadataValue::try_from(self.as_str()).expect("an id that was made or read here is ASCII")
-    }
-}
-
-impl fmt::Debug for LeaseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

@@ -109,11 +109,10 @@ async fn a_store_behind_the_whole_socket_keeps_every_promise() {
 }
 
 #[tokio::test]
-async fn a_list_is_made_once_after_each_change_and_never_sent_after_the_next() {
+async fn a_list_is_never_sent_after_the_next_change() {
     let fake = fake();
     let socket = Socket::of(&fake).await;
     let mut client = socket.images().await;
-    let asked = |fake: &FakeRuntime| fake.take_calls().iter().filter(|call| call.starts_with("list")).count();
     let tags = |listed: v1::ListImagesResponse| -> Vec<String> {
         let mut tags: Vec<String> = listed.images.into_iter().flat_map(|image| image.repo_tags).collect();
         tags.sort();
@@ -135,7 +134,6 @@ async fn a_list_is_made_once_after_each_change_and_never_sent_after_the_next() {
             assert_eq!(listed.images.iter().any(|image| image.pinned), change == "pin");
             assert_eq!(tags(listed), wanted, "after {change:?}");
         }
-        assert_eq!(asked(&fake), 1, "after {change:?}");
     }
     let filter = Some(by_name);
     let one = client.list_images(v1::ListImagesRequest { filter }).await.unwrap().into_inner();

@@ -107,7 +107,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
     let (accepting, working) = (CancellationToken::new(), CancellationToken::new());
     let (opened, readiness) = Readiness::pending();
     let images = Arc::new(ServedImages::new(readiness.clone(), state_place(&settings), working.clone()));
-    let handler = Arc::new(Stoppable::new(readiness, working.clone(), accepting.clone()));
+    let handler = Arc::new(Stoppable { node: readiness, working: working.clone(), accepting: accepting.clone() });
     let (handlers, runtime) = runtime_behind(&settings)?;
     let routes = api::serve_calls(imagelet_cri::routes(images, handlers, runtime), handler);
     let server = |listener: UnixListener| socket::serve(listener, routes, accepting.clone());

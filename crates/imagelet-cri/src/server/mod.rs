@@ -171,7 +171,9 @@ impl ImageServer {
             call @ "RemoveImage" => unary(call, request, |request| self.remove_image(request)).await,
             call @ "ImageFsInfo" => unary(call, request, |()| self.image_fs_info()).await,
             "StreamImages" => self.stream_images(request).await,
-            _ => refused(request.uri()).into_http(),
+            call => {
+                Status::unimplemented(format!("unknown method {call} for service runtime.v1.ImageService")).into_http()
+            }
         }
     }
 

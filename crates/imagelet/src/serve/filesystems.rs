@@ -58,12 +58,18 @@ impl FilesystemAnswers {
         ask: impl Future<Output = Result<ImageFilesystems, RuntimeError>>,
     ) -> Result<ImageFilesystems, RuntimeError> {
         let now = Instant::now();
-        if let Some(fresh) = self.state().fresh(now) {
-            return Ok(fresh);
+        {
+            let state = self.state();
+            if let (Some(last), Some(until)) = (&state.last, state.fresh_until)
+                && now < until
+            {
+                return Ok(last.clone());
+            }
         }
         let error = match tokio::time::timeout(ANSWER_MAX, ask).await {
             Ok(Ok(answer)) if !answer.images.is_empty() => {
-                self.state().keep(answer.clone(), now);
+                *self.state() =
+                    Answered { last: Some(answer.clone()), fresh_until: Some(now + FRESH), silent_since: None };
                 return Ok(answer);
             }
             Ok(Ok(_)) => RuntimeError::other("the runtime reports no file system of images"),
@@ -73,7 +79,8 @@ impl FilesystemAnswers {
                 format!("the runtime did not answer within {} s", ANSWER_MAX.as_secs()),
             ),
         };
-        if let Some(silence) = self.state().silence(now) {
+        let silence = self.state().silent_since.get_or_insert(now).elapsed();
+        if silence > SILENCE_MAX {
             let message = format!(
                 "the runtime has not reported its file systems for {} s; an older answer is repeated for {} s",
                 silence.as_secs(),
@@ -90,22 +97,6 @@ impl FilesystemAnswers {
 
     fn state(&self) -> MutexGuard<'_, Answered> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Answered {
-    fn fresh(&self, now: Instant) -> Option<ImageFilesystems> {
-        self.last.clone().filter(|_| self.fresh_until.is_some_and(|until| now < until))
-    }
-
-    fn keep(&mut self, answer: ImageFilesystems, asked_at: Instant) {
-        *self = Self { last: Some(answer), fresh_until: Some(asked_at + FRESH), silent_since: None };
-    }
-
-    /// The silence of the runtime, if longer than [`SILENCE_MAX`]; `asked_at` is the time of an unanswered call.
-    fn silence(&mut self, asked_at: Instant) -> Option<Duration> {
-        let silence = self.silent_since.get_or_insert(asked_at).elapsed();
-        (silence > SILENCE_MAX).then_some(silence)
     }
 }
 

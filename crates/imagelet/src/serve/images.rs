@@ -84,14 +84,8 @@ impl ServedImages {
             Some(engine) => engine.damaged(&spec.image).map(|id| ImageSpec::new(id.as_str())),
             None => Some(spec.clone()),
         };
-        match damaged {
-            Some(spec) => node.parts().runtime.remove(&spec).await,
-            None => Ok(()),
-        }
-    }
-
-    fn record_event(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
-        node.parts().events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
+        let Some(spec) = damaged else { return Ok(()) };
+        node.parts().runtime.remove(&spec).await
     }
 }
 
@@ -175,21 +169,14 @@ impl ImageService for ServedImages {
         // A kubelet removes by id; the event names the image.
         let names: Vec<_> = image.names().iter().take(NAMES_MAX).map(|name| shown_name(name)).collect();
         let name = if names.is_empty() { shown_name(&spec.image).into_owned() } else { names.join("`, `") };
-        if pins.is_empty() {
-            Self::record_event(
-                &node,
-                EventKind::Normal,
-                "Removed",
-                format!("Removed image `{name}` ({}) as asked over CRI", image.id),
-            );
-        } else {
-            let message = format!(
-                "Removed image `{name}` ({}) as asked over CRI, although it is pinned by {}",
-                image.id,
-                pins.join(", ")
-            );
-            Self::record_event(&node, EventKind::Warning, "PinnedImageRemoved", message);
-        }
+        let (kind, reason, although) = match &pins[..] {
+            [] => (EventKind::Normal, "Removed", String::new()),
+            pins => {
+                (EventKind::Warning, "PinnedImageRemoved", format!(", although it is pinned by {}", pins.join(", ")))
+            }
+        };
+        let message = format!("Removed image `{name}` ({}) as asked over CRI{although}", image.id);
+        parts.events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
         Ok(())
     }
 

@@ -46,14 +46,6 @@ struct EngineKey {
 }
 
 impl RuntimeSite {
-    /// Sets the service that frees space for imports. Call once.
-    pub(super) fn make_room_by(&self, room: Arc<dyn MakeRoom>) {
-        if let Some((_, engine)) = &self.lock().engine {
-            engine.ask_for_room(Arc::clone(&room));
-        }
-        self.room.get_or_init(|| room);
-    }
-
     /// The engine that stages layers; reused until staging or registry settings change.
     async fn open_engine(&self, key: EngineKey) -> Result<Arc<Engine>, ForwardReason> {
         {

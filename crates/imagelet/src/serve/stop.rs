@@ -45,16 +45,10 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 /// Commands over the socket, cancelled when the grace period ends.
 pub(super) struct Stoppable {
-    node: Readiness,
-    working: CancellationToken,
+    pub(super) node: Readiness,
+    pub(super) working: CancellationToken,
     /// Cancelled when no more calls are accepted: a stream of events does not delay the stop.
-    accepting: CancellationToken,
-}
-
-impl Stoppable {
-    pub(super) fn new(node: Readiness, working: CancellationToken, accepting: CancellationToken) -> Self {
-        Self { node, working, accepting }
-    }
+    pub(super) accepting: CancellationToken,
 }
 
 #[async_trait]

@@ -132,7 +132,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         engine.ask_for_room(Arc::new(SpaceByCollection::new(&node)));
     }
     if let Some((images, site)) = store.imports {
-        site.make_room_by(Arc::new(SpaceByCollection::new(&node)));
+        site.room.get_or_init(|| Arc::new(SpaceByCollection::new(&node)));
         tokio::spawn(ImportingImages::look_on(Arc::downgrade(&images)));
     }
     Ok(node)
