@@ -26,23 +26,8 @@ pub struct CredentialQuery {
 pub struct Provided {
     /// In the order to try them.
     pub credentials: Vec<TrackedCredential>,
-    /// Providers that failed, in the order of the configuration.
-    pub failures: Vec<ProviderFailure>,
-}
-
-/// The failure of one provider. Holds no secret.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProviderFailure {
-    /// Its name in the configuration.
-    pub provider: String,
-    /// The error with its whole chain of causes.
-    pub message: String,
-}
-
-impl fmt::Display for ProviderFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "credential provider `{}`: {}", self.provider, self.message)
-    }
+    /// The providers that failed, each with its error, in the order of the configuration. Holds no secret.
+    pub failures: Vec<String>,
 }
 
 /// Supplies credentials that no document holds. Never fails as a whole: a pull continues with what is available.

@@ -87,36 +87,18 @@ pub(crate) struct DockerEntry {
     pub(crate) email: String,
 }
 
-/// A document cannot be read. Its text shows nothing of the document.
+/// A document cannot be read: in Go's words, with at most one character of the document.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum DockerConfigError {
-    #[error("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")]
-    TooLong,
-    /// Not JSON, or a field of a wrong type; in Go's words, with at most one character of the document.
-    #[error("{0}")]
-    Json(String),
-    /// An invalid `auth` field.
-    #[error(transparent)]
-    Auth(#[from] AuthError),
-}
-
-/// An `auth` field cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AuthError {
-    #[error("illegal base64 data at input byte {0}")]
-    Base64(usize),
-    /// The field does not hold a user and a password.
-    #[error("unable to parse auth field, must be formatted as base64(username:password)")]
-    NoColon,
-}
+#[error("{0}")]
+pub(crate) struct DockerConfigError(String);
 
 impl DockerConfig {
     pub(crate) fn parse(kind: PullSecretKind, document: &[u8]) -> Result<Self, DockerConfigError> {
         if document.len() > DOCKER_CONFIG_LENGTH_MAX {
-            return Err(DockerConfigError::TooLong);
+            return Err(DockerConfigError(format!("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")));
         }
         let text = String::from_utf8_lossy(document);
-        let root = serde_json::from_str(&text).map_err(|error| DockerConfigError::Json(json_error(&error, &text)))?;
+        let root = serde_json::from_str(&text).map_err(|error| DockerConfigError(json_error(&error, &text)))?;
         let mut config = Self::default();
         match kind {
             PullSecretKind::DockerConfigJson => config.read(root)?,
@@ -136,12 +118,12 @@ impl DockerConfig {
             if name.eq_ignore_ascii_case("auths") {
                 self.read_entries(value, Some("DockerConfigJSON.auths"))?;
             } else if name.eq_ignore_ascii_case("credsStore") {
-                self.helpers.store = text(value).unwrap_or_default();
+                value.as_str().unwrap_or_default().clone_into(&mut self.helpers.store);
             } else if name.eq_ignore_ascii_case("credHelpers")
                 && let Value::Object(members) = value
             {
                 // A value that is not a text is skipped: the kubelet ignores this field, so it rejects no document.
-                let named = members.into_iter().filter_map(|(host, name)| Some((host, text(name)?)));
+                let named = members.into_iter().filter_map(|(host, name)| Some((host, name.as_str()?.to_owned())));
                 named.for_each(|(host, name)| self.helpers.take(&host, name));
             }
         }
@@ -168,13 +150,6 @@ const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
 const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
 const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
 
-fn text(value: Value) -> Option<String> {
-    match value {
-        Value::String(text) => Some(text),
-        _ => None,
-    }
-}
-
 /// Go's error for a wrong type.
 fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> DockerConfigError {
     let found = match found {
@@ -186,7 +161,7 @@ fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> DockerConfigError 
         Value::Object(_) => "object",
     };
     let into = field.map_or_else(|| "Go value".to_owned(), |field| format!("Go struct field {field}"));
-    DockerConfigError::Json(format!("json: cannot unmarshal {found} into {into} of type {wanted}"))
+    DockerConfigError(format!("json: cannot unmarshal {found} into {into} of type {wanted}"))
 }
 
 fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigError> {
@@ -213,16 +188,22 @@ fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigE
     Ok(DockerEntry { username, password: Secret::new(password), email })
 }
 
-fn decode_auth(auth: &str) -> Result<(String, String), AuthError> {
+fn decode_auth(auth: &str) -> Result<(String, String), DockerConfigError> {
     let padded = auth.trim().ends_with('=');
     let decoded = Zeroizing::new(decode_base64(auth.as_bytes(), padded)?);
-    let colon = decoded.iter().position(|byte| *byte == b':').ok_or(AuthError::NoColon)?;
+    let colon = decoded.iter().position(|byte| *byte == b':').ok_or_else(|| {
+        DockerConfigError("unable to parse auth field, must be formatted as base64(username:password)".to_owned())
+    })?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok((text(&decoded[..colon]), text(&decoded[colon + 1..])))
 }
 
+fn illegal_base64(at: usize) -> DockerConfigError {
+    DockerConfigError(format!("illegal base64 data at input byte {at}"))
+}
+
 /// Standard base64 as Go reads it: line ends and stray trailing bits are ignored; an error names the byte.
-fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, AuthError> {
+fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, DockerConfigError> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
     let symbols: Vec<(usize, u8)> = input.iter().copied().enumerate().filter(|(_, byte)| !is_line_end(byte)).collect();
@@ -231,7 +212,7 @@ fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, AuthError> {
         let filled = quantum.iter().position(|(_, symbol)| padded && *symbol == b'=').unwrap_or(quantum.len());
         let mut bits = 0u32;
         for (at, symbol) in &quantum[..filled] {
-            let sextet = ALPHABET.iter().position(|known| known == symbol).ok_or(AuthError::Base64(*at))?;
+            let sextet = ALPHABET.iter().position(|known| known == symbol).ok_or_else(|| illegal_base64(*at))?;
             bits = bits << 6 | u32::try_from(sextet).unwrap_or_default();
         }
         // Invalid: padding too early, something else in its place, or anything behind it.
@@ -245,7 +226,7 @@ fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, AuthError> {
             (None, _) => None,
         };
         if let Some(at) = stray {
-            return Err(AuthError::Base64(at));
+            return Err(illegal_base64(at));
         }
         let bytes = (bits << (6 * (4 - filled))).to_be_bytes();
         decoded.extend(&bytes[1..filled]);

@@ -2,6 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, fmt};
 
+use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use super::{
@@ -48,7 +49,8 @@ pub enum CredentialSource {
 }
 
 /// The identity of a Kubernetes object.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ObjectIdentity {
     /// Its uid.
     pub uid: String,
@@ -127,9 +129,7 @@ impl Keyring {
 
     /// Adds a credential for all repositories that a key matches: `reg.io`, `*.reg.io/team`.
     pub fn add_credential(&mut self, key: &str, source: CredentialSource, credential: Credential) {
-        let hash = hash_of(&credential);
-        let tracked = TrackedCredential { credential, source, hash };
-        self.index.entry(Reverse(key.to_owned())).or_default().push(tracked);
+        self.index.entry(Reverse(key.to_owned())).or_default().push(TrackedCredential::new(credential, source));
     }
 
     /// All credentials for a repository, in the order to try them.
@@ -162,14 +162,9 @@ impl TrackedCredential {
         }
     }
 
-    pub(super) fn from_node(credential: Credential) -> Self {
+    pub(crate) fn new(credential: Credential, source: CredentialSource) -> Self {
         let hash = hash_of(&credential);
-        Self { credential, source: CredentialSource::Node, hash }
-    }
-
-    pub(crate) fn from_request(credential: Credential) -> Self {
-        let hash = hash_of(&credential);
-        Self { credential, source: CredentialSource::Request, hash }
+        Self { credential, source, hash }
     }
 }
 

@@ -11,7 +11,7 @@ mod secret_encodings;
 mod token_cache;
 mod tokens;
 
-pub use credential_provider::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderFailure};
+pub use credential_provider::{CredentialProvider, CredentialQuery, NoProviders, Provided};
 pub use docker_config::PullSecretKind;
 pub(crate) use docker_config::{DockerConfig, DockerEntry, HelperNames};
 pub(crate) use keyring::KeyringError;
@@ -20,7 +20,7 @@ pub use node::NodeKeyring;
 pub use provider::{Gates, ProviderOptions, Providers, ProvidersError};
 use registry_match::registry_key;
 pub use secret::Secret;
-pub use secret_encodings::spellings;
+pub(crate) use secret_encodings::spellings;
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 

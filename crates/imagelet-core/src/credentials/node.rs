@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 use super::{
     CredentialSource, DockerConfig, HelperNames, Keyring, PullSecretKind, TrackedCredential,
-    docker_config::{DOCKER_CONFIG_LENGTH_MAX, DockerConfigError},
+    docker_config::DOCKER_CONFIG_LENGTH_MAX,
     provider::{CredentialHelpers, HelperError},
 };
 use crate::trusted_files;
@@ -59,15 +59,6 @@ struct NodeHelpers {
 struct NodeFile {
     path: PathBuf,
     kind: PullSecretKind,
-}
-
-/// A file cannot be used. Its text shows no content.
-#[derive(Debug, thiserror::Error)]
-enum NodeFileError {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error(transparent)]
-    Document(#[from] DockerConfigError),
 }
 
 impl NodeKeyring {
@@ -123,7 +114,7 @@ impl NodeKeyring {
             return (None, Some(format!("the credential helper `{name}` is not run: {refused}")));
         }
         match helpers.ask(name, &server).await {
-            Ok(known) => (known.map(TrackedCredential::from_node), None),
+            Ok(known) => (known.map(|credential| TrackedCredential::new(credential, CredentialSource::Node)), None),
             Err(error) => {
                 if !matches!(error, HelperError::Missing { .. }) {
                     tracing::warn!(repository, %error, "a credential helper gave no credential");
@@ -204,8 +195,7 @@ fn first_readable(files: &[NodeFile]) -> FoundDocument {
                 keyring.add(&CredentialSource::Node, document);
                 return FoundDocument::Document(keyring, helpers);
             }
-            Err(NodeFileError::Io(error))
-                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => {
                 tracing::error!(path = %path.display(), %error, "the docker configuration does not read");
                 found = FoundDocument::Broken;
@@ -216,14 +206,14 @@ fn first_readable(files: &[NodeFile]) -> FoundDocument {
 }
 
 /// A document, and the reason why its helpers are ignored: other users may have written it.
-fn read(path: &Path, kind: PullSecretKind) -> Result<(DockerConfig, Option<String>), NodeFileError> {
+fn read(path: &Path, kind: PullSecretKind) -> io::Result<(DockerConfig, Option<String>)> {
     let mut document = Zeroizing::new(Vec::new());
     // One byte over the limit, so that a file that is too long is rejected and not cut.
     let length_max = u64::try_from(DOCKER_CONFIG_LENGTH_MAX).unwrap_or(u64::MAX);
     let mut file = File::open(path)?;
     let refused = trusted_files::check(path, &file).err().map(|error| error.to_string().replace('\n', "; "));
     file.by_ref().take(length_max + 1).read_to_end(&mut document)?;
-    Ok((DockerConfig::parse(kind, &document)?, refused))
+    Ok((DockerConfig::parse(kind, &document).map_err(io::Error::other)?, refused))
 }
 
 #[cfg(test)]

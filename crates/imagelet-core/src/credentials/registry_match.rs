@@ -25,23 +25,13 @@ pub(super) struct Location {
 
 /// Not a URL; prints Go's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum LocationError {
-    #[error("net/url: invalid control character in URL")]
-    Control,
-    #[error("invalid URL escape {}", quoted(.0))]
-    Escape(String),
-    #[error("invalid port {} after host", quoted(.0))]
-    Port(String),
-    #[error("missing ']' in host")]
-    Bracket,
-    #[error("invalid IP-literal")]
-    IpLiteral,
-    #[error("invalid character {} in host name", quoted(.0))]
-    Host(String),
-    #[error("net/url: invalid userinfo")]
-    UserInfo,
-    #[error("missing protocol scheme")]
-    Scheme,
+#[error("{0}")]
+pub(super) struct LocationError(String);
+
+impl LocationError {
+    fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
 }
 
 /// Go's error for an invalid pattern; `None` for a valid one.
@@ -65,9 +55,10 @@ impl Location {
     pub(super) fn parse(url: &str) -> Result<Self, LocationError> {
         let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
         if url.bytes().any(|byte| byte.is_ascii_control()) {
-            return Err(LocationError::Control);
+            return Err(LocationError::new("net/url: invalid control character in URL"));
         }
-        let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://")).ok_or(LocationError::Scheme)?;
+        let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+        let rest = rest.ok_or_else(|| LocationError::new("missing protocol scheme"))?;
         let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let host = match authority.rsplit_once('@') {
@@ -129,22 +120,22 @@ fn label_matches(glob: &str, label: &str) -> bool {
 fn check_user(user: &str) -> Result<(), LocationError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&byte);
     if !user.bytes().all(plain) {
-        return Err(LocationError::UserInfo);
+        return Err(LocationError::new("net/url: invalid userinfo"));
     }
     unescape(user).map(drop)
 }
 
 fn check_host(host: &str) -> Result<(), LocationError> {
     let port = if host.starts_with('[') {
-        let end = host.rfind(']').ok_or(LocationError::Bracket)?;
+        let end = host.rfind(']').ok_or_else(|| LocationError::new("missing ']' in host"))?;
         &host[end + 1..]
     } else if host.contains('[') {
-        return Err(LocationError::IpLiteral);
+        return Err(LocationError::new("invalid IP-literal"));
     } else {
         host.rfind(':').map_or("", |colon| &host[colon..])
     };
     if !port.is_empty() && !port.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit())) {
-        return Err(LocationError::Port(port.to_owned()));
+        return Err(LocationError(format!("invalid port {} after host", quoted(port))));
     }
     for (index, character) in host.char_indices() {
         let plain =
@@ -156,7 +147,7 @@ fn check_host(host: &str) -> Result<(), LocationError> {
                 return Err(escape_error(&host[index..]));
             }
         } else if !plain {
-            return Err(LocationError::Host(character.to_string()));
+            return Err(LocationError(format!("invalid character {} in host name", quoted(&character.to_string()))));
         }
     }
     Ok(())
@@ -184,7 +175,7 @@ fn escaped(text: &[u8]) -> Option<u8> {
 
 fn escape_error(text: &str) -> LocationError {
     let end = (0..=3.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    LocationError::Escape(text[..end].to_owned())
+    LocationError(format!("invalid URL escape {}", quoted(&text[..end])))
 }
 
 fn hex(byte: u8) -> Option<u8> {

@@ -16,7 +16,6 @@ use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource, TokenSourceE
 const AGE_MAX: Duration = Duration::from_hours(24);
 /// Each check is early by less than this, in whole seconds, so that tokens issued together are not renewed together.
 const JITTER_SECONDS: u64 = 10;
-const SWEPT_EVERY: Duration = Duration::from_mins(1);
 /// Most cached tokens; the kubelet has no bound.
 const TOKENS_MAX: usize = 10_000;
 
@@ -26,44 +25,28 @@ type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 pub struct TokenCache {
     source: Arc<dyn TokenSource>,
     clock: Clock,
-    state: Mutex<TokenCacheState>,
-}
-
-#[derive(Default)]
-struct TokenCacheState {
-    tokens: HashMap<TokenRequest, IssuedToken>,
-    swept: Option<SystemTime>,
+    tokens: Mutex<HashMap<TokenRequest, IssuedToken>>,
 }
 
 impl TokenCache {
     /// Wraps a source.
     pub fn new(source: Arc<dyn TokenSource>) -> Self {
-        Self { source, clock: Box::new(SystemTime::now), state: Mutex::default() }
+        Self { source, clock: Box::new(SystemTime::now), tokens: Mutex::default() }
     }
 
-    fn kept(&self, request: &TokenRequest, now: SystemTime) -> Option<IssuedToken> {
-        let mut state = self.state();
-        let swept = *state.swept.get_or_insert(now);
-        if now.duration_since(swept).is_ok_and(|since| since >= SWEPT_EVERY) {
-            state.tokens.retain(|_, token| !is_expired(token, now));
-            state.swept = Some(now);
-        }
-        state.tokens.get(request).cloned()
-    }
-
-    fn keep(&self, request: &TokenRequest, token: IssuedToken) {
-        let mut state = self.state();
-        if state.tokens.len() >= TOKENS_MAX
-            && let Some(soonest) =
-                state.tokens.iter().min_by_key(|(_, token)| token.expires).map(|(key, _)| key.clone())
+    fn keep(&self, request: &TokenRequest, token: IssuedToken, now: SystemTime) {
+        let mut tokens = self.tokens();
+        tokens.retain(|_, token| !is_expired(token, now));
+        if tokens.len() >= TOKENS_MAX
+            && let Some(soonest) = tokens.iter().min_by_key(|(_, token)| token.expires).map(|(key, _)| key.clone())
         {
-            state.tokens.remove(&soonest);
+            tokens.remove(&soonest);
         }
-        state.tokens.insert(request.clone(), token);
+        tokens.insert(request.clone(), token);
     }
 
-    fn state(&self) -> MutexGuard<'_, TokenCacheState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tokens(&self) -> MutexGuard<'_, HashMap<TokenRequest, IssuedToken>> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -75,7 +58,7 @@ impl TokenSource for TokenCache {
 
     async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
         let now = (self.clock)();
-        let kept = self.kept(request, now);
+        let kept = self.tokens().get(request).cloned();
         if let Some(token) = &kept
             && !wants_renewal(token, now, jitter())
         {
@@ -83,7 +66,7 @@ impl TokenSource for TokenCache {
         }
         match (self.source.token(request).await, kept) {
             (Ok(token), _) => {
-                self.keep(request, token.clone());
+                self.keep(request, token.clone(), now);
                 Ok(token)
             }
             (Err(error), None) => Err(TokenSourceError::new(format!("failed to fetch token: {error}"))),
@@ -224,19 +207,18 @@ mod tests {
         bed.source.failures.lock().unwrap().extend(["boom", "boom", "boom"]);
         assert_eq!(bed.token_at(3000, &request("a")).await.as_deref(), Ok("token-2"));
         assert_eq!(bed.token_at(3600, &request("a")).await.as_deref(), Ok("token-2"));
-        // Expired tokens are removed, so only a token requested within the last minute fails as expired.
         let failed = bed.token_at(3601, &request("a")).await;
         assert_eq!(failed, Err("token ns/sa expired and refresh failed: boom".to_owned()));
     }
 
     #[tokio::test]
-    async fn expired_tokens_are_swept_each_minute() {
+    async fn expired_tokens_are_removed_with_the_next_one() {
         let bed = Bed::new();
         for pod in ["a", "b"] {
             bed.token_at(0, &request(pod)).await.unwrap();
         }
         bed.token_at(3700, &request("c")).await.unwrap();
-        assert_eq!(bed.cache.state().tokens.len(), 1);
+        assert_eq!(bed.cache.tokens().len(), 1);
     }
 
     #[test]

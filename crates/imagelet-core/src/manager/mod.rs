@@ -12,6 +12,7 @@ mod startup_latency;
 mod status;
 
 use std::{
+    fmt,
     num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
@@ -23,7 +24,7 @@ use backoff::Backoff;
 use ensure::Ensuring;
 pub use ensure::StaleUse;
 pub use error::EnsureError;
-pub use pod::{NoWatch, PodImage, PodOutcome, PodRequest, PodRole, PodWatch, VolumeImage};
+pub use pod::{PodImage, PodOutcome, PodRequest, PodRole, PodWatch, VolumeImage};
 use puller::Puller;
 pub use puller::{
     circuit_breaker::{CircuitScope, OpenCircuit},
@@ -93,7 +94,6 @@ impl ManagerParts {
 }
 
 /// Ensures that images are present. One per node, for any number of parallel callers.
-#[derive(Debug)]
 pub struct ImageManager {
     parts: ManagerParts,
     puller: Arc<Puller>,
@@ -177,6 +177,12 @@ impl ImageManager {
 
     fn backoff(&self) -> MutexGuard<'_, Backoff<BackoffKey>> {
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ImageManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImageManager").field("parts", &self.parts).finish_non_exhaustive()
     }
 }
 

@@ -4,8 +4,7 @@ mod volumes;
 
 use std::{
     collections::HashMap,
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
 use futures_util::{StreamExt as _, stream};
@@ -121,12 +120,6 @@ pub trait PodWatch: Send + Sync {
     }
 }
 
-/// Ignores all calls.
-#[derive(Clone, Copy, Debug)]
-pub struct NoWatch;
-
-impl PodWatch for NoWatch {}
-
 impl ImageManager {
     /// Ensures every image of a pod, and returns the results in the order of the request.
     ///
@@ -139,25 +132,27 @@ impl ImageManager {
         if !request.secrets_unread.is_empty() {
             self.report(request, String::new(), "FailedToRetrieveImagePullSecret", secrets_text(request));
         }
-        let results = PodResults::new(request.images.len());
-        let (board_of_all, compatibility) = (&results, self.compatibility());
+        let results = Mutex::new(vec![None; request.images.len()]);
+        let lock = || results.lock().unwrap_or_else(PoisonError::into_inner);
+        let compatibility = self.compatibility();
         stream::iter(plan(&request.images, compatibility))
             .for_each_concurrent(LANES_MAX, |sequence| async move {
                 for step in sequence {
-                    let blocked = blocked_by(&request.images, &board_of_all.lock(), step.image, compatibility);
+                    let blocked = blocked_by(&request.images, &lock(), step.image, compatibility);
                     let outcome = match blocked {
                         Some(by) => PodOutcome::Blocked { by },
                         None => self.ensure_one(request, step.image, watch).await,
                     };
                     for image in step.all() {
-                        board_of_all.lock()[image] = Some(outcome.clone());
-                        self.report_start(request, image, &board_of_all.lock());
+                        lock()[image] = Some(outcome.clone());
+                        self.report_start(request, image, &lock());
                         watch.finished(image, &outcome);
                     }
                 }
             })
             .await;
-        results.into_outcomes()
+        let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+        results.into_iter().map(|outcome| outcome.expect("the plan names each image once")).collect()
     }
 
     async fn ensure_one(&self, request: &PodRequest, image: usize, watch: &dyn PodWatch) -> PodOutcome {
@@ -180,7 +175,7 @@ impl ImageManager {
     fn report_start(&self, request: &PodRequest, image: usize, outcomes: &[Option<PodOutcome>]) {
         for (container, reason) in starts_failed(&request.images, outcomes, image) {
             let field = request.images[container].subject_field();
-            self.report(request, field, "Failed", start_failed_text(&reason));
+            self.report(request, field, "Failed", format!("Error: {reason}"));
         }
     }
 
@@ -192,31 +187,9 @@ impl ImageManager {
     }
 }
 
-/// The kubelet's text for a container that did not start.
-fn start_failed_text(reason: &str) -> String {
-    format!("Error: {reason}")
-}
-
 fn secrets_text(request: &PodRequest) -> String {
     let names = request.secrets_unread.join(", ");
     format!("Unable to retrieve some image pull secrets ({names}); attempting to pull the image may not succeed.")
-}
-
-struct PodResults(Mutex<Vec<Option<PodOutcome>>>);
-
-impl PodResults {
-    fn new(images: usize) -> Self {
-        Self(Mutex::new(vec![None; images]))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<PodOutcome>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn into_outcomes(self) -> Vec<PodOutcome> {
-        let outcomes = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        outcomes.into_iter().map(|outcome| outcome.expect("the plan names each image once")).collect()
-    }
 }
 
 /// One request, and the other images with the same result.
@@ -332,12 +305,6 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     }
     let of_mounts = failed_mounts(images, outcomes, settled).into_iter().filter_map(reason_of);
     of_mounts.chain(reason_of(settled)).map(|reason| (settled, reason)).collect()
-}
-
-impl fmt::Debug for PodResults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PodResults").field(&self.lock().len()).finish()
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use serde::{
 };
 
 use crate::{
+    credentials::ObjectIdentity,
     image::{Digest, Reference},
     text::{nullable, unique_map},
 };
@@ -36,7 +37,7 @@ pub(crate) struct ImageAccess {
     #[serde(default, deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub(crate) kubernetes_secrets: Vec<RecordedSecret>,
     #[serde(default, deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
-    pub(crate) kubernetes_service_accounts: Vec<RecordedServiceAccount>,
+    pub(crate) kubernetes_service_accounts: Vec<ObjectIdentity>,
     /// Anonymous access or node credentials opened the image: each pod may use it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) node_pods_accessible: bool,
@@ -52,12 +53,11 @@ pub(crate) struct RecordedSecret {
     pub(crate) credential_hash: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RecordedServiceAccount {
-    pub(crate) uid: String,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
+impl RecordedSecret {
+    /// The order of secrets in a record.
+    pub(super) fn object(&self) -> (&str, &str, &str) {
+        (&self.namespace, &self.name, &self.uid)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -24,9 +24,7 @@ pub(super) fn merge(record: &mut PulledRecord, name: &str, access: &ImageAccess)
 fn merge_secrets(entry: &mut ImageAccess, access: &ImageAccess) -> bool {
     let mut changed = false;
     for secret in &access.kubernetes_secrets {
-        let known = entry.kubernetes_secrets.iter_mut().find(|known| {
-            (&known.uid, &known.namespace, &known.name) == (&secret.uid, &secret.namespace, &secret.name)
-        });
+        let known = entry.kubernetes_secrets.iter_mut().find(|known| known.object() == secret.object());
         match known {
             Some(known) if known.credential_hash == secret.credential_hash => continue,
             Some(known) => known.credential_hash.clone_from(&secret.credential_hash),
@@ -35,7 +33,7 @@ fn merge_secrets(entry: &mut ImageAccess, access: &ImageAccess) -> bool {
         changed = true;
     }
     if changed {
-        entry.kubernetes_secrets.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+        entry.kubernetes_secrets.sort_by(|a, b| a.object().cmp(&b.object()));
     }
     changed
 }

@@ -33,7 +33,7 @@ pub(crate) use cached_dir::create_folder;
 pub(crate) use cached_dir::faults;
 use cached_dir::{CachedDir, Folder, Unreadable};
 use file::PullIntent;
-pub(crate) use file::{ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
+pub(crate) use file::{ImageAccess, PulledRecord, RecordedSecret};
 use intent_match::PullNames;
 pub use kubelet_import::{KubeletRecordList, KubeletRecords};
 use maintenance::Touched;
@@ -348,7 +348,7 @@ impl PullRecords {
         if self.is_running(image) || is_begun(image)? {
             return Ok(true);
         }
-        if !self.guards_images() || self.intents.is_known_empty() {
+        if !self.guards_images() {
             return Ok(false);
         }
         // An unreadable intent is known by its file name alone.

@@ -1,7 +1,7 @@
 //! Whether a client may use a present image (`docs/spec/pull.md §8.3, §8.4`); pure functions.
 
-use super::file::{ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
-use crate::image::trim_tag_and_digest;
+use super::file::{ImageAccess, PulledRecord, RecordedSecret};
+use crate::{credentials::ObjectIdentity, image::trim_tag_and_digest};
 
 /// Most secrets recorded for one name of an image.
 const SECRETS_MAX: usize = 100;
@@ -88,7 +88,7 @@ pub(crate) struct AccessProof {
     /// Pull secrets that match the image.
     pub(crate) secrets: Vec<RecordedSecret>,
     /// The service account that supplied a credential.
-    pub(crate) service_account: Option<RecordedServiceAccount>,
+    pub(crate) service_account: Option<ObjectIdentity>,
 }
 
 /// The metric label of a check.
@@ -178,8 +178,7 @@ fn judge_secrets(access: &ImageAccess, shown: &[RecordedSecret]) -> Option<Verdi
     for secret in shown {
         for known in &access.kubernetes_secrets {
             let same_credential = !known.credential_hash.is_empty() && known.credential_hash == secret.credential_hash;
-            let same_object =
-                (&known.uid, &known.namespace, &known.name) == (&secret.uid, &secret.namespace, &secret.name);
+            let same_object = known.object() == secret.object();
             let is_news = room && !(same_object && known.credential_hash == secret.credential_hash);
             let learned =
                 is_news.then(|| ImageAccess { kubernetes_secrets: vec![secret.clone()], ..ImageAccess::default() });

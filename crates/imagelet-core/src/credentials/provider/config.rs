@@ -32,6 +32,7 @@ const FILES_MAX: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderConfig {
     pub(super) providers: Vec<ProviderEntry>,
+    /// `sha256:…` over the files.
     pub(super) hash: String,
 }
 
@@ -119,11 +120,6 @@ impl ProviderConfig {
             hashed.extend(content);
         }
         Ok(Self { providers, hash: Digest::of(&hashed).to_string() })
-    }
-
-    /// `sha256:…` over the files.
-    pub(super) fn hash(&self) -> &str {
-        &self.hash
     }
 }
 
@@ -291,7 +287,7 @@ mod tests {
                 assert!(expected["hash"].is_null(), "{name}");
                 continue;
             };
-            assert_eq!(Some(config.hash()), expected["hash"].as_str(), "{name}");
+            assert_eq!(Some(config.hash.as_str()), expected["hash"].as_str(), "{name}");
             let found: Vec<serde_json::Value> = config.providers.iter().map(told).collect();
             assert_eq!(serde_json::Value::from(found), expected["providers"], "{name}");
             for (tokens, key) in [(true, "validation_error_feature_on"), (false, "validation_error_feature_off")] {

@@ -247,20 +247,9 @@ fn status_text(status: ExitStatus) -> String {
 
 fn signal_text(signal: i32) -> String {
     match signal {
-        1 => "hangup",
-        2 => "interrupt",
-        3 => "quit",
-        4 => "illegal instruction",
-        5 => "trace/breakpoint trap",
         6 => "aborted",
-        7 => "bus error",
-        8 => "floating point exception",
         9 => "killed",
-        10 => "user defined signal 1",
         11 => "segmentation fault",
-        12 => "user defined signal 2",
-        13 => "broken pipe",
-        14 => "alarm clock",
         15 => "terminated",
         other => return format!("signal {other}"),
     }

@@ -25,7 +25,7 @@ use std::{
     ffi::OsString,
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -40,16 +40,16 @@ use self::{
     config::go_text,
     exec::{Environment, Plugin, executable},
     meters::Meters,
-    plugin::{Answer, Provider, ProviderError, ProviderParts, Skip},
+    plugin::{Provider, ProviderError},
 };
-use super::{CredentialProvider, CredentialQuery, Keyring, Provided, ProviderFailure, TokenSource};
+use super::{CredentialProvider, CredentialQuery, CredentialSource, DockerConfig, Keyring, Provided, TokenSource};
 use crate::{metrics::Metrics, trusted_files};
 
 /// Most parallel plugin runs; the kubelet has no bound.
 const RUNS_MAX: usize = 32;
 
 /// The location of plugins, and how they run.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub struct ProviderOptions {
     /// The configuration file or folder.
     pub config: PathBuf,
@@ -109,7 +109,7 @@ impl Providers {
                 self.load(config, options)?
             }
         };
-        self.meters.configured(set.made_of.as_ref().map(|(config, _)| config.hash()));
+        self.meters.configured(set.made_of.as_ref().map(|(config, _)| config.hash.as_str()));
         *self.set.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(set);
         Ok(())
     }
@@ -131,13 +131,15 @@ impl Providers {
                 environment: Environment::new(&options.environment, &rules.env),
                 limit: options.limit,
             };
-            Arc::new(Provider::new(ProviderParts {
+            Arc::new(Provider {
                 rules,
                 plugin,
                 tokens: Arc::clone(&self.tokens),
                 meters: self.meters.clone(),
                 permits: Arc::clone(&self.permits),
-            }))
+                cache: Mutex::default(),
+                runs: Mutex::default(),
+            })
         });
         Ok(ProviderSet { providers: providers.collect(), made_of: Some((config, options.clone())) })
     }
@@ -183,36 +185,27 @@ impl Providers {
     fn collect<'a>(
         &self,
         query: &CredentialQuery,
-        answers: impl Iterator<Item = (&'a Arc<Provider>, Result<Answer, ProviderError>)>,
+        answers: impl Iterator<Item = (&'a Arc<Provider>, Result<(DockerConfig, CredentialSource), ProviderError>)>,
     ) -> Provided {
         let (mut keyring, mut failures) = (Keyring::new(), Vec::new());
         for (provider, answer) in answers {
             let name = provider.rules.name.as_str();
             match answer {
-                Ok(Answer::Entries(auth, source)) => keyring.add(&source, auth),
-                Ok(Answer::Skipped(Skip::NotForImage)) => {}
-                Ok(Answer::Skipped(reason)) => {
-                    let image = query.repository.as_str();
-                    tracing::debug!(provider = name, image, %reason, "a credential provider was not asked");
-                }
+                Ok((auth, source)) => keyring.add(&source, auth),
+                Err(ProviderError::NotForImage) => {}
                 Err(error) => {
-                    self.meters.failed(name, error.reason());
-                    tracing::error!(
-                        provider = name, image = query.repository, %error, "Failed to provide credentials for image"
-                    );
-                    let message = error.to_string().trim_end().to_owned();
-                    failures.push(ProviderFailure { provider: name.to_owned(), message });
+                    let image = query.repository.as_str();
+                    let Some(reason) = error.reason() else {
+                        tracing::debug!(provider = name, image, reason = %error, "a credential provider was not asked");
+                        continue;
+                    };
+                    self.meters.failed(name, reason);
+                    tracing::error!(provider = name, image, %error, "Failed to provide credentials for image");
+                    failures.push(format!("credential provider `{name}`: {}", error.to_string().trim_end()));
                 }
             }
         }
         Provided { credentials: keyring.lookup(&query.repository), failures }
-    }
-}
-
-impl PartialEq for ProviderOptions {
-    fn eq(&self, other: &Self) -> bool {
-        let parts = |options: &Self| (options.config.clone(), options.binaries.clone(), options.limit, options.gates);
-        parts(self) == parts(other) && self.environment == other.environment
     }
 }
 

@@ -31,35 +31,24 @@ const VERSION_SHOWN_MAX: usize = 128;
 
 pub(super) struct Provider {
     pub(super) rules: ProviderRules,
-    plugin: Plugin,
-    tokens: Arc<dyn TokenSource>,
-    meters: Meters,
+    pub(super) plugin: Plugin,
+    pub(super) tokens: Arc<dyn TokenSource>,
+    pub(super) meters: Meters,
     /// Limits the parallel runs of all providers.
-    permits: Arc<Semaphore>,
-    cache: Mutex<Cache>,
-    runs: Mutex<Runs>,
+    pub(super) permits: Arc<Semaphore>,
+    pub(super) cache: Mutex<Cache>,
+    pub(super) runs: Mutex<Runs>,
 }
 
-#[derive(Debug)]
-pub(super) enum Answer {
-    Entries(DockerConfig, CredentialSource),
-    Skipped(Skip),
-}
-
-/// Why a provider does not apply.
+/// A provider does not apply or failed, in the kubelet's words. Its text shows no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Skip {
+pub(super) enum ProviderError {
     #[error("no pattern matches")]
     NotForImage,
     #[error("Service account name is empty")]
     NoServiceAccount,
     #[error("required annotation {0} not found")]
     AnnotationMissing(String),
-}
-
-/// A provider failed, in the kubelet's words. Its text shows no secret.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ProviderError {
     #[error(
         "failed to get credential from external registry credential provider: error execing credential provider \
          plugin {name} for image {image}: {error}: {stderr}"
@@ -81,13 +70,14 @@ pub(super) enum ProviderError {
 }
 
 impl ProviderError {
-    /// The metric label.
-    pub(super) fn reason(&self) -> &'static str {
+    /// The metric label of a failure; `None`: the provider does not apply.
+    pub(super) fn reason(&self) -> Option<&'static str> {
         match self {
-            Self::Run { .. } => "run",
-            Self::Response(_) | Self::CacheKeyType(_) => "response",
-            Self::TokenReturned => "token_returned",
-            Self::ServiceAccount(_) | Self::Token(_) => "service_account",
+            Self::NotForImage | Self::NoServiceAccount | Self::AnnotationMissing(_) => None,
+            Self::Run { .. } => Some("run"),
+            Self::Response(_) | Self::CacheKeyType(_) => Some("response"),
+            Self::TokenReturned => Some("token_returned"),
+            Self::ServiceAccount(_) | Self::Token(_) => Some("service_account"),
         }
     }
 }
@@ -104,7 +94,7 @@ type Run = BoxFuture<'static, Result<CheckedAnswer, ProviderError>>;
 
 /// Running executions. Equal parallel lookups share one; it ends when the last of them is dropped.
 #[derive(Default)]
-struct Runs {
+pub(super) struct Runs {
     by_key: HashMap<CacheKey, UnderWay>,
     next: u64,
     /// The scope of the last response; a guess for the next one.
@@ -118,30 +108,17 @@ struct UnderWay {
     run: WeakShared<Run>,
 }
 
-pub(super) struct ProviderParts {
-    pub(super) rules: ProviderRules,
-    pub(super) plugin: Plugin,
-    pub(super) tokens: Arc<dyn TokenSource>,
-    pub(super) meters: Meters,
-    pub(super) permits: Arc<Semaphore>,
-}
-
 impl Provider {
-    pub(super) fn new(parts: ProviderParts) -> Self {
-        let ProviderParts { rules, plugin, tokens, meters, permits } = parts;
-        Self { rules, plugin, tokens, meters, permits, cache: Mutex::default(), runs: Mutex::default() }
-    }
-
-    pub(super) async fn ask(self: &Arc<Self>, query: &CredentialQuery) -> Result<Answer, ProviderError> {
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        query: &CredentialQuery,
+    ) -> Result<(DockerConfig, CredentialSource), ProviderError> {
         if !self.rules.match_images.iter().any(|pattern| matches(pattern, &query.repository)) {
-            return Ok(Answer::Skipped(Skip::NotForImage));
+            return Err(ProviderError::NotForImage);
         }
         let account = match &self.rules.tokens {
             None => None,
-            Some(rules) => match self.service_account(rules, query).await? {
-                Ok(account) => account.map(Arc::new),
-                Err(skip) => return Ok(Answer::Skipped(skip)),
-            },
+            Some(rules) => self.service_account(rules, query).await?.map(Arc::new),
         };
         let auth = match self.cached(&query.repository, account.as_deref()) {
             Some(auth) => auth,
@@ -149,7 +126,7 @@ impl Provider {
         };
         let source = account
             .map_or(CredentialSource::Node, |account| CredentialSource::ServiceAccount(account.identity.clone()));
-        Ok(Answer::Entries(auth, source))
+        Ok((auth, source))
     }
 
     /// The service account with its token; `None` where the plugin needs none.
@@ -157,16 +134,16 @@ impl Provider {
         &self,
         rules: &TokenRules,
         query: &CredentialQuery,
-    ) -> Result<Result<Option<PluginAccount>, Skip>, ProviderError> {
+    ) -> Result<Option<PluginAccount>, ProviderError> {
         let Some(name) = query.service_account.as_deref().filter(|name| !name.is_empty()) else {
-            return Ok(if rules.required { Err(Skip::NoServiceAccount) } else { Ok(None) });
+            return if rules.required { Err(ProviderError::NoServiceAccount) } else { Ok(None) };
         };
         let found = self.tokens.service_account(&query.namespace, name).await.map_err(ProviderError::ServiceAccount)?;
         let mut annotations = BTreeMap::new();
         for key in &rules.required_annotations {
             match found.annotations.get(key) {
                 Some(value) => drop(annotations.insert(key.clone(), value.clone())),
-                None => return Ok(Err(Skip::AnnotationMissing(key.clone()))),
+                None => return Err(ProviderError::AnnotationMissing(key.clone())),
             }
         }
         let optional = rules.optional_annotations.iter().filter_map(|key| found.annotations.get_key_value(key));
@@ -180,12 +157,12 @@ impl Provider {
             pod_uid: query.pod_uid.clone(),
         };
         let issued = self.tokens.token(&request).await.map_err(ProviderError::Token)?;
-        Ok(Ok(Some(PluginAccount {
+        Ok(Some(PluginAccount {
             identity: ObjectIdentity { uid: found.uid, namespace: query.namespace.clone(), name: name.to_owned() },
             annotations,
             token: issued.token,
             cache_type: rules.cache_type,
-        })))
+        }))
     }
 
     /// A cached response: for the image, its registry, or all images.

@@ -2,7 +2,7 @@
 
 use crate::{
     credentials::{CredentialSource, TrackedCredential},
-    records::{AccessProof, ImageAccess, RecordedSecret, RecordedServiceAccount},
+    records::{AccessProof, ImageAccess, RecordedSecret},
 };
 
 /// The identities behind credentials: secrets, and the first service account.
@@ -36,11 +36,7 @@ pub(super) fn access_of(used: Option<&TrackedCredential>) -> ImageAccess {
             ..RecordedSecret::default()
         }),
         Some((CredentialSource::ServiceAccount(object), _)) => {
-            access.kubernetes_service_accounts.push(RecordedServiceAccount {
-                uid: object.uid.clone(),
-                namespace: object.namespace.clone(),
-                name: object.name.clone(),
-            });
+            access.kubernetes_service_accounts.push(object.clone());
         }
     }
     access

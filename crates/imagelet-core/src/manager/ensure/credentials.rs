@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::{Ensuring, access_record::proof_of};
 use crate::{
-    credentials::{Keyring, KeyringError, TrackedCredential},
+    credentials::{CredentialSource, Keyring, KeyringError, TrackedCredential},
     image::Reference,
     manager::{Caller, EnsureError, error::Cause},
     records::AccessProof,
@@ -59,7 +59,7 @@ impl Ensuring<'_> {
         found.credentials.extend(parts.keyring.keyring().await.lookup(repository));
         let provided = parts.providers.provide(&self.request.query(repository)).await;
         found.credentials.extend(provided.credentials);
-        found.missing.extend(provided.failures.iter().map(ToString::to_string));
+        found.missing.extend(provided.failures);
         self.drop_unusable(&mut found);
         Ok(found)
     }
@@ -68,7 +68,8 @@ impl Ensuring<'_> {
         self.credentials.own.get_or_init(|| {
             let given = &self.request.credentials;
             if !given.is_empty() {
-                let credentials = given.iter().cloned().map(TrackedCredential::from_request).collect();
+                let of_request = |credential| TrackedCredential::new(credential, CredentialSource::Request);
+                let credentials = given.iter().cloned().map(of_request).collect();
                 return Ok(FoundCredentials { credentials, missing: Vec::new() });
             }
             let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(FoundCredentials::default()) };

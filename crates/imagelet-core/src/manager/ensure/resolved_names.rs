@@ -47,6 +47,8 @@ pub(crate) struct Subject {
 pub(crate) struct Resolved {
     pub(crate) image: ImageId,
     pub(crate) at: SystemTime,
+    /// The time in the file; `None`: not in the file.
+    pub(crate) on_disk: Option<SystemTime>,
 }
 
 pub(crate) struct ResolvedNames {
@@ -54,16 +56,9 @@ pub(crate) struct ResolvedNames {
     path: Option<PathBuf>,
     /// The maximum lag of a time on disk.
     lag_max: Duration,
-    names: Mutex<HashMap<Subject, ResolvedEntry>>,
+    names: Mutex<HashMap<Subject, Resolved>>,
     /// Keeps an older file from replacing a newer one.
     writing: Mutex<()>,
-}
-
-#[derive(Clone, Debug)]
-struct ResolvedEntry {
-    verified: Resolved,
-    /// The time in the file; `None`: not in the file.
-    on_disk: Option<SystemTime>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -97,7 +92,7 @@ impl ResolvedNames {
     }
 
     pub(crate) fn get(&self, subject: &Subject) -> Option<Resolved> {
-        self.lock().get(subject).map(|entry| entry.verified.clone())
+        self.lock().get(subject).cloned()
     }
 
     /// Stores an answer. Returns whether the file has to be written.
@@ -106,13 +101,13 @@ impl ResolvedNames {
             return false;
         }
         let mut names = self.lock();
-        let known = names.get(&subject).filter(|entry| entry.verified.image == image);
+        let known = names.get(&subject).filter(|entry| entry.image == image);
         let on_disk = known.and_then(|entry| entry.on_disk);
         // A clock that was set back invalidates the file's time.
         let is_old = on_disk.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
-        names.insert(subject, ResolvedEntry { verified: Resolved { image, at: now }, on_disk });
+        names.insert(subject, Resolved { image, at: now, on_disk });
         while names.len() > NAMES_MAX {
-            let oldest = names.iter().min_by_key(|(_, entry)| entry.verified.at).map(|(subject, _)| subject.clone());
+            let oldest = names.iter().min_by_key(|(_, entry)| entry.at).map(|(subject, _)| subject.clone());
             oldest.and_then(|oldest| names.remove(&oldest));
         }
         is_old && self.path.is_some()
@@ -128,15 +123,15 @@ impl ResolvedNames {
         let mut kept = self.lock();
         for (subject, written) in names {
             if let Some(entry) = kept.get_mut(&subject)
-                && entry.verified.image == written.verified.image
+                && entry.image == written.image
             {
-                entry.on_disk = Some(written.verified.at);
+                entry.on_disk = Some(written.at);
             }
         }
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Subject, ResolvedEntry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Subject, Resolved>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -147,17 +142,17 @@ impl fmt::Debug for ResolvedNames {
     }
 }
 
-fn line((subject, entry): (&Subject, &ResolvedEntry)) -> Option<Line> {
+fn line((subject, entry): (&Subject, &Resolved)) -> Option<Line> {
     Some(Line {
         name: subject.name.clone(),
         platform: subject.platform.as_ref().map(ToString::to_string),
         handler: subject.handler.clone(),
-        image: entry.verified.image.to_string(),
-        verified_at: entry.verified.at.duration_since(UNIX_EPOCH).ok()?.as_secs(),
+        image: entry.image.to_string(),
+        verified_at: entry.at.duration_since(UNIX_EPOCH).ok()?.as_secs(),
     })
 }
 
-fn read(path: &Path) -> io::Result<HashMap<Subject, ResolvedEntry>> {
+fn read(path: &Path) -> io::Result<HashMap<Subject, Resolved>> {
     let mut bytes = Vec::new();
     match File::open(path) {
         Ok(file) => file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut bytes)?,
@@ -174,11 +169,8 @@ fn read(path: &Path) -> io::Result<HashMap<Subject, ResolvedEntry>> {
     let entry = |line: Line| {
         let at = UNIX_EPOCH.checked_add(Duration::from_secs(line.verified_at))?;
         let platform = line.platform.map(|text| text.parse()).transpose().ok()?;
-        let verified = Resolved { image: ImageId::new(line.image), at };
-        Some((
-            Subject { name: line.name, platform, handler: line.handler },
-            ResolvedEntry { verified, on_disk: Some(at) },
-        ))
+        let subject = Subject { name: line.name, platform, handler: line.handler };
+        Some((subject, Resolved { image: ImageId::new(line.image), at, on_disk: Some(at) }))
     };
     Ok(document.names.into_iter().take(NAMES_MAX).filter_map(entry).collect())
 }
@@ -233,8 +225,11 @@ mod tests {
         }
         names.write().unwrap();
         let again = ResolvedNames::open(Some(path.clone()), LAG);
-        assert_eq!(again.get(&subject("a:v1")), Some(Resolved { image: id("a"), at: at(1_000) }));
-        assert_eq!(again.get(&others[1]), Some(Resolved { image: id("1"), at: at(2_000) }));
+        assert_eq!(
+            again.get(&subject("a:v1")),
+            Some(Resolved { image: id("a"), at: at(1_000), on_disk: Some(at(1_000)) })
+        );
+        assert_eq!(again.get(&others[1]), Some(Resolved { image: id("1"), at: at(2_000), on_disk: Some(at(2_000)) }));
         assert_eq!(again.get(&subject("a:v2")), None);
         let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);

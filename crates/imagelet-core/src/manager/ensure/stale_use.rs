@@ -183,7 +183,8 @@ mod tests {
         let (now, bound) = (UNIX_EPOCH + Duration::from_secs(1_000_000), Duration::from_secs(100));
         let named = |image: &ImageId, seconds: i64| {
             let offset = Duration::from_secs(seconds.unsigned_abs());
-            Some(Resolved { image: image.clone(), at: if seconds < 0 { now + offset } else { now - offset } })
+            let at = if seconds < 0 { now + offset } else { now - offset };
+            Some(Resolved { image: image.clone(), at, on_disk: None })
         };
         for (verified, present, expected) in [
             (named(&a, 0), Some(&a), Ok(0)),

@@ -14,6 +14,11 @@ use crate::{
     testing::{FakeRuntime, WaySettings as _},
 };
 
+/// Ignores all calls.
+struct NoWatch;
+
+impl PodWatch for NoWatch {}
+
 struct TestNode {
     runtime: FakeRuntime,
     manager: ImageManager,
@@ -279,7 +284,7 @@ fn volumes_mounted(input: &Value) -> Value {
         return json!({"image_volumes": has_volumes.then_some(mounted), "error": null});
     };
     // That it is a warning of this reason is proven by the story of a pod with a volume that failed.
-    let event = json!({"type": "Warning", "reason": "Failed", "message": start_failed_text(error)});
+    let event = json!({"type": "Warning", "reason": "Failed", "message": format!("Error: {}", error)});
     json!({"image_volumes": null, "error": error, "event": event})
 }
 

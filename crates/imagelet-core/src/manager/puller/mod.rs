@@ -39,7 +39,6 @@ const CREDENTIALS_MAX: usize = 64;
 /// Most pulls that are estimated at once while they wait. Each costs the registry a manifest.
 const ESTIMATES_MAX: usize = 4;
 
-#[derive(Debug)]
 pub(crate) struct Puller {
     runtime: RuntimeManager,
     pulls: Arc<SingleFlight>,

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -139,12 +138,6 @@ impl Shared {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.broadcast.lock().listeners.remove(&self.number);
-    }
-}
-
-impl fmt::Debug for Broadcast {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Broadcast").finish_non_exhaustive()
     }
 }
 

@@ -8,7 +8,6 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -291,16 +290,6 @@ impl Drop for Place {
             state.waiting.remove(&rank);
         }
         self.scheduler.start_all(&mut state, Instant::now());
-    }
-}
-
-impl fmt::Debug for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
-        f.debug_struct("Scheduler")
-            .field("waiting", &state.waiting.len())
-            .field("running", &state.running.len())
-            .finish_non_exhaustive()
     }
 }
 

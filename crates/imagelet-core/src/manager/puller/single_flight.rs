@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -98,13 +97,13 @@ impl SingleFlight {
     }
 
     fn key(&self, work: &Work) -> PullKey {
-        let is_told = work.sandbox.as_ref().is_some_and(|sandbox| sandbox.encoded.is_some());
+        let names_pod = work.sandbox.as_ref().is_some_and(|sandbox| sandbox.encoded.is_some());
         let is_alone = self.compatibility.is_kubelet() && !work.caller.is_client();
         PullKey {
             image: work.image.clone(),
             platform: work.platform.clone(),
             credentials: work.credential_hashes(),
-            namespace: is_told.then(|| Arc::clone(&work.tenant)),
+            namespace: names_pod.then(|| Arc::clone(&work.tenant)),
             alone: is_alone.then(|| self.alone.fetch_add(1, Ordering::Relaxed)),
         }
     }
@@ -233,11 +232,5 @@ impl<T: Send + 'static> Drop for Subscription<T> {
         let mut table = self.pulls.lock();
         while table.keepers.try_join_next().is_some() {}
         table.keepers.spawn_on(keep, &handle);
-    }
-}
-
-impl fmt::Debug for SingleFlight {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SingleFlight").field("under_way", &self.lock().by_key.len()).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 //! When credential providers are asked, and what becomes of what they say.
 
 use super::*;
-use crate::credentials::{CredentialProvider, CredentialQuery, Provided, ProviderFailure, TrackedCredential};
+use crate::credentials::{CredentialProvider, CredentialQuery, Provided, TrackedCredential};
 
 /// Gives what it has, and remembers what it was asked.
 #[derive(Debug, Default)]
@@ -105,7 +105,7 @@ async fn an_image_that_a_service_account_opened_is_that_accounts_and_each_reques
 
 #[tokio::test(start_paused = true)]
 async fn a_provider_that_failed_is_the_hint_of_the_failure_and_changes_no_message() {
-    let failure = ProviderFailure { provider: "ecr".into(), message: "no route".into() };
+    let failure = "credential provider `ecr`: no route".to_owned();
     let silent = Arc::new(Asked::default());
     let broken = Arc::new(Asked {
         gives: Provided { credentials: Vec::<TrackedCredential>::new(), failures: vec![failure] },

@@ -32,14 +32,8 @@ pub(crate) struct Folder {
 impl Folder {
     /// Creates the folder with owner-only access and removes files left by crashes.
     pub(crate) fn open(path: PathBuf) -> io::Result<Self> {
-        let folder = Self {
-            path,
-            files: AtomicUsize::default(),
-            is_read_only: false,
-            #[cfg(test)]
-            faults: super::faults::Faults::of_this_thread(),
-        };
-        create_folder(&folder.path)?;
+        create_folder(&path)?;
+        let folder = Self::new(path, false);
         folder.drop_unfinished()?;
         folder.files.store(folder.names()?.len(), Ordering::Relaxed);
         Ok(folder)
@@ -47,15 +41,19 @@ impl Folder {
 
     /// Opens a folder on a read-only file system; a missing folder counts as empty.
     pub(crate) fn open_read_only(path: PathBuf) -> io::Result<Self> {
-        let folder = Self {
-            path,
-            files: AtomicUsize::default(),
-            is_read_only: true,
-            #[cfg(test)]
-            faults: super::faults::Faults::of_this_thread(),
-        };
+        let folder = Self::new(path, true);
         folder.files.store(folder.names()?.len(), Ordering::Relaxed);
         Ok(folder)
+    }
+
+    fn new(path: PathBuf, is_read_only: bool) -> Self {
+        Self {
+            path,
+            files: AtomicUsize::default(),
+            is_read_only,
+            #[cfg(test)]
+            faults: super::faults::Faults::of_this_thread(),
+        }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -84,12 +82,7 @@ impl Folder {
     }
 
     pub(crate) fn read_all(&self) -> io::Result<Vec<(String, io::Result<Vec<u8>>)>> {
-        let names = self.names()?;
-        Ok(names
-            .into_iter()
-            .map(|name| (read(&self.path.join(&name)), name))
-            .map(|(read, name)| (name, read))
-            .collect())
+        Ok(self.names()?.into_iter().map(|name| (name.clone(), read(&self.path.join(name)))).collect())
     }
 
     fn names(&self) -> io::Result<Vec<String>> {

@@ -89,12 +89,6 @@ impl<T: RecordFile> CachedDir<T> {
         self.list().whole.iter().any(|kept| wanted(kept))
     }
 
-    /// Whether the folder is certainly empty.
-    pub(super) fn is_known_empty(&self) -> bool {
-        let memory = self.memory();
-        memory.is_complete() && memory.values().len() == 0
-    }
-
     /// Returns the item of a key; reads the disk where memory is incomplete.
     pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Unreadable> {
         {

@@ -113,14 +113,14 @@ async fn a_token_is_seen_nowhere_though_plugin_and_cluster_repeat_it() {
             bed.configure(&json!([entry])).unwrap();
             let provided = bed.providers.provide(&query("a.io/x", Some("sa"))).await;
             let [failure] = provided.failures.as_slice() else { panic!("{name}: {provided:?}") };
-            assert!(failure.message.contains(told), "{name}: {failure}");
+            assert!(failure.contains(told), "{name}: {failure}");
             assert!(bed.questions(name)[0].contains(TOKEN), "{name} was not told");
             assert_hidden(name, &format!("{failure} {provided:?} {:?} {cache:?}", bed.providers));
             // The second call is rejected by the cluster.
             let again = bed.providers.provide(&query("a.io/x", Some("sa"))).await;
             assert_hidden(name, &format!("{again:?}"));
             assert_eq!(
-                again.failures[0].message.contains("unauthorized: `[redacted]` is revoked"),
+                again.failures[0].contains("unauthorized: `[redacted]` is revoked"),
                 expires_in.is_zero(),
                 "{again:?}"
             );
