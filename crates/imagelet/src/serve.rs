@@ -261,7 +261,7 @@ async fn reload(
     if !kept.is_empty() {
         tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");
     }
-    node.parts().keyring.replace(wiring::keyring(&new, Role::Daemon));
+    node.parts().keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
     // Read now, so that errors are reported now.
     node.parts().keyring.keyring().await;
     node.replace_settings(new);

@@ -45,7 +45,6 @@ impl PullSecretKind {
     }
 }
 
-/// A document's entries by their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DockerConfig {
     /// Keys as written: hosts, URLs, globs.
@@ -83,7 +82,6 @@ impl HelperNames {
 pub(crate) struct DockerEntry {
     pub(crate) username: String,
     pub(crate) password: Secret,
-    /// Used in the credential's hash only.
     pub(crate) email: String,
 }
 
@@ -145,7 +143,6 @@ impl DockerConfig {
     }
 }
 
-/// Go type names, as shown in its errors.
 const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
 const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
 const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
@@ -215,7 +212,6 @@ fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, DockerConfigErro
             let sextet = ALPHABET.iter().position(|known| known == symbol).ok_or_else(|| illegal_base64(*at))?;
             bits = bits << 6 | u32::try_from(sextet).unwrap_or_default();
         }
-        // Invalid: padding too early, something else in its place, or anything behind it.
         let stray = match (quantum.get(filled), quantum.get(3)) {
             (Some((at, _)), _) if filled < 2 => Some(*at),
             (Some(_), None) => Some(input.len()),

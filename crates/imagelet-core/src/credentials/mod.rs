@@ -20,7 +20,7 @@ pub use node::NodeKeyring;
 pub use provider::{Gates, ProviderOptions, Providers, ProvidersError};
 use registry_match::registry_key;
 pub use secret::Secret;
-pub(crate) use secret_encodings::spellings;
+pub use secret_encodings::spellings;
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 

@@ -5,11 +5,11 @@ use std::{
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::Mutex, time::Instant};
 use zeroize::Zeroizing;
 
 use super::{
@@ -25,6 +25,7 @@ const CACHED_FOR: Duration = Duration::from_mins(5);
 /// The node's own credentials, cached for a few minutes.
 #[derive(Debug)]
 pub struct NodeKeyring {
+    /// Held while the files are read, so that parallel lookups share one read.
     state: Mutex<NodeKeyringState>,
     /// `None`: credential helpers do not run.
     helpers: Option<CredentialHelpers>,
@@ -34,27 +35,19 @@ pub struct NodeKeyring {
 struct NodeKeyringState {
     /// The first readable file is used.
     files: Vec<NodeFile>,
-    cached: Option<Cached>,
-    /// Grows with each replacement, so that a read of earlier files is not cached for these.
-    generation: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Cached {
-    keyring: Arc<Keyring>,
-    helpers: Arc<NodeHelpers>,
+    cached: Arc<NodeCredentials>,
     /// `None`: no expiry.
     until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
-struct NodeHelpers {
-    names: HelperNames,
+struct NodeCredentials {
+    keyring: Arc<Keyring>,
+    helpers: HelperNames,
     /// The reason why no helper runs: other users may change the document.
     refused: Option<String>,
 }
 
-/// A file that may hold the node's credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NodeFile {
     path: PathBuf,
@@ -64,11 +57,8 @@ struct NodeFile {
 impl NodeKeyring {
     /// A fixed keyring that reads no file.
     pub fn fixed(keyring: Keyring) -> Self {
-        let cached = Cached { keyring: Arc::new(keyring), helpers: Arc::default(), until: None };
-        Self {
-            state: Mutex::new(NodeKeyringState { cached: Some(cached), ..NodeKeyringState::default() }),
-            helpers: None,
-        }
+        let cached = Arc::new(NodeCredentials { keyring: Arc::new(keyring), ..NodeCredentials::default() });
+        Self { state: Mutex::new(NodeKeyringState { cached, ..NodeKeyringState::default() }), helpers: None }
     }
 
     /// Runs the credential helpers of the node's document with these variables and this time limit.
@@ -102,14 +92,15 @@ impl NodeKeyring {
     }
 
     fn from_files(files: Vec<NodeFile>) -> Self {
-        Self { state: Mutex::new(NodeKeyringState { files, ..NodeKeyringState::default() }), helpers: None }
+        let state = NodeKeyringState { files, until: Some(Instant::now()), ..NodeKeyringState::default() };
+        Self { state: Mutex::new(state), helpers: None }
     }
 
     /// The credential of the repository's helper, and the failure of that helper. Dropping the future ends the helper.
     pub async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
         let Some(helpers) = &self.helpers else { return (None, None) };
-        let named = self.read_now().await.helpers;
-        let Some((name, server)) = named.names.helper_for(repository) else { return (None, None) };
+        let named = self.read_now().await;
+        let Some((name, server)) = named.helpers.helper_for(repository) else { return (None, None) };
         if let Some(refused) = &named.refused {
             return (None, Some(format!("the credential helper `{name}` is not run: {refused}")));
         }
@@ -127,82 +118,51 @@ impl NodeKeyring {
     /// The current keyring; rereads the files when the cache, also an empty one, expires. While files exist and none is
     /// readable, the previous keyring stays.
     pub async fn keyring(&self) -> Arc<Keyring> {
-        self.read_now().await.keyring
+        Arc::clone(&self.read_now().await.keyring)
     }
 
-    async fn read_now(&self) -> Cached {
-        let (files, generation) = {
-            let state = self.state();
-            if let Some(cached) = &state.cached
-                && cached.until.is_none_or(|until| Instant::now() < until)
-            {
-                return cached.clone();
+    async fn read_now(&self) -> Arc<NodeCredentials> {
+        let mut state = self.state.lock().await;
+        if state.until.is_some_and(|until| until <= Instant::now()) {
+            let (files, until) = (state.files.clone(), Instant::now() + CACHED_FOR);
+            let read = tokio::task::spawn_blocking(move || first_readable(&files)).await;
+            if let Some(found) = read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+                state.cached = Arc::new(found);
             }
-            (state.files.clone(), state.generation)
-        };
-        let until = Some(Instant::now() + CACHED_FOR);
-        let read = tokio::task::spawn_blocking(move || first_readable(&files)).await;
-        let found = read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        let mut state = self.state();
-        let cached = match (found, &state.cached) {
-            (FoundDocument::Document(keyring, helpers), _) => {
-                Cached { keyring: Arc::new(keyring), helpers: Arc::new(helpers), until }
-            }
-            (FoundDocument::Broken, Some(cached)) => {
-                tracing::error!("the node's credentials that were read before stay in force");
-                Cached { until, ..cached.clone() }
-            }
-            (FoundDocument::Broken | FoundDocument::Nothing, _) => {
-                Cached { keyring: Arc::default(), helpers: Arc::default(), until }
-            }
-        };
-        if state.generation == generation {
-            state.cached = Some(cached.clone());
+            state.until = Some(until);
         }
-        cached
+        Arc::clone(&state.cached)
     }
 
     /// Takes over the files of another instance; the next call reads them. While they are unreadable, the previous
     /// keyring stays.
-    pub fn replace(&self, by: Self) {
-        let by = by.state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.state();
-        let now = Instant::now();
-        let kept = state.cached.take().map(|cached| Cached { until: Some(now), ..cached });
-        *state = NodeKeyringState { cached: by.cached.or(kept), generation: state.generation + 1, files: by.files };
-    }
-
-    fn state(&self) -> MutexGuard<'_, NodeKeyringState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub async fn replace(&self, by: Self) {
+        let (mut state, mut by) = (self.state.lock().await, by.state.into_inner());
+        if by.until.is_some() {
+            by.cached = Arc::clone(&state.cached);
+        }
+        *state = by;
     }
 }
 
-enum FoundDocument {
-    Document(Keyring, NodeHelpers),
-    /// A file exists, and none is readable.
-    Broken,
-    Nothing,
-}
-
-/// An unreadable file is logged and skipped: another one may be readable.
-fn first_readable(files: &[NodeFile]) -> FoundDocument {
-    let mut found = FoundDocument::Nothing;
+/// The first readable file; `None`: files exist, and none is readable.
+fn first_readable(files: &[NodeFile]) -> Option<NodeCredentials> {
+    let mut is_broken = false;
     for NodeFile { path, kind } in files {
         match read(path, *kind) {
             Ok((document, refused)) => {
-                let helpers = NodeHelpers { names: document.helpers.clone(), refused };
-                let mut keyring = Keyring::new();
+                let (helpers, mut keyring) = (document.helpers.clone(), Keyring::new());
                 keyring.add(&CredentialSource::Node, document);
-                return FoundDocument::Document(keyring, helpers);
+                return Some(NodeCredentials { keyring: Arc::new(keyring), helpers, refused });
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => {
                 tracing::error!(path = %path.display(), %error, "the docker configuration does not read");
-                found = FoundDocument::Broken;
+                is_broken = true;
             }
         }
     }
-    found
+    (!is_broken).then(NodeCredentials::default)
 }
 
 /// A document, and the reason why its helpers are ignored: other users may have written it.
@@ -238,7 +198,7 @@ mod tests {
     #[test]
     fn files_are_looked_for_in_the_kubelets_order() {
         let keyring = NodeKeyring::searching(Path::new("/var/lib/x"), Some(Path::new("/home/u")));
-        let files = keyring.state().files.clone();
+        let files = keyring.state.into_inner().files;
         let paths: Vec<&str> = files.iter().map(|file| file.path.to_str().unwrap()).collect();
         assert_eq!(
             paths,
@@ -288,7 +248,7 @@ mod tests {
         assert_eq!(users(&keyring).await, ["one"]);
         std::fs::write(&path, document("two")).unwrap();
         assert_eq!(users(&keyring).await, ["one"]);
-        keyring.replace(NodeKeyring::from_file(&path));
+        keyring.replace(NodeKeyring::from_file(&path)).await;
         assert_eq!(users(&keyring).await, ["two"]);
         std::fs::remove_file(&path).unwrap();
         advance(CACHED_FOR).await;
@@ -321,18 +281,18 @@ mod tests {
         assert_eq!(keys(&node).await, ["one.io"]);
         for text in ["{", "{\"auths\": []}"] {
             write(text);
-            node.replace(NodeKeyring::from_file(&path));
+            node.replace(NodeKeyring::from_file(&path)).await;
             assert_eq!(keys(&node).await, ["one.io"], "after a replacement by {text}");
             tokio::time::advance(CACHED_FOR * 2).await;
             assert_eq!(keys(&node).await, ["one.io"], "after some time with {text}");
         }
         write(&document("two.io"));
-        node.replace(NodeKeyring::from_file(&path));
+        node.replace(NodeKeyring::from_file(&path)).await;
         assert_eq!(keys(&node).await, ["two.io"]);
         std::fs::remove_file(&path).expect("it goes");
-        node.replace(NodeKeyring::from_file(&path));
+        node.replace(NodeKeyring::from_file(&path)).await;
         assert!(keys(&node).await.is_empty(), "who removes the file has no credentials");
-        node.replace(NodeKeyring::fixed(Keyring::new()));
+        node.replace(NodeKeyring::fixed(Keyring::new())).await;
         assert!(keys(&node).await.is_empty());
     }
 }

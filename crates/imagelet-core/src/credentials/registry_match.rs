@@ -2,7 +2,6 @@
 
 use crate::text::quoted;
 
-/// Whether a name belongs to the default registry.
 pub(super) fn is_default_registry(repository: &str) -> bool {
     match repository.split_once('/') {
         Some(("", _)) => false,
@@ -84,7 +83,6 @@ impl Location {
     }
 }
 
-/// Host and port; the whole text is the host where it is not one host with one port.
 fn split_port(host: &str) -> (&str, &str) {
     if let Some(rest) = host.strip_prefix('[') {
         return match rest.split_once("]:") {
@@ -98,7 +96,6 @@ fn split_port(host: &str) -> (&str, &str) {
     }
 }
 
-/// `*` matches any characters of one label.
 fn label_matches(glob: &str, label: &str) -> bool {
     // Brackets remain only around an address without port; there they act as a character class.
     if let Some(class) = glob.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {

@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 use super::Secret;
 
 /// A secret verbatim, URL-encoded and JSON-encoded; longest first, as one may be part of another.
-pub(crate) fn spellings(secret: &str) -> Vec<Secret> {
+pub fn spellings(secret: &str) -> Vec<Secret> {
     if secret.is_empty() {
         return Vec::new();
     }

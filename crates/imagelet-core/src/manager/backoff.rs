@@ -17,9 +17,7 @@ pub(crate) struct Backoff<K> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BackoffEntry {
-    /// The length of the window.
     pub(crate) window: Duration,
-    /// The start of the window.
     pub(crate) since: Instant,
     /// The last error; empty during the next attempt.
     pub(crate) failure: String,
@@ -49,14 +47,12 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         self.keys.insert(key, BackoffEntry { window, since: now, failure });
     }
 
-    /// Clears the error: a new attempt begins.
     pub(crate) fn begin(&mut self, key: &K) {
         if let Some(held) = self.keys.get_mut(key) {
             held.failure = String::new();
         }
     }
 
-    /// Removes a key after a success.
     pub(crate) fn forget(&mut self, key: &K) {
         self.keys.remove(key);
     }
@@ -65,13 +61,11 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         self.keys.keys().filter(|key| is_alike(key)).cloned().collect()
     }
 
-    /// Drops keys older than twice the longest window.
     pub(crate) fn forget_expired(&mut self, now: Instant) {
         let max = self.max;
         self.keys.retain(|_, held| !is_expired(held, max, now));
     }
 
-    /// All keys inside their windows.
     pub(crate) fn all_held(&self, now: Instant) -> impl Iterator<Item = (&K, &BackoffEntry)> {
         self.keys.iter().filter(move |(key, _)| self.held(key, now).is_some())
     }

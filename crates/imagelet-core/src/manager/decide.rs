@@ -20,7 +20,6 @@ pub(crate) enum Decision {
     Refuse,
 }
 
-/// Whether the policy needs a lookup.
 pub(crate) fn wants_look(policy: &PullPolicy) -> bool {
     matches!(policy, PullPolicy::IfNotPresent | PullPolicy::Never)
 }

@@ -15,7 +15,6 @@ use crate::{
 /// the one for machines.
 #[derive(Clone, Debug)]
 pub struct EnsureError {
-    /// The requested name.
     image: String,
     cause: Cause,
     compatibility: Compatibility,
@@ -24,7 +23,6 @@ pub struct EnsureError {
 #[derive(Clone, Debug)]
 pub(super) enum Cause {
     InvalidName(ReferenceError),
-    /// The store failed to look the image up.
     Inspect(Arc<RuntimeError>),
     /// Absent, or not accessible to this client. The text does not reveal which.
     NeverPull,
@@ -35,7 +33,6 @@ pub(super) enum Cause {
     HeldBack(String),
     RegistryUnavailable(Arc<RuntimeError>),
     SignatureInvalid(Arc<RuntimeError>),
-    /// The pull failed.
     Pull(Arc<RuntimeError>),
 }
 
@@ -70,7 +67,6 @@ impl Error for EnsureError {
 
 /// The prefix by which runtimes report an unavailable registry to the kubelet.
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
-/// The prefix for a rejected signature.
 const SIGNATURE_VALIDATION_FAILED: &str = "SignatureValidationFailed";
 
 impl EnsureError {
@@ -222,7 +218,6 @@ impl EnsureError {
     }
 }
 
-/// The kubelet's text with the disk's error.
 fn raw_intent_text(source: &RecordsError) -> String {
     let mut cause: &dyn Error = source;
     while let Some(deeper) = cause.source() {
@@ -231,7 +226,6 @@ fn raw_intent_text(source: &RecordsError) -> String {
     format!("failed to record image pull intent: {cause}")
 }
 
-/// The text after a prefix; the whole text without it.
 fn rest(text: &str, word: &str) -> String {
     text.strip_prefix(word).map_or_else(|| format!(": {text}"), str::to_owned)
 }

@@ -100,7 +100,6 @@ pub struct ImageManager {
     backoff: Mutex<Backoff<BackoffKey>>,
 }
 
-/// The key of a back-off: one pod's spelling of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct BackoffKey {
     pod_uid: Arc<str>,
@@ -111,7 +110,6 @@ struct BackoffKey {
 }
 
 impl BackoffKey {
-    /// Whether both share a result: the same image in any spelling, and the same credentials.
     fn is_alike(&self, other: &Self) -> bool {
         self.credentials == other.credentials && self.canonical == other.canonical
     }

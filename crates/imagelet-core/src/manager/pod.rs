@@ -86,7 +86,6 @@ impl PodImage {
         }
     }
 
-    /// The field in events; an event of a volume is about the pod.
     fn subject_field(&self) -> String {
         if self.role == PodRole::Volume { String::new() } else { self.field() }
     }
@@ -171,7 +170,6 @@ impl ImageManager {
         }
     }
 
-    /// Reports the containers that cannot start without this image, in the kubelet's words.
     fn report_start(&self, request: &PodRequest, image: usize, outcomes: &[Option<PodOutcome>]) {
         for (container, reason) in starts_failed(&request.images, outcomes, image) {
             let field = request.images[container].subject_field();
@@ -192,7 +190,6 @@ fn secrets_text(request: &PodRequest) -> String {
     format!("Unable to retrieve some image pull secrets ({names}); attempting to pull the image may not succeed.")
 }
 
-/// One request, and the other images with the same result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Step {
     image: usize,
@@ -205,10 +202,8 @@ impl Step {
     }
 }
 
-/// Steps in sequence.
 type StepSequence = Vec<Step>;
 
-/// Groups the images into parallel sequences; a pure function.
 fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<StepSequence> {
     let mut order: Vec<usize> = (0..images.len()).collect();
     order.sort_by_key(|&image| images[image].role);
@@ -266,7 +261,6 @@ fn has_failed(outcome: Option<&PodOutcome>) -> bool {
     matches!(outcome, Some(PodOutcome::Failed(_) | PodOutcome::Blocked { .. }))
 }
 
-/// The failed volumes of a container, in the order of its mounts.
 fn failed_mounts(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize) -> Vec<usize> {
     let found = |mount: &str| {
         let volume = images.iter().position(|one| one.role == PodRole::Volume && one.name == mount)?;
@@ -278,7 +272,6 @@ fn failed_mounts(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: us
     walk(&images[image].mounts, found).1
 }
 
-/// The containers that cannot start after this result, each with the reason; a pure function.
 fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: usize) -> Vec<(usize, String)> {
     let reason_of = |image: usize| match &outcomes[image] {
         Some(PodOutcome::Failed(error)) => Some(error.reason().to_string()),

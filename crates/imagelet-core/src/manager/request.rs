@@ -20,7 +20,6 @@ use crate::{
 /// Most of a failure's text that is recorded, in bytes; it comes from a registry or a runtime.
 const REASON_LENGTH_MAX: usize = 2048;
 
-/// Longest text of an unknown pull policy that is kept.
 const POLICY_LENGTH_MAX: usize = 24;
 
 /// How pulls are run.
@@ -209,7 +208,6 @@ pub struct EnsureRequest {
 }
 
 impl EnsureRequest {
-    /// Whether a container may be started from it.
     pub(super) fn is_for_a_container(&self) -> bool {
         self.caller.is_client() || !self.pod.uid.is_empty() || !self.pod.name.is_empty()
     }

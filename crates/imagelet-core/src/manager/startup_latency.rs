@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use super::request::PodIdentity;
 use crate::metrics::{Family, MetricKind, Metrics};
 
-/// Beyond this the pod with the oldest activity is dropped.
 const PODS_MAX: usize = 1024;
 const OVER_MAX: usize = 100;
 const SESSIONS_MAX: usize = 1024;
@@ -231,7 +230,6 @@ impl Pulls {
     }
 }
 
-/// The total time of pulls, overlaps once; a pure function.
 fn total<'a>(sessions: impl IntoIterator<Item = &'a (Instant, Instant)>) -> Duration {
     let mut total = Duration::ZERO;
     let mut end: Option<Instant> = None;

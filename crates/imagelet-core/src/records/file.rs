@@ -30,7 +30,6 @@ pub(crate) struct PulledRecord {
     pub(crate) mapping: BTreeMap<String, ImageAccess>,
 }
 
-/// The credentials that opened an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ImageAccess {
@@ -43,7 +42,6 @@ pub(crate) struct ImageAccess {
     pub(crate) node_pods_accessible: bool,
 }
 
-/// A pull secret, by its identity and its content hash.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct RecordedSecret {
@@ -64,17 +62,14 @@ impl RecordedSecret {
 #[error("{0}")]
 pub(crate) struct DecodeError(String);
 
-/// A decoded file, and whether an older version wrote it.
 #[derive(Debug)]
 pub(super) struct Decoded<T> {
     pub(super) content: T,
     pub(super) outdated: bool,
 }
 
-/// An intent: a pull of this image has started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullIntent {
-    /// The image as the user spelled it.
     pub(super) image: String,
     /// `None` where the spelling is not a reference, such as an image id.
     pub(super) reference: Option<Reference>,
@@ -88,13 +83,11 @@ impl PullIntent {
 }
 
 pub(super) trait RecordFile: Sized {
-    /// The subject; the file name is its hash.
     fn key(&self) -> &str;
     fn encode(&self) -> Vec<u8>;
     fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError>;
 }
 
-/// The file name for an image reference or id.
 pub(super) fn file_name(key: &str) -> String {
     format!("sha256-{}", Digest::of(key.as_bytes()).hex())
 }

@@ -122,7 +122,6 @@ impl PullRecords {
         first_failure.map_or(Ok(recovered), Err)
     }
 
-    /// Counts a check without result; removes the intent after the last one.
     fn leave_unfinished(&self, begun: &PullIntent, absent: Absent) -> Result<(), RecordsError> {
         let looks_max = match absent {
             Absent::Stays => return Ok(()),

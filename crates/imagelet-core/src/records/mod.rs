@@ -61,7 +61,6 @@ pub struct PullRecords {
     metrics: OnceLock<Arc<Metrics>>,
 }
 
-/// State that is not on disk.
 #[derive(Debug, Default)]
 struct RecordsState {
     /// Spelling → number of running pulls that share its intent.
@@ -194,7 +193,6 @@ impl PullRecords {
         self.settings.is_some()
     }
 
-    /// Whether changes wait for a disk.
     pub(crate) fn is_durable(&self) -> bool {
         self.is_on() && self.records.is_durable()
     }
@@ -212,13 +210,11 @@ impl PullRecords {
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    /// The number of intents and of records.
     #[cfg(test)]
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.intents.count(), self.records.count())
     }
 
-    /// Reports the counts in these metrics from now on.
     pub(crate) fn export_to(&self, metrics: Arc<Metrics>) {
         let _ = self.metrics.set(metrics);
         self.show();
@@ -230,7 +226,6 @@ impl PullRecords {
         self.records.find(id.as_str()).ok().flatten()
     }
 
-    /// Records that a pull of an image starts. Durable on return.
     pub(crate) fn intend(self: &Arc<Self>, image: &str) -> Result<Intent, RecordsError> {
         let mut intent = Intent { records: Arc::clone(self), image: image.to_owned(), held: false };
         if !self.is_on() {

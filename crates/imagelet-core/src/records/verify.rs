@@ -71,7 +71,6 @@ impl Allowlist {
 }
 
 impl VerificationPolicy {
-    /// Whether an image needs credentials; `pulled`: this manager pulled it.
     fn wants_credentials(&self, image: &str, pulled: bool) -> bool {
         match self {
             Self::NeverVerify => false,
@@ -82,23 +81,16 @@ impl VerificationPolicy {
     }
 }
 
-/// The credentials a client can present.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessProof {
-    /// Pull secrets that match the image.
     pub(crate) secrets: Vec<RecordedSecret>,
-    /// The service account that supplied a credential.
     pub(crate) service_account: Option<ObjectIdentity>,
 }
 
-/// The metric label of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CheckResult {
-    /// The policy requires no credentials.
     PolicyAllowed,
-    /// The record names one of the client's credentials.
     RecordFound,
-    /// The registry has to decide.
     MustAuthenticate,
     Error,
 }
@@ -116,11 +108,9 @@ impl CheckResult {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// `false`: the registry has to decide.
     pub(crate) allowed: bool,
     /// `None`: the check is not counted.
     pub(crate) result: Option<CheckResult>,
-    /// The access to add to the record.
     pub(crate) learned: Option<ImageAccess>,
 }
 

@@ -14,9 +14,7 @@ use crate::{
     image::Digest,
 };
 
-/// The key of a response that is valid for all images.
 const GLOBAL: &str = "<global>";
-/// The interval at which expired responses are removed.
 const SWEPT_EVERY: Duration = Duration::from_mins(15);
 /// Most responses of one plugin; the kubelet has no bound.
 const ENTRIES_MAX: usize = 10_000;
@@ -76,7 +74,6 @@ impl CacheKey {
         Ok(Self(key))
     }
 
-    /// The key that parallel runs for the same query share.
     pub(super) fn for_run(base: &str, service_account: Option<&PluginAccount>) -> Result<Self, KeyError> {
         let Some(account) = service_account else { return Ok(Self(base.as_bytes().to_vec())) };
         let mut key = Vec::new();
@@ -124,7 +121,6 @@ fn push(key: &mut Vec<u8>, part: &[u8]) -> Result<(), KeyError> {
 }
 
 impl Cache {
-    /// The first valid response for these keys.
     pub(super) fn find(&mut self, keys: &[CacheKey], now: Instant) -> Option<DockerConfig> {
         let swept = *self.swept.get_or_insert(now);
         if now.saturating_duration_since(swept) > SWEPT_EVERY {
@@ -140,7 +136,6 @@ impl Cache {
         None
     }
 
-    /// Caches a response; a zero duration is not cached.
     pub(super) fn keep(&mut self, key: CacheKey, auth: DockerConfig, good_for: Duration, now: Instant) {
         if good_for.is_zero() {
             return;

@@ -20,10 +20,8 @@ use crate::{
 
 const KIND: &str = "CredentialProviderConfig";
 const GROUP: &str = "kubelet.config.k8s.io";
-/// The only version with `tokenAttributes`.
 const VERSION_WITH_TOKENS: &str = "v1";
 const VERSIONS: [&str; 3] = [VERSION_WITH_TOKENS, "v1beta1", "v1alpha1"];
-/// Other files in a folder are ignored.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const FILE_LENGTH_MAX: u64 = 1 << 20;
 const FILES_MAX: usize = 1000;
@@ -78,7 +76,6 @@ pub(super) struct Variable {
     pub(super) value: String,
 }
 
-/// How a provider receives service account tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct TokenAttributes {
@@ -216,7 +213,6 @@ fn typed<T: DeserializeOwned>(text: &str, yaml: Option<&Value>) -> Result<T, Str
         .unwrap_or_else(|| format!("`{path}` has a value of another type")))
 }
 
-/// The first YAML document; later ones are ignored.
 fn first_document(content: &[u8]) -> Result<Value, String> {
     let mut reader = content;
     let mut documents = serde_saphyr::read::<_, Value>(&mut reader);

@@ -74,7 +74,6 @@ pub(super) enum RunError {
 }
 
 impl Environment {
-    /// The daemon's variables, followed by the provider's.
     pub(super) fn new(process: &[(OsString, OsString)], provider: &[Variable]) -> Self {
         let own = provider.iter().map(|variable| (variable.name.clone().into(), variable.value.clone().into()));
         Self(process.iter().cloned().chain(own).collect())
@@ -204,7 +203,6 @@ impl Plugin {
     }
 }
 
-/// Becomes readable when a process exits.
 #[expect(deprecated, reason = "the successor is unsafe, for files that are closed meanwhile; this one is owned")]
 fn ended(leader: Pid) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(pidfd_open(leader, PidfdFlags::empty())?, Interest::READABLE)
@@ -233,7 +231,6 @@ async fn keep(from: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>, length_ma
     Ok(count > 0)
 }
 
-/// The exit status as Go prints it.
 fn status_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
@@ -256,7 +253,6 @@ fn signal_text(signal: i32) -> String {
     .to_owned()
 }
 
-/// Whether a file's mode permits execution.
 pub(super) fn executable(folder: &Path, name: &str) -> Result<PathBuf, (PathBuf, io::Error)> {
     let path = folder.join(name);
     let found = std::fs::metadata(&path).map_err(|error| (path.clone(), error))?;

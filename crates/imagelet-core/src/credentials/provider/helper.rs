@@ -87,7 +87,6 @@ impl std::fmt::Debug for CredentialHelpers {
     }
 }
 
-/// Whether a name is one plain path component.
 fn is_name(name: &str) -> bool {
     (1..=NAME_LENGTH_MAX).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
@@ -109,7 +108,6 @@ fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     Err(HelperError::Missing { program: program.to_owned(), path: folders.to_string_lossy().into_owned() })
 }
 
-/// A helper's response, without the server.
 #[derive(serde::Deserialize)]
 struct Answer {
     #[serde(rename = "Username", default)]

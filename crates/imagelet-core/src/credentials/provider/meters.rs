@@ -58,7 +58,6 @@ impl Meters {
         self.metrics.increment(&FAILURES, &[provider, reason]);
     }
 
-    /// Reports the active configuration.
     pub(super) fn configured(&self, hash: Option<&str>) {
         self.metrics.clear(&CONFIG);
         if let Some(hash) = hash {

@@ -77,11 +77,9 @@ pub struct Providers {
     set: RwLock<Arc<ProviderSet>>,
 }
 
-/// The providers of one configuration.
 #[derive(Debug, Default)]
 struct ProviderSet {
     providers: Vec<Arc<Provider>>,
-    /// The source of the set; `None`: no providers.
     made_of: Option<(ProviderConfig, ProviderOptions)>,
 }
 
@@ -181,7 +179,6 @@ impl CredentialProvider for Providers {
 }
 
 impl Providers {
-    /// Merges all responses into one keyring and looks the repository up.
     fn collect<'a>(
         &self,
         query: &CredentialQuery,

@@ -82,7 +82,6 @@ impl ProviderError {
     }
 }
 
-/// A validated response.
 #[derive(Clone)]
 struct CheckedAnswer {
     repository: String,
@@ -165,7 +164,6 @@ impl Provider {
         }))
     }
 
-    /// A cached response: for the image, its registry, or all images.
     fn cached(&self, repository: &str, account: Option<&PluginAccount>) -> Option<DockerConfig> {
         let types = [CacheKeyType::Image, CacheKeyType::Registry, CacheKeyType::Global];
         let keys: Vec<CacheKey> =
@@ -190,7 +188,6 @@ impl Provider {
         }
     }
 
-    /// The result of a shared run, and the image it ran for.
     async fn join(
         self: &Arc<Self>,
         guess: CacheKeyType,
@@ -243,7 +240,6 @@ impl Provider {
         }
     }
 
-    /// Runs the plugin, validates its response and caches it.
     async fn run(&self, repository: &str, account: Option<&PluginAccount>) -> Result<CheckedAnswer, ProviderError> {
         let request = Request {
             api_version: &self.rules.api_version,

@@ -16,13 +16,11 @@ const GROUP: &str = "credentialprovider.kubelet.k8s.io";
 #[derive(Clone, Debug, Default)]
 pub(super) struct Request<'a> {
     pub(super) api_version: &'a str,
-    /// Without tag and digest.
     pub(super) image: &'a str,
     pub(super) token: Option<&'a Secret>,
     pub(super) annotations: Option<&'a BTreeMap<String, String>>,
 }
 
-/// The images that a response is valid for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CacheKeyType {
     Image,
@@ -90,7 +88,6 @@ impl CacheKeyType {
 }
 
 impl Response {
-    /// Decodes a response of this version.
     pub(super) fn decode(output: &[u8], api_version: &str) -> Result<Self, ResponseError> {
         let text = Zeroizing::new(String::from_utf8_lossy(output).into_owned());
         serde_json::from_str::<IgnoredAny>(&text).map_err(|error| ResponseError::Json(json_error(&error, &text)))?;
@@ -116,7 +113,6 @@ impl Response {
         })
     }
 
-    /// Whether the output so far is a complete document.
     pub(super) fn is_whole(output: &[u8]) -> bool {
         serde_json::from_slice::<IgnoredAny>(output).is_ok()
     }

@@ -22,7 +22,6 @@ const MARKERS: [&str; 9] =
 /// Most texts of an unreadable response that are treated as secrets.
 const TEXTS_MAX: usize = 1000;
 
-/// `known`: secrets to remove.
 pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a str>) -> String {
     let mut text = String::from_utf8_lossy(complaint).into_owned();
     let known: Vec<Secret> = known.into_iter().flat_map(spellings).collect();
@@ -72,7 +71,6 @@ pub(super) fn texts_of(answer: &[u8]) -> Vec<Secret> {
 }
 
 fn redact_line(line: &str) -> String {
-    // A response, or a part of one.
     if line.contains("CredentialProviderResponse") || line.contains("\"auth\"") {
         return REDACTED.to_owned() + line_end(line);
     }
@@ -119,7 +117,6 @@ fn redact_marked(line: &str) -> String {
     shown
 }
 
-/// Removes long mixed runs.
 fn redact_runs(line: &str) -> String {
     let in_run = |c: char| c.is_ascii_alphanumeric() || "+/_=-.~".contains(c);
     let mut shown = String::with_capacity(line.len());

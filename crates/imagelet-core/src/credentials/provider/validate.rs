@@ -12,7 +12,6 @@ use crate::text::{aggregate, quoted};
 const API_WITH_TOKENS: &str = "credentialprovider.kubelet.k8s.io/v1";
 const API_VERSIONS: [&str; 3] =
     [API_WITH_TOKENS, "credentialprovider.kubelet.k8s.io/v1alpha1", "credentialprovider.kubelet.k8s.io/v1beta1"];
-/// The limit for the name part of an annotation key.
 const NAME_LENGTH_MAX: usize = 63;
 const PREFIX_LENGTH_MAX: usize = 253;
 
@@ -23,7 +22,6 @@ pub struct Gates {
     pub service_account_tokens: bool,
 }
 
-/// A validated provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderRules {
     pub(super) name: String,

@@ -5,7 +5,6 @@ use crate::{
     records::{AccessProof, ImageAccess, RecordedSecret},
 };
 
-/// The identities behind credentials: secrets, and the first service account.
 pub(super) fn proof_of(credentials: &[TrackedCredential]) -> AccessProof {
     let mut proof = AccessProof::default();
     for tracked in credentials {

@@ -40,7 +40,6 @@ impl Completion {
         }
     }
 
-    /// Ends a failed pull, which is reported elsewhere.
     pub(super) fn failed(mut self) -> Option<Intent> {
         self.intent.take()
     }

@@ -19,14 +19,12 @@ pub(super) struct RequestCredentials {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct FoundCredentials {
-    /// In the order to try them.
     pub(super) credentials: Vec<TrackedCredential>,
     /// Failed sources: unreadable secrets, failed providers.
     pub(super) missing: Vec<String>,
 }
 
 impl Ensuring<'_> {
-    /// All credentials; asks helpers and providers.
     pub(super) async fn credentials(&self) -> Result<&FoundCredentials, EnsureError> {
         if self.credentials.all.get().is_none() {
             let found = self.find_credentials().await;

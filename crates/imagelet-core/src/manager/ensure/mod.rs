@@ -59,7 +59,6 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Runs all steps and counts the request.
     pub(super) async fn run(mut self, progress: Progress) -> Result<Ensured, EnsureError> {
         let image = default_tag(&self.request.image)
             .map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
@@ -76,7 +75,6 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Looks the image up and decides the client's access.
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
         match &self.request.policy {
             policy if wants_look(policy) => {}
@@ -290,7 +288,6 @@ impl<'a> Ensuring<'a> {
         })
     }
 
-    /// Records the pull before its first byte.
     async fn intend(&self) -> Result<Intent, EnsureError> {
         let image = self.request.image.clone();
         let intended = self.manager.parts.records.on_disk(move |records| records.intend(&image)).await;
@@ -341,7 +338,6 @@ impl<'a> Ensuring<'a> {
         inventory.hand_out(&HandedOut { key: key.clone(), user, pulled }, SystemTime::now());
     }
 
-    /// Reports an error by its own message, and returns it.
     fn reported(&self, reason: &'static str, error: EnsureError) -> EnsureError {
         self.reporter.warning(reason, error.message(), &error.fault());
         error

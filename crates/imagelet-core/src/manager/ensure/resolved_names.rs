@@ -54,7 +54,6 @@ pub(crate) struct Resolved {
 pub(crate) struct ResolvedNames {
     /// `None`: memory only.
     path: Option<PathBuf>,
-    /// The maximum lag of a time on disk.
     lag_max: Duration,
     names: Mutex<HashMap<Subject, Resolved>>,
     /// Keeps an older file from replacing a newer one.
@@ -76,12 +75,10 @@ struct Line {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     handler: String,
     image: String,
-    /// Seconds since 1970.
     verified_at: u64,
 }
 
 impl ResolvedNames {
-    /// Reads the file. May block on the disk.
     pub(crate) fn open(path: Option<PathBuf>, lag_max: Duration) -> Self {
         let read = path.as_deref().map_or_else(|| Ok(HashMap::new()), read);
         let names = read.unwrap_or_else(|error| {
@@ -113,7 +110,6 @@ impl ResolvedNames {
         is_old && self.path.is_some()
     }
 
-    /// Writes the file. Blocks on the disk.
     pub(crate) fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);

@@ -22,7 +22,6 @@ use crate::{
 
 /// A time this far ahead is a corrected clock; later times are invalid.
 const CLOCK_SLACK: Duration = Duration::from_mins(5);
-/// The maximum lag of the file's times, as a share of the bound.
 const LAG_SHARE: u32 = 24;
 
 /// The use of images during an outage, and its age limit.
@@ -41,7 +40,6 @@ impl StaleUse {
 }
 
 impl Ensuring<'_> {
-    /// Records the image that the registry has just resolved the name to.
     pub(super) async fn remember_resolved(&self, reference: &Reference, spec: &ImageSpec, image: &ImageId) {
         let Some(stale) = &self.manager.parts.stale else { return };
         let subject = subject(reference, spec, self.request.platform.as_ref());
@@ -115,12 +113,10 @@ enum NotUsed {
     TooOld,
 }
 
-/// Whether the error permits a present image at all.
 fn is_outage(policy: &PullPolicy, failure: &RuntimeError) -> bool {
     *policy == PullPolicy::Always && failure.is_outage()
 }
 
-/// The age of a registry's answer, where it is still valid.
 fn age(
     verified: Option<&Resolved>,
     present: Option<&ImageId>,

@@ -89,7 +89,6 @@ impl ImageManager {
     }
 }
 
-/// Splits the mounts of a container into found and failed ones, in order; others are skipped.
 pub(super) fn walk<T, E>(mounts: &[String], found: impl Fn(&str) -> Option<Result<T, E>>) -> (Vec<T>, Vec<E>) {
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for mount in mounts {

@@ -14,22 +14,18 @@ use tokio::time::Instant;
 
 use crate::runtime::{ErrorClass, Fault, RuntimeErrorKind, Stage};
 
-/// Failures in a row after which a circuit opens.
 const OPENS_AFTER: u32 = 3;
 /// The longest window without a registry's request: a recovered registry should not wait for long.
 const WINDOW_MAX: Duration = Duration::from_mins(1);
-/// The longest wait that a registry may request.
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
 /// After this another probe is permitted: the first is slow, or hangs.
 const PROBE_MAX: Duration = Duration::from_secs(10);
-const FORGOTTEN_AFTER: Duration = Duration::from_mins(30);
 /// Beyond this the circuits that opened first are dropped.
 const CIRCUITS_MAX: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CircuitKey {
     pub(crate) registry: String,
-    /// The hashes of the credentials, in order.
     pub(crate) credentials: Vec<String>,
     pub(crate) image: String,
 }
@@ -47,7 +43,6 @@ struct Circuit {
     window: Duration,
     /// `None`: closed.
     until: Option<Instant>,
-    /// The start of the running probe.
     probe: Option<Instant>,
     touched: Instant,
     class: ErrorClass,
@@ -98,7 +93,6 @@ pub enum CircuitScope {
     Images,
 }
 
-/// All circuits of a node.
 #[derive(Debug)]
 pub(crate) struct Circuits {
     window_first: Duration,
@@ -208,7 +202,7 @@ impl Circuits {
         }
         let key = met.key(route);
         if !self.circuits.contains_key(&key) {
-            self.make_room(now);
+            self.make_room();
         }
         let first = self.window_first;
         let circuit = self.circuits.entry(key).or_insert_with(|| Circuit::closed(fault.class, now));
@@ -232,14 +226,11 @@ impl Circuits {
         circuit.until = Some(now + window);
     }
 
-    fn make_room(&mut self, now: Instant) {
+    fn make_room(&mut self) {
         if self.circuits.len() < CIRCUITS_MAX {
             return;
         }
-        self.circuits.retain(|_, circuit| now.saturating_duration_since(circuit.touched) < FORGOTTEN_AFTER);
-        if self.circuits.len() >= CIRCUITS_MAX
-            && let Some(oldest) = self.circuits.iter().min_by_key(|(_, circuit)| circuit.touched).map(|(key, _)| key)
-        {
+        if let Some(oldest) = self.circuits.iter().min_by_key(|(_, circuit)| circuit.touched).map(|(key, _)| key) {
             let oldest = oldest.clone();
             self.circuits.remove(&oldest);
         }

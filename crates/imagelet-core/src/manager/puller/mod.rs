@@ -85,7 +85,6 @@ impl Puller {
         self.circuits().open(now)
     }
 
-    /// Pulls, or joins a pull of the same that is under way.
     pub(crate) fn pull<T: Send + 'static>(self: &Arc<Self>, work: &Work) -> Result<Subscription<T>, Arc<RuntimeError>> {
         let request =
             Request { tenant: Arc::clone(&work.tenant), priority: work.priority, is_limited: work.is_limited() };
@@ -102,12 +101,10 @@ impl Puller {
         joined.map_err(|full| Arc::new(RuntimeError::other("the pull queue is full").caused_by(full)))
     }
 
-    /// The pulls under way: those that have been where they are for longest first.
     pub(crate) fn status(&self) -> Vec<PullStatus> {
         self.pulls.status()
     }
 
-    /// What a pull's end says of the registry.
     fn record(&self, work: &Work, outcome: &Outcome) {
         if self.compatibility.is_kubelet() {
             return;
@@ -215,7 +212,6 @@ impl Puller {
     }
 }
 
-/// Whether a failure does not depend on the credential.
 fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
     matches!(
         kind,

@@ -60,7 +60,6 @@ impl Broadcast {
         Some(shared.received.values().copied().sum())
     }
 
-    /// How the image came into a runtime, where the store has a choice.
     pub(crate) fn way(&self) -> Option<PullWay> {
         self.lock().way.clone()
     }

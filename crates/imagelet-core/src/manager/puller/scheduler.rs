@@ -39,16 +39,13 @@ const UNLIMITED_MAX: usize = 128;
 pub(super) struct Policy {
     /// `None`: all may run at once.
     pub(super) slots: Option<usize>,
-    /// The kubelet's order: arrival only.
     pub(super) is_fifo: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Request {
-    /// The pod's namespace.
     pub(super) tenant: Arc<str>,
     pub(super) priority: i32,
-    /// Whether slots and rate apply.
     pub(super) is_limited: bool,
 }
 
@@ -98,9 +95,7 @@ struct Running {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
     pub(super) state: PullState,
-    /// The start of its waiting or running.
     pub(super) since: Instant,
-    /// Its position in the queue, from one.
     pub(super) position: Option<usize>,
 }
 
@@ -131,7 +126,6 @@ impl Scheduler {
         Self { state: Mutex::new(state), metrics }
     }
 
-    /// Queues a pull; with a free slot it runs at once.
     pub(super) fn enter(self: &Arc<Self>, request: Request) -> Result<Place, QueueFull> {
         let mut state = self.lock();
         if state.waiting.len() >= WAITING_MAX {
@@ -269,7 +263,6 @@ impl Place {
         }
     }
 
-    /// Records what is to be fetched.
     pub(super) fn set_size(&self, size: ByteSize) {
         let mut state = self.scheduler.lock();
         if let Some(rank) = state.rank_of(self.ticket)

@@ -45,7 +45,6 @@ struct PullKey {
 
 pub(super) struct SingleFlight {
     scheduler: Arc<Scheduler>,
-    /// The time that a pull without clients continues.
     grace: Duration,
     compatibility: Compatibility,
     alone: AtomicU64,
@@ -68,7 +67,6 @@ struct Pull {
     priority: i32,
 }
 
-/// The action after a success whose client was dropped.
 struct OnComplete<T> {
     kept: T,
     conclude: fn(T, Pulled) -> BoxFuture<'static, ()>,
@@ -108,7 +106,6 @@ impl SingleFlight {
         }
     }
 
-    /// Joins the pull of the same work, or begins one.
     pub(super) fn join<T: Send + 'static>(
         self: &Arc<Self>,
         work: &Work,
@@ -149,7 +146,6 @@ impl SingleFlight {
         Ok(subscription(key, ticket, future, progress))
     }
 
-    /// The pulls under way, those first that have been where they are for longest.
     pub(super) fn status(&self) -> Vec<PullStatus> {
         let (table, mut states) = (self.lock(), self.scheduler.states());
         let status = |(key, pull): (&PullKey, &Pull)| {
@@ -195,13 +191,11 @@ impl SingleFlight {
 }
 
 impl<T: Send + 'static> Subscription<T> {
-    /// Has this done when the pull succeeds.
     pub(crate) fn on_complete(mut self, kept: T, conclude: fn(T, Pulled) -> BoxFuture<'static, ()>) -> Self {
         self.on_complete = Some(OnComplete { kept, conclude });
         self
     }
 
-    /// Waits for the end, and reports the progress up to there.
     pub(crate) async fn outcome(mut self, progress: &Progress) -> (Outcome, Option<T>) {
         let _listening = self.progress.listen(progress);
         // A clone, so that a drop here can still hand the pull to a keeper.

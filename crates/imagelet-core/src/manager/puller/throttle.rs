@@ -26,7 +26,6 @@ impl Throttle {
         Self { rate, tokens: f64::from(rate.burst), filled: now }
     }
 
-    /// Takes a token, if there is one.
     pub(crate) fn try_take(&mut self, now: Instant) -> bool {
         let tokens = self.tokens_at(now);
         // What is a whole token up to a rounding of the clock is one: a nanosecond of refill is the finest step.

@@ -11,7 +11,6 @@ use crate::{
     runtime::{PullRequest, PullWay, RuntimeError, SandboxConfig},
 };
 
-/// What to fetch, and with what.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     /// With its default tag.
@@ -26,7 +25,6 @@ pub(crate) struct Work {
     pub(crate) caller: Caller,
 }
 
-/// What came of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Pulled {
     /// The image, in the store of the handler that the runtime says.
@@ -39,12 +37,10 @@ pub(crate) struct Pulled {
     pub(crate) took: Duration,
     /// Which of the work's credentials opened the registry.
     pub(crate) credential: Option<usize>,
-    /// How it came into a runtime, where the store has a choice.
     pub(crate) way: Option<PullWay>,
 }
 
 impl Pulled {
-    /// Adds to an entry of the decision log what was pulled.
     pub(crate) fn act(&self, act: Act) -> Act {
         Act { keys: vec![self.key.to_string()], bytes: Some(self.fetched.0).filter(|size| *size > 0), ..act }
     }
@@ -65,7 +61,6 @@ impl Work {
         self.credentials.iter().map(|tracked| tracked.hash.clone()).collect()
     }
 
-    /// A client with limits of its own is limited once.
     pub(super) fn is_limited(&self) -> bool {
         !matches!(self.caller, Caller::Client { is_limited: false, .. })
     }

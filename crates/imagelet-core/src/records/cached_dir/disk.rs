@@ -39,7 +39,6 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Opens a folder on a read-only file system; a missing folder counts as empty.
     pub(crate) fn open_read_only(path: PathBuf) -> io::Result<Self> {
         let folder = Self::new(path, true);
         folder.files.store(folder.names()?.len(), Ordering::Relaxed);
@@ -130,7 +129,6 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes a file; a missing file counts as success.
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         if self.is_read_only {
             return Ok(());

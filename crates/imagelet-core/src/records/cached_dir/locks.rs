@@ -5,14 +5,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The kubelet's number; more parallel pulls than this share locks.
 const STRIPES_MAX: usize = 31;
 
-/// Equal keys share a lock, and different keys may.
 #[derive(Debug)]
 pub(super) struct ShardedLocks {
     locks: Vec<Mutex<()>>,
 }
 
 impl ShardedLocks {
-    /// `wanted` is clamped to the permitted range.
     pub(super) fn new(wanted: i64) -> Self {
         let count = usize::try_from(wanted).unwrap_or_default().clamp(1, STRIPES_MAX);
         Self { locks: (0..count).map(|_| Mutex::default()).collect() }

@@ -6,7 +6,6 @@ use std::collections::HashMap;
 pub(super) struct Memory<T> {
     kept: HashMap<Box<str>, Slot<T>>,
     capacity: usize,
-    /// Logical time of the last lookup.
     clock: u64,
     /// Memory has every file of the folder: a key that is missing here does not exist.
     is_complete: bool,
@@ -19,12 +18,10 @@ struct Slot<T> {
 }
 
 impl<T: Clone> Memory<T> {
-    /// Creates an empty cache; it is complete as long as the folder is empty.
     pub(super) fn new(capacity: usize) -> Self {
         Self { kept: HashMap::new(), capacity: capacity.max(1), clock: 0, is_complete: false }
     }
 
-    /// Adds a folder listing. `is_whole`: the listing has every file.
     pub(super) fn fill(&mut self, listed: impl ExactSizeIterator<Item = (Box<str>, T)>, is_whole: bool) {
         if self.is_complete {
             return;
@@ -41,7 +38,6 @@ impl<T: Clone> Memory<T> {
         }
     }
 
-    /// Returns an item and marks it as used.
     pub(super) fn get(&mut self, key: &str) -> Option<&T> {
         self.clock += 1;
         let slot = self.kept.get_mut(key)?;

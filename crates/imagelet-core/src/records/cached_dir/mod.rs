@@ -64,7 +64,6 @@ impl<T: RecordFile> CachedDir<T> {
         Self { folder: None, locks: ShardedLocks::new(1), memory: Mutex::new(memory) }
     }
 
-    /// Whether changes wait for a disk.
     pub(super) fn is_durable(&self) -> bool {
         self.folder.as_ref().is_some_and(Folder::waits)
     }
@@ -89,7 +88,6 @@ impl<T: RecordFile> CachedDir<T> {
         self.list().whole.iter().any(|kept| wanted(kept))
     }
 
-    /// Returns the item of a key; reads the disk where memory is incomplete.
     pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Unreadable> {
         {
             let mut memory = self.memory();
@@ -110,7 +108,6 @@ impl<T: RecordFile> CachedDir<T> {
         Ok(Some(found))
     }
 
-    /// Writes an item. Durable on return.
     pub(super) fn write(&self, item: T) -> io::Result<()> {
         let item = Arc::new(item);
         if let Some(folder) = &self.folder {
@@ -120,7 +117,6 @@ impl<T: RecordFile> CachedDir<T> {
         Ok(())
     }
 
-    /// Removes an item; a missing item counts as success.
     pub(super) fn remove(&self, key: &str) -> io::Result<()> {
         if let Some(folder) = &self.folder {
             folder.remove(&file_name(key))?;
@@ -135,7 +131,6 @@ impl<T: RecordFile> CachedDir<T> {
         self.list_locked()
     }
 
-    /// As [`Self::list`], called with all locks held.
     pub(super) fn list_locked(&self) -> Listed<T> {
         let Some(folder) = &self.folder else {
             let memory = self.memory();
