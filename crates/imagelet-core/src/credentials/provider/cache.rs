@@ -185,7 +185,7 @@ mod tests {
         (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
     }
 
-    fn told(value: &Value) -> PluginAccount {
+    fn account_of(value: &Value) -> PluginAccount {
         let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
         PluginAccount {
             identity: ObjectIdentity { namespace: text("namespace"), name: text("name"), uid: text("uid") },
@@ -204,19 +204,19 @@ mod tests {
         for case in &cases {
             let (input, expected, name) = (&case["input"], &case["expected"], &case["name"]);
             if let Some(key) = expected["service_account_key_hex"].as_str() {
-                let found = told(input).cache_key(input["token_hash"].as_str().expect("a hash"));
+                let found = account_of(input).cache_key(input["token_hash"].as_str().expect("a hash"));
                 assert_eq!(hex(&found.unwrap()), key, "{name}");
             } else if let Some(key) = expected["cache_key_hex"].as_str() {
                 let found = if let Some(base) = input["base"].as_str() {
                     CacheKey::from_parts(base, &unhex(input["service_account_key_hex"].as_str().expect("a key")))
                 } else {
                     let key_type = CacheKeyType::from_name(input["cacheKeyType"].as_str().expect("a type")).unwrap();
-                    let account = input["service_account"].as_object().map(|_| told(&input["service_account"]));
+                    let account = input["service_account"].as_object().map(|_| account_of(&input["service_account"]));
                     CacheKey::new(key_type.base(input["image"].as_str().expect("an image")), account.as_ref())
                 };
                 assert_eq!(hex(&found.unwrap().0), key, "{name}");
             } else if let Some(key) = expected["singleflight_key_hex"].as_str() {
-                let account = told(input);
+                let account = account_of(input);
                 assert_eq!(account.token_hash(), expected["token_hash"].as_str().expect("a hash"));
                 let found = CacheKey::for_run(input["image"].as_str().expect("an image"), Some(&account)).unwrap();
                 assert_eq!(hex(&found.0), key, "{name}");

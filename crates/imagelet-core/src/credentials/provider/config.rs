@@ -284,7 +284,7 @@ mod tests {
                 continue;
             };
             assert_eq!(Some(config.hash.as_str()), expected["hash"].as_str(), "{name}");
-            let found: Vec<serde_json::Value> = config.providers.iter().map(told).collect();
+            let found: Vec<serde_json::Value> = config.providers.iter().map(shown).collect();
             assert_eq!(serde_json::Value::from(found), expected["providers"], "{name}");
             for (tokens, key) in [(true, "validation_error_feature_on"), (false, "validation_error_feature_off")] {
                 let error = check(&config, Gates { service_account_tokens: tokens }).err();
@@ -294,17 +294,17 @@ mod tests {
         assert_eq!(cases.len(), 42);
     }
 
-    fn told(provider: &ProviderEntry) -> Value {
-        let mut told = serde_json::json!({
+    fn shown(provider: &ProviderEntry) -> Value {
+        let mut shown = serde_json::json!({
             "name": provider.name, "apiVersion": provider.api_version, "matchImages": provider.match_images,
         });
         if let Some(duration) = provider.default_cache_duration {
-            told["defaultCacheDuration"] = duration.to_string().into();
+            shown["defaultCacheDuration"] = duration.to_string().into();
         }
         if !provider.args.is_empty() {
-            told["args"] = provider.args.clone().into();
+            shown["args"] = provider.args.clone().into();
         }
-        told
+        shown
     }
 
     fn refused(content: &str) -> String {

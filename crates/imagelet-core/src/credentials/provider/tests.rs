@@ -161,7 +161,7 @@ fn login(key: &str, user: &str) -> Value {
     json!({key: {"username": user, "password": "p"}})
 }
 
-fn told(provided: &Provided) -> Vec<Value> {
+fn shown(provided: &Provided) -> Vec<Value> {
     let credential = |tracked: &crate::credentials::TrackedCredential| {
         let CredentialKind::Basic { username, password } = &tracked.credential.kind else { panic!("another kind") };
         let account = match &tracked.source {
@@ -177,7 +177,7 @@ fn told(provided: &Provided) -> Vec<Value> {
 }
 
 fn users(provided: &Provided) -> Vec<String> {
-    told(provided).iter().map(|one| one["username"].as_str().unwrap().to_owned()).collect()
+    shown(provided).iter().map(|one| one["username"].as_str().unwrap().to_owned()).collect()
 }
 
 /// A script with the behaviour of a vector.
@@ -211,7 +211,7 @@ async fn every_exec_vector_of_a_provider_holds() {
             let wanted = expected["logged"].as_str().map(|text| text.trim_start_matches("(info) ").to_owned());
             assert_eq!(logged, wanted, "{title}");
             let provided = bed.providers.collect(&query, [(&set.providers[0], answer)].into_iter());
-            assert_eq!(Value::from(told(&provided)), expected["credentials"], "{title}");
+            assert_eq!(Value::from(shown(&provided)), expected["credentials"], "{title}");
             let executed = bed.runs(name) > runs;
             assert_eq!(Some(executed), expected["plugin_executed"].as_bool(), "{title}");
             runs = bed.runs(name);
@@ -507,8 +507,8 @@ async fn a_plugin_or_its_configuration_that_others_may_change_never_replaces_wha
         set_mode(&path, mode);
         let refused = bed.providers.configure(Some(&options)).unwrap_err().to_string();
         let shown = path.display();
-        let told = format!("every user may write to `{shown}` (mode {mode:04o})\nhint: chmod go-w {shown}");
-        assert!(refused.ends_with(&told), "{refused}");
+        let shown = format!("every user may write to `{shown}` (mode {mode:04o})\nhint: chmod go-w {shown}");
+        assert!(refused.ends_with(&shown), "{refused}");
         set_mode(&path, before);
         assert_eq!(users(&bed.providers.provide(&query("a.io/app", None)).await), ["u"]);
         bed.providers.configure(Some(&options)).unwrap();

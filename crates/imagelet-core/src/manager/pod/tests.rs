@@ -1,4 +1,4 @@
-//! Pods over a runtime in memory, time paused: what starts together, what waits, what is told.
+//! Pods over a runtime in memory, time paused: what starts together, what waits, what is reported.
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -55,9 +55,12 @@ impl TestNode {
         self.runtime.pull_requests().iter().map(|request| short(&request.image.image)).collect()
     }
 
-    fn told(&self) -> Vec<String> {
-        let told = self.events.recent();
-        told.iter().map(|one| format!("{} {}: {}", one.event.subject, one.event.reason, one.event.message)).collect()
+    fn reported(&self) -> Vec<String> {
+        let reported = self.events.recent();
+        reported
+            .iter()
+            .map(|one| format!("{} {}: {}", one.event.subject, one.event.reason, one.event.message))
+            .collect()
     }
 }
 
@@ -122,7 +125,7 @@ async fn in_the_kubelets_way_a_failed_init_image_stops_what_follows_and_a_failed
     let answers = node.ensure(three_and_two()).await;
     assert_eq!(answers, ["pulled", "ErrImagePull", "blocked by 1", "blocked by 1", "blocked by 1"]);
     assert_eq!(node.pulls(), ["i1:v1", "i2:v1"]);
-    let failed = node.told().into_iter().filter(|text| text.contains("Error: ")).collect::<Vec<_>>();
+    let failed = node.reported().into_iter().filter(|text| text.contains("Error: ")).collect::<Vec<_>>();
     assert_eq!(failed, ["default/web/spec.initContainers{i2} Failed: Error: ErrImagePull"]);
 
     let node = TestNode::new(Compatibility::Kubelet);
@@ -173,7 +176,7 @@ async fn each_failed_volume_of_a_container_is_reported_and_the_kubelet_does_not_
         let volumes = [image(PodRole::Volume, "v1:v1"), image(PodRole::Volume, "v2:v1")];
         let images = volumes.into_iter().chain([mounting("c1:v1"), container("c2:v1")]).collect();
         assert_eq!(node.ensure(images).await, answers, "{compatibility:?}");
-        let failed: Vec<String> = node.told().into_iter().filter(|text| text.contains("Error: ")).collect();
+        let failed: Vec<String> = node.reported().into_iter().filter(|text| text.contains("Error: ")).collect();
         assert_eq!(
             failed,
             [
@@ -182,8 +185,8 @@ async fn each_failed_volume_of_a_container_is_reported_and_the_kubelet_does_not_
             ],
             "{compatibility:?}"
         );
-        let of_volumes = node.told().into_iter().filter(|text| text.starts_with("default/web ")).count();
-        assert_eq!(of_volumes, 4, "a volume's own events are the pod's: {:?}", node.told());
+        let of_volumes = node.reported().into_iter().filter(|text| text.starts_with("default/web ")).count();
+        assert_eq!(of_volumes, 4, "a volume's own events are the pod's: {:?}", node.reported());
     }
 }
 
@@ -195,8 +198,8 @@ async fn unread_secrets_are_reported_once_for_the_whole_pod() {
     let images = vec![init("a:v1"), container("a:v1")];
     let request = PodRequest { common, images, secrets_unread: vec!["one".into(), "two".into()] };
     node.manager.ensure_pod(&request, &NoWatch).await;
-    let told: Vec<_> = node.events.recent().into_iter().map(|recorded| recorded.event).collect();
-    let unread: Vec<_> = told.iter().filter(|event| event.reason == "FailedToRetrieveImagePullSecret").collect();
+    let reported: Vec<_> = node.events.recent().into_iter().map(|recorded| recorded.event).collect();
+    let unread: Vec<_> = reported.iter().filter(|event| event.reason == "FailedToRetrieveImagePullSecret").collect();
     assert_eq!(unread.len(), 1);
     assert_eq!(unread[0].kind, EventKind::Warning);
     assert_eq!(
@@ -260,7 +263,7 @@ async fn volumes_pulled(case: &VectorCase, way: Way) -> Value {
                 json!({"image_ref": names[&ensured.id], "user_specified_image": one.image, "error": null})
             }
             PodOutcome::Failed(error) => json!({"error": error.reason(), "message": error.message()}),
-            PodOutcome::Blocked { .. } => panic!("a volume waits for nobody: {}", case.name),
+            PodOutcome::Blocked { .. } => panic!("a volume waits for no other image: {}", case.name),
         };
         results.insert(one.name.clone(), result);
     }

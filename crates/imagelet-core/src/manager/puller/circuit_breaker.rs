@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_is_left_alone_after_three_failures_and_only_those_it_concerns() {
+    fn three_failures_hold_back_only_the_pulls_they_concern() {
         let now = Instant::now();
         let own = route("r.io", "ada", "r.io/a:v1");
         let others = [
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_that_names_a_time_is_left_alone_for_it() {
+    fn a_registry_that_names_a_time_is_not_asked_before_it() {
         let now = Instant::now();
         let own = route("r.io", "ada", "r.io/a:v1");
         for (asked, held) in [(30, 30), (1, 10), (299, 299), (300, 300), (301, 300), (86_400, 300)] {

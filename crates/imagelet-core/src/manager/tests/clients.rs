@@ -247,7 +247,7 @@ async fn a_client_that_waits_with_a_pod_takes_it_along_and_leaves_the_pods_slot_
     assert_eq!(runtime.pulls_running(), 2, "the first of the pods, and the client beside it");
     let states: Vec<PullState> = node.manager.status().pulls.iter().map(|pull| pull.state).collect();
     assert_eq!(states.iter().filter(|state| **state == PullState::Running).count(), 2, "{states:?}");
-    // The second waits for its slot, until somebody asks for the same who does not.
+    // The second waits for its slot, until an unlimited client asks for the same.
     let _too = node.begin(&client("reg.test/two:v1", PullPolicy::Always)).await;
     assert_eq!((runtime.pulls_running(), runtime.pull_requests().len()), (3, 3));
 }
@@ -269,5 +269,5 @@ async fn what_a_pod_of_a_handler_uses_is_known_under_the_handler_that_the_runtim
         let snapshot = inventory.refresh(SystemTime::now()).await.unwrap();
         assert_eq!((snapshot.entries[0].key(), snapshot.entries[0].use_count), (listed.key(), uses), "{policy:?}");
     }
-    assert_eq!(runtime.pull_requests()[0].image.runtime_handler, "kata", "the runtime is told for whom");
+    assert_eq!(runtime.pull_requests()[0].image.runtime_handler, "kata", "the runtime gets the handler");
 }

@@ -9,17 +9,17 @@ struct Fault {
     here: String,
 }
 
-/// Keeps events, and how many intents were on record as each was told.
+/// Keeps events, and the number of intents at each.
 #[derive(Debug)]
 struct Watching {
     records: Arc<PullRecords>,
-    told: Mutex<Vec<(Event, usize)>>,
+    reported: Mutex<Vec<(Event, usize)>>,
 }
 
 impl EventSink for Watching {
     fn record(&self, event: Event) {
         let intents = self.records.counts().0;
-        self.told.lock().expect("no test panics here").push((event, intents));
+        self.reported.lock().expect("no test panics here").push((event, intents));
     }
 }
 
@@ -153,7 +153,7 @@ impl Bed {
             _ => PullRecords::off(),
         };
         if must_pull {
-            // Somebody else's image, so that the client's own credentials are looked at.
+            // The image of another client, so that the client's own credentials are looked at.
             let theirs =
                 RecordedSecret { uid: "other".into(), credential_hash: "other".into(), ..RecordedSecret::default() };
             let access = ImageAccess { kubernetes_secrets: vec![theirs], ..ImageAccess::default() };
@@ -167,7 +167,7 @@ impl Bed {
                 Some(Fault { in_vector: "some credential error", here: "illegal base64 data at input byte 4".into() });
         }
         let records = Arc::new(records);
-        let events = Arc::new(Watching { records: Arc::clone(&records), told: Mutex::default() });
+        let events = Arc::new(Watching { records: Arc::clone(&records), reported: Mutex::default() });
         let (recorder, metrics) = (Arc::new(Recorder::default()), Arc::new(Metrics::new()));
         let runtime = RuntimeManager::new(Arc::clone(&store) as Arc<dyn ImageService>, Arc::new(NoContainers));
         let parts = ManagerParts {
@@ -197,10 +197,10 @@ impl Bed {
     async fn step(&self) -> Value {
         self.store.lock().calls.clear();
         self.recorder.0.lock().expect("no test panics here").clear();
-        self.events.told.lock().expect("no test panics here").clear();
+        self.events.reported.lock().expect("no test panics here").clear();
         let (counted, checked) = (self.counted(), self.checks());
         let result = self.manager.ensure(&self.request, no_progress()).await;
-        let told = std::mem::take(&mut *self.events.told.lock().expect("no test panics here"));
+        let reported = std::mem::take(&mut *self.events.reported.lock().expect("no test panics here"));
         let event = |(event, _): &(Event, usize)| {
             let message = self.in_vector(&event.message);
             json!({"type": event.kind.name(), "reason": event.reason, "message": message})
@@ -211,9 +211,9 @@ impl Bed {
         };
         json!({
             "image_ref": image_ref, "message": self.in_vector(&message), "reason": reason,
-            "events": told.iter().map(event).collect::<Value>(),
+            "events": reported.iter().map(event).collect::<Value>(),
             "cri_calls": self.cri_calls(),
-            "pull_manager_calls": self.records_calls(&result, self.checks() - checked, &told),
+            "pull_manager_calls": self.records_calls(&result, self.checks() - checked, &reported),
             "startup_recorder": *self.recorder.0.lock().expect("no test panics here"),
             "metric_labels": self.labels_since(&counted),
             "recorded_credentials": result.ok().and_then(|ensured| self.recorded_for(&ensured.id)),
@@ -237,7 +237,7 @@ impl Bed {
         &self,
         result: &Result<Ensured, EnsureError>,
         checks: f64,
-        told: &[(Event, usize)],
+        reported: &[(Event, usize)],
     ) -> Vec<String> {
         let image = &self.request.image;
         let id = default_tag(image).unwrap_or_default();
@@ -245,7 +245,7 @@ impl Bed {
         if checks > 0.5 {
             calls.push(format!("MustAttemptImagePull({image},{id})"));
         }
-        let was_begun = told.iter().any(|(_, intents)| *intents > 0);
+        let was_begun = reported.iter().any(|(_, intents)| *intents > 0);
         if was_begun || result.as_ref().is_err_and(|error| error.class() == ErrorClass::RecordFailed) {
             calls.push(format!("RecordPullIntent({image})"));
         }

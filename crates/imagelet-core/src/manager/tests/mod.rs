@@ -34,7 +34,7 @@ use crate::{
 };
 
 mod ensure_vectors;
-mod handed;
+mod inventory_uses;
 mod runtime_layer;
 mod stale;
 mod story;
@@ -106,7 +106,7 @@ impl TestNode {
         task
     }
 
-    fn told(&self) -> Vec<(&'static str, &'static str, String)> {
+    fn reported(&self) -> Vec<(&'static str, &'static str, String)> {
         let event = |recorded: crate::events::RecordedEvent| {
             (recorded.event.kind.name(), recorded.event.reason, recorded.event.message)
         };
@@ -331,7 +331,7 @@ async fn a_serial_manager_pulls_one_after_another_and_a_dropped_one_frees_its_sl
     }
     let status = node.manager.status();
     assert_eq!((status.running(), status.waiting()), (1, 0), "{status:?}");
-    assert_eq!(node.records.counts(), (3, 0), "nobody knows what a store does with what was given up");
+    assert_eq!(node.records.counts(), (3, 0), "a store may still finish a pull that was given up");
     for _ in 0..2 {
         node.records
             .resolve_open_intents(&fake.list(None).await.unwrap(), SystemTime::now(), Absent::RemovedAfterChecks)
@@ -474,7 +474,7 @@ async fn without_a_record_nothing_is_pulled() {
     let message = "Failed to record image pull intent for container image \"app:v1\": could not write the pull record of `app:v1`: ";
     assert!(error.message().starts_with(message), "{}", error.message());
     assert_eq!(fake.take_calls(), ["status app:v1"]);
-    assert_eq!(node.told(), [("Warning", "Failed", error.message())]);
+    assert_eq!(node.reported(), [("Warning", "Failed", error.message())]);
 }
 
 #[tokio::test]
@@ -521,7 +521,7 @@ async fn a_store_that_cannot_be_asked_is_reported_with_the_name_of_the_image() {
     let node = TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted::default());
     let error = node.ensure(&request("app:v1")).await.unwrap_err();
     assert_eq!(error.reason(), "ImageInspectError");
-    assert_eq!(node.told(), [("Warning", "InspectFailed", "Failed to inspect image \"app:v1\": no".to_owned())]);
+    assert_eq!(node.reported(), [("Warning", "InspectFailed", "Failed to inspect image \"app:v1\": no".to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]

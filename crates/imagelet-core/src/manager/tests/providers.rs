@@ -119,7 +119,7 @@ async fn a_provider_that_failed_is_the_hint_of_the_failure_and_changes_no_messag
         let error = node.ensure(&robot("reg.io/app:v1")).await.unwrap_err();
         let hint = error.hint().unwrap_or_default().to_owned();
         assert_eq!(hint.contains("credential provider `ecr`: no route"), hinted, "{hint}");
-        messages.push((error.message(), error.reason().into_owned(), node.told()));
+        messages.push((error.message(), error.reason().into_owned(), node.reported()));
     }
     assert_eq!(messages[0], messages[1]);
 }

@@ -48,9 +48,9 @@ async fn an_image_that_its_registry_named_is_used_while_that_is_away_and_it_is_s
          last verified 0s ago"
     );
     assert_eq!((used.id, used.message.as_str(), used.reference.as_str()), (id, words.as_str(), IMAGE));
-    let told = node.told();
-    assert_eq!(told.last(), Some(&("Normal", "Pulled", words)));
-    assert!(!told.iter().any(|(_, reason, _)| *reason == "Failed"), "{told:?}");
+    let reported = node.reported();
+    assert_eq!(reported.last(), Some(&("Normal", "Pulled", words)));
+    assert!(!reported.iter().any(|(_, reason, _)| *reason == "Failed"), "{reported:?}");
     assert!(node.metrics.render().contains("imagelet_stale_used_total 1"), "{}", node.metrics.render());
     assert!(node.manager.status().held_back.is_empty(), "an image that can be used is not held back");
 

@@ -21,7 +21,7 @@ impl Recorded {
     }
 
     fn reasons(&self) -> Vec<&'static str> {
-        self.node.told().into_iter().map(|(_, reason, _)| reason).collect()
+        self.node.reported().into_iter().map(|(_, reason, _)| reason).collect()
     }
 
     fn happened(&self, image: &str) -> Vec<Happening> {
@@ -40,7 +40,7 @@ async fn abort<T: std::fmt::Debug>(caller: tokio::task::JoinHandle<T>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_pull_is_on_record_under_its_name_and_equal_ones_are_one_line() {
+async fn a_failed_pull_is_recorded_under_its_name_and_equal_ones_are_one_line() {
     let fake = FakeRuntime::new();
     let recorded = Recorded::new(&fake, Duration::ZERO);
     for _ in 0..3 {
@@ -61,7 +61,7 @@ async fn a_failed_pull_is_on_record_under_its_name_and_equal_ones_are_one_line()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_that_its_caller_leaves_ends_with_an_event_and_is_on_record() {
+async fn a_pull_that_its_caller_leaves_ends_with_an_event_and_is_recorded() {
     let fake = FakeRuntime::new();
     fake.offer("reg.io/app:v1", "app", 1000);
     fake.set_pull_takes(Duration::from_mins(1));
@@ -72,7 +72,7 @@ async fn a_pull_that_its_caller_leaves_ends_with_an_event_and_is_on_record() {
         abort(caller).await;
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!(recorded.reasons(), ["Pulling", "PullGivenUp"]);
-        let (_, _, message) = recorded.node.told().pop().expect("two events");
+        let (_, _, message) = recorded.node.reported().pop().expect("two events");
         assert!(message.starts_with("Gave up pulling image \"reg.io/app:v1\" after "), "{message}");
         assert_eq!(recorded.codes("reg.io/app:v1"), ["pull_given_up"]);
     }
@@ -88,9 +88,9 @@ async fn a_pull_that_ends_after_its_caller_was_gone_is_reported_as_pulled() {
     tokio::time::sleep(Duration::from_secs(9)).await;
     abort(caller).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let told = recorded.node.told();
-    assert_eq!(recorded.reasons(), ["Pulling", "Pulled"], "{told:?}");
-    assert!(told[1].2.contains("after its caller was gone"), "{told:?}");
+    let reported = recorded.node.reported();
+    assert_eq!(recorded.reasons(), ["Pulling", "Pulled"], "{reported:?}");
+    assert!(reported[1].2.contains("after its caller was gone"), "{reported:?}");
     let happened: Vec<HappeningKind> = recorded.happened("reg.io/app:v1").into_iter().map(|it| it.kind).collect();
     assert_eq!(happened, [HappeningKind::Act(ActCode::Pulled)]);
 }
@@ -115,7 +115,7 @@ async fn a_caller_that_joins_a_pull_is_charged_no_more_time_than_it_waited() {
     let second = node.begin(&request("app:v1")).await;
     first.await.unwrap().unwrap();
     let joined = second.await.unwrap().unwrap();
-    let pulled: Vec<String> = node.told().into_iter().filter(|(_, it, _)| *it == "Pulled").map(|it| it.2).collect();
+    let pulled: Vec<String> = node.reported().into_iter().filter(|(_, it, _)| *it == "Pulled").map(|it| it.2).collect();
     assert!(pulled[0].contains(" in 10s (10s including waiting)"), "{pulled:?}");
     assert!(pulled[1].contains(" in 3s (3s including waiting)"), "{pulled:?}");
     assert!(matches!(joined.origin, Origin::Pulled { took, .. } if took == Duration::from_secs(3)));

@@ -131,10 +131,10 @@ async fn the_higher_priority_goes_first_and_raises_the_pull_it_joins() {
     }
     tasks.push(node.begin(&with("raised-300:v1", 9)).await);
     let status = node.manager.status();
-    let told: Vec<(&str, Option<usize>, i32, usize)> =
+    let reported: Vec<(&str, Option<usize>, i32, usize)> =
         status.pulls.iter().map(|pull| (pull.image.as_str(), pull.position, pull.priority, pull.clients)).collect();
     assert_eq!(
-        told,
+        reported,
         [
             ("first-200:v1", None, 0, 1),
             ("low-300:v1", Some(3), -5, 1),
@@ -161,9 +161,9 @@ async fn a_pull_beyond_the_rate_waits_in_sight_or_fails_as_the_kubelets_does() {
     let second = node.begin(&request("b:v1")).await;
     let third = node.begin(&request("c:v1")).await;
     let status = node.manager.status();
-    let told: Vec<_> = status.pulls.iter().map(|pull| (pull.image.as_str(), pull.state, pull.position)).collect();
+    let reported: Vec<_> = status.pulls.iter().map(|pull| (pull.image.as_str(), pull.state, pull.position)).collect();
     let waiting = PullState::WaitingForRate;
-    assert_eq!(told, [("b:v1", waiting, Some(1)), ("c:v1", waiting, Some(2))]);
+    assert_eq!(reported, [("b:v1", waiting, Some(1)), ("c:v1", waiting, Some(2))]);
     // Who gives up takes no token with it.
     second.abort();
     assert!(second.await.unwrap_err().is_cancelled());
@@ -201,7 +201,7 @@ async fn a_pull_goes_on_for_a_grace_and_a_newcomer_joins_it() {
     second.await.unwrap().unwrap();
     assert_eq!(fake.pull_requests().len(), 1, "the newcomer joined the pull of who had gone");
 
-    // Nobody comes: it ends, its slot is free, and nothing is on record. Who waits frees its place at once.
+    // No caller joins: it ends, its slot is free, and nothing is recorded. A waiting pull frees its place at once.
     let always = EnsureRequest { policy: PullPolicy::Always, ..request("app:v1") };
     let running = node.begin(&always).await;
     let waiting = node.begin(&request("other:v1")).await;
@@ -217,7 +217,7 @@ async fn a_pull_goes_on_for_a_grace_and_a_newcomer_joins_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_that_ends_in_its_grace_is_on_record_for_who_asked() {
+async fn a_pull_that_ends_in_its_grace_is_recorded_for_its_caller() {
     let fake = FakeRuntime::new();
     let id = fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));
     fake.set_pull_takes(Duration::from_secs(10));
@@ -274,7 +274,7 @@ async fn a_failure_says_what_went_wrong_and_where_and_is_counted_by_it() {
     let error = node.ensure(&request("reg.io/app:v1")).await.unwrap_err();
     assert_eq!((error.class(), error.hop()), (ErrorClass::HostNotFound, Stage::Dns));
     assert_eq!(error.message(), text, "the kubelet's words stay");
-    let failed = node.events.recent().pop().expect("it was told").event;
+    let failed = node.events.recent().pop().expect("it was reported").event;
     let cause = failed.cause.map(|cause| (cause.class, cause.hop));
     assert_eq!((failed.reason, cause), ("Failed", Some(("host-not-found", "dns"))));
     assert_eq!(node.ensure(&request("reg.io/app:v1")).await.unwrap_err().class(), ErrorClass::HeldBack);
@@ -301,13 +301,13 @@ async fn a_dead_registry_is_asked_now_and_then_and_not_by_each_of_a_thousand_pod
         let error = node.ensure(&pod(index)).await.unwrap_err();
         let wanted = if index < 3 { "RegistryUnavailable" } else { "ImagePullBackOff" };
         assert_eq!(error.reason(), wanted, "pod {index}: {}", error.message());
-        let told = "circuit open for registry `dead.io` after 3 failures (unreachable); next attempt in ";
-        assert!(index < 3 || error.message().contains(told), "{}", error.message());
+        let reported = "circuit open for registry `dead.io` after 3 failures (unreachable); next attempt in ";
+        assert!(index < 3 || error.message().contains(reported), "{}", error.message());
     }
     assert_eq!(fake.take_calls().len(), 3, "one for each of the first pods");
     node.ensure(&request("alive.io/app:v1")).await.expect("another registry is not punished");
 
-    // It is back: one probe finds out, and everybody is let in again.
+    // It is back: one probe finds out, and all pulls are admitted again.
     fake.heal();
     (0..3).for_each(|index| drop(fake.offer(&image(index), "app", 1000)));
     advance(Duration::from_secs(11)).await;
@@ -343,7 +343,7 @@ async fn an_open_circuit_shows_no_tenant_what_another_tenant_pulls() {
             let error = node.ensure(&own).await.unwrap_err();
             assert!(error.message().contains("secret-project"), "its own failure: {}", error.message());
         }
-        let began = node.told().len();
+        let began = node.reported().len();
         fake.take_calls();
         let mut other = request("reg.io/team-b/app:v1");
         other.pod = PodIdentity { namespace: "team-b".into(), name: "b".into(), uid: "b".into() };
@@ -357,7 +357,7 @@ async fn an_open_circuit_shows_no_tenant_what_another_tenant_pulls() {
         let word = held.message();
         assert!(word.contains("circuit open for registry `reg.io` after 3 failures ("), "{word}");
         assert!(word.contains("next attempt in 10 s") || word.contains("next attempt in 11 s"), "{word}");
-        let events = node.told().split_off(began).into_iter().map(|(_, _, message)| message);
+        let events = node.reported().split_off(began).into_iter().map(|(_, _, message)| message);
         for text in events.chain([word, format!("{held:?}"), refused.chain(), format!("{refused:?}")]) {
             for private in ["secret-project", "team-a", "kim", class] {
                 assert!(!text.contains(private), "`{private}` of another tenant in: {text}");

@@ -224,7 +224,7 @@ fn an_intent_that_cannot_be_read_guards_the_image_it_is_named_for() {
 }
 
 #[test]
-fn a_record_that_cannot_be_written_keeps_everybody_out_until_it_is() {
+fn a_record_that_cannot_be_written_rejects_every_client_until_it_is() {
     let root = tempfile::tempdir().unwrap();
     let faults = Faults::arm();
     let records = open(root.path());
@@ -301,7 +301,7 @@ fn a_process_that_ends_between_any_two_changes_of_the_disk_opens_the_image_to_no
 }
 
 #[test]
-fn an_image_that_went_before_it_was_on_record_is_forgotten() {
+fn an_image_removed_before_it_was_recorded_is_forgotten() {
     let root = tempfile::tempdir().unwrap();
     let faults = Faults::arm();
     let records = open(root.path());

@@ -98,7 +98,7 @@ async fn a_token_is_seen_nowhere_though_plugin_and_cluster_repeat_it() {
     // a parallel test without logging. With two dispatchers, both are asked.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     for expires_in in [Duration::from_mins(1), Duration::ZERO] {
-        for (name, body, told) in scripts() {
+        for (name, body, shown) in scripts() {
             let cluster = Arc::new(Repeating { issued: AtomicUsize::new(0), expires_in });
             let cache = Arc::new(TokenCache::new(cluster));
             let metrics = Arc::new(Metrics::new());
@@ -113,8 +113,8 @@ async fn a_token_is_seen_nowhere_though_plugin_and_cluster_repeat_it() {
             bed.configure(&json!([entry])).unwrap();
             let provided = bed.providers.provide(&query("a.io/x", Some("sa"))).await;
             let [failure] = provided.failures.as_slice() else { panic!("{name}: {provided:?}") };
-            assert!(failure.contains(told), "{name}: {failure}");
-            assert!(bed.questions(name)[0].contains(TOKEN), "{name} was not told");
+            assert!(failure.contains(shown), "{name}: {failure}");
+            assert!(bed.questions(name)[0].contains(TOKEN), "{name} did not get its token");
             assert_hidden(name, &format!("{failure} {provided:?} {:?} {cache:?}", bed.providers));
             // The second call is rejected by the cluster.
             let again = bed.providers.provide(&query("a.io/x", Some("sa"))).await;
@@ -130,8 +130,8 @@ async fn a_token_is_seen_nowhere_though_plugin_and_cluster_repeat_it() {
         }
     }
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    for told in ["Failed to provide credentials for image", "could not renew a token that is still good"] {
-        assert!(log.contains(told), "`{told}` is not logged: {log}");
+    for shown in ["Failed to provide credentials for image", "could not renew a token that is still good"] {
+        assert!(log.contains(shown), "`{shown}` is not logged: {log}");
     }
     assert_hidden("the log", &log);
 }
@@ -142,12 +142,12 @@ async fn a_token_that_opens_a_registry_does_not_print() {
     let request = TokenRequest { namespace: "ns".into(), ..TokenRequest::default() };
     let issued = cluster.token(&request).await.unwrap();
     assert_hidden("what is issued", &format!("{issued:?} {request:?} {cluster:?}"));
-    let told = cache::PluginAccount {
+    let shown = cache::PluginAccount {
         identity: crate::credentials::ObjectIdentity::default(),
         annotations: std::collections::BTreeMap::new(),
         token: issued.token.clone(),
         cache_type: validate::TokenCacheType::Token,
     };
-    let key = cache::CacheKey::new("a.io", Some(&told)).unwrap();
-    assert_hidden("what is told and kept", &format!("{told:?} {key:?}"));
+    let key = cache::CacheKey::new("a.io", Some(&shown)).unwrap();
+    assert_hidden("what is sent and kept", &format!("{shown:?} {key:?}"));
 }

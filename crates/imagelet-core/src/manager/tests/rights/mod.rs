@@ -59,7 +59,7 @@ fn credential((user, password): &Login) -> Credential {
 /// What proves a right: the book's words, not the records'.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Proof {
-    Everybody,
+    Open,
     Secret(usize),
     Content(Login),
     Account(String),
@@ -349,7 +349,7 @@ impl World {
             shown.push((login.clone(), vec![Proof::Secret(*secret), Proof::Content(login)]));
         }
         if let Some(login) = self.node.get(repository) {
-            shown.push((login.clone(), vec![Proof::Everybody]));
+            shown.push((login.clone(), vec![Proof::Open]));
         }
         if let Some(name) = pod.account.as_ref().filter(|_| repository.starts_with("reg.io")) {
             let login = self.accounts.lock().unwrap()[name].clone();
@@ -358,13 +358,13 @@ impl World {
         shown
     }
 
-    /// Enters that the registry has let somebody in by this, for a pod that has it: by any that holds it, as a first try
+    /// Records that the registry accepted this, for a pod that has it: by any that holds it, as a first try
     /// may have broken off.
     fn enter_proof(&mut self, pod: &Pod, image: &str, id: &ImageId, used: Option<&Login>) {
         let Some((repository, key)) = names(image) else { return };
         let shown = self.shown(pod, &repository);
         let proofs = if shown.is_empty() && used.is_none() {
-            vec![Proof::Everybody]
+            vec![Proof::Open]
         } else {
             shown.into_iter().filter(|(login, _)| Some(login) == used).flat_map(|(_, proofs)| proofs).collect()
         };
@@ -383,12 +383,12 @@ impl World {
         let Some((repository, key)) = names(image) else { return false };
         let shown = self.shown(pod, &repository);
         let Some(proofs) = self.book.get_mut(&(id.clone(), key)) else { return false };
-        if proofs.contains(&Proof::Everybody) {
+        if proofs.contains(&Proof::Open) {
             return true;
         }
         let mut matched = false;
         for (_, own) in shown {
-            if !own.contains(&Proof::Everybody) && own.iter().any(|proof| proofs.contains(proof)) {
+            if !own.contains(&Proof::Open) && own.iter().any(|proof| proofs.contains(proof)) {
                 proofs.extend(own);
                 matched = true;
             }
@@ -412,7 +412,7 @@ impl World {
                 self.seen.used_preloaded += usize::from(!is_brought && !shows);
             }
             Ok(Ensured { origin: Origin::Pulled { .. }, .. }) => {
-                assert!(self.has_own_right(pod, &image), "{pod:?} shares somebody's pull of {image}");
+                assert!(self.has_own_right(pod, &image), "{pod:?} shares the pull of another pod of {image}");
                 self.seen.pulled += 1;
             }
             Err(error) if error.class() == ErrorClass::NotPresent => self.seen.never += 1,
@@ -435,13 +435,13 @@ impl World {
         let request = self.request(&pod, &image);
         self.invite_trouble();
         let ensured = self.manager.ensure(&request, no_progress()).await;
-        self.note(format!("{pod:?} wants {image} {}: {}", request.policy, told(&ensured)));
+        self.note(format!("{pod:?} wants {image} {}: {}", request.policy, reported(&ensured)));
         self.enter_allowed(std::slice::from_ref(&pod), &image);
         let is_untroubled = !self.faults.has_ended() && !self.faults.has_failed();
         self.seen.write_failures += usize::from(self.faults.has_failed());
         self.judge(&pod, &request, &ensured);
         self.shop.lock().fate = None;
-        // Who was let in by the registry is let in again, with the same in hand: nobody is kept out for nothing.
+        // A pod that the registry accepted is accepted again with the same credentials.
         if let Ok(Ensured { id, origin: Origin::Pulled { .. }, .. }) = &ensured
             && is_untroubled
             && self.dice.one_in(4)
@@ -462,7 +462,7 @@ impl World {
         let manager = Arc::clone(&self.manager);
         let (first, second) =
             tokio::join!(manager.ensure(&requests[0], no_progress()), manager.ensure(&requests[1], no_progress()));
-        self.note(format!("{pods:?} want {image}: {}, {}", told(&first), told(&second)));
+        self.note(format!("{pods:?} want {image}: {}, {}", reported(&first), reported(&second)));
         // Each is entered for what its own would have opened; who has nothing that opens gets nothing by the other.
         self.enter_allowed(&pods, &image);
         for ((pod, request), ensured) in pods.iter().zip(&requests).zip([&first, &second]) {
@@ -495,7 +495,7 @@ impl World {
             })
             .await
         };
-        self.note(format!("{pod:?} wants {image} and goes: {}", ensured.as_ref().map_or_else(|| "-".into(), told)));
+        self.note(format!("{pod:?} wants {image} and goes: {}", ensured.as_ref().map_or_else(|| "-".into(), reported)));
         self.enter_allowed(std::slice::from_ref(&pod), &image);
         if let Some(ensured) = ensured {
             self.judge(&pod, &request, &ensured);
@@ -509,7 +509,7 @@ impl World {
     }
 }
 
-fn told(ensured: &Result<Ensured, EnsureError>) -> String {
+fn reported(ensured: &Result<Ensured, EnsureError>) -> String {
     match ensured {
         Ok(ensured) => format!("{} {:?}", ensured.id.short(), matches!(ensured.origin, Origin::AlreadyPresent)),
         Err(error) => error.message(),

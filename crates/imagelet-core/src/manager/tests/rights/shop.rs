@@ -47,7 +47,7 @@ pub(super) struct State {
     tags: BTreeMap<String, usize>,
     /// Which contents a repository ever had; they stay there by digest.
     contents: BTreeSet<(String, usize)>,
-    /// Who may pull from a repository; nobody is named for one that is open to all.
+    /// The logins that may pull from a repository; a repository without an entry is open to all.
     logins: BTreeMap<String, BTreeSet<Login>>,
     images: BTreeMap<ImageId, Image>,
     /// Images that are here because we pulled them.
@@ -57,7 +57,7 @@ pub(super) struct State {
     pub(super) fate: Option<Fate>,
     /// A pull has got as far as it will.
     pub(super) hangs: bool,
-    /// What a pull that nobody waits for any more will have stored.
+    /// What a pull without callers will have stored.
     late: Vec<(Reference, usize)>,
     pub(super) faults: Faults,
 }
@@ -83,7 +83,7 @@ impl State {
         self.contents.insert((repository.to_owned(), content));
     }
 
-    /// Lets only these in; none: everybody.
+    /// Permits these logins only; `None`: all.
     pub(super) fn set_logins(&mut self, repository: &str, logins: Option<BTreeSet<Login>>) {
         match logins {
             Some(logins) => self.logins.insert(repository.to_owned(), logins),
@@ -196,7 +196,7 @@ impl ImageService for Shop {
     }
 
     async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
-        // Whoever asks at the same time gets as far as this.
+        // A parallel request gets as far as this.
         yield_now().await;
         let login = login_of(request.credential.as_ref());
         let (name, content, fate) = {

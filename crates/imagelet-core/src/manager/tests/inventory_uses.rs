@@ -1,4 +1,4 @@
-//! What the manager hands out, the inventory knows: for whom, how often, and what it cost.
+//! What the inventory knows of ensured images: for which pod, how often, and the cost.
 
 use std::time::SystemTime;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn an_image_handed_out_has_its_user_and_its_cost_in_the_inventory() {
+async fn an_ensured_image_has_its_user_and_its_cost_in_the_inventory() {
     let fake = FakeRuntime::new();
     let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
     let inventory = Arc::new(Inventory::open(runtime, None).unwrap());
