@@ -1,4 +1,4 @@
-//! What a text that names an endpoint says, read as the interface's own clients read it (`docs/spec/cri.md §1.1`, §1.2).
+//! The address that a text names, read as the interface's own clients read it (`docs/spec/cri.md §1.1`, §1.2).
 //!
 //! Pure and independent of the host's platform: a node of another system can be checked from here. [`crate::Endpoint`]
 //! decides which addresses imagelet accepts for its own sockets.

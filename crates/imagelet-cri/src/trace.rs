@@ -1,4 +1,4 @@
-//! Passes a caller's trace on: what came in with a call goes out with the calls made for it (W3C trace context).
+//! Propagates a caller's trace: the headers of an incoming call are sent with the calls made for it (W3C trace context).
 
 use tonic::{
     Status,

@@ -1,4 +1,4 @@
-//! The daemon, and the one place that says which concrete part meets which.
+//! The daemon, and the one place that joins the concrete parts.
 
 mod activation;
 mod connection_limits;

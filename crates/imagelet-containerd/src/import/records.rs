@@ -54,7 +54,7 @@ const CONTENT_REFERENCE: &str = "containerd.io/gc.ref.content.";
 /// The label with a blob's source; `before` is its current value. `None`: it would be too long.
 pub(crate) fn source_label(reference: &Reference, before: &Labels) -> Option<(String, String)> {
     let key = format!("containerd.io/distribution.source.{}", host(reference.domain()));
-    let mut repositories: Vec<&str> = before.get(&key).map_or(Vec::new(), |said| said.split(',').collect());
+    let mut repositories: Vec<&str> = before.get(&key).map_or(Vec::new(), |known| known.split(',').collect());
     repositories.push(reference.path());
     repositories.retain(|repository| !repository.is_empty());
     repositories.sort_unstable();

@@ -55,10 +55,13 @@ pub(crate) fn check_sandbox_status(response: &v1::PodSandboxStatusResponse) -> R
         _ if status.id.is_empty() => "status.Id is not set".to_owned(),
         None => "status.Metadata is not set".to_owned(),
         Some(metadata) if metadata.name.is_empty() || metadata.namespace.is_empty() || metadata.uid.is_empty() => {
-            let said = [("name", &metadata.name), ("uid", &metadata.uid), ("namespace", &metadata.namespace)];
-            let said = said.into_iter().filter(|(_, value)| !value.is_empty());
-            let said: Vec<String> = said.map(|(key, value)| format!("{key}:{value}")).collect();
-            format!("metadata.Name, metadata.Namespace or metadata.Uid is not in metadata {}", quoted(&said.join(" ")))
+            let present = [("name", &metadata.name), ("uid", &metadata.uid), ("namespace", &metadata.namespace)];
+            let present = present.into_iter().filter(|(_, value)| !value.is_empty());
+            let present: Vec<String> = present.map(|(key, value)| format!("{key}:{value}")).collect();
+            format!(
+                "metadata.Name, metadata.Namespace or metadata.Uid is not in metadata {}",
+                quoted(&present.join(" "))
+            )
         }
         Some(_) if status.created_at == 0 => "status.CreatedAt is not set".to_owned(),
         Some(_) => return Ok(()),

@@ -1,4 +1,4 @@
-//! Turns wire messages into our words and back; what is missing or out of range becomes the nearest thing we can say.
+//! Converts wire messages to the types of the core and back; what is missing or out of range becomes the nearest valid value.
 
 mod auth;
 mod checks;

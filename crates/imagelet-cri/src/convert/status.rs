@@ -44,17 +44,17 @@ impl Call {
 
 pub(crate) fn status_from_error(error: &RuntimeError) -> Status {
     let chain = error.chain();
-    let (said, text) = undecorated(&chain);
+    let (relayed, text) = undecorated(&chain);
     let message = match error.kind() {
         RuntimeErrorKind::RegistryUnavailable => prefixed(REGISTRY_UNAVAILABLE, text),
         RuntimeErrorKind::SignatureInvalid => prefixed(SIGNATURE_INVALID, text),
         _ => text.to_owned(),
     };
-    Status::new(code(error.kind(), said), shortened(&message))
+    Status::new(code(error.kind(), relayed), shortened(&message))
 }
 
-/// `said` is the code of a peer's error that is passed on; it stays where the kind has no code of its own here.
-fn code(kind: RuntimeErrorKind, said: Option<Code>) -> Code {
+/// `relayed` is the code of a peer's error that is passed on; it stays where the kind has no code of its own here.
+fn code(kind: RuntimeErrorKind, relayed: Option<Code>) -> Code {
     match kind {
         RuntimeErrorKind::InvalidArgument => Code::InvalidArgument,
         RuntimeErrorKind::NotFound => Code::NotFound,
@@ -68,7 +68,7 @@ fn code(kind: RuntimeErrorKind, said: Option<Code>) -> Code {
         RuntimeErrorKind::TimedOut => Code::DeadlineExceeded,
         RuntimeErrorKind::Cancelled => Code::Cancelled,
         RuntimeErrorKind::Defect => Code::Internal,
-        RuntimeErrorKind::Other => said.unwrap_or(Code::Unknown),
+        RuntimeErrorKind::Other => relayed.unwrap_or(Code::Unknown),
         // With any other code a kubelet shows `rpc error: …` first, and does not find the prefix.
         _ => Code::Unknown,
     }
@@ -189,9 +189,9 @@ pub(crate) fn code_name(code: Code) -> String {
 /// The text without the prefix of a gRPC client, and the code in that prefix: prefixes must not pile up in a chain of
 /// servers. `OK` is no code of an error.
 fn undecorated(text: &str) -> (Option<Code>, &str) {
-    let (name, said) = split_grpc_error(text);
+    let (name, relayed) = split_grpc_error(text);
     let code = (1..=16).map(Code::from_i32).find(|code| name == Some(code_name(*code).as_str()));
-    (code, said)
+    (code, relayed)
 }
 
 fn prefixed(prefix: &str, text: &str) -> String {

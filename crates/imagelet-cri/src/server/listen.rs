@@ -82,7 +82,7 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
 /// Only a socket without a listening daemon is replaced.
 async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     let shown = path.display();
-    let probe = failed(format!("cannot tell whether a daemon is listening on `{shown}`"));
+    let probe = failed(format!("it is unknown whether a daemon is listening on `{shown}`"));
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(refused(format!("`{shown}` exists and is not a socket")));
@@ -170,7 +170,7 @@ mod tests {
         let file = folder.path().join("a\"file");
         fs::write(&file, "").unwrap();
         let error = listen(&file.join("below/x.sock")).await.unwrap_err();
-        assert!(error.to_string().starts_with("cannot tell whether a daemon is listening on"), "{error}");
+        assert!(error.to_string().starts_with("it is unknown whether a daemon is listening on"), "{error}");
         assert!(std::error::Error::source(&error).is_some());
         let taken = folder.path().join("taken.sock");
         let temporary = folder.path().join(format!(".{:08x}.sock", std::process::id()));

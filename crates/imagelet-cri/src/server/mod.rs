@@ -131,12 +131,12 @@ fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     const CODE: &str = "grpc-status";
     // As encoded in a header. The same code with another text is a store's error about an image's limit.
     const TOO_LONG: &[u8] = b"message%20length%20too%20large";
-    let says = |name: &str, is_it: &dyn Fn(&[u8]) -> bool| {
+    let has = |name: &str, is_it: &dyn Fn(&[u8]) -> bool| {
         response.headers().get(name).is_some_and(|value| is_it(value.as_bytes()))
     };
     let code = (Code::OutOfRange as i32).to_string();
-    if says(CODE, &|value| value == code.as_bytes())
-        && says("grpc-message", &|text| text.windows(TOO_LONG.len()).any(|part| part == TOO_LONG))
+    if has(CODE, &|value| value == code.as_bytes())
+        && has("grpc-message", &|text| text.windows(TOO_LONG.len()).any(|part| part == TOO_LONG))
     {
         response.headers_mut().insert(CODE, HeaderValue::from(Code::ResourceExhausted as i32));
     }

@@ -2,7 +2,7 @@
 //! and what a failed accept leads to.
 //!
 //! **Invariant:** the limits of both listeners together stay below the limit of open files, so that clients which
-//! connect and say nothing leave descriptors for pulls and for the next caller.
+//! connect and send nothing leave descriptors for pulls and for the next caller.
 
 mod accept_failures;
 mod descriptors;

@@ -128,7 +128,7 @@ impl<P: Copy + Eq> ConnectionTable<P> {
         }
     }
 
-    /// Closes a connection without a call yet, and waits until its descriptor is free. `false`: there is none.
+    /// Closes a connection without a call yet, and waits until its descriptor is free. `false` without one.
     pub(crate) async fn close_silent(&self) -> bool {
         let closed = {
             let open = &self.lock().1;

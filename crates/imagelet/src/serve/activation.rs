@@ -7,16 +7,16 @@ use crate::{config::Environment, failure::Failure};
 
 const NAMES: [&str; 3] = ["imagelet.socket", "imagelet", "cri"];
 
-/// The inherited socket; `None`: there is none for this process.
+/// The inherited socket; `None` without one for this process.
 pub(super) fn taken_over(environment: &Environment) -> Result<Option<UnixListener>, Failure> {
-    let mut handed = ListenFd::from_env();
-    if handed.len() == 0 {
+    let mut inherited = ListenFd::from_env();
+    if inherited.len() == 0 {
         return Ok(None);
     }
     let failed =
         |error: std::io::Error| Failure::because("could not take over the socket of the service manager", &error);
     let index = chosen(environment.listen_names.as_deref().unwrap_or_default());
-    let Some(listener) = handed.take_unix_listener(index).map_err(failed)? else { return Ok(None) };
+    let Some(listener) = inherited.take_unix_listener(index).map_err(failed)? else { return Ok(None) };
     // Child processes must not inherit it.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;

@@ -86,7 +86,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
-        tracing::warn!("the runtime takes too long to list its images; cut-off pulls stay on record as begun");
+        tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
     }
     let keyring = Arc::new(keyring(&settings, role));
     let tokens = Arc::new(TokenCache::new(Arc::new(Standalone)));
@@ -158,11 +158,11 @@ async fn open_store(
 ) -> Result<OpenBackend, Failure> {
     let StoreAccess { access, lock_wait } = wanted;
     let config = EngineConfig { access, lock_wait, registry: settings.registry.clone(), ..store.engine.clone() };
-    let tell = move |what: &str| match role {
+    let report = move |what: &str| match role {
         Role::Daemon => tracing::warn!("{what}"),
         Role::Command => drop(writeln!(std::io::stderr(), "{}", printable(what))),
     };
-    let engine = Engine::open_telling(config, &tell).await?;
+    let engine = Engine::open_telling(config, &report).await?;
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later; only requests for uses wait for it.
@@ -298,12 +298,12 @@ fn open_state(
 /// Imports since when another manager has had the images of this node.
 fn take_over(inventory: &Inventory, root: &Path) {
     match KubeletRecords::below(root).all() {
-        Ok(told) => {
-            if let Some((file, error)) = told.passed_over.first() {
-                let (root, records) = (root.display(), told.passed_over.len());
+        Ok(found) => {
+            if let Some((file, error)) = found.passed_over.first() {
+                let (root, records) = (root.display(), found.passed_over.len());
                 tracing::warn!(%root, records, file, %error, "took over the node without pull records that cannot be read");
             }
-            told.dated.into_iter().for_each(|(id, at)| inventory.adopt(&id, Some(at)));
+            found.dated.into_iter().for_each(|(id, at)| inventory.adopt(&id, Some(at)));
         }
         Err(error) => {
             tracing::warn!(root = %root.display(), %error, "could not read pull records; their images are new");
