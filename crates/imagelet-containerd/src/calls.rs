@@ -48,7 +48,7 @@ impl ContainerdClient {
     pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Answer<()> {
         let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
         let deleted = self.ask("Leases.Delete", lease.as_str(), message);
-        Ok(present(deleted.await)?.unwrap_or_default())
+        present(deleted.await).map(|_: Option<()>| ())
     }
 
     /// All leases of the namespace.
@@ -96,7 +96,7 @@ impl ContainerdClient {
     pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Answer<()> {
         let message = snapshots::RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
         let removed = self.ask("Snapshots.Remove", key, message);
-        Ok(present(removed.await)?.unwrap_or_default())
+        present(removed.await).map(|_: Option<()>| ())
     }
 
     /// All snapshots of a snapshotter.

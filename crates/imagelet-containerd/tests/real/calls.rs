@@ -108,7 +108,6 @@ async fn image_records_are_made_once_and_changed_after() {
             media_type: "application/vnd.oci.image.manifest.v1+json".to_owned(),
             digest: Digest::of(digest.as_bytes()).to_string(),
             size: 7,
-            ..Descriptor::default()
         }),
     };
     client.create_image(image("one", "a")).await.unwrap();

@@ -61,7 +61,7 @@ async fn put(client: &ContainerdClient, name: &str, layers: &[String]) -> ImageI
     let index = blob(client, &format!("index of {name}"), [refers("content.m.0", manifest)].into()).await;
     for name in [format!("{name}:v1"), format!("{name}@{index}"), config.clone()] {
         let media_type = "application/vnd.oci.image.index.v1+json".to_owned();
-        let target = Descriptor { media_type, digest: index.clone(), size: 1, ..Descriptor::default() };
+        let target = Descriptor { media_type, digest: index.clone(), size: 1 };
         client.create_image(Image { name, target: Some(target), ..Image::default() }).await.unwrap();
     }
     ImageId::new(config)

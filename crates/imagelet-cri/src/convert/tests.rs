@@ -350,7 +350,6 @@ fn responses_are_checked_as_the_vectors_say() {
                         attempt: 0,
                     }),
                     created_at: status["created_at"].as_i64().unwrap_or(0),
-                    ..v1::PodSandboxStatus::default()
                 }),
                 ..Default::default()
             }),

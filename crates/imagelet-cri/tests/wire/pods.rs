@@ -60,10 +60,7 @@ impl TestPods {
             log_directory: self.log_directory.to_string_lossy().into_owned(),
             labels: labels.into(),
             linux: Some(v1::LinuxPodSandboxConfig {
-                security_context: Some(v1::LinuxSandboxSecurityContext {
-                    namespace_options: Some(host_network()),
-                    ..v1::LinuxSandboxSecurityContext::default()
-                }),
+                security_context: Some(v1::LinuxSandboxSecurityContext { namespace_options: Some(host_network()) }),
                 ..v1::LinuxPodSandboxConfig::default()
             }),
             ..v1::PodSandboxConfig::default()
@@ -112,7 +109,6 @@ impl TestPods {
             linux: Some(v1::LinuxContainerConfig {
                 security_context: Some(v1::LinuxContainerSecurityContext { namespace_options: Some(host_network()) }),
             }),
-            ..v1::ContainerConfig::default()
         };
         let request = v1::CreateContainerRequest {
             pod_sandbox_id: sandbox.id.clone(),

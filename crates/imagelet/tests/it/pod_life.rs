@@ -37,12 +37,12 @@ pub(crate) async fn all_runtime_calls(daemon: &Daemon, sandbox: &str, container:
     assert_eq!(sandboxes.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), [sandbox]);
     let asked = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false };
     assert_eq!(client.pod_sandbox_status(asked).await.unwrap().into_inner().status.unwrap().id, sandbox);
-    for filter in [None, Some(v1::ContainerFilter { id: container.to_owned(), ..v1::ContainerFilter::default() })] {
+    for filter in [None, Some(v1::ContainerFilter { id: container.to_owned() })] {
         let listed = client.list_containers(v1::ListContainersRequest { filter }).await.unwrap().into_inner();
         let told: Vec<_> = listed.containers.iter().map(|one| (one.id.as_str(), one.image_ref.as_str())).collect();
         assert_eq!(told, [(container, image)]);
     }
-    let none = v1::ContainerFilter { id: "f".repeat(64), ..v1::ContainerFilter::default() };
+    let none = v1::ContainerFilter { id: "f".repeat(64) };
     let listed = client.list_containers(v1::ListContainersRequest { filter: Some(none) }).await.unwrap().into_inner();
     assert!(listed.containers.is_empty(), "the filter is the runtime's to read");
     let asked = v1::ContainerStatusRequest { container_id: container.to_owned() };
