@@ -41,7 +41,6 @@ pub struct Damage {
 }
 
 impl LogFiles {
-    /// Creates and opens nothing before the first line.
     pub(super) fn new(directory: &Path, bytes_max: u64) -> Self {
         Self { directory: directory.to_owned(), bytes_max }
     }

@@ -280,7 +280,6 @@ impl Facts {
         self.0.push(Fact { at, ..Fact::of_run(run, kind) });
     }
 
-    /// Returns the events in chronological order.
     fn story(mut self) -> ImageHistory {
         self.0.sort_by_key(|fact| fact.at);
         let mut story = Story::default();
@@ -295,7 +294,6 @@ impl Facts {
 #[derive(Debug, Default)]
 struct Story {
     image: ImageHistory,
-    /// The last recorded decision.
     standing: Option<Decision>,
 }
 

@@ -25,7 +25,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
     thread::JoinHandle,
@@ -44,11 +44,11 @@ const WAITING_MAX: usize = 256;
 pub const BYTES_MIN: u64 = 64 << 10;
 
 /// The audit log of a node, written by a separate thread that starts with the first line.
+#[derive(Default)]
 pub struct AuditLog {
     directory: Option<PathBuf>,
+    /// Zero on a read-only file system, where existing records stay readable.
     bytes_max: u64,
-    /// False on a read-only file system, where existing records stay readable.
-    is_written: bool,
     state: Arc<WriteState>,
     worker: Mutex<Option<Worker>>,
 }
@@ -57,8 +57,8 @@ pub struct AuditLog {
 struct WriteState {
     /// Records that did not reach the disk, in total.
     lost: AtomicU64,
-    /// The error of the last write; `None` after a success.
-    error: Mutex<Option<String>>,
+    /// The last write failed.
+    is_failing: AtomicBool,
 }
 
 struct Worker {
@@ -76,27 +76,21 @@ enum Message {
 impl AuditLog {
     /// Opens a log of at most this many bytes; the directory is created with the first line.
     pub fn new(directory: &Path, bytes_max: u64) -> Self {
-        Self::with(Some(directory), bytes_max.max(BYTES_MIN), true)
+        let mut log = Self::read_only(directory);
+        log.bytes_max = bytes_max.max(BYTES_MIN);
+        log
     }
 
     /// A read-only log.
     pub fn read_only(directory: &Path) -> Self {
-        Self::with(Some(directory), 0, false)
+        let mut log = Self::off();
+        log.directory = Some(directory.to_owned());
+        log
     }
 
     /// A disabled log.
     pub fn off() -> Self {
-        Self::with(None, 0, false)
-    }
-
-    fn with(directory: Option<&Path>, bytes_max: u64, is_written: bool) -> Self {
-        Self {
-            directory: directory.map(Path::to_owned),
-            bytes_max,
-            is_written,
-            state: Arc::new(WriteState::default()),
-            worker: Mutex::new(None),
-        }
+        Self::default()
     }
 
     /// Queues an act without waiting.
@@ -111,7 +105,7 @@ impl AuditLog {
 
     /// Whether the log is enabled.
     pub fn is_on(&self) -> bool {
-        self.is_written
+        self.bytes_max > 0
     }
 
     /// Blocks until all queued records are written or lost.
@@ -125,10 +119,9 @@ impl AuditLog {
         }
     }
 
-    /// Records lost since this process started, and the current write error.
-    pub fn lost(&self) -> (u64, Option<String>) {
-        let error = self.state.error.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        (self.state.lost.load(Ordering::Relaxed), error)
+    /// Records lost since this process started.
+    pub fn lost(&self) -> u64 {
+        self.state.lost.load(Ordering::Relaxed)
     }
 
     /// The history of the images that match a name, id, digest or a prefix of one. Blocks.
@@ -141,7 +134,7 @@ impl AuditLog {
     }
 
     fn send(&self, message: Message) {
-        let (Some(directory), true) = (&self.directory, self.is_written) else { return };
+        let (Some(directory), true) = (&self.directory, self.is_on()) else { return };
         let mut worker = self.lock();
         let running = worker.take().map_or_else(|| Worker::start(directory, self.bytes_max, &self.state), Ok);
         let sent = match running {
@@ -172,16 +165,13 @@ impl WriteState {
     /// Counts a lost record; logs the first error only.
     fn failed(&self, why: &str) {
         self.lost.fetch_add(1, Ordering::Relaxed);
-        let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-        if error.is_none() {
+        if !self.is_failing.swap(true, Ordering::Relaxed) {
             tracing::warn!(error = why, "could not write the audit log; decisions continue and are not recorded");
         }
-        *error = Some(why.to_owned());
     }
 
     fn succeeded(&self) {
-        let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if error.is_some() {
+        if self.is_failing.swap(false, Ordering::Relaxed) {
             tracing::info!(lost = self.lost.load(Ordering::Relaxed), "the audit log is written again");
         }
     }

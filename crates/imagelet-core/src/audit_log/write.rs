@@ -17,7 +17,6 @@ use super::{
 /// Limit of images remembered between two collections.
 const IMAGES_MAX: usize = 100_000;
 
-/// The only writer of its process.
 #[derive(Debug)]
 pub(super) struct Writer {
     files: LogFiles,
@@ -30,7 +29,6 @@ pub(super) struct Writer {
     lost_for: String,
 }
 
-/// The images of the last collection as the log describes them.
 #[derive(Debug, Default)]
 struct KnownImages(HashMap<String, Described>);
 
@@ -70,7 +68,6 @@ impl Writer {
         self.note(written);
     }
 
-    /// Only the differences from the previous collection.
     fn changes(&self, mut run: Run, file: u64) -> Run {
         let listed: HashSet<&str> = run.decisions.iter().map(|decision| decision.key.as_str()).collect();
         run.gone = self.known.0.keys().filter(|key| !listed.contains(key.as_str())).cloned().collect();

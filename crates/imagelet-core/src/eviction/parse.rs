@@ -31,8 +31,8 @@ pub struct ThresholdError {
 }
 
 impl ThresholdError {
-    pub(super) fn new(text: impl ToString) -> Self {
-        Self { key: "", text: text.to_string() }
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self { key: "", text: text.into() }
     }
 }
 
@@ -110,7 +110,7 @@ fn reclaim_min(signal: Signal, text: &str) -> Result<Amount, ThresholdError> {
 }
 
 fn grace(text: &str) -> Result<Duration, ThresholdError> {
-    let span = text.parse::<GoDuration>().map_err(ThresholdError::new)?;
+    let span = text.parse::<GoDuration>().map_err(|error| ThresholdError::new(error.to_string()))?;
     if span.0 < 0 {
         let message = format!("invalid eviction grace period specified: {text}, must be a positive value");
         return Err(ThresholdError::new(message));

@@ -67,7 +67,7 @@ fn outcome(decision: &GcDecision) -> Option<Outcome> {
     let result = match &decision.outcome {
         GcOutcome::Kept | GcOutcome::Chosen => return None,
         GcOutcome::Removed => OutcomeResult::Removed(decision.entry.image.size.0),
-        GcOutcome::Failed { error } => OutcomeResult::Failed(cut(error)),
+        GcOutcome::Failed(error) => OutcomeResult::Failed(cut(error)),
         GcOutcome::Spared => {
             OutcomeResult::Spared { code: decision.reason.code().into(), text: cut(&decision.reason.to_string()) }
         }

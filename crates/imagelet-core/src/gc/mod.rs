@@ -27,7 +27,7 @@ use std::{
 pub use self::{
     audit::RunTrigger,
     keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules},
-    plan::{ShortOutcome, Shortfall},
+    plan::Shortfall,
     policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcPolicyError, GcRequest, ReliefMarks},
     reason::{GcPhase, Idle, Reason},
     remove_on_request::{OrderError, UsedImages},

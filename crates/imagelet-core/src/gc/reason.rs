@@ -13,45 +13,25 @@ use crate::{image::ByteSize, text::duration_text};
 /// Why an image stays or is removed. The code is stable; the fields are the inputs of the decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Stays: in use by containers, mounts or exports.
-    InUse {
-        /// The users.
-        by: Vec<String>,
-    },
-    /// Stays: pinned.
-    Pinned {
-        /// Patterns, `runtime`, or `sandbox image`.
-        by: Vec<String>,
-    },
-    /// Stays: matches a keep rule.
-    Rule {
-        /// The rule as configured.
-        rule: String,
-    },
-    /// Stays: a label rule may match, and the labels are unknown.
-    LabelsUnknown {
-        /// The rule as configured.
-        rule: String,
-    },
+    /// Stays: in use by these containers, mounts or exports.
+    InUse(Vec<String>),
+    /// Stays: pinned by these patterns, `runtime`, or `sandbox image`.
+    Pinned(Vec<String>),
+    /// Stays: matches this keep rule.
+    Rule(String),
+    /// Stays: this label rule may match, and the labels are unknown.
+    LabelsUnknown(String),
     /// Stays: imagelet neither pulled nor adopted it, and the configuration removes only such images.
     NotOwned,
     /// Stays: the runtime lists it without an id, so it cannot be removed.
     NoId,
-    /// Stays: first seen less than the minimum age ago.
-    Young {
-        /// The minimum age.
-        age_min: Duration,
-    },
-    /// Stays: requested recently, and no container is seen yet.
-    Leased {
-        /// Duration of the lease.
-        lease: Duration,
-    },
-    /// Stays: requested, and its container may still start.
-    Awaited {
-        /// Latest end, in whole seconds; `None`: another caller is about to remove it.
-        until: Option<SystemTime>,
-    },
+    /// Stays: first seen less than this minimum age ago.
+    Young(Duration),
+    /// Stays: requested less than this long ago, and no container is seen yet.
+    Leased(Duration),
+    /// Stays: requested, and its container may still start until then, in whole seconds; `None`: another caller is about
+    /// to remove it.
+    Awaited(Option<SystemTime>),
     /// Stays: in use at the last pass but one; a list may have missed its user.
     Released,
     /// Stays: it was used since the collection began.
@@ -69,21 +49,12 @@ pub enum Reason {
     },
     /// Absent before its removal.
     Gone,
-    /// Stays: the collection ended early.
-    Aborted {
-        /// The cause.
-        why: String,
-    },
-    /// Stays: the runtime refused the removal because of a user that only the runtime sees.
-    Refused {
-        /// The runtime's error.
-        error: String,
-    },
-    /// Stays: the removal failed.
-    Failed {
-        /// The runtime's error.
-        error: String,
-    },
+    /// Stays: the collection ended early, for this cause.
+    Aborted(String),
+    /// Stays: the runtime refused the removal with this error, because of a user that only the runtime sees.
+    Refused(String),
+    /// Stays: the removal failed with this error.
+    Failed(String),
     /// Removed: idle for too long.
     Old {
         /// Its idle time.
@@ -99,10 +70,7 @@ pub enum Reason {
         frees: ByteSize,
     },
     /// Removed: the goal is all unused images.
-    Unused {
-        /// Its idle time.
-        idle: Idle,
-    },
+    Unused(Idle),
 }
 
 /// The purpose of a removal.
@@ -123,16 +91,6 @@ impl GcPhase {
             Self::Age => "age",
             Self::Space | Self::All => "space",
         }
-    }
-}
-
-impl fmt::Display for GcPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Age => "age",
-            Self::Space => "space",
-            Self::All => "all",
-        })
     }
 }
 
@@ -167,33 +125,33 @@ impl Reason {
     pub(crate) fn awaited(until: SystemTime) -> Self {
         let since = until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let seconds = since.as_secs() + u64::from(since.subsec_nanos() > 0);
-        Self::Awaited { until: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)) }
+        Self::Awaited(Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)))
     }
 
     /// The stable machine-readable code.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::InUse { .. } => "in_use",
-            Self::Pinned { .. } => "pinned",
-            Self::Rule { .. } => "rule",
-            Self::LabelsUnknown { .. } => "labels_unknown",
+            Self::InUse(_) => "in_use",
+            Self::Pinned(_) => "pinned",
+            Self::Rule(_) => "rule",
+            Self::LabelsUnknown(_) => "labels_unknown",
             Self::NotOwned => "not_owned",
             Self::NoId => "no_id",
-            Self::Young { .. } => "young",
-            Self::Leased { .. } => "leased",
-            Self::Awaited { .. } => "awaited",
+            Self::Young(_) => "young",
+            Self::Leased(_) => "leased",
+            Self::Awaited(_) => "awaited",
             Self::Released => "released",
             Self::JustUsed => "just_used",
             Self::NotNeeded => "not_needed",
             Self::InVain => "in_vain",
             Self::Recent { .. } => "recent",
             Self::Gone => "gone",
-            Self::Aborted { .. } => "aborted",
-            Self::Refused { .. } => "refused",
-            Self::Failed { .. } => "failed",
+            Self::Aborted(_) => "aborted",
+            Self::Refused(_) => "refused",
+            Self::Failed(_) => "failed",
             Self::Old { .. } => "old",
             Self::Room { .. } => "room",
-            Self::Unused { .. } => "unused",
+            Self::Unused(_) => "unused",
         }
     }
 
@@ -211,20 +169,20 @@ impl Reason {
             document
         };
         match self {
-            Self::InUse { by } | Self::Pinned { by } => json!({"by": by}),
-            Self::Rule { rule } | Self::LabelsUnknown { rule } => json!({"rule": rule}),
-            Self::Young { age_min } => json!({"ageMinSeconds": seconds(*age_min)}),
-            Self::Leased { lease } => json!({"leaseSeconds": seconds(*lease)}),
-            Self::Awaited { until: Some(until) } => json!({"until": moment(*until)}),
-            Self::Aborted { why } => json!({"why": why}),
-            Self::Refused { error } | Self::Failed { error } => json!({"error": error}),
+            Self::InUse(by) | Self::Pinned(by) => json!({"by": by}),
+            Self::Rule(rule) | Self::LabelsUnknown(rule) => json!({"rule": rule}),
+            Self::Young(age_min) => json!({"ageMinSeconds": seconds(*age_min)}),
+            Self::Leased(lease) => json!({"leaseSeconds": seconds(*lease)}),
+            Self::Awaited(Some(until)) => json!({"until": moment(*until)}),
+            Self::Aborted(why) => json!({"why": why}),
+            Self::Refused(error) | Self::Failed(error) => json!({"error": error}),
             Self::Recent { idle, idle_min } => idle_and(idle, "idleMinSeconds", seconds(*idle_min)),
             Self::Old { idle, age_max } => idle_and(idle, "ageMaxSeconds", seconds(*age_max)),
             Self::Room { idle, frees } => idle_and(idle, "frees", frees.0.into()),
-            Self::Unused { idle } => idle_and(idle, "", Value::Null),
+            Self::Unused(idle) => idle_and(idle, "", Value::Null),
             Self::NotOwned
             | Self::NoId
-            | Self::Awaited { until: None }
+            | Self::Awaited(None)
             | Self::Released
             | Self::JustUsed
             | Self::NotNeeded
@@ -252,14 +210,14 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const USERS_SHOWN_MAX: usize = 3;
         match self {
-            Self::InUse { by } => {
+            Self::InUse(by) => {
                 write!(f, "in use by {}", by.iter().take(USERS_SHOWN_MAX).cloned().collect::<Vec<_>>().join(", "))?;
                 match by.len().saturating_sub(USERS_SHOWN_MAX) {
                     0 => Ok(()),
                     more => write!(f, " and {more} more"),
                 }
             }
-            Self::Pinned { by } => {
+            Self::Pinned(by) => {
                 let quoted = |it: &String| match it.as_str() {
                     "runtime" => "the runtime".to_owned(),
                     "sandbox image" => "the sandbox image setting".to_owned(),
@@ -267,16 +225,16 @@ impl fmt::Display for Reason {
                 };
                 write!(f, "pinned by {}", by.iter().map(quoted).collect::<Vec<_>>().join(", "))
             }
-            Self::Rule { rule } => write!(f, "kept by the rule `{rule}`"),
-            Self::LabelsUnknown { rule } => {
+            Self::Rule(rule) => write!(f, "kept by the rule `{rule}`"),
+            Self::LabelsUnknown(rule) => {
                 write!(f, "its labels are not known, and the rule `{rule}` may keep it")
             }
             Self::NotOwned => f.write_str("neither pulled nor adopted by imagelet"),
             Self::NoId => f.write_str("listed without an id"),
-            Self::Young { age_min } => write!(f, "younger than {}", duration_text(*age_min)),
-            Self::Leased { lease } => write!(f, "asked for less than {} ago", duration_text(*lease)),
-            Self::Awaited { until: None } => f.write_str("asked for, and the container it is for may still come"),
-            Self::Awaited { until: Some(until) } => {
+            Self::Young(age_min) => write!(f, "younger than {}", duration_text(*age_min)),
+            Self::Leased(lease) => write!(f, "asked for less than {} ago", duration_text(*lease)),
+            Self::Awaited(None) => f.write_str("asked for, and the container it is for may still come"),
+            Self::Awaited(Some(until)) => {
                 write!(f, "asked for, and held until {} for the container that may come", moment(*until))
             }
             Self::Released => f.write_str("in use until a moment ago"),
@@ -287,12 +245,12 @@ impl fmt::Display for Reason {
                 write!(f, "idle for less than {}, and the goal is out of reach: {idle}", duration_text(*idle_min))
             }
             Self::Gone => f.write_str("gone already"),
-            Self::Aborted { why } => write!(f, "the collection ended early: {why}"),
-            Self::Refused { error } => write!(f, "the runtime refused to remove it: {error}"),
-            Self::Failed { error } => write!(f, "could not be removed: {error}"),
+            Self::Aborted(why) => write!(f, "the collection ended early: {why}"),
+            Self::Refused(error) => write!(f, "the runtime refused to remove it: {error}"),
+            Self::Failed(error) => write!(f, "could not be removed: {error}"),
             Self::Old { idle, age_max } => write!(f, "unused for more than {}: {idle}", duration_text(*age_max)),
             Self::Room { idle, .. } => write!(f, "room is wanted: {idle}"),
-            Self::Unused { idle } => write!(f, "unused: {idle}"),
+            Self::Unused(idle) => write!(f, "unused: {idle}"),
         }
     }
 }
@@ -303,21 +261,20 @@ mod tests {
 
     #[test]
     fn reasons_read_as_sentences() {
-        let users =
-            |count: usize| Reason::InUse { by: (0..count).map(|number| format!("default/web/{number}")).collect() };
+        let users = |count: usize| Reason::InUse((0..count).map(|number| format!("default/web/{number}")).collect());
         for (reason, text) in [
             (users(1), "in use by default/web/0"),
             (users(5), "in use by default/web/0, default/web/1, default/web/2 and 2 more"),
-            (Reason::Pinned { by: vec!["runtime".to_owned(), "x*".to_owned()] }, "pinned by the runtime, `x*`"),
-            (Reason::Pinned { by: vec!["sandbox image".to_owned()] }, "pinned by the sandbox image setting"),
-            (Reason::Young { age_min: Duration::from_mins(2) }, "younger than 2m0s"),
+            (Reason::Pinned(vec!["runtime".to_owned(), "x*".to_owned()]), "pinned by the runtime, `x*`"),
+            (Reason::Pinned(vec!["sandbox image".to_owned()]), "pinned by the sandbox image setting"),
+            (Reason::Young(Duration::from_mins(2)), "younger than 2m0s"),
             (
                 Reason::Recent { idle: Idle::Used(Duration::from_secs(90)), idle_min: Duration::from_hours(1) },
                 "idle for less than 1h0m0s, and the goal is out of reach: last used 1m30s ago",
             ),
             (Reason::NotNeeded, "not needed"),
-            (Reason::Refused { error: "held".to_owned() }, "the runtime refused to remove it: held"),
-            (Reason::Rule { rule: "namespace: kube-*".to_owned() }, "kept by the rule `namespace: kube-*`"),
+            (Reason::Refused("held".to_owned()), "the runtime refused to remove it: held"),
+            (Reason::Rule("namespace: kube-*".to_owned()), "kept by the rule `namespace: kube-*`"),
             (Reason::NotOwned, "neither pulled nor adopted by imagelet"),
             (
                 Reason::Room { idle: Idle::Never(Duration::from_secs(90)), frees: ByteSize(1) },
@@ -333,10 +290,10 @@ mod tests {
         let (used, never) = (Duration::from_secs(90), Duration::from_hours(1));
         for (reason, inputs) in [
             (Reason::NotNeeded, Value::Null),
-            (Reason::InUse { by: vec!["a".to_owned()] }, json!({"by": ["a"]})),
-            (Reason::Young { age_min: Duration::from_mins(2) }, json!({"ageMinSeconds": 120})),
-            (Reason::Leased { lease: Duration::from_millis(1500) }, json!({"leaseSeconds": 1.5})),
-            (Reason::Awaited { until: Some(SystemTime::UNIX_EPOCH) }, json!({"until": "1970-01-01T00:00:00Z"})),
+            (Reason::InUse(vec!["a".to_owned()]), json!({"by": ["a"]})),
+            (Reason::Young(Duration::from_mins(2)), json!({"ageMinSeconds": 120})),
+            (Reason::Leased(Duration::from_millis(1500)), json!({"leaseSeconds": 1.5})),
+            (Reason::Awaited(Some(SystemTime::UNIX_EPOCH)), json!({"until": "1970-01-01T00:00:00Z"})),
             (
                 Reason::Old { idle: Idle::Used(used), age_max: Duration::from_mins(1) },
                 json!({"idleSeconds": 90, "neverUsed": false, "ageMaxSeconds": 60}),
@@ -345,7 +302,7 @@ mod tests {
                 Reason::Room { idle: Idle::Never(never), frees: ByteSize(7) },
                 json!({"idleSeconds": 3600, "neverUsed": true, "frees": 7}),
             ),
-            (Reason::Unused { idle: Idle::Never(Duration::MAX) }, json!({"idleSeconds": null, "neverUsed": true})),
+            (Reason::Unused(Idle::Never(Duration::MAX)), json!({"idleSeconds": null, "neverUsed": true})),
         ] {
             assert_eq!(reason.inputs(), inputs, "{reason}");
         }

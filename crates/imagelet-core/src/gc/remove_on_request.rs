@@ -102,7 +102,7 @@ mod tests {
         assert!(matches!(&refused, OrderError::InUse { by, .. } if by == &["default/web/main"]), "{refused:?}");
         fake.take_calls();
         assert_eq!(gc.remove_ordered(&spec, UsedImages::Go, now).await.unwrap().unwrap().id, id);
-        assert!(fake.take_calls().iter().all(|call| !call.contains("containers")), "nobody has to be asked");
+        assert!(fake.take_calls().iter().all(|call| !call.contains("containers")), "no user is listed");
         assert!(gc.remove_ordered(&spec, UsedImages::Stay, now).await.unwrap().is_none(), "absent is no failure");
     }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    plan::{self, ShortOutcome, Shortfall, size_text},
+    plan::{self, Shortfall, size_text},
     reason::{GcPhase, Reason},
 };
 use crate::{
@@ -100,11 +100,8 @@ pub enum GcOutcome {
     Chosen,
     /// Removed.
     Removed,
-    /// The removal failed.
-    Failed {
-        /// The runtime's error.
-        error: String,
-    },
+    /// The removal failed, with this error of the runtime.
+    Failed(String),
 }
 
 /// A warning event on the node.
@@ -137,11 +134,8 @@ pub enum GcError {
     #[error("imageFs information is unavailable")]
     NoImageFilesystem,
     /// The disk could not be measured. The kubelet's text includes the cause.
-    #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint: {cause}")]
-    Probe {
-        /// The system's error.
-        cause: std::io::Error,
-    },
+    #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint: {0}")]
+    Probe(std::io::Error),
     /// A disk without capacity, or an invisible one.
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
@@ -179,14 +173,16 @@ pub enum GcError {
         freed: u64,
     },
     /// All candidates together do not free enough.
-    #[error("{}", plan::message(*used_percent, *capacity, *outcome, shortfall, *certainty))]
+    #[error("{}", plan::message(*used_percent, *capacity, *freed, *dry_run, shortfall, *certainty))]
     OutOfReach {
         /// Disk usage at the start.
         used_percent: u8,
         /// Disk capacity.
         capacity: ByteSize,
         /// What the removals freed.
-        outcome: ShortOutcome,
+        freed: Freed,
+        /// The removals were only planned.
+        dry_run: bool,
         /// What holds the space.
         shortfall: Shortfall,
         /// The certainty of the shortfall.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{
     ImageGc,
     keep_rules::KeepRules,
-    plan::{Plan, PlanInput, ShortOutcome, Step, frees, plan},
+    plan::{Plan, PlanInput, Step, frees, plan},
     policy::{GcGoal, GcRequest},
     reason::{GcPhase, Reason},
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
@@ -65,7 +65,7 @@ impl ImageGc {
         let probe = Arc::clone(&self.probe);
         let looked = tokio::task::spawn_blocking(move || disks::visible(&*probe, &images.mountpoint)).await;
         let disk = looked.unwrap_or_else(|error| Err(io::Error::other(error)));
-        let disk = disk.map_err(|cause| GcError::Probe { cause })?.unwrap_or_default();
+        let disk = disk.map_err(GcError::Probe)?.unwrap_or_default();
         // Reservations are read before the disk: a layer that is committed in between counts twice rather than never.
         Ok(DiskUse { reserved: filesystems.reserved, ..disk })
     }
@@ -90,7 +90,6 @@ struct Run<'a> {
     report: GcReport,
     /// The amount wanted by the first plan with a known disk.
     wanted: Option<Freed>,
-    /// The last plan and its snapshot.
     last: Option<(Arc<Snapshot>, Plan)>,
     /// Images excluded from new plans, and why.
     spared: BTreeMap<ImageKey, Reason>,
@@ -268,7 +267,7 @@ impl<'a> Run<'a> {
     /// With shared layers, a skipped step may leave others without effect: the rest waits for a new plan, unless this
     /// is the last. The kubelet's policy continues with the next image in order.
     async fn act(&mut self, plan: &Plan, input: &PlanInput<'_>, is_last: bool) -> bool {
-        let (mut aged, mut gone) = (Vec::new(), Vec::new());
+        let (mut aged, mut removed) = (Vec::new(), Vec::new());
         let mut is_whole = true;
         for step in plan.steps.iter().chain(&plan.reserve) {
             if self.is_kubelet() && self.has_enough(plan) {
@@ -276,7 +275,7 @@ impl<'a> Run<'a> {
             }
             match self.remove(&input.entries[step.place], step).await {
                 Attempt::Removed if step.phase == GcPhase::Age => aged.push(step.place),
-                Attempt::Removed => gone.push(step.place),
+                Attempt::Removed => removed.push(step.place),
                 Attempt::Failed(error) => {
                     let is_age = step.phase == GcPhase::Age;
                     if is_age { &mut self.age_failures } else { &mut self.space_failures }.push(error);
@@ -290,7 +289,7 @@ impl<'a> Run<'a> {
             }
         }
         // Images that stay keep their shared layers.
-        let order: Vec<usize> = aged.iter().chain(&gone).copied().collect();
+        let order: Vec<usize> = aged.iter().chain(&removed).copied().collect();
         for (at, (_, frees)) in frees(input, &order).into_iter().enumerate() {
             let freed = if at < aged.len() { &mut self.aged } else { &mut self.freed };
             *freed = freed.plus(frees);
@@ -307,7 +306,7 @@ impl<'a> Run<'a> {
     /// Removes one image after a fresh check.
     async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> Attempt {
         if let Some(why) = self.aborted.clone() {
-            return self.spare(entry, step, Reason::Aborted { why });
+            return self.spare(entry, step, Reason::Aborted(why));
         }
         if self.containers_vanished {
             let reason = self.abort(GcError::ContainersVanished);
@@ -317,11 +316,11 @@ impl<'a> Run<'a> {
             Ok(RemovalPermit::Free(removal)) => Ok(removal),
             Ok(RemovalPermit::Kept(standing)) => Err(match standing {
                 RemovalBlocker::Gone => Reason::Gone,
-                RemovalBlocker::InUse(by) => Reason::InUse { by },
-                RemovalBlocker::Pinned(by) => Reason::Pinned { by },
+                RemovalBlocker::InUse(by) => Reason::InUse(by),
+                RemovalBlocker::Pinned(by) => Reason::Pinned(by),
                 RemovalBlocker::Touched => Reason::JustUsed,
                 RemovalBlocker::Leased(until) => Reason::awaited(until),
-                RemovalBlocker::Busy => Reason::Awaited { until: None },
+                RemovalBlocker::Busy => Reason::Awaited(None),
                 RemovalBlocker::Released(_) => Reason::Released,
                 RemovalBlocker::Doubtful => self.abort(GcError::ContainersVanished),
             }),
@@ -336,8 +335,8 @@ impl<'a> Run<'a> {
         let (id, size) = (entry.image.id.to_string(), entry.image.size);
         let runtime_handler = entry.image.spec.runtime_handler.as_str();
         // The kubelet's log line with its field names; the image names are an addition.
-        let (names, phase) = (entry.image.names().join(" "), step.phase);
-        tracing::info!(imageID = %id, names, size = size.0, runtimeHandler = runtime_handler, %phase, "Removing image to free bytes");
+        let (names, phase) = (entry.image.names().join(" "), step.phase.reason());
+        tracing::info!(imageID = %id, names, size = size.0, runtimeHandler = runtime_handler, phase, "Removing image to free bytes");
         // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
         let spec = if self.is_kubelet() { ImageSpec::default() } else { entry.image.spec.clone() };
         let spec = ImageSpec { image: id, ..spec };
@@ -353,13 +352,13 @@ impl<'a> Run<'a> {
             }
             // A user that only the store sees, or a use since the check: another image is removed instead.
             Err(error) if error.kind() == RuntimeErrorKind::InUse && !self.is_kubelet() => {
-                self.spare(entry, step, Reason::Refused { error: split_grpc_error(&error.chain()).1.to_owned() })
+                self.spare(entry, step, Reason::Refused(split_grpc_error(&error.chain()).1.to_owned()))
             }
             Err(error) => {
                 let error = error.chain();
                 tracing::warn!(image = %spec.image, %error, "could not remove an image");
-                self.spared.insert(entry.key(), Reason::Failed { error: error.clone() });
-                self.decide(entry, step, GcOutcome::Failed { error: error.clone() }, step.reason.clone());
+                self.spared.insert(entry.key(), Reason::Failed(error.clone()));
+                self.decide(entry, step, GcOutcome::Failed(error.clone()), step.reason.clone());
                 Attempt::Failed(error)
             }
         }
@@ -380,7 +379,7 @@ impl<'a> Run<'a> {
         let why = error.to_string();
         self.aborted = Some(why.clone());
         self.fail(error);
-        Reason::Aborted { why }
+        Reason::Aborted(why)
     }
 
     /// Records a failure that does not end the run, and its event.
@@ -395,9 +394,8 @@ impl<'a> Run<'a> {
         if !has_space_phase || !self.space_failures.is_empty() || self.aborted.is_some() || self.dry_run() {
             return;
         }
-        let is_fresh = |reason: &Option<Reason>| {
-            matches!(reason, Some(Reason::Young { .. } | Reason::JustUsed | Reason::Leased { .. }))
-        };
+        let is_fresh =
+            |reason: &Option<Reason>| matches!(reason, Some(Reason::Young(_) | Reason::JustUsed | Reason::Leased(_)));
         let fresh = (0..plan.kept.len()).filter(|place| is_fresh(&plan.kept[*place]));
         let others = plan.steps.iter().chain(&plan.reserve).filter(|step| step.phase != GcPhase::Age);
         let mut looked_at: Vec<usize> = fresh.chain(others.map(|step| step.place)).collect();
@@ -449,11 +447,10 @@ impl<'a> Run<'a> {
             self.gc.shortfall.clear();
             return;
         };
-        let outcome =
-            if self.dry_run() { ShortOutcome::WouldFree(self.freed) } else { ShortOutcome::Freed(self.freed) };
-        let error = GcError::OutOfReach { used_percent, capacity, outcome, shortfall, certainty };
+        let (freed, dry_run) = (self.freed, self.dry_run());
+        let error = GcError::OutOfReach { used_percent, capacity, freed, dry_run, shortfall, certainty };
         // A command gets the failure each time; the node's event repeats only after a change.
-        if goal == GcGoal::Threshold && !self.dry_run() && self.gc.shortfall.is_new(disk, &shortfall) {
+        if goal == GcGoal::Threshold && !dry_run && self.gc.shortfall.is_new(disk, &shortfall) {
             self.report.events.extend(error.event());
         }
         self.report.failures.push(error);
@@ -476,7 +473,7 @@ impl<'a> Run<'a> {
             let (image, tags, dry_run) = (&entry.image.id, &entry.image.tags, self.dry_run());
             match phase {
                 Some(phase) => {
-                    tracing::info!(%image, tags = tags.join(" "), %reason, %phase, dry_run, "chose an image")
+                    tracing::info!(%image, tags = tags.join(" "), %reason, phase = phase.reason(), dry_run, "chose an image");
                 }
                 None if self.is_active => tracing::info!(%image, tags = tags.join(" "), %reason, "kept an image"),
                 None => tracing::debug!(%image, tags = tags.join(" "), %reason, "kept an image"),

@@ -30,7 +30,7 @@ pub struct ShadowCounts {
 }
 
 /// Limit of followed images that were removed against the prediction.
-const GONE_MAX: usize = 10_000;
+const REMOVED_MAX: usize = 10_000;
 
 /// Compares each shadow collection with the images present at the next one.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +40,7 @@ pub struct Shadow {
     /// Images removed on request since.
     asked: BTreeSet<ImageKey>,
     /// Images removed against the prediction, which may come back.
-    gone: BTreeMap<ImageKey, ByteSize>,
+    removed: BTreeMap<ImageKey, ByteSize>,
     counts: ShadowCounts,
 }
 
@@ -51,12 +51,12 @@ impl Shadow {
         let now: BTreeMap<ImageKey, (ByteSize, bool)> =
             decided.map(|it| (it.key(), (it.entry.image.size, it.outcome == GcOutcome::Chosen))).collect();
         let counts = &mut self.counts;
-        for (key, size) in std::mem::take(&mut self.gone) {
+        for (key, size) in std::mem::take(&mut self.removed) {
             if now.contains_key(&key) {
                 counts.came_back += 1;
                 counts.saved_bytes = counts.saved_bytes + size;
             } else {
-                self.gone.insert(key, size);
+                self.removed.insert(key, size);
             }
         }
         for (key, (size, would_go)) in &self.last {
@@ -69,8 +69,8 @@ impl Shadow {
             }
             counts.kept_in_vain += 1;
             counts.kept_in_vain_bytes = counts.kept_in_vain_bytes + *size;
-            if self.gone.len() < GONE_MAX {
-                self.gone.insert(key.clone(), *size);
+            if self.removed.len() < REMOVED_MAX {
+                self.removed.insert(key.clone(), *size);
             }
         }
         counts.compared += u64::from(!self.last.is_empty());
@@ -94,46 +94,20 @@ impl Shadow {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
-    use crate::{
-        gc::{GcDecision, GcPhase, Reason},
-        image::{Image, ImageId, ImageSpec, ImageUser},
-        inventory::{ImageEntry, ImageOrigin, UseHistory},
+    use crate::gc::{
+        GcDecision, GcPhase, Reason,
+        tests::{image, unused},
     };
 
-    fn entry(id: &str, size: u64) -> ImageEntry {
-        let image = Image {
-            id: ImageId::new(id),
-            tags: Vec::new(),
-            digests: Vec::new(),
-            size: ByteSize(size),
-            user: ImageUser::Unset,
-            spec: ImageSpec::default(),
-            pinned: false,
-        };
-        ImageEntry {
-            image: image.into(),
-            first_seen: std::time::SystemTime::UNIX_EPOCH,
-            last_used: None,
-            leased_at: None,
-            leased_until: None,
-            released_at: None,
-            in_use_by: Vec::new(),
-            pinned_by: Vec::new(),
-            use_count: 1,
-            last_user: None,
-            pulled: None,
-            origin: ImageOrigin::Pulled,
-            history: UseHistory::default(),
-        }
-    }
-
     fn report(images: &[(&str, u64, bool)]) -> GcReport {
-        let decisions = images.iter().map(|(id, size, goes)| GcDecision {
-            entry: entry(id, *size).into(),
-            outcome: if *goes { GcOutcome::Chosen } else { GcOutcome::Kept },
+        let decisions = images.iter().map(|(id, size, chosen)| GcDecision {
+            entry: unused(image(id, "", *size), SystemTime::UNIX_EPOCH).into(),
+            outcome: if *chosen { GcOutcome::Chosen } else { GcOutcome::Kept },
             reason: Reason::NotNeeded,
-            phase: goes.then_some(GcPhase::Space),
+            phase: chosen.then_some(GcPhase::Space),
             frees: ByteSize::ZERO,
         });
         GcReport { decisions: decisions.collect(), ..GcReport::default() }

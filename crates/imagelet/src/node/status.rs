@@ -87,7 +87,7 @@ impl Command for StatusRequest {
             gc_mode: settings.collection.mode.name().into(),
             last_collection: node.collections.last(),
             shadow: (settings.collection.mode == CollectionMode::Shadow).then(|| node.collections.shadow()),
-            decisions_lost: node.parts.decisions.lost().0,
+            decisions_lost: node.parts.decisions.lost(),
             pulls,
             held_back,
             registries,

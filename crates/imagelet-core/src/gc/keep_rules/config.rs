@@ -47,7 +47,6 @@ pub(super) enum KeepScope {
     },
     /// The image configuration has this label.
     Label {
-        /// The exact label name.
         key: String,
         /// Matches the value; `None`: any value.
         value: Option<Glob>,
@@ -89,26 +88,14 @@ pub enum KeepRuleError {
     #[error("lastTags {0} must be between 1 and {LAST_TAGS_MAX}, inclusive")]
     Count(i64),
     /// The glob is invalid.
-    #[error("{key} `{text}`: {source}")]
-    Glob {
-        /// The key of the rule.
-        key: &'static str,
-        /// The glob as configured.
-        text: String,
-        /// The parse error.
-        source: GlobError,
-    },
+    #[error("{0} `{1}`: {2}")]
+    Glob(&'static str, String, GlobError),
     /// The label name is invalid.
     #[error("label `{0}` has no name, or one with blanks")]
     Label(String),
     /// The image pattern is invalid.
-    #[error("image `{text}`: {}", with_cause(source))]
-    Image {
-        /// The pattern as configured.
-        text: String,
-        /// The parse error.
-        source: PinError,
-    },
+    #[error("image `{}`: {}", .0, with_cause(.1))]
+    Image(String, PinError),
     /// The duration is zero.
     #[error("a rule that keeps for no time keeps nothing")]
     NoTime,
@@ -156,7 +143,7 @@ impl TryFrom<KeepRuleText> for KeepRule {
             }
             (None, None, None, Some(namespace), None) => KeepScope::Namespace(glob("namespace", &namespace)?),
             (None, None, None, None, Some(image)) => {
-                KeepScope::Image(image.parse().map_err(|source| KeepRuleError::Image { text: image, source })?)
+                KeepScope::Image(image.parse().map_err(|error| KeepRuleError::Image(image, error))?)
             }
             _ => return Err(KeepRuleError::NotOne),
         };
@@ -186,7 +173,7 @@ pub(super) fn labels_read(rules: &[KeepRule]) -> BTreeSet<&str> {
 }
 
 fn glob(key: &'static str, text: &str) -> Result<Glob, KeepRuleError> {
-    Glob::new(text).map_err(|source| KeepRuleError::Glob { key, text: text.to_owned(), source })
+    Glob::new(text).map_err(|error| KeepRuleError::Glob(key, text.to_owned(), error))
 }
 
 #[cfg(test)]

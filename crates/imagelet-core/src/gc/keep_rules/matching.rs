@@ -41,8 +41,8 @@ pub(in crate::gc) fn held_by_rules(
                 None => covers(&rule.scope, entry, labels.get(&entry.image.id).and_then(Option::as_ref)),
             };
             *held = covered.filter(|_| is_fresh(rule, entry, now)).map(|covered| match covered {
-                Covered::Known => Reason::Rule { rule: rule.to_string() },
-                Covered::Perhaps => Reason::LabelsUnknown { rule: rule.to_string() },
+                Covered::Known => Reason::Rule(rule.to_string()),
+                Covered::Perhaps => Reason::LabelsUnknown(rule.to_string()),
             });
         }
     }
@@ -95,7 +95,7 @@ fn by_repository(entries: &[Arc<ImageEntry>]) -> Repositories<'_> {
         let image = *positions.entry(&entry.image.id).or_insert(at);
         for name in &entry.image.tags {
             if let Some((repository, text)) = name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) {
-                let tag = Tag { text, first_seen: Some(entry.first_seen), image };
+                let tag = Tag { text, first_seen: entry.first_seen, image };
                 repositories.entry(repository).or_default().push(tag);
             }
         }
@@ -109,9 +109,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        gc::KeepRuleText,
-        image::{ByteSize, Image, ImageSpec, ImageUser},
-        inventory::UseHistory,
+        gc::{KeepRuleText, tests},
+        image::Image,
     };
 
     struct Node {
@@ -166,30 +165,10 @@ mod tests {
     }
 
     fn entry(node: &Node) -> Arc<ImageEntry> {
-        let image = Image {
-            id: node.id.clone(),
-            tags: node.tags.clone(),
-            digests: node.digests.clone(),
-            size: ByteSize(1),
-            user: ImageUser::Unset,
-            spec: ImageSpec { runtime_handler: node.handler.to_owned(), ..ImageSpec::default() },
-            pinned: false,
-        };
-        Arc::new(ImageEntry {
-            image: Arc::new(image),
-            first_seen: at(node.first_seen),
-            last_used: node.last_used.map(at),
-            leased_at: None,
-            leased_until: None,
-            released_at: None,
-            in_use_by: Vec::new(),
-            pinned_by: Vec::new(),
-            use_count: 1,
-            last_user: node.last_user.map(str::to_owned),
-            pulled: None,
-            origin: ImageOrigin::Pulled,
-            history: UseHistory::default(),
-        })
+        let (tags, digests) = (node.tags.clone(), node.digests.clone());
+        let image = Image { tags, digests, ..tests::image(node.id.as_str(), node.handler, 1) };
+        let (last_used, last_user) = (node.last_used.map(at), node.last_user.map(str::to_owned));
+        Arc::new(ImageEntry { last_used, last_user, ..tests::unused(image, at(node.first_seen)) })
     }
 
     /// For each image, the number of the matching rule, with `?` for unknown labels.
@@ -199,8 +178,8 @@ mod tests {
         let number = |text: String| rules.iter().position(|rule| rule.to_string() == text).unwrap();
         let word = |held| match held {
             None => "-".to_owned(),
-            Some(Reason::Rule { rule }) => number(rule).to_string(),
-            Some(Reason::LabelsUnknown { rule }) => format!("{}?", number(rule)),
+            Some(Reason::Rule(rule)) => number(rule).to_string(),
+            Some(Reason::LabelsUnknown(rule)) => format!("{}?", number(rule)),
             Some(other) => panic!("{other}"),
         };
         let rules = KeepRules { keep: rules.to_vec(), only_owned: false };

@@ -1,14 +1,11 @@
 //! The order of a repository's tags: versions by number, other tags by first sight of their image.
 
-use std::{cmp::Ordering, time::SystemTime};
+use std::{cmp::Reverse, time::SystemTime};
 
-/// A tag of one repository with its sort keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tag<'a> {
     pub(super) text: &'a str,
-    /// When the image was first seen; `None` sorts first.
-    pub(super) first_seen: Option<SystemTime>,
-    /// The number of the image.
+    pub(super) first_seen: SystemTime,
     pub(super) image: usize,
 }
 
@@ -17,22 +14,19 @@ pub(super) struct Tag<'a> {
 /// The order of the input does not matter unless two tags share both text and first sight.
 pub(super) fn last(tags: Vec<Tag<'_>>, count: usize) -> Vec<usize> {
     let (mut versions, mut others) = (Vec::new(), Vec::new());
-    for tag in tags {
-        match Version::parse(tag.text) {
-            Some(version) => versions.push((version, tag)),
-            None => others.push(tag),
+    for Tag { text, first_seen, image } in tags {
+        // Latest first; equal times by text, larger first.
+        let sight = (Reverse((first_seen, parts(text), text)), image);
+        match Version::parse(text) {
+            Some(version) => versions.push((Reverse(version), sight)),
+            None => others.push(sight),
         }
     }
-    versions.sort_by(|(left, a), (right, b)| right.cmp(left).then_with(|| by_sight(a, b)));
-    others.sort_by(by_sight);
-    let mut kept = first_images(versions.iter().map(|(_, tag)| tag.image), count);
-    kept.extend(first_images(others.iter().map(|tag| tag.image), count));
+    versions.sort();
+    others.sort();
+    let mut kept = first_images(versions.iter().map(|(_, (_, image))| *image), count);
+    kept.extend(first_images(others.iter().map(|(_, image)| *image), count));
     kept
-}
-
-/// Latest first; equal times by text, larger first.
-fn by_sight(a: &Tag<'_>, b: &Tag<'_>) -> Ordering {
-    (b.first_seen, Natural(b.text)).cmp(&(a.first_seen, Natural(a.text))).then_with(|| a.image.cmp(&b.image))
 }
 
 fn first_images(images: impl Iterator<Item = usize>, count: usize) -> Vec<usize> {
@@ -51,44 +45,25 @@ fn first_images(images: impl Iterator<Item = usize>, count: usize) -> Vec<usize>
 
 /// An optional `v`, numbers with dots, and an optional `-` with a pre-release. A single number is a version only after
 /// a `v`: it may be a year, a build, or the digits of a commit.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Version<'a> {
     numbers: Vec<Number<'a>>,
-    /// Empty for a release.
-    pre: Vec<&'a str>,
+    /// Semantic versioning: a release is later than its pre-releases, and a word is later than a number.
+    is_release: bool,
+    pre: Vec<Part<'a>>,
 }
 
 impl<'a> Version<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let bare = text.strip_prefix(['v', 'V']);
         let (core, pre) = match bare.unwrap_or(text).split_once('-') {
-            Some((core, pre)) => (core, pre.split('.').collect()),
-            None => (bare.unwrap_or(text), Vec::new()),
+            Some((core, pre)) => (core, Some(pre)),
+            None => (bare.unwrap_or(text), None),
         };
         let numbers: Vec<Number<'a>> = core.split('.').map(Number::parse).collect::<Option<_>>()?;
-        (numbers.len() > 1 || bare.is_some()).then_some(Self { numbers, pre })
-    }
-}
-
-impl Ord for Version<'_> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        // Semantic versioning: a release is later than its pre-releases, and a word is later than a number.
-        let pre = || match (self.pre.is_empty(), other.pre.is_empty()) {
-            (true, true) => Ordering::Equal,
-            (true, false) => Ordering::Greater,
-            (false, true) => Ordering::Less,
-            (false, false) => {
-                let (left, right) = (self.pre.iter().copied(), other.pre.iter().copied());
-                left.map(part_order).cmp(right.map(part_order))
-            }
-        };
-        self.numbers.cmp(&other.numbers).then_with(pre)
-    }
-}
-
-impl PartialOrd for Version<'_> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+        let is_version = numbers.len() > 1 || bare.is_some();
+        let (is_release, pre) = (pre.is_none(), pre.into_iter().flat_map(|pre| pre.split('.')).map(part).collect());
+        is_version.then_some(Self { numbers, is_release, pre })
     }
 }
 
@@ -107,39 +82,25 @@ impl<'a> Number<'a> {
     }
 }
 
-/// A text with runs of digits compared as numbers, so that `build-10` is larger than `build-9`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Natural<'a>(&'a str);
-
-impl<'a> Natural<'a> {
-    fn runs(self) -> impl Iterator<Item = &'a str> {
-        self.0.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()).scan(0, move |begin, run| {
-            let start = *begin;
-            *begin += run.len();
-            // A digit is one byte, so the cut is a character boundary.
-            self.0.get(start..*begin)
-        })
-    }
-}
-
-impl Ord for Natural<'_> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.runs().map(part_order).cmp(other.runs().map(part_order)).then_with(|| self.0.cmp(other.0))
-    }
-}
-
-impl PartialOrd for Natural<'_> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
 /// Numbers by value and before words; words alphabetically.
-fn part_order(part: &str) -> (bool, Option<Number<'_>>, &str) {
-    match Number::parse(part) {
+type Part<'a> = (bool, Option<Number<'a>>, &'a str);
+
+fn part(text: &str) -> Part<'_> {
+    match Number::parse(text) {
         Some(number) => (false, Some(number), ""),
-        None => (true, None, part),
+        None => (true, None, text),
     }
+}
+
+/// Runs of digits are numbers, so that `build-10` is larger than `build-9`.
+fn parts(text: &str) -> Vec<Part<'_>> {
+    let runs = text.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()).scan(0, |begin, run| {
+        let start = *begin;
+        *begin += run.len();
+        // A digit is one byte, so the cut is a character boundary.
+        text.get(start..*begin)
+    });
+    runs.map(part).collect()
 }
 
 #[cfg(test)]
@@ -157,7 +118,7 @@ mod tests {
     }
 
     fn text_at(text: &str, seconds: u64, image: usize) -> Tag<'_> {
-        Tag { text, first_seen: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)), image }
+        Tag { text, first_seen: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds), image }
     }
 
     #[test]

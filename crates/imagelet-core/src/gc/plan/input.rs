@@ -27,7 +27,6 @@ pub(in crate::gc) struct PlanInput<'a> {
     pub(in crate::gc) freed: Freed,
     /// Freed by age before this plan.
     pub(in crate::gc) aged: Freed,
-    /// All images, ascending by key.
     pub(in crate::gc) entries: &'a [Arc<ImageEntry>],
     /// The keep-rule reason by index; empty without rules.
     pub(in crate::gc) ruled: &'a [Option<Reason>],

@@ -12,7 +12,7 @@ mod unreachable_goal;
 use std::time::{Duration, SystemTime};
 
 use self::select::{Selection, Wanted};
-pub use self::unreachable_goal::{ShortOutcome, Shortfall};
+pub use self::unreachable_goal::Shortfall;
 pub(super) use self::{
     input::PlanInput,
     select::frees,
@@ -37,7 +37,6 @@ pub(super) struct Plan {
     pub(super) kept: Vec<Option<Reason>>,
     /// Bytes to free; `None` where no space or everything unused is wanted.
     pub(super) wanted: Option<Freed>,
-    /// Bytes that all candidates free together.
     pub(super) possible: Freed,
     pub(super) certainty: Certainty,
     /// What holds the space after the steps, where the goal is out of reach.
@@ -46,7 +45,6 @@ pub(super) struct Plan {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
-    /// The index of the image in the input.
     pub(super) place: usize,
     pub(super) phase: GcPhase,
     pub(super) reason: Reason,
@@ -81,23 +79,23 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         kept[place] = fresh.filter(|_| is_space_wanted).or(Some(Reason::NotNeeded));
     }
     let selection = select::select(input, &old, &candidates, wanted);
-    let Selection { goes, reserve, possible, is_short, is_out_of_reach } = selection;
+    let Selection { chosen, reserve, possible, is_short, is_out_of_reach } = selection;
     let phase = if input.goal == GcGoal::AllUnused { GcPhase::All } else { GcPhase::Space };
     let for_space = |(place, frees): (usize, Freed)| {
         let idle = input.idle(place);
         let reason = match phase {
-            GcPhase::All => Reason::Unused { idle },
+            GcPhase::All => Reason::Unused(idle),
             GcPhase::Age | GcPhase::Space => Reason::Room { idle, frees: frees.bytes },
         };
         Step { place, phase, reason, frees }
     };
-    steps.extend(goes.into_iter().map(for_space));
+    steps.extend(chosen.into_iter().map(for_space));
 
     let shortfall = wanted.filter(|_| is_short).map(|wanted| {
         let freed = sum(steps.iter().filter(|step| step.phase != GcPhase::Age));
         let places = candidates.iter().copied();
-        let gone = steps.iter().map(|step| step.place);
-        unreachable_goal::shortfall(input, places, gone, sum(&steps), wanted.least.less(freed))
+        let removed = steps.iter().map(|step| step.place);
+        unreachable_goal::shortfall(input, places, removed, sum(&steps), wanted.least.less(freed))
     });
     if is_out_of_reach {
         let relief = input.policy.relief.filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
@@ -133,10 +131,10 @@ fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reas
         return Some(reason.clone());
     }
     if !entry.in_use_by.is_empty() {
-        return Some(Reason::InUse { by: entry.in_use_by.clone() });
+        return Some(Reason::InUse(entry.in_use_by.clone()));
     }
     if !entry.pinned_by.is_empty() {
-        return Some(Reason::Pinned { by: entry.pinned_by.clone() });
+        return Some(Reason::Pinned(entry.pinned_by.clone()));
     }
     if let Some(until) = entry.leased_until {
         return Some(Reason::awaited(until));
@@ -157,9 +155,9 @@ fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
         return Some(Reason::JustUsed);
     }
     if is_younger(Some(entry.first_seen), age_min, input.now) {
-        return Some(Reason::Young { age_min });
+        return Some(Reason::Young(age_min));
     }
-    is_younger(entry.leased_at, age_min, input.now).then_some(Reason::Leased { lease: age_min })
+    is_younger(entry.leased_at, age_min, input.now).then_some(Reason::Leased(age_min))
 }
 
 /// Whether the image was idle long enough to be removed although the goal is out of reach.

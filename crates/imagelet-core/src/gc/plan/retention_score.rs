@@ -62,20 +62,20 @@ fn slowness(pulled: Option<PullCost>) -> f64 {
 /// Bytes to fetch again per image; layers that stay cost nothing, and shared layers are split.
 fn fetched<'a>(input: &'a PlanInput<'_>, places: &[usize]) -> BTreeMap<&'a ImageId, f64> {
     let Some(graph) = input.layers else { return BTreeMap::new() };
-    let goes: BTreeSet<&ImageId> = places.iter().map(|place| input.id(*place)).collect();
+    let candidates: BTreeSet<&ImageId> = places.iter().map(|place| input.id(*place)).collect();
     let mut users = vec![0_u32; graph.layers.len()];
     let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();
     let index = |part: &u32| usize::try_from(*part).ok().filter(|part| *part < graph.layers.len());
     for (image, parts) in &graph.images {
         for part in parts.iter().filter_map(index) {
             users[part] += 1;
-            stays[part] |= !goes.contains(image);
+            stays[part] |= !candidates.contains(image);
         }
     }
     let share =
         |part: usize| if stays[part] { 0.0 } else { graph.layers[part].bytes.0 as f64 / f64::from(users[part]) };
     let of = |image: &'a ImageId| Some((image, graph.images.get(image)?.iter().filter_map(index).map(share).sum()));
-    goes.into_iter().filter_map(of).collect()
+    candidates.into_iter().filter_map(of).collect()
 }
 
 fn uses_per_day(history: &UseHistory, idle: Duration) -> f64 {

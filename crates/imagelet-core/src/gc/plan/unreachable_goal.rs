@@ -32,11 +32,11 @@ pub struct Shortfall {
     pub missing: Freed,
 }
 
-/// Splits the used space by holder, after the images at the indices `gone` have freed this much. `candidates`: indices.
+/// Splits the used space by holder, after the images at the indices `removed` have freed this much. `candidates`: indices.
 pub(in crate::gc) fn shortfall(
     input: &PlanInput<'_>,
     candidates: impl Iterator<Item = usize>,
-    gone: impl Iterator<Item = usize>,
+    removed: impl Iterator<Item = usize>,
     freed: Freed,
     missing: Freed,
 ) -> Shortfall {
@@ -48,7 +48,7 @@ pub(in crate::gc) fn shortfall(
     };
     let mut of_entry: Vec<Hold> = input.entries.iter().map(|entry| hold(entry)).collect();
     candidates.for_each(|place| of_entry[place] = Hold::Free);
-    gone.for_each(|place| of_entry[place] = Hold::Gone);
+    removed.for_each(|place| of_entry[place] = Hold::Removed);
     let mut holds: BTreeMap<&ImageId, Hold> = BTreeMap::new();
     for (entry, hold) in input.entries.iter().zip(of_entry) {
         if input.layers.is_some() {
@@ -63,7 +63,7 @@ pub(in crate::gc) fn shortfall(
         let mut of: Vec<Option<(Hold, Hold)>> = vec![None; graph.layers.len()];
         for (image, parts) in &graph.images {
             let hold = holds.get(image).copied().unwrap_or(Hold::Kept);
-            if hold == Hold::Gone {
+            if hold == Hold::Removed {
                 continue;
             }
             for part in parts {
@@ -87,7 +87,7 @@ pub(in crate::gc) fn shortfall(
 /// Strength of the hold on an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hold {
-    Gone,
+    Removed,
     Free,
     Kept,
     Pinned,
@@ -97,7 +97,7 @@ enum Hold {
 impl Shortfall {
     fn add(&mut self, weak: Hold, strong: Hold, bytes: ByteSize) {
         let part = match (weak, strong) {
-            (_, Hold::Gone) => return,
+            (_, Hold::Removed) => return,
             (_, Hold::Free) => &mut self.free,
             (Hold::Free, _) => &mut self.shared,
             (_, Hold::Kept) => &mut self.kept,
@@ -143,29 +143,18 @@ fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {
     bytes && is_small(inodes, disk.inodes.unwrap_or_default())
 }
 
-/// The result of a collection with an unreachable goal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShortOutcome {
-    /// Bytes that the removals freed.
-    Freed(Freed),
-    /// Bytes that the removals of a dry run would free.
-    WouldFree(Freed),
-}
-
 /// The event text. It begins like the kubelet's, which alerts match.
 pub(in crate::gc) fn message(
     used_percent: u8,
     capacity: ByteSize,
-    outcome: ShortOutcome,
+    freed: Freed,
+    dry_run: bool,
     shortfall: &Shortfall,
     certainty: Certainty,
 ) -> String {
     let size = |bytes: ByteSize| size_text(bytes.0);
     let Shortfall { in_use, pinned, kept, shared, free, others, missing } = *shortfall;
-    let (freed, verb, now) = match outcome {
-        ShortOutcome::Freed(freed) => (freed, "was", " now"),
-        ShortOutcome::WouldFree(freed) => (freed, "would be", " then"),
-    };
+    let (verb, now) = if dry_run { ("would be", " then") } else { ("was", " now") };
     let mut more = Vec::new();
     if missing.bytes > ByteSize::ZERO {
         more.push(size(missing.bytes));

@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_collection_tells_the_log_what_it_removed_spared_and_failed_to_remove() {
+async fn the_log_has_what_a_collection_removed_spared_and_failed_to_remove() {
     let node = Node::new(500);
     let (a, b) = (node.idle("a:1", 200, 10).await, node.idle("b:1", 250, 20).await);
     node.fake.fail(&format!("remove {a}"), RuntimeErrorKind::Other, "busy");
@@ -20,19 +20,19 @@ async fn a_collection_tells_the_log_what_it_removed_spared_and_failed_to_remove(
     let folder = tempfile::tempdir().unwrap();
     let log = AuditLog::new(folder.path(), 1 << 20);
     log.run(report.to_audit(&asked, (at(10_000), at(10_001))));
-    let told = |text: &str| {
+    let happened = |text: &str| {
         let history = log.history(text).unwrap();
         let all = &history.images[0].happenings;
         all.iter().map(|it| (it.kind, it.code.clone(), it.text.clone())).collect::<Vec<_>>()
     };
-    let failed = told("a:1");
+    let failed = happened("a:1");
     assert!(
         failed
             .iter()
             .any(|(kind, code, text)| (*kind, code.as_str(), text.as_str()) == (HappeningKind::Failed, "room", "busy")),
         "{failed:?}"
     );
-    let removed = told(b.as_str());
+    let removed = happened(b.as_str());
     assert_eq!(removed.last().map(|(kind, code, _)| (*kind, code.as_str())), Some((HappeningKind::Removed, "room")));
     assert!(removed.iter().all(|(kind, _, _)| *kind != HappeningKind::Gone), "{removed:?}");
 }
@@ -58,7 +58,7 @@ async fn in_shadow_mode_every_port_is_only_read() {
 }
 
 #[tokio::test]
-async fn a_removal_is_on_record_before_it_is_done_and_told_once() {
+async fn a_removal_is_recorded_before_it_is_done_and_shown_once() {
     let folder = tempfile::tempdir().unwrap();
     let log = Arc::new(AuditLog::new(folder.path(), 1 << 20));
     let mut node = Node::new(500);
@@ -76,7 +76,7 @@ async fn a_removal_is_on_record_before_it_is_done_and_told_once() {
     assert_eq!(
         kinds(),
         [HappeningKind::Found, HappeningKind::Act(ActCode::Removing)],
-        "its collection has told nothing yet"
+        "its collection has recorded nothing yet"
     );
     let asked = RunTrigger { by: "timer".to_owned(), shadow: false };
     log.run(report.to_audit(&asked, (at(10_000), at(10_001))));

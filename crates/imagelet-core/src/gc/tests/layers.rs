@@ -97,14 +97,14 @@ async fn a_goal_out_of_reach_is_told_once_until_something_changes_and_nothing_go
     // With the pin the shortfall ends, and a later one is reported again. A dry run reports no removal.
     node.inventory.unpin("own:1").unwrap();
     let asked = GcRequest { policy: policy(GcOrder::Cost), goal: GcGoal::Threshold, dry_run: true };
-    let told = node.gc.run(&asked, at(10_000)).await.unwrap().failures[0].to_string();
-    assert!(told.contains("and 100 B would be freed by removing unused images. Used then: 10 B"), "{told}");
+    let message = node.gc.run(&asked, at(10_000)).await.unwrap().failures[0].to_string();
+    assert!(message.contains("and 100 B would be freed by removing unused images. Used then: 10 B"), "{message}");
     let report = collect(&node, GcOrder::Cost, GcGoal::Threshold).await;
     assert_eq!((node.removals(), report.events.len()), (vec![format!("remove {own}")], 1));
     // All candidates were removed, so they are not the missing space.
-    let told = &report.events[0].message;
+    let message = &report.events[0].message;
     let text = "The low threshold is out of reach, and 100 B was freed by removing unused images. Used now: 10 B";
-    assert!(told.contains(text) && !told.contains("must go"), "{told}");
+    assert!(message.contains(text) && !message.contains("must go"), "{message}");
 }
 
 #[tokio::test]

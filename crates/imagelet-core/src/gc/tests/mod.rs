@@ -18,7 +18,8 @@ use self::vectors::Scripted;
 use super::*;
 use crate::{
     disks::DiskUse,
-    image::{ByteSize, ImageId, ImageKey, ImageSpec},
+    image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
+    inventory::{ImageEntry, ImageOrigin, UseHistory},
     runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeError, RuntimeErrorKind, Sandbox},
     testing::{FakeRuntime, WaySettings as _},
 };
@@ -41,6 +42,38 @@ impl DiskProbe for TestDisk {
         let available = self.capacity.saturating_sub(self.others + images.0);
         let (inodes, inodes_free) = self.inodes.unzip();
         Ok(DiskUse { inodes, inodes_free, ..DiskUse::of(ByteSize(self.capacity), ByteSize(available)) })
+    }
+}
+
+/// An image of this id, handler and size without a name.
+pub(in crate::gc) fn image(id: &str, handler: &str, bytes: u64) -> Image {
+    Image {
+        id: ImageId::new(id),
+        tags: Vec::new(),
+        digests: Vec::new(),
+        size: ByteSize(bytes),
+        user: ImageUser::Unset,
+        spec: ImageSpec { runtime_handler: handler.to_owned(), ..ImageSpec::default() },
+        pinned: false,
+    }
+}
+
+/// The inventory's entry of an image that was never used and has no keep reason.
+pub(in crate::gc) fn unused(image: Image, first_seen: SystemTime) -> ImageEntry {
+    ImageEntry {
+        image: Arc::new(image),
+        first_seen,
+        last_used: None,
+        leased_at: None,
+        leased_until: None,
+        released_at: None,
+        in_use_by: Vec::new(),
+        pinned_by: Vec::new(),
+        use_count: 1,
+        last_user: None,
+        pulled: None,
+        origin: ImageOrigin::Pulled,
+        history: UseHistory::default(),
     }
 }
 
@@ -236,13 +269,13 @@ async fn an_image_pinned_or_asked_for_after_the_plan_stays() {
 }
 
 #[tokio::test]
-async fn a_failed_removal_is_told_and_the_next_goes() {
+async fn a_failed_removal_is_reported_and_the_next_image_is_removed() {
     let node = Node::new(500);
     let (a, b) = (node.idle("a:1", 200, 10).await, node.idle("b:1", 250, 20).await);
     node.fake.fail(&format!("remove {a}"), RuntimeErrorKind::Other, "busy");
     let report = node.collect(GcGoal::Threshold).await;
     assert_eq!(node.removals(), [format!("remove {a}"), format!("remove {b}")]);
-    assert_eq!(report.decisions[0].outcome, GcOutcome::Failed { error: "busy".to_owned() });
+    assert_eq!(report.decisions[0].outcome, GcOutcome::Failed("busy".to_owned()));
     assert_eq!((&report.decisions[1].outcome, report.claimed), (&GcOutcome::Removed, ByteSize(250)));
     let failure = "wanted to free 150 bytes, but freed 250 bytes space with errors in image deletion: busy";
     assert_eq!(report.failure().as_deref(), Some(failure));

@@ -5,9 +5,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use super::*;
 use crate::{
     disks::DiskUse,
-    gc::{GcMarks, GcOrder, GcPolicy, ReliefMarks},
-    image::{Image, ImageId, ImageSpec, ImageUser, Percent},
-    inventory::{ImageOrigin, UseHistory},
+    gc::{
+        GcMarks, GcOrder, GcPolicy, ReliefMarks,
+        tests::{image, unused},
+    },
+    image::{Image, ImageId, Percent},
     runtime::{LayerFacts, LayerGraph},
 };
 
@@ -24,31 +26,13 @@ fn now() -> SystemTime {
 fn idle() -> ImageEntry {
     ImageEntry {
         image: named("sha256:a", "", 100),
-        first_seen: now() - LONG,
         last_used: Some(now() - LONG),
-        leased_at: None,
-        leased_until: None,
-        released_at: None,
-        in_use_by: Vec::new(),
-        pinned_by: Vec::new(),
-        use_count: 1,
-        last_user: None,
-        pulled: None,
-        origin: ImageOrigin::Pulled,
-        history: UseHistory::default(),
+        ..unused(image("", "", 0), now() - LONG)
     }
 }
 
 fn named(id: &str, handler: &str, bytes: u64) -> Arc<Image> {
-    Arc::new(Image {
-        id: ImageId::new(id),
-        tags: vec!["a:1".to_owned()],
-        digests: Vec::new(),
-        size: ByteSize(bytes),
-        user: ImageUser::Unset,
-        spec: ImageSpec { runtime_handler: handler.to_owned(), ..ImageSpec::default() },
-        pinned: false,
-    })
+    Arc::new(Image { tags: vec!["a:1".to_owned()], ..image(id, handler, bytes) })
 }
 
 /// A plan's input that owns its parts.
@@ -136,8 +120,8 @@ fn an_image_that_was_just_used_asked_for_or_released_stays_although_all_unused_s
     let until = now() + MINUTE;
     for (image, reason) in [
         (ImageEntry { last_used: Some(now()), ..idle() }, Some(Reason::JustUsed)),
-        (ImageEntry { first_seen: now() - MINUTE, ..idle() }, Some(Reason::Young { age_min: AGE_MIN })),
-        (ImageEntry { leased_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Leased { lease: AGE_MIN })),
+        (ImageEntry { first_seen: now() - MINUTE, ..idle() }, Some(Reason::Young(AGE_MIN))),
+        (ImageEntry { leased_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Leased(AGE_MIN))),
         (ImageEntry { leased_until: Some(until), ..idle() }, Some(Reason::awaited(until))),
         (ImageEntry { released_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Released)),
         (ImageEntry { leased_at: Some(now() - LONG), ..idle() }, None),

@@ -167,10 +167,10 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
             GcOutcome::Kept | GcOutcome::Spared => ("keep", None),
             GcOutcome::Chosen => ("remove", Some(decision.frees.0)),
             GcOutcome::Removed => ("removed", Some(decision.frees.0)),
-            GcOutcome::Failed { .. } => ("failed", None),
+            GcOutcome::Failed(_) => ("failed", None),
         };
         let (code, reason) = match &decision.outcome {
-            GcOutcome::Failed { error } => ("failed", error.clone()),
+            GcOutcome::Failed(error) => ("failed", error.clone()),
             _ => (decision.reason.code(), decision.reason.to_string()),
         };
         let image = &decision.entry.image;
@@ -219,7 +219,7 @@ fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
 #[cfg(test)]
 mod tests {
     use imagelet_core::{
-        gc::{GcOrder, ShortOutcome, Shortfall},
+        gc::{GcOrder, Shortfall},
         runtime::Freed,
     };
 
@@ -283,7 +283,8 @@ mod tests {
         let short = |missing| GcError::OutOfReach {
             used_percent: 97,
             capacity: ByteSize(1000),
-            outcome: ShortOutcome::Freed(Freed { bytes: ByteSize(10), inodes: 0 }),
+            freed: Freed { bytes: ByteSize(10), inodes: 0 },
+            dry_run: false,
             shortfall: Shortfall { missing, ..Shortfall::default() },
             certainty: Certainty::Exact,
         };

@@ -120,7 +120,7 @@ impl LocalNode {
 
     /// Updates the gauges that change without a collection.
     pub(crate) fn show_decisions(&self) {
-        self.parts.metrics.set(&LOST, &[], self.parts.decisions.lost().0 as f64);
+        self.parts.metrics.set(&LOST, &[], self.parts.decisions.lost() as f64);
     }
 
     /// Records the events of shadow mode, marked as such.

@@ -29,15 +29,15 @@ pub(super) fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Optio
     let best = exact::improve(&problem, target, greedy::choose(&moves, target));
     let mut state = CoverState::new(&problem);
     let step = |user: u32| {
-        let before = state.gone();
+        let before = state.freed();
         state.take(user);
-        (problem.images[place(user)].clone(), state.gone().less(before).freed())
+        (problem.images[place(user)].clone(), state.freed().less(before).narrowed())
     };
     Some(greedy::order(&moves, &best).into_iter().map(step).collect())
 }
 
 pub(super) fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
-    Problem::new(graph, items).all().freed()
+    Problem::new(graph, items).all().narrowed()
 }
 
 /// Indices, in removal order, of images without shared layers by cost and size; all of them where they do not free

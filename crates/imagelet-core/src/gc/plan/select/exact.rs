@@ -50,7 +50,7 @@ struct Search {
 
 /// The gains of a partial set and its bounds.
 struct Outlook {
-    gone: Weight,
+    freed: Weight,
     possible: Weight,
     /// The upper bound of each undecided candidate's gain, as shares of the target.
     bytes: Vec<f64>,
@@ -65,7 +65,7 @@ impl Search {
         }
         self.nodes_left -= 1;
         let outlook = self.outlook(taken, out);
-        if outlook.gone.meets(self.target) {
+        if outlook.freed.meets(self.target) {
             if cost < self.best_cost {
                 (self.best_cost, self.best) = (cost, Some(taken));
             }
@@ -74,10 +74,10 @@ impl Search {
         if !outlook.possible.meets(self.target) {
             return;
         }
-        let missing = |gone: u128, target: u128| target.saturating_sub(gone) as f64 / target.max(1) as f64;
+        let missing = |freed: u128, target: u128| target.saturating_sub(freed) as f64 / target.max(1) as f64;
         let undecided: Vec<usize> = (0..self.costs.len()).filter(|bit| (taken | out) & (1 << bit) == 0).collect();
-        let bytes = self.cheapest(&undecided, &outlook.bytes, missing(outlook.gone.bytes, self.target.bytes));
-        let inodes = self.cheapest(&undecided, &outlook.inodes, missing(outlook.gone.inodes, self.target.inodes));
+        let bytes = self.cheapest(&undecided, &outlook.bytes, missing(outlook.freed.bytes, self.target.bytes));
+        let inodes = self.cheapest(&undecided, &outlook.inodes, missing(outlook.freed.inodes, self.target.inodes));
         // Costs are integers, so a better set is better by at least one. The last bits of a float sum prove nothing.
         if cost as f64 + bytes.max(inodes) * (1.0 - 1e-9) > self.best_cost as f64 - 1.0 + f64::EPSILON {
             return;
@@ -96,13 +96,13 @@ impl Search {
     fn outlook(&self, taken: u64, out: u64) -> Outlook {
         let none = vec![0.0; self.costs.len()];
         let mut outlook =
-            Outlook { gone: Weight::default(), possible: Weight::default(), bytes: none.clone(), inodes: none };
+            Outlook { freed: Weight::default(), possible: Weight::default(), bytes: none.clone(), inodes: none };
         let share = |weight: u128, target: u128| if target == 0 { 0.0 } else { weight as f64 / target as f64 };
         for part in self.groups.iter().filter(|part| part.users & out == 0) {
             outlook.possible = outlook.possible.plus(part.weight);
             let rest = part.users & !taken;
             if rest == 0 {
-                outlook.gone = outlook.gone.plus(part.weight);
+                outlook.freed = outlook.freed.plus(part.weight);
                 continue;
             }
             let members = || (0..self.costs.len()).filter(|bit| rest & (1 << bit) != 0);

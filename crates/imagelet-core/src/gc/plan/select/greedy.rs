@@ -17,7 +17,7 @@ pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
     let rules: &[bool] = if moves.problem.groups.len() > GROUPS_FEW { &[true] } else { &[true, false] };
     let fill = |is_capped: &bool| {
         let mut walk = Walk::new(moves, &[], Rule { target, is_capped: *is_capped });
-        while !walk.state.gone().meets(target) {
+        while !walk.state.freed().meets(target) {
             let group = walk.next().expect("all candidates together free enough");
             walk.take(group);
         }
@@ -31,7 +31,7 @@ pub(super) fn order(moves: &Moves<'_>, set: &[u32]) -> Vec<u32> {
     let problem = moves.problem;
     let chosen: BTreeSet<u32> = set.iter().copied().collect();
     let others: Vec<u32> = (0..number(problem.costs.len())).filter(|user| !chosen.contains(user)).collect();
-    let target = CoverState::of(problem, set).gone();
+    let target = CoverState::of(problem, set).freed();
     let mut walk = Walk::new(moves, &others, Rule { target, is_capped: false });
     let mut order = Vec::with_capacity(set.len());
     while let Some(group) = walk.next() {
@@ -58,8 +58,8 @@ struct Rule {
 }
 
 impl Rule {
-    fn ratio(self, gain: Weight, cost: u128, gone: Weight) -> f64 {
-        let need = self.target.less(gone);
+    fn ratio(self, gain: Weight, cost: u128, freed: Weight) -> f64 {
+        let need = self.target.less(freed);
         let share = |gain: u128, need: u128, target: u128| {
             if need == 0 {
                 return 0.0;
@@ -171,7 +171,7 @@ impl<'m, 'a> Walk<'m, 'a> {
         if self.barred[place(group)] || self.state.left(group) == 0 {
             return None;
         }
-        let ratio = self.rule.ratio(self.gains[place(group)], self.costs[place(group)], self.state.gone());
+        let ratio = self.rule.ratio(self.gains[place(group)], self.costs[place(group)], self.state.freed());
         (ratio > 0.0).then(|| (ratio.to_bits(), Reverse(group)))
     }
 
@@ -228,7 +228,7 @@ impl<'m, 'a> Walk<'m, 'a> {
 
 /// Drops unneeded images from the set, most expensive first.
 fn leave_out(state: &mut CoverState<'_>, target: Weight) {
-    let mut slack = state.gone().less(target);
+    let mut slack = state.freed().less(target);
     let mut set = state.set();
     set.sort_by_key(|user| (Reverse(state.cost_of(*user)), *user));
     for user in set {

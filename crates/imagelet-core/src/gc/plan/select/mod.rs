@@ -39,7 +39,7 @@ pub(super) struct Wanted {
 #[derive(Debug, Default)]
 pub(super) struct Selection {
     /// Indices in removal order, and the bytes freed after the previous ones.
-    pub(super) goes: Vec<(usize, Freed)>,
+    pub(super) chosen: Vec<(usize, Freed)>,
     /// The kubelet's policy: the next removals after a failed one.
     pub(super) reserve: Vec<(usize, Freed)>,
     /// Bytes that all candidates free together.
@@ -55,8 +55,8 @@ pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize],
     let field = Field::new(input, old);
     let possible = field.most(candidates);
     let Some(wanted) = wanted else {
-        let goes = if input.goal == GcGoal::AllUnused { field.in_order(candidates) } else { Vec::new() };
-        return Selection { goes, possible, ..Selection::default() };
+        let chosen = if input.goal == GcGoal::AllUnused { field.in_order(candidates) } else { Vec::new() };
+        return Selection { chosen, possible, ..Selection::default() };
     };
     if input.policy.is_kubelet() {
         let mut listed = ByteSize::ZERO;
@@ -65,17 +65,17 @@ pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize],
             listed >= wanted.all.bytes
         };
         let count = candidates.iter().position(is_last).map_or(candidates.len(), |last| last + 1);
-        let mut goes = field.in_order(candidates);
-        let reserve = goes.split_off(count);
-        return Selection { goes, reserve, possible, ..Selection::default() };
+        let mut chosen = field.in_order(candidates);
+        let reserve = chosen.split_off(count);
+        return Selection { chosen, reserve, possible, ..Selection::default() };
     }
     if field.may_meet(possible, wanted.least) {
         let is_short = !possible.meets(wanted.all);
         let target = if is_short { field.within(wanted.all, possible) } else { wanted.all };
-        return Selection { goes: field.choose(candidates, target), possible, is_short, ..Selection::default() };
+        return Selection { chosen: field.choose(candidates, target), possible, is_short, ..Selection::default() };
     }
-    let goes = wanted.relief.map(|least| relieve(&field, old, candidates, least)).unwrap_or_default();
-    Selection { goes, possible, is_short: true, is_out_of_reach: true, ..Selection::default() }
+    let chosen = wanted.relief.map(|least| relieve(&field, old, candidates, least)).unwrap_or_default();
+    Selection { chosen, possible, is_short: true, is_out_of_reach: true, ..Selection::default() }
 }
 
 /// Bytes that these images free in sequence: by layers, or by listed sizes where layers are unknown.
@@ -97,17 +97,17 @@ fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed)
     let recent: BTreeSet<&ImageId> =
         candidates.iter().filter(|place| !is_idle(&field.input.entries[**place], field.input)).map(id).collect();
     let idle: Vec<usize> = candidates.iter().copied().filter(|place| !recent.contains(id(place))).collect();
-    let mut goes = field.choose(&idle, field.most(&idle));
-    let freed = goes.iter().fold(Freed::default(), |sum, (_, frees)| sum.plus(*frees));
+    let mut chosen = field.choose(&idle, field.most(&idle));
+    let freed = chosen.iter().fold(Freed::default(), |sum, (_, frees)| sum.plus(*frees));
     if freed.meets(least) {
-        return goes;
+        return chosen;
     }
-    let first: BTreeSet<usize> = goes.iter().map(|(place, _)| *place).collect();
+    let first: BTreeSet<usize> = chosen.iter().map(|(place, _)| *place).collect();
     let rest: Vec<usize> = candidates.iter().copied().filter(|place| !first.contains(place)).collect();
-    let gone: Vec<usize> = old.iter().copied().chain(first).collect();
-    let field = Field::new(field.input, &gone);
-    goes.extend(field.choose(&rest, field.within(least.less(freed), field.most(&rest))));
-    goes
+    let removed: Vec<usize> = old.iter().copied().chain(first).collect();
+    let field = Field::new(field.input, &removed);
+    chosen.extend(field.choose(&rest, field.within(least.less(freed), field.most(&rest))));
+    chosen
 }
 
 /// The bytes that candidates free: by shared layers, or by listed sizes where layers are unknown.
@@ -117,8 +117,8 @@ struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
-    fn new(input: &'a PlanInput<'a>, gone: &[usize]) -> Self {
-        Self { input, graph: input.layers.map(|graph| without(graph, input, gone)) }
+    fn new(input: &'a PlanInput<'a>, removed: &[usize]) -> Self {
+        Self { input, graph: input.layers.map(|graph| without(graph, input, removed)) }
     }
 
     fn most(&self, candidates: &[usize]) -> Freed {
@@ -165,8 +165,8 @@ impl<'a> Field<'a> {
                 cover.iter().flat_map(entries).collect()
             }
             (Some(graph), GcOrder::Lru | GcOrder::Kubelet) => {
-                let goes = until(self.in_order(candidates), wanted);
-                let mut chosen: Vec<usize> = goes.into_iter().map(|(place, _)| place).collect();
+                let chosen = until(self.in_order(candidates), wanted);
+                let mut chosen: Vec<usize> = chosen.into_iter().map(|(place, _)| place).collect();
                 leave_out(graph, input, &mut chosen, wanted);
                 by_layers(graph, input, &chosen)
             }
@@ -182,26 +182,26 @@ impl<'a> Field<'a> {
 }
 
 /// The shortest prefix that frees enough.
-fn until(goes: Vec<(usize, Freed)>, wanted: Freed) -> Vec<(usize, Freed)> {
+fn until(chosen: Vec<(usize, Freed)>, wanted: Freed) -> Vec<(usize, Freed)> {
     let mut sum = Freed::default();
     let is_wanted = |(_, frees): &(usize, Freed)| {
         let is_wanted = !sum.meets(wanted);
         sum = sum.plus(*frees);
         is_wanted
     };
-    goes.into_iter().take_while(is_wanted).collect()
+    chosen.into_iter().take_while(is_wanted).collect()
 }
 
 fn by_layers(graph: &LayerGraph, input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
     // A multi-handler image is removed with its last entry.
     let mut left: BTreeMap<&ImageId, usize> = BTreeMap::new();
-    let goes = places.iter().map(|place| {
+    let chosen = places.iter().map(|place| {
         let left = left.entry(input.id(*place)).or_insert_with(|| handlers(input, *place).len());
         *left -= 1;
         (*left == 0).then(|| input.id(*place))
     });
-    let goes: Vec<Option<&ImageId>> = goes.collect();
-    places.iter().copied().zip(graph.freed_in_order(&goes)).collect()
+    let chosen: Vec<Option<&ImageId>> = chosen.collect();
+    places.iter().copied().zip(graph.freed_in_order(&chosen)).collect()
 }
 
 fn bytes(bytes: ByteSize) -> Freed {
@@ -221,14 +221,14 @@ fn handlers(input: &PlanInput<'_>, place: usize) -> Range<usize> {
     of_image
 }
 
-fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, gone: &[usize]) -> Cow<'a, LayerGraph> {
-    if gone.is_empty() {
+fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, removed: &[usize]) -> Cow<'a, LayerGraph> {
+    if removed.is_empty() {
         return Cow::Borrowed(graph);
     }
-    let goes: BTreeSet<usize> = gone.iter().copied().collect();
+    let chosen: BTreeSet<usize> = removed.iter().copied().collect();
     let mut graph = graph.clone();
-    for place in gone {
-        if handlers(input, *place).all(|place| goes.contains(&place)) {
+    for place in removed {
+        if handlers(input, *place).all(|place| chosen.contains(&place)) {
             graph.images.remove(input.id(*place));
         }
     }

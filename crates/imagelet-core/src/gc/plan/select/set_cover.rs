@@ -26,7 +26,7 @@ impl Weight {
         Self { bytes: freed.bytes.0.into(), inodes: freed.inodes.into() }
     }
 
-    pub(super) fn freed(self) -> Freed {
+    pub(super) fn narrowed(self) -> Freed {
         let narrow = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
         Freed { bytes: ByteSize(narrow(self.bytes)), inodes: narrow(self.inodes) }
     }
@@ -158,21 +158,20 @@ impl LayerUsers {
     }
 }
 
-/// A set of candidates to remove.
 #[derive(Clone, Debug)]
 pub(super) struct CoverState<'a> {
     problem: &'a Problem,
     taken: Vec<bool>,
     /// Remaining users of each group.
     left: Vec<u32>,
-    gone: Weight,
+    freed: Weight,
     cost: u128,
 }
 
 impl<'a> CoverState<'a> {
     pub(super) fn new(problem: &'a Problem) -> Self {
         let left = problem.groups.iter().map(|group| number(group.users.len())).collect();
-        Self { problem, taken: vec![false; problem.costs.len()], left, gone: Weight::default(), cost: 0 }
+        Self { problem, taken: vec![false; problem.costs.len()], left, freed: Weight::default(), cost: 0 }
     }
 
     pub(super) fn of(problem: &'a Problem, set: &[u32]) -> Self {
@@ -192,7 +191,7 @@ impl<'a> CoverState<'a> {
             let left = &mut self.left[place(*group)];
             *left -= 1;
             if *left == 0 {
-                self.gone = self.gone.plus(self.problem.groups[place(*group)].weight);
+                self.freed = self.freed.plus(self.problem.groups[place(*group)].weight);
             }
         }
     }
@@ -206,7 +205,7 @@ impl<'a> CoverState<'a> {
             let left = &mut self.left[place(*group)];
             *left += 1;
             if *left == 1 {
-                self.gone = self.gone.less(self.problem.groups[place(*group)].weight);
+                self.freed = self.freed.less(self.problem.groups[place(*group)].weight);
             }
         }
     }
@@ -227,8 +226,8 @@ impl<'a> CoverState<'a> {
         self.left[place(group)]
     }
 
-    pub(super) fn gone(&self) -> Weight {
-        self.gone
+    pub(super) fn freed(&self) -> Weight {
+        self.freed
     }
 
     pub(super) fn cost(&self) -> u128 {

@@ -179,8 +179,8 @@ fn brute_force(case: &Case, wanted: Freed) -> Option<u128> {
         if best.is_some_and(|best| best <= cost) {
             continue;
         }
-        let gone = layers.iter().filter(|(mask, _, _)| mask & !set == 0);
-        let (bytes, inodes) = gone.fold((0, 0), |sum, layer| (sum.0 + layer.1, sum.1 + layer.2));
+        let freed = layers.iter().filter(|(mask, _, _)| mask & !set == 0);
+        let (bytes, inodes) = freed.fold((0, 0), |sum, layer| (sum.0 + layer.1, sum.1 + layer.2));
         if bytes >= u128::from(wanted.bytes.0) && inodes >= u128::from(wanted.inodes) {
             best = Some(cost);
         }
