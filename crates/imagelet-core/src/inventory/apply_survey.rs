@@ -7,7 +7,7 @@ use crate::inventory::{
     ImageEntry, InventoryState, PullCost, Snapshot,
     boot_clock::{AgeClock, moved},
     detect::{Survey, in_order_of_keys, users},
-    usage_history::{PassTimes, image_usage::ImageUsage},
+    usage_history::image_usage::{ImageUsage, PassTimes},
 };
 
 /// A smaller difference between the clocks is reading delay, not a clock change.

@@ -7,11 +7,14 @@ use std::{
     time::SystemTime,
 };
 
-use crate::inventory::{reference_match::ReferenceMatches, sandboxes::SandboxImages, usage_history::USER_LENGTH_MAX};
+use crate::inventory::{reference_match::ReferenceMatches, sandboxes::SandboxImages};
 use crate::{
     image::{Image, ImageId, ImageKey},
     runtime::{Container, Listing, Pod, Sandbox},
 };
+
+/// Longest name of a user: a namespace, a slash and a pod.
+pub(in crate::inventory) const USER_LENGTH_MAX: usize = 512;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ImageUses {

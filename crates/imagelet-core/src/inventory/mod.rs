@@ -45,7 +45,7 @@ use self::{
     observation_window::ObservationWindow,
     pins::change::parse_patterns,
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
-    usage_history::{UsageHistory, UseReport},
+    usage_history::{UsageHistory, image_usage::UseReport},
 };
 pub(crate) use self::{leases::RemovalBlocker, recheck::RemovalPermit};
 pub use self::{

@@ -4,10 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    PENDING_AGE_MAX, PassTimes, UseReport,
-    use_history::{ImageOrigin, PullCost, UseHistory},
-};
+use super::use_history::{ImageOrigin, PullCost, UseHistory};
 use crate::{
     image::ByteSize,
     inventory::detect::{Fresh, ImageUses},
@@ -15,6 +12,28 @@ use crate::{
 
 /// A shorter pause belongs to the previous use: no collection removes an image that fast.
 const GAP_MIN: Duration = Duration::from_mins(2);
+
+/// How long an unlisted image, or the container after an `ensure`, is awaited: longer than the commit of a pull takes.
+pub(super) const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
+
+#[derive(Clone, Debug, Default)]
+pub(in crate::inventory) struct UseReport {
+    pub(in crate::inventory) user: Option<String>,
+    pub(in crate::inventory) pulled: Option<PullCost>,
+}
+
+/// The times of a pass, and what its lists are worth.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::inventory) struct PassTimes {
+    /// Time of the request: the first sight of new images.
+    pub(in crate::inventory) detected_at: SystemTime,
+    /// Time after the listings: the last use of images in use.
+    pub(in crate::inventory) now: SystemTime,
+    /// How long a list without an image's last container is not trusted.
+    pub(in crate::inventory) settling: Duration,
+    /// Containers may be missing from the list.
+    pub(in crate::inventory) is_doubtful: bool,
+}
 
 /// As the ledger has it. All times are steady times.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -84,7 +103,7 @@ impl ImageUsage {
     }
 
     /// Applies that a pass found users or none. Returns whether it changes a release.
-    pub(super) fn settle(&mut self, in_use: bool, pass: &PassTimes) -> bool {
+    pub(super) fn update_release(&mut self, in_use: bool, pass: &PassTimes) -> bool {
         let before = self.released_at;
         let is_settled = |at: &SystemTime| pass.now.duration_since(*at).unwrap_or_default() >= pass.settling;
         self.released_at = self.released_at.filter(|at| !in_use && !is_settled(at));

@@ -16,9 +16,9 @@ use std::{
 use crate::image::{Image, ImageId, ImageKey};
 use crate::inventory::{
     boot_clock::Correction,
-    detect::{ImageUses, Users, find},
+    detect::{ImageUses, USER_LENGTH_MAX, Users, find},
     ledger::Ledger,
-    usage_history::{image_usage::ImageUsage, use_history::PullCost},
+    usage_history::image_usage::{ImageUsage, PENDING_AGE_MAX, PassTimes, UseReport},
 };
 
 /// Limit of remembered absent images; the oldest is removed first.
@@ -26,37 +26,13 @@ pub(in crate::inventory) const REMOVED_IMAGES_MAX: usize = 4096;
 const REMOVED_AGE_MAX: Duration = Duration::from_hours(90 * 24);
 /// Limit of reported images without a pass that lists them.
 const PENDING_MAX: usize = 1024;
-/// How long an unlisted image, or the container after an `ensure`, is awaited: longer than the commit of a pull takes.
-const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 /// Limit of remembered images while a runtime lists none.
 const UNLISTED_MAX: usize = 100_000;
-/// Longest name of a user: a namespace, a slash and a pod.
-pub(in crate::inventory) const USER_LENGTH_MAX: usize = 512;
-
-#[derive(Clone, Debug, Default)]
-pub(in crate::inventory) struct UseReport {
-    pub(in crate::inventory) user: Option<String>,
-    pub(in crate::inventory) pulled: Option<PullCost>,
-}
-
 #[derive(Debug)]
 struct Pending {
     reported: UseReport,
     uses: u64,
     at: SystemTime,
-}
-
-/// The times of a pass, and what its lists are worth.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::inventory) struct PassTimes {
-    /// Time of the request: the first sight of new images.
-    pub(in crate::inventory) detected_at: SystemTime,
-    /// Time after the listings: the last use of images in use.
-    pub(in crate::inventory) now: SystemTime,
-    /// How long a list without an image's last container is not trusted.
-    pub(in crate::inventory) settling: Duration,
-    /// Containers may be missing from the list.
-    pub(in crate::inventory) is_doubtful: bool,
 }
 
 #[derive(Debug, Default)]
@@ -160,7 +136,7 @@ impl UsageHistory {
                 }
             };
             let uses = find(&mut used, key);
-            changed |= usage.settle(uses.is_some(), pass);
+            changed |= usage.update_release(uses.is_some(), pass);
             if !is_listed {
                 changed |= usage.leave(pass.now);
                 absent.extend(usage.gone.map(|gone| (gone, key.clone())));

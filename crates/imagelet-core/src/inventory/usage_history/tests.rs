@@ -3,7 +3,11 @@
 use super::*;
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
-    inventory::{detect::Fresh, observation_window::ObservationWindow, usage_history::use_history::ImageOrigin},
+    inventory::{
+        detect::Fresh,
+        observation_window::ObservationWindow,
+        usage_history::use_history::{ImageOrigin, PullCost},
+    },
 };
 
 const HOUR: Duration = Duration::from_hours(1);
