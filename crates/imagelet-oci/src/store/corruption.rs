@@ -26,17 +26,17 @@ use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig};
 
 impl Index {
     pub(crate) fn admit(&mut self, root: &Path, id: &ImageId, read: Option<ReadRecord<ImageRecord>>) {
-        let missing = || Err((None, Findings::of("image.json", "missing", "the image's folder is missing")));
-        let image = match read.unwrap_or_else(missing) {
-            Ok(record) if self.missing_layer(&record).is_none() => {
+        let lost =
+            |findings| DamagedImage { layers: layers_by_config(root, id), record: None, documents: Some(findings) };
+        let image = match read {
+            Some(Ok(record)) if self.missing_layer(&record).is_none() => {
                 self.images.insert(id.clone(), record);
                 return;
             }
-            Ok(record) => DamagedImage::new(record, None),
-            Err((Some(record), findings)) => DamagedImage::new(record, Some(findings)),
-            Err((None, findings)) => {
-                DamagedImage { layers: layers_by_config(root, id), record: None, documents: Some(findings) }
-            }
+            Some(Ok(record)) => DamagedImage::new(record, None),
+            Some(Err((Some(record), findings))) => DamagedImage::new(record, Some(findings)),
+            Some(Err((None, findings))) => lost(findings),
+            None => lost(Findings::of("image.json", "missing", "the image's folder is missing")),
         };
         self.hide(id, image);
     }

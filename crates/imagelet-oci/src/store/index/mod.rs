@@ -234,10 +234,11 @@ impl Index {
         }
         let present = &self.layers;
         self.images.retain(|_, image| image.diff_ids().all(|layer| present.contains_key(layer)));
-        let (kept, lost) = std::mem::take(&mut self.names).into_iter().partition(|(_, id)| self.is_known(id));
+        let (kept, lost): (_, BTreeMap<_, _>) =
+            std::mem::take(&mut self.names).into_iter().partition(|(_, id)| self.is_known(id));
         self.names = kept;
         self.names_unsettled = false;
-        for (name, id) in BTreeMap::<_, _>::from(lost) {
+        for (name, id) in lost {
             tracing::error!(name, image = %id, "the disk refused to keep this image; it is dropped");
         }
         layers
