@@ -36,7 +36,7 @@ impl SnapshotterFolder {
                 let why = format!("the image folder `{}` is not one of a containerd snapshotter", path.display());
                 Err(ForwardReason::RootUnreachable(why))
             }
-            (Some(other), _) => Err(ForwardReason::Snapshotter(Some(other.to_owned()))),
+            (Some(other), _) => Err(ForwardReason::Snapshotter(other.to_owned())),
         }
     }
 

@@ -20,16 +20,11 @@ mod registry;
 mod scarce;
 mod store;
 mod unpack;
-mod usage;
 
 pub use admission::Admission;
 pub use confine::Confinement;
-pub use engine::{
-    BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, LayerName, LayerSharing, VerifyProgress, VerifyReport,
-};
-pub use mount::{MountOptions, MountedImage, UnmountedImage};
+pub use engine::{Engine, EngineConfig, LayerSharing};
 pub use pipeline::LayerLimits;
 pub use registry::{RegistryConfig, Trickle};
-pub use store::{Access, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport};
+pub use store::{Access, Durability};
 pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
-pub use usage::{ImageUsage, StoreUsage, StoredImage};

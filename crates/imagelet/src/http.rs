@@ -48,7 +48,7 @@ pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, stop: Can
 }
 
 async fn metrics(State(node): State<Arc<LocalNode>>) -> impl IntoResponse {
-    let parts = node.parts();
+    let parts = &node.parts;
     let metrics = &parts.metrics;
     if let Some(snapshot) = parts.inventory.snapshot() {
         let entries = &snapshot.entries;
@@ -61,14 +61,14 @@ async fn metrics(State(node): State<Arc<LocalNode>>) -> impl IntoResponse {
         metrics.set(&SNAPSHOT_TIME, &[], since.as_secs_f64());
     }
     node.show_decisions();
-    node.parts().pod_starts.close_finished();
+    node.parts.pod_starts.close_finished();
     let status = parts.manager.status();
     metrics.set(&HELD_BACK, &[], status.held_back.len() as f64);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render())
 }
 
 async fn ready(State(node): State<Arc<LocalNode>>) -> impl IntoResponse {
-    match tokio::time::timeout(READY_MAX, node.parts().runtime.filesystem()).await {
+    match tokio::time::timeout(READY_MAX, node.parts.runtime.filesystem()).await {
         Ok(Ok(_)) => (StatusCode::OK, "ok\n".to_owned()),
         Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", error.chain())),
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, format!("the store did not answer within {READY_MAX:?}\n")),

@@ -43,7 +43,7 @@ impl Jobs {
             |node| Box::pin(async move { collect_if_needed(&node).await }),
         );
         // Uses arrive without a pass, too; written every 45 s at most.
-        start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts().inventory.flush_if_due().await }));
+        start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts.inventory.flush_if_due().await }));
         Self { tasks, wake, stop: stop.clone() }
     }
 
@@ -88,7 +88,7 @@ async fn run(clock: Clock, job: impl Fn() -> Pass + Send) {
 }
 
 async fn detect(node: &LocalNode) {
-    match node.parts().inventory.refresh(std::time::SystemTime::now()).await {
+    match node.parts.inventory.refresh(std::time::SystemTime::now()).await {
         Ok(snapshot) => {
             tracing::debug!(images = snapshot.entries.len(), containers = snapshot.containers, "took stock");
             node.adopt(&snapshot).await;

@@ -149,10 +149,10 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
     let watchdog = tokio::spawn(systemd_notify::watchdog(working.clone()));
     let jobs = Jobs::start(&node, &working.child_token());
     tracing::info!(
-        socket = %settings.socket.display(), backend = node.parts().backend, http = settings.http,
+        socket = %settings.socket.display(), backend = node.parts.backend, http = settings.http,
         version = env!("CARGO_PKG_VERSION"), "serving"
     );
-    let status = format!("serving images of the {}", node.parts().backend);
+    let status = format!("serving images of the {}", node.parts.backend);
     systemd_notify::ready(&status);
 
     let ended_early = loop {
@@ -178,7 +178,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         }
     }
     working.cancel();
-    let imports = node.parts().imports.clone();
+    let imports = node.parts.imports.clone();
     let released = tokio::spawn(async move {
         if let Some(images) = imports {
             images.close().await;
@@ -246,7 +246,7 @@ async fn reload(
     let read = async {
         let new = sources(arguments, store, environment)?.settings().map_err(|error| Failure::of(&error))?;
         // Only the providers can still be rejected, so they come first.
-        wiring::configure_providers(&node.parts().providers, &new).await?;
+        wiring::configure_providers(&node.parts.providers, &new).await?;
         Ok::<_, Failure>(new)
     };
     let new = match read.await {
@@ -261,9 +261,9 @@ async fn reload(
     if !kept.is_empty() {
         tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");
     }
-    node.parts().keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
+    node.parts.keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
     // Read now, so that errors are reported now.
-    node.parts().keyring.keyring().await;
+    node.parts.keyring.keyring().await;
     node.replace_settings(new);
     jobs.wake();
     tracing::info!("configuration reloaded");

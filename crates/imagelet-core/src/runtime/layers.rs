@@ -1,4 +1,4 @@
-//! What images share: the parts they are made of, and what each part takes on the disk.
+//! The parts that images share, and the disk space of each part.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +7,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::RuntimeError;
 use crate::image::{ByteSize, ImageId};
@@ -19,10 +18,10 @@ pub trait LayerSource: Send + Sync + fmt::Debug {
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError>;
 }
 
-/// Which image is made of which parts: a part goes with the last image that has it.
+/// The parts of each image: a part is removed with the last image that has it.
 ///
 /// A part is whatever is freed as one: an unpacked layer, a kept blob, the documents of one image.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerGraph {
     /// The parts; images name them by their place in this list.
     pub layers: Vec<LayerFacts>,
@@ -33,23 +32,20 @@ pub struct LayerGraph {
 }
 
 /// One part.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerFacts {
-    /// What names it in its store.
-    #[serde(serialize_with = "write_text", deserialize_with = "read_text")]
+    /// Its name in its store.
     pub id: Arc<str>,
-    /// What the disk has again once it is gone: allocated blocks, of all that goes with it.
+    /// Allocated bytes that its removal frees.
     pub bytes: ByteSize,
-    /// Inodes that come free with it; `None`: not known.
+    /// Inodes that its removal frees; `None`: not known.
     pub inodes: Option<u64>,
-    /// Something else than an image keeps it, as a running pull does: it stays whatever goes.
-    #[serde(default)]
+    /// Something else than an image keeps it, as a running pull does.
     pub held: bool,
 }
 
 /// How far the sizes in a graph can be trusted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Certainty {
     /// Every block was counted when the parts were written.
     Exact,
@@ -60,7 +56,7 @@ pub enum Certainty {
         /// All parts.
         layers: u32,
     },
-    /// What the runtime says; it may count packed bytes, or shared ones several times.
+    /// As the runtime reports; it may count packed bytes, or shared ones several times.
     #[default]
     Claimed,
 }
@@ -69,51 +65,27 @@ impl LayerGraph {
     /// The parts of an image that are in the list; `None`: the image is not known.
     pub fn parts(&self, image: &ImageId) -> Option<impl Iterator<Item = &LayerFacts>> {
         let parts = self.images.get(image)?;
-        Some(parts.iter().filter_map(|part| self.layers.get(usize::try_from(*part).ok()?)))
+        Some(parts.iter().filter_map(|part| self.part(*part)))
     }
 
-    /// What the disk has again when these images go together: parts that no other image has and nothing else holds.
+    /// The disk space that the removal of these images together frees.
     pub fn freed_by<'a>(&self, images: impl IntoIterator<Item = &'a ImageId>) -> Freed {
-        let gone: BTreeSet<&ImageId> = images.into_iter().collect();
-        let mut stays = vec![false; self.layers.len()];
-        for (_, parts) in self.images.iter().filter(|(id, _)| !gone.contains(id)) {
-            for part in parts {
-                if let Some(stays) = usize::try_from(*part).ok().and_then(|part| stays.get_mut(part)) {
-                    *stays = true;
-                }
-            }
-        }
-        let mut freed = Freed::default();
-        for part in gone.iter().filter_map(|image| self.images.get(*image)).flatten() {
-            let Ok(part) = usize::try_from(*part) else { continue };
-            let (Some(stays), Some(facts)) = (stays.get_mut(part), self.layers.get(part)) else { continue };
-            // Once counted, it does not come free again.
-            if !std::mem::replace(stays, true) && !facts.held {
-                freed.bytes = freed.bytes + facts.bytes;
-                freed.inodes = freed.inodes.saturating_add(facts.inodes_expected());
-            }
-        }
-        freed
+        let images: Vec<_> = images.into_iter().map(Some).collect();
+        self.freed_in_order(&images).into_iter().fold(Freed::default(), Freed::plus)
     }
-}
 
-impl LayerGraph {
-    /// What comes free with each image when they go one after the other; `None` frees nothing.
-    pub fn freed_in_order(&self, images: &[Option<&ImageId>]) -> Vec<Freed> {
-        let mut users = vec![0_u32; self.layers.len()];
-        let in_list = |part: &u32| usize::try_from(*part).ok().filter(|part| *part < self.layers.len());
-        for part in self.images.values().flatten().filter_map(in_list) {
-            users[part] += 1;
-        }
-        let mut gone = BTreeSet::new();
+    /// The disk space that each removal frees after those before it; `None` frees nothing.
+    pub(crate) fn freed_in_order(&self, images: &[Option<&ImageId>]) -> Vec<Freed> {
+        let mut users = self.users();
+        let mut removed = BTreeSet::new();
         let mut frees = Vec::with_capacity(images.len());
         for image in images {
+            let image = image.filter(|image| removed.insert(*image));
             let mut freed = Freed::default();
-            let image = image.filter(|image| gone.insert(*image));
-            for part in image.and_then(|image| self.images.get(image)).into_iter().flatten().filter_map(in_list) {
-                users[part] -= 1;
-                let layer = &self.layers[part];
-                if users[part] == 0 && !layer.held {
+            for part in image.and_then(|image| self.images.get(image)).into_iter().flatten() {
+                let Some((layer, users)) = self.part(*part).zip(users.get_mut(*part as usize)) else { continue };
+                *users -= 1;
+                if *users == 0 && !layer.held {
                     freed = freed.plus(Freed { bytes: layer.bytes, inodes: layer.inodes_expected() });
                 }
             }
@@ -122,19 +94,12 @@ impl LayerGraph {
         frees
     }
 
-    /// What each image has alone and what it shares, whatever else keeps its parts.
+    /// The unique and shared bytes of each image, whatever else keeps its parts.
     pub fn shares(&self) -> BTreeMap<&ImageId, LayerShare> {
-        let part = |part: &u32| usize::try_from(*part).ok();
-        let mut users = vec![0_u32; self.layers.len()];
-        for part in self.images.values().flatten().filter_map(part) {
-            if let Some(users) = users.get_mut(part) {
-                *users = users.saturating_add(1);
-            }
-        }
+        let users = self.users();
         let share = |parts: &Vec<u32>| {
             let mut share = LayerShare::default();
-            for (layer, users) in parts.iter().filter_map(part).filter_map(|at| self.layers.get(at).zip(users.get(at)))
-            {
+            for (layer, users) in parts.iter().filter_map(|part| self.part(*part).zip(users.get(*part as usize))) {
                 let sum = if *users > 1 { &mut share.shared } else { &mut share.unique };
                 *sum = *sum + layer.bytes;
             }
@@ -143,22 +108,35 @@ impl LayerGraph {
         self.images.iter().map(|(id, parts)| (id, share(parts))).collect()
     }
 
-    /// What all images take together, each part once.
+    /// Bytes of all images, each part once.
     pub fn total(&self) -> ByteSize {
-        let used: BTreeSet<usize> =
-            self.images.values().flatten().filter_map(|part| usize::try_from(*part).ok()).collect();
-        used.into_iter().filter_map(|part| self.layers.get(part)).map(|layer| layer.bytes).sum()
+        self.layers.iter().zip(self.users()).filter(|(_, users)| *users > 0).map(|(layer, _)| layer.bytes).sum()
+    }
+
+    fn part(&self, part: u32) -> Option<&LayerFacts> {
+        self.layers.get(part as usize)
+    }
+
+    /// The number of images with each part.
+    fn users(&self) -> Vec<u32> {
+        let mut users = vec![0_u32; self.layers.len()];
+        for part in self.images.values().flatten() {
+            if let Some(users) = users.get_mut(*part as usize) {
+                *users += 1;
+            }
+        }
+        users
     }
 }
 
 impl Freed {
-    /// Both together.
+    /// The sum.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { bytes: self.bytes + other.bytes, inodes: self.inodes.saturating_add(other.inodes) }
     }
 
-    /// What is left, or nothing.
+    /// The difference, at least zero.
     #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self { bytes: self.bytes.saturating_sub(other.bytes), inodes: self.inodes.saturating_sub(other.inodes) }
@@ -175,35 +153,35 @@ impl Freed {
         self.bytes >= wanted.bytes && self.inodes >= wanted.inodes
     }
 
-    /// Whether it is nothing of either.
+    /// Whether both are zero.
     pub fn is_none(self) -> bool {
         self == Self::default()
     }
 }
 
 impl LayerFacts {
-    /// Inodes that come free with it; where nobody counted, one for each 16 KiB, as file systems are made for.
-    pub fn inodes_expected(&self) -> u64 {
+    /// Inodes that its removal frees; where not counted, one for each 16 KiB, as file systems are made for.
+    pub(crate) fn inodes_expected(&self) -> u64 {
         const BYTES_PER_INODE: u64 = 16 << 10;
         self.inodes.unwrap_or((self.bytes.0 / BYTES_PER_INODE).max(1))
     }
 }
 
-/// What a disk has again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Freed disk space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Freed {
     /// Bytes.
     pub bytes: ByteSize,
-    /// Inodes; where nobody counted, as [`LayerFacts::inodes_expected`] expects.
+    /// Inodes, estimated where not counted.
     pub inodes: u64,
 }
 
-/// What one image takes.
+/// The disk space of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerShare {
     /// Bytes of the parts that no other image has.
     pub unique: ByteSize,
-    /// Bytes of the parts that other images have, too.
+    /// Bytes of the parts that other images have as well.
     pub shared: ByteSize,
 }
 
@@ -226,14 +204,6 @@ impl fmt::Display for Certainty {
             Self::Claimed => f.write_str("as the runtime claims"),
         }
     }
-}
-
-fn write_text<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(text)
-}
-
-fn read_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
-    String::deserialize(deserializer).map(Arc::from)
 }
 
 #[cfg(test)]
@@ -294,12 +264,5 @@ mod tests {
         assert_eq!(graph.freed_by(&[ImageId::new("a")]).bytes, ByteSize(10));
         assert_eq!(graph.parts(&ImageId::new("a")).map(Iterator::count), Some(2));
         assert!(graph.parts(&ImageId::new("b")).is_none());
-    }
-
-    #[test]
-    fn a_graph_reads_back_what_it_wrote() {
-        let graph = graph(&[100, 10], &[("a", &[0, 1]), ("b", &[1])]);
-        let text = serde_json::to_string(&graph).expect("writes");
-        assert_eq!(serde_json::from_str::<LayerGraph>(&text).expect("reads"), graph);
     }
 }

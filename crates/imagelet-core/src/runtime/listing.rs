@@ -1,4 +1,4 @@
-//! The image list of a store, shared between callers, as it rarely changes.
+//! The image list of a store, shared between callers.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -6,13 +6,9 @@ use crate::image::Image;
 
 /// All images of a store. Cheap to clone.
 ///
-/// A store with a cached list returns the same one until a change, so that a caller detects an unchanged list without
-/// reading it.
-/// one look that there is nothing to read.
+/// A store returns the same list, or the same images in it, until a change: a comparison of equal lists is quick.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing(
-    #[expect(clippy::rc_buffer, reason = "whoever holds it alone takes the images out")] Arc<Vec<Arc<Image>>>,
-);
+pub struct Listing(#[expect(clippy::rc_buffer, reason = "a sole owner takes the images out")] Arc<Vec<Arc<Image>>>);
 
 impl Listing {
     /// The images, for changes and reordering. Copies no image, and nothing at all for a sole owner.

@@ -1,10 +1,19 @@
 //! The port to an image store in this process: calls beyond CRI's image service.
 
-use std::fmt;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 
-use super::{LayerGraph, PullEstimate, RuntimeError, pull_request::PullRequest};
+use super::{LayerGraph, Progress, RuntimeError, VerifyReport, pull_request::PullRequest};
+use crate::{
+    credentials::Credential,
+    image::{ByteSize, Digest, ImageId, ImageSpec, Reference},
+};
 
 /// The calls of a store in this process. Reached through [`super::ImageService::local`].
 #[async_trait]
@@ -16,18 +25,137 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Where a pull at the same moment would fail before its first layer, with the same reason.
-    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        let _ = request;
+    async fn estimate(&self, _request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         Ok(None)
     }
 
     /// Removes one name, and the image with its last name; a missing name counts as success.
-    async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        Err(RuntimeError::unsupported(format!("this store cannot remove the name `{name}` alone")))
+    async fn untag(&self, _name: &str) -> Result<(), RuntimeError> {
+        Err(unsupported())
     }
 
     /// The parts that images share, and their sizes. `None`: not known.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         Ok(None)
     }
+
+    /// The damaged and therefore unlisted image of a name, an id or an id prefix.
+    fn damaged(&self, _image: &str) -> Option<ImageId> {
+        None
+    }
+
+    /// Removes the content that no name reaches, and with `partial_blobs` the downloads that broke off.
+    async fn sweep(&self, _partial_blobs: bool) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+
+    /// Makes earlier pulls durable; for an orderly end.
+    ///
+    /// # Errors
+    /// When the disk refuses; content that was not durable is then dropped.
+    async fn flush(&self) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+
+    /// Mounts an image as a directory tree.
+    async fn mount(
+        &self,
+        _image: &ImageSpec,
+        _directory: &Path,
+        _options: MountOptions,
+    ) -> Result<MountedImage, RuntimeError> {
+        Err(unsupported())
+    }
+
+    /// Unmounts, and removes what was written. `force` drops the note of a mount that this mount namespace does not
+    /// show.
+    async fn unmount(&self, _directory: &Path, _force: bool) -> Result<MountedImage, RuntimeError> {
+        Err(unsupported())
+    }
+
+    /// Checks all images or one: every document, layer and kept blob, byte for byte.
+    ///
+    /// New damage is marked, except on a read-only file system: the image is not listed, across restarts, until a
+    /// repair or a pull restores it. Dropping the future ends the check.
+    ///
+    /// # Errors
+    /// When the image does not exist, or the check itself fails. Damage is not an error.
+    async fn verify(&self, _image: Option<&str>, _progress: VerifyProgress) -> Result<VerifyReport, RuntimeError> {
+        Err(unsupported())
+    }
+
+    /// Fetches the missing parts of a damaged image from the repositories of its names, each in turn, and shows it
+    /// again. Dropping the future changes nothing.
+    ///
+    /// # Errors
+    /// When no repository serves the missing parts (with the error of the last one), when a mount still shows a damaged
+    /// layer, or when the disk refuses.
+    async fn repair(
+        &self,
+        _id: &ImageId,
+        _credentials: &Credentials<'_>,
+        _progress: &Progress,
+    ) -> Result<(), RuntimeError> {
+        Err(unsupported())
+    }
+
+    /// Repairs the store's own files: writes the names again, removes damaged blobs.
+    async fn repair_store(&self, _report: &VerifyReport) -> Result<(), RuntimeError> {
+        Err(unsupported())
+    }
+}
+
+fn unsupported() -> RuntimeError {
+    RuntimeError::unsupported("this store does not support the call")
+}
+
+/// Progress of a check: bytes read, and their approximate total.
+pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
+/// The credentials for a repository, in the order of their use.
+pub type Credentials<'a> = dyn Fn(&Reference) -> Vec<Credential> + Send + Sync + 'a;
+
+/// The estimated cost of a pull, from its manifests and the layers in the store.
+///
+/// Until the pull, a tag may move, and other pulls and collections may add or remove layers. The queue orders small
+/// pulls before large ones by [`Self::bytes_missing`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PullEstimate {
+    /// Digest of the manifest chosen for the platform.
+    pub manifest: Digest,
+    /// Compressed bytes of all distinct layers.
+    pub bytes_total: ByteSize,
+    /// Compressed bytes of the distinct missing layers.
+    pub bytes_missing: ByteSize,
+    /// Number of missing layers.
+    pub layers_missing: usize,
+    /// Unpacked bytes of the missing layers. `None`: not known.
+    pub bytes_unpacked: Option<ByteSize>,
+    /// Inodes of the missing layers. `None`: not known.
+    pub inodes: Option<u64>,
+}
+
+/// Options of a mount. The default is read-only, nosuid and nodev.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Writable; an unmount removes what was written.
+    pub writable: bool,
+    /// Set-id bits and capabilities of the image's files apply.
+    pub suid: bool,
+    /// The image's device nodes can be opened.
+    pub dev: bool,
+}
+
+/// A mounted image, or one after its unmount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MountedImage {
+    /// The image's id.
+    pub id: String,
+    /// The mount point.
+    pub directory: PathBuf,
+    /// Whether it is writable; an unmount removes what was written.
+    pub writable: bool,
+    /// Whether a mount is left; after an unmount, at another place or in another mount namespace.
+    pub remains: bool,
 }

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
-    Progress, PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage, operations,
+    LocalStore, Progress, PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage, operations,
     pull_observer::{ObservedPull, PullObserver},
 };
 use crate::{
@@ -24,14 +24,17 @@ const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 /// Calls an image store and a container runtime. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RuntimeManager {
-    images: Arc<dyn ImageService>,
-    containers: Arc<dyn ContainerService>,
+    /// The image store.
+    pub images: Arc<dyn ImageService>,
+    /// The container service.
+    pub containers: Arc<dyn ContainerService>,
     metrics: Option<Arc<Metrics>>,
-    /// Names of pinned images, beside those that the store pins.
-    pinned: Arc<PinnedNames>,
-    observer: Option<Arc<dyn PullObserver>>,
-    /// `None`: the image store supplies the layer graph.
-    layers: Option<Arc<dyn LayerSource>>,
+    /// Names of pinned images, in addition to those that the store pins.
+    pub pinned: Arc<PinnedNames>,
+    /// Is notified of every pull.
+    pub observer: Option<Arc<dyn PullObserver>>,
+    /// Reads the layer graph from another interface of the runtime. `None`: the image store supplies it.
+    pub layers: Option<Arc<dyn LayerSource>>,
 }
 
 /// A pod, identified by its uid.
@@ -64,35 +67,7 @@ impl RuntimeManager {
         Self { metrics: Some(metrics), ..self }
     }
 
-    /// Pins the images with these names.
-    #[must_use]
-    pub fn pinning(self, pinned: PinnedNames) -> Self {
-        Self { pinned: Arc::new(pinned), ..self }
-    }
-
-    /// Adds an observer of pulls.
-    #[must_use]
-    pub fn observed(self, observer: Arc<dyn PullObserver>) -> Self {
-        Self { observer: Some(observer), ..self }
-    }
-
-    /// Reads the layer graph from another interface of the runtime.
-    #[must_use]
-    pub fn with_layers(self, source: Arc<dyn LayerSource>) -> Self {
-        Self { layers: Some(source), ..self }
-    }
-
-    /// The image store.
-    pub fn images(&self) -> &Arc<dyn ImageService> {
-        &self.images
-    }
-
-    /// The container service.
-    pub fn containers(&self) -> &Arc<dyn ContainerService> {
-        &self.containers
-    }
-
-    /// Lists images; see [`ImageService::list`].
+    /// See [`ImageService::list`].
     pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let listed = self.counted("list_images", self.images.list(filter)).await?;
         if self.pinned.is_empty() {
@@ -134,6 +109,11 @@ impl RuntimeManager {
         outcome
     }
 
+    /// The store in this process; see [`ImageService::local`].
+    pub fn local(&self) -> Option<&dyn LocalStore> {
+        self.images.local()
+    }
+
     /// Estimates a pull; see [`super::LocalStore::estimate`].
     pub async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         match self.images.local() {
@@ -145,17 +125,6 @@ impl RuntimeManager {
     /// Removes an image with all its names; see [`ImageService::remove`].
     pub async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         self.counted("remove_image", self.images.remove(spec)).await
-    }
-
-    /// Removes one name; see [`super::LocalStore::untag`].
-    ///
-    /// # Errors
-    /// [`super::RuntimeErrorKind::Unsupported`] where images are a runtime's.
-    pub async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        match self.images.local() {
-            Some(store) => store.untag(name).await,
-            None => Err(RuntimeError::unsupported(format!("this runtime cannot remove the name `{name}` alone"))),
-        }
     }
 
     /// The usage of images; see [`ImageService::filesystem`].

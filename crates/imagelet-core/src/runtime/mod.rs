@@ -3,7 +3,6 @@
 mod containers;
 mod details;
 mod error;
-mod estimate;
 mod filesystem_usage;
 mod image_service;
 mod import;
@@ -15,14 +14,14 @@ mod operations;
 mod pull_observer;
 mod pull_request;
 mod space_request;
+mod verify_report;
 
 pub use containers::{
     CombinedContainers, Container, ContainerService, ContainerState, NoContainers, Sandbox, SandboxImage,
     default_sandbox_image,
 };
-pub use details::{ImageDetails, JsonText, LayerDetails, chain_ids};
+pub use details::{ImageDetails, JsonText, LayerDetails, PulledLayer, PulledManifest, chain_ids};
 pub use error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage, error_chain};
-pub use estimate::PullEstimate;
 pub use filesystem_usage::StoreMeasure;
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService};
 pub use import::{
@@ -33,8 +32,9 @@ pub use import::{
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;
-pub use local_store::LocalStore;
+pub use local_store::{Credentials, LocalStore, MountOptions, MountedImage, PullEstimate, VerifyProgress};
 pub use manager::{Pod, RuntimeManager};
 pub use pull_observer::{PullEnd, PullObserver};
 pub use pull_request::{EncodedPod, LayerState, Progress, PullEvent, PullRequest, SandboxConfig, no_progress};
 pub use space_request::{MakeRoom, RoomMade, RoomWanted};
+pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};

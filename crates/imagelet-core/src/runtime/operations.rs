@@ -42,7 +42,6 @@ static SECONDS: Family = Family {
     labels: &["operation_type"],
 };
 
-/// Exports the families before the first operation.
 pub(super) fn declare(metrics: &Metrics) {
     for family in [&TOTAL, &ERRORS, &SECONDS] {
         metrics.declare(family);

@@ -71,7 +71,7 @@ pub enum PullEvent {
     Way(PullWay),
     /// The manifest is known.
     Resolved {
-        /// Digest of the manifest chosen for the platform.
+        /// The manifest chosen for the platform.
         manifest: Digest,
         /// Digest and compressed size of each layer, in manifest order.
         layers: Vec<(Digest, ByteSize)>,

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::{ByteSize, ImageId},
-    runtime::{ImageDetails, JsonText, RuntimeError},
+    runtime::{ImageDetails, JsonText, PulledLayer, PulledManifest, RuntimeError},
 };
 
-use crate::store::{Store, storage_error};
+use crate::store::{LayerEntry, Store, storage_error};
 
 pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {
     let Some(((record, _), image)) = store.image(id).zip(store.listed_image(id)) else { return Ok(None) };
@@ -24,5 +24,15 @@ pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
     }
     let packed: u64 = record.layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
     details.compressed = Some(ByteSize(packed.saturating_add(record.metadata_size)));
+    let layer = |LayerEntry { blob, size, diff_id, media_type }: LayerEntry| {
+        let blob = blob.map_or_else(String::new, |blob| blob.to_string());
+        PulledLayer { blob, size, diff_id, media_type }
+    };
+    details.pulled = Some(PulledManifest {
+        digest: record.manifest,
+        platform: record.platform,
+        layers: record.layers.into_iter().map(layer).collect(),
+        at: record.pulled_at,
+    });
     Ok(Some(details))
 }

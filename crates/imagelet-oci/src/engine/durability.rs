@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use imagelet_core::runtime::RuntimeError;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Engine, blocking};
@@ -20,15 +19,6 @@ const WRITE_BACK_FIRST: Duration = Duration::from_millis(50);
 const WRITE_BACK_PERIOD: Duration = Duration::from_millis(600);
 
 impl Engine {
-    /// Makes all content durable that pulls have shown earlier; for an orderly shutdown.
-    ///
-    /// # Errors
-    /// When the disk refuses; content that was not durable is then dropped.
-    pub async fn sync_background(&self) -> Result<(), RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || store.sync_background()).await
-    }
-
     /// Starts a background sync. A concurrent call waits for it and finds nothing to do.
     pub(crate) fn sync_background_soon(&self) {
         if !self.store.is_unsettled() {

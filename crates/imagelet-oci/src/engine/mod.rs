@@ -24,8 +24,9 @@ use async_trait::async_trait;
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference},
     runtime::{
-        ContainerService, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing,
-        LocalStore, MakeRoom, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, StoreMeasure,
+        ContainerService, Credentials, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService,
+        LayerGraph, Listing, LocalStore, MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullRequest,
+        RuntimeError, RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
     },
 };
 
@@ -33,18 +34,15 @@ use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_
 use crate::{
     admission::{Admission, Reservations},
     confine::Confinement,
-    mount::{self, MountOptions, MountUses, MountedImage, UnmountedImage},
+    mount::{self, MountUses},
     pipeline::{LayerLimits, Places},
     registry::{Registry, RegistryConfig, about},
     scarce,
-    store::{Access, Durability, Store, SweepReport},
+    store::{Access, Durability, Store},
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
-    usage::{StoreUsage, StoredImage, occupied, stored, usage},
 };
 
-pub use repair::Credentials;
 pub use sharing::LayerSharing;
-pub use verify::{BlobsCheck, ImageCheck, LayerName, VerifyProgress, VerifyReport};
 
 /// Settings of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,74 +182,12 @@ impl Engine {
         let _ = self.room.set(room);
     }
 
-    /// Removes the content that no name reaches.
-    pub async fn sweep(&self) -> Result<SweepReport, RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || {
-            mount::sweep(&store)?;
-            store.sweep()
-        })
-        .await
-    }
-
-    /// Removes partial blobs. Returns the bytes freed.
-    pub async fn discard_partial_blobs(&self) -> Result<ByteSize, RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || {
-            let freed = store.remove_partials(|_| true)?;
-            store.empty_trash()?;
-            Ok(ByteSize(freed))
-        })
-        .await
-    }
-
-    /// Disk usage of each image, alone and shared.
-    pub async fn disk_usage(&self) -> Result<StoreUsage, RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || Ok(usage(&store))).await
-    }
-
-    /// One image as the store records it.
-    pub async fn stored(&self, spec: &ImageSpec) -> Result<Option<StoredImage>, RuntimeError> {
-        let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
-        let store = Arc::clone(&self.store);
-        blocking(move || stored(&store, &id)).await
-    }
-
-    /// Mounts an image as a directory tree.
-    pub async fn mount(
-        &self,
-        spec: &ImageSpec,
-        target: &Path,
-        options: MountOptions,
-    ) -> Result<MountedImage, RuntimeError> {
-        let id = self.store.resolve(&spec.image)?.ok_or_else(|| {
-            RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{}` is not present", spec.image))
-                .with_hint(format!("imagelet pull {}", spec.image))
-        })?;
-        let (store, target) = (Arc::clone(&self.store), target.to_owned());
-        blocking(move || mount::mount(&store, &id, &target, options)).await
-    }
-
-    /// Unmounts, and removes what was written. `force` drops the note of a mount that this mount namespace does not
-    /// show.
-    pub async fn unmount(&self, target: &Path, force: bool) -> Result<UnmountedImage, RuntimeError> {
-        let (store, target) = (Arc::clone(&self.store), target.to_owned());
-        blocking(move || mount::unmount_image(&store, &target, force)).await
-    }
-
     /// Rejects a store that was opened for reading, or is on a read-only file system.
     ///
     /// # Errors
     /// With the reason.
     pub fn check_writable(&self) -> Result<(), RuntimeError> {
         self.store.check_writable()
-    }
-
-    /// All mounts, in this mount namespace or elsewhere.
-    pub async fn mounts(&self) -> Result<Vec<MountedImage>, RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || mount::mounts(&store)).await
     }
 
     /// The store's mounts, as uses of its images.
@@ -321,7 +257,7 @@ impl ImageService for Engine {
         // One store serves all handlers, writable layers included.
         let all = StoreMeasure {
             store: String::new(),
-            bytes: occupied(&self.store),
+            bytes: ByteSize(self.store.takes().bytes + self.store.partial_bytes()),
             inodes: self.store.takes().inodes,
             at: now,
         };
@@ -370,6 +306,73 @@ impl LocalStore for Engine {
         blocking(move || {
             let mounted = mount::mounts(&store)?.iter().map(|mounted| ImageId::new(&mounted.image)).collect();
             Ok(Some(store.graph(&mounted)))
+        })
+        .await
+    }
+
+    fn damaged(&self, image: &str) -> Option<ImageId> {
+        self.store.resolve_damaged(image)
+    }
+
+    async fn sweep(&self, partial_blobs: bool) -> Result<(), RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            mount::sweep(&store)?;
+            store.sweep()?;
+            if partial_blobs {
+                store.remove_partials(|_| true)?;
+                store.empty_trash()?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn flush(&self) -> Result<(), RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || store.sync_background()).await
+    }
+
+    async fn mount(
+        &self,
+        image: &ImageSpec,
+        directory: &Path,
+        options: MountOptions,
+    ) -> Result<MountedImage, RuntimeError> {
+        let id = self.store.resolve(&image.image)?.ok_or_else(|| {
+            RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{}` is not present", image.image))
+                .with_hint(format!("imagelet pull {}", image.image))
+        })?;
+        let (store, directory) = (Arc::clone(&self.store), directory.to_owned());
+        blocking(move || mount::mount(&store, &id, &directory, options)).await
+    }
+
+    async fn unmount(&self, directory: &Path, force: bool) -> Result<MountedImage, RuntimeError> {
+        let (store, directory) = (Arc::clone(&self.store), directory.to_owned());
+        blocking(move || mount::unmount_image(&store, &directory, force)).await
+    }
+
+    async fn verify(&self, image: Option<&str>, progress: VerifyProgress) -> Result<VerifyReport, RuntimeError> {
+        self.verified(image, progress).await
+    }
+
+    async fn repair(
+        &self,
+        id: &ImageId,
+        credentials: &Credentials<'_>,
+        progress: &Progress,
+    ) -> Result<(), RuntimeError> {
+        self.repaired(id, credentials, progress).await
+    }
+
+    async fn repair_store(&self, report: &VerifyReport) -> Result<(), RuntimeError> {
+        let (store, names, blobs) = (Arc::clone(&self.store), !report.store.is_empty(), report.blobs.damaged.clone());
+        blocking(move || {
+            if names {
+                store.restore_names()?;
+            }
+            blobs.iter().for_each(|blob| store.discard_blob(blob));
+            Ok(())
         })
         .await
     }

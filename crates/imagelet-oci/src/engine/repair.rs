@@ -5,21 +5,19 @@ use std::sync::Arc;
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, ImageId, Platform, Reference},
-    runtime::{LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+    runtime::{Credentials, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 
 use super::{
-    Engine,
+    Engine, blocking,
     confirm::{Read, read_document},
 };
 use crate::{
     manifest::{CONFIG_BYTES_MAX, ImageConfig, Manifest, ManifestDocument},
+    mount,
     registry::{PullSession, Resolved, about},
     store::ImageRecord,
 };
-
-/// The credentials for a repository, in the order of their use.
-pub type Credentials<'a> = dyn Fn(&Reference) -> Vec<Credential> + Send + Sync + 'a;
 
 struct RepairTarget {
     id: ImageId,
@@ -29,24 +27,16 @@ struct RepairTarget {
 }
 
 impl Engine {
-    /// Fetches the missing parts of a damaged image from the repositories of its names, each in turn, and shows it
-    /// again.
-    ///
-    /// Whole layers and documents are not fetched. Returns `false` when the image is not damaged, or is no longer
-    /// because another pull restored the layer. Dropping the future changes nothing.
-    ///
-    /// # Errors
-    /// When no repository serves the missing parts (with the error of the last one), when a mount still shows a damaged
-    /// layer, or when the disk refuses.
-    pub async fn repair(
+    /// Whole layers and documents are not fetched, and nothing of an image that is whole by now.
+    pub(super) async fn repaired(
         &self,
         id: &ImageId,
         credentials: &Credentials<'_>,
         progress: &Progress,
-    ) -> Result<bool, RuntimeError> {
+    ) -> Result<(), RuntimeError> {
         self.store.check_writable()?;
         let damaged = self.store.damaged_images().into_iter().find(|(damaged, ..)| damaged == id);
-        let Some((id, image, names)) = damaged else { return Ok(false) };
+        let Some((id, image, names)) = damaged else { return Ok(()) };
         let target = RepairTarget { id, names, record: image.record, layers: image.layers };
         self.refuse_if_mounted(&target.layers).await?;
         let failed = format!("could not repair image `{}`", target.id);
@@ -56,7 +46,7 @@ impl Engine {
             let anonymous = credentials.is_empty().then_some(None);
             for credential in credentials.iter().map(Some).chain(anonymous) {
                 match self.attempt(&target, &reference, credential, progress).await {
-                    Ok(()) => return Ok(true),
+                    Ok(()) => return Ok(()),
                     Err(error) => last = error,
                 }
                 // Another credential may have access.
@@ -156,7 +146,8 @@ impl Engine {
             return Ok(());
         }
         let damaged = self.store.damaged_images();
-        for mounted in self.mounts().await? {
+        let store = Arc::clone(&self.store);
+        for mounted in blocking(move || mount::mounts(&store)).await? {
             let shown = damaged.iter().find(|(id, ..)| id.as_str() == mounted.image).map(|(_, image, _)| &image.layers);
             // A mount with unknown layers may show any.
             if shown.is_some_and(|shown| shown.is_empty() || shown.iter().any(|layer| replaced.contains(layer))) {

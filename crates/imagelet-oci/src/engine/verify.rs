@@ -12,69 +12,17 @@ use std::{
 use futures_util::{StreamExt as _, stream};
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{
+        BlobsCheck, Findings, ImageCheck, LayerCheck, LayerName, RuntimeError, RuntimeErrorKind, VerifyProgress,
+        VerifyReport,
+    },
 };
 
 use super::{Engine, blocking};
-use crate::store::{DamagedImage, Findings, LayerCheck, Watch, storage_error};
+use crate::store::{DamagedImage, Watch, storage_error};
 
 const CHECKS_MAX: usize = 2;
 const PROGRESS_STEP: u64 = 4 << 20;
-
-/// The result of a verification.
-#[derive(Clone, Debug)]
-pub struct VerifyReport {
-    /// Each requested image, unlisted damaged ones included.
-    pub images: Vec<ImageCheck>,
-    /// Findings in the store's own files.
-    pub store: Findings,
-    /// The kept blobs, if any.
-    pub blobs: BlobsCheck,
-}
-
-/// An image after its check.
-#[derive(Clone, Debug)]
-pub struct ImageCheck {
-    /// The image's id.
-    pub id: ImageId,
-    /// Its names, of every kind.
-    pub names: Vec<String>,
-    /// Its record, manifest, configuration and index.
-    pub documents: Findings,
-    /// Its layers, lowest first.
-    pub layers: Vec<(LayerName, LayerCheck)>,
-}
-
-/// The identity of a layer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LayerName {
-    /// Digest of the uncompressed tar.
-    pub diff_id: Digest,
-    /// Digest of the blob, where the image's record is readable.
-    pub blob: Option<String>,
-}
-
-/// The kept blobs after their check.
-#[derive(Clone, Debug, Default)]
-pub struct BlobsCheck {
-    /// Number of hashed blobs.
-    pub count: u64,
-    /// Bytes read.
-    pub bytes: u64,
-    /// The damaged ones.
-    pub findings: Findings,
-    damaged: Vec<Digest>,
-}
-
-/// Progress of a check: bytes read, and their approximate total.
-pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
-
-impl ImageCheck {
-    /// Whether any content differs from what was pulled.
-    pub fn is_damaged(&self) -> bool {
-        !self.documents.is_empty() || self.layers.iter().any(|(_, check)| !check.findings.is_empty())
-    }
-}
 
 struct Target {
     id: ImageId,
@@ -83,14 +31,11 @@ struct Target {
 }
 
 impl Engine {
-    /// Checks all images or one: every document, layer and kept blob, byte for byte.
-    ///
-    /// New damage is marked, except on a read-only file system: the image is not listed, across restarts, until a
-    /// repair or a pull restores it. Dropping the future ends the check.
-    ///
-    /// # Errors
-    /// When the image does not exist, or the check itself fails. Damage is not an error.
-    pub async fn verify(&self, image: Option<&str>, progress: VerifyProgress) -> Result<VerifyReport, RuntimeError> {
+    pub(super) async fn verified(
+        &self,
+        image: Option<&str>,
+        progress: VerifyProgress,
+    ) -> Result<VerifyReport, RuntimeError> {
         let targets = self.targets(image)?;
         let layers: BTreeSet<Digest> = targets.iter().flat_map(|target| target.image.layers.iter().cloned()).collect();
         let layers: Vec<Digest> = layers.into_iter().collect();
@@ -110,7 +55,7 @@ impl Engine {
             let documents = self.check_documents(&target, &watch).await?;
             let entries = target.image.record.map(|record| record.layers).unwrap_or_default();
             let layers = target.image.layers.into_iter().enumerate().map(|(at, diff_id)| {
-                let blob = entries.get(at).and_then(|entry| entry.blob.as_ref()).map(Digest::to_string);
+                let blob = entries.get(at).and_then(|entry| entry.blob.clone());
                 let check = checked.get(&diff_id).cloned().expect("every layer of every image was checked");
                 (LayerName { diff_id, blob }, check)
             });
@@ -121,11 +66,6 @@ impl Engine {
         let names = blocking(move || Ok(store.check_names())).await?;
         self.mark(&images).await?;
         Ok(VerifyReport { images, store: names, blobs })
-    }
-
-    /// The damaged and therefore unlisted image of a name, an id or an id prefix.
-    pub fn damaged(&self, image: &str) -> Option<ImageId> {
-        self.store.resolve_damaged(image)
     }
 
     fn targets(&self, image: Option<&str>) -> Result<Vec<Target>, RuntimeError> {
@@ -179,7 +119,7 @@ impl Engine {
     async fn check_blobs(&self, images: Option<&[ImageCheck]>, watch: &Watch) -> Result<BlobsCheck, RuntimeError> {
         let wanted = images.map(|images| {
             let layers = images.iter().flat_map(|image| image.layers.iter());
-            layers.filter_map(|(name, _)| name.blob.as_deref()?.parse().ok()).collect::<BTreeSet<Digest>>()
+            layers.filter_map(|(name, _)| name.blob.clone()).collect::<BTreeSet<Digest>>()
         });
         let (store, watch) = (Arc::clone(&self.store), watch.clone());
         blocking(move || {
@@ -189,9 +129,8 @@ impl Engine {
                 if wanted.as_ref().is_some_and(|wanted| !wanted.contains(&blob)) {
                     continue;
                 }
-                let (findings, bytes) = store.check_blob(&blob, &watch).map_err(failed)?;
+                let (findings, _) = store.check_blob(&blob, &watch).map_err(failed)?;
                 check.count += 1;
-                check.bytes += bytes;
                 if !findings.is_empty() {
                     check.findings.merge(findings);
                     check.damaged.push(blob);
@@ -228,21 +167,6 @@ impl Engine {
         })
         .await
     }
-
-    /// Repairs the store's own files: writes the names again, removes damaged blobs.
-    pub async fn repair_store(&self, report: &VerifyReport) -> Result<(), RuntimeError> {
-        let (store, names, blobs) = (Arc::clone(&self.store), !report.store.is_empty(), report.blobs.damaged.clone());
-        blocking(move || {
-            if names {
-                store.restore_names()?;
-            }
-            for blob in &blobs {
-                store.discard_blob(blob);
-            }
-            Ok(())
-        })
-        .await
-    }
 }
 
 fn stopped(what: &str, error: io::Error) -> RuntimeError {
@@ -250,12 +174,12 @@ fn stopped(what: &str, error: io::Error) -> RuntimeError {
 }
 
 fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Sync> {
-    let (read, told) = (AtomicU64::new(0), Mutex::new(0));
+    let (read, reported) = (AtomicU64::new(0), Mutex::new(0));
     Arc::new(move |more| {
         let now = read.fetch_add(more, Ordering::Relaxed) + more;
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-        if now >= *told + PROGRESS_STEP || *told == 0 {
-            *told = now;
+        let mut reported = reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if now >= *reported + PROGRESS_STEP || *reported == 0 {
+            *reported = now;
             progress(now, total.max(now));
         }
     })

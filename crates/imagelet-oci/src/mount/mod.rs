@@ -23,7 +23,7 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{MountOptions, MountedImage, RuntimeError, RuntimeErrorKind},
 };
 use rustix::{io::Errno, mount::MountFlags};
 
@@ -35,37 +35,27 @@ use crate::{
 use note::{Note, NotedMount};
 use state::{MountState, UpperFolder};
 use table::TableRow;
-pub use unmount::UnmountedImage;
 pub(crate) use unmount::unmount_image;
 pub(crate) use uses::MountUses;
 
-/// Options of a mount. The default is read-only, nosuid and nodev.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MountOptions {
-    /// Writable; an unmount removes what was written.
-    pub writable: bool,
-    /// Set-id bits and capabilities of the image's files apply.
-    pub suid: bool,
-    /// The image's device nodes can be opened.
-    pub dev: bool,
-}
-
-/// A mounted image.
+/// A mount of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountedImage {
-    /// The mount point.
-    pub target: PathBuf,
+pub(crate) struct ListedMount {
+    pub(crate) target: PathBuf,
     /// The image's id.
-    pub image: String,
-    /// Whether it is writable; an unmount removes what was written.
-    pub writable: bool,
+    pub(crate) image: String,
+    pub(crate) writable: bool,
     /// Time of the mount, in seconds since 1970.
-    pub mounted_at: u64,
+    pub(crate) mounted_at: u64,
     /// Whether this mount namespace shows it. Otherwise it is alive elsewhere.
-    pub shown: bool,
+    pub(crate) shown: bool,
 }
 
-impl MountedImage {
+impl ListedMount {
+    fn unmounted(self, remains: bool) -> MountedImage {
+        MountedImage { id: self.image, directory: self.target, writable: self.writable, remains }
+    }
+
     pub(crate) fn hint(&self) -> String {
         let target = self.target.display();
         if self.shown {
@@ -144,8 +134,7 @@ fn attach(
     Step::MountNoted.reach();
     overlay::attach(&mount, target)?;
     Step::MountShown.reach();
-    let Note { image, writable, mounted_at, .. } = note;
-    Ok(MountedImage { target: target.to_owned(), image, writable, mounted_at, shown: true })
+    Ok(MountedImage { id: note.image, directory: target.to_owned(), writable: note.writable, remains: true })
 }
 
 fn flags(options: MountOptions) -> MountFlags {
@@ -185,7 +174,7 @@ fn topmost(layers: &[Digest]) -> impl Iterator<Item = &Digest> {
 }
 
 /// The current mounts, in this mount namespace or elsewhere. Changes nothing.
-pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
+pub(crate) fn mounts(store: &Store) -> Result<Vec<ListedMount>, RuntimeError> {
     let noted = read_notes(store)?;
     if noted.is_empty() {
         return Ok(Vec::new());
@@ -240,9 +229,9 @@ fn discard_gone(store: &Store, noted: &[NotedMount], rows: &[TableRow]) {
     }
 }
 
-fn mounted_image(noted: &NotedMount, target: PathBuf, shown: bool) -> MountedImage {
+fn mounted_image(noted: &NotedMount, target: PathBuf, shown: bool) -> ListedMount {
     let (writable, mounted_at) = noted.note().map_or_else(Default::default, |note| (note.writable, note.mounted_at));
-    MountedImage { target, image: noted.image(), writable, mounted_at, shown }
+    ListedMount { target, image: noted.image(), writable, mounted_at, shown }
 }
 
 fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::runtime::{MountedImage, RuntimeError, RuntimeErrorKind};
 use rustix::{
     io::Errno,
     mount::{UnmountFlags, unmount},
 };
 
 use super::{
-    MountedImage, discard, judge, mounted_image,
+    discard, judge, mounted_image,
     note::NotedMount,
     read_notes, read_table,
     state::{self, MountState, UpperFolder},
@@ -29,19 +29,10 @@ use crate::{
 const BUSY_LOOKS: usize = 20;
 const BUSY_PERIOD: Duration = Duration::from_millis(50);
 
-/// An unmounted image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnmountedImage {
-    /// The mount before.
-    pub mounted: MountedImage,
-    /// Whether it is still mounted at another place or in another mount namespace, with what was written into it.
-    pub remains: bool,
-}
-
 /// Unmounts an image and removes what was written; a mount over it stays.
 ///
 /// `force` drops the note of a mount that this mount namespace does not show.
-pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result<UnmountedImage, RuntimeError> {
+pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result<MountedImage, RuntimeError> {
     let failed = |error: io::Error| storage_error(format!("could not unmount `{}`", target.display()), error);
     let _turn = store.mounting();
     let noted = read_notes(store)?;
@@ -75,7 +66,7 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
         discard(mounted.folder());
     }
     Step::UnmountDone.reach();
-    Ok(UnmountedImage { mounted: mounted_image(mounted, place, true), remains })
+    Ok(mounted_image(mounted, place, true).unmounted(remains))
 }
 
 /// Whether an overlay stays alive after its unmount. A probe by another process keeps it alive for a moment, and so
@@ -97,15 +88,14 @@ fn give_up(
     rows: &[TableRow],
     place: &Path,
     force: bool,
-) -> Result<UnmountedImage, RuntimeError> {
+) -> Result<MountedImage, RuntimeError> {
     let at_place = noted.iter().filter(|noted| noted.note().is_some_and(|note| note.target == place.to_string_lossy()));
     let judged: Vec<(&NotedMount, MountState)> = at_place.map(|noted| (noted, judge(store, noted, rows))).collect();
     let ended = |state: &MountState| *state == MountState::Gone || (force && *state == MountState::Elsewhere);
     let mut answer = None;
     for (noted, _) in judged.iter().filter(|(_, state)| ended(state)) {
         discard(noted.folder());
-        let mounted = mounted_image(noted, place.to_owned(), false);
-        answer.get_or_insert(UnmountedImage { mounted, remains: false });
+        answer.get_or_insert_with(|| mounted_image(noted, place.to_owned(), false).unmounted(false));
     }
     answer.ok_or_else(|| {
         let at = place.display();

@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     image::ImageSpec,
-    runtime::{Container, ContainerService, ContainerState, RuntimeError, Sandbox},
+    runtime::{Container, ContainerService, ContainerState, RuntimeError},
 };
 
 use super::mounts;
@@ -39,14 +39,6 @@ impl ContainerService for MountUses {
                 labels: BTreeMap::default(),
             })
             .collect())
-    }
-
-    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
-        Ok(Vec::new())
-    }
-
-    async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
-        Ok(Vec::new())
     }
 
     /// The store's list is complete: a mount that is not in it has ended.

@@ -8,7 +8,7 @@ use std::{fs, io, path::Path};
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::RuntimeError,
+    runtime::{Findings, RuntimeError},
 };
 
 use super::{
@@ -20,7 +20,6 @@ use super::{
     },
     record::{ImageRecord, checksum},
     storage_error,
-    verify::Findings,
 };
 use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig};
 

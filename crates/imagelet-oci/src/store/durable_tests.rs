@@ -9,11 +9,12 @@ use std::{
 };
 
 use imagelet_core::image::{Digest, ImageId};
+use imagelet_core::runtime::Findings;
 use tempfile::TempDir;
 
 use super::{
     Access, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, StagedBlob, StagedLayer, Store,
-    SyncView, files::sync_observer, record::disk_usage::DiskUsage, verify::Findings,
+    SyncView, files::sync_observer, record::disk_usage::DiskUsage,
 };
 use crate::manifest::Descriptor;
 

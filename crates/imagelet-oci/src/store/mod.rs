@@ -35,11 +35,9 @@ mod verify;
 pub(crate) use self::spare_layers::{LayerEnd, SinkLayer};
 pub(crate) use blobs::{BlobWriter, KeptBytes, StagedBlob};
 pub(crate) use commit::{NewImage, StagedLayer};
-pub use record::LayerEntry;
+pub(crate) use record::LayerEntry;
 pub(crate) use record::{ImageRecord, LayerRecord};
-pub use sweep::SweepReport;
 pub(crate) use verify::Watch;
-pub use verify::{Finding, Findings, LayerCheck};
 
 use std::{
     collections::HashSet,
@@ -239,10 +237,6 @@ impl Store {
 
     pub(crate) fn layer(&self, diff_id: &Digest) -> Option<LayerRecord> {
         self.index().layers.get(diff_id).cloned()
-    }
-
-    pub(crate) fn layer_count(&self) -> usize {
-        self.index().layers.len()
     }
 
     /// The sizes of each present layer, by the manifest that brought it, and of the last layers that sinks took.

@@ -13,7 +13,7 @@ use crate::{failpoint::Step, overlay::OverlayFolder};
 
 /// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SweepReport {
+pub(crate) struct SweepReport {
     /// Layers removed.
     pub layers: u64,
     /// Bytes of those layers, by their records.

@@ -91,7 +91,7 @@ async fn where_repositories_share_nothing_each_has_to_send_the_layers_of_what_is
         assert_eq!(error.kind(), RuntimeErrorKind::Corrupt, "{}", error.chain());
         assert_eq!(names(&engine).await, [registry.name("team/app:v1")]);
         let checked = engine.verify(None, Arc::new(|_, _| {})).await.expect("a check");
-        assert!(!checked.images.iter().any(imagelet_oci::ImageCheck::is_damaged), "{checked:?}");
+        assert!(!checked.images.iter().any(imagelet_core::runtime::ImageCheck::is_damaged), "{checked:?}");
         assert_eq!(checked.blobs.count, if keep_blobs { 2 } else { 0 }, "the team's blobs are kept");
 
         let friend = evil(&manifest, &[&[&config[..]], &blobs[..]].concat()).await;
@@ -144,9 +144,16 @@ async fn a_blob_digest_that_no_pull_has_fetched_is_not_recorded() {
     pull(&engine, &registry.name("team/app:v1")).await.expect("the team's pull");
     pull(&engine, &forger.name("evil/app:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
 
-    let stored = engine.stored(&ImageSpec::new(forger.name("evil/app:v1"))).await.expect("a look").expect("it is here");
-    let recorded: Vec<(&str, u64)> =
-        stored.layers.iter().map(|layer| (layer.blob.as_ref().map_or("", Digest::as_str), layer.size)).collect();
+    let stored =
+        engine.details(&ImageSpec::new(forger.name("evil/app:v1"))).await.expect("a look").expect("it is here");
+    let recorded: Vec<(&str, u64)> = stored
+        .pulled
+        .as_ref()
+        .expect("of an engine")
+        .layers
+        .iter()
+        .map(|layer| (layer.blob.as_str(), layer.size))
+        .collect();
     let fetched: Vec<(String, u64)> =
         secret_layers().iter().map(|layer| (Digest::of(layer.blob()).to_string(), layer.blob().len() as u64)).collect();
     assert_eq!(recorded, fetched.iter().map(|(blob, size)| (blob.as_str(), *size)).collect::<Vec<_>>());

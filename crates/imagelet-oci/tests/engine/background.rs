@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use imagelet_core::{image::ImageSpec, runtime::ImageService as _};
+use imagelet_core::{
+    image::ImageSpec,
+    runtime::{ImageService as _, LocalStore as _},
+};
 use imagelet_oci::{Durability, Engine, EngineConfig};
 
 use crate::{
@@ -56,7 +59,7 @@ async fn a_pull_in_the_background_survives_the_process_and_settles() {
     // The end of the process, at any moment: whoever comes next finds it, also without the background mode.
     let engine = open(folder.path()).await;
     assert_eq!(engine.status(&ImageSpec::new(&name)).await.expect("a status").expect("it is here").id, id);
-    engine.sync_background().await.expect("it settles");
+    engine.flush().await.expect("it settles");
     assert!(!folder.path().join("names.unsettled.json").exists());
     drop(engine);
     cut_power(folder.path());

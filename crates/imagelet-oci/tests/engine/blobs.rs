@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    runtime::ImageService as _,
+    runtime::{ImageService as _, LocalStore as _},
 };
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 
@@ -62,22 +62,23 @@ async fn kept_blobs_are_what_the_registry_sent_and_go_with_their_last_image() {
     }
     assert_eq!(kept(root).len(), 2);
 
-    let usage = engine.disk_usage().await.expect("usage");
+    let graph = engine.layers().await.expect("a graph").expect("of an engine");
     let (shared_size, own_size) = (shared.blob().len() as u64, own.blob().len() as u64);
     let listed = engine.list(None).await.expect("a list");
-    for image in &usage.images {
-        assert!(image.shared.0 >= 300_000 + shared_size, "layer and blob are shared: {image:?}");
-        let same = listed.iter().find(|listed| listed.id == image.id).expect("it is listed");
-        assert_eq!(same.size, image.size);
+    let shares = graph.shares();
+    for (id, share) in &shares {
+        assert!(share.shared.0 >= 300_000 + shared_size, "layer and blob are shared: {share:?}");
+        let same = listed.iter().find(|listed| listed.id == **id).expect("it is listed");
+        assert_eq!(same.size, share.unique + share.shared);
     }
-    assert!(usage.total.0 >= 350_000 + shared_size + own_size, "{usage:?}");
-    let unique = usage.images.iter().map(|image| image.unique.0).max().expect("two");
+    assert!(used(&engine).await >= 350_000 + shared_size + own_size, "{graph:?}");
+    let unique = shares.values().map(|share| share.unique.0).max().expect("two");
     // The layer's two folders, its list and its record take a block each, as do the image's folder and its documents.
-    assert!((50_000 + own_size..100_000 + own_size).contains(&unique), "{usage:?}");
+    assert!((50_000 + own_size..100_000 + own_size).contains(&unique), "{graph:?}");
 
     drop(engine);
     let engine = open(root, true).await;
-    assert_eq!(engine.disk_usage().await.expect("usage"), usage, "a start forgets nothing");
+    assert_eq!(engine.layers().await.expect("a graph"), Some(graph), "a start forgets nothing");
     engine.remove(&ImageSpec::new(registry.name("a:v1"))).await.expect("removed");
     assert_eq!(kept(root).into_iter().map(|(path, _)| path).collect::<Vec<_>>(), [path(&shared)]);
     engine.remove(&ImageSpec::new(registry.name("b:v1"))).await.expect("removed");
@@ -111,7 +112,7 @@ async fn a_lost_layer_is_unpacked_from_its_kept_blob_and_one_that_is_wrong_is_fe
     std::fs::remove_dir_all(root.join("layers").join(layer.diff_id().hex())).expect("it was there");
     let engine = open(root, true).await;
     assert_eq!(kept(root).len(), 1);
-    engine.sweep().await.expect("a sweep");
+    engine.sweep(false).await.expect("a sweep");
     assert_eq!(kept(root).len(), 1);
     engine.remove(&ImageSpec::new(registry.name("a:v1"))).await.expect("removed");
     assert_eq!(content(root), Vec::<String>::new());
@@ -183,7 +184,7 @@ async fn what_broke_off_is_never_believed() {
         registry.image("a", "v1", &[layer.clone().stalling_at(10 * MIB)]);
         break_off(&engine, &registry, root, true).await;
         let (path, size) = partial(root).expect("it broke off");
-        assert_eq!(engine.disk_usage().await.expect("usage").total.0, size, "it is counted");
+        assert_eq!(used(&engine).await, size, "it is counted");
         let mut bytes = std::fs::read(&path).expect("readable");
         match damage {
             "flipped" => bytes[9 * MIB] ^= 1,
@@ -208,7 +209,7 @@ async fn what_broke_off_goes_when_nobody_comes_back_for_it() {
     let mut engine = open(root, true).await;
     for way in ["a sweep", "a start", "on request", "too little"] {
         break_off(&engine, &registry, root, true).await;
-        engine.sweep().await.expect("a sweep");
+        engine.sweep(false).await.expect("a sweep");
         let (path, size) = partial(root).expect("a young one stays");
         let age = |hours: u64| {
             let file = std::fs::File::options().write(true).open(&path).expect("it is there");
@@ -218,10 +219,10 @@ async fn what_broke_off_goes_when_nobody_comes_back_for_it() {
         match way {
             "a sweep" => {
                 age(23);
-                engine.sweep().await.expect("a sweep");
+                engine.sweep(false).await.expect("a sweep");
                 assert!(path.exists());
                 age(25);
-                engine.sweep().await.expect("a sweep");
+                engine.sweep(false).await.expect("a sweep");
             }
             "a start" => {
                 age(25);
@@ -231,7 +232,9 @@ async fn what_broke_off_goes_when_nobody_comes_back_for_it() {
                 engine = open(root, true).await;
             }
             "on request" => {
-                assert_eq!(engine.discard_partial_blobs().await.expect("discarded").0, size);
+                assert_eq!(used(&engine).await, size);
+                engine.sweep(true).await.expect("a sweep");
+                assert_eq!(used(&engine).await, 0);
             }
             _ => {
                 drop(engine);
@@ -272,4 +275,8 @@ async fn a_wrong_layer_leaves_no_part_behind() {
     pull(&engine, &registry.name("a:v1")).await.expect_err("it is wrong");
     assert_eq!(registry.take_layer_requests(), 1);
     assert_eq!(settled(folder.path()).await, Vec::<String>::new());
+}
+
+async fn used(engine: &Engine) -> u64 {
+    engine.filesystem().await.expect("it is measured").images[0].used.0
 }

@@ -20,12 +20,12 @@ use fixture::{Layer, TestRegistry};
 use imagelet_core::{
     image::{ImageId, ImageSpec},
     runtime::{
-        ImageService as _, LayerState, LocalStore as _, Progress, PullEvent, PullRequest, RuntimeError,
+        ImageService as _, LayerState, LocalStore as _, MountOptions, Progress, PullEvent, PullRequest, RuntimeError,
         RuntimeErrorKind, no_progress,
     },
     testing::conformance,
 };
-use imagelet_oci::{Engine, EngineConfig, MountOptions};
+use imagelet_oci::{Engine, EngineConfig};
 
 async fn open(root: &Path) -> Arc<Engine> {
     open_as(EngineConfig::new(root)).await
@@ -93,7 +93,7 @@ async fn the_engine_keeps_every_promise() {
         tells_layers: true,
     };
     conformance::run(&*engine, &images).await;
-    engine.sweep().await.expect("a sweep");
+    engine.sweep(false).await.expect("a sweep");
     assert_eq!(content(folder.path()), Vec::<String>::new());
 }
 
@@ -177,7 +177,7 @@ async fn what_is_refused_has_one_clear_error_and_leaves_nothing() {
         assert_eq!(error.kind(), kind, "{name}: {}", error.chain());
         assert!(error.chain().contains(words), "{name}: {}", error.chain());
         assert!(engine.list(None).await.expect("a list").is_empty(), "{name} is listed");
-        engine.sweep().await.expect("a sweep");
+        engine.sweep(false).await.expect("a sweep");
         assert_eq!(settled(folder.path()).await, empty, "{name} left something");
     }
     // A container's root is the layer's: these are fine, and stay inside.

@@ -19,9 +19,9 @@ use axum::{
 };
 use imagelet_core::{
     image::{Digest, ImageId, ImageSpec},
-    runtime::{ImageService as _, PullRequest, RuntimeError, no_progress},
+    runtime::{ImageService as _, LocalStore as _, MountOptions, PullRequest, RuntimeError, no_progress},
 };
-use imagelet_oci::{Engine, EngineConfig, MountOptions};
+use imagelet_oci::{Engine, EngineConfig};
 
 use crate::{
     archive::Archive,

@@ -9,9 +9,11 @@ use std::{
 
 use imagelet_core::{
     image::{Image as FileEntry, ImageId, ImageSpec},
-    runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
+    runtime::{
+        ImageDetails, ImageService as _, LocalStore as _, PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
+    },
 };
-use imagelet_oci::{Engine, EngineConfig, StoredImage};
+use imagelet_oci::{Engine, EngineConfig};
 
 use super::{
     image::Image,
@@ -19,11 +21,11 @@ use super::{
 };
 
 /// A look at what was pulled.
-pub(crate) type Look = fn(&FileEntry, &StoredImage);
+pub(crate) type Look = fn(&FileEntry, &ImageDetails);
 
 /// The configuration as the store returns it.
-pub(crate) fn config_of(details: &StoredImage) -> serde_json::Value {
-    serde_json::from_str(details.config.get()).expect("a configuration is JSON")
+pub(crate) fn config_of(details: &ImageDetails) -> serde_json::Value {
+    serde_json::from_str(details.config.as_ref().expect("it has one").as_str()).expect("a configuration is JSON")
 }
 
 /// What has to come of a pull.
@@ -176,8 +178,11 @@ impl Bench {
     async fn hold_image(&self, what: &str, image: &Image, name: &str, id: &ImageId, look: Option<Look>) {
         assert_eq!(id.as_str(), image.config_digest(), "{what}: another image");
         let listed = self.status(name).await.unwrap_or_else(|| panic!("{what}: it is not there"));
-        let details =
-            self.engine.stored(&ImageSpec::new(name)).await.unwrap_or_else(|error| panic!("{what}: {}", error.chain()));
+        let details = self
+            .engine
+            .details(&ImageSpec::new(name))
+            .await
+            .unwrap_or_else(|error| panic!("{what}: {}", error.chain()));
         let details = details.unwrap_or_else(|| panic!("{what}: it has no details"));
         for layer in &image.layers {
             let hex = layer.diff_id.split_once(':').expect("a digest").1;

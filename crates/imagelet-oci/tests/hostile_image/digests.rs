@@ -384,7 +384,7 @@ async fn a_tag_that_moves_leaves_one_consistent_image() {
         let listed = bench.status(&name).await.expect("it is there");
         assert_eq!(listed.id, id);
         let details =
-            bench.engine.stored(&imagelet_core::image::ImageSpec::new(&name)).await.expect("details").expect("there");
+            bench.engine.details(&imagelet_core::image::ImageSpec::new(&name)).await.expect("details").expect("there");
         let chosen = if id.as_str() == first.config_digest() { &first } else { &second };
         assert_eq!(details.layers[0].diff_id.as_str(), chosen.layers[0].diff_id);
     }

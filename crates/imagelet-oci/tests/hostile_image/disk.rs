@@ -246,13 +246,13 @@ async fn a_read_only_disk_lists_and_says_why_it_takes_nothing() {
     disk.read_only();
     let engine = Engine::open(to_the_brim(&disk.root())).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     assert_eq!(engine.list(None).await.expect("a list"), listed);
-    assert!(engine.stored(&ImageSpec::new(&one)).await.expect("details").is_some());
+    assert!(engine.details(&ImageSpec::new(&one)).await.expect("details").is_some());
     assert!(engine.filesystem().await.is_ok());
     let refusals = [
         pull(&engine, &two).await.map(drop),
         engine.remove(&ImageSpec::new(&one)).await,
         engine.untag(&one).await,
-        engine.sweep().await.map(drop),
+        engine.sweep(false).await.map(drop),
     ];
     for refusal in refusals {
         let error = refusal.expect_err("nothing can be written");

@@ -122,7 +122,7 @@ async fn what_is_not_the_stores_is_left_alone_and_disturbs_nothing() {
         let other = registry.put(&format!("round-{round}"), &Image::good(&format!("round-{round}")));
         pull(&engine, &other).await.unwrap_or_else(|error| panic!("{}", error.chain()));
         engine.remove(&ImageSpec::new(&other)).await.unwrap_or_else(|error| panic!("{}", error.chain()));
-        engine.sweep().await.unwrap_or_else(|error| panic!("{}", error.chain()));
+        engine.sweep(false).await.unwrap_or_else(|error| panic!("{}", error.chain()));
         assert!(engine.status(&ImageSpec::new(&name)).await.expect("a status").is_some());
         assert_eq!(engine.mounts().await.expect("the mounts").len(), 0);
         drop(engine);
@@ -225,9 +225,13 @@ fn documents(root: &Path, image: &Image) -> Vec<PathBuf> {
 async fn is_whole_or_not_listed(engine: &Engine, name: &str, image: &Image, what: &str) -> bool {
     let Some(listed) = engine.status(&ImageSpec::new(name)).await.expect("a status") else { return false };
     assert_eq!(listed.id.as_str(), image.config_digest(), "{what}");
-    match engine.stored(&ImageSpec::new(name)).await {
+    match engine.details(&ImageSpec::new(name)).await {
         Ok(Some(details)) => {
-            assert_eq!(details.config.get().as_bytes(), image.config_bytes(), "{what}: another configuration is told");
+            assert_eq!(
+                details.config.expect("it has one").as_str().as_bytes(),
+                image.config_bytes(),
+                "{what}: another configuration is told"
+            );
             true
         }
         Ok(None) => panic!("{what}: it is listed without details"),

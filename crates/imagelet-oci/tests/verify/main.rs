@@ -12,9 +12,12 @@ use std::{
 use fixture::{Layer, TestRegistry, files};
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    runtime::{ImageService as _, PullRequest, RuntimeErrorKind, no_progress},
+    runtime::{
+        Finding, ImageService as _, LocalStore as _, MountOptions, PullRequest, RuntimeErrorKind, VerifyReport,
+        no_progress,
+    },
 };
-use imagelet_oci::{Engine, EngineConfig, Finding, MountOptions, VerifyReport};
+use imagelet_oci::{Engine, EngineConfig};
 
 /// A store with one image `app:v1` of two layers, and the registry it came from.
 struct Site {
@@ -341,7 +344,7 @@ async fn damage_outlives_a_restart_and_a_repair_asks_for_the_damaged_layer_alone
         assert_eq!(findings(&site.verify().await), std::slice::from_ref(finding), "it is still known what was found");
         site.open().await;
     }
-    site.engine().sweep().await.expect("a sweep");
+    site.engine().sweep(false).await.expect("a sweep");
     let report = site.verify().await;
     site.repair(&report).await;
     assert_eq!(site.registry.asked(), [site.layers[1].to_string()]);

@@ -27,4 +27,4 @@ pub(crate) use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodReq
 pub(crate) use steps::{LayerSize, Step, Steps, no_steps, silences};
 pub(crate) use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Refusal, Replies, Wait, serve_calls};
 pub(crate) use types::*;
-pub(crate) use verify::{Verified, VerifiedFinding, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest};
+pub(crate) use verify::{Verified, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest};

@@ -111,7 +111,7 @@ type ReplyStream = Pin<Box<dyn Stream<Item = Result<CallReply, Status>> + Send>>
 fn answer(handler: Arc<dyn Handler>, request: Request<CallRequest>) -> Result<Response<ReplyStream>, Status> {
     let CallRequest { command, body } = request.into_inner();
     if body.len() > BODY_BYTES_MAX {
-        let why = format!("a command's arguments have {} bytes; {BODY_BYTES_MAX} are the most", body.len());
+        let why = format!("a command's arguments have {} bytes; the limit is {BODY_BYTES_MAX}", body.len());
         return Err(Status::invalid_argument(why));
     }
     let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);

@@ -238,13 +238,6 @@ documents! {
         /// Also unmount one that this process does not see.
         force: bool,
     }
-    Mounted {
-        id: String,
-        directory: PathBuf,
-        writable: bool,
-        /// Whether a mount is left; after an unmount, at another place.
-        remains: bool,
-    }
     StatusRequest {}
     Status {
         version: String,

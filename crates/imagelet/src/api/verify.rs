@@ -1,5 +1,6 @@
 //! The documents of `verify`.
 
+use imagelet_core::runtime::Finding;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -47,17 +48,8 @@ documents! {
     VerifiedPart {
         /// `ok`, `damaged` or `repaired`.
         result: String,
-        /// The first findings.
-        findings: Vec<VerifiedFinding>,
+        /// The first findings, with paths below the folder of the image or layer in the store.
+        findings: Vec<Finding>,
         more: u64,
-    }
-    VerifiedFinding {
-        /// Relative to the folder of the image or layer in the store.
-        path: String,
-        /// `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs` or
-        /// `unreadable`.
-        what: String,
-        /// The same as a sentence.
-        detail: String,
     }
 }

@@ -157,12 +157,14 @@ fn part(out: &mut dyn Write, name: &str, part: &VerifiedPart) -> io::Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use imagelet_core::runtime::Finding;
+
     use super::*;
-    use crate::api::{VerifiedFinding, VerifiedLayer};
+    use crate::api::VerifiedLayer;
 
     #[test]
     fn findings_are_printed_once_below_the_image() {
-        let finding = VerifiedFinding {
+        let finding = Finding {
             path: "fs/etc/conf\u{1b}".into(),
             what: "content".into(),
             detail: "its content has changed".into(),

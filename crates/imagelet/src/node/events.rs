@@ -1,9 +1,6 @@
 //! The stream of a node's events: recorded events, and the progress of its pulls.
 
-use std::{
-    sync::atomic::{AtomicUsize, Ordering},
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use imagelet_core::{
     events::{Event, EventKind, EventSink as _, EventSubject, RecordedEvent},
@@ -23,7 +20,7 @@ use crate::{
 };
 
 /// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
-const FOLLOWERS_MAX: usize = 32;
+pub(super) const FOLLOWERS_MAX: usize = 32;
 /// Images that a collection's event names.
 const NAMED_MAX: usize = 10;
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
@@ -32,7 +29,9 @@ const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis
 ///
 /// A slow reader gets up to as many events as are kept; then it loses the oldest, and a message reports how many.
 pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Replies) -> Result<(), Failure> {
-    let _follower = Follower::enter(&node.followers)?;
+    let _follower = node.followers.try_acquire().map_err(|_| {
+        Failure::new("Unavailable", format!("{FOLLOWERS_MAX} clients follow the events; that is the limit"))
+    })?;
     let (kept, mut events) = node.parts.events.recent_and_follow();
     for recorded in kept {
         if !pass(replies, &EventLine::Event(Box::new(row(recorded)))).await {
@@ -42,13 +41,10 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
     if !asked.follow {
         return Ok(());
     }
-    let every = asked.progress_ms.map(|every| {
-        let every = Duration::from_millis(every).clamp(*PROGRESS_EVERY.start(), *PROGRESS_EVERY.end());
-        let mut clock = interval(every);
-        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        clock
-    });
-    let mut looks = Looks { clock: every, version: 0 };
+    let every = Duration::from_millis(asked.progress_ms.unwrap_or_default());
+    let mut clock = interval(every.clamp(*PROGRESS_EVERY.start(), *PROGRESS_EVERY.end()));
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut version = 0;
     loop {
         let is_there = tokio::select! {
             biased;
@@ -57,7 +53,7 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
                 Err(RecvError::Lagged(count)) => pass(replies, &EventLine::Missed { count }).await,
                 Err(RecvError::Closed) => return Ok(()),
             },
-            () = looks.due() => looks.report(node, replies).await,
+            _ = clock.tick(), if asked.progress_ms.is_some() => report(node, &mut version, replies).await,
             () = replies.closed() => false,
         };
         if !is_there {
@@ -70,31 +66,17 @@ async fn pass(replies: &Replies, line: &EventLine) -> bool {
     replies.deliver(serde_json::to_vec(line).unwrap_or_default()).await
 }
 
-/// The last versions of the pulls that a follower has received.
-struct Looks {
-    clock: Option<tokio::time::Interval>,
-    version: u64,
-}
-
-impl Looks {
-    async fn due(&mut self) {
-        match &mut self.clock {
-            Some(clock) => drop(clock.tick().await),
-            None => std::future::pending().await,
+/// Sends the pulls that changed since a version.
+async fn report(node: &LocalNode, version: &mut u64, replies: &Replies) -> bool {
+    let (now, news) = node.parts.pulls.since(*version, Instant::now());
+    *version = now;
+    for mut pull in news.into_iter().chain(waiting(node)) {
+        pull.bytes_estimated = estimated(node, &pull);
+        if !pass(replies, &EventLine::Progress(Box::new(pull))).await {
+            return false;
         }
     }
-
-    async fn report(&mut self, node: &LocalNode, replies: &Replies) -> bool {
-        let (version, news) = node.parts.pulls.since(self.version, Instant::now());
-        self.version = version;
-        for mut pull in news.into_iter().chain(waiting(node)) {
-            pull.bytes_estimated = estimated(node, &pull);
-            if !pass(replies, &EventLine::Progress(Box::new(pull))).await {
-                return false;
-            }
-        }
-        true
-    }
+    true
 }
 
 fn waiting(node: &LocalNode) -> impl Iterator<Item = PullProgress> {
@@ -142,12 +124,12 @@ pub(crate) fn of_removals(report: &GcReport) -> Option<String> {
 
 pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {
     let event = recorded.event;
-    let (mut told, cause) = (NodeEvent::default(), event.cause);
+    let (mut line, cause) = (NodeEvent::default(), event.cause);
     match &event.subject {
-        EventSubject::Node => told.node = true,
+        EventSubject::Node => line.node = true,
         EventSubject::Pod { namespace, name, uid, field_path } => {
-            (told.namespace, told.pod, told.uid) = (namespace.to_string(), name.to_string(), uid.to_string());
-            told.field = field_path.to_string();
+            (line.namespace, line.pod, line.uid) = (namespace.to_string(), name.to_string(), uid.to_string());
+            line.field = field_path.to_string();
         }
     }
     NodeEvent {
@@ -157,7 +139,7 @@ pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {
         message: event.message,
         class: cause.map(|cause| cause.class.into()).unwrap_or_default(),
         hop: cause.map(|cause| cause.hop.into()).unwrap_or_default(),
-        ..told
+        ..line
     }
 }
 
@@ -166,23 +148,4 @@ fn moment_precise(time: SystemTime) -> Option<String> {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     let whole = moment(time)?;
     Some(format!("{}.{:03}Z", whole.trim_end_matches('Z'), since.subsec_millis()))
-}
-
-/// A follower; dropping it decrements the count.
-struct Follower<'a>(&'a AtomicUsize);
-
-impl<'a> Follower<'a> {
-    fn enter(followers: &'a AtomicUsize) -> Result<Self, Failure> {
-        if followers.fetch_add(1, Ordering::SeqCst) >= FOLLOWERS_MAX {
-            followers.fetch_sub(1, Ordering::SeqCst);
-            return Err(Failure::new("Unavailable", format!("{FOLLOWERS_MAX} others follow the events already")));
-        }
-        Ok(Self(followers))
-    }
-}
-
-impl Drop for Follower<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
 }

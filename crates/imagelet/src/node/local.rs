@@ -3,10 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt,
-    sync::{
-        Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicUsize},
-    },
+    sync::{Arc, Mutex, PoisonError, RwLock, atomic::AtomicBool},
     time::{Duration, SystemTime},
 };
 
@@ -15,15 +12,17 @@ use imagelet_core::{
     credentials::{NodeKeyring, Providers},
     events::LogEvents,
     gc::{GcRuns, ImageGc, RunMessage},
-    image::{Image, ImageId, ImageSpec, Reference, shown_name},
+    image::{ByteSize, Image, ImageId, ImageSpec, Reference, shown_name},
     inventory::{Inventory, Snapshot},
     manager::{ImageManager, PodStarts},
     metrics::Metrics,
-    runtime::{ImportingImages, RuntimeManager},
+    runtime::{ImportingImages, LocalStore, RuntimeManager},
 };
-use imagelet_oci::{Engine, StoreUsage};
+
+use tokio::sync::Semaphore;
 
 use super::{
+    events::FOLLOWERS_MAX,
     gc::{CollectionStats, declare},
     images::{KnownSizes, row, row_without_uses},
     pulls::PullTracker,
@@ -45,8 +44,9 @@ pub(crate) struct NodeParts {
     pub(crate) gc: ImageGc,
     pub(crate) decisions: Arc<AuditLog>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Absent for a runtime.
-    pub(crate) engine: Option<Arc<Engine>>,
+    /// Sandbox of the threads that unpack layers; absent for a runtime.
+    pub(crate) unpacking: Option<String>,
+    pub(crate) is_read_only: bool,
     /// Imports of a daemon into its runtime.
     pub(crate) imports: Option<Arc<ImportingImages>>,
     /// `store DIR` or `runtime URI`.
@@ -63,7 +63,7 @@ pub(crate) struct LocalNode {
     settings: RwLock<Arc<Settings>>,
     pub(crate) collections: CollectionStats,
     pub(crate) started_at: SystemTime,
-    pub(crate) followers: AtomicUsize,
+    pub(crate) followers: Semaphore,
     gc_runs: Mutex<GcRuns>,
     /// The next pass is the first on this node: it takes adopted images over.
     pub(crate) takes_over: AtomicBool,
@@ -83,13 +83,9 @@ impl LocalNode {
             settings: RwLock::new(Arc::new(settings)),
             collections: CollectionStats::default(),
             started_at: SystemTime::now(),
-            followers: AtomicUsize::new(0),
+            followers: Semaphore::new(FOLLOWERS_MAX),
             gc_runs: Mutex::default(),
         }
-    }
-
-    pub(crate) fn parts(&self) -> &NodeParts {
-        &self.parts
     }
 
     pub(crate) fn settings(&self) -> Arc<Settings> {
@@ -106,14 +102,12 @@ impl LocalNode {
 
     /// Writes what a single command learned to disk; a daemon does so periodically.
     pub(crate) async fn close(&self) {
-        if let Some(engine) = &self.parts.engine
-            && engine.check_writable().is_err()
-        {
+        if self.parts.is_read_only {
             return;
         }
         // An embedded store answers at once. A runtime is listed only when an image arrived that no pass has seen:
         // otherwise its pull would not be recorded.
-        if self.parts.engine.is_some() || self.parts.inventory.awaits_pass() {
+        if self.local().is_some() || self.parts.inventory.awaits_pass() {
             match tokio::time::timeout(LAST_PASS_MAX, self.refresh()).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(failure)) => {
@@ -130,8 +124,8 @@ impl LocalNode {
         }
         self.flush_decisions().await;
         // Last, because it takes as long as the disk and may be cut short.
-        if let Some(engine) = &self.parts.engine
-            && let Err(error) = engine.sync_background().await
+        if let Some(store) = self.local()
+            && let Err(error) = store.flush().await
         {
             tracing::error!(error = error.chain(), "pulled images are not durable");
         }
@@ -148,31 +142,33 @@ impl LocalNode {
 
     /// The rows from the store alone, while the runtime that runs containers from it does not answer.
     async fn without_uses(&self, failure: Failure) -> Result<Vec<Arc<Image>>, Failure> {
-        if self.parts.engine.is_none() {
+        if self.local().is_none() {
             return Err(failure);
         }
-        tracing::warn!(error = failure.to_string(), "nobody can tell which images are in use");
+        tracing::warn!(error = failure.to_string(), "it is not known which images are in use");
         Ok(self.parts.runtime.list(None).await?.into_images())
     }
 
-    pub(crate) async fn usage(&self) -> Result<Option<StoreUsage>, Failure> {
-        match &self.parts.engine {
-            Some(engine) => Ok(Some(engine.disk_usage().await?)),
-            None => Ok(None),
+    /// Bytes of the embedded store. A runtime's figure does not measure its images: containerd counts snapshots without
+    /// content, CRI-O the metadata of its images without their layers.
+    pub(crate) async fn store_bytes(&self) -> Result<Option<ByteSize>, Failure> {
+        if self.local().is_none() {
+            return Ok(None);
         }
+        let usages = self.parts.runtime.filesystem().await?.images;
+        Ok(usages.first().map(|usage| usage.used))
     }
 
     /// Sizes of the images. A runtime without this interface is not an error.
     pub(crate) async fn sizes(&self) -> Result<KnownSizes, Failure> {
-        let store = self.usage().await?;
-        let layers = match &store {
-            Some(_) => None,
-            None => self.parts.runtime.layers().await.unwrap_or_else(|error| {
+        let layers = match self.parts.runtime.layers().await {
+            Err(error) if self.local().is_none() => {
                 tracing::warn!(error = error.chain(), "sizes of images are those that the runtime lists");
                 None
-            }),
+            }
+            layers => layers?,
         };
-        Ok(KnownSizes { store, layers })
+        Ok(KnownSizes { store_bytes: self.store_bytes().await?, layers })
     }
 
     pub(crate) async fn rows(&self) -> Result<Vec<ImageRow>, Failure> {
@@ -223,8 +219,13 @@ impl LocalNode {
         }
     }
 
-    pub(crate) fn engine(&self, what: &str) -> Result<&Arc<Engine>, Failure> {
-        self.parts.engine.as_ref().ok_or_else(|| {
+    /// The embedded store; none for a runtime.
+    pub(crate) fn local(&self) -> Option<&dyn LocalStore> {
+        self.parts.runtime.local()
+    }
+
+    pub(crate) fn store(&self, what: &str) -> Result<&dyn LocalStore, Failure> {
+        self.local().ok_or_else(|| {
             Failure::new("Unsupported", format!("{what} needs the embedded store, this is {}", self.parts.backend))
                 .or_hint("use `--store DIR`")
         })

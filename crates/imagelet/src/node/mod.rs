@@ -55,8 +55,8 @@ impl Node {
     ) -> Result<(), Failure> {
         match self {
             Self::Local(node) => {
-                let backend = &node.parts().backend;
-                Err(Failure::new("Unsupported", format!("nobody keeps events of {backend}"))
+                let backend = &node.parts.backend;
+                Err(Failure::new("Unsupported", format!("there are no events of {backend}"))
                     .or_hint("a daemon does: `imagelet serve`, then `imagelet events` or `--endpoint` with its socket"))
             }
             Self::Remote(node) => node.follow(asked, hear, note).await,

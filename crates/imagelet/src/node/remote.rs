@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use imagelet_core::text::duration_text;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -65,15 +64,19 @@ impl RemoteNode {
         hear: &(dyn Fn(EventLine) + Send + Sync),
         note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<(), Failure> {
-        let told = |document: &[u8]| {
+        let lines = |document: &[u8]| {
             // A later version may send messages that this one does not have.
-            if let Ok(told) = serde_json::from_slice::<EventLine>(document) {
-                hear(told);
+            if let Ok(line) = serde_json::from_slice::<EventLine>(document) {
+                hear(line);
             }
         };
         let time = if asked.follow { AnswerTime::Unlimited } else { AnswerTime::Limited };
-        let _: serde_json::Value = self.call(EventsRequest::NAME, asked, &told, time, note).await?;
+        let _: serde_json::Value = self.call(EventsRequest::NAME, asked, &lines, time, note).await?;
         Ok(())
+    }
+
+    fn patience(&self) -> String {
+        duration_text(self.patience)
     }
 
     async fn call<A: DeserializeOwned>(
@@ -84,40 +87,17 @@ impl RemoteNode {
         time: AnswerTime,
         note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<A, Failure> {
-        let document = self.document(name, arguments, progress, time, note).await?;
-        serde_json::from_slice(&document).map_err(|error| Failure {
-            causes: vec![error.to_string()],
-            ..Failure::new("Failed", format!("could not read the answer of the daemon at `{}`", self.socket.display()))
-        })
-    }
-
-    fn patience(&self) -> String {
-        duration_text(self.patience)
-    }
-
-    async fn document(
-        &self,
-        name: &str,
-        arguments: &(impl Serialize + Sync),
-        progress: &(dyn Fn(&[u8]) + Send + Sync),
-        time: AnswerTime,
-        note: &(dyn Fn(&str) + Send + Sync),
-    ) -> Result<Bytes, Failure> {
         let socket = self.socket.display();
         let body = serde_json::to_vec(arguments)
             .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;
         if body.len() > BODY_BYTES_MAX {
-            let message = format!(
-                "`{name}` has {} bytes to tell the daemon at `{socket}`; it takes {BODY_BYTES_MAX}",
-                body.len()
-            );
+            let message = format!("the arguments of `{name}` have {} bytes; the limit is {BODY_BYTES_MAX}", body.len());
             return Err(Failure::new("InvalidArgument", message)
                 .or_hint("shorten annotations and secrets, or work without the daemon: `--store DIR`"));
         }
         let is_noted = AtomicBool::new(false);
         let goes_on = |answers: bool| {
-            let silence = on_silence(time, name == EventsRequest::NAME, answers);
-            match silence {
+            match on_silence(time, name == EventsRequest::NAME, answers) {
                 Silence::End => return false,
                 Silence::Quiet => is_noted.store(false, Ordering::Relaxed),
                 Silence::Report if is_noted.swap(true, Ordering::Relaxed) => {}
@@ -133,7 +113,10 @@ impl RemoteNode {
         };
         let wait = if time == AnswerTime::Limited { Wait::Whole } else { Wait::Long(&goes_on) };
         match self.client.call(name, body, progress, wait).await {
-            Ok(document) => Ok(document),
+            Ok(document) => serde_json::from_slice(&document).map_err(|error| Failure {
+                causes: vec![error.to_string()],
+                ..Failure::new("Failed", format!("could not read the answer of the daemon at `{socket}`"))
+            }),
             Err(CallError::Failed(document)) => Err(serde_json::from_slice(&document).unwrap_or_else(|_| {
                 Failure::new("Failed", format!("the daemon at `{socket}` failed without a reason"))
             })),
@@ -147,11 +130,11 @@ impl RemoteNode {
                 Err(Failure::new("TimedOut", message).or_hint(hint))
             }
             Err(CallError::NotOurs) => {
-                Err(Failure::new("Unsupported", format!("whoever listens at `{socket}` is no imagelet")))
+                Err(Failure::new("Unsupported", format!("the server at `{socket}` is not imagelet")))
             }
             Err(CallError::Broken(why)) => Err(Failure {
                 causes: vec![why],
-                ..Failure::new("Unavailable", format!("the daemon at `{socket}` gave the command up"))
+                ..Failure::new("Unavailable", format!("the daemon at `{socket}` ended the command"))
             }),
         }
     }

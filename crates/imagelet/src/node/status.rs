@@ -69,7 +69,7 @@ impl Command for StatusRequest {
             runtime_import,
             version: env!("CARGO_PKG_VERSION").into(),
             backend: node.parts.backend.clone(),
-            unpacking: node.parts.engine.as_ref().map(|engine| engine.confinement().to_string()),
+            unpacking: node.parts.unpacking.clone(),
             process: if node.parts.is_daemon { "daemon" } else { "command" }.into(),
             pid: std::process::id(),
             started_at: moment(node.started_at),

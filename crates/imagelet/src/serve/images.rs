@@ -79,13 +79,13 @@ impl ServedImages {
 
     /// Removes a damaged image, which is not listed. Absent is success.
     async fn remove_unlisted(node: &LocalNode, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let damaged = match &node.parts().engine {
+        let damaged = match node.local() {
             // By id, because an image of this name may arrive at any moment.
-            Some(engine) => engine.damaged(&spec.image).map(|id| ImageSpec::new(id.as_str())),
+            Some(store) => store.damaged(&spec.image).map(|id| ImageSpec::new(id.as_str())),
             None => Some(spec.clone()),
         };
         let Some(spec) = damaged else { return Ok(()) };
-        node.parts().runtime.remove(&spec).await
+        node.parts.runtime.remove(&spec).await
     }
 }
 
@@ -100,7 +100,7 @@ async fn usable<T>(
     answer: Result<Option<T>, RuntimeError>,
     image: impl Fn(&T) -> &Image,
 ) -> Result<Option<T>, RuntimeError> {
-    match (&node.parts().imports, answer?) {
+    match (&node.parts.imports, answer?) {
         (Some(images), Some(found)) => Ok(images.is_usable(image(&found)).await.then_some(found)),
         (_, found) => Ok(found),
     }
@@ -110,13 +110,13 @@ async fn usable<T>(
 impl ImageService for ServedImages {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let node = self.readiness.node().await?;
-        let listing = node.parts().runtime.list(filter).await?;
-        Ok(node.parts().inventory.mark_all_pinned(listing))
+        let listing = node.parts.runtime.list(filter).await?;
+        Ok(node.parts.inventory.mark_all_pinned(listing))
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let node = self.readiness.node().await?;
-        let parts = node.parts();
+        let parts = &node.parts;
         // A caller that sees the image may start a container from it.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
         let ask = || async { usable(&node, parts.runtime.status(spec).await, |image| image).await };
@@ -129,7 +129,7 @@ impl ImageService for ServedImages {
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let node = self.readiness.node().await?;
-        let parts = node.parts();
+        let parts = &node.parts;
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
         let ask = || async { usable(&node, parts.runtime.details(spec).await, |details| &details.image).await };
         let mut details = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
@@ -141,9 +141,9 @@ impl ImageService for ServedImages {
 
     async fn pull(&self, asked: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
         let node = self.readiness.node().await?;
-        let request = Self::request(asked, node.parts().engine.is_some(), node.settings().callers);
+        let request = Self::request(asked, node.local().is_some(), node.settings().callers);
         let ensured = tokio::select! {
-            ensured = node.parts().manager.ensure(&request, progress) => ensured,
+            ensured = node.parts.manager.ensure(&request, progress) => ensured,
             () = self.working.cancelled() => {
                 let message = format!("the pull of `{}` was given up: the daemon is stopping", asked.image.image);
                 return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
@@ -156,7 +156,7 @@ impl ImageService for ServedImages {
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let node = self.readiness.node().await?;
-        let parts = node.parts();
+        let parts = &node.parts;
         let used = if node.settings().callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
         // Later requests for the image wait until it is removed or kept.
         let removed = parts.gc.remove_ordered(spec, used, SystemTime::now()).await;
@@ -183,6 +183,6 @@ impl ImageService for ServedImages {
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         // A kubelet does not start without an answer; a store that is still opening has one soon.
         let Some(node) = self.readiness.now() else { return Ok(self.filesystems.last()) };
-        self.filesystems.answer(node.parts().runtime.filesystem()).await
+        self.filesystems.answer(node.parts.runtime.filesystem()).await
     }
 }

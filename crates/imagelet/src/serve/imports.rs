@@ -89,7 +89,7 @@ impl ImportSite for RuntimeSite {
     }
 
     async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
-        let place = runtime.place().ok_or(ForwardReason::Snapshotter(None))?;
+        let place = runtime.place().ok_or(ForwardReason::SnapshotterUnknown)?;
         let config = ContainerdConfig {
             socket: self.socket.clone(),
             image_mountpoint: place.folder(),

@@ -63,13 +63,12 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         Backend::Cri(runtime) => open_runtime(runtime, &settings, role, &metrics).await?,
     };
     let pulls = if store.engine.is_some() { PullTracker::default() } else { PullTracker::of_runtime() };
-    let mut runtime = RuntimeManager::new(store.images, store.containers)
-        .pinning(settings.pinned.clone())
-        .measured(Arc::clone(&metrics))
-        .observed(Arc::new(pulls.clone()));
-    if let Some(layers) = store.layers {
-        runtime = runtime.with_layers(layers);
-    }
+    let runtime = RuntimeManager {
+        pinned: Arc::new(settings.pinned.clone()),
+        observer: Some(Arc::new(pulls.clone())),
+        layers: store.layers,
+        ..RuntimeManager::new(store.images, store.containers).measured(Arc::clone(&metrics))
+    };
     // Without write access to the store its inventory is read-only, too. With write access this process owns both.
     let is_read_only = match &store.engine {
         Some(engine) => engine.check_writable().is_err(),
@@ -120,7 +119,8 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         providers,
         decisions,
         metrics,
-        engine: store.engine,
+        unpacking: store.engine.as_ref().map(|engine| engine.confinement().to_string()),
+        is_read_only,
         imports: store.imports.as_ref().map(|(images, _)| Arc::clone(images)),
         backend: store.name,
         is_daemon: role == Role::Daemon,
@@ -128,7 +128,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         takes_over,
     };
     let node = Arc::new(LocalNode::new(parts, settings));
-    if let Some(engine) = &node.parts().engine {
+    if let Some(engine) = store.engine {
         engine.ask_for_room(Arc::new(SpaceByCollection::new(&node)));
     }
     if let Some((images, site)) = store.imports {

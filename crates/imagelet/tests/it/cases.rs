@@ -32,7 +32,7 @@ const EAGER: &str = "imageMinimumGCAge: 1ms\ngc: {enabled: false, leaseFor: 0s}\
 const FIRST: &str = "reg.test/first:v1";
 const SECOND: &str = "reg.test/second:v1";
 
-/// A daemon over a runtime that has two images, both seen, nobody using them.
+/// A daemon over a runtime that has two images, both seen, unused.
 struct Scene {
     runtime: Runtime,
     daemon: Daemon,
@@ -148,10 +148,10 @@ fn a_hundred_callers_share_one_pull_and_one_that_goes_takes_nothing_along() {
             clients.spawn(async move { pull(&client, &asked).await })
         })
         .collect();
-    let askers = || daemon.run(["status", "-o", "json"]).json()["pulls"][0]["askers"].clone();
-    wait_until("all callers", || askers() == CALLERS);
+    let shared_by = || daemon.run(["status", "-o", "json"]).json()["pulls"][0]["askers"].clone();
+    wait_until("all callers", || shared_by() == CALLERS);
     callers.remove(0).abort();
-    wait_until("the others", || askers() == CALLERS - 1);
+    wait_until("the others", || shared_by() == CALLERS - 1);
     drop(held);
     for caller in callers {
         assert_eq!(clients.block_on(caller).unwrap().unwrap(), image.id());
@@ -200,7 +200,7 @@ fn removals_and_pulls_of_one_image_at_once_fail_neither_and_leave_no_phantom() {
     assert_eq!(daemon.run(["ls", "-q", "--all"]).ok(), "");
     assert!(daemon.stop(Signal::TERM).success());
     let layers = folder.path().join("store/layers");
-    assert_eq!(std::fs::read_dir(layers).unwrap().count(), 0, "layers that nobody needs are left");
+    assert_eq!(std::fs::read_dir(layers).unwrap().count(), 0, "unneeded layers are left");
 }
 
 /// An answer of the socket to bytes that no client of ours would send: its status, and its messages.
@@ -264,9 +264,9 @@ fn odd_requests_have_the_codes_that_callers_know() {
         let spec = v1::ImageSpec { image: name.clone(), ..v1::ImageSpec::default() };
         let later = Later { image: Some(spec), reasons: vec!["new".into(); 1000] }.encode_to_vec();
         let (status, message) = raw(&daemon, "runtime.v1.ImageService/ImageStatus", &later).await;
-        let told = v1::ImageStatusResponse::decode(&message[5..]).unwrap();
+        let shown = v1::ImageStatusResponse::decode(&message[5..]).unwrap();
         assert_eq!(
-            (status.as_str(), told.image.unwrap().id.as_str()),
+            (status.as_str(), shown.image.unwrap().id.as_str()),
             ("0", image.id()),
             "unknown fields are passed over"
         );
@@ -294,7 +294,7 @@ fn ten_thousand_images_come_in_one_list_or_in_a_stream_of_small_messages() {
     let daemon = before(folder.path(), &runtime.endpoint(), "", EAGER);
     in_runtime(async {
         assert_eq!(connect(&daemon).await.list(None).await.unwrap().len(), COUNT, "as a kubelet asks");
-        // A client that left the limit of its stack at 4 MiB is told so by its stack, and may ask for a stream.
+        // A client that left the limit of its stack at 4 MiB gets an error from its stack, and may request a stream.
         let mut client = raw_client(&daemon).await;
         let refused = client.list_images(v1::ListImagesRequest::default()).await.unwrap_err();
         assert!(matches!(refused.code(), Code::OutOfRange | Code::ResourceExhausted), "{refused}");
@@ -412,8 +412,8 @@ fn the_handler_of_a_pod_reaches_the_runtime_and_what_it_uses_is_known() {
             client.pull_image(asked).await.unwrap();
         }
     });
-    let told = scene.runtime.with(|script| script.calls.clone());
-    assert_eq!(told, ["kata", "gvisor", "kata"].map(|handler| format!("pull reg.test/third:v1 for {handler:?}")));
+    let shown = scene.runtime.with(|script| script.calls.clone());
+    assert_eq!(shown, ["kata", "gvisor", "kata"].map(|handler| format!("pull reg.test/third:v1 for {handler:?}")));
     // The runtime keeps one store for all: what it lists without a handler is what was handed out for one.
     let third = scripted::id_of("reg.test/third:v1");
     let listed = scene.listed();

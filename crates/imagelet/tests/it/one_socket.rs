@@ -97,8 +97,8 @@ fn a_store_alone_tells_honestly_that_it_runs_nothing() {
         assert_eq!((version.runtime_version.as_str(), version.runtime_api_version.as_str()), ("0.1.0", "v1"));
         let status = client.status(v1::StatusRequest { verbose: true }).await.unwrap().into_inner();
         let conditions = status.status.unwrap().conditions;
-        let told: Vec<_> = conditions.iter().map(|condition| (condition.r#type.as_str(), condition.status)).collect();
-        assert_eq!(told, [("RuntimeReady", false), ("NetworkReady", false)]);
+        let answer: Vec<_> = conditions.iter().map(|condition| (condition.r#type.as_str(), condition.status)).collect();
+        assert_eq!(answer, [("RuntimeReady", false), ("NetworkReady", false)]);
         assert!(!status.info.is_empty(), "`crictl info` shows it");
         assert!(client.runtime_config(v1::RuntimeConfigRequest {}).await.unwrap().into_inner().linux.is_some());
         let none = client.list_pod_sandbox(v1::ListPodSandboxRequest::default()).await.unwrap().into_inner();
@@ -140,12 +140,12 @@ fn lists_too_long_for_a_message_come_in_streams_where_the_runtime_has_them() {
     assert_eq!(listed(&daemon), Ok(COUNT));
     in_runtime(async {
         // As a kubelet asks: without the annotations it fits.
-        let told = connect(&daemon).await.list(None).await.unwrap();
-        assert_eq!(told.len(), COUNT);
-        assert_eq!(told[0].spec.annotations, []);
+        let answer = connect(&daemon).await.list(None).await.unwrap();
+        assert_eq!(answer.len(), COUNT);
+        assert_eq!(answer[0].spec.annotations, []);
     });
     drop(daemon);
-    // The kubelet asks for one message only; what is too long for it is told, and nothing is made of it.
+    // The kubelet asks for one message only; a longer list is an error.
     let daemon = before(folder.path(), &runtime.endpoint(), "", "gc: {enabled: false}\ncompatibility: kubelet\n");
     assert!(listed(&daemon).unwrap_err().contains("message length too large"));
     drop(daemon);
@@ -171,8 +171,8 @@ fn who_is_told_of_an_image_at_length_is_leased_it_as_who_is_told_briefly() {
         let mut client = raw_client(&daemon).await;
         for (name, verbose) in [(&names[0], true), (&names[1], false)] {
             let image = Some(v1::ImageSpec { image: name.clone(), ..v1::ImageSpec::default() });
-            let told = client.image_status(v1::ImageStatusRequest { image, verbose }).await.unwrap().into_inner();
-            assert_eq!(told.image.unwrap().repo_tags, std::slice::from_ref(name));
+            let answer = client.image_status(v1::ImageStatusRequest { image, verbose }).await.unwrap().into_inner();
+            assert_eq!(answer.image.unwrap().repo_tags, std::slice::from_ref(name));
         }
     });
     let done = daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json();
@@ -220,19 +220,19 @@ fn a_runtime_is_told_all_that_a_caller_says_of_its_pod_and_of_the_image() {
         });
         assert_eq!(futures_util::future::join_all(pulls).await, [scripted::id_of(name), scripted::id_of(name)]);
     });
-    let mut told = runtime.with(|script| script.asked.clone());
-    told.sort_by_key(|told| std::cmp::Reverse(told.sandbox_config == asks[0].sandbox_config));
-    assert_eq!(told.len(), asks.len());
-    for (told, ask) in told.iter().zip(&asks) {
-        assert_eq!((&told.image, &told.sandbox_config), (&ask.image, &ask.sandbox_config));
-        let auth = told.auth.as_ref().unwrap();
+    let mut answer = runtime.with(|script| script.asked.clone());
+    answer.sort_by_key(|answer| std::cmp::Reverse(answer.sandbox_config == asks[0].sandbox_config));
+    assert_eq!(answer.len(), asks.len());
+    for (answer, ask) in answer.iter().zip(&asks) {
+        assert_eq!((&answer.image, &answer.sandbox_config), (&ask.image, &ask.sandbox_config));
+        let auth = answer.auth.as_ref().unwrap();
         assert_eq!((&auth.username, &auth.password), (&login.username, &login.password));
     }
     let log = daemon.part.log();
     for secret in ["zebra-lantern-42", "annotated", "kubepods-pod1"] {
         assert!(!log.contains(secret), "`{secret}` is in the log:\n{log}");
     }
-    // A pull for nobody in particular is told as that.
+    // A pull without a pod has none at the runtime.
     in_runtime(async { pull(&connect(&daemon).await, &request(name)).await.unwrap() });
     let last = runtime.with(|script| script.asked.last().cloned()).unwrap();
     assert_eq!((last.sandbox_config, last.auth), (None, None));

@@ -115,7 +115,7 @@ fn a_plugin_opens_a_registry_and_its_answer_is_kept() {
     bed.plugin(
         "good",
         &format!(
-            "echo \"$* $PLACE ${{IMAGELET_CREDS-none}}\" > $notes.told\n\
+            "echo \"$* $PLACE ${{IMAGELET_CREDS-none}}\" > $notes.shown\n\
              tee $notes.question > /dev/null\n{}",
             print(&bed.answer(USER, PASSWORD))
         ),
@@ -134,12 +134,12 @@ fn a_plugin_opens_a_registry_and_its_answer_is_kept() {
         bed.registry.address()
     );
     assert_eq!(question, expected);
-    let told = metrics(&port.address());
+    let shown = metrics(&port.address());
     for line in [
         "kubelet_credential_provider_plugin_duration_count{plugin_name=\"good\"} 1\n",
         "kubelet_credential_provider_config_info{hash=\"sha256:",
     ] {
-        assert!(told.contains(line), "{line} is not told:\n{told}");
+        assert!(shown.contains(line), "{line} is missing:\n{shown}");
     }
     assert!(!daemon.part.log().contains(PASSWORD));
     assert!(daemon.stop(Signal::TERM).success());
@@ -163,12 +163,12 @@ fn a_plugin_that_fails_is_told_with_the_pull_that_fails_for_it_and_without_its_s
     assert!(!stderr.contains(PASSWORD), "{stderr}");
     assert!(daemon.part.log().contains("Failed to provide credentials for image"));
     assert!(!daemon.part.log().contains(PASSWORD));
-    let told = metrics(&port.address());
+    let shown = metrics(&port.address());
     for line in [
         "kubelet_credential_provider_plugin_errors_total{plugin_name=\"broken\"} 1\n",
         "imagelet_credential_provider_failures_total{plugin_name=\"broken\",reason=\"run\"} 1\n",
     ] {
-        assert!(told.contains(line), "{line} is not told:\n{told}");
+        assert!(shown.contains(line), "{line} is missing:\n{shown}");
     }
 }
 
@@ -219,8 +219,8 @@ fn plugins_that_lie_are_each_told_apart_and_keep_nobody_from_the_one_that_does_n
     let daemon = bed.daemon(&[]);
     let stderr = daemon.run(["pull", &image]).refused(&[]);
     for (name, _, text) in &liars {
-        let told = stderr.find(&format!("credential provider `{name}`")).unwrap_or_else(|| panic!("{name}: {stderr}"));
-        assert!(stderr[told..].contains(text), "{name} does not tell `{text}`:\n{stderr}");
+        let shown = stderr.find(&format!("credential provider `{name}`")).unwrap_or_else(|| panic!("{name}: {stderr}"));
+        assert!(stderr[shown..].contains(text), "{name} does not tell `{text}`:\n{stderr}");
         assert_eq!(bed.runs(name), 1, "{name}");
     }
 
@@ -278,18 +278,18 @@ fn a_reload_takes_good_plugins_and_never_bad_ones() {
     bed.configure(&[bed.provider("good")]);
     let images: Vec<String> = (0..3).map(|index| bed.push(&format!("app-{index}:v1"))).collect();
     let daemon = bed.daemon(&[]);
-    let told = |word: &str| daemon.part.log().matches(word).count();
+    let shown = |word: &str| daemon.part.log().matches(word).count();
     daemon.run(["pull", &images[0]]).ok();
 
     bed.configure(&[bed.provider("none")]);
     daemon.part.signal(Signal::HUP);
-    wait_until("the refusal", || told("the old one stays in force") == 1);
+    wait_until("the refusal", || shown("the old one stays in force") == 1);
     daemon.run(["pull", &images[1]]).ok();
-    assert_eq!((bed.runs("good"), told("configuration reloaded")), (1, 0), "what was cached is still there");
+    assert_eq!((bed.runs("good"), shown("configuration reloaded")), (1, 0), "what was cached is still there");
 
     bed.configure(&[bed.provider("better")]);
     daemon.part.signal(Signal::HUP);
-    wait_until("the reload", || told("configuration reloaded") == 1);
+    wait_until("the reload", || shown("configuration reloaded") == 1);
     daemon.run(["pull", &images[2]]).ok();
     assert_eq!((bed.runs("good"), bed.runs("better")), (1, 1));
 }

@@ -503,7 +503,7 @@ fn more_than_a_daemon_takes_is_refused_before_it_is_sent() {
     let text = pod("web", "127.0.0.1:1/a:v1", "Never", "")
         .replace("name: web", &format!("annotations: {{a: {long}}}, name: web"));
     let file = node.write("long.yaml", &text);
-    let stderr = daemon.run(["ensure", "-f", &file]).refused(&["bytes to tell the daemon", "1048576", "hint: "]);
+    let stderr = daemon.run(["ensure", "-f", &file]).refused(&["the limit is 1048576", "hint: "]);
     assert!(stderr.len() < 2000, "{stderr}");
     assert_eq!(
         reasons(&failed(&with_store(&scratch().path().join("s"), ["ensure", "-o", "json", "-f", &file]))),

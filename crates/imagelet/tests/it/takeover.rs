@@ -72,7 +72,7 @@ fn write_config(path: &Path, state: &Path, adopt_from: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// What is told of each image, by the last part of its first name.
+/// The origin of each image, by the last part of its first name.
 fn by_name<'a>(document: &'a Value, field: &str) -> BTreeMap<String, &'a Value> {
     let rows = document["images"].as_array().unwrap().iter();
     rows.map(|row| (row["names"][0].as_str().unwrap().rsplit('/').next().unwrap().to_owned(), &row[field])).collect()
@@ -130,13 +130,13 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
         all.sort();
         all.to_vec()
     };
-    let mut told = Vec::new();
+    let mut shown = Vec::new();
     wait_until("the kubelet's images to be adopted", || {
-        told = origins(&daemon);
-        told == expected(&["good:v1", "broken:v1", "later:v1"])
+        shown = origins(&daemon);
+        shown == expected(&["good:v1", "broken:v1", "later:v1"])
     });
 
-    // The record tells since when; one that cannot be read is told of, and dates nothing.
+    // The record dates an image; an unreadable one is reported and dates nothing.
     let by = format!("the kubelet in {}", kubelet.root.display());
     let why = daemon.run(["why", &images["good:v1"], "-o", "json"]).json();
     assert_eq!(why["images"][0]["now"]["firstSeen"], "2026-01-02T02:04:05Z", "{why:#}");
@@ -159,10 +159,10 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
         text.matches("\"origin\":\"adopted\"").count() >= 3
     });
     assert!(written, "the ledger was not written");
-    // A daemon that is killed and started again knows all this, and tells of no adoption twice.
+    // A daemon that is killed and started again knows all this, and reports no adoption twice.
     daemon.part.kill();
     daemon = Daemon::start(folder.path(), arguments);
-    wait_until("the pass after the start", || origins(&daemon) == told);
+    wait_until("the pass after the start", || origins(&daemon) == shown);
     let plan = daemon.run(["gc", "--dry-run", "--all-unused", "--now", "-o", "json"]).json();
     let verdicts = by_name(&plan, "verdict");
     let goes: Vec<&str> = verdicts.iter().filter(|(_, it)| **it == "remove").map(|(name, _)| name.as_str()).collect();
@@ -187,11 +187,11 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
     let left: Vec<String> = origins(&daemon).into_iter().map(|(name, _)| name).collect();
     assert_eq!(left, ["begun:v1", "linked:v1", "other:v1"]);
 
-    // While the runtime is away nobody says that an image is not there, nor that there are none.
+    // While the runtime is away no image is reported absent.
     containerd.kill();
     let text = daemon.run(["why", &images["loaded:v1"]]).ok();
     assert!(text.contains("unknown, the runtime does not answer") && !text.contains("not present"), "{text}");
-    daemon.run(["why", "registry.example/never:v1"]).refused(&["nobody can tell whether it is present"]);
+    daemon.run(["why", "registry.example/never:v1"]).refused(&["not known whether it is present"]);
     let status = daemon.run(["status"]).ok();
     let images = status.lines().find(|line| line.starts_with("Images:")).unwrap();
     assert!(images.ends_with("unknown") && status.contains("Problem:"), "{status}");

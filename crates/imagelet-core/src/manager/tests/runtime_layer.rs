@@ -245,10 +245,11 @@ async fn an_image_is_pinned_while_one_of_its_names_is_as_the_vectors_say() {
             _ => pinned.insert(name),
         };
         let names = crate::image::PinnedNames::exactly(pinned.iter().copied());
-        let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(NoContainers)).pinning(names.clone());
+        let mut runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(NoContainers));
+        runtime.pinned = Arc::new(names.clone());
         if op == "pin+delete" {
             assert!(names.pins(&normal(name)));
-            runtime.untag(name).await.unwrap();
+            runtime.local().expect("the fake").untag(name).await.unwrap();
         }
         let image = runtime.list(None).await.unwrap().into_images().remove(0);
         assert_eq!(Value::Bool(image.pinned), wanted["image_pinned"], "{step}");

@@ -106,10 +106,6 @@ mod tests {
             }])
         }
 
-        async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
-            Ok(Vec::new())
-        }
-
         async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
             assert_eq!(container_id, self.id);
             Ok(vec![self.id.to_owned()])

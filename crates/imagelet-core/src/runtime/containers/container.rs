@@ -14,22 +14,22 @@ pub trait ContainerService: Send + Sync + fmt::Debug {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError>;
 
     /// All sandboxes, in any state.
-    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError>;
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        Ok(Vec::new())
+    }
 
-    /// Ids or references of the images mounted into a container as volumes.
-    ///
-    /// A missing container has none.
-    async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError>;
+    /// Ids or references of the images mounted into a container as volumes; a missing container has none.
+    async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        Ok(Vec::new())
+    }
 
     /// Whether a container that is no longer listed is certainly removed. False in doubt.
-    async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
-        let _ = container_id;
+    async fn is_gone(&self, _container_id: &str) -> Result<bool, RuntimeError> {
         Ok(false)
     }
 
     /// The image of a sandbox itself, which no container names.
-    async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
-        let _ = sandbox_id;
+    async fn sandbox_image(&self, _sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         Ok(SandboxImage::Unknown)
     }
 
@@ -57,12 +57,6 @@ pub struct NoContainers;
 #[async_trait]
 impl ContainerService for NoContainers {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
-        Ok(Vec::new())
-    }
-    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
-        Ok(Vec::new())
-    }
-    async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
         Ok(Vec::new())
     }
 }

@@ -9,10 +9,8 @@ use crate::runtime::details::value_or_none;
 
 /// Longest JSON text read: the runtime's whole configuration, or a sandbox with its OCI specification.
 const JSON_BYTES_MAX: usize = 4 << 20;
-/// No reference or id is longer.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// The fields under `info` of a sandbox.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct SandboxInfo {
@@ -20,7 +18,6 @@ struct SandboxInfo {
     image: Option<String>,
 }
 
-/// The fields under `config` of a runtime.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct RuntimeConfig {

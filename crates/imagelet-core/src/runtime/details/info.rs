@@ -8,7 +8,6 @@ use serde_json::value::RawValue;
 use super::{ImageDetails, JsonText, LAYERS_MAX, LayerDetails, value_or_none};
 use crate::image::{ByteSize, Digest, Image};
 
-/// The name that every runtime uses.
 const INFO: &str = "info";
 /// Longest JSON text read: the largest configuration with its surroundings.
 const JSON_BYTES_MAX: usize = 9 << 20;

@@ -1,10 +1,10 @@
-//! What a store knows of one image beyond its line in a list: what CRI's verbose status tells.
+//! The details of one image, as in CRI's verbose status.
 
 mod info;
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::image::{ByteSize, Digest, Image};
@@ -31,8 +31,37 @@ pub struct ImageDetails {
     pub layers: Vec<LayerDetails>,
     /// The fetched size: manifest, configuration and compressed layers.
     pub compressed: Option<ByteSize>,
+    /// What was pulled, as the embedded store records it.
+    pub pulled: Option<PulledManifest>,
     /// Further details of the store: JSON texts by name.
     pub info: BTreeMap<String, String>,
+}
+
+/// The manifest that an image was pulled by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PulledManifest {
+    /// Its digest.
+    pub digest: Digest,
+    /// `OS/ARCHITECTURE`
+    pub platform: String,
+    /// Lowest first.
+    pub layers: Vec<PulledLayer>,
+    /// Time of the pull, in seconds since 1970.
+    pub at: u64,
+}
+
+/// A layer in the manifest of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PulledLayer {
+    /// Digest of a compressed blob that was fetched and unpacked to this layer; empty if unknown.
+    pub blob: String,
+    /// Size of that blob.
+    pub size: u64,
+    /// Digest of the uncompressed tar.
+    pub diff_id: Digest,
+    /// Media type in the manifest.
+    pub media_type: String,
 }
 
 /// A layer of an image.
@@ -54,6 +83,7 @@ impl ImageDetails {
             config: None,
             layers: Vec::new(),
             compressed: None,
+            pulled: None,
             info: BTreeMap::new(),
         }
     }
@@ -112,7 +142,6 @@ impl fmt::Debug for JsonText {
     }
 }
 
-/// The fields read of a configuration; others may be anything.
 #[derive(Default, Deserialize)]
 struct Said {
     #[serde(default, deserialize_with = "value_or_none")]
@@ -147,7 +176,6 @@ impl<'de> Deserialize<'de> for Labels {
     }
 }
 
-/// A value of the expected type, or the default.
 pub(super) fn value_or_none<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
@@ -155,7 +183,6 @@ pub(super) fn value_or_none<'de, D: serde::Deserializer<'de>, T: serde::de::Dese
     Ok(serde_json::from_str(raw.get()).ok())
 }
 
-/// The layers, where all are digests and not too many.
 fn sound(diff_ids: &[String]) -> Option<Vec<Digest>> {
     if diff_ids.len() > LAYERS_MAX {
         return None;

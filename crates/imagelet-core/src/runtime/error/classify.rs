@@ -105,22 +105,22 @@ const PLACES: [(&str, Stage); 12] = [
     ("no usable manifest", Stage::Manifest),
 ];
 
-/// Classifies a runtime's error by its kind, from the wire's status code, and its text.
 pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
     let text = text.to_ascii_lowercase();
-    let told = |part: &str| text.contains(part);
-    let place = PLACES.iter().find(|(part, _)| told(part)).map(|(_, hop)| *hop);
+    let has = |part: &str| text.contains(part);
+    let place = PLACES.iter().find(|(part, _)| has(part)).map(|(_, hop)| *hop);
     if kind == RuntimeErrorKind::Unavailable {
-        let class = if told("read-only") { C::DiskFailed } else { C::RuntimeUnavailable };
-        return Fault::new(class, if class == C::DiskFailed { Stage::Disk } else { Stage::Runtime });
+        return match has("read-only") {
+            true => Fault::new(C::DiskFailed, Stage::Disk),
+            false => Fault::new(C::RuntimeUnavailable, Stage::Runtime),
+        };
     }
     // A resolver without a response, and not a registry without one.
-    if told("lookup ") && told("i/o timeout") && !told("proxyconnect") {
+    if has("lookup ") && has("i/o timeout") && !has("proxyconnect") {
         return Fault::new(C::HostNotFound, Stage::Dns);
     }
     // An error while unpacking is the layer's; disk errors were matched before.
-    let told_text = TEXTS.iter().find(|(part, ..)| told(part));
-    if let Some((_, class, hop)) = told_text {
+    if let Some((_, class, hop)) = TEXTS.iter().find(|(part, ..)| has(part)) {
         let class = match (class, place) {
             (C::ImageUnknown, Some(Stage::Blob)) => C::BlobUnknown,
             (class, _) => *class,
@@ -157,9 +157,8 @@ impl RuntimeError {
         let mut next: Option<&(dyn Error + 'static)> = Some(self);
         let mut guessed = None;
         while let Some(error) = next {
-            let refusal = error.downcast_ref::<Self>();
-            if let Some(said) = refusal.and_then(Self::said_fault) {
-                return said.clone();
+            if let Some(fault) = error.downcast_ref::<Self>().and_then(|error| error.fault.as_deref()) {
+                return fault.clone();
             }
             let met = error.downcast_ref::<io::Error>();
             guessed = guessed.or_else(|| met.and_then(|error| from_disk(self.kind(), error)));

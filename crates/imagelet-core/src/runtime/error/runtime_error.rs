@@ -1,6 +1,6 @@
 //! The error of a store or runtime call.
 
-use std::{error::Error, fmt};
+use std::error::Error;
 
 use super::error_class::Fault;
 
@@ -41,12 +41,14 @@ pub enum RuntimeErrorKind {
 }
 
 /// An error of a store or runtime. Prints the action, the subject and the reason; the cause is its source.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub struct RuntimeError {
     kind: RuntimeErrorKind,
     message: String,
     hint: Option<String>,
-    fault: Option<Box<Fault>>,
+    /// The class and stage, where the origin recorded them.
+    pub(super) fault: Option<Box<Fault>>,
     /// Set where the error proves more than an outage, whatever its kind.
     no_outage: bool,
     source: Option<Box<dyn Error + Send + Sync>>,
@@ -92,11 +94,6 @@ impl RuntimeError {
     pub fn with_fault(mut self, fault: Fault) -> Self {
         self.fault = Some(Box::new(fault));
         self
-    }
-
-    /// The class and stage recorded at the origin; see [`RuntimeError::fault`] for the result.
-    pub(super) fn said_fault(&self) -> Option<&Fault> {
-        self.fault.as_deref()
     }
 
     /// Marks that the registry answered or is not the one meant: the error proves no outage.
@@ -155,16 +152,4 @@ pub fn error_chain(error: &dyn Error) -> String {
         cause = error.source();
     }
     text
-}
-
-impl fmt::Display for RuntimeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for RuntimeError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
-    }
 }

@@ -55,7 +55,8 @@ pub(super) fn import_obstacle(question: &ImportQuestion<'_>) -> Option<ForwardRe
         Err(why) => return Some(ForwardReason::RuntimeUnknown(why.to_owned())),
     };
     if runtime.snapshotter() != Some(SNAPSHOTTER) {
-        return Some(ForwardReason::Snapshotter(runtime.snapshotter().map(str::to_owned)));
+        let name = runtime.snapshotter().map(str::to_owned);
+        return Some(name.map_or(ForwardReason::SnapshotterUnknown, ForwardReason::Snapshotter));
     }
     if runtime.place().is_none() {
         return Some(ForwardReason::RootUnreachable("it reports no folder of the snapshotter".to_owned()));
@@ -100,10 +101,7 @@ fn of_image(name: &Reference, runtime: &RuntimeInfo, question: &ImportQuestion<'
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
     /// The runtime pulls the image, once. With `remember`, a success lets the registry be forwarded first for a while.
-    Forward {
-        /// Whether the runtime's settings may explain its success.
-        remember: bool,
-    },
+    Forward { remember: bool },
     /// The pull fails.
     Fail,
 }
@@ -146,7 +144,6 @@ pub(super) fn after_failure(
     }
 }
 
-/// Registries with a recent successful forward.
 #[derive(Debug, Default)]
 pub(super) struct PreferredRegistries(HashMap<String, Instant>);
 

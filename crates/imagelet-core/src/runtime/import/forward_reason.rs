@@ -1,7 +1,5 @@
 //! The way of a pull, imported or forwarded, and the reason for a forward.
 
-use std::fmt;
-
 use crate::runtime::Fault;
 
 /// A registry setting of a runtime that imagelet does not read.
@@ -30,62 +28,54 @@ impl RegistrySetting {
 }
 
 /// The way an image entered a runtime.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PullWay {
     /// imagelet fetched it into the runtime's own stores.
+    #[error("imported into the runtime")]
     Imported,
     /// The runtime pulled it itself.
+    #[error("forwarded to the runtime: {0}")]
     Forwarded(ForwardReason),
 }
 
 /// Why a pull is forwarded to the runtime.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum ForwardReason {
-    /// `runtimeImport: never`
+    #[error("`runtimeImport` is `never`")]
     SwitchedOff,
-    /// The runtime is unknown.
+    #[error("the runtime cannot be asked what it is: {0}")]
     RuntimeUnknown(String),
-    /// The runtime is not containerd.
+    #[error("the runtime is `{0}`, and import is for `containerd`")]
     OtherRuntime(String),
-    /// The images are in another snapshotter, or in several.
-    Snapshotter(Option<String>),
-    /// The runtime has no such handler.
+    #[error("the snapshotter is `{0}`, and import is for `overlayfs`")]
+    Snapshotter(String),
+    #[error("the runtime has several snapshotters and reports no default")]
+    SnapshotterUnknown,
+    #[error("the runtime reports no handler `{0}`")]
     HandlerUnknown(String),
-    /// The images of this handler are in another snapshotter.
-    HandlerSnapshotter {
-        /// The handler.
-        handler: String,
-        /// Its snapshotter.
-        snapshotter: String,
-    },
+    #[error("the snapshotter of handler `{handler}` is `{snapshotter}`, and import is for `overlayfs`")]
+    HandlerSnapshotter { handler: String, snapshotter: String },
     /// The process is not root, or in a user namespace of its own.
+    #[error("{0}")]
     Rights(String),
-    /// The runtime's folder is unreachable at the reported path.
+    #[error("the runtime's folder cannot be reached: {0}")]
     RootUnreachable(String),
-    /// Layers cannot be staged beside the runtime's own.
+    #[error("layers cannot be staged beside the runtime's own: {0}")]
     Staging(String),
-    /// The runtime's own API does not respond.
+    #[error("the runtime's own interface does not answer: {0}")]
     ApiClosed(String),
-    /// The image has no name that can be pulled.
+    #[error("the image has no name that can be pulled")]
     NameInvalid,
-    /// The runtime starts sandboxes from the image, and marks it during its own pull.
+    #[error("sandboxes are started from the image, and the runtime has to mark it")]
     SandboxImage,
-    /// The runtime has a setting for the registry that imagelet does not read.
-    RegistrySetting {
-        /// The setting.
-        setting: RegistrySetting,
-        /// The registry.
-        registry: String,
-    },
-    /// The runtime recently pulled from the registry where imagelet failed.
+    #[error("the runtime has {} for registry `{registry}`, which imagelet does not read", setting.key())]
+    RegistrySetting { setting: RegistrySetting, registry: String },
+    #[error("the runtime could pull from registry `{0}` lately, and imagelet could not")]
     RegistryPreferred(String),
     /// The import ended before any image record existed.
-    Failed {
-        /// Class and stage of the error.
-        fault: Fault,
-        /// The text of the error.
-        text: String,
-    },
+    #[error("the import failed ({} at {}): {text}", fault.class, fault.hop)]
+    Failed { fault: Fault, text: String },
 }
 
 impl PullWay {
@@ -113,7 +103,7 @@ impl ForwardReason {
             Self::SwitchedOff => "switched-off",
             Self::RuntimeUnknown(_) => "runtime-unknown",
             Self::OtherRuntime(_) => "other-runtime",
-            Self::Snapshotter(_) => "snapshotter",
+            Self::Snapshotter(_) | Self::SnapshotterUnknown => "snapshotter",
             Self::HandlerUnknown(_) => "handler-unknown",
             Self::HandlerSnapshotter { .. } => "handler-snapshotter",
             Self::Rights(_) => "rights",
@@ -125,44 +115,6 @@ impl ForwardReason {
             Self::RegistrySetting { .. } => "registry-setting",
             Self::RegistryPreferred(_) => "registry-preferred",
             Self::Failed { .. } => "import-failed",
-        }
-    }
-}
-
-impl fmt::Display for PullWay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Imported => f.write_str("imported into the runtime"),
-            Self::Forwarded(reason) => write!(f, "forwarded to the runtime: {reason}"),
-        }
-    }
-}
-
-impl fmt::Display for ForwardReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SwitchedOff => f.write_str("`runtimeImport` is `never`"),
-            Self::RuntimeUnknown(why) => write!(f, "the runtime cannot be asked what it is: {why}"),
-            Self::OtherRuntime(name) => write!(f, "the runtime is `{name}`, and import is for `containerd`"),
-            Self::Snapshotter(Some(name)) => write!(f, "the snapshotter is `{name}`, and import is for `overlayfs`"),
-            Self::Snapshotter(None) => f.write_str("the runtime has several snapshotters and reports no default"),
-            Self::HandlerUnknown(handler) => write!(f, "the runtime reports no handler `{handler}`"),
-            Self::HandlerSnapshotter { handler, snapshotter } => {
-                write!(f, "the snapshotter of handler `{handler}` is `{snapshotter}`, and import is for `overlayfs`")
-            }
-            Self::Rights(why) => f.write_str(why),
-            Self::RootUnreachable(why) => write!(f, "the runtime's folder cannot be reached: {why}"),
-            Self::Staging(why) => write!(f, "layers cannot be staged beside the runtime's own: {why}"),
-            Self::ApiClosed(why) => write!(f, "the runtime's own interface does not answer: {why}"),
-            Self::NameInvalid => f.write_str("the image has no name that can be pulled"),
-            Self::SandboxImage => f.write_str("sandboxes are started from the image, and the runtime has to mark it"),
-            Self::RegistrySetting { setting, registry } => {
-                write!(f, "the runtime has {} for registry `{registry}`, which imagelet does not read", setting.key())
-            }
-            Self::RegistryPreferred(registry) => {
-                write!(f, "the runtime could pull from registry `{registry}` lately, and imagelet could not")
-            }
-            Self::Failed { fault, text } => write!(f, "the import failed ({} at {}): {text}", fault.class, fault.hop),
         }
     }
 }

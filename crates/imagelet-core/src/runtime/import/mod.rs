@@ -1,7 +1,5 @@
 //! The ports of native import: an engine fetches and unpacks an image, and its layers become a runtime's own.
-//!
-//! [`ImageImporter`] is the whole import behind one call. [`LayerSink`] is the end of the pipeline: the runtime's own
-//! stores, reached past CRI. After an import the runtime owns ordinary images without a reference to imagelet.
+//! After an import the runtime owns ordinary images without a reference to imagelet.
 
 mod decide;
 mod forward_reason;
@@ -27,10 +25,6 @@ pub trait ImageImporter: Send + Sync + fmt::Debug {
     /// Fetches an image and imports it. Returns once the runtime lists the image and the disk has it.
     ///
     /// Dropping the future cancels the import; its resources in the runtime are released in the background.
-    ///
-    /// # Errors
-    /// With the stage at which the import ended: before [`ImportStage::Recorded`] the runtime knows no part of the
-    /// image.
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
 
     /// Disk space that running imports have reserved and not yet written.
@@ -42,9 +36,6 @@ pub trait ImageImporter: Send + Sync + fmt::Debug {
 pub trait ImageBacking: Send + Sync + fmt::Debug {
     /// Whether an image can start containers: the chain of all its layers has a snapshot, or the runtime has all blobs
     /// to unpack them again.
-    ///
-    /// # Errors
-    /// When the runtime does not respond.
     async fn is_usable(&self, image: &ImageId, chain: &Digest) -> Result<bool, RuntimeError>;
 }
 
@@ -79,20 +70,16 @@ impl ImportStage {
 #[async_trait]
 pub trait LayerSink: Send + Sync + fmt::Debug {
     /// Begins an import: the runtime now keeps the imported layers, and those of the image that it already has.
-    ///
-    /// # Errors
-    /// When the runtime rejects the call or does not respond.
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError>;
 }
 
 /// A running import. A drop before [`LayerImport::finish`] cancels it in the background.
 #[async_trait]
 pub trait LayerImport: Send + Sync + fmt::Debug {
-    /// The number of lowest layers that the runtime has already. They are held and need no fetch.
+    /// The number of lowest layers that the runtime holds already.
     fn present(&self) -> usize;
 
-    /// Whether the runtime now has layer `index` on top of all below it, as from a parallel import. The layer is then
-    /// held.
+    /// Whether the runtime now holds layer `index` on top of all below it, as from a parallel import.
     async fn holds(&self, index: usize) -> Result<bool, RuntimeError>;
 
     /// Moves an unpacked layer into the runtime. Layers may come in any order and in parallel: a layer waits for those

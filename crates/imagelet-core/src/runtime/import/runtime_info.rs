@@ -13,13 +13,9 @@ use crate::{
     runtime::{ImageFilesystems, default_sandbox_image, details::value_or_none},
 };
 
-/// The only runtime with stores for imports.
 const RUNTIME: &str = "containerd";
-/// The only snapshotter for imports.
 pub(super) const SNAPSHOTTER: &str = "overlayfs";
-/// The folder of a containerd snapshotter is this prefix and its name.
 const SNAPSHOTTER_FOLDER: &str = "io.containerd.snapshotter.v1.";
-/// Longest JSON text read: the runtime's whole configuration.
 const JSON_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 1024;
 const FOLDERS_MAX: usize = 64;
@@ -27,7 +23,6 @@ const FOLDERS_MAX: usize = 64;
 const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
 /// Parts of the ids of registry settings that imagelet does not read.
 const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
-/// Docker Hub in image names and in host names.
 const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
 
 /// A runtime and its configuration.

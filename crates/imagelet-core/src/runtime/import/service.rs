@@ -52,9 +52,6 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
 
     /// Opens staging and the runtime's own API.
-    ///
-    /// # Errors
-    /// With the reason that `status` shows.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason>;
 
     /// Returns once the runtime has released the resources of cancelled imports.
@@ -231,14 +228,12 @@ impl ImportingImages {
         }
     }
 
-    /// The chain id of all its layers. `None`: not reported.
     async fn chain_of(&self, image: &Image) -> Option<Digest> {
         let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
         self.inner.details(&spec).await.ok()??.chain_id
     }
 
-    /// Gives up the imports under way, and returns once the runtime has released what they held of it. No pull is
-    /// imported from here on.
+    /// Cancels the running imports, and returns once the runtime has released their resources.
     pub async fn close(&self) {
         self.closing.cancel();
         self.site.close().await;
@@ -252,7 +247,6 @@ impl ImportingImages {
         }
     }
 
-    /// The site to import at, or why the pull, or any, is not imported.
     async fn choose(
         &self,
         runtime: &Result<RuntimeInfo, String>,
@@ -345,7 +339,6 @@ impl ImportingImages {
         pulled
     }
 
-    /// Counts, logs and remembers the way of a pull that is over.
     fn note(&self, pull: &Pull<'_>, way: PullWay, failure: Option<&RuntimeError>) {
         let (image, took) = (shown_name(&pull.request.image.image).into_owned(), pull.began.elapsed());
         let (code, reason) = (way.code(), way.reason_code().unwrap_or_default());
@@ -366,7 +359,6 @@ impl ImportingImages {
     }
 }
 
-/// The registry that a pull asks.
 fn registry_of(request: &PullRequest) -> Option<String> {
     Some(request.image.image.parse::<Reference>().ok()?.canonical().domain().to_owned())
 }
@@ -387,7 +379,6 @@ impl ImageService for ImportingImages {
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
         let pull = Pull { request, progress, began: Instant::now() };
-        // Nothing is asked where nothing depends on the answer.
         let runtime = match self.mode {
             ImportMode::Never => Ok(RuntimeInfo::default()),
             _ => self.survey().await,

@@ -9,11 +9,12 @@ use std::{
     path::Path,
 };
 
+use imagelet_core::runtime::Findings;
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 use rustix::fs::OFlags;
 use serde::de::DeserializeOwned;
 
-use crate::store::{record::checksum, storage_error, verify::Findings};
+use crate::store::{record::checksum, storage_error};
 
 /// Larger than any file that the store writes; a longer one is damaged.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;

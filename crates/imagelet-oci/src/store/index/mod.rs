@@ -17,7 +17,7 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId, ImageNames, LookupError, look_up},
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{Findings, RuntimeError, RuntimeErrorKind},
 };
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +27,6 @@ use super::{
     files::durable::{SyncView, replace_file},
     record::{ImageRecord, LayerRecord, checksum},
     storage_error,
-    verify::Findings,
 };
 
 #[derive(Default)]

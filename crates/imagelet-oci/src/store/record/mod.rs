@@ -43,7 +43,7 @@ pub(crate) struct ImageRecord {
 
 /// A layer of an image, with the blob it was unpacked from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LayerEntry {
+pub(crate) struct LayerEntry {
     /// Digest of a compressed blob that was fetched and unpacked to this layer.
     #[serde(default, deserialize_with = "digest_if_known", skip_serializing_if = "Option::is_none")]
     pub blob: Option<Digest>,

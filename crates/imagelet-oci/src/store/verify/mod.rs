@@ -16,12 +16,14 @@ use std::{
     },
 };
 
-use imagelet_core::image::{Digest, DigestAlgorithm, ImageId};
+use imagelet_core::{
+    image::{Digest, DigestAlgorithm, ImageId},
+    runtime::{Findings, LayerCheck},
+};
 use rustix::{
     fs::{Advice, Mode, OFlags, fadvise},
     io::Errno,
 };
-use serde::{Deserialize, Serialize};
 
 use super::{
     Store,
@@ -30,77 +32,12 @@ use super::{
 };
 use crate::hash::Hash;
 
-/// Listed findings; further ones are only counted.
-const FINDINGS_MAX: usize = 20;
 const BUFFER: usize = 128 << 10;
 /// Files beside a layer's manifest that its record may have a digest of.
 const SIDE_FILES: [&str; 2] = ["implicit.json", "ownership.json"];
 const OTHER_RECORD: &str = "it is not the record that the store was opened with";
 /// Records are read whole; a longer file is damaged.
 const RECORD_MAX: u64 = 64 << 20;
-
-/// One deviation from what was written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finding {
-    /// Path below the folder of the image or layer. Control characters are percent-encoded.
-    pub path: String,
-    /// `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs` or
-    /// `unreadable`.
-    pub what: String,
-    /// Readable text with the values.
-    pub detail: String,
-}
-
-/// The findings in one place; none where every byte is as it was written.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Findings {
-    /// The first findings.
-    pub first: Vec<Finding>,
-    /// Number of further ones.
-    pub more: u64,
-}
-
-impl Findings {
-    pub(crate) fn of(path: &str, what: &str, detail: impl Into<String>) -> Self {
-        let mut findings = Self::default();
-        findings.add(path.to_owned(), what, detail.into());
-        findings
-    }
-
-    fn add(&mut self, path: String, what: &str, detail: String) {
-        if self.first.len() < FINDINGS_MAX {
-            self.first.push(Finding { path, what: what.to_owned(), detail });
-        } else {
-            self.more += 1;
-        }
-    }
-
-    /// Appends other findings.
-    pub fn merge(&mut self, other: Findings) {
-        for finding in other.first {
-            self.add(finding.path, &finding.what, finding.detail);
-        }
-        self.more += other.more;
-    }
-
-    /// Whether there are no findings.
-    pub fn is_empty(&self) -> bool {
-        self.first.is_empty()
-    }
-}
-
-/// A layer after its check.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LayerCheck {
-    /// What differs.
-    pub findings: Findings,
-    /// Paths checked.
-    pub files: u64,
-    /// Bytes read.
-    pub bytes: u64,
-    /// Files whose content only root can read; their metadata was compared.
-    pub unread: u64,
-}
 
 #[derive(Clone)]
 pub(crate) struct Watch {
@@ -214,16 +151,6 @@ impl Store {
             Err(error) => findings.unreadable(&name, &error),
         }
         Ok((findings, read))
-    }
-}
-
-impl Findings {
-    fn unreadable(&mut self, path: &str, error: &io::Error) {
-        match error.kind() {
-            io::ErrorKind::NotFound => self.add(path.into(), "missing", "it is missing".into()),
-            io::ErrorKind::InvalidData => self.add(path.into(), "content", error.to_string()),
-            _ => self.add(path.into(), "unreadable", format!("it cannot be read: {error}")),
-        }
     }
 }
 

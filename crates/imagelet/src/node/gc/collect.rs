@@ -99,12 +99,9 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
         }
     }
     if !request.dry_run
-        && let Some(engine) = &node.parts.engine
+        && let Some(store) = node.local()
     {
-        engine.sweep().await?;
-        if request.goal == GcGoal::AllUnused {
-            engine.discard_partial_blobs().await?;
-        }
+        store.sweep(request.goal == GcGoal::AllUnused).await?;
     }
     Ok(report)
 }

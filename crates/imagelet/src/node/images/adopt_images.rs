@@ -22,7 +22,7 @@ const UNREADABLE_REPORTED_MAX: usize = 1000;
 impl LocalNode {
     /// The kubelet root whose images count as adopted; none for an embedded store, into which only imagelet pulls.
     fn adopts_from(&self) -> Option<PathBuf> {
-        self.settings().collection.adopt_from.clone().filter(|_| self.parts.engine.is_none())
+        self.settings().collection.adopt_from.clone().filter(|_| self.local().is_none())
     }
 
     /// Adopts the images that the node's kubelet pulled; the next pass sees the origin.
@@ -93,7 +93,7 @@ impl LocalNode {
     }
 
     fn is_unreadable_news(&self, id: &ImageId) -> bool {
-        let mut told = self.unreadable_records.lock().unwrap_or_else(PoisonError::into_inner);
-        told.len() < UNREADABLE_REPORTED_MAX && told.insert(id.clone())
+        let mut reported = self.unreadable_records.lock().unwrap_or_else(PoisonError::into_inner);
+        reported.len() < UNREADABLE_REPORTED_MAX && reported.insert(id.clone())
     }
 }

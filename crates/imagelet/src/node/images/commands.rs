@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
     gc::{OrderError, UsedImages},
-    image::{ImageSpec, Reference},
+    image::{ByteSize, ImageSpec, Reference},
 };
 
 use super::image_row::{KnownSizes, details_of};
@@ -41,8 +41,8 @@ impl Command for InspectRequest {
         let found = rows
             .into_iter()
             .find(|row| row.id == image.id.as_str() && row.runtime_handler == image.spec.runtime_handler);
-        let details = match &node.parts.engine {
-            Some(engine) => engine.stored(&ImageSpec::new(image.id.as_str())).await?,
+        let details = match node.local() {
+            Some(_) => node.parts.runtime.details(&ImageSpec::new(image.id.as_str())).await?,
             None => None,
         };
         Ok(Inspected { image: found, details: details.as_ref().and_then(details_of) })
@@ -56,15 +56,15 @@ impl Command for RemoveRequest {
     type Answer = Removed;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Removed, Failure> {
-        if let Some(engine) = &node.parts.engine
+        if let Some(store) = node.local()
             && node.look(&self.image).await?.is_none()
-            && let Some(id) = engine.damaged(&self.image)
+            && let Some(id) = store.damaged(&self.image)
         {
-            let before = engine.disk_usage().await?.total;
+            let before = node.store_bytes().await?;
             node.parts.runtime.remove(&ImageSpec::new(id.as_str())).await?;
-            let freed = before.saturating_sub(engine.disk_usage().await?.total).0;
+            let freed = freed(before, node.store_bytes().await?);
             tracing::info!(image = %id, "removed a damaged image on request");
-            return Ok(Removed { id: id.to_string(), freed: Some(freed), ..Removed::default() });
+            return Ok(Removed { id: id.to_string(), freed, ..Removed::default() });
         }
         let image = node.find(&self.image).await?;
         let before = node.sizes().await?;
@@ -75,18 +75,15 @@ impl Command for RemoveRequest {
         let ordered = node.parts.gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()).await;
         ordered.map_err(|error| match error {
             OrderError::InUse { by, .. } => {
-                let user = by.first().map_or("somebody", String::as_str);
+                let user = by.first().map_or("a container", String::as_str);
                 Failure::new("InUse", format!("image `{}` is in use by {user}", self.image))
             }
             OrderError::Runtime(error) => error.into(),
             other => Failure::of(&other),
         })?;
-        let after = node.usage().await?;
+        let after = node.store_bytes().await?;
         tracing::info!(image = %image.id, names = ?image.names(), "removed an image on request");
-        let freed = match (&before.store, after) {
-            (Some(before), Some(after)) => Some(before.total.saturating_sub(after.total).0),
-            _ => before.freed_by(&image.id),
-        };
+        let freed = freed(before.store_bytes, after).or_else(|| before.freed_by(&image.id));
         node.removed_on_request(ActCode::RemovedOnRequest, &image, image.names(), "command", freed);
         if let Some(until) = &held_until {
             tracing::warn!(image = %image.id, until, "the removed image was held for a container that may still come");
@@ -115,12 +112,15 @@ impl Command for UntagRequest {
             return Err(Failure::new("InvalidArgument", format!("`{}` is an id, not a name", self.image))
                 .or_hint("`imagelet rm` removes an image with all its names"));
         };
-        let before = node.usage().await?;
-        node.parts.runtime.untag(&name).await?;
-        let after = node.usage().await?;
+        let before = node.store_bytes().await?;
+        node.store("the removal of one name")?.untag(&name).await?;
+        let freed = freed(before, node.store_bytes().await?);
         tracing::info!(image = %image.id, name, "removed a name on request");
-        let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
         node.removed_on_request(ActCode::UntaggedOnRequest, &image, std::slice::from_ref(&name), "command", freed);
         Ok(Removed { id: image.id.to_string(), names: vec![name], freed, ..Removed::default() })
     }
+}
+
+fn freed(before: Option<ByteSize>, after: Option<ByteSize>) -> Option<u64> {
+    Some(before?.saturating_sub(after?).0)
 }

@@ -7,32 +7,30 @@ use std::{
 
 use imagelet_core::{
     disks::FsStats,
-    image::{Digest, Image, ImageId},
+    image::{ByteSize, Image, ImageId},
     inventory::{ImageEntry, ImageOrigin},
-    runtime::{Certainty, LayerGraph},
+    runtime::{Certainty, ImageDetails, LayerGraph, PulledLayer},
 };
-use imagelet_oci::{LayerEntry, StoreUsage, StoredImage};
 use serde::Serialize;
-use serde_json::{json, value::RawValue};
+use serde_json::value::RawValue;
 
 use crate::api::{FsRow, ImageRow, moment};
 
 /// The use of an image whose runtime does not answer.
-pub(crate) const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
+pub(crate) const USES_UNKNOWN: &str = "unknown: the runtime does not answer";
 
 /// Sizes of images, as far as the embedded store or the runtime reports them.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSizes {
-    pub(crate) store: Option<StoreUsage>,
+    /// Bytes of the embedded store.
+    pub(crate) store_bytes: Option<ByteSize>,
     pub(crate) layers: Option<LayerGraph>,
 }
 
 impl KnownSizes {
     pub(crate) fn shares(&self) -> Shares<'_> {
-        let store = self.store.iter().flat_map(|usage| &usage.images);
-        let store = store.map(|image| (&image.id, (image.unique.0, image.shared.0)));
         let layers = self.layers.iter().flat_map(LayerGraph::shares);
-        Shares(store.chain(layers.map(|(id, share)| (id, (share.unique.0, share.shared.0)))).collect())
+        Shares(layers.map(|(id, share)| (id, (share.unique.0, share.shared.0))).collect())
     }
 
     /// Bytes that the removal of a runtime's image frees, where every layer was counted.
@@ -43,7 +41,7 @@ impl KnownSizes {
 
     /// Bytes of all images, each shared layer once, with their certainty.
     pub(crate) fn total(&self) -> Option<(u64, Certainty)> {
-        let store = self.store.as_ref().map(|usage| (usage.total.0, Certainty::Exact));
+        let store = self.store_bytes.map(|bytes| (bytes.0, Certainty::Exact));
         store.or_else(|| self.layers.as_ref().map(|graph| (graph.total().0, graph.certainty)))
     }
 }
@@ -87,20 +85,21 @@ struct StoredDetails<'a> {
     id: &'a str,
     manifest: &'a str,
     platform: &'a str,
-    layers: Vec<serde_json::Value>,
+    layers: &'a [PulledLayer],
     pulled_at: Option<String>,
     config: &'a RawValue,
 }
 
-pub(crate) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
-    let layer = |layer: &LayerEntry| json!({ "blob": layer.blob.as_ref().map_or("", Digest::as_str), "size": layer.size, "diffId": layer.diff_id, "mediaType": layer.media_type });
+/// Manifest, configuration and layers of an image in the embedded store.
+pub(crate) fn details_of(details: &ImageDetails) -> Option<Box<RawValue>> {
+    let pulled = details.pulled.as_ref()?;
     let details = StoredDetails {
-        id: &stored.id,
-        manifest: &stored.manifest,
-        platform: &stored.platform,
-        layers: stored.layers.iter().map(layer).collect(),
-        pulled_at: moment(SystemTime::UNIX_EPOCH + Duration::from_secs(stored.pulled_at)),
-        config: &stored.config,
+        id: details.image.id.as_str(),
+        manifest: pulled.digest.as_str(),
+        platform: &pulled.platform,
+        layers: &pulled.layers,
+        pulled_at: moment(SystemTime::UNIX_EPOCH + Duration::from_secs(pulled.at)),
+        config: serde_json::from_str(details.config.as_ref()?.as_str()).ok()?,
     };
     serde_json::value::to_raw_value(&details).ok()
 }

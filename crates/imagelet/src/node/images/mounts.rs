@@ -3,11 +3,13 @@
 use std::time::SystemTime;
 
 use async_trait::async_trait;
-use imagelet_core::image::{ImageKey, ImageSpec};
-use imagelet_oci::{MountOptions, UnmountedImage};
+use imagelet_core::{
+    image::{ImageKey, ImageSpec},
+    runtime::{MountOptions, MountedImage},
+};
 
 use crate::{
-    api::{MountRequest, Mounted, Steps, UnmountRequest},
+    api::{MountRequest, Steps, UnmountRequest},
     failure::Failure,
     node::{command::Command, local::LocalNode},
 };
@@ -15,26 +17,24 @@ use crate::{
 #[async_trait]
 impl Command for MountRequest {
     const NAME: &'static str = "mount";
-    type Answer = Mounted;
+    type Answer = MountedImage;
 
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Mounted, Failure> {
-        let engine = node.engine("mounting")?;
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<MountedImage, Failure> {
+        let store = node.store("mounting")?;
         let image = node.find(&self.image).await?;
         let options = MountOptions { writable: self.writable, suid: self.suid, dev: self.dev };
-        let mounted = engine.mount(&ImageSpec::new(image.id.as_str()), &self.directory, options).await?;
+        let mounted = store.mount(&ImageSpec::new(image.id.as_str()), &self.directory, options).await?;
         node.parts.inventory.touch(&ImageKey::new(image.id, String::new()), SystemTime::now());
-        Ok(Mounted { id: mounted.image, directory: mounted.target, writable: mounted.writable, remains: true })
+        Ok(mounted)
     }
 }
 
 #[async_trait]
 impl Command for UnmountRequest {
     const NAME: &'static str = "unmount";
-    type Answer = Mounted;
+    type Answer = MountedImage;
 
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Mounted, Failure> {
-        let engine = node.engine("mounting")?;
-        let UnmountedImage { mounted, remains } = engine.unmount(&self.directory, self.force).await?;
-        Ok(Mounted { id: mounted.image, directory: mounted.target, writable: mounted.writable, remains })
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<MountedImage, Failure> {
+        Ok(node.store("mounting")?.unmount(&self.directory, self.force).await?)
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use async_trait::async_trait;
 use imagelet_core::{
     disks::{DiskProbe as _, DiskUse, StatVfs},
-    image::ByteSize,
+    image::{ByteSize, Digest},
     runtime::Certainty,
 };
 
@@ -34,10 +34,12 @@ impl Command for UsageRequest {
                 (0, Certainty::Claimed)
             }
         };
-        // The runtime's file system figures do not measure its images: containerd counts snapshots without content,
-        // CRI-O the metadata of its images without their layers.
         let (images_size, images_certainty) = sizes.total().unwrap_or_else(|| (listed(&images), Certainty::Claimed));
-        let store = sizes.store.map(|usage| serde_json::json!({ "total": usage.total.0, "layers": usage.layers }));
+        let store = sizes.store_bytes.zip(sizes.layers).map(|(total, graph)| {
+            // A graph also has the documents of each image and the kept blobs.
+            let layers = graph.layers.iter().filter(|layer| layer.id.parse::<Digest>().is_ok()).count();
+            serde_json::json!({ "total": total.0, "layers": layers })
+        });
         Ok(Usage {
             mountpoint: mountpoint.display().to_string(),
             capacity: disk.as_ref().map_or(0, |disk| disk.capacity.0),

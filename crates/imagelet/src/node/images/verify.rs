@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use imagelet_core::{credentials::TrackedCredential, image::Reference, runtime::Progress};
-use imagelet_oci::{Engine, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
+use imagelet_core::{
+    credentials::TrackedCredential,
+    image::{Digest, ImageId, Reference},
+    runtime::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore, Progress, VerifyReport},
+};
 
 use crate::{
-    api::{Step, Steps, Verified, VerifiedFinding, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest},
+    api::{Step, Steps, Verified, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest},
     failure::Failure,
     node::{
         command::{AnswerTime, Command},
@@ -22,10 +25,12 @@ impl Command for VerifyRequest {
     type Answer = Verified;
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Verified, Failure> {
-        let engine = node.engine("verifying")?;
+        let engine = node.store("verifying")?;
         // Fail before the store is read, not after.
-        if self.repair {
-            engine.check_writable()?;
+        if self.repair && node.parts.is_read_only {
+            let message = format!("the {} is on a read-only file system", node.parts.backend);
+            return Err(Failure::new("Unavailable", message)
+                .or_hint("mount it read-write, or name another place with --store DIR"));
         }
         let mut verified = Verified { store: part(&Findings::default()), ..Verified::default() };
         let all = [None];
@@ -68,20 +73,20 @@ impl Verified {
     }
 }
 
-async fn repair(node: &LocalNode, engine: &Engine, image: &mut VerifiedImage, steps: &Steps) {
+async fn repair(node: &LocalNode, engine: &dyn LocalStore, image: &mut VerifiedImage, steps: &Steps) {
     let heard = Arc::clone(steps);
     let progress: Progress = Arc::new(move |event| {
         if let Some(step) = Step::from_event(event) {
             heard(step);
         }
     });
-    let keyring = node.parts().manager.node_keyring().await;
+    let keyring = node.parts.manager.node_keyring().await;
     let credentials = |reference: &Reference| {
         let found = keyring.lookup(reference.repository()).into_iter().filter(TrackedCredential::is_usable);
         found.map(|tracked| tracked.credential).collect()
     };
-    match engine.repair(&imagelet_core::image::ImageId::new(&image.id), &credentials, &progress).await {
-        Ok(_) => {
+    match engine.repair(&ImageId::new(&image.id), &credentials, &progress).await {
+        Ok(()) => {
             image.result = "repaired".into();
             let parts = image.layers.iter_mut().map(|layer| &mut layer.part).chain([&mut image.documents]);
             for part in parts.filter(|part| part.result == "damaged") {
@@ -119,7 +124,7 @@ fn image_of(image: &ImageCheck) -> VerifiedImage {
 fn layer_of(name: &LayerName, check: &LayerCheck) -> VerifiedLayer {
     VerifiedLayer {
         diff_id: name.diff_id.to_string(),
-        blob: name.blob.clone(),
+        blob: name.blob.as_ref().map(Digest::to_string),
         part: part(&check.findings),
         files: check.files,
         bytes: check.bytes,
@@ -128,17 +133,6 @@ fn layer_of(name: &LayerName, check: &LayerCheck) -> VerifiedLayer {
 }
 
 fn part(findings: &Findings) -> VerifiedPart {
-    VerifiedPart {
-        result: if findings.is_empty() { "ok" } else { "damaged" }.into(),
-        findings: findings
-            .first
-            .iter()
-            .map(|finding| VerifiedFinding {
-                path: finding.path.clone(),
-                what: finding.what.clone(),
-                detail: finding.detail.clone(),
-            })
-            .collect(),
-        more: findings.more,
-    }
+    let result = if findings.is_empty() { "ok" } else { "damaged" };
+    VerifiedPart { result: result.into(), findings: findings.first.clone(), more: findings.more }
 }

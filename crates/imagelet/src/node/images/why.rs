@@ -170,14 +170,13 @@ impl Command for WhyRequest {
         if history.images.is_empty() {
             let image = shown_name(&self.image);
             if let Some(problem) = problems.first() {
-                let message =
-                    format!("nothing is on record of `{image}`, and nobody can tell whether it is present: {problem}");
+                let message = format!("no record of `{image}`, and it is not known whether it is present: {problem}");
                 return Err(Failure::new("Unavailable", message));
             }
-            let message = format!("nothing is on record of `{image}`, and it is not present");
+            let message = format!("no record of `{image}`, and it is not present");
             let since = history.since.and_then(moment).map_or_else(
-                || "nothing is on record at all; see docs/why.md".to_owned(),
-                |since| format!("the record goes back to {since}; `imagelet ls` lists what is present"),
+                || "there are no records at all; see docs/why.md".to_owned(),
+                |since| format!("the records begin at {since}; `imagelet ls` lists what is present"),
             );
             return Err(Failure::new("NotFound", message).or_hint(&since));
         }
@@ -280,7 +279,7 @@ pub(crate) async fn predict_all(node: &LocalNode, rows: &mut [ImageRow]) {
     let mut problems = Vec::new();
     let predicted = predict(node, &mut problems).await;
     for problem in problems {
-        tracing::warn!(problem, "could not tell what the next collection would do");
+        tracing::warn!(problem, "could not predict the next collection");
     }
     for row in rows {
         let key = ImageKey::new(ImageId::new(&row.id), row.runtime_handler.clone());

@@ -43,11 +43,11 @@ impl Command for PodRequest {
             // The kubelet sends one only with a feature gate that is off.
             request.common.runtime_handler = String::new();
         }
-        let mut listening = Listening::new(node.parts().events.follow(), &request);
-        let is_silent = node.parts().engine.is_none();
-        let telling = Telling { asked: &self, request: &request, steps, is_silent };
-        let outcomes = listening.during(node.parts().manager.ensure_pod(&request, &telling)).await;
-        let rows = outcomes.iter().enumerate().map(|(image, outcome)| telling.row(image, outcome, &outcomes));
+        let mut listening = Listening::new(node.parts.events.follow(), &request);
+        let is_silent = node.local().is_none();
+        let report = PodReport { asked: &self, request: &request, steps, is_silent };
+        let outcomes = listening.during(node.parts.manager.ensure_pod(&request, &report)).await;
+        let rows = outcomes.iter().enumerate().map(|(image, outcome)| report.row(image, outcome, &outcomes));
         let mut images: Vec<PodImageRow> = rows.collect();
         fill_sizes(node, &mut images).await;
         Ok(PodEnsured { events: listening.heard, kind: self.kind.clone(), pod: self.pod.clone(), images })
@@ -56,7 +56,7 @@ impl Command for PodRequest {
 
 fn core_request(asked: &PodRequest) -> Result<CoreRequest, Failure> {
     if asked.images.len() > IMAGES_MAX {
-        let why = format!("a pod with {} images is none; {IMAGES_MAX} are the most", asked.images.len());
+        let why = format!("pod has {} images; the limit is {IMAGES_MAX}", asked.images.len());
         return Err(Failure::new("InvalidArgument", why));
     }
     let common = EnsureRequest {
@@ -119,14 +119,14 @@ pub(crate) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
 }
 
 /// Reports the progress of each image to the caller.
-struct Telling<'a> {
+struct PodReport<'a> {
     asked: &'a PodRequest,
     request: &'a CoreRequest,
     steps: Steps,
     is_silent: bool,
 }
 
-impl PodWatch for Telling<'_> {
+impl PodWatch for PodReport<'_> {
     fn progress(&self, image: usize) -> Progress {
         let steps = Arc::clone(&self.steps);
         steps(Step::Asked { image });
@@ -145,7 +145,7 @@ impl PodWatch for Telling<'_> {
     }
 }
 
-impl Telling<'_> {
+impl PodReport<'_> {
     fn row(&self, image: usize, outcome: &PodOutcome, others: &[PodOutcome]) -> PodImageRow {
         let wanted = &self.request.images[image];
         let row = PodImageRow {
@@ -190,7 +190,7 @@ impl Telling<'_> {
             }
             _ => (POD_INITIALIZING.into(), String::new()),
         };
-        let failure = Failure::new(&reason, format!("`{}` was not asked for: `{field}` failed before", row.image));
+        let failure = Failure::new(&reason, format!("`{}` was not requested: `{field}` failed before", row.image));
         PodImageRow { reason, message, failure: Some(failure), ..row }
     }
 }
@@ -212,7 +212,7 @@ async fn fill_sizes(node: &LocalNode, rows: &mut [PodImageRow]) {
     let mut known: HashMap<String, Option<u64>> = HashMap::new();
     for row in rows.iter_mut().filter(|row| row.size.is_none() && !row.id.is_empty()) {
         if !known.contains_key(&row.id) {
-            let found = node.parts().runtime.images().status(&ImageSpec::new(&row.id)).await;
+            let found = node.parts.runtime.images.status(&ImageSpec::new(&row.id)).await;
             known.insert(row.id.clone(), found.ok().flatten().map(|image| image.size.0));
         }
         row.size = known[&row.id];
@@ -240,7 +240,7 @@ impl Listening {
                 biased;
                 event = self.events.recv() => match event {
                     Ok(event) => self.take(event),
-                    Err(RecvError::Lagged(missed)) => tracing::warn!(missed, "not all events of a call are told with it"),
+                    Err(RecvError::Lagged(missed)) => tracing::warn!(missed, "a call reports not all of its events"),
                     Err(RecvError::Closed) => break work.as_mut().await,
                 },
                 done = work.as_mut() => break done,

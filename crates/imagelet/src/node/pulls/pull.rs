@@ -28,7 +28,7 @@ impl Command for PullRequest {
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Pulled, Failure> {
         let request = ensure_request(&self)?;
-        if node.parts.engine.is_none() {
+        if node.local().is_none() {
             steps(Step::ThroughRuntime);
         }
         let progress: Progress = Arc::new(move |event| {

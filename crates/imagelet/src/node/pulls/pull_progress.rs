@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pull_tells_phase_layers_speed_and_what_remains() {
+    fn a_pull_reports_phase_layers_speed_and_what_remains() {
         let (tracker, began) = (PullTracker::default(), Instant::now());
         tracker.begin(&request("app:v1"));
         let step = |second, event| tracker.change(1, |pull| pull.step(&event, began + Duration::from_secs(second)));
@@ -303,23 +303,26 @@ mod tests {
         for second in 1..=4 {
             step(second, layer("a", LayerState::Fetching { received: ByteSize(second * MEGABYTE) }));
         }
-        let told = tracker.since(0, began + Duration::from_secs(4)).1.remove(0);
-        let states: Vec<_> = told.layers.iter().map(|layer| layer.state.as_str()).collect();
+        let progress = tracker.since(0, began + Duration::from_secs(4)).1.remove(0);
+        let states: Vec<_> = progress.layers.iter().map(|layer| layer.state.as_str()).collect();
         assert_eq!(states, ["fetching", "present"]);
-        assert_eq!((told.bytes_total, told.bytes_received), (Some(10 * MEGABYTE), 4 * MEGABYTE));
-        assert_eq!((told.bytes_per_second, told.remaining_ms), (Some(MEGABYTE), Some(6000)));
+        assert_eq!((progress.bytes_total, progress.bytes_received), (Some(10 * MEGABYTE), 4 * MEGABYTE));
+        assert_eq!((progress.bytes_per_second, progress.remaining_ms), (Some(MEGABYTE), Some(6000)));
         step(5, layer("a", LayerState::Done));
         step(5, PullEvent::Committing);
         assert_eq!(tracker.since(0, Instant::now()).1[0].phase, "committing");
     }
 
     #[test]
-    fn a_pull_through_a_runtime_is_not_called_one_that_asks_the_registry() {
+    fn a_pull_through_a_runtime_has_a_phase_of_its_own() {
         let tracker = PullTracker::of_runtime();
         let seen = tracker.begin(&request("app:v1"));
         let now = Instant::now();
-        let told = tracker.since(0, now + Duration::from_secs(90)).1.remove(0);
-        assert_eq!((told.phase.as_str(), told.bytes_total, told.elapsed_ms >= 90_000), ("pulling", None, true));
+        let progress = tracker.since(0, now + Duration::from_secs(90)).1.remove(0);
+        assert_eq!(
+            (progress.phase.as_str(), progress.bytes_total, progress.elapsed_ms >= 90_000),
+            ("pulling", None, true)
+        );
         tracker.end(seen, PullEnd::Cancelled);
         assert_eq!(tracker.since(1, now).1[0].phase, "given-up");
     }
@@ -328,19 +331,19 @@ mod tests {
     fn an_import_shows_its_layers_until_it_is_forwarded() {
         let (tracker, now) = (PullTracker::of_runtime(), Instant::now());
         let seen = tracker.begin(&request("app:v1"));
-        let told = || tracker.since(0, now).1.remove(0);
-        assert_eq!(told().phase, "pulling");
+        let progress = || tracker.since(0, now).1.remove(0);
+        assert_eq!(progress().phase, "pulling");
         tracker.step(seen, &PullEvent::Way(PullWay::Imported));
-        assert_eq!(told().phase, "asking");
+        assert_eq!(progress().phase, "asking");
         tracker.step(seen, &resolved(&[("a", 10 * MEGABYTE)]));
-        assert_eq!((told().phase.as_str(), told().bytes_total), ("fetching", Some(10 * MEGABYTE)));
+        assert_eq!((progress().phase.as_str(), progress().bytes_total), ("fetching", Some(10 * MEGABYTE)));
         tracker.step(seen, &PullEvent::Way(PullWay::Forwarded(ForwardReason::SwitchedOff)));
-        assert_eq!((told().phase.as_str(), told().bytes_total, told().layers.len()), ("pulling", None, 0));
+        assert_eq!((progress().phase.as_str(), progress().bytes_total, progress().layers.len()), ("pulling", None, 0));
         tracker.end(seen, PullEnd::Cancelled);
     }
 
     #[test]
-    fn the_end_of_a_pull_is_seen_once_by_who_looks_again() {
+    fn the_end_of_a_pull_is_reported_once() {
         let tracker = PullTracker::default();
         let seen = tracker.begin(&request("app:v1"));
         let (version, under_way) = tracker.since(0, Instant::now());
@@ -349,7 +352,7 @@ mod tests {
         let (version, news) = tracker.since(version, Instant::now());
         assert_eq!((news.len(), news[0].phase.as_str(), news[0].failure.as_str()), (1, "failed", "no"));
         assert!(tracker.since(version, Instant::now()).1.is_empty());
-        assert!(tracker.since(0, Instant::now()).1.is_empty(), "who comes later is not told of what is over");
+        assert!(tracker.since(0, Instant::now()).1.is_empty(), "a later reader gets no finished pulls");
     }
 
     #[test]
@@ -373,7 +376,7 @@ mod tests {
         let names: Vec<String> = (0..LAYERS_MAX + 7).map(|number| number.to_string()).collect();
         let layers: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
         tracker.step(tracker.begin(&request("app:v1")), &resolved(&layers));
-        let told = tracker.since(0, Instant::now()).1.remove(0);
-        assert_eq!((told.layers.len(), told.layers_hidden), (LAYERS_MAX, 7));
+        let progress = tracker.since(0, Instant::now()).1.remove(0);
+        assert_eq!((progress.layers.len(), progress.layers_hidden), (LAYERS_MAX, 7));
     }
 }

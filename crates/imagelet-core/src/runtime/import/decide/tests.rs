@@ -89,7 +89,7 @@ fn the_runtime_decides() {
         (
             "native",
             |facts| facts.configuration.snapshotter = Some("native".into()),
-            Some(R::Snapshotter(Some("native".into()))),
+            Some(R::Snapshotter("native".into())),
         ),
         ("one folder, none reported", |facts| facts.configuration.snapshotter = None, None),
         (
@@ -98,7 +98,7 @@ fn the_runtime_decides() {
                 facts.configuration.snapshotter = None;
                 facts.places = vec![place("zfs")];
             },
-            Some(R::Snapshotter(Some("zfs".into()))),
+            Some(R::Snapshotter("zfs".into())),
         ),
         (
             "two folders, none reported",
@@ -106,7 +106,7 @@ fn the_runtime_decides() {
                 facts.configuration.snapshotter = None;
                 facts.places.push(place("nydus"));
             },
-            Some(R::Snapshotter(None)),
+            Some(R::SnapshotterUnknown),
         ),
         ("two folders, one reported", |facts| facts.places.push(place("nydus")), None),
         (
