@@ -28,7 +28,8 @@ pub struct RuntimeManager {
     pub images: Arc<dyn ImageService>,
     /// The container service.
     pub containers: Arc<dyn ContainerService>,
-    metrics: Option<Arc<Metrics>>,
+    /// Counts the calls.
+    pub metrics: Option<Arc<Metrics>>,
     /// Names of pinned images, in addition to those that the store pins.
     pub pinned: Arc<PinnedNames>,
     /// Is notified of every pull.

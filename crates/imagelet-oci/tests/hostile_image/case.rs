@@ -9,9 +9,7 @@ use std::{
 
 use imagelet_core::{
     image::{Image as FileEntry, ImageId, ImageSpec},
-    runtime::{
-        ImageDetails, ImageService as _, LocalStore as _, PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
-    },
+    runtime::{ImageDetails, ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
 };
 use imagelet_oci::{Engine, EngineConfig};
 

@@ -2,7 +2,10 @@
 
 use imagelet_core::{
     image::{Digest, DigestAlgorithm},
-    runtime::RuntimeErrorKind::{Corrupt, InvalidArgument, Unacceptable},
+    runtime::{
+        ImageService as _,
+        RuntimeErrorKind::{Corrupt, InvalidArgument, Unacceptable},
+    },
 };
 use serde_json::{Value, json};
 

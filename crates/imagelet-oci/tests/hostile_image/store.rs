@@ -10,7 +10,7 @@ use std::{
 
 use imagelet_core::{
     image::ImageSpec,
-    runtime::{ImageService as _, RuntimeError, RuntimeErrorKind},
+    runtime::{ImageService as _, LocalStore as _, RuntimeError, RuntimeErrorKind},
 };
 use imagelet_oci::{Engine, EngineConfig};
 
@@ -124,7 +124,7 @@ async fn what_is_not_the_stores_is_left_alone_and_disturbs_nothing() {
         engine.remove(&ImageSpec::new(&other)).await.unwrap_or_else(|error| panic!("{}", error.chain()));
         engine.sweep(false).await.unwrap_or_else(|error| panic!("{}", error.chain()));
         assert!(engine.status(&ImageSpec::new(&name)).await.expect("a status").is_some());
-        assert_eq!(engine.mounts().await.expect("the mounts").len(), 0);
+        assert_eq!(engine.container_service().containers().await.expect("the mounts").len(), 0);
         drop(engine);
         let now = all(&root);
         for (path, content) in &theirs {
