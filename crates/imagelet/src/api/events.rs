@@ -10,11 +10,8 @@ documents! {
         progress_ms: Option<u64>,
     }
     NodeEvent {
-        /// To the millisecond.
         at: Option<String>,
-        /// `Normal` or `Warning`.
         kind: String,
-        /// `Pulling`, `Pulled`, `Failed`, `Removed` and so on.
         reason: String,
         message: String,
         /// The event concerns the node itself, for example a collection.
@@ -44,18 +41,14 @@ documents! {
         /// Bytes to fetch; absent until known, and always absent where a runtime pulls.
         bytes_total: Option<u64>,
         bytes_received: u64,
-        /// Average of the last seconds.
         bytes_per_second: Option<u64>,
-        /// At the present speed.
         remaining_ms: Option<u64>,
         /// Since the start of the pull or of its wait.
         elapsed_ms: u64,
         /// For a runtime that reports no sizes: the size of the image that had this name before.
         bytes_estimated: Option<u64>,
-        /// Position in the queue, from 1.
         position: Option<usize>,
         failure: String,
-        /// In the image's order.
         layers: Vec<LayerProgress>,
         layers_hidden: u64,
     }

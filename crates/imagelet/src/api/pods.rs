@@ -13,13 +13,11 @@ documents! {
         kind: String,
         pod: PodName,
         annotations: BTreeMap<String, String>,
-        /// Empty for none.
         service_account: String,
         /// The handler of the runtime class; empty for the default.
         runtime_handler: String,
         /// The pull secrets that were readable, in the pod's order.
         secrets: Vec<PullSecretText>,
-        /// Names of the pull secrets that were not readable.
         secrets_unread: Vec<String>,
         /// Answered in this order.
         images: Vec<PodImageRequest>,
@@ -27,7 +25,6 @@ documents! {
     PodImageRequest {
         /// `container`, `init`, `sidecar`, `ephemeral` or `volume`; empty means `container`.
         role: String,
-        /// The name of the container or volume.
         name: String,
         /// Index in its list, from 0; distinguishes entries without a name.
         position: usize,
@@ -46,7 +43,6 @@ documents! {
     PodImageRow {
         /// The field that names it: `spec.containers{NAME}`.
         field: String,
-        /// As in the request.
         role: String,
         image: String,
         /// As in the request; the default for the tag where the request has none.
@@ -55,7 +51,6 @@ documents! {
         id: String,
         /// `present` or `pulled`; empty unless the image is usable.
         origin: String,
-        /// Bytes on disk, where known.
         size: Option<u64>,
         /// Duration of the pull in milliseconds, without the wait for a slot.
         took_ms: u64,
@@ -68,9 +63,7 @@ documents! {
     }
     EventRow {
         at: Option<String>,
-        /// `Normal` or `Warning`.
         r#type: String,
-        /// `Pulling`, `Pulled`, `Failed` and so on.
         reason: String,
         message: String,
         /// The field of the pod; empty for the pod itself.

@@ -29,7 +29,6 @@ use super::v1::{CallReply, CallRequest, call_reply::Reply};
 /// The call of `proto/imagelet.proto`.
 const CALL: &str = "/imagelet.v1.Node/Call";
 
-/// The longest document with a command's arguments.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
 /// The longest command: its document, name and framing.
 const REQUEST_BYTES_MAX: usize = BODY_BYTES_MAX + 4096;
@@ -71,9 +70,7 @@ pub(crate) trait Handler: Send + Sync + 'static {
 
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// No such command, or its document does not parse.
     Unknown(String),
-    /// The command failed; the document says why.
     Failed(Vec<u8>),
 }
 
@@ -81,9 +78,7 @@ pub(crate) enum Refusal {
 pub(crate) enum CallError {
     /// The server does not implement this interface.
     NotOurs,
-    /// No server listens there.
     Absent(std::io::Error),
-    /// No answer within the timeout.
     Silent,
     Failed(Vec<u8>),
     Broken(String),
@@ -213,7 +208,6 @@ impl Client {
         Err(CallError::Broken("the daemon ended the call without an answer".into()))
     }
 
-    /// Sends a call and waits for the start of its reply.
     async fn begin(&self, channel: Channel, command: &str, body: Vec<u8>) -> Result<Streaming<CallReply>, CallError> {
         let request = CallRequest { command: command.to_owned(), body };
         let mut client = tonic::client::Grpc::new(channel)

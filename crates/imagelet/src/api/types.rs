@@ -21,9 +21,7 @@ documents! {
         /// `OS/ARCH`; absent means this machine.
         platform: Option<String>,
         pod: Option<PodName>,
-        /// The field of the pod that names the image.
         field: String,
-        /// In the pod's order.
         secrets: Vec<PullSecretText>,
     }
     Login {
@@ -44,12 +42,10 @@ documents! {
         docker_config: Option<Hidden>,
     }
     Pulled {
-        /// As in the request.
         image: String,
         id: String,
         /// The image was present; nothing was fetched.
         present: bool,
-        /// Bytes on disk, where known.
         size: Option<u64>,
         /// Duration of the pull in milliseconds, without the wait for a slot.
         took_ms: u64,
@@ -61,16 +57,13 @@ documents! {
         brief: bool,
     }
     ImageList {
-        /// Sorted by name.
         images: Vec<ImageRow>,
     }
     ImageRow {
         id: String,
         /// Empty means the default handler.
         runtime_handler: String,
-        /// Full names with tag.
         names: Vec<String>,
-        /// Full names with digest.
         digests: Vec<String>,
         /// As the store lists it, with shared layers: bytes on disk, or the compressed size for containerd.
         size: u64,
@@ -82,7 +75,6 @@ documents! {
         first_seen: Option<String>,
         /// Last time of use or of a pull request.
         last_used: Option<String>,
-        /// Containers and mounts that use it.
         in_use_by: Vec<String>,
         /// Patterns that pin it, or `runtime`.
         pinned_by: Vec<String>,
@@ -90,17 +82,14 @@ documents! {
         origin: Option<String>,
         /// Code of the next collection's decision; only in replies to `df`.
         next_code: Option<String>,
-        /// The same as a sentence.
         next_reason: Option<String>,
     }
     InspectRequest {
-        /// Name, id, or unique prefix of an id.
         image: String,
     }
     Inspected {
         /// Absent when no image matches.
         image: Option<ImageRow>,
-        /// Manifest, configuration and layers, from the embedded store.
         #[serde(serialize_with = "laid_out")]
         details: Option<Box<RawValue>>,
     }
@@ -109,7 +98,6 @@ documents! {
         mountpoint: String,
         capacity: u64,
         available: u64,
-        /// Rounded up.
         used_percent: u8,
         /// Bytes of all images, each shared layer once; where `images_certainty` is `claimed`, the sum of the
         /// sizes that the runtime lists.
@@ -126,13 +114,11 @@ documents! {
         store: Option<serde_json::Value>,
     }
     RemoveRequest {
-        /// Name, id, or unique prefix of an id.
         image: String,
     }
     Removed {
         id: String,
         names: Vec<String>,
-        /// Bytes freed on disk, where known.
         freed: Option<u64>,
         /// End of the lease that protected it.
         held_until: Option<String>,
@@ -143,9 +129,7 @@ documents! {
     }
     CollectRequest {
         dry_run: bool,
-        /// Start threshold in percent; absent: as configured.
         high: Option<u8>,
-        /// Stop threshold in percent; absent: as configured.
         low: Option<u8>,
         /// Free this many bytes, whatever the thresholds are.
         free: Option<u64>,
@@ -153,7 +137,6 @@ documents! {
         all_unused: bool,
         /// With `all_unused`: ignore the minimum age.
         now: bool,
-        /// Remove although the mode is `shadow`.
         enforce: bool,
     }
     Collected {
@@ -187,20 +170,16 @@ documents! {
         id: String,
         names: Vec<String>,
         digests: Vec<String>,
-        /// The listed size.
         size: u64,
         /// Bytes that its removal frees after the earlier removals; absent for kept images and in kubelet mode.
         frees: Option<u64>,
         /// `keep`, `remove`, `removed` or `failed`.
         verdict: String,
-        /// The stable code of the reason.
         code: String,
-        /// The values behind the code.
         inputs: serde_json::Value,
         reason: String,
     }
     PinRequest {
-        /// A reference, a glob or a digest.
         pattern: String,
     }
     UnpinRequest {
@@ -215,14 +194,12 @@ documents! {
     }
     PinsRequest {}
     Pins {
-        /// In the order of pinning.
         pins: Vec<PinRow>,
     }
     PinRow {
         pattern: String,
         /// Where the pin is removed: `operator` or `configuration`.
         owner: String,
-        /// Ids of the images that the pattern matches now.
         images: Vec<String>,
     }
     MountRequest {
@@ -257,7 +234,6 @@ documents! {
         in_use: u64,
         /// Share of the disk in use; absent where the disk is not visible from here.
         used_percent: Option<u8>,
-        /// The image file system in the kubelet's summary.
         image_fs: Option<FsRow>,
         /// The file system of writable layers; equal to `image_fs` on one disk.
         container_fs: Option<FsRow>,
@@ -270,17 +246,13 @@ documents! {
         gc_low_percent: u8,
         /// `enforce`, or `shadow`: selected images are reported and not removed.
         gc_mode: String,
-        /// Since the start.
         last_collection: Option<LastCollection>,
-        /// Comparison of shadow mode's plans with later removals.
         shadow: Option<ShadowCounts>,
         /// Decisions missing from the log on disk since the start.
         decisions_lost: u64,
-        /// Running and waiting pulls.
         pulls: Vec<PullRow>,
         held_back: Vec<HeldBackRow>,
         registries: Vec<OpenCircuitRow>,
-        /// Since the start, the latest first.
         pod_starts: Vec<PodStartRow>,
         /// Failures while the status was collected; the other fields are valid.
         problems: Vec<String>,
@@ -302,7 +274,6 @@ documents! {
         signal: String,
         /// The threshold is met when less than this is available: a share or an amount.
         less_than: String,
-        /// Grace period; absent means none.
         grace_seconds: Option<u64>,
         met: bool,
         /// What the kubelet reclaims, in order, before it evicts a pod.
@@ -331,17 +302,14 @@ documents! {
         /// The highest priority among its callers.
         priority: i32,
         for_ms: u64,
-        /// Number of callers that share the pull.
         askers: usize,
     }
     HeldBackRow {
         image: String,
-        /// Time until the next attempt.
         remaining_ms: u64,
         failure: String,
     }
     OpenCircuitRow {
-        /// Host and port.
         registry: String,
         /// Which pulls wait: `all-pulls`, those with certain `credentials`, or those of certain `images`.
         pulls: String,
@@ -357,9 +325,7 @@ documents! {
         mode: String,
         /// For a pull without an obstacle of its own: `import`, `forward` or `refuse`.
         decision: String,
-        /// Stable code for why no pull is imported.
         code: Option<String>,
-        /// The same as a sentence.
         reason: Option<String>,
         runtime: Option<String>,
         snapshotter: Option<String>,
@@ -367,18 +333,14 @@ documents! {
         staging: Option<String>,
         /// Registry configuration folders that the runtime reports; absent where it reports none.
         registry_folders: Option<Vec<String>>,
-        /// The oldest first.
         recent: Vec<PullWayRow>,
     }
     PullWayRow {
         at: Option<String>,
-        /// As in the request.
         image: String,
         /// `imported` or `forwarded`.
         way: String,
-        /// Stable code for why the pull was forwarded.
         code: Option<String>,
-        /// The same as a sentence.
         reason: String,
         took_ms: u64,
         failure: Option<String>,
@@ -392,7 +354,6 @@ documents! {
         began_at: Option<String>,
         /// From `began_at` until the last image was present, or until now.
         took_seconds: f64,
-        /// The part of `took_seconds` that was pulling.
         pulling_seconds: f64,
         over: bool,
     }

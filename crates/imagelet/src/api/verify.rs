@@ -15,20 +15,16 @@ documents! {
         images: Vec<VerifiedImage>,
         /// Findings in the store's own files and blobs.
         store: VerifiedPart,
-        /// Whether damage is left.
         damaged: bool,
     }
     VerifiedImage {
         id: String,
-        /// Full names with tag.
         names: Vec<String>,
-        /// Full names with digest.
         digests: Vec<String>,
         /// `ok`, `damaged` or `repaired`.
         result: String,
         /// Record, manifest, configuration and index.
         documents: VerifiedPart,
-        /// Lowest first.
         layers: Vec<VerifiedLayer>,
         #[serde(skip_serializing_if = "Option::is_none")]
         failure: Option<Failure>,
@@ -36,7 +32,6 @@ documents! {
     VerifiedLayer {
         /// Digest of the uncompressed layer.
         diff_id: String,
-        /// Digest of the compressed layer, where known.
         blob: Option<String>,
         #[serde(flatten)]
         part: VerifiedPart,

@@ -21,7 +21,6 @@ use crate::{
 
 /// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
 pub(super) const FOLLOWERS_MAX: usize = 32;
-/// Images that a collection's event names.
 const NAMED_MAX: usize = 10;
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
 
@@ -66,7 +65,6 @@ async fn pass(replies: &Replies, line: &EventLine) -> bool {
     replies.deliver(serde_json::to_vec(line).unwrap_or_default()).await
 }
 
-/// Sends the pulls that changed since a version.
 async fn report(node: &LocalNode, version: &mut u64, replies: &Replies) -> bool {
     let (now, news) = node.parts.pulls.since(*version, Instant::now());
     *version = now;

@@ -131,7 +131,6 @@ impl LocalNode {
         }
     }
 
-    /// Records the result of a periodic collection; returns what to report.
     pub(crate) fn collection_ended(&self, result: Result<(), &str>) -> RunMessage {
         self.gc_runs.lock().unwrap_or_else(PoisonError::into_inner).ended(result)
     }
@@ -159,7 +158,6 @@ impl LocalNode {
         Ok(usages.first().map(|usage| usage.used))
     }
 
-    /// Sizes of the images. A runtime without this interface is not an error.
     pub(crate) async fn sizes(&self) -> Result<KnownSizes, Failure> {
         let layers = match self.parts.runtime.layers().await {
             Err(error) if self.local().is_none() => {
@@ -219,7 +217,6 @@ impl LocalNode {
         }
     }
 
-    /// The embedded store; none for a runtime.
     pub(crate) fn local(&self) -> Option<&dyn LocalStore> {
         self.parts.runtime.local()
     }

@@ -33,12 +33,10 @@ pub(crate) use remote::{Probed, RemoteNode};
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
     Local(Arc<LocalNode>),
-    /// Behind a daemon's socket.
     Remote(RemoteNode),
 }
 
 impl Node {
-    /// Runs a command on the node.
     pub(crate) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
         match self {
             Self::Local(node) => command.run(node, steps).await,

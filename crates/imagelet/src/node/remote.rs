@@ -28,7 +28,6 @@ impl RemoteNode {
         Self { socket: socket.to_owned(), patience, client: Client::new(socket, patience) }
     }
 
-    /// Probes the socket within a bound.
     pub(crate) async fn probe(&self) -> Probed {
         // No daemon has this command; only a server of our interface rejects it in its own words.
         match self.client.probe().await {
@@ -144,7 +143,6 @@ impl RemoteNode {
 enum Silence {
     End,
     Quiet,
-    /// One line for the user, once.
     Report,
 }
 
@@ -161,7 +159,6 @@ fn on_silence(time: AnswerTime, are_events: bool, answers: bool) -> Silence {
 #[derive(Debug)]
 pub(crate) enum Probed {
     Ours,
-    /// Another CRI server.
     OtherCri,
     Missing,
     /// Nothing answers on the socket, or this user may not connect.

@@ -16,13 +16,11 @@ use serde_json::value::RawValue;
 
 use crate::api::{FsRow, ImageRow, moment};
 
-/// The use of an image whose runtime does not answer.
 pub(crate) const USES_UNKNOWN: &str = "unknown: the runtime does not answer";
 
 /// Sizes of images, as far as the embedded store or the runtime reports them.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSizes {
-    /// Bytes of the embedded store.
     pub(crate) store_bytes: Option<ByteSize>,
     pub(crate) layers: Option<LayerGraph>,
 }
@@ -39,7 +37,6 @@ impl KnownSizes {
         Some(graph.freed_by([image]).bytes.0)
     }
 
-    /// Bytes of all images, each shared layer once, with their certainty.
     pub(crate) fn total(&self) -> Option<(u64, Certainty)> {
         let store = self.store_bytes.map(|bytes| (bytes.0, Certainty::Exact));
         store.or_else(|| self.layers.as_ref().map(|graph| (graph.total().0, graph.certainty)))
@@ -51,7 +48,6 @@ impl KnownSizes {
 pub(crate) struct Shares<'a>(HashMap<&'a ImageId, (u64, u64)>);
 
 impl Shares<'_> {
-    /// Unique and shared bytes of an image.
     pub(crate) fn of_image(&self, id: &ImageId) -> Option<(u64, u64)> {
         self.0.get(id).copied()
     }
@@ -90,7 +86,6 @@ struct StoredDetails<'a> {
     config: &'a RawValue,
 }
 
-/// Manifest, configuration and layers of an image in the embedded store.
 pub(crate) fn details_of(details: &ImageDetails) -> Option<Box<RawValue>> {
     let pulled = details.pulled.as_ref()?;
     let details = StoredDetails {

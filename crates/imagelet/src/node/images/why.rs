@@ -28,7 +28,6 @@ pub(crate) struct WhyRequest {
     pub(crate) image: String,
 }
 
-/// The images that a text matches.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Why {
@@ -38,7 +37,6 @@ pub(crate) struct Why {
     pub(crate) on_record_since: Option<String>,
     /// Decisions that are missing from the log because a write failed.
     pub(crate) lost: u64,
-    /// Recorded lines that are unreadable.
     pub(crate) damaged: u64,
     /// Failures of the lookup; the other fields are valid.
     pub(crate) problems: Vec<String>,
@@ -50,21 +48,17 @@ pub(crate) struct Why {
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyImage {
     pub(crate) id: String,
-    /// All names it has had.
     pub(crate) names: Vec<String>,
     /// In bytes; the last known size of an absent image.
     pub(crate) size: u64,
     /// The present row; absent for an absent image.
     pub(crate) now: Option<ImageRow>,
-    /// Recorded uses.
     pub(crate) uses: u64,
     /// The pod of the last use, as `NAMESPACE/POD`.
     pub(crate) last_user: Option<String>,
     /// The last pull by imagelet.
     pub(crate) pulled_at: Option<String>,
-    /// Bytes fetched by that pull.
     pub(crate) pulled_bytes: Option<u64>,
-    /// Duration of that pull in milliseconds.
     pub(crate) pulled_in_ms: Option<u64>,
     pub(crate) next: Option<WhyNext>,
     /// Pods whose next pull of it is in back-off.
@@ -79,11 +73,8 @@ pub(crate) struct WhyImage {
 pub(crate) struct WhyNext {
     /// `keep` or `remove`.
     pub(crate) verdict: String,
-    /// The stable code of the reason.
     pub(crate) code: String,
-    /// The values behind the code.
     pub(crate) inputs: serde_json::Value,
-    /// The reason as a sentence.
     pub(crate) reason: String,
     /// Position in the order of removal, from 1.
     pub(crate) place: Option<usize>,
@@ -98,20 +89,15 @@ pub(crate) struct WhyNext {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyHappening {
-    /// The first time.
     pub(crate) at: Option<String>,
     /// The last time, where the same decision was repeated.
     pub(crate) until: Option<String>,
-    /// Number of times in a row.
     pub(crate) count: u64,
     /// `pulled`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
     /// `pinned`, `unpinned`, `pull failed`, `given up`.
     pub(crate) what: String,
-    /// The stable code of the reason.
     pub(crate) code: String,
-    /// The values behind the code.
     pub(crate) inputs: serde_json::Value,
-    /// The reason as a sentence.
     pub(crate) reason: String,
     pub(crate) by: String,
     /// Names added or removed, or the pattern.
@@ -217,7 +203,6 @@ impl Command for WhyRequest {
 }
 
 impl WhyImage {
-    /// Adds the inventory's data.
     fn remember(&mut self, snapshot: &Snapshot) {
         let handler = self.now.as_ref().map_or("", |row| &row.runtime_handler);
         let is_it = |entry: &&Arc<ImageEntry>| {
@@ -274,7 +259,6 @@ fn placed((place, decision): (usize, GcDecision)) -> (ImageKey, (GcDecision, Opt
     (decision.key(), (decision, place))
 }
 
-/// Adds the next collection's decision to each row.
 pub(crate) async fn predict_all(node: &LocalNode, rows: &mut [ImageRow]) {
     let mut problems = Vec::new();
     let predicted = predict(node, &mut problems).await;

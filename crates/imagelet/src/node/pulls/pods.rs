@@ -24,7 +24,6 @@ use crate::{
     },
 };
 
-/// Images per pod.
 const IMAGES_MAX: usize = 1000;
 /// Events kept per image of a call; an attempt makes about four.
 const EVENTS_PER_IMAGE_MAX: usize = 16;
@@ -118,7 +117,6 @@ pub(crate) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
     asked.iter().filter_map(secret).collect()
 }
 
-/// Reports the progress of each image to the caller.
 struct PodReport<'a> {
     asked: &'a PodRequest,
     request: &'a CoreRequest,

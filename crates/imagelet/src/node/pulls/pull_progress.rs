@@ -25,7 +25,6 @@ const SPEED_OVER: Duration = Duration::from_secs(5);
 /// The least interval of the speed's samples.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
-/// Tracks the pulls of a node. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct PullTracker {
     pulls: Arc<Mutex<Pulls>>,
@@ -76,7 +75,6 @@ mod phase {
 }
 
 impl PullTracker {
-    /// For the pulls of a runtime, which reports no progress.
     pub(crate) fn of_runtime() -> Self {
         Self { is_silent: true, ..Self::default() }
     }
@@ -107,7 +105,6 @@ impl PullTracker {
 }
 
 impl Pull {
-    /// Bytes to fetch, and bytes received.
     fn bytes(&self) -> (u64, u64) {
         let fetched = self.layers.iter().filter(|layer| layer.state != "present");
         fetched.fold((0, 0), |(total, received), layer| (total + layer.size, received + layer.received))
