@@ -13,14 +13,12 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use super::local::LocalNode;
+use super::local::{FOLLOWERS_MAX, LocalNode};
 use crate::{
     api::{EventLine, EventsRequest, NodeEvent, PullProgress, Replies, moment},
     failure::Failure,
 };
 
-/// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
-pub(super) const FOLLOWERS_MAX: usize = 32;
 const NAMED_MAX: usize = 10;
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
 

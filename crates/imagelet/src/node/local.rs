@@ -22,13 +22,14 @@ use imagelet_core::{
 use tokio::sync::Semaphore;
 
 use super::{
-    events::FOLLOWERS_MAX,
     gc::{CollectionStats, declare},
     images::{KnownSizes, row, row_without_uses},
     pulls::PullTracker,
 };
 use crate::{api::ImageRow, config::Settings, failure::Failure};
 
+/// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
+pub(super) const FOLLOWERS_MAX: usize = 32;
 /// How long the end of a command waits for a runtime's image list.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
