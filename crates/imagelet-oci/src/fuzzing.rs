@@ -24,14 +24,11 @@ use crate::{
     pipeline::{
         Stopped,
         buffer_pool::{BlockReader, Expansion, queue},
-        frames::{Frame, Intake},
+        frames::{Frame, FrameReader},
         inflate::{Bounds, inflate},
     },
     registry::{ReaderWait, challenges},
-    unpack::{
-        EntryRules, LayerMemory, OverlayForm, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer,
-        xattrs_at,
-    },
+    unpack::{EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer, xattrs_at},
 };
 
 /// Limits of an unpack that a short archive reaches.
@@ -52,7 +49,7 @@ pub struct Document {
 }
 
 pub fn manifest(bytes: &[u8], content_type: &str, platforms: &[Platform]) -> Result<Document, RuntimeError> {
-    let document = ManifestDocument::parse(bytes, content_type)?;
+    let (document, media_type) = ManifestDocument::parse_named(bytes, content_type)?;
     let (descriptors, refusals) = match &document {
         ManifestDocument::Image(manifest) => {
             let descriptors: Vec<&Descriptor> = std::iter::once(&manifest.config).chain(&manifest.layers).collect();
@@ -65,7 +62,7 @@ pub fn manifest(bytes: &[u8], content_type: &str, platforms: &[Platform]) -> Res
     };
     Ok(Document {
         is_index: matches!(document, ManifestDocument::Index(_)),
-        media_type: ManifestDocument::media_type(bytes, content_type, &document),
+        media_type,
         descriptors: descriptors
             .into_iter()
             .map(|part| (part.digest.clone(), part.size, part.media_type.clone()))
@@ -81,8 +78,10 @@ pub fn config(bytes: &[u8], platforms: &[Platform]) -> Result<(Vec<Digest>, Vec<
     Ok((config.diff_ids, refusals))
 }
 
-/// Scheme and parameters of each challenge.
-pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<(String, Vec<(String, String)>)>, Box<dyn Error>> {
+/// Scheme and parameters.
+pub type PlainChallenge = (String, Vec<(String, String)>);
+
+pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<PlainChallenge>, Box<dyn Error>> {
     let headers: HeaderMap = values.iter().map(|value| (header::WWW_AUTHENTICATE, value.clone())).collect();
     Ok(challenges(&headers)?.into_iter().map(|challenge| (challenge.scheme, challenge.parameters)).collect())
 }
@@ -102,15 +101,15 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     for frame in parts.chain([Frame::End]) {
         sender.try_send(frame).expect("the queue holds all frames");
     }
-    let intake =
-        Intake { frames, reader_wait: ReaderWait::default(), keep: None, written_bytes: WrittenBytes::default() };
+    let source = FrameReader::new(frames, ReaderWait::default(), None, WrittenBytes::default());
     let memory = LayerMemory::of_its_own(MEMORY);
-    let (blocks, out) = queue(&memory);
+    let (mut blocks, out) = queue(&memory);
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
     let mut bytes = Vec::new();
     let (outcome, ended) = std::thread::scope(|scope| {
-        let inflater = scope.spawn(move || inflate(intake, &blocks, bounds).1);
-        let ended = BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).read_to_end(&mut bytes).is_ok();
+        let inflater = scope.spawn(move || inflate(source, &mut blocks, bounds).1);
+        let hash = Hash::new(DigestAlgorithm::Sha256);
+        let ended = BlockReader::new(out, hash, WrittenBytes::default()).read_to_end(&mut bytes).is_ok();
         (inflater.join().expect("inflating does not panic"), ended)
     });
     let outcome = outcome.map(drop).map_err(|stopped| match stopped {
@@ -138,16 +137,13 @@ pub fn unpack(
     (as_root, is_small): (bool, bool),
     record: &mut dyn FnMut(&[u8], &[u8]),
 ) -> Result<Unpacked, Box<dyn Error>> {
-    let (ownership, overlay) =
-        if as_root { (Ownership::Apply, OverlayForm::Trusted) } else { (Ownership::Record, OverlayForm::User) };
     let mut limits = UnpackLimits::default();
     if is_small {
         (limits.entries_max, limits.bytes_max) = (SMALL_ENTRIES_MAX, SMALL_BYTES_MAX);
         (limits.header_max, limits.depth_max, limits.ranges_max) = (16 << 10, 64, 64);
     }
     let options = UnpackOptions {
-        ownership,
-        overlay,
+        ownership: if as_root { Ownership::Apply } else { Ownership::Record },
         rules: EntryRules::Own,
         limits,
         umask: process_umask(),

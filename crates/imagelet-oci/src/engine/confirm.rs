@@ -20,7 +20,7 @@ impl Engine {
         let Some(digest) = target.reference.digest() else { return Ok(None) };
         let Some((root, chosen, manifest)) = self.documents_here(target, digest).await else { return Ok(None) };
         let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
-        match self.registry.confirm(&session, digest).await {
+        match session.confirm(digest).await {
             Ok(()) => Ok(Some(Resolved { session, root, chosen, manifest })),
             Err(error) if error.is_outage() => Err(error),
             Err(_) => Ok(None),
@@ -59,7 +59,6 @@ impl Engine {
 }
 
 pub(super) fn read_document(digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
-    let read = ManifestDocument::parse(&bytes, "")?;
-    let media_type = ManifestDocument::media_type(&bytes, "", &read);
+    let (read, media_type) = ManifestDocument::parse_named(&bytes, "")?;
     Ok((Document { digest, media_type, bytes: bytes.into() }, read))
 }

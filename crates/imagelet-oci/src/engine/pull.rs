@@ -84,7 +84,7 @@ impl Engine {
         platform: &Platform,
     ) -> Result<(Bytes, ImageConfig), RuntimeError> {
         let described = &resolved.manifest.config;
-        let bytes = self.registry.fetch_blob_bytes(&resolved.session, described, CONFIG_BYTES_MAX).await?;
+        let bytes = resolved.session.fetch_blob_bytes(described, CONFIG_BYTES_MAX).await?;
         let config = ImageConfig::parse(&bytes)
             .and_then(|config| config.check_platform(platform).map(|()| config))
             .map_err(|error| about(error, &format!("the configuration `{}` is refused", described.digest)))?;
@@ -118,7 +118,6 @@ impl Engine {
         end: LayerEnd,
     ) -> LayerJob {
         LayerJob {
-            registry: self.registry.clone(),
             session: resolved.session.clone(),
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),

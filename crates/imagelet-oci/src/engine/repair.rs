@@ -86,11 +86,7 @@ impl Engine {
         }
         let config = match config {
             Some(config) => config,
-            None => self
-                .registry
-                .fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_BYTES_MAX)
-                .await?
-                .to_vec(),
+            None => resolved.session.fetch_blob_bytes(&resolved.manifest.config, CONFIG_BYTES_MAX).await?.to_vec(),
         };
         let layers = resolved.manifest.layers.iter().zip(ImageConfig::parse(&config)?.diff_ids);
         let lacking = layers.filter(|(_, diff_id)| self.store.layer(diff_id).is_none());
@@ -136,7 +132,7 @@ impl Engine {
     ) -> Result<Read, RuntimeError> {
         match self.kept(&target.id, name, digest).await {
             Some(bytes) => read_document(digest.clone(), bytes),
-            None => self.registry.fetch_document(session, digest).await,
+            None => session.fetch_document(digest).await,
         }
     }
 

@@ -6,7 +6,7 @@ use imagelet_core::{
 };
 use serde::Deserialize;
 
-use super::{Bounded, DescriptorPlatform, LAYERS_MAX, corrupt, null_as_default, platform, printable, unacceptable};
+use super::{Bounded, DescriptorPlatform, LAYERS_MAX, corrupt, platform, printable, unacceptable};
 
 pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
@@ -24,30 +24,24 @@ pub(crate) struct ImageConfig {
     pub(crate) diff_ids: Vec<Digest>,
 }
 
+/// Go reads an absent field and `null` as the empty value.
 #[derive(Deserialize)]
 struct Raw {
-    #[serde(default, deserialize_with = "null_as_default")]
-    architecture: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    os: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    variant: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    config: RawExecution,
-    #[serde(default)]
+    architecture: Option<String>,
+    os: Option<String>,
+    variant: Option<String>,
+    config: Option<RawExecution>,
     rootfs: Option<RawRootfs>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct RawExecution {
-    #[serde(default, deserialize_with = "null_as_default")]
-    user: String,
+    user: Option<String>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Deserialize)]
 struct RawRootfs {
-    #[serde(default)]
     diff_ids: Option<Bounded<DiffId, LAYERS_MAX>>,
 }
 
@@ -56,7 +50,6 @@ struct RawRootfs {
 struct DiffId(#[serde(deserialize_with = "super::digest")] Digest);
 
 impl ImageConfig {
-    /// Parses a configuration whose digest was verified.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, RuntimeError> {
         if bytes.len() as u64 > CONFIG_BYTES_MAX {
             return Err(unacceptable(format!("the image configuration is larger than {CONFIG_BYTES_MAX} bytes")));
@@ -66,10 +59,10 @@ impl ImageConfig {
         let rootfs = raw.rootfs.ok_or_else(|| corrupt("the image configuration has no `rootfs`"))?;
         let diff_ids = rootfs.diff_ids.unwrap_or_default().all("image configuration", "diff ids")?;
         Ok(Self {
-            architecture: raw.architecture,
-            os: raw.os,
-            variant: raw.variant,
-            user: raw.config.user,
+            architecture: raw.architecture.unwrap_or_default(),
+            os: raw.os.unwrap_or_default(),
+            variant: raw.variant.unwrap_or_default(),
+            user: raw.config.and_then(|config| config.user).unwrap_or_default(),
             diff_ids: diff_ids.into_iter().map(|DiffId(digest)| digest).collect(),
         })
     }

@@ -3,7 +3,6 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Compression {
     None,
-    /// gzip, of one or more members.
     Gzip,
     Zstd,
 }
@@ -62,7 +61,6 @@ pub(crate) const MANIFEST_MEDIA_TYPES: &str = "application/vnd.oci.image.index.v
      application/vnd.docker.distribution.manifest.v2+json";
 
 impl DocumentKind {
-    /// The kind of a media type without parameters.
     pub(crate) fn of(media_type: &str) -> Option<Self> {
         match media_type {
             OCI_MANIFEST | DOCKER_MANIFEST => Some(Self::Image),
@@ -82,7 +80,6 @@ impl DocumentKind {
         }
     }
 
-    /// Whether an index entry of this type can lead to an image.
     pub(crate) fn may_lead_to_image(media_type: &str) -> bool {
         matches!(Self::of(&media_type_base(media_type)), Some(Self::Image | Self::Index))
     }

@@ -33,7 +33,6 @@ pub(crate) const LAYER_BYTES_MAX: u64 = 256 << 30;
 /// Maximum nesting of a document: more than any tool writes, and within every parser's limit.
 pub(crate) const NESTING_MAX: usize = 128;
 
-/// Maximum bytes of a parser's error message.
 const REASON_MAX: usize = 256;
 
 /// Identifies content by digest, size and media type.
@@ -48,7 +47,6 @@ pub(crate) struct Descriptor {
     pub(crate) digest: Digest,
     #[serde(default, deserialize_with = "size")]
     pub(crate) size: u64,
-    #[serde(default)]
     pub(crate) platform: Option<DescriptorPlatform>,
 }
 
@@ -64,10 +62,8 @@ pub(crate) struct DescriptorPlatform {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
-    /// Its digest is the image's id.
     pub(crate) config: Descriptor,
     pub(crate) layers: Vec<Descriptor>,
-    /// The declared type of a manifest that is not an image.
     pub(crate) artifact_type: Option<String>,
 }
 
@@ -85,25 +81,23 @@ pub(crate) enum ManifestDocument {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Raw {
-    #[serde(default, deserialize_with = "null_as_default")]
-    schema_version: i64,
-    #[serde(default, deserialize_with = "null_as_default")]
-    media_type: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    artifact_type: String,
-    #[serde(default)]
+    schema_version: Option<i64>,
+    media_type: Option<String>,
+    artifact_type: Option<String>,
     config: Option<Descriptor>,
-    #[serde(default)]
     layers: Option<Bounded<Descriptor, LAYERS_MAX>>,
-    #[serde(default)]
     manifests: Option<Bounded<Descriptor, INDEX_ENTRIES_MAX>>,
-    #[serde(default)]
     fs_layers: Option<IgnoredAny>,
 }
 
 impl ManifestDocument {
-    /// Parses a document. `content_type` is the transport's, empty if unset.
     pub(crate) fn parse(bytes: &[u8], content_type: &str) -> Result<Self, RuntimeError> {
+        Self::parse_named(bytes, content_type).map(|(document, _)| document)
+    }
+
+    /// Parses a document. `content_type` is the transport's, empty if unset. The media type is the transport's, the
+    /// document's own, or that of its kind.
+    pub(crate) fn parse_named(bytes: &[u8], content_type: &str) -> Result<(Self, String), RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {MANIFEST_BYTES_MAX} bytes")));
         }
@@ -116,20 +110,13 @@ impl ManifestDocument {
             let kind = if content_type.is_empty() { String::new() } else { format!(" of type `{content_type}`") };
             corrupt(format!("the answer{kind} is not an image manifest")).caused_by(error)
         })?;
-        raw.decide(&content_type)
+        let own = media_type_base(raw.media_type.as_deref().unwrap_or_default());
+        let document = raw.decide(&content_type)?;
+        let named = [content_type, own].into_iter().find(|media_type| !media_type.is_empty());
+        let media_type = named.unwrap_or_else(|| document.kind().oci_media_type().to_owned());
+        Ok((document, media_type))
     }
 
-    /// The media type of a parsed document: the transport's, its own, or that of its parsed kind.
-    pub(crate) fn media_type(bytes: &[u8], content_type: &str, read: &Self) -> String {
-        let named = media_type_base(content_type);
-        if !named.is_empty() {
-            return named;
-        }
-        let own = object::<Raw>(bytes).map(|raw| media_type_base(&raw.media_type)).unwrap_or_default();
-        if own.is_empty() { read.kind().oci_media_type().to_owned() } else { own }
-    }
-
-    /// Whether a media type, if known, is that of this kind of document.
     pub(crate) fn is_called(&self, media_type: &str) -> bool {
         DocumentKind::of(&media_type_base(media_type)).is_none_or(|kind| kind == self.kind())
     }
@@ -144,8 +131,8 @@ impl ManifestDocument {
 
 impl Raw {
     fn decide(self, content_type: &str) -> Result<ManifestDocument, RuntimeError> {
-        let media_type = media_type_base(&self.media_type);
-        if self.schema_version == 1 || self.fs_layers.is_some() {
+        let media_type = media_type_base(self.media_type.as_deref().unwrap_or_default());
+        if self.schema_version == Some(1) || self.fs_layers.is_some() {
             return Err(schema1());
         }
         if !content_type.is_empty() && !media_type.is_empty() && content_type != media_type {
@@ -187,7 +174,7 @@ impl Raw {
                 }
                 let config = self.config.ok_or_else(|| corrupt("the image manifest names no configuration"))?;
                 let layers = self.layers.unwrap_or_default().all("image", "layers")?;
-                let artifact_type = Some(self.artifact_type).filter(|text| !text.is_empty());
+                let artifact_type = self.artifact_type.filter(|text| !text.is_empty());
                 Ok(ManifestDocument::Image(Manifest { config, layers, artifact_type }))
             }
         }

@@ -5,7 +5,6 @@ use imagelet_core::image::Platform;
 use super::{Descriptor, DescriptorPlatform, printable};
 
 const OFFERED_MAX: usize = 20;
-/// Maximum length of a platform's name in it; real names are shorter.
 const NAME_SHOWN_MAX: usize = 40;
 
 /// The rank of an offered platform: 0 is exact, `None` cannot run.

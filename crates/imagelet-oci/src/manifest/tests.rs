@@ -197,9 +197,12 @@ fn a_long_text_in_the_wrong_place_is_not_quoted_at_length() {
         ManifestDocument::parse(text.as_bytes(), "").unwrap_err(),
         ImageConfig::parse(text.replace("layers", "rootfs").as_bytes()).unwrap_err(),
     ] {
-        let told = error.chain();
-        assert!(told.contains("éé…") && told.ends_with(&format!("at line 1 column {}", text.len() - 1)), "{told:.600}");
-        assert!(told.len() < 512, "{} bytes", told.len());
+        let message = error.chain();
+        assert!(
+            message.contains("éé…") && message.ends_with(&format!("at line 1 column {}", text.len() - 1)),
+            "{message:.600}"
+        );
+        assert!(message.len() < 512, "{} bytes", message.len());
     }
     let short = ManifestDocument::parse(br#"{"layers":"x"}"#, "").unwrap_err().chain();
     assert!(short.ends_with("invalid type: string \"x\", expected a list at line 1 column 13"), "{short}");
@@ -225,8 +228,8 @@ fn a_document_is_nested_128_levels_at_most_also_where_nothing_reads_it() {
         beside(127).and_then(|()| beside(128)).expect("no deeper than that");
         for levels in [129, 400_000] {
             let error = beside(levels).expect_err("deeper").chain();
-            let told = format!("nested {levels} levels deep; more than 128 are refused");
-            assert!(error.contains(&told), "{error}");
+            let message = format!("nested {levels} levels deep; more than 128 are refused");
+            assert!(error.contains(&message), "{error}");
         }
         // Brackets in strings do not nest.
         for text in ["[".repeat(200), r#"\"[{"#.repeat(200), format!(r"\\{}", "{".repeat(200))] {

@@ -1,7 +1,6 @@
 //! Recycled buffers between the inflater and the unpacker.
 
 use std::{
-    cell::RefCell,
     io::{self, BufRead, Read},
     sync::{
         Arc, Weak,
@@ -25,7 +24,6 @@ const BLOCKS_QUEUED: usize = 2;
 /// Guaranteed blocks of each layer: one is filled while the other is read.
 const BLOCKS_OWN: usize = 2;
 
-/// The return path of a buffer.
 type Home = Arc<Sender<Vec<u8>>>;
 
 /// A full block with the return path of its buffer, or the end.
@@ -89,10 +87,9 @@ impl Drop for Expansion {
 
 pub(crate) struct BlockWriter {
     queue: SyncSender<Block>,
-    /// Dead once the reader is dropped.
     home: Weak<Sender<Vec<u8>>>,
     returned: Receiver<Vec<u8>>,
-    claim: RefCell<Claim>,
+    claim: Claim,
 }
 
 pub(crate) struct BlockQueue {
@@ -104,17 +101,17 @@ pub(crate) fn queue(memory: &Arc<LayerMemory>) -> (BlockWriter, BlockQueue) {
     let (queue, out) = sync_channel(BLOCKS_QUEUED);
     let (home, returned) = channel();
     let home = Arc::new(home);
-    let writer = BlockWriter { queue, home: Arc::downgrade(&home), returned, claim: RefCell::new(Claim::on(memory)) };
+    let writer = BlockWriter { queue, home: Arc::downgrade(&home), returned, claim: Claim::on(memory) };
     (writer, BlockQueue { blocks: out, _home: home })
 }
 
 impl BlockWriter {
     /// A returned buffer, or a new one while the layer's limit allows. `None`: the reader was dropped.
-    fn buffer(&self, blocks: &mut usize) -> Option<Vec<u8>> {
+    fn buffer(&mut self, blocks: &mut usize) -> Option<Vec<u8>> {
         if let Ok(buffer) = self.returned.try_recv() {
             return Some(buffer);
         }
-        if *blocks >= BLOCKS_OWN && !self.claim.borrow_mut().grow_if_free(BLOCK_SIZE) {
+        if *blocks >= BLOCKS_OWN && !self.claim.grow_if_free(BLOCK_SIZE) {
             return self.returned.recv().ok();
         }
         *blocks += 1;
@@ -122,7 +119,7 @@ impl BlockWriter {
     }
 
     /// Copies a stream into the queue. `Ok(false)`: the reader was dropped.
-    pub(crate) fn copy(&self, stream: &mut dyn Read, mut expansion: Expansion) -> io::Result<bool> {
+    pub(crate) fn copy(&mut self, stream: &mut dyn Read, mut expansion: Expansion) -> io::Result<bool> {
         let (mut total, mut blocks) = (0_u64, 0);
         loop {
             let Some(mut buffer) = self.buffer(&mut blocks) else { return Ok(false) };
@@ -168,13 +165,9 @@ pub(crate) struct BlockReader {
 }
 
 impl BlockReader {
-    pub(crate) fn new(queue: BlockQueue, hash: Hash) -> Self {
-        Self { queue, hash, written_bytes: WrittenBytes::default(), current: None, position: 0, ended: false }
-    }
-
-    /// The same reader, which also counts consumed bytes as written.
-    pub(crate) fn telling(self, written_bytes: WrittenBytes) -> Self {
-        Self { written_bytes, ..self }
+    /// Consumed bytes count as written.
+    pub(crate) fn new(queue: BlockQueue, hash: Hash, written_bytes: WrittenBytes) -> Self {
+        Self { queue, hash, written_bytes, current: None, position: 0, ended: false }
     }
 
     pub(crate) fn drain(mut self) -> io::Result<Digest> {
@@ -189,7 +182,6 @@ impl BlockReader {
 
     fn advance(&mut self) -> io::Result<()> {
         if let Some((buffer, length, home)) = self.current.take() {
-            // The block's bytes have been written.
             self.written_bytes.add(length as u64);
             // If the inflater has finished, the buffer is freed.
             let _ = home.send(buffer);
@@ -225,10 +217,13 @@ impl BufRead for BlockReader {
 
 impl Read for BlockReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let available = self.fill_buf()?;
-        let length = available.len().min(out.len());
-        out[..length].copy_from_slice(&available[..length]);
-        self.consume(length);
-        Ok(length)
+        read_buffered(self, out)
     }
+}
+
+pub(super) fn read_buffered(source: &mut impl BufRead, out: &mut [u8]) -> io::Result<usize> {
+    let mut available = source.fill_buf()?;
+    let length = available.read(out)?;
+    source.consume(length);
+    Ok(length)
 }

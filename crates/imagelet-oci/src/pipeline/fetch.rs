@@ -45,7 +45,7 @@ impl LayerJob {
             hash: Hash::new(self.descriptor.digest.algorithm()),
             received: 0,
             from_disk: 0,
-            told: 0,
+            reported: 0,
             inflater,
         };
         let offset = on_disk.as_ref().map_or(0, |kept| kept.length);
@@ -76,17 +76,16 @@ impl LayerJob {
             if stream.can_rest() && !memory.holds_shared() && place.yields() {
                 tracing::info!(
                     blob = %self.descriptor.digest, reference = %self.session.reference(),
-                    "the pull trickles while others wait: the layer gave its place away and goes on later"
+                    "the pull trickles while others wait: the layer yields its place and continues later"
                 );
                 stream.rest();
                 place.again().await?;
             }
         }
-        // The last bytes are reported too.
         intake.report(self, progress);
-        intake.hash = self.verified(intake.hash)?;
-        let heard = intake.inflater.frames.send(Frame::End).await.is_ok();
-        Ok((!heard).then(|| intake.unread(Some(stream))))
+        self.verify(&intake.hash)?;
+        let is_read = intake.inflater.frames.send(Frame::End).await.is_ok();
+        Ok((!is_read).then(|| intake.unread(Some(stream))))
     }
 
     /// Reads the rest and verifies the digest of the whole blob.
@@ -96,13 +95,13 @@ impl LayerJob {
         while let Some(bytes) = stream.next().await? {
             hash.update(&bytes);
         }
-        self.verified(hash).map(drop)
+        self.verify(&hash)
     }
 
-    fn verified(&self, hash: Hash) -> Result<Hash, RuntimeError> {
+    fn verify(&self, hash: &Hash) -> Result<(), RuntimeError> {
         let digest = hash.clone().finish();
         if digest == self.descriptor.digest {
-            return Ok(hash);
+            return Ok(());
         }
         let message = format!("layer `{}` arrived as `{digest}`", self.descriptor.digest);
         let fault = Fault::new(ErrorClass::DigestMismatch, Stage::Digest);
@@ -118,29 +117,26 @@ pub(super) struct Inflater {
 struct Hashed {
     hash: Hash,
     received: u64,
-    /// Bytes that an earlier pull fetched.
     from_disk: u64,
-    /// Bytes from the network at the last progress report.
-    told: u64,
+    reported: u64,
     inflater: Inflater,
 }
 
 impl Hashed {
-    /// Returns whether the inflater still reads.
     async fn take(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;
-        if self.received - self.from_disk - self.told >= PROGRESS_STEP {
+        if self.received - self.from_disk - self.reported >= PROGRESS_STEP {
             self.report(job, progress);
         }
         self.inflater.frames.send(Frame::Bytes(bytes)).await.is_ok()
     }
 
     fn report(&mut self, job: &LayerJob, progress: &Progress) {
-        self.told = self.received - self.from_disk;
+        self.reported = self.received - self.from_disk;
         progress(PullEvent::Layer {
             digest: job.descriptor.digest.clone(),
-            state: LayerState::Fetching { received: ByteSize(self.told) },
+            state: LayerState::Fetching { received: ByteSize(self.reported) },
         });
     }
 
@@ -160,7 +156,6 @@ fn replay(kept: KeptBytes) -> mpsc::Receiver<io::Result<Bytes>> {
             let mut piece = vec![0; usize::try_from(size).unwrap_or(PIECE_SIZE)];
             let read = file.read_exact(&mut piece).map(|()| Bytes::from(piece));
             let failed = read.is_err();
-            // The receiver was dropped: the fetch ended.
             if sender.blocking_send(read).is_err() || failed {
                 return;
             }

@@ -5,6 +5,7 @@ use std::io::{self, BufRead, Read};
 use bytes::Bytes;
 use tokio::{sync::mpsc, time::Instant};
 
+use super::buffer_pool::read_buffered;
 use crate::{admission::WrittenBytes, registry::ReaderWait, store::BlobWriter};
 
 #[derive(Debug)]
@@ -14,40 +15,37 @@ pub(crate) enum Frame {
     End,
 }
 
-#[derive(Debug)]
-pub(crate) struct Intake {
-    pub(crate) frames: mpsc::Receiver<Frame>,
-    pub(crate) reader_wait: ReaderWait,
-    /// A copy of the compressed bytes is written here.
-    pub(crate) keep: Option<BlobWriter>,
-    /// Counts those bytes.
-    pub(crate) written_bytes: WrittenBytes,
-}
-
-impl Intake {
-    fn next(&mut self) -> Option<Frame> {
-        if let Ok(frame) = self.frames.try_recv() {
-            return Some(frame);
-        }
-        let asked = Instant::now();
-        let frame = self.frames.blocking_recv();
-        self.reader_wait.add(asked.elapsed());
-        frame
-    }
-}
-
 pub(crate) struct FrameReader {
-    pub(crate) intake: Intake,
+    frames: mpsc::Receiver<Frame>,
+    reader_wait: ReaderWait,
+    /// A copy of the compressed bytes.
+    pub(crate) keep: Option<BlobWriter>,
+    written_bytes: WrittenBytes,
     current: Bytes,
     pub(crate) ended: bool,
     pub(crate) cut: bool,
-    /// Why the copy could not be written.
     pub(crate) unwritten: Option<io::Error>,
 }
 
 impl FrameReader {
-    pub(crate) fn new(intake: Intake) -> Self {
-        Self { intake, current: Bytes::new(), ended: false, cut: false, unwritten: None }
+    pub(crate) fn new(
+        frames: mpsc::Receiver<Frame>,
+        reader_wait: ReaderWait,
+        keep: Option<BlobWriter>,
+        written_bytes: WrittenBytes,
+    ) -> Self {
+        let current = Bytes::new();
+        Self { frames, reader_wait, keep, written_bytes, current, ended: false, cut: false, unwritten: None }
+    }
+
+    fn next(&mut self) -> Option<Frame> {
+        if let Ok(frame) = self.frames.try_recv() {
+            return Some(frame);
+        }
+        let started = Instant::now();
+        let frame = self.frames.blocking_recv();
+        self.reader_wait.add(started.elapsed());
+        frame
     }
 
     /// The next bytes without consuming them, at least `length` unless fewer are left.
@@ -65,15 +63,15 @@ impl FrameReader {
 impl BufRead for FrameReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.ended {
-            match self.intake.next() {
+            match self.next() {
                 Some(Frame::Bytes(bytes)) => {
-                    if let Some(Err(error)) = self.intake.keep.as_mut().map(|keep| keep.write(&bytes)) {
-                        let told = error.kind().into();
+                    if let Some(Err(error)) = self.keep.as_mut().map(|keep| keep.write(&bytes)) {
+                        let kind = error.kind().into();
                         self.unwritten = Some(error);
-                        return Err(told);
+                        return Err(kind);
                     }
-                    if self.intake.keep.is_some() {
-                        self.intake.written_bytes.add(bytes.len() as u64);
+                    if self.keep.is_some() {
+                        self.written_bytes.add(bytes.len() as u64);
                     }
                     self.current = bytes;
                 }
@@ -88,17 +86,12 @@ impl BufRead for FrameReader {
     }
 
     fn consume(&mut self, amount: usize) {
-        // `split_to` frees the frame with its last byte.
         let _ = self.current.split_to(amount);
     }
 }
 
 impl Read for FrameReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let available = self.fill_buf()?;
-        let length = available.len().min(out.len());
-        out[..length].copy_from_slice(&available[..length]);
-        self.consume(length);
-        Ok(length)
+        read_buffered(self, out)
     }
 }

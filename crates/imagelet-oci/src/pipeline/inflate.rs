@@ -10,7 +10,7 @@ use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use super::{
     Stopped,
     buffer_pool::{BlockWriter, Expansion},
-    frames::{FrameReader, Intake},
+    frames::FrameReader,
     zstd_window::{ZstdReader, is_zstd},
 };
 use crate::{
@@ -19,7 +19,6 @@ use crate::{
 };
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// The first bytes, which identify the compression.
 const MAGIC_LENGTH: usize = 4;
 
 #[derive(Debug)]
@@ -32,16 +31,19 @@ pub(crate) struct Bounds {
 /// Inflates until the end mark; returns the copy of the blob and the source. The first bytes decide the compression,
 /// as in every runtime.
 pub(crate) fn inflate(
-    intake: Intake,
-    blocks: &BlockWriter,
+    mut source: FrameReader,
+    blocks: &mut BlockWriter,
     bounds: Bounds,
-) -> (Intake, Result<Option<BlobWriter>, Stopped>) {
-    let mut source = FrameReader::new(intake);
+) -> (FrameReader, Result<Option<BlobWriter>, Stopped>) {
     let inflated = inflate_from(&mut source, blocks, bounds);
-    (source.intake, inflated)
+    (source, inflated)
 }
 
-fn inflate_from(source: &mut FrameReader, blocks: &BlockWriter, bounds: Bounds) -> Result<Option<BlobWriter>, Stopped> {
+fn inflate_from(
+    source: &mut FrameReader,
+    blocks: &mut BlockWriter,
+    bounds: Bounds,
+) -> Result<Option<BlobWriter>, Stopped> {
     let Bounds { expansion, memory, cancelled } = bounds;
     let moved = match source.peek(MAGIC_LENGTH) {
         Ok(head) if head.starts_with(&GZIP_MAGIC) => {
@@ -54,7 +56,7 @@ fn inflate_from(source: &mut FrameReader, blocks: &BlockWriter, bounds: Bounds) 
         Err(error) => Err(error),
     };
     match moved {
-        Ok(true) => Ok(source.intake.keep.take().filter(|_| source.ended)),
+        Ok(true) => Ok(source.keep.take().filter(|_| source.ended)),
         Ok(false) => Err(Stopped::Downstream),
         Err(_) if source.unwritten.is_some() => Err(Stopped::Failed(storage_error(
             "could not keep the compressed blob",
@@ -90,18 +92,15 @@ mod tests {
         }
         drop(sender);
         let memory = LayerMemory::of_its_own(16 << 20);
-        let (writer, out) = buffer_pool::queue(&memory);
-        let reader =
-            std::thread::spawn(move || buffer_pool::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
+        let (mut writer, out) = buffer_pool::queue(&memory);
+        let reader = std::thread::spawn(move || {
+            let hash = Hash::new(DigestAlgorithm::Sha256);
+            buffer_pool::BlockReader::new(out, hash, WrittenBytes::default()).drain()
+        });
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
         let (_, inflated) = inflate(
-            Intake {
-                frames: receiver,
-                reader_wait: ReaderWait::default(),
-                keep: None,
-                written_bytes: WrittenBytes::default(),
-            },
-            &writer,
+            FrameReader::new(receiver, ReaderWait::default(), None, WrittenBytes::default()),
+            &mut writer,
             bounds,
         );
         drop(writer);

@@ -34,14 +34,14 @@ pub(crate) use self::{
 use self::{
     buffer_pool::Expansion,
     fetch::{Inflater, Unread},
-    frames::Intake,
+    frames::FrameReader,
     inflate::Bounds,
 };
 use crate::{
     admission::WrittenBytes,
     confine::Confinement,
     manifest::Descriptor,
-    registry::{BlobSource, PullSession, ReaderWait, Registry, about},
+    registry::{BlobSource, PullSession, ReaderWait, about},
     store::{BlobWriter, KeptBytes, LayerEnd, StagedLayer, Store, SyncView, storage_error},
     unpack::{LayerMemory, UnpackBudget},
 };
@@ -75,7 +75,6 @@ pub struct LayerLimits {
 
 #[derive(Clone, Debug)]
 pub(crate) struct LayerJob {
-    pub(crate) registry: Registry,
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
@@ -89,7 +88,6 @@ pub(crate) struct LayerJob {
     pub(crate) allowance: Arc<Allowance>,
     pub(crate) budget: Arc<UnpackBudget>,
     pub(crate) confinement: Confinement,
-    /// Tracks whether the pull's writes reach the disk.
     pub(crate) view: Arc<SyncView>,
     pub(crate) written_bytes: WrittenBytes,
     pub(crate) claim: Claim,
@@ -100,7 +98,7 @@ impl LayerJob {
     ///
     /// If bytes from the disk or a mirror may be the cause of a failure, the layer is fetched again without them.
     pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
-        let source = self.registry.blob(&self.session, &self.descriptor);
+        let source = self.session.blob(&self.descriptor);
         let mut trusts_disk = self.trusts_disk;
         let mut memory = self.budget.layer();
         loop {
@@ -141,7 +139,6 @@ impl LayerJob {
         }
     }
 
-    /// The blob's bytes on disk, and the writer for the rest.
     async fn on_disk(&self, trusted: bool) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         let digest = &self.descriptor.digest;
         // A cancelled pull may still be writing its last bytes.
@@ -181,7 +178,7 @@ impl LayerJob {
         let store = Arc::clone(&self.store);
         let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
-        let (blocks, blocks_out) = buffer_pool::queue(memory);
+        let (mut blocks, blocks_out) = buffer_pool::queue(memory);
 
         let cancelled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&cancelled));
@@ -194,15 +191,10 @@ impl LayerJob {
             cancelled: Arc::clone(&cancelled),
         };
         let reader_wait = ReaderWait::default();
-        let intake = Intake {
-            frames: frames_out,
-            reader_wait: reader_wait.clone(),
-            keep,
-            written_bytes: self.written_bytes.clone(),
-        };
+        let compressed = FrameReader::new(frames_out, reader_wait.clone(), keep, self.written_bytes.clone());
         let confinement = self.confinement.clone();
         let inflater = tokio::task::spawn_blocking(move || {
-            let inflated = confinement.run(None, move || inflate::inflate(intake, &blocks, bounds));
+            let inflated = confinement.run(None, move || inflate::inflate(compressed, &mut blocks, bounds));
             // The reader's files are dropped here, outside the sandbox that cannot remove files.
             inflated.map_or_else(|error| Err(Stopped::Failed(unconfined(error))), |(_, inflated)| inflated)
         });
@@ -219,13 +211,12 @@ impl LayerJob {
         let error = match (inflated, unpacked) {
             (Err(Stopped::Failed(error)), _) => self.in_layer(error),
             (_, Err(error)) => error,
-            (Err(Stopped::Downstream), Ok(_)) => {
+            (Ok(written), Ok(layer)) if unread.is_none() => {
+                return Ok(layer.with_blob(written.map(BlobWriter::finish)));
+            }
+            (Err(Stopped::Downstream) | Ok(_), Ok(_)) => {
                 self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))
             }
-            (Ok(_), Ok(_)) if unread.is_some() => {
-                self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))
-            }
-            (Ok(written), Ok(layer)) => return Ok(layer.with_blob(written.map(BlobWriter::finish))),
         };
         // A wrong digest blames the sender of the bytes, not the builder of the image.
         match unread {
@@ -265,11 +256,9 @@ fn panicked(error: tokio::task::JoinError) -> RuntimeError {
 #[derive(Debug)]
 pub(crate) enum Stopped {
     Failed(RuntimeError),
-    /// The next stage stopped, and knows the cause.
     Downstream,
 }
 
-/// Cancels the unpacker when the caller drops the future.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {

@@ -75,7 +75,6 @@ impl Line {
         self.waiting.remove(&ticket);
     }
 
-    /// Grants the next free place.
     fn start(&mut self) -> Option<u64> {
         let (ticket, half) = self.next_claim()?;
         let (claim, _) = self.waiting.remove(&ticket)?;
@@ -130,51 +129,40 @@ impl Line {
 
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    state: Mutex<PlacesState>,
-}
-
-#[derive(Debug, Default)]
-struct PlacesState {
-    line: Line,
-    wakers: HashMap<u64, Arc<Notify>>,
+    line: Mutex<Line>,
+    granted: Notify,
 }
 
 #[derive(Debug)]
 pub(crate) struct Place {
     places: Arc<Places>,
     ticket: u64,
-    wake: Arc<Notify>,
     since: Mutex<Instant>,
 }
 
 impl Places {
     pub(crate) async fn place(self: &Arc<Self>, claim: Claim) -> Place {
-        let wake = Arc::new(Notify::new());
-        let ticket = {
-            let mut state = self.lock();
-            let ticket = state.line.arrive(claim);
-            state.wakers.insert(ticket, Arc::clone(&wake));
-            state.pump();
-            ticket
-        };
+        let ticket = self.change(|line| line.arrive(claim));
         // Made before the wait, so that cancellation removes it from the queue.
-        let place = Place { places: Arc::clone(self), ticket, wake, since: Mutex::new(Instant::now()) };
+        let place = Place { places: Arc::clone(self), ticket, since: Mutex::new(Instant::now()) };
         place.turn().await;
         place
     }
 
-    fn lock(&self) -> MutexGuard<'_, PlacesState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl PlacesState {
-    fn pump(&mut self) {
-        while let Some(ticket) = self.line.start() {
-            if let Some(wake) = self.wakers.get(&ticket) {
-                wake.notify_one();
-            }
+    /// Changes the queue, and grants the places that are then free.
+    fn change<T>(&self, change: impl FnOnce(&mut Line) -> T) -> T {
+        let mut line = self.lock();
+        let changed = change(&mut line);
+        let grants = std::iter::from_fn(|| line.start()).count();
+        drop(line);
+        if grants > 0 {
+            self.granted.notify_waiters();
         }
+        changed
     }
 }
 
@@ -185,15 +173,9 @@ impl Place {
 
     /// Yields the place to a waiting layer, if there is one. The layer then waits in [`Place::again`].
     pub(crate) fn yields(&self) -> bool {
-        let mut state = self.places.lock();
-        let gone = state.line.is_wanted(self.ticket) && state.line.park(self.ticket);
-        if gone {
-            state.pump();
-        }
-        gone
+        self.places.change(|line| line.is_wanted(self.ticket) && line.park(self.ticket))
     }
 
-    /// Waits for the next place after [`Place::yields`].
     pub(crate) async fn again(&self) -> Result<(), RuntimeError> {
         timeout(PARKED_FOR_MAX, self.turn()).await.map_err(|_| {
             let minutes = PARKED_FOR_MAX.as_secs() / 60;
@@ -204,8 +186,13 @@ impl Place {
     }
 
     async fn turn(&self) {
-        while !self.places.lock().line.held.contains_key(&self.ticket) {
-            self.wake.notified().await;
+        loop {
+            // Made before the check: it sees every later notification.
+            let granted = self.places.granted.notified();
+            if self.places.lock().held.contains_key(&self.ticket) {
+                break;
+            }
+            granted.await;
         }
         *self.since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
@@ -213,10 +200,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = self.places.lock();
-        state.wakers.remove(&self.ticket);
-        state.line.leave(self.ticket);
-        state.pump();
+        self.places.change(|line| line.leave(self.ticket));
     }
 }
 
@@ -340,8 +324,8 @@ mod tests {
         let of = |pull| claim("r.io", "a", pull);
         let held: Vec<Place> = (0..100).map_while(|pull| places.place(of(pull)).now_or_never()).collect();
         assert_eq!(held.len(), 2 * SHARE_MAX);
-        assert!(places.lock().line.waiting.is_empty(), "the one that gave up");
+        assert!(places.lock().waiting.is_empty(), "the one that gave up");
         drop(held);
-        assert!(places.lock().line.held.is_empty() && places.lock().wakers.is_empty());
+        assert!(places.lock().held.is_empty());
     }
 }

@@ -24,8 +24,8 @@ use crate::{
         DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
     },
     unpack::{
-        EntryRules, LayerMemory, OverlayForm, Ownership, OwnershipRecord, UnpackError, UnpackErrorKind, UnpackLimits,
-        UnpackOptions, disk_size, process_umask, unpack_layer,
+        EntryRules, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions, disk_size,
+        process_umask, unpack_layer,
     },
 };
 
@@ -52,12 +52,11 @@ impl LayerJob {
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
         Step::UnpackTree.reach();
-        let mut reader =
-            BlockReader::new(blocks, Hash::new(self.diff_id.algorithm())).telling(self.written_bytes.clone());
+        let hash = Hash::new(self.diff_id.algorithm());
+        let mut reader = BlockReader::new(blocks, hash, self.written_bytes.clone());
         let as_root = rustix::process::geteuid().is_root();
         let options = UnpackOptions {
             ownership: if as_root { Ownership::Apply } else { Ownership::Record },
-            overlay: if as_root { OverlayForm::Trusted } else { OverlayForm::User },
             rules: match self.end {
                 LayerEnd::Store => EntryRules::Own,
                 LayerEnd::Sink => EntryRules::Containerd,
@@ -110,8 +109,13 @@ impl LayerJob {
             sums.insert(LIST.to_owned(), digest);
             list_size = disk_size(bytes);
         }
-        if !report.ownership.is_empty() {
-            self.refuse_incomplete(&report.ownership)?;
+        if let Some(first) = report.ownership.first() {
+            if self.end == LayerEnd::Sink {
+                // A sink does not receive these records.
+                let (path, more) = (&first.path, report.ownership.len() - 1);
+                let message = format!("`{path}` and {more} more entries cannot be made here as the archive has them");
+                return Err(self.in_layer(RuntimeError::new(RuntimeErrorKind::Unsupported, message)));
+            }
             let bytes = serde_json::to_vec(&report.ownership).expect("a list of owners is JSON");
             sums.insert("ownership.json".into(), Digest::of(&bytes));
             std::fs::write(staging.path().join("ownership.json"), bytes)
@@ -140,21 +144,6 @@ impl LayerJob {
             sums,
         };
         StagedLayer::new(staging, &self.descriptor, record, Arc::clone(&self.view))
-    }
-
-    /// A sink does not receive records of missing metadata, so a layer with such records fails.
-    fn refuse_incomplete(&self, missing: &[OwnershipRecord]) -> Result<(), RuntimeError> {
-        match missing.first().filter(|_| self.end == LayerEnd::Sink) {
-            None => Ok(()),
-            Some(first) => Err(self.in_layer(RuntimeError::new(
-                RuntimeErrorKind::Unsupported,
-                format!(
-                    "`{}` and {} more entries cannot be made here as the archive has them",
-                    first.path,
-                    missing.len() - 1
-                ),
-            ))),
-        }
     }
 }
 

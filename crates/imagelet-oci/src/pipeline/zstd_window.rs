@@ -24,7 +24,6 @@ const WINDOW_LOG_MAX: u32 = 27;
 const WINDOW_SMALL_MAX: u64 = 8 << 20;
 /// Memory of a decoder besides its window: tables, an input and an output block.
 const DECODER_COST: u64 = 512 << 10;
-/// Magic, descriptor, window, dictionary, size.
 const HEAD_LENGTH_MAX: usize = 4 + 1 + 1 + 4 + 8;
 
 /// The content of the frames, without skippable ones. Any other bytes between or after frames are an error.
@@ -33,7 +32,6 @@ pub(crate) struct ZstdReader<'a> {
     // Before `claim`: the memory is freed before its claim.
     decoder: Decoder<'static>,
     claim: Claim,
-    /// A large window's size, and how much of it is filled.
     large: Option<(u64, u64)>,
     cancelled: &'a AtomicBool,
     between_frames: bool,
@@ -136,7 +134,6 @@ fn refused(window: u64, error: MemoryError) -> io::Error {
     io::Error::new(kind, format!("a zstd frame fills a window of {window} bytes: {error}"))
 }
 
-/// Whether these are the first bytes of a frame or a skippable frame.
 pub(crate) fn is_zstd(head: &[u8]) -> bool {
     head.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) || is_skippable(head)
 }

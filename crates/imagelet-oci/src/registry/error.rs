@@ -11,44 +11,36 @@ use zeroize::Zeroizing;
 
 /// Most bytes of a registry's error text that a message repeats.
 const BODY_SHOWN_MAX: usize = 1024;
+pub(crate) const ERROR_BYTES_MAX: usize = 8 << 10;
 const REDACTED: &str = "[redacted]";
 
-/// A failed attempt and its retry policy.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: RuntimeError,
-    pub(crate) again: Again,
+    pub(crate) retry: Retry,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Again {
+pub(crate) enum Retry {
     Never,
     Soon,
     After(Duration),
 }
 
 impl Failure {
-    pub(crate) fn passing(error: RuntimeError) -> Self {
-        Self { error, again: Again::Soon }
-    }
-}
-
-impl Failure {
     /// Records the stage of a failure of which only the cause is known.
     pub(crate) fn at(self, hop: Stage) -> Self {
         let fault = self.error.fault();
-        let told = match fault.hop {
-            // A fault that names its own stage keeps it.
-            Stage::Dns | Stage::Connect | Stage::Tls | Stage::Proxy => fault,
-            _ => Fault { hop, ..fault },
-        };
-        Self { error: self.error.with_fault(told), again: self.again }
+        // A fault that names its own stage keeps it.
+        let has_stage = matches!(fault.hop, Stage::Dns | Stage::Connect | Stage::Tls | Stage::Proxy);
+        let fault = if has_stage { fault } else { Fault { hop, ..fault } };
+        Self { error: self.error.with_fault(fault), retry: self.retry }
     }
 }
 
 impl From<RuntimeError> for Failure {
     fn from(error: RuntimeError) -> Self {
-        Self { error, again: Again::Never }
+        Self { error, retry: Retry::Never }
     }
 }
 
@@ -62,7 +54,7 @@ pub(crate) fn unavailable(message: impl Into<String>) -> RuntimeError {
 
 pub(crate) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
     let fault = connect_fault(&cause);
-    let refusal = tls_refusal(&cause).cloned();
+    let refusal = causes(&cause).find_map(|error| error.downcast_ref::<rustls::Error>()).cloned();
     if let Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) = refusal {
         let message = format!("could not speak TLS with registry `{host}`: the server speaks plain HTTP");
         let hint = format!("if that is meant, say `server = \"http://{host}\"` in `{host}/hosts.toml`");
@@ -76,11 +68,21 @@ pub(crate) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'stat
     }
 }
 
+/// An error and its causes.
+fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&error| {
+        // An I/O error exposes its wrapped error by `get_ref`, not by `source`.
+        match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        }
+    })
+}
+
 fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
     use std::io::ErrorKind;
-    let mut next = Some(error);
     let mut met = None;
-    while let Some(error) = next {
+    for error in causes(error) {
         if let Some(refusal) = error.downcast_ref::<rustls::Error>() {
             let is_trust = matches!(refusal, rustls::Error::InvalidCertificate(_));
             let class = if is_trust { ErrorClass::CertificateInvalid } else { ErrorClass::TlsFailed };
@@ -94,8 +96,7 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
             }
             _ => {}
         }
-        let io = error.downcast_ref::<std::io::Error>();
-        let class = io.and_then(|io| match io.kind() {
+        let class = error.downcast_ref::<std::io::Error>().and_then(|io| match io.kind() {
             ErrorKind::ConnectionRefused => Some(ErrorClass::ConnectionRefused),
             ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => {
                 Some(ErrorClass::ConnectionLost)
@@ -106,15 +107,10 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
             _ => None,
         });
         met = met.or(class);
-        next = match io.and_then(std::io::Error::get_ref) {
-            Some(wrapped) => Some(wrapped),
-            None => error.source(),
-        };
     }
     Fault::new(met.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
 }
 
-/// The fault class of an error status.
 pub(crate) fn status_fault(status: u16, hop: Stage, retry_after: Option<Duration>) -> Fault {
     let class = match status {
         401 => ErrorClass::Unauthorized,
@@ -154,22 +150,6 @@ fn tls_hint(refusal: &rustls::Error, host: &str) -> Option<String> {
     }
 }
 
-fn tls_refusal<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(refusal) = error.downcast_ref::<rustls::Error>() {
-            return Some(refusal);
-        }
-        // An I/O error exposes its wrapped error by `get_ref`, not by `source`.
-        let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        next = match wrapped {
-            Some(wrapped) => Some(wrapped),
-            None => error.source(),
-        };
-    }
-    None
-}
-
 /// Makes a registry's error text safe for a message: no control characters, no live secret, bounded length.
 ///
 /// With `cut`, more text followed; the last bytes are dropped because they may hold half a secret.
@@ -177,19 +157,24 @@ pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
     let printable = |text: &str| text.chars().filter(|character| !is_hidden(*character)).collect::<String>();
     // Control characters are removed first: a secret with one in its middle would be restored afterwards.
     let mut text = printable(&String::from_utf8_lossy(body));
-    let mut secrets: Zeroizing<Vec<String>> =
-        Zeroizing::new(secrets.iter().flat_map(|secret| spelled(&printable(secret))).collect());
+    let mut secrets: Zeroizing<Vec<String>> = Zeroizing::new(
+        secrets
+            .iter()
+            .flat_map(|secret| spellings(&printable(secret)))
+            .map(|spelling| spelling.expose().to_owned())
+            .collect(),
+    );
     secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     if cut {
         let unsafe_tail = secrets.first().map_or(0, String::len);
-        text.truncate(floor(&text, text.len().saturating_sub(unsafe_tail)));
+        text.truncate(text.floor_char_boundary(text.len().saturating_sub(unsafe_tail)));
     }
     for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
         text = text.replace(secret.as_str(), REDACTED);
     }
     text = without_queries(&without_authorization(&text));
     if text.len() > BODY_SHOWN_MAX {
-        text.truncate(floor(&text, BODY_SHOWN_MAX));
+        text.truncate(text.floor_char_boundary(BODY_SHOWN_MAX));
         text.push('…');
     }
     text
@@ -201,11 +186,10 @@ pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &
     struct Document {
         errors: Vec<ErrorEntry>,
     }
-    #[derive(serde::Deserialize)]
+    #[derive(Default, serde::Deserialize)]
+    #[serde(default)]
     struct ErrorEntry {
-        #[serde(default)]
         code: String,
-        #[serde(default)]
         message: String,
     }
     let text = match serde_json::from_slice::<Document>(body) {
@@ -221,10 +205,6 @@ pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &
     };
     let text = text.trim();
     (!text.is_empty()).then(|| text.to_owned())
-}
-
-fn spelled(secret: &str) -> Vec<String> {
-    spellings(secret).iter().map(|spelling| spelling.expose().to_owned()).collect()
 }
 
 /// Removes the queries of URLs: a store repeats a signed URL when it refuses it.
@@ -261,13 +241,6 @@ fn without_authorization(text: &str) -> String {
 
 fn is_hidden(character: char) -> bool {
     character.is_control() || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{feff}')
-}
-
-fn floor(text: &str, mut index: usize) -> usize {
-    while !text.is_char_boundary(index) {
-        index -= 1;
-    }
-    index
 }
 
 #[cfg(test)]

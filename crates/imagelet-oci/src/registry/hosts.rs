@@ -7,6 +7,7 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     fmt,
     io::ErrorKind,
     path::{Path, PathBuf},
@@ -18,9 +19,11 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
     trusted_files,
 };
-use toml::{Table, Value};
+use serde::Deserialize;
+use toml::Table;
 
 use super::connection::origin::{Origin, Target};
+use crate::manifest::printable;
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const HOSTS_MAX: usize = 32;
@@ -28,7 +31,6 @@ const DEFAULT_DIRECTORY: &str = "_default";
 const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
-/// A mirror or a registry with its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(crate) origin: Origin,
@@ -39,11 +41,17 @@ pub(crate) struct Host {
     pub(crate) can_pull: bool,
     pub(crate) can_resolve: bool,
     pub(crate) tls: TlsSettings,
-    /// Sent to this host alone.
     pub(crate) headers: HeaderMap,
 }
 
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
+impl Host {
+    fn new(origin: Origin, base_path: String) -> Self {
+        let (tls, headers) = (TlsSettings::default(), HeaderMap::new());
+        Self { origin, base_path, is_mirror: false, can_pull: true, can_resolve: true, tls, headers }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct TlsSettings {
     /// Added to the system's authorities, in PEM.
     pub(crate) authorities: Vec<Arc<[u8]>>,
@@ -51,20 +59,16 @@ pub(crate) struct TlsSettings {
     pub(crate) skip_verify: bool,
 }
 
-/// A certificate and its key, in PEM. No `Debug`, so that no log prints the key.
+/// A certificate and its key, in PEM; does not print.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) chain: Arc<[u8]>,
     pub(crate) key: Arc<[u8]>,
 }
 
-impl fmt::Debug for TlsSettings {
+impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsSettings")
-            .field("authorities", &self.authorities.len())
-            .field("identity", &self.identity.is_some())
-            .field("skip_verify", &self.skip_verify)
-            .finish()
+        f.write_str("Identity")
     }
 }
 
@@ -88,76 +92,90 @@ pub(crate) fn load(directories: &[PathBuf], registry: &str) -> Result<Vec<Host>,
             Err(error) => Err(complaint(&file, &error.to_string())),
         };
     }
-    Ok(vec![own_host(registry).map_err(invalid)?])
+    Ok(vec![own_host(registry).map_err(|problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem))?])
 }
 
 /// The directory names that match a registry, most exact first.
 fn directory_names(registry: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    if let Some((host, port)) =
-        registry.rsplit_once(':').filter(|(host, _)| !host.is_empty() && !registry.ends_with(']'))
-    {
-        names.push(format!("{host}_{port}_"));
+    let with_port = registry.rsplit_once(':').filter(|(host, _)| !host.is_empty() && !registry.ends_with(']'));
+    let mut names = vec![registry.to_owned(), DEFAULT_DIRECTORY.to_owned()];
+    if let Some((host, port)) = with_port {
+        names.insert(0, format!("{host}_{port}_"));
     }
-    names.push(registry.to_owned());
-    names.push(DEFAULT_DIRECTORY.to_owned());
     names
 }
 
-/// The registry without configuration.
 fn own_host(registry: &str) -> Result<Host, String> {
     let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };
     let scheme = if Origin::is_loopback_authority(name) { "http" } else { "https" };
-    let target = Target::parse(&format!("{scheme}://{name}/v2"))?;
-    Ok(Host {
-        origin: target.origin,
-        base_path: "/v2".to_owned(),
-        is_mirror: false,
-        can_pull: true,
-        can_resolve: true,
-        tls: TlsSettings::default(),
-        headers: HeaderMap::new(),
-    })
+    Ok(Host::new(Target::parse(&format!("{scheme}://{name}/v2"))?.origin, "/v2".to_owned()))
+}
+
+/// `hosts.toml`, or the table of one host in it.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Settings {
+    server: String,
+    host: Table,
+    override_path: bool,
+    capabilities: Option<Vec<Capability>>,
+    skip_verify: bool,
+    ca: Option<OneOrMany<String>>,
+    client: Option<OneOrMany<OneOrMany<String>>>,
+    header: BTreeMap<String, OneOrMany<String>>,
+}
+
+#[derive(PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Capability {
+    Pull,
+    Resolve,
+    Push,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    fn list(self) -> Vec<T> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
 }
 
 fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Vec<Host>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
-    let document: Table = text.parse().map_err(|error: toml::de::Error| toml_problem(text, &error))?;
+    let mut file: Settings = toml::from_str(text).map_err(|error| toml_problem(text, &error))?;
     let own = own_host(registry)?;
     let own_place = own.origin.clone();
+    if file.host.len() > HOSTS_MAX {
+        return Err(format!("it names more than {HOSTS_MAX} hosts"));
+    }
     let mut hosts = Vec::new();
-    match document.get("host") {
-        Some(Value::Table(table)) => {
-            if table.len() > HOSTS_MAX {
-                return Err(format!("it names more than {HOSTS_MAX} hosts"));
-            }
-            for (url, settings) in table {
-                let settings = settings.as_table().ok_or_else(|| format!("`host.\"{url}\"` is not a table"))?;
-                let host =
-                    host(url, settings, directory).map_err(|problem| format!("host `{}`: {problem}", shown(url)))?;
-                let is_mirror = !host.origin.is_same_place(&own.origin);
-                hosts.push(Host { is_mirror, ..host });
-            }
-        }
-        Some(_) => return Err("`host` is not a table".to_owned()),
-        None => {}
+    for (url, settings) in std::mem::take(&mut file.host) {
+        let host = settings.try_into().map_err(|error| toml_problem(text, &error));
+        let host = host.and_then(|settings| with_settings(host_at(&url, &settings)?, settings, directory));
+        let host = host.map_err(|problem| format!("host `{}`: {problem}", shown(&url)))?;
+        hosts.push(Host { is_mirror: !host.origin.is_same_place(&own_place), ..host });
     }
     // In a registry's own directory, `server` is the operator's address of the registry and receives its credential.
     // In `_default` it is a shared cache and must not receive the credentials of the registries.
     let is_shared = directory.file_name().is_some_and(|name| name == DEFAULT_DIRECTORY);
-    let server = match document.get("server") {
-        Some(Value::String(server)) if !server.is_empty() => {
-            host(server, &document, directory).map_err(|problem| format!("server `{}`: {problem}", shown(server)))?
-        }
-        Some(Value::String(_)) | None => with_settings(own, &document, directory)?,
-        Some(_) => return Err("`server` is not a text".to_owned()),
-    };
-    let is_mirror = is_shared && !server.origin.is_same_place(&own_place);
-    hosts.push(Host { is_mirror, ..server });
+    let url = shown(&file.server);
+    let server = if file.server.is_empty() { Ok(own) } else { host_at(&file.server, &file) };
+    let server = server.and_then(|server| with_settings(server, file, directory));
+    let server = server.map_err(|problem| format!("server `{url}`: {problem}"))?;
+    hosts.push(Host { is_mirror: is_shared && !server.origin.is_same_place(&own_place), ..server });
     Ok(hosts)
 }
 
-fn host(url: &str, settings: &Table, directory: &Path) -> Result<Host, String> {
+fn host_at(url: &str, settings: &Settings) -> Result<Host, String> {
     let url = if url.contains("://") {
         url.to_owned()
     } else {
@@ -166,80 +184,44 @@ fn host(url: &str, settings: &Table, directory: &Path) -> Result<Host, String> {
         format!("{scheme}://{url}")
     };
     let target = Target::parse(&url)?;
-    let path = target.path_and_query.split('?').next().unwrap_or_default().trim_end_matches('/').to_owned();
-    let overrides = flag(settings, "override_path")?;
-    let base_path = if overrides || path.ends_with("/v2") { path } else { format!("{path}/v2") };
-    let host = Host {
-        origin: target.origin,
-        base_path,
-        is_mirror: false,
-        can_pull: true,
-        can_resolve: true,
-        tls: TlsSettings::default(),
-        headers: HeaderMap::new(),
-    };
-    with_settings(host, settings, directory)
+    let path = target.path().trim_end_matches('/').to_owned();
+    let base_path = if settings.override_path || path.ends_with("/v2") { path } else { format!("{path}/v2") };
+    Ok(Host::new(target.origin, base_path))
 }
 
-fn with_settings(host: Host, settings: &Table, directory: &Path) -> Result<Host, String> {
-    let capabilities = match settings.get("capabilities") {
-        Some(value) => Some(texts(value).ok_or("`capabilities` is not a list of texts")?),
-        None => None,
-    };
-    for capability in capabilities.iter().flatten() {
-        if !["pull", "resolve", "push"].contains(&capability.as_str()) {
-            return Err(format!("unknown capability `{}`", shown(capability)));
-        }
-    }
-    let can = |name: &str| capabilities.as_ref().is_none_or(|list| list.iter().any(|capability| capability == name));
-    let file = |path: &str| {
-        let path = directory.join(path);
-        read(&path).map(Arc::<[u8]>::from).map_err(|error| format!("`{}`: {error}", path.display()))
-    };
-    let mut tls = TlsSettings { skip_verify: flag(settings, "skip_verify")?, ..TlsSettings::default() };
-    if let Some(value) = settings.get("ca") {
-        let paths = one_or_more(value).ok_or("`ca` is neither a path nor a list of paths")?;
-        tls.authorities = paths.iter().map(|path| file(path)).collect::<Result<_, _>>()?;
-    }
-    if let Some(value) = settings.get("client") {
-        let (certificate, key) = client_paths(value).ok_or("`client` is neither a path nor pairs of paths")?;
-        tls.identity = Some(Identity { chain: file(&certificate)?, key: file(&key)? });
-    }
-    let headers = match settings.get("header") {
-        Some(Value::Table(table)) => headers(table)?,
-        Some(_) => return Err("`header` is not a table".to_owned()),
-        None => HeaderMap::new(),
-    };
-    Ok(Host { can_pull: can("pull"), can_resolve: can("resolve"), tls, headers, ..host })
+fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Host, String> {
+    let can =
+        |wanted: Capability| settings.capabilities.as_ref().is_none_or(|capabilities| capabilities.contains(&wanted));
+    let (can_pull, can_resolve) = (can(Capability::Pull), can(Capability::Resolve));
+    let file = |path: String| pem(&directory.join(path));
+    let authorities = settings.ca.map(OneOrMany::list).unwrap_or_default();
+    let authorities = authorities.into_iter().map(file).collect::<Result<_, _>>()?;
+    let identity = settings.client.map(client_paths).transpose()?;
+    let identity = identity.map(|(chain, key)| Ok::<_, String>(Identity { chain: file(chain)?, key: file(key)? }));
+    let tls = TlsSettings { authorities, identity: identity.transpose()?, skip_verify: settings.skip_verify };
+    Ok(Host { can_pull, can_resolve, tls, headers: headers(settings.header)?, ..host })
 }
 
 /// The first certificate and key: `"both.pem"`, `["both.pem"]`, or `[["cert.pem", "key.pem"]]`.
-fn client_paths(value: &Value) -> Option<(String, String)> {
-    match value {
-        Value::String(both) => Some((both.clone(), both.clone())),
-        Value::Array(list) => match list.first()? {
-            Value::String(both) => Some((both.clone(), both.clone())),
-            Value::Array(pair) => {
-                let pair: Vec<&str> = pair.iter().filter_map(Value::as_str).collect();
-                match pair[..] {
-                    [certificate, key] if !key.is_empty() => Some((certificate.to_owned(), key.to_owned())),
-                    [both] | [both, ""] => Some((both.to_owned(), both.to_owned())),
-                    _ => None,
-                }
-            }
-            _ => None,
-        },
-        _ => None,
+fn client_paths(client: OneOrMany<OneOrMany<String>>) -> Result<(String, String), String> {
+    let first = match client {
+        OneOrMany::One(files) => files.list().into_iter().take(1).collect(),
+        OneOrMany::Many(pairs) => pairs.into_iter().next().map(OneOrMany::list).unwrap_or_default(),
+    };
+    match &first[..] {
+        [certificate, key] if !key.is_empty() => Ok((certificate.clone(), key.clone())),
+        [both] | [both, _] => Ok((both.clone(), both.clone())),
+        _ => Err("`client` is neither a path nor pairs of paths".to_owned()),
     }
 }
 
 /// Errors do not repeat values: headers carry secrets.
-fn headers(table: &Table) -> Result<HeaderMap, String> {
+fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
-    for (name, value) in table {
-        let bad = || format!("header `{}` cannot be sent", shown(name));
+    for (name, values) in settings {
+        let bad = || format!("header `{}` cannot be sent", shown(&name));
         let key = HeaderName::try_from(name.as_str()).map_err(|_| bad())?;
-        for text in one_or_more(value).ok_or_else(bad)? {
+        for text in values.list() {
             let mut value = HeaderValue::try_from(text).map_err(|_| bad())?;
             value.set_sensitive(true);
             headers.append(key.clone(), value);
@@ -248,19 +230,16 @@ fn headers(table: &Table) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// Reads a directory without `hosts.toml`, in Docker's layout.
 fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
     let mut host = own_host(registry)?;
     let entries = std::fs::read_dir(directory).map_err(|error| error.to_string())?;
     let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).take(256).collect();
     paths.sort();
-    let bytes =
-        |path: &Path| read(path).map(Arc::<[u8]>::from).map_err(|error| format!("`{}`: {error}", path.display()));
     for path in &paths {
         match path.extension().and_then(std::ffi::OsStr::to_str) {
-            Some("crt") => host.tls.authorities.push(bytes(path)?),
+            Some("crt") => host.tls.authorities.push(pem(path)?),
             Some("cert") if host.tls.identity.is_none() => {
-                host.tls.identity = Some(Identity { chain: bytes(path)?, key: bytes(&path.with_extension("key"))? });
+                host.tls.identity = Some(Identity { chain: pem(path)?, key: pem(&path.with_extension("key"))? });
             }
             _ => {}
         }
@@ -268,20 +247,8 @@ fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
     Ok(vec![host])
 }
 
-fn flag(settings: &Table, name: &str) -> Result<bool, String> {
-    match settings.get(name) {
-        None => Ok(false),
-        Some(Value::Boolean(value)) => Ok(*value),
-        Some(_) => Err(format!("`{name}` is neither true nor false")),
-    }
-}
-
-fn texts(value: &Value) -> Option<Vec<String>> {
-    value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect()
-}
-
-fn one_or_more(value: &Value) -> Option<Vec<String>> {
-    value.as_str().map(|text| vec![text.to_owned()]).or_else(|| texts(value))
+fn pem(path: &Path) -> Result<Arc<[u8]>, String> {
+    read(path).map(Arc::from).map_err(|error| format!("`{}`: {error}", path.display()))
 }
 
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
@@ -294,11 +261,15 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The parser's complaint with the line number. The line itself may hold a secret.
+/// The parser's message with the line number, without quoted values: they may be secrets.
 fn toml_problem(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let line = before.map(|before| format!("line {}: ", 1 + before.matches('\n').count())).unwrap_or_default();
-    format!("{line}{}", crate::manifest::printable(error.message()))
+    let words = match (error.message().split_once('"'), error.message().rsplit_once('"')) {
+        (Some((before, _)), Some((_, after))) => format!("{before}…{after}"),
+        _ => error.message().to_owned(),
+    };
+    printable(&format!("{line}{words}"))
 }
 
 /// A URL for a message, without passwords and signatures.
@@ -308,7 +279,7 @@ fn shown(text: &str) -> String {
         (Some(scheme), Some(at)) if at > scheme => format!("{}{}", &text[..scheme + 3], &text[at + 1..]),
         _ => text.to_owned(),
     };
-    crate::manifest::printable(&text)
+    printable(&text)
 }
 
 /// Rejects a directory that other users can write to; an absent directory passes.
@@ -326,10 +297,6 @@ fn complaint(path: &Path, problem: &str) -> RuntimeError {
         problem.split_once("\nhint: ").unwrap_or((problem, "mend the file, or remove it to ask the registry directly"));
     RuntimeError::other(format!("registry configuration `{}` cannot be used: {problem}", path.display()))
         .with_hint(hint)
-}
-
-fn invalid(problem: String) -> RuntimeError {
-    RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Asks registries for manifests and blobs.
+//! The registry client: manifests and blobs, over mirrors, retries and several connections.
 //!
 //! ```text
 //! blob/{parallel,range_concurrency}  a blob over several connections, and how many
@@ -28,10 +28,11 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use http::HeaderValue;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use tokio::sync::Semaphore;
 
 use self::{
-    blob::parallel::ReadAhead,
-    connection::{reception::Reception, tls::Clients, transport::Transport},
+    blob::parallel::{EXTRA_CONNECTIONS_MAX, READ_AHEAD_MAX},
+    connection::{tls::Clients, transport::Transport},
 };
 
 #[cfg(feature = "fuzzing")]
@@ -84,12 +85,11 @@ pub(crate) struct Registry {
 
 #[derive(Debug)]
 struct Shared {
-    hosts_dirs: Vec<PathBuf>,
-    retries: u32,
-    silence_max: Option<Duration>,
-    trickle: Option<Trickle>,
+    config: RegistryConfig,
     transport: Transport,
-    read_ahead: ReadAhead,
+    /// Bytes and further connections that all blobs share.
+    read_ahead: Arc<Semaphore>,
+    extra_connections: Arc<Semaphore>,
 }
 
 impl Registry {
@@ -103,27 +103,10 @@ impl Registry {
             clients: Clients::new(config.header_timeout / 2),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
-            // A silent service ends earlier; this bounds a slow one.
-            token_timeout: config.header_timeout * 3 / 2,
             user_agent,
         };
-        Ok(Self {
-            shared: Arc::new(Shared {
-                hosts_dirs: config.hosts_dirs,
-                retries: config.retries,
-                silence_max: config.silence_max,
-                trickle: config.trickle,
-                transport,
-                read_ahead: ReadAhead::default(),
-            }),
-        })
-    }
-
-    fn reception(&self) -> Reception {
-        Reception::new(self.shared.silence_max, self.shared.trickle)
-    }
-
-    fn transport(&self) -> &Transport {
-        &self.shared.transport
+        let read_ahead = Arc::new(Semaphore::new(READ_AHEAD_MAX));
+        let extra_connections = Arc::new(Semaphore::new(EXTRA_CONNECTIONS_MAX));
+        Ok(Self { shared: Arc::new(Shared { config, transport, read_ahead, extra_connections }) })
     }
 }

@@ -10,26 +10,22 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::runtime::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage};
 
 use super::{
-    Registry,
-    connection::transport::{Answer, Redirects, Request, drain},
-    error::{Again, Failure, explanation, status_fault, unavailable},
+    connection::transport::{Request, Response, drain},
+    error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
     hosts::Host,
-    pull_session::PullSession,
+    pull_session::{PullSession, SessionHost},
 };
+use crate::manifest::MANIFEST_MEDIA_TYPES;
 
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
-const ERROR_BYTES_MAX: usize = 8 << 10;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Question {
-    /// The path after the repository: `manifests/latest`.
+pub(crate) struct Query {
     pub(crate) path: String,
     /// `HEAD` where the response head is enough.
     pub(crate) method: Method,
-    pub(crate) accept: Option<&'static str>,
-    /// The value of a `Range` header; `None` requests the whole body.
     pub(crate) range: Option<String>,
     /// A tag needs the `resolve` capability of a host, a digest only `pull`.
     pub(crate) is_tag: bool,
@@ -37,20 +33,18 @@ pub(crate) struct Question {
     pub(crate) subject: String,
 }
 
-impl Question {
-    fn suits(&self, host: &Host) -> bool {
-        if self.is_tag { host.can_resolve } else { host.can_pull }
-    }
-
+impl Query {
     pub(crate) fn hop(&self) -> Stage {
         if self.path.starts_with("blobs/") { Stage::Blob } else { Stage::Manifest }
     }
 
     /// The hosts with the capability, as indices of the session's list. Never empty.
     pub(crate) fn hosts(&self, session: &PullSession) -> Result<Vec<usize>, RuntimeError> {
-        let indexes: Vec<usize> = (0..session.hosts().len()).filter(|index| self.suits(session.host(*index))).collect();
+        let suits = |host: &Host| if self.is_tag { host.can_resolve } else { host.can_pull };
+        let hosts = session.hosts().iter().enumerate();
+        let indexes: Vec<usize> = hosts.filter(|(_, host)| suits(&host.host)).map(|(index, _)| index).collect();
         if indexes.is_empty() {
-            let message = format!("no host is configured that may be asked for {}", self.subject);
+            let message = format!("no configured host may serve {}", self.subject);
             return Err(RuntimeError::other(message)
                 .with_hint("give a host in hosts.toml the capabilities `pull` and `resolve`"));
         }
@@ -58,7 +52,6 @@ impl Question {
     }
 }
 
-/// The retries that are left.
 #[derive(Debug)]
 pub(crate) struct Budget {
     total: u32,
@@ -77,7 +70,7 @@ impl Budget {
 
     /// Waits before the next retry, or returns the failure. A backoff counts as silence.
     pub(crate) async fn pause(&mut self, failure: Failure, session: &PullSession) -> Result<(), RuntimeError> {
-        let is_ours = failure.again == Again::Soon;
+        let is_ours = failure.retry == Retry::Soon;
         let wait = self.spend(failure)?;
         let _waiting = is_ours.then(|| session.reception().waiting());
         tokio::time::sleep(wait).await;
@@ -86,29 +79,32 @@ impl Budget {
 
     /// The wait before the next retry, or the failure if there are no more.
     pub(crate) fn spend(&mut self, failure: Failure) -> Result<Duration, RuntimeError> {
-        let wait = match failure.again {
-            Again::Never => return Err(failure.error),
-            Again::Soon => jittered(backoff(self.spent)),
-            Again::After(wait) => wait,
+        let wait = match failure.retry {
+            Retry::Never => return Err(failure.error),
+            Retry::Soon => jittered(backoff(self.spent)),
+            Retry::After(wait) => wait,
         };
         if self.spent >= self.total {
             return Err(failure.error);
         }
         self.spent += 1;
-        tracing::debug!(error = failure.error.chain(), wait_ms = wait.as_millis(), "asking the registry again");
+        tracing::debug!(
+            error = failure.error.chain(),
+            wait_ms = wait.as_millis(),
+            "retrying a request to the registry"
+        );
         Ok(wait)
     }
 }
 
-impl Registry {
+impl PullSession {
     pub(crate) fn budget(&self) -> Budget {
-        Budget::new(self.shared.retries)
+        Budget::new(self.shared().config.retries)
     }
 
     /// Tries each mirror once, then the registry with retries; returns the first success.
-    pub(crate) async fn in_turn<'a, T>(
+    pub(crate) async fn first_success<'a, T>(
         &self,
-        session: &PullSession,
         hosts: &[usize],
         budget: &mut Budget,
         attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
@@ -118,125 +114,102 @@ impl Registry {
         for index in mirrors {
             match attempt(*index).await {
                 Ok(found) => return Ok(found),
-                Err(failure) => before.push(passed_over(session, *index, &failure)),
+                Err(failure) => before.push(passed_over(&self.hosts()[*index], &failure)),
             }
         }
         loop {
             match attempt(*last).await {
                 Ok(found) => return Ok(found),
-                Err(failure) => budget.pause(failure, session).await.map_err(|error| after_mirrors(error, &before))?,
+                Err(failure) => budget.pause(failure, self).await.map_err(|error| after_mirrors(error, &before))?,
             }
         }
     }
 
     /// Sends one request to one host and answers at most one 401. Only a success is a result.
-    pub(crate) async fn ask_host(
-        &self,
-        session: &PullSession,
-        index: usize,
-        question: &Question,
-    ) -> Result<Answer, Failure> {
-        let host = session.host(index);
+    pub(crate) async fn send_to_host(&self, index: usize, query: &Query) -> Result<Response, Failure> {
+        let host = &self.hosts()[index];
         let mut is_second = false;
         loop {
-            let grant = session.grant(index);
+            let grant = host.grant();
             let shown = grant.as_ref().map(|grant| grant.number);
-            let mut bound = host.headers.clone();
+            let mut bound = host.host.headers.clone();
             if let Some(grant) = grant {
                 bound.insert(header::AUTHORIZATION, grant.header);
             }
             let request = Request {
-                target: session.target(host, &question.path),
-                tls: host.tls.clone(),
+                target: host.target(&query.path),
+                tls: host.host.tls.clone(),
                 bound,
-                open: open_headers(question),
-                method: question.method.clone(),
+                open: open_headers(query),
+                method: query.method.clone(),
                 form: None,
-                redirects: Redirects::Any,
-                hop: question.hop(),
+                may_stray: true,
+                hop: query.hop(),
             };
-            let answer = self.transport().send(request, session.reception()).await?;
+            let answer = self.transport().send(request, self.reception()).await?;
             if answer.status.is_success() {
                 return Ok(answer);
             }
             // A 401 of another origin may ask for credentials that belong elsewhere.
             if answer.status != StatusCode::UNAUTHORIZED || answer.strayed || is_second {
-                return Err(self.refusal(session, index, question, answer).await);
+                return Err(self.refusal(host, query, answer).await);
             }
-            let headers = answer.headers;
             drain(answer.body).await;
-            self.authenticate(session, index, &headers, shown).await?;
+            self.authenticate(host, &answer.headers, shown).await?;
             is_second = true;
         }
     }
 
-    async fn refusal(&self, session: &PullSession, index: usize, question: &Question, answer: Answer) -> Failure {
-        let wait = answer.headers.get(header::RETRY_AFTER).and_then(|value| retry_after(value, SystemTime::now()));
-        let mut fault = status_fault(answer.status.as_u16(), question.hop(), wait);
-        let Failure { error, again } = self.refusal_in_words(session, index, question, answer).await;
-        // Some registries report a rate limit with another status.
-        if error.to_string().contains("TOOMANYREQUESTS") {
-            fault.class = ErrorClass::RateLimited;
-        }
-        Failure { error: error.with_fault(fault), again }
-    }
-
-    async fn refusal_in_words(
-        &self,
-        session: &PullSession,
-        index: usize,
-        question: &Question,
-        answer: Answer,
-    ) -> Failure {
-        let Answer { status, headers, body, target, strayed } = answer;
+    async fn refusal(&self, host: &SessionHost, query: &Query, answer: Response) -> Failure {
+        let kind = answer.content_type().to_owned();
+        let Response { status, headers, body, target, strayed } = answer;
         let place = target.origin.authority();
-        let subject = &question.subject;
-        let kind =
-            headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+        let subject = &query.subject;
         // The status decides; an unreadable body is treated as empty.
-        let words = match self.transport().read(body, ERROR_BYTES_MAX, session.reception()).await {
-            Ok((body, cut)) => explanation(&kind, &body, cut, &session.secrets()),
+        let words = match self.transport().read(body, ERROR_BYTES_MAX, self.reception()).await {
+            Ok((body, cut)) => explanation(&kind, &body, cut, &self.secrets()),
             Err(_) => None,
         };
-        let told = words.as_ref().map(|words| format!(": {words}")).unwrap_or_default();
-        match status.as_u16() {
-            401 | 403 if strayed => RuntimeError::new(
-                RuntimeErrorKind::Denied,
-                format!("`{place}`, where the registry sends for {subject}, answered {status}{told}"),
-            )
-            .into(),
-            401 | 403 => session.denied(index, Some(words.unwrap_or_else(|| status.to_string()))).into(),
-            404 => {
-                let error = RuntimeError::new(
-                    RuntimeErrorKind::NotFound,
-                    format!("{subject} was not found in registry `{place}`{told}"),
-                );
-                if question.is_tag { error.with_hint("check the name and the tag").into() } else { error.into() }
-            }
-            408 | 425 | 429 | 500..=599 => {
-                let error = unavailable(format!("registry `{place}` answered {status} for {subject}{told}"));
-                let now = SystemTime::now();
-                match headers.get(header::RETRY_AFTER).and_then(|value| retry_after(value, now)) {
-                    Some(wait) if wait > RETRY_AFTER_MAX => unavailable(format!(
-                        "registry `{place}` answered {status} for {subject} and asks to come back in {} s; more than {} s are not waited{told}",
-                        wait.as_secs(),
-                        RETRY_AFTER_MAX.as_secs()
-                    ))
-                    .into(),
-                    Some(wait) => Failure { error, again: Again::After(wait) },
-                    None => Failure::passing(error),
-                }
-            }
-            _ => RuntimeError::other(format!("registry `{place}` answered {status} for {subject}{told}")).into(),
+        let wait = headers.get(header::RETRY_AFTER).and_then(|value| retry_after(value, SystemTime::now()));
+        let mut fault = status_fault(status.as_u16(), query.hop(), wait);
+        // Some registries report a rate limit with another status.
+        if words.as_ref().is_some_and(|words| words.contains("TOOMANYREQUESTS")) {
+            fault.class = ErrorClass::RateLimited;
         }
+        let detail = words.as_ref().map(|words| format!(": {words}")).unwrap_or_default();
+        let mut retry = Retry::Never;
+        let error = match status.as_u16() {
+            401 | 403 if strayed => {
+                denied(format!("`{place}`, where the registry sends for {subject}, answered {status}{detail}"))
+            }
+            401 | 403 => host.denied(Some(words.unwrap_or_else(|| status.to_string()))),
+            404 => {
+                let message = format!("{subject} was not found in registry `{place}`{detail}");
+                let error = RuntimeError::new(RuntimeErrorKind::NotFound, message);
+                if query.is_tag { error.with_hint("check the name and the tag") } else { error }
+            }
+            408 | 425 | 429 | 500..=599 => match wait {
+                Some(wait) if wait > RETRY_AFTER_MAX => unavailable(format!(
+                    "registry `{place}` answered {status} for {subject}; Retry-After {} s exceeds the maximum wait of \
+                     {} s{detail}",
+                    wait.as_secs(),
+                    RETRY_AFTER_MAX.as_secs()
+                )),
+                wait => {
+                    retry = wait.map_or(Retry::Soon, Retry::After);
+                    unavailable(format!("registry `{place}` answered {status} for {subject}{detail}"))
+                }
+            },
+            _ => RuntimeError::other(format!("registry `{place}` answered {status} for {subject}{detail}")),
+        };
+        Failure { error: error.with_fault(fault), retry }
     }
 }
 
-/// Records a mirror's failure.
-fn passed_over(session: &PullSession, index: usize, failure: &Failure) -> String {
-    let place = session.host(index).origin.authority();
+fn passed_over(host: &SessionHost, failure: &Failure) -> String {
+    let place = host.host.origin.authority();
     let why = failure.error.chain();
-    tracing::debug!(host = place, error = why, "a mirror did not help, asking the next host");
+    tracing::debug!(host = place, error = why, "a mirror failed; trying the next host");
     format!("`{place}`: {why}")
 }
 
@@ -245,17 +218,17 @@ fn after_mirrors(error: RuntimeError, before: &[String]) -> RuntimeError {
     if before.is_empty() || error.hint().is_some() {
         return error;
     }
-    error.with_hint(format!("asked before, without success: {}", before.join("; ")))
+    error.with_hint(format!("failed mirrors: {}", before.join("; ")))
 }
 
-fn open_headers(question: &Question) -> HeaderMap {
+fn open_headers(query: &Query) -> HeaderMap {
     let mut headers = HeaderMap::new();
     // A digest covers the bytes as stored.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    if let Some(accept) = question.accept {
-        headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
+    if query.hop() == Stage::Manifest {
+        headers.insert(header::ACCEPT, HeaderValue::from_static(MANIFEST_MEDIA_TYPES));
     }
-    if let Some(range) = question.range.as_deref().and_then(|range| HeaderValue::try_from(range).ok()) {
+    if let Some(range) = query.range.as_deref().and_then(|range| HeaderValue::try_from(range).ok()) {
         headers.insert(header::RANGE, range);
     }
     headers

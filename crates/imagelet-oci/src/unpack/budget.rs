@@ -8,7 +8,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -39,9 +39,8 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct UnpackBudget {
     shared: Arc<Semaphore>,
-    /// The share of one layer in bytes: all shared memory.
     share_max: u64,
-    directories: AtomicUsize,
+    directories: Arc<Semaphore>,
 }
 
 impl Default for UnpackBudget {
@@ -51,7 +50,6 @@ impl Default for UnpackBudget {
 }
 
 impl UnpackBudget {
-    /// A budget in bytes, at least [`UNPACK_MEMORY_MIN`].
     pub(crate) fn new(memory: u64) -> Self {
         Self::sharing(memory.max(UNPACK_MEMORY_MIN) - LAYERS_MAX as u64 * OWN)
     }
@@ -60,7 +58,7 @@ impl UnpackBudget {
         Self {
             shared: Arc::new(Semaphore::new(usize::try_from(share_max / UNIT).unwrap_or(Semaphore::MAX_PERMITS))),
             share_max,
-            directories: AtomicUsize::new(DIRECTORIES_MAX),
+            directories: Arc::new(Semaphore::new(DIRECTORIES_MAX)),
         }
     }
 
@@ -81,11 +79,9 @@ impl UnpackBudget {
         layer
     }
 
-    /// A permit to keep one more directory open; `None` while all are in use.
-    pub(crate) fn directory(self: &Arc<Self>) -> Option<DirectoryPermit> {
-        let take = |free: usize| free.checked_sub(1);
-        self.directories.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
-        Some(DirectoryPermit(Arc::clone(self)))
+    /// `None` while as many directories as permitted are open.
+    pub(crate) fn directory(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.directories).try_acquire_owned().ok()
     }
 }
 
@@ -93,31 +89,19 @@ fn units(bytes: u64) -> u32 {
     u32::try_from(bytes / UNIT).unwrap_or(u32::MAX)
 }
 
-#[derive(Debug)]
-pub(crate) struct DirectoryPermit(Arc<UnpackBudget>);
-
-impl Drop for DirectoryPermit {
-    fn drop(&mut self) {
-        self.0.directories.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MemoryError {
-    /// Other layers hold it.
     #[error("other layers hold the memory that unpacking may take")]
     Busy,
-    /// The layer needs more than the limit of one layer.
     #[error("it needs more memory than one layer may have; the limit is {0} bytes, of `store.unpackMemory`")]
     Limit(u64),
     #[error("the layer was cancelled")]
     Cancelled,
 }
 
-/// The memory of one layer, in one attempt to unpack it.
 #[derive(Debug)]
 pub(crate) struct LayerMemory {
-    budget: Arc<UnpackBudget>,
+    pub(crate) budget: Arc<UnpackBudget>,
     account: Mutex<Account>,
     was_refused: AtomicBool,
     runtime: Option<Handle>,
@@ -126,7 +110,6 @@ pub(crate) struct LayerMemory {
 #[derive(Debug, Default)]
 struct Account {
     used: u64,
-    /// Bytes of shared memory that the layer holds.
     held: u64,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -143,31 +126,23 @@ impl Account {
 }
 
 impl LayerMemory {
-    /// Whether it holds memory that other layers may wait for.
     pub(crate) fn holds_shared(&self) -> bool {
         self.account().held > 0
     }
 
-    /// A budget of its own.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of_its_own(bytes: u64) -> Arc<Self> {
         Arc::new(UnpackBudget::sharing(bytes)).layer()
     }
 
-    /// Whether the layer failed because other layers held the memory.
     pub(crate) fn was_refused(&self) -> bool {
         self.was_refused.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn budget(&self) -> &Arc<UnpackBudget> {
-        &self.budget
     }
 
     fn account(&self) -> MutexGuard<'_, Account> {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims memory without waiting.
     fn take(&self, bytes: u64) -> Result<(), MemoryError> {
         let mut account = self.account();
         let used = account.used.saturating_add(bytes);
@@ -227,7 +202,6 @@ impl Claim {
         Ok(())
     }
 
-    /// Claims more if it is free.
     pub(crate) fn grow_if_free(&mut self, bytes: usize) -> bool {
         let is_free = self.memory.take(bytes as u64).is_ok();
         if is_free {
@@ -251,7 +225,6 @@ impl Claim {
         self.memory.wait_for(self.memory.budget.share_max, cancelled)
     }
 
-    /// An empty claim on the same memory.
     pub(crate) fn empty(&self) -> Self {
         Self::on(&self.memory)
     }
@@ -284,7 +257,7 @@ mod tests {
     #[test]
     fn directories_are_kept_open_up_to_the_bound_and_given_back() {
         let budget = Arc::new(UnpackBudget::default());
-        let mut held: Vec<DirectoryPermit> = std::iter::from_fn(|| budget.directory()).collect();
+        let mut held: Vec<OwnedSemaphorePermit> = std::iter::from_fn(|| budget.directory()).collect();
         assert_eq!(held.len(), DIRECTORIES_MAX);
         held.pop();
         assert!(budget.directory().is_some());

@@ -6,7 +6,6 @@ use rustix::io::Errno;
 
 use super::budget::MemoryError;
 
-/// Longer names are cut in messages.
 const NAME_SHOWN_MAX: usize = 256;
 
 /// Why a layer cannot be unpacked. The caller removes the partial directory.
@@ -16,12 +15,10 @@ pub(crate) struct UnpackError {
     pub(crate) kind: UnpackErrorKind,
     /// Entry names come from the archive and are escaped and cut.
     message: String,
-    /// The error of the system or the reader, such as `ENOSPC`.
     #[source]
     pub(crate) source: Option<io::Error>,
 }
 
-/// A kind exists where a caller acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnpackErrorKind {
     /// The bytes are no tar archive, or a truncated one.
@@ -39,7 +36,6 @@ pub(crate) enum UnpackErrorKind {
     Cancelled,
 }
 
-/// An error without its entry.
 #[derive(Debug)]
 pub(crate) enum Fault {
     Malformed(Cow<'static, str>),

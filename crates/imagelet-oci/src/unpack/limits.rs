@@ -9,15 +9,12 @@ use rustix::fd::BorrowedFd;
 
 use super::error::Fault;
 
-/// Bytes written between two checks of the free space.
-const BYTES_BETWEEN_LOOKS: u64 = 8 << 20;
-/// Entries between two checks of the free space and inodes.
-const ENTRIES_BETWEEN_LOOKS: u64 = 1_000;
+const BYTES_BETWEEN_CHECKS: u64 = 8 << 20;
+const ENTRIES_BETWEEN_CHECKS: u64 = 1_000;
 
 /// Each bound is inclusive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnpackLimits {
-    /// Headers in the archive, extension headers included.
     pub(crate) entries_max: u64,
     /// Sum of all file sizes, holes included.
     pub(crate) bytes_max: u64,
@@ -26,9 +23,7 @@ pub(crate) struct UnpackLimits {
     pub(crate) path_max: usize,
     pub(crate) depth_max: usize,
     pub(crate) ranges_max: usize,
-    /// Free bytes that must stay on the file system.
     pub(crate) free_bytes_floor: u64,
-    /// Free inodes that must stay on the file system.
     pub(crate) free_inodes_floor: u64,
 }
 
@@ -48,39 +43,34 @@ impl Default for UnpackLimits {
     }
 }
 
-/// Fails when a limit is exceeded or the caller has cancelled.
 #[derive(Debug)]
 pub(crate) struct Gauge<'a> {
-    limits: UnpackLimits,
+    pub(crate) limits: UnpackLimits,
     root: BorrowedFd<'a>,
     cancelled: Arc<AtomicBool>,
     entries: u64,
     bytes: u64,
-    unlooked_bytes: u64,
-    unlooked_entries: u64,
+    unchecked_bytes: u64,
+    unchecked_entries: u64,
 }
 
 impl<'a> Gauge<'a> {
     pub(crate) fn new(limits: UnpackLimits, root: BorrowedFd<'a>, cancelled: Arc<AtomicBool>) -> Self {
         // The first entry checks at once: a full disk is reported before the first write.
-        let unlooked_entries = ENTRIES_BETWEEN_LOOKS;
-        Gauge { limits, root, cancelled, entries: 0, bytes: 0, unlooked_bytes: 0, unlooked_entries }
-    }
-
-    pub(crate) fn limits(&self) -> &UnpackLimits {
-        &self.limits
+        let unchecked_entries = ENTRIES_BETWEEN_CHECKS;
+        Gauge { limits, root, cancelled, entries: 0, bytes: 0, unchecked_bytes: 0, unchecked_entries }
     }
 
     /// Counts headers up to `seen`, the reader's count.
     pub(crate) fn headers(&mut self, seen: u64) -> Result<(), Fault> {
-        self.go_on()?;
+        self.check_cancelled()?;
         let more = seen.saturating_sub(self.entries);
         self.entries = seen;
         if seen > self.limits.entries_max {
             return Err(Fault::limit(format!("more than {} entries", self.limits.entries_max)));
         }
-        self.unlooked_entries += more;
-        if self.unlooked_entries >= ENTRIES_BETWEEN_LOOKS { self.look(0) } else { Ok(()) }
+        self.unchecked_entries += more;
+        if self.unchecked_entries >= ENTRIES_BETWEEN_CHECKS { self.check_space(0) } else { Ok(()) }
     }
 
     /// Counts a file before it is written: `apparent` bytes long, of which `stored` take space.
@@ -89,26 +79,25 @@ impl<'a> Gauge<'a> {
         if self.bytes > self.limits.bytes_max {
             return Err(Fault::limit(format!("files of more than {} bytes in all", self.limits.bytes_max)));
         }
-        if stored > BYTES_BETWEEN_LOOKS { self.look(stored) } else { Ok(()) }
+        if stored > BYTES_BETWEEN_CHECKS { self.check_space(stored) } else { Ok(()) }
     }
 
-    /// Counts bytes as they are written.
     pub(crate) fn wrote(&mut self, bytes: usize) -> Result<(), Fault> {
-        self.unlooked_bytes += bytes as u64;
-        if self.unlooked_bytes >= BYTES_BETWEEN_LOOKS {
-            self.look(0)?;
+        self.unchecked_bytes += bytes as u64;
+        if self.unchecked_bytes >= BYTES_BETWEEN_CHECKS {
+            self.check_space(0)?;
         }
-        self.go_on()
+        self.check_cancelled()
     }
 
-    pub(crate) fn go_on(&self) -> Result<(), Fault> {
+    pub(crate) fn check_cancelled(&self) -> Result<(), Fault> {
         if self.cancelled.load(Ordering::Relaxed) { Err(Fault::Cancelled) } else { Ok(()) }
     }
 
     /// Checks that the floors hold after `wanted` more bytes.
-    fn look(&mut self, wanted: u64) -> Result<(), Fault> {
-        self.unlooked_bytes = 0;
-        self.unlooked_entries = 0;
+    fn check_space(&mut self, wanted: u64) -> Result<(), Fault> {
+        self.unchecked_bytes = 0;
+        self.unchecked_entries = 0;
         let disk = rustix::fs::fstatvfs(self.root).map_err(Fault::io("measure the disk for"))?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         let floor = self.limits.free_bytes_floor;

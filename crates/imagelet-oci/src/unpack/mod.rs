@@ -37,7 +37,6 @@ pub(crate) use self::{
     writer::{
         deferred_metadata::OwnershipRecord,
         manifest_writer::{FileEntry, FileEntryKind, FileManifest, FileRecord, Sum},
-        whiteout::OverlayForm,
     },
 };
 
@@ -48,7 +47,6 @@ const DIRECTORY_COST: u64 = 4096;
 #[derive(Clone, Debug)]
 pub(crate) struct UnpackOptions {
     pub(crate) ownership: Ownership,
-    pub(crate) overlay: OverlayForm,
     pub(crate) rules: EntryRules,
     pub(crate) limits: UnpackLimits,
     /// The process's umask; [`process_umask`] reads it before the thread is confined.
@@ -58,12 +56,14 @@ pub(crate) struct UnpackOptions {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// How owners and devices are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// Set on disk; requires root.
+    /// Set on disk; requires root. Whiteouts are character devices 0:0, opaque directories have `trusted.overlay.opaque`.
     Apply,
     /// Files belong to the process; the archive's owners are reported. Directories stay accessible (`u+rwx`).
+    ///
+    /// For mounts with `userxattr`: whiteouts are character devices 0:0 where the kernel permits it, else empty files with
+    /// `user.overlay.whiteout` in a directory whose `user.overlay.opaque` is `x`.
     Record,
 }
 
@@ -87,7 +87,6 @@ pub(crate) enum EntryRules {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UnpackReport {
-    /// Entries, without extension headers.
     pub(crate) entries: u64,
     /// Sizes of the final files, holes included, hard links once.
     pub(crate) bytes: u64,
@@ -112,12 +111,12 @@ pub(crate) fn unpack_layer<'a>(
     manifest: Option<FileManifest<'a>>,
 ) -> Result<UnpackReport, UnpackError> {
     let mut reader = Reader::new(input, options, Claim::on(&options.memory));
-    let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(reader.place()))?;
+    let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
     loop {
         match unpack_next(&mut reader, &mut writer) {
             Ok(true) => {}
             Ok(false) => break,
-            Err(fault) => return Err(fault.at(reader.place())),
+            Err(fault) => return Err(fault.at(&reader.place)),
         }
     }
     writer.finish()
@@ -125,7 +124,7 @@ pub(crate) fn unpack_layer<'a>(
 
 fn unpack_next(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<bool, Fault> {
     let entry = reader.next()?;
-    writer.gauge.headers(reader.headers())?;
+    writer.gauge.headers(reader.headers)?;
     let Some(entry) = entry else {
         return Ok(false);
     };

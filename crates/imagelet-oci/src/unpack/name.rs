@@ -4,19 +4,10 @@ use super::{UnpackLimits, error::Fault};
 
 const COMPONENT_MAX: usize = 255;
 
-/// Cleans an entry's name: no `.`, no `..`, no leading, doubled or trailing slash. Empty means the layer's root.
+/// Cleans a name: no `.`, no `..`, no leading, doubled or trailing slash. Empty means the layer's root.
 ///
 /// Some builders write absolute names (kaniko has `/` itself); every unpacker reads them as relative to the layer.
-pub(crate) fn clean_entry(name: &[u8], limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
-    clean(name, "name", limits)
-}
-
-/// Cleans a hard link's target, by the same rules.
-pub(crate) fn clean_target(target: &[u8], limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
-    clean(target, "hard link target", limits)
-}
-
-fn clean(name: &[u8], what: &'static str, limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
+pub(crate) fn clean(name: &[u8], what: &'static str, limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
     if name.is_empty() {
         return Err(Fault::refused(format!("its {what} is empty")));
     }
@@ -55,7 +46,6 @@ fn clean(name: &[u8], what: &'static str, limits: &UnpackLimits) -> Result<Vec<u
     Ok(path)
 }
 
-/// The parent and the last component of a clean path.
 pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|&byte| byte == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
@@ -63,7 +53,6 @@ pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// `parent/name`, or `name` below the root.
 pub(crate) fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(parent.len() + 1 + name.len());
     path.extend_from_slice(parent);
@@ -97,19 +86,19 @@ mod tests {
             ("//", ""),
             ("/etc/x", "etc/x"),
         ] {
-            assert_eq!(clean_entry(name.as_bytes(), &limits).unwrap(), path.as_bytes(), "{name}");
+            assert_eq!(clean(name.as_bytes(), "name", &limits).unwrap(), path.as_bytes(), "{name}");
         }
         for name in ["", "/..", "/../a", "..", "../a", "a/../..", "a/../../b", "./..", "a\0b"] {
-            clean_entry(name.as_bytes(), &limits).expect_err(name);
+            clean(name.as_bytes(), "name", &limits).expect_err(name);
         }
-        assert_eq!(clean_target(b"/etc/passwd", &limits).unwrap(), b"etc/passwd");
+        assert_eq!(clean(b"/etc/passwd", "hard link target", &limits).unwrap(), b"etc/passwd");
     }
 
     #[test]
     fn long_and_deep_names_are_over_the_limit() {
         let limits = UnpackLimits::default();
         for name in ["x".repeat(256), "abc/".repeat(1100), "d/".repeat(2000)] {
-            assert!(matches!(clean_entry(name.as_bytes(), &limits), Err(Fault::Limit(_))));
+            assert!(matches!(clean(name.as_bytes(), "name", &limits), Err(Fault::Limit(_))));
         }
     }
 }

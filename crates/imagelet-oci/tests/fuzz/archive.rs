@@ -104,7 +104,7 @@ impl Site {
 
 /// Whether the file system or the kernel refused.
 pub(crate) fn is_io(error: &(dyn Error + 'static)) -> bool {
-    error.source().is_some_and(|source| source.is::<std::io::Error>())
+    error.source().is_some_and(<dyn Error>::is::<std::io::Error>)
 }
 
 /// The report's numbers are those of the disk.
@@ -238,7 +238,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let site = Site::new(home.path());
         let _ = site.within(&archive(), (false, true), BUFFER, |_, _| {
-            fs::write(site.host.join("secret"), "changed!!").unwrap()
+            fs::write(site.host.join("secret"), "changed!!").unwrap();
         });
     }
 }

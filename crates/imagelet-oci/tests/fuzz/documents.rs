@@ -84,7 +84,9 @@ pub(crate) fn check(bytes: &[u8], _: &Path) {
         (Ok((diff_ids, refusals)), Ok((again, _))) => {
             assert_eq!(diff_ids, again, "read twice");
             assert!(diff_ids.len() <= LAYERS_MAX);
-            refusals.iter().for_each(|error| assert_short_message(error));
+            for error in &refusals {
+                assert_short_message(error);
+            }
         }
         (Err(error), Err(again)) => assert_refusal(&error, &again),
         (read, again) => panic!("accepted only once: {read:?}, {again:?}"),
@@ -112,7 +114,9 @@ fn assert_within_limits(document: &Document, content_type: &str) {
         };
         assert!(!refusals.is_empty() || layers.iter().all(|(_, size, media_type)| can_unpack(*size, media_type)));
     }
-    refusals.iter().for_each(|error| assert_short_message(error));
+    for error in refusals {
+        assert_short_message(error);
+    }
     for (digest, size, _) in descriptors {
         assert!(i64::try_from(*size).is_ok(), "a size of more than 63 bits");
         let hex = digest.hex();

@@ -81,7 +81,6 @@ fn parse(text: &str, found: &mut Vec<Challenge>) -> Result<(), ChallengeError> {
     }
 }
 
-/// The unread part of the header.
 struct Rest<'a>(&'a str);
 
 impl<'a> Rest<'a> {

@@ -1,28 +1,19 @@
 //! The `Authorization` header that a host receives, numbered within its pull.
 
-use std::fmt;
-
 use base64::Engine as _;
 use http::HeaderValue;
 use imagelet_core::credentials::{Credential, CredentialKind, Secret};
 use zeroize::Zeroizing;
 
 /// The header of one host, used until the host rejects it.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Grant {
     pub(crate) header: HeaderValue,
     pub(crate) secret: Secret,
     pub(crate) number: u64,
 }
 
-impl fmt::Debug for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant").field("number", &self.number).finish_non_exhaustive()
-    }
-}
-
 impl Grant {
-    /// The grant of a credential that needs no token exchange.
     pub(crate) fn ready(credential: &Credential) -> Option<Self> {
         match &credential.kind {
             CredentialKind::RegistryToken(token) => Self::new("Bearer", token.clone(), 0).ok(),
@@ -38,7 +29,6 @@ impl Grant {
     }
 }
 
-/// The value of a `Basic` header.
 pub(crate) fn basic(username: &str, password: &Secret) -> Secret {
     let pair = Zeroizing::new(format!("{username}:{}", password.expose()));
     Secret::new(base64::engine::general_purpose::STANDARD.encode(pair.as_bytes()))

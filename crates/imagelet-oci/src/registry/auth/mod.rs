@@ -1,15 +1,12 @@
 //! Authenticates requests to a registry.
 //!
-//! **Invariant:** a credential, and every token obtained with it, lives in one pull session and is sent to one
-//! origin:
+//! **Invariant:** a credential, and every token obtained with it, lives in one pull session and is sent to one origin:
 //! its own registry, and that registry's token service if it passes [`check_realm`] and [`may_see`].
 
 pub(super) mod challenge;
 pub(super) mod grant;
 
-use std::sync::PoisonError;
-
-use http::{HeaderMap, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     runtime::{ErrorClass, Fault, RuntimeError, Stage},
@@ -23,158 +20,124 @@ use self::{
     grant::{Grant, basic},
 };
 use super::{
-    Registry,
     connection::{
         origin::{Origin, Target},
-        transport::{Redirects, Request},
+        transport::Request,
     },
-    error::{Failure, denied, explanation, status_fault, unavailable},
-    hosts::Host,
-    pull_session::PullSession,
+    error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
+    pull_session::{PullSession, SessionHost},
 };
+use crate::manifest::{media_type_base, printable};
 
 const TOKEN_BYTES_MAX: usize = 1 << 20;
 const CLIENT_ID: &str = "imagelet";
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-impl Registry {
+impl PullSession {
     /// Answers a 401. `shown` is the rejected grant.
     pub(super) async fn authenticate(
         &self,
-        session: &PullSession,
-        index: usize,
+        host: &SessionHost,
         headers: &HeaderMap,
         shown: Option<u64>,
     ) -> Result<(), Failure> {
-        let host = session.host(index);
-        let place = host.origin.authority();
-        if session.grant(index).map(|grant| grant.number) != shown {
+        let place = host.host.origin.authority();
+        if host.grant().map(|grant| grant.number) != shown {
             return Ok(()); // Another request of this pull was quicker.
         }
-        let credential = session.credential_for(host);
-        if matches!(credential.map(|credential| &credential.kind), Some(CredentialKind::RegistryToken(_))) {
-            return Err(session.denied(index, None).into());
+        let credential = host.credential.as_ref().map(|credential| &credential.kind);
+        if matches!(credential, Some(CredentialKind::RegistryToken(_))) {
+            return Err(host.denied(None).into());
         }
         let challenges = challenges(headers).map_err(|error| {
-            denied(format!("registry `{place}` asks for a credential unintelligibly")).caused_by(error)
+            denied(format!("registry `{place}` sends a malformed request for a credential")).caused_by(error)
         })?;
-        let number = shown.map_or(0, |number| number + 1);
-        let secret = if let Some(bearer) = challenges.iter().find(|challenge| challenge.scheme == "bearer") {
-            ("Bearer", self.token(session, index, bearer).await?)
+        let (scheme, secret) = if let Some(bearer) = challenges.iter().find(|challenge| challenge.scheme == "bearer") {
+            ("Bearer", self.token(host, bearer).await?)
         } else if challenges.iter().any(|challenge| challenge.scheme == "basic") {
-            match credential.map(|credential| &credential.kind) {
+            match credential {
                 Some(CredentialKind::Basic { username, password }) if shown.is_none() => {
                     ("Basic", basic(username, password))
                 }
-                _ => return Err(session.denied(index, None).into()),
+                _ => return Err(host.denied(None).into()),
             }
         } else {
-            return Err(
-                denied(format!("registry `{place}` asks for a kind of credential that is not supported")).into()
-            );
+            return Err(denied(format!("registry `{place}` requires an unsupported kind of credential")).into());
         };
-        let grant = Grant::new(secret.0, secret.1, number)
+        let grant = Grant::new(scheme, secret, shown.map_or(0, |number| number + 1))
             .map_err(|_| denied(format!("the credential for registry `{place}` cannot be sent in a header")))?;
-        *session.grant_slot(index).lock().unwrap_or_else(PoisonError::into_inner) = Some(grant);
+        host.set_grant(grant);
         Ok(())
     }
 
-    /// Gets a token to pull this one repository.
-    async fn token(&self, session: &PullSession, index: usize, challenge: &Challenge) -> Result<Secret, Failure> {
-        let host = session.host(index);
+    async fn token(&self, host: &SessionHost, challenge: &Challenge) -> Result<Secret, Failure> {
         let realm = challenge.parameter("realm").unwrap_or_default();
-        let target = check_realm(realm, &host.origin)?;
+        let target = check_realm(realm, &host.host.origin)?;
         let place = target.origin.authority();
-        let own = session.credential_for(host);
-        let credential = own.filter(|_| may_see(&target.origin, &host.origin));
-        if own.is_some() && credential.is_none() {
+        let credential = host.credential.as_ref().filter(|_| may_see(&target.origin, &host.host.origin));
+        if host.credential.is_some() && credential.is_none() {
             // Public content needs no credential.
-            session.withhold(index, &target.origin);
+            host.withheld.get_or_init(|| target.origin.clone());
         }
-        let request = token_request(target, challenge.parameter("service"), &session.scope(host), credential, host)?;
-        let at_token = |failure: Failure| failure.at(Stage::Token);
-        let exchange = async {
-            let answer = self.transport().send(request, session.reception()).await?;
-            let (body, cut) = self
-                .transport()
-                .read(answer.body, TOKEN_BYTES_MAX, session.reception())
-                .await
-                .map_err(|error| error.failure("a token", &place))?;
-            let body = Zeroizing::new(Vec::from(body));
-            if cut {
-                return Err(
-                    denied(format!("token service `{place}` answered with more than {TOKEN_BYTES_MAX} bytes")).into()
-                );
-            }
-            let kind =
-                answer.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-            if answer.status == StatusCode::OK {
-                return read_token(&body).ok_or_else(|| {
-                    denied(format!("token service `{place}` answered without a token{}", of_type(kind))).into()
-                });
-            }
-            // Such a service may return a token with any status.
-            let has_token = body.windows(6).any(|part| part == b"token\"");
-            let shown: &[u8] = if has_token { &[] } else { &body[..body.len().min(8 << 10)] };
-            let words = explanation(kind, shown, body.len() > 8 << 10, &session.secrets());
-            Err(token_refused(session, index, &place, answer.status, words))
-        };
-        let Ok(answer) = tokio::time::timeout(self.transport().token_timeout, exchange).await else {
-            let seconds = self.transport().token_timeout.as_secs_f32();
-            let message = format!("token service `{place}` did not end its answer within {seconds} s");
+        let request = token_request(target, challenge.parameter("service"), credential, host)?;
+        let timeout = self.transport().header_timeout * 3 / 2;
+        let exchange = self.exchange_token(host, request, &place);
+        let Ok(answer) = tokio::time::timeout(timeout, exchange).await else {
+            let message = format!("token service `{place}` did not end its answer within {} s", timeout.as_secs_f32());
             return Err(unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Stage::Token)).into());
         };
-        answer.map_err(at_token)
+        answer.map_err(|failure| failure.at(Stage::Token))
+    }
+
+    async fn exchange_token(&self, host: &SessionHost, request: Request, place: &str) -> Result<Secret, Failure> {
+        let answer = self.transport().send(request, self.reception()).await?;
+        let kind = answer.content_type().to_owned();
+        let body = self.transport().read(answer.body, TOKEN_BYTES_MAX, self.reception()).await;
+        let (body, cut) = body.map_err(|error| error.failure("a token", place))?;
+        let body = Zeroizing::new(Vec::from(body));
+        if cut {
+            return Err(
+                denied(format!("token service `{place}` answered with more than {TOKEN_BYTES_MAX} bytes")).into()
+            );
+        }
+        if answer.status == StatusCode::OK {
+            let with = media_type_base(&kind);
+            let with = if with.is_empty() { with } else { format!(", with `{}`", printable(&with)) };
+            let no_token = || denied(format!("token service `{place}` answered without a token{with}")).into();
+            return read_token(&body).ok_or_else(no_token);
+        }
+        // Such a service may return a token with any status.
+        let has_token = body.windows(6).any(|part| part == b"token\"");
+        let shown: &[u8] = if has_token { &[] } else { &body[..body.len().min(ERROR_BYTES_MAX)] };
+        let words = explanation(&kind, shown, body.len() > ERROR_BYTES_MAX, &self.secrets());
+        let words = words.map(|words| format!(": {words}")).unwrap_or_default();
+        let message = format!("token service `{place}` answered {}{words}", answer.status);
+        let status = answer.status.as_u16();
+        let (error, retry) = match status {
+            401 | 403 => (host.denied(Some(message)), Retry::Never),
+            408 | 429 | 500..=599 => (unavailable(message), Retry::Soon),
+            _ => (denied(message), Retry::Never),
+        };
+        Err(Failure { error: error.with_fault(status_fault(status, Stage::Token, None)), retry })
     }
 }
 
-fn of_type(content_type: &str) -> String {
-    let media_type_base = crate::manifest::media_type_base(content_type);
-    if media_type_base.is_empty() {
-        String::new()
-    } else {
-        format!(", with `{}`", crate::manifest::printable(&media_type_base))
-    }
-}
-
-fn token_refused(
-    session: &PullSession,
-    index: usize,
-    place: &str,
-    status: StatusCode,
-    words: Option<String>,
-) -> Failure {
-    let words = words.map(|words| format!(": {words}")).unwrap_or_default();
-    let message = format!("token service `{place}` answered {status}{words}");
-    let refused = match status.as_u16() {
-        401 | 403 => session.denied(index, Some(message)).into(),
-        408 | 429 | 500..=599 => Failure::passing(unavailable(message)),
-        _ => denied(message).into(),
-    };
-    let fault = status_fault(status.as_u16(), Stage::Token, None);
-    Failure { error: refused.error.with_fault(fault), again: refused.again }
-}
-
-/// A GET, or a POST to exchange a refresh token.
 fn token_request(
     target: Target,
     service: Option<&str>,
-    scope: &str,
     credential: Option<&Credential>,
-    host: &Host,
+    host: &SessionHost,
 ) -> Result<Request, RuntimeError> {
     let pair = |name: &str, value: &str| format!("{name}={}", utf8_percent_encode(value, QUERY));
     let mut query: Vec<String> = service.map(|service| pair("service", service)).into_iter().collect();
-    query.push(pair("scope", scope));
-    let mut bound = HeaderMap::new();
-    let mut form = None;
+    query.push(pair("scope", &host.scope()));
+    let (mut bound, mut open) = (HeaderMap::new(), HeaderMap::new());
+    let (mut method, mut form) = (Method::GET, None);
     match credential.map(|credential| &credential.kind) {
         Some(CredentialKind::Basic { username, password }) => {
-            let unsendable = |_| denied("the credential cannot be sent in a header");
-            bound.insert(
-                header::AUTHORIZATION,
-                Grant::new("Basic", basic(username, password), 0).map_err(unsendable)?.header,
-            );
+            let grant = Grant::new("Basic", basic(username, password), 0);
+            let grant = grant.map_err(|_| denied("the credential cannot be sent in a header"))?;
+            bound.insert(header::AUTHORIZATION, grant.header);
             query.push(pair("account", username));
         }
         Some(CredentialKind::IdentityToken(token)) => {
@@ -183,16 +146,17 @@ fn token_request(
                 pair("client_id", CLIENT_ID),
                 pair("refresh_token", token.expose()),
             ];
+            method = Method::POST;
+            open.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
             form = Some(exchange.into_iter().chain(query.drain(..)).collect::<Vec<_>>().join("&"));
         }
         Some(CredentialKind::RegistryToken(_)) | None => {}
     }
     let target = if query.is_empty() { target } else { target.with_query(&query.join("&")) };
     // The registry's TLS settings apply; the client certificate is sent only to the registry's own origin.
-    let mut tls = host.tls.clone();
-    tls.identity = tls.identity.filter(|_| target.origin == host.origin);
-    let (redirects, hop) = (Redirects::SameOrigin, Stage::Token);
-    Ok(Request { target, tls, bound, open: HeaderMap::new(), method: Method::GET, form, redirects, hop })
+    let mut tls = host.host.tls.clone();
+    tls.identity = tls.identity.filter(|_| target.origin == host.host.origin);
+    Ok(Request { target, tls, bound, open, method, form, may_stray: false, hop: Stage::Token })
 }
 
 /// Whether a token service may receive the registry's credential: over HTTPS, or as the registry's own origin.
@@ -229,13 +193,13 @@ fn check_realm(realm: &str, registry: &Origin) -> Result<Target, RuntimeError> {
 
 fn read_token(body: &[u8]) -> Option<Secret> {
     #[derive(serde::Deserialize)]
-    struct Answer {
+    struct Response {
         #[serde(default)]
         token: Option<Zeroizing<String>>,
         #[serde(default)]
         access_token: Option<Zeroizing<String>>,
     }
-    let answer: Answer = serde_json::from_slice(body).ok()?;
+    let answer: Response = serde_json::from_slice(body).ok()?;
     let token = answer.token.filter(|token| !token.is_empty()).or(answer.access_token)?;
     (!token.is_empty()).then(|| Secret::new(token.as_str()))
 }

@@ -16,13 +16,13 @@ use hyper::body::Incoming;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
 use super::{
-    PullSession, Registry,
+    PullSession,
     connection::{
         reception::Silent,
-        transport::{Answer, Patience, ReadError},
+        transport::{BodyReader, ReadError},
     },
     error::Failure,
-    request::{Budget, Question},
+    request::{Budget, Query},
     resolve::{about, verify},
 };
 use crate::manifest::{Descriptor, corrupt, unacceptable};
@@ -30,20 +30,15 @@ use crate::manifest::{Descriptor, corrupt, unacceptable};
 /// After this many bytes without a break, earlier breaks no longer count.
 const REFILL_BYTES: u64 = 1 << 20;
 
-impl Registry {
+impl PullSession {
     /// Fetches a small blob and verifies its size and digest. A mirror with wrong content is skipped.
-    pub(crate) async fn fetch_blob_bytes(
-        &self,
-        session: &PullSession,
-        descriptor: &Descriptor,
-        limit: u64,
-    ) -> Result<Bytes, RuntimeError> {
+    pub(crate) async fn fetch_blob_bytes(&self, descriptor: &Descriptor, limit: u64) -> Result<Bytes, RuntimeError> {
         let digest = &descriptor.digest;
         if descriptor.size > limit {
             let size = descriptor.size;
             return Err(unacceptable(format!("blob `{digest}` has {size} bytes; more than {limit} are refused")));
         }
-        let source = self.blob(session, descriptor);
+        let source = self.blob(descriptor);
         loop {
             match source.read_whole().await {
                 Err(error) if error.kind() == RuntimeErrorKind::Corrupt && source.distrust_mirrors(&error) => {}
@@ -52,24 +47,13 @@ impl Registry {
         }
     }
 
-    /// A blob that can be read in one stream or in several.
-    pub(crate) fn blob(&self, session: &PullSession, descriptor: &Descriptor) -> BlobSource {
-        BlobSource {
-            registry: self.clone(),
-            session: session.clone(),
-            descriptor: descriptor.clone(),
-            notes: Arc::default(),
-        }
+    pub(crate) fn blob(&self, descriptor: &Descriptor) -> BlobSource {
+        BlobSource { session: self.clone(), descriptor: descriptor.clone(), notes: Arc::default() }
     }
 
     #[cfg(test)]
     /// Opens a blob at an offset. The stream enforces the size; the reader verifies the digest.
-    pub(crate) async fn open_blob(
-        &self,
-        session: &PullSession,
-        descriptor: &Descriptor,
-        offset: u64,
-    ) -> Result<BlobStream, RuntimeError> {
+    pub(crate) async fn open_blob(&self, descriptor: &Descriptor, offset: u64) -> Result<BlobStream, RuntimeError> {
         let size = descriptor.size;
         if offset > size {
             let digest = &descriptor.digest;
@@ -77,32 +61,14 @@ impl Registry {
                 "blob `{digest}` has {size} bytes, and is asked for from {offset}"
             )));
         }
-        let mut stream = self.blob(session, descriptor).stream(offset..size);
+        let mut stream = self.blob(descriptor).stream(offset..size);
         stream.ready().await?;
         Ok(stream)
     }
-
-    /// Requests a span of a blob from one host; also returns where the body ends.
-    async fn open_blob_at(
-        &self,
-        session: &PullSession,
-        index: usize,
-        question: &Question,
-        span: &Range<u64>,
-        size: u64,
-    ) -> Result<(Answer, u64), Failure> {
-        let answer = self.ask_host(session, index, question).await?;
-        let end = check_head(answer.status, &answer.headers, span, size).map_err(|why| {
-            corrupt(format!("registry `{}` {why} for {}", answer.target.origin.authority(), question.subject))
-        })?;
-        Ok((answer, end))
-    }
 }
 
-/// Clones share the state of the hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct BlobSource {
-    registry: Registry,
     session: PullSession,
     descriptor: Descriptor,
     notes: Arc<Mutex<HostNotes>>,
@@ -111,7 +77,6 @@ pub(crate) struct BlobSource {
 /// Hosts, as indices of the session's list.
 #[derive(Debug, Default)]
 struct HostNotes {
-    /// Hosts that sent bytes.
     served: BTreeSet<usize>,
     /// Hosts that sent wrong content; they are not used again.
     distrusted: BTreeSet<usize>,
@@ -120,10 +85,6 @@ struct HostNotes {
 }
 
 impl BlobSource {
-    pub(super) fn registry(&self) -> &Registry {
-        &self.registry
-    }
-
     pub(crate) fn size(&self) -> u64 {
         self.descriptor.size
     }
@@ -135,12 +96,12 @@ impl BlobSource {
             body: None,
             place: String::new(),
             host: 0,
-            patience: Patience::new(self.registry.transport().progress_timeout, self.session.reception()),
+            body_reader: self.body_reader(),
             reached: span.start,
             end: span.end,
             is_open: false,
             unbroken: 0,
-            budget: self.registry.budget(),
+            budget: self.session.budget(),
         }
     }
 
@@ -152,7 +113,7 @@ impl BlobSource {
         let served = std::mem::take(&mut notes.served);
         let mut found = false;
         for index in served {
-            let host = self.session.host(index);
+            let host = &self.session.hosts()[index].host;
             if host.is_mirror && notes.distrusted.insert(index) {
                 found = true;
                 tracing::warn!(
@@ -163,9 +124,13 @@ impl BlobSource {
                 );
             }
         }
-        let left = (0..self.session.hosts().len())
-            .any(|index| self.session.host(index).can_pull && !notes.distrusted.contains(&index));
+        let mut hosts = self.session.hosts().iter().enumerate();
+        let left = hosts.any(|(index, host)| host.host.can_pull && !notes.distrusted.contains(&index));
         found && left
+    }
+
+    fn body_reader(&self) -> BodyReader {
+        BodyReader::new(self.session.transport().progress_timeout, self.session.reception())
     }
 
     async fn read_whole(&self) -> Result<Bytes, RuntimeError> {
@@ -185,7 +150,6 @@ impl BlobSource {
     }
 }
 
-/// The bytes of a blob, or of a span, in order.
 #[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
@@ -193,12 +157,11 @@ pub(crate) struct BlobStream {
     /// The sender, and its index in the session's list.
     place: String,
     host: usize,
-    patience: Patience,
-    /// Bytes read, skipped ones included.
+    body_reader: BodyReader,
     reached: u64,
+    /// After the requested end when the host ignores ranges.
     end: u64,
     is_open: bool,
-    /// Bytes since the last break.
     unbroken: u64,
     budget: Budget,
 }
@@ -226,7 +189,7 @@ impl BlobStream {
                 self.open().await?;
                 continue;
             };
-            match self.patience.next(body).await {
+            match self.body_reader.next(body).await {
                 Ok(Some(chunk)) => return self.accept(chunk).map(Some),
                 Ok(None) => {
                     self.body = None;
@@ -243,19 +206,6 @@ impl BlobStream {
                 }
             }
         }
-    }
-
-    pub(super) fn rest(&mut self) {
-        self.body = None;
-    }
-
-    pub(crate) fn reached(&self) -> u64 {
-        self.reached
-    }
-
-    /// Where the stream ends: after the requested end when the host ignores ranges.
-    pub(crate) fn end(&self) -> u64 {
-        self.end
     }
 
     fn accept(&mut self, chunk: Bytes) -> Result<Bytes, RuntimeError> {
@@ -289,15 +239,14 @@ impl BlobStream {
         let source = self.source.clone();
         let (session, size) = (&source.session, source.size());
         let span = self.reached..self.end;
-        let question = Question {
+        let query = Query {
             path: format!("blobs/{}", source.descriptor.digest),
             method: Method::GET,
-            accept: None,
             range: range_header(&span, size),
             is_tag: false,
             subject: format!("blob `{}` of `{}`", source.descriptor.digest, session.reference()),
         };
-        let mut indexes = question.hosts(session)?;
+        let mut indexes = query.hosts(session)?;
         {
             let notes = source.notes();
             for avoided in [&notes.distrusted, &notes.stalled] {
@@ -306,35 +255,29 @@ impl BlobStream {
                 }
             }
         }
+        let (query, span) = (&query, &span);
         let attempt = |index| {
-            let opened = source.registry.open_blob_at(session, index, &question, &span, size);
-            opened.map(move |opened| opened.map(|answer| (index, answer))).boxed()
+            let opened = async move {
+                let answer = session.send_to_host(index, query).await?;
+                let end = check_head(answer.status, &answer.headers, span, size).map_err(|why| {
+                    corrupt(format!("registry `{}` {why} for {}", answer.target.origin.authority(), query.subject))
+                })?;
+                Ok::<_, Failure>((index, answer, end))
+            };
+            opened.boxed()
         };
-        let (index, answer) = source.registry.in_turn(session, &indexes, &mut self.budget, attempt).await?;
-        self.begin(index, answer);
+        let (index, answer, end) = session.first_success(&indexes, &mut self.budget, attempt).await?;
+        source.notes().served.insert(index);
+        (self.host, self.place) = (index, answer.target.origin.authority());
+        (self.body, self.end, self.is_open) = (Some(answer.body), end, true);
+        self.body_reader = source.body_reader();
         Ok(())
     }
 
-    fn begin(&mut self, index: usize, (answer, end): (Answer, u64)) {
-        self.source.notes().served.insert(index);
-        (self.host, self.place) = (index, answer.target.origin.authority());
-        let source = &self.source;
-        self.patience = Patience::new(source.registry.transport().progress_timeout, source.session.reception());
-        self.body = Some(answer.body);
-        self.end = end;
-        self.is_open = true;
-    }
-
     fn wrong_size(&self, bound: &str) -> RuntimeError {
-        let Descriptor { digest, size, .. } = &self.source.descriptor;
-        let (place, reached) = (&self.place, self.reached);
-        if self.end < *size {
-            let end = self.end;
-            return corrupt(format!(
-                "registry `{place}` sent {bound} the bytes up to {reached} of blob `{digest}` when asked up to {end}"
-            ));
-        }
-        corrupt(format!("registry `{place}` sent {bound} {reached} bytes of blob `{digest}`, which has {size}"))
+        let Self { place, reached, end, .. } = self;
+        let digest = &self.source.descriptor.digest;
+        corrupt(format!("registry `{place}` sent {bound} {reached} bytes of blob `{digest}`, not {end}"))
     }
 }
 
@@ -359,9 +302,7 @@ fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: 
             let range = text(header::CONTENT_RANGE).unwrap_or_default();
             if !is_span(range, span, size) {
                 let range = crate::manifest::printable(range);
-                let asked =
-                    if end == size { format!("from byte {start}") } else { format!("for bytes {start} to {end}") };
-                return Err(format!("answered with the range `{range}` when asked {asked} of {size}"));
+                return Err(format!("answered with the range `{range}`, not with bytes {start} to {end} of {size},"));
             }
             end
         }
@@ -369,26 +310,15 @@ fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: 
     };
     match text(header::CONTENT_LENGTH).map(str::parse::<u64>) {
         Some(Ok(length)) if length != end - start => {
-            let offered = length.saturating_add(start);
-            Err(if end == size {
-                format!("offers {offered} bytes, not the {size} of its manifest,")
-            } else {
-                format!("offers the bytes up to {offered}, not up to {end},")
-            })
+            Err(format!("offers {length} bytes, not the {} requested,", end - start))
         }
         _ => Ok(end),
     }
 }
 
 fn is_span(range: &str, span: &Range<u64>, size: u64) -> bool {
-    let parsed = || {
-        let (found, total) = range.trim().strip_prefix("bytes ")?.split_once('/')?;
-        let (first, last) = found.trim().split_once('-')?;
-        let is_total = total == "*" || total.parse() == Ok(size);
-        let is_first = first.parse() == Ok(span.start);
-        Some(is_total && is_first && last.parse::<u64>().ok()?.checked_add(1) == Some(span.end))
-    };
-    parsed().unwrap_or(false)
+    let total = range.trim().strip_prefix(&format!("bytes {}-{}/", span.start, span.end.saturating_sub(1)));
+    total.is_some_and(|total| total == "*" || total == size.to_string())
 }
 
 #[cfg(test)]

@@ -27,27 +27,10 @@ use super::{
 };
 
 /// Bytes that all blobs together may read ahead.
-const READ_AHEAD_MAX: usize = 12 << 20;
+pub(crate) const READ_AHEAD_MAX: usize = 12 << 20;
 /// Connections of all blobs together beyond the first of each.
-const EXTRA_CONNECTIONS_MAX: usize = 12;
+pub(crate) const EXTRA_CONNECTIONS_MAX: usize = 12;
 
-/// The read-ahead bounds that all blobs of a client share.
-#[derive(Debug)]
-pub(crate) struct ReadAhead {
-    bytes: Arc<Semaphore>,
-    connections: Arc<Semaphore>,
-}
-
-impl Default for ReadAhead {
-    fn default() -> Self {
-        Self {
-            bytes: Arc::new(Semaphore::new(READ_AHEAD_MAX)),
-            connections: Arc::new(Semaphore::new(EXTRA_CONNECTIONS_MAX)),
-        }
-    }
-}
-
-/// How long the reader of a blob has waited for bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReaderWait(Arc<AtomicU64>);
 
@@ -61,7 +44,6 @@ impl ReaderWait {
     }
 }
 
-/// The rest of a blob from an offset on, in order.
 #[derive(Debug)]
 pub(crate) struct RangedStream {
     source: BlobSource,
@@ -72,9 +54,7 @@ pub(crate) struct RangedStream {
     head: BlobStream,
     /// Bytes of the current part that were read ahead; then its stream becomes the head.
     turned: Option<Part>,
-    /// Later parts, in order.
     ahead: VecDeque<Part>,
-    /// The first byte without a request.
     planned: u64,
 }
 
@@ -93,18 +73,10 @@ struct Part {
     _connection: Option<OwnedSemaphorePermit>,
 }
 
-/// Bytes and their read-ahead permit.
 #[derive(Debug)]
 struct BufferedBytes {
     bytes: Bytes,
     _room: Option<OwnedSemaphorePermit>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reads {
-    Ahead,
-    /// Only the request is sent early.
-    AtItsTurn,
 }
 
 impl BlobSource {
@@ -132,7 +104,7 @@ impl BlobSource {
             pace,
             started: Instant::now(),
             meter: Arc::default(),
-            planned: planned.max(head.end()),
+            planned: planned.max(head.end),
             head,
             turned: None,
             ahead: VecDeque::new(),
@@ -148,7 +120,8 @@ impl RangedStream {
                 if let Some(held) = part.held.recv().await {
                     return Ok(Some(held.bytes));
                 }
-                self.head = part.finish().await?;
+                let ended = |error| RuntimeError::defect("a connection of the pull ended early").caused_by(error);
+                self.head = (&mut part.task).await.map_err(ended)??;
                 self.turned = None;
                 continue;
             }
@@ -158,7 +131,8 @@ impl RangedStream {
                 return Ok(Some(bytes));
             }
             if let Some(mut part) = self.ahead.pop_front() {
-                part.take_turn();
+                // The reader may have ended.
+                let _ = part.turn.take().map(|turn| turn.send(()));
                 self.turned = Some(part);
             } else if self.planned < self.source.size() {
                 let span = self.plan();
@@ -170,25 +144,24 @@ impl RangedStream {
         }
     }
 
-    /// Whether all read-ahead bytes are delivered.
     pub(crate) fn can_rest(&self) -> bool {
         self.turned.is_none()
     }
 
     /// Closes the connections. The next bytes are requested again from the current offset.
     pub(crate) fn rest(&mut self) {
-        self.head.rest();
+        self.head.body = None;
         self.ahead.clear();
-        self.planned = self.head.end();
+        self.planned = self.head.end;
     }
 
     /// A host that ignores ranges sends the whole blob: no other connection is needed.
     fn heed_extent(&mut self) {
-        let behind = self.ahead.front().is_some() && self.head.end() == self.source.size();
+        let behind = self.ahead.front().is_some() && self.head.end == self.source.size();
         if behind {
             self.ahead.clear();
         }
-        self.planned = self.planned.max(self.head.end());
+        self.planned = self.planned.max(self.head.end);
     }
 
     /// Measures the rate and opens a further connection where that helps.
@@ -197,8 +170,7 @@ impl RangedStream {
         if self.planned >= size {
             return;
         }
-        let shared = &self.source.registry().shared.read_ahead;
-        let has_room = shared.bytes.available_permits() as u64 >= PART;
+        let has_room = self.source.session.shared().read_ahead.available_permits() as u64 >= PART;
         self.pace.look(TransferSample {
             at: self.started.elapsed(),
             received: self.meter.received.load(Ordering::Relaxed),
@@ -207,15 +179,15 @@ impl RangedStream {
             has_room,
         });
         let mut reading = 1 + self.ahead.iter().filter(|part| !part.task.is_finished()).count();
-        while reading < self.pace.connections() && has_room && self.planned < size {
-            let shared = &self.source.registry().shared.read_ahead;
-            let Ok(connection) = Arc::clone(&shared.connections).try_acquire_owned() else { break };
-            self.begin(Reads::Ahead, Some(connection));
+        while reading < self.pace.connections && has_room && self.planned < size {
+            let connections = Arc::clone(&self.source.session.shared().extra_connections);
+            let Ok(connection) = connections.try_acquire_owned() else { break };
+            self.begin(Some(connection));
             reading += 1;
         }
-        let left = self.head.end() - self.head.reached();
+        let left = self.head.end - self.head.reached;
         if self.ahead.is_empty() && self.turned.is_none() && left <= LEAD && self.planned < size {
-            self.begin(Reads::AtItsTurn, None);
+            self.begin(None);
         }
     }
 
@@ -227,31 +199,16 @@ impl RangedStream {
         start..self.planned
     }
 
-    fn begin(&mut self, reads: Reads, connection: Option<OwnedSemaphorePermit>) {
+    /// Requests the next span. Without a connection to spare its bytes are read only at its turn.
+    fn begin(&mut self, connection: Option<OwnedSemaphorePermit>) {
         let span = self.plan();
         let stream = self.source.stream(span);
-        let room = Arc::clone(&self.source.registry().shared.read_ahead.bytes);
+        let room = Arc::clone(&self.source.session.shared().read_ahead);
         let (sender, held) = mpsc::unbounded_channel();
         let (turn, turned) = oneshot::channel();
         let reader = Reader { stream, room, meter: Arc::clone(&self.meter), held: sender, turned };
-        let task = AbortOnDropHandle::new(tokio::spawn(reader.run(reads)));
+        let task = AbortOnDropHandle::new(tokio::spawn(reader.run(connection.is_some())));
         self.ahead.push_back(Part { held, turn: Some(turn), task, _connection: connection });
-    }
-}
-
-impl Part {
-    fn take_turn(&mut self) {
-        if let Some(turn) = self.turn.take() {
-            // The reader may have ended.
-            let _ = turn.send(());
-        }
-    }
-
-    async fn finish(&mut self) -> Result<BlobStream, RuntimeError> {
-        match (&mut self.task).await {
-            Ok(read) => read,
-            Err(error) => Err(RuntimeError::defect("a connection of the pull ended early").caused_by(error)),
-        }
     }
 }
 
@@ -265,10 +222,10 @@ struct Reader {
 }
 
 impl Reader {
-    async fn run(mut self, reads: Reads) -> Result<BlobStream, RuntimeError> {
+    async fn run(mut self, reads_ahead: bool) -> Result<BlobStream, RuntimeError> {
         // Not cancelled: the host would have to send the same bytes again.
         self.stream.ready().await?;
-        if reads == Reads::AtItsTurn {
+        if !reads_ahead {
             let _ = self.turned.await;
             return Ok(self.stream);
         }

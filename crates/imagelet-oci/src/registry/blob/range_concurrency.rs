@@ -8,7 +8,6 @@ use std::time::Duration;
 pub(crate) const RANGED_MIN: u64 = 16 << 20;
 /// The first range of a larger blob, short enough to measure early.
 pub(crate) const RANGE_FIRST: u64 = 4 << 20;
-/// Growth of each further range of a single connection.
 const RANGE_GROWTH: u64 = 4;
 /// The longest range of a single connection: a host that becomes slow is used to the end of its range.
 const RANGE_MAX: u64 = 32 << 20;
@@ -17,11 +16,8 @@ pub(crate) const PART: u64 = 2 << 20;
 pub(crate) const LEAD: u64 = 2 << 20;
 const CONNECTIONS_MAX: usize = 8;
 
-/// The shortest window of a measurement.
 const WINDOW: Duration = Duration::from_millis(50);
-/// Fewer bytes do not give a rate.
 const WINDOW_BYTES: u64 = 128 << 10;
-/// With fewer bytes, a window ends after this.
 const WINDOW_MAX: Duration = Duration::from_secs(1);
 /// Above this share of waiting time the network is the bottleneck.
 const READER_WAIT_HIGH: f64 = 0.25;
@@ -29,15 +25,12 @@ const READER_WAIT_LOW: f64 = 0.05;
 /// The share of its expected gain that a connection must add to stay: `n` connections bring `n / (n - 1)` of the
 /// rate.
 const GAIN_SHARE: f64 = 0.3;
-/// The pause after a connection that added nothing.
 const HOLD: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferSample {
     pub(crate) at: Duration,
-    /// Bytes over all connections.
     pub(crate) received: u64,
-    /// Time the next stage has waited for bytes.
     pub(crate) reader_wait: Duration,
     /// Further connections' parts that have begun to arrive, in total.
     pub(crate) answered: usize,
@@ -46,7 +39,7 @@ pub(crate) struct TransferSample {
 
 #[derive(Debug)]
 pub(crate) struct Pace {
-    connections: usize,
+    pub(crate) connections: usize,
     range: u64,
     mark: Option<TransferSample>,
     /// The rate before the newest connection, while it is on trial.
@@ -68,10 +61,6 @@ impl Pace {
         }
     }
 
-    pub(crate) fn connections(&self) -> usize {
-        self.connections
-    }
-
     pub(crate) fn next_range(&mut self) -> u64 {
         if self.connections > 1 {
             self.range = RANGE_FIRST;
@@ -82,7 +71,6 @@ impl Pace {
         range
     }
 
-    /// Measures and decides. Cheap; called whenever bytes arrive.
     pub(crate) fn look(&mut self, seen: TransferSample) {
         let Some(mark) = self.mark.filter(|_| seen.answered >= self.settled_at) else {
             // A connection that is still being opened does not count: its trial starts with its first byte.
@@ -147,7 +135,7 @@ mod tests {
                 seen.answered += 1;
                 seen.reader_wait += Duration::from_millis(*percent);
                 pace.look(seen);
-                pace.connections()
+                pace.connections
             })
             .collect()
     }
@@ -206,7 +194,7 @@ mod tests {
             (5100, 90 << 20, 2, false, 2), // it helps, and there is no room for more
         ] {
             pace.look(seen(millis, received, answered, has_room));
-            assert_eq!(pace.connections(), wanted, "at {millis} ms");
+            assert_eq!(pace.connections, wanted, "at {millis} ms");
         }
     }
 

@@ -7,14 +7,16 @@ use std::{
 };
 
 use http::Uri;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 const URL_BYTES_MAX: usize = 16 << 10;
+const NOT_IN_URLS: &AsciiSet =
+    &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`').add(b'{').add(b'|').add(b'}').add(b'^');
 
 /// Scheme, host and port. A credential of one origin is never sent to another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Origin {
     is_https: bool,
-    /// Lower case; IPv6 in brackets.
     host: String,
     port: u16,
 }
@@ -37,10 +39,9 @@ impl Origin {
     }
 
     fn has_default_port(&self) -> bool {
-        self.port == if self.is_https { 443 } else { 80 }
+        self.port == default_port(self.is_https)
     }
 
-    /// Same host and port with any scheme.
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
         self.host == other.host && (self.port == other.port || (self.has_default_port() && other.has_default_port()))
     }
@@ -72,6 +73,10 @@ impl Origin {
     }
 }
 
+fn default_port(is_https: bool) -> u16 {
+    if is_https { 443 } else { 80 }
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}", if self.is_https { "https" } else { "http" }, self.authority())
@@ -92,20 +97,13 @@ impl Target {
         let place = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
         let place = place.rsplit('@').next().unwrap_or_default();
         let port = match place.get(host.len()..).unwrap_or_default() {
-            "" | ":" => {
-                if is_https {
-                    443
-                } else {
-                    80
-                }
-            }
+            "" | ":" => default_port(is_https),
             text => text.trim_start_matches(':').parse().map_err(|_| "a URL with a bad port")?,
         };
         let path_and_query = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str).to_owned();
         Ok(Self { origin: Origin { is_https, host, port }, path_and_query })
     }
 
-    /// Resolves a `Location` header.
     pub(crate) fn join(&self, location: &str) -> Result<Self, String> {
         let location = plain(location.trim())?;
         let scheme_end =
@@ -166,16 +164,7 @@ fn plain(url: &str) -> Result<String, String> {
         return Err("a URL with forbidden characters".to_owned());
     }
     let url = url.split('#').next().unwrap_or_default();
-    let mut escaped = String::with_capacity(url.len());
-    for byte in url.bytes() {
-        match byte {
-            b' ' | b'"' | b'<' | b'>' | b'`' | b'{' | b'|' | b'}' | b'^' | 0x80.. => {
-                escaped.push_str(percent_encoding::percent_encode_byte(byte));
-            }
-            _ => escaped.push(char::from(byte)),
-        }
-    }
-    Ok(escaped)
+    Ok(utf8_percent_encode(url, NOT_IN_URLS).to_string())
 }
 
 fn without_dots(path_and_query: &str) -> String {
@@ -184,20 +173,16 @@ fn without_dots(path_and_query: &str) -> String {
         None => (path_and_query, None),
     };
     let mut kept: Vec<&str> = Vec::new();
-    let mut segments = path.split('/').skip(1).peekable();
-    while let Some(segment) = segments.next() {
-        let is_last = segments.peek().is_none();
+    for segment in path.split('/').skip(1) {
         match segment {
-            "." | ".." => {
-                if segment == ".." {
-                    kept.pop();
-                }
-                if is_last {
-                    kept.push("");
-                }
-            }
+            "." => {}
+            ".." => drop(kept.pop()),
             other => kept.push(other),
         }
+    }
+    // A last segment of dots names a directory.
+    if path.ends_with("/.") || path.ends_with("/..") {
+        kept.push("");
     }
     let path = format!("/{}", kept.join("/"));
     query.map_or(path.clone(), |query| format!("{path}?{query}"))

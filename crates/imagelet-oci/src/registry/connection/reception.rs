@@ -21,7 +21,6 @@ pub struct Trickle {
     pub window: Duration,
 }
 
-/// Shared by the connections of one pull.
 #[derive(Debug)]
 pub(crate) struct Reception {
     /// The longest time without a byte; `None`: only the limit of each connection applies.
@@ -45,11 +44,9 @@ struct Received {
     silent: Duration,
     waited: Duration,
     bytes: u64,
-    /// Result of the last complete window.
     trickles: bool,
 }
 
-/// Counts as waiting for the network until dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting<'a>(&'a Reception);
 
@@ -66,9 +63,8 @@ impl Reception {
         Self { silence_max, trickle, state: Mutex::new(Received::new(Instant::now())) }
     }
 
-    /// Records received bytes of a body or a response head.
-    pub(crate) fn heard(&self, bytes: u64) {
-        self.lock().heard(bytes, self.trickle, Instant::now());
+    pub(crate) fn received(&self, bytes: u64) {
+        self.lock().received(bytes, self.trickle, Instant::now());
     }
 
     /// Whether the pull has been slow for this time, at least one window.
@@ -84,10 +80,16 @@ impl Reception {
     }
 
     /// Waits for the network, bounded by this connection's limit and the pull's silence limit.
-    pub(crate) async fn within<F: Future>(&self, limit: Duration, future: F) -> Result<F::Output, Silent> {
+    /// Of the former, `waited` is over.
+    pub(crate) async fn within<F: Future>(
+        &self,
+        limit: Duration,
+        waited: Duration,
+        future: F,
+    ) -> Result<F::Output, Silent> {
         let mut future = pin!(future);
         let _waiting = self.waiting();
-        let given_up = Instant::now() + limit;
+        let given_up = Instant::now() + limit.saturating_sub(waited);
         loop {
             let ends = self.ends(Instant::now());
             let until = ends.map_or(given_up, |ends| ends.min(given_up));
@@ -104,7 +106,6 @@ impl Reception {
         }
     }
 
-    /// The time at which the pull's silence limit ends.
     fn ends(&self, now: Instant) -> Option<Instant> {
         let silence_max = self.silence_max?;
         let mut state = self.lock();
@@ -132,7 +133,7 @@ impl Received {
         self.counted = now;
     }
 
-    fn heard(&mut self, bytes: u64, trickle: Option<Trickle>, now: Instant) {
+    fn received(&mut self, bytes: u64, trickle: Option<Trickle>, now: Instant) {
         self.pass(now);
         self.silent = Duration::ZERO;
         self.bytes = self.bytes.saturating_add(bytes);
@@ -160,19 +161,26 @@ mod tests {
         let reception = Reception::new(Some(PULL), None);
         let began = Instant::now();
         for seconds in [20, 40] {
-            assert_eq!(reception.within(CONNECTION, pending::<()>()).await, Err(Silent::Connection(CONNECTION)));
+            assert_eq!(
+                reception.within(CONNECTION, Duration::ZERO, pending::<()>()).await,
+                Err(Silent::Connection(CONNECTION))
+            );
             assert_eq!(began.elapsed().as_secs(), seconds);
         }
         sleep(Duration::from_secs(7)).await;
         // A pause of the registry or of ours does not count; the third wait ends both.
-        assert_eq!(reception.within(CONNECTION, pending::<()>()).await, Err(Silent::Pull(PULL)));
+        assert_eq!(reception.within(CONNECTION, Duration::ZERO, pending::<()>()).await, Err(Silent::Pull(PULL)));
         assert_eq!(began.elapsed().as_secs(), 67);
         assert_eq!(
-            reception.within(CONNECTION, pending::<()>()).await,
+            reception.within(CONNECTION, Duration::ZERO, pending::<()>()).await,
             Err(Silent::Pull(PULL)),
             "and so do all others"
         );
-        assert_eq!(reception.within(CONNECTION, async { 7 }).await, Ok(7), "what is there already is taken");
+        assert_eq!(
+            reception.within(CONNECTION, Duration::ZERO, async { 7 }).await,
+            Ok(7),
+            "what is there already is taken"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -181,11 +189,13 @@ mod tests {
         let began = Instant::now();
         let silent = {
             let reception = Arc::clone(&reception);
-            tokio::spawn(async move { (reception.within(CONNECTION * 9, pending::<()>()).await, began.elapsed()) })
+            tokio::spawn(async move {
+                (reception.within(CONNECTION * 9, Duration::ZERO, pending::<()>()).await, began.elapsed())
+            })
         };
         for _ in 0..5 {
-            assert_eq!(reception.within(CONNECTION, sleep(Duration::from_secs(19))).await, Ok(()));
-            reception.heard(1);
+            assert_eq!(reception.within(CONNECTION, Duration::ZERO, sleep(Duration::from_secs(19))).await, Ok(()));
+            reception.received(1);
         }
         // A byte each 19 s for 95 s, then none.
         assert_eq!(silent.await.unwrap(), (Err(Silent::Pull(PULL)), Duration::from_secs(155)));
@@ -195,14 +205,17 @@ mod tests {
     async fn time_in_which_nothing_is_read_does_not_count() {
         let reception = Reception::new(Some(PULL), Some(Trickle { bytes_per_second: 1 << 30, window: PULL }));
         for _ in 0..100 {
-            assert_eq!(reception.within(CONNECTION, sleep(Duration::from_millis(10))).await, Ok(()));
-            reception.heard(1);
+            assert_eq!(reception.within(CONNECTION, Duration::ZERO, sleep(Duration::from_millis(10))).await, Ok(()));
+            reception.received(1);
             // A slow disk.
             sleep(Duration::from_secs(50)).await;
         }
         assert!(!reception.trickles_for(PULL), "it was not the network");
         let without = Reception::new(None, None);
-        assert_eq!(without.within(CONNECTION, pending::<()>()).await, Err(Silent::Connection(CONNECTION)));
+        assert_eq!(
+            without.within(CONNECTION, Duration::ZERO, pending::<()>()).await,
+            Err(Silent::Connection(CONNECTION))
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -222,14 +235,14 @@ mod tests {
                 let waiting = reception.waiting();
                 advance(Duration::from_millis(every)).await;
                 drop(waiting);
-                reception.heard(bytes);
+                reception.received(bytes);
             }
             assert_eq!(reception.trickles_for(PULL), trickles, "{what}");
             // A fast window clears it.
             let waiting = reception.waiting();
             advance(PULL).await;
             drop(waiting);
-            reception.heard(1 << 30);
+            reception.received(1 << 30);
             assert!(!reception.trickles_for(PULL), "{what}");
         }
     }

@@ -2,8 +2,7 @@
 
 use std::{
     collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -42,48 +41,45 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// Caches clients with their connections.
+#[derive(Debug)]
 pub(crate) struct Clients {
     provider: Arc<CryptoProvider>,
     /// Read at the first use of TLS: a loopback registry or an offline command does not need them.
     roots: OnceCell<RootCertStore>,
     connect_timeout: Duration,
-    /// Plain HTTP; trusts no certificate.
-    plain: OnceLock<HttpClient>,
-    made: Mutex<HashMap<TlsSettings, HttpClient>>,
+    made: Mutex<HashMap<Option<TlsSettings>, HttpClient>>,
 }
 
 impl Clients {
     pub(crate) fn new(connect_timeout: Duration) -> Self {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let (roots, plain) = (OnceCell::new(), OnceLock::new());
-        Self { provider, roots, connect_timeout, plain, made: Mutex::default() }
+        Self { provider, roots: OnceCell::new(), connect_timeout, made: Mutex::default() }
     }
 
-    pub(crate) fn plain(&self) -> Result<HttpClient, RuntimeError> {
-        if let Some(client) = self.plain.get() {
+    /// The client for these settings; `None` for plain HTTP, which trusts no certificate. Without system authorities
+    /// only hosts with their own are reachable.
+    pub(crate) async fn client(&self, settings: Option<&TlsSettings>) -> Result<HttpClient, RuntimeError> {
+        let key = settings.cloned();
+        if let Some(client) = self.lock().get(&key) {
             return Ok(client.clone());
         }
-        let client = self.make(self.tls_config(RootCertStore::empty(), &TlsSettings::default())?);
-        Ok(self.plain.get_or_init(|| client).clone())
-    }
-
-    /// The client for these settings. Without system authorities only hosts with their own are reachable.
-    pub(crate) async fn secure(&self, settings: &TlsSettings) -> Result<HttpClient, RuntimeError> {
-        if let Some(client) = self.lock().get(settings) {
-            return Ok(client.clone());
-        }
-        let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
-        let roots = roots.map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))?;
-        let client = self.make(self.tls_config(roots.clone(), settings)?);
+        let config = match settings {
+            None => self.tls_config(RootCertStore::empty(), &TlsSettings::default())?,
+            Some(settings) => {
+                let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
+                let roots = roots.map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))?;
+                self.tls_config(roots.clone(), settings)?
+            }
+        };
+        let client = self.make(config);
         let mut made = self.lock();
         if made.len() >= CLIENTS_MAX {
             made.clear();
         }
-        Ok(made.entry(settings.clone()).or_insert(client).clone())
+        Ok(made.entry(key).or_insert(client).clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<TlsSettings, HttpClient>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Option<TlsSettings>, HttpClient>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -147,12 +143,6 @@ fn system_roots() -> RootCertStore {
         tracing::warn!("the system has no certificate authorities; registries cannot be reached over HTTPS");
     }
     roots
-}
-
-impl fmt::Debug for Clients {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Clients").field("made", &self.lock().len()).finish_non_exhaustive()
-    }
 }
 
 /// Verifies a server's certificate where the configuration extends the system's authorities.

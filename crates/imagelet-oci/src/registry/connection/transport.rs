@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Body as _, Incoming};
 use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::{Instant, timeout};
@@ -15,7 +15,7 @@ use super::{
     tls::Clients,
 };
 use crate::registry::{
-    error::{Again, Failure, unavailable, unreachable},
+    error::{Failure, Retry, unavailable, unreachable},
     hosts::TlsSettings,
 };
 
@@ -30,7 +30,6 @@ pub(crate) struct Transport {
     pub(crate) clients: Clients,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
-    pub(crate) token_timeout: Duration,
     pub(crate) user_agent: HeaderValue,
 }
 
@@ -42,21 +41,15 @@ pub(crate) struct Request {
     pub(crate) bound: HeaderMap,
     pub(crate) open: HeaderMap,
     pub(crate) method: Method,
+    /// A form; a request with one is never redirected.
     pub(crate) form: Option<String>,
-    pub(crate) redirects: Redirects,
+    /// Redirects to other origins, without credentials, are followed.
+    pub(crate) may_stray: bool,
     pub(crate) hop: Stage,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Redirects {
-    /// To any origin, without credentials.
-    Any,
-    SameOrigin,
-}
-
-/// The head of a response, and the unread body.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Incoming,
@@ -65,9 +58,19 @@ pub(crate) struct Answer {
     pub(crate) strayed: bool,
 }
 
+impl Response {
+    pub(crate) fn content_type(&self) -> &str {
+        self.header("content-type")
+    }
+
+    /// A header as text; empty if absent.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+}
+
 impl Transport {
-    /// Sends a request and waits for the response head.
-    pub(crate) async fn send(&self, request: Request, reception: &Reception) -> Result<Answer, Failure> {
+    pub(crate) async fn send(&self, request: Request, reception: &Reception) -> Result<Response, Failure> {
         let origin = request.target.origin.clone();
         // A client certificate is a credential too.
         let stray_tls = TlsSettings { identity: None, ..request.tls.clone() };
@@ -83,10 +86,10 @@ impl Transport {
             let response = self.exchange(&target, tls, headers, &request, reception).await?;
             let (head, body) = response.into_parts();
             if !is_redirect(head.status) {
-                return Ok(Answer { status: head.status, headers: head.headers, body, target, strayed });
+                return Ok(Response { status: head.status, headers: head.headers, body, target, strayed });
             }
             let next = location(&head.headers, &target)?;
-            let allowed = request.form.is_none() && (request.redirects == Redirects::Any || next.origin == origin);
+            let allowed = request.form.is_none() && (request.may_stray || next.origin == origin);
             if !allowed {
                 return Err(
                     refused(&target, &format!("sends on to `{}`, which is not followed here", next.origin)).into()
@@ -110,35 +113,27 @@ impl Transport {
         asked: &Request,
         reception: &Reception,
     ) -> Result<http::Response<Incoming>, Failure> {
-        let form = asked.form.as_deref();
         let place = target.origin.authority();
         let invalid = |error: http::Error| refused(target, "has an address that cannot be asked").caused_by(error);
-        let mut request = http::Request::builder().uri(target.uri().map_err(invalid)?);
-        request = match form {
-            Some(_) => request
-                .method(Method::POST)
-                .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded")),
-            None => request.method(asked.method.clone()),
-        };
-        let body = Full::new(form.map_or_else(Bytes::new, |form| Bytes::copy_from_slice(form.as_bytes())));
-        let mut request = request.body(body).map_err(invalid)?;
+        let request = http::Request::builder().uri(target.uri().map_err(invalid)?).method(asked.method.clone());
+        let mut request = request.body(Full::from(asked.form.clone().unwrap_or_default())).map_err(invalid)?;
         request.headers_mut().extend(headers);
-        let client = if target.origin.is_https() { self.clients.secure(tls).await? } else { self.clients.plain()? };
-        match reception.within(self.header_timeout, client.request(request)).await {
+        let client = self.clients.client(target.origin.is_https().then_some(tls)).await?;
+        match reception.within(self.header_timeout, Duration::ZERO, client.request(request)).await {
             Ok(Ok(response)) => {
-                reception.heard(1);
+                reception.received(1);
                 Ok(response)
             }
             Ok(Err(error)) => {
                 let error = unreachable(&place, error);
                 // A failure with a hint needs a correction first.
-                let again = if error.hint().is_some() { Again::Never } else { Again::Soon };
-                Err(Failure { error, again })
+                let retry = if error.hint().is_some() { Retry::Never } else { Retry::Soon };
+                Err(Failure { error, retry })
             }
             Err(silent) => {
                 let error = unavailable(format!("registry `{place}` did not answer")).caused_by(silent);
                 let error = error.with_fault(Fault::new(ErrorClass::TimedOut, asked.hop));
-                Err(Failure { error, again: again(silent) })
+                Err(Failure { error, retry: retry(silent) })
             }
         }
     }
@@ -150,9 +145,9 @@ impl Transport {
         limit: usize,
         reception: &Arc<Reception>,
     ) -> Result<(Bytes, bool), ReadError> {
-        let mut patience = Patience::new(self.progress_timeout, reception);
+        let mut body_reader = BodyReader::new(self.progress_timeout, reception);
         let mut all = BytesMut::new();
-        while let Some(chunk) = patience.next(&mut body).await? {
+        while let Some(chunk) = body_reader.next(&mut body).await? {
             let room = limit - all.len();
             if chunk.len() > room {
                 all.extend_from_slice(&chunk[..room]);
@@ -174,35 +169,34 @@ pub(crate) enum ReadError {
 
 impl ReadError {
     pub(crate) fn failure(self, what: &str, place: &str) -> Failure {
-        let (kind, class, again) = match self {
-            Self::Silent(silent) => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, again(silent)),
-            Self::Cut(_) => (RuntimeErrorKind::RegistryUnavailable, ErrorClass::ConnectionLost, Again::Soon),
+        let (kind, class, retry) = match self {
+            Self::Silent(silent) => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, retry(silent)),
+            Self::Cut(_) => (RuntimeErrorKind::RegistryUnavailable, ErrorClass::ConnectionLost, Retry::Soon),
         };
         let message = format!("could not read {what} from registry `{place}`");
         let hop = if what.starts_with("blob") { Stage::Blob } else { Stage::Manifest };
         let error = RuntimeError::new(kind, message).caused_by(self).with_fault(Fault::new(class, hop));
-        Failure { error, again }
+        Failure { error, retry }
     }
 }
 
 /// A silent connection is retried; a silent pull fails.
-fn again(silent: Silent) -> Again {
+fn retry(silent: Silent) -> Retry {
     match silent {
-        Silent::Connection(_) => Again::Soon,
-        Silent::Pull(_) => Again::Never,
+        Silent::Connection(_) => Retry::Soon,
+        Silent::Pull(_) => Retry::Never,
     }
 }
 
 /// Reads one body with a limit on the wait for each byte. A slow reader does not count.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct BodyReader {
     limit: Duration,
-    /// Time since the last byte.
     waited: Duration,
     reception: Arc<Reception>,
 }
 
-impl Patience {
+impl BodyReader {
     pub(crate) fn new(limit: Duration, reception: &Arc<Reception>) -> Self {
         Self { limit, waited: Duration::ZERO, reception: Arc::clone(reception) }
     }
@@ -210,17 +204,14 @@ impl Patience {
     pub(crate) async fn next(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, ReadError> {
         loop {
             let started = Instant::now();
-            let left = self.limit.saturating_sub(self.waited);
-            let frame = self.reception.within(left, body.frame()).await.map_err(|silent| match silent {
-                Silent::Connection(_) => ReadError::Silent(Silent::Connection(self.limit)),
-                Silent::Pull(_) => ReadError::Silent(silent),
-            })?;
+            let frame =
+                self.reception.within(self.limit, self.waited, body.frame()).await.map_err(ReadError::Silent)?;
             self.waited += started.elapsed();
             let Some(frame) = frame else { return Ok(None) };
             let Ok(chunk) = frame.map_err(ReadError::Cut)?.into_data() else { continue };
             if !chunk.is_empty() {
                 self.waited = Duration::ZERO;
-                self.reception.heard(chunk.len() as u64);
+                self.reception.received(chunk.len() as u64);
                 return Ok(Some(chunk));
             }
         }
@@ -228,22 +219,10 @@ impl Patience {
 }
 
 /// Reads a short body to its end, so that its connection can be reused.
-pub(crate) async fn drain(mut body: Incoming) {
-    if body.size_hint().lower() > DRAIN_BYTES_MAX as u64 {
-        return;
+pub(crate) async fn drain(body: Incoming) {
+    if body.size_hint().lower() <= DRAIN_BYTES_MAX as u64 {
+        let _ = timeout(DRAIN_TIMEOUT, Limited::new(body, DRAIN_BYTES_MAX).collect()).await;
     }
-    let read = async {
-        let mut left = DRAIN_BYTES_MAX;
-        while let Some(Ok(frame)) = body.frame().await {
-            let length = frame.data_ref().map_or(0, Bytes::len);
-            left = match left.checked_sub(length) {
-                Some(left) => left,
-                None => return,
-            };
-        }
-    };
-    // Hyper reuses or drops the connection according to what was read.
-    let _ = timeout(DRAIN_TIMEOUT, read).await;
 }
 
 fn is_redirect(status: StatusCode) -> bool {

@@ -345,9 +345,9 @@ impl Inner {
                 None => return answer(404, &[], r#"{"errors":[{"code":"BLOB_UNKNOWN","message":"unknown"}]}"#.into()),
             }
         };
-        let mut told = BTreeMap::from([("content-type", media_type)]);
+        let mut headers_sent = BTreeMap::from([("content-type", media_type)]);
         if seen.path.contains("/manifests/") {
-            told.insert("docker-content-digest", Digest::of(&bytes).to_string());
+            headers_sent.insert("docker-content-digest", Digest::of(&bytes).to_string());
         }
         let total = bytes.len();
         let range = headers
@@ -360,27 +360,27 @@ impl Inner {
             });
         let (status, bytes) = match range {
             Some((first, last)) => {
-                told.insert("content-range", format!("bytes {first}-{last}/{total}"));
+                headers_sent.insert("content-range", format!("bytes {first}-{last}/{total}"));
                 (206, bytes.slice(first..=last))
             }
             None => (200, bytes),
         };
         let body = match trick {
-            Some(Trick::CutAfter(count)) => broken(&bytes, count, false, &mut told),
-            Some(Trick::StallAfter(count)) => broken(&bytes, count, true, &mut told),
+            Some(Trick::CutAfter(count)) => broken(&bytes, count, false, &mut headers_sent),
+            Some(Trick::StallAfter(count)) => broken(&bytes, count, true, &mut headers_sent),
             Some(Trick::Body(bytes)) => unmeasured(bytes),
             Some(Trick::Header(name, value)) => {
-                told.insert(name, value);
+                headers_sent.insert(name, value);
                 Body::from(bytes)
             }
             _ if seen.path.contains("/blobs/") => {
-                told.insert("content-length", bytes.len().to_string());
+                headers_sent.insert("content-length", bytes.len().to_string());
                 metered(bytes, self.rate, &self.traffic)
             }
             _ => Body::from(bytes),
         };
         let mut response = Response::builder().status(status);
-        for (name, value) in told {
+        for (name, value) in headers_sent {
             response = response.header(name, value);
         }
         response.body(body).expect("a response")
@@ -396,9 +396,9 @@ fn answer(status: u16, headers: &[(&'static str, String)], body: Bytes) -> Respo
 }
 
 /// A body that announces its full length and sends a part.
-fn broken(bytes: &Bytes, count: usize, stalls: bool, told: &mut BTreeMap<&str, String>) -> Body {
+fn broken(bytes: &Bytes, count: usize, stalls: bool, headers_sent: &mut BTreeMap<&str, String>) -> Body {
     use futures_util::{StreamExt as _, stream};
-    told.insert("content-length", bytes.len().to_string());
+    headers_sent.insert("content-length", bytes.len().to_string());
     let part = bytes.slice(..count.min(bytes.len()));
     let start = stream::iter([Ok::<_, std::io::Error>(part)]);
     if stalls {

@@ -16,7 +16,7 @@ use imagelet_core::{
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
 use super::{
     Registry, RegistryConfig, Resolved,
-    request::{Budget, Question},
+    request::{Budget, Query},
 };
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
@@ -50,7 +50,7 @@ async fn pull(fake: &FakeRegistry, credential: Option<&Credential>) -> Result<Re
 }
 
 async fn read(resolved: &Resolved, descriptor: &Descriptor) -> Result<Vec<u8>, RuntimeError> {
-    let mut stream = registry().open_blob(&resolved.session, descriptor, 0).await?;
+    let mut stream = resolved.session.open_blob(descriptor, 0).await?;
     let mut bytes = Vec::new();
     while let Some(chunk) = stream.next().await? {
         bytes.extend_from_slice(&chunk);
@@ -74,8 +74,7 @@ async fn an_open_registry_hands_out_an_image() {
     let resolved = pull(&fake, None).await.unwrap();
     assert_eq!((&resolved.root.digest, resolved.root.media_type.as_str()), (&digest, OCI_MANIFEST));
     assert_eq!(resolved.root, resolved.chosen);
-    let config =
-        registry().fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_BYTES_MAX).await.unwrap();
+    let config = resolved.session.fetch_blob_bytes(&resolved.manifest.config, CONFIG_BYTES_MAX).await.unwrap();
     assert!(config.starts_with(b"{"));
     assert_eq!(read(&resolved, &resolved.manifest.layers[1]).await.unwrap(), b"layer two");
     assert!(fake.seen().iter().all(|seen| seen.authorization.is_none() && seen.query.is_empty()));
@@ -190,7 +189,7 @@ async fn a_manifest_is_confirmed_to_who_may_pull_it_without_its_bytes() {
     let (registry, reference) = (registry(), fake.reference("team/app"));
     let confirm = async |credential: Option<&Credential>, digest: &Digest| {
         let session = registry.session(&reference, credential).await?;
-        registry.confirm(&session, digest).await
+        session.confirm(digest).await
     };
     confirm(Some(&credential("hunter2pass")), &digest).await.unwrap();
     let asked: Vec<_> = fake.seen().into_iter().map(|seen| seen.method).collect();
@@ -337,10 +336,10 @@ async fn a_range_that_is_not_honoured_is_never_spliced() {
         fake.trick(descriptor.digest.as_str(), 1, trick);
         assert_eq!(read(&resolved, descriptor).await.unwrap_err().kind(), RuntimeErrorKind::Corrupt);
     }
-    let mut rest = registry().open_blob(&resolved.session, descriptor, 990).await.unwrap();
+    let mut rest = resolved.session.open_blob(descriptor, 990).await.unwrap();
     assert_eq!(rest.next().await.unwrap().map(|chunk| chunk.len()), Some(10));
     assert_eq!(rest.next().await.unwrap(), None);
-    let mut nothing = registry().open_blob(&resolved.session, descriptor, 1000).await.unwrap();
+    let mut nothing = resolved.session.open_blob(descriptor, 1000).await.unwrap();
     assert_eq!(nothing.next().await.unwrap(), None);
 }
 
@@ -371,18 +370,18 @@ async fn a_blob_of_another_size_or_digest_is_refused_with_both_named() {
         fake.trick(descriptor.digest.as_str(), 1, Trick::Body(body.into()));
         let error = read(&resolved, descriptor).await.unwrap_err();
         assert_eq!(error.kind(), RuntimeErrorKind::Corrupt);
-        assert!(error.to_string().contains(words) && error.to_string().contains("has 10"), "{error}");
+        assert!(error.to_string().contains(words) && error.to_string().contains("not 10"), "{error}");
     }
     fake.trick(descriptor.digest.as_str(), 1, answer(200, &[], "0123"));
     let error = read(&resolved, descriptor).await.unwrap_err();
     assert!(error.to_string().contains("offers 4 bytes, not the 10"), "{error}");
 
     fake.trick(descriptor.digest.as_str(), 1, Trick::Body((&b"9876543210"[..]).into()));
-    let error = registry().fetch_blob_bytes(&resolved.session, descriptor, 100).await.unwrap_err();
+    let error = resolved.session.fetch_blob_bytes(descriptor, 100).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Corrupt);
     assert!(error.chain().contains(Digest::of(b"9876543210").as_str()), "{}", error.chain());
     assert!(error.chain().contains(descriptor.digest.as_str()), "{}", error.chain());
-    let error = registry().fetch_blob_bytes(&resolved.session, descriptor, 9).await.unwrap_err();
+    let error = resolved.session.fetch_blob_bytes(descriptor, 9).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
 }
 
@@ -447,17 +446,16 @@ async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks() {
     let reference = fake.reference("team/app:v1");
     let registry = registry();
     let session = registry.session(&reference, None).await.unwrap();
-    let question = Question {
+    let query = Query {
         path: "manifests/v1".to_owned(),
         method: http::Method::GET,
-        accept: None,
         range: None,
         is_tag: true,
         subject: "`team/app:v1`".to_owned(),
     };
     for (status, asked) in [(429, "7"), (503, "59")] {
         fake.trick("/v1", 1, answer(status, &[("retry-after", asked)], ""));
-        let failure = registry.ask_host(&session, 0, &question).await.unwrap_err();
+        let failure = session.send_to_host(0, &query).await.unwrap_err();
         let asked = Duration::from_secs(asked.parse().unwrap());
         assert_eq!(Budget::new(1).spend(failure).unwrap(), asked, "sooner, the limit only grows");
     }
@@ -504,7 +502,7 @@ async fn mirrors_are_asked_first_without_the_credential_and_then_the_registry() 
 
     mirror.guard(Guard::Open);
     mirror.put_blob(&b"layer"[..]);
-    let bytes = registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.layers[0], 100).await.unwrap();
+    let bytes = resolved.session.fetch_blob_bytes(&resolved.manifest.layers[0], 100).await.unwrap();
     assert_eq!((&bytes[..], fake.seen().len()), (&b"layer"[..], 0));
 }
 
@@ -527,7 +525,7 @@ async fn an_encrypted_registry_is_believed_only_with_its_authority() {
             assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
             assert_eq!(error.fault(), Fault::new(ErrorClass::CertificateInvalid, Stage::Tls));
             assert!(error.hint().unwrap().contains("`ca`"), "{}", error.chain());
-            assert!(!error.is_outage(), "somebody is there, and is not trusted");
+            assert!(!error.is_outage(), "a server answers, and is not trusted");
         }
     }
     // Without configuration a loopback registry is tried in plain text only.

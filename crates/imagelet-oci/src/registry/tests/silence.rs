@@ -40,9 +40,9 @@ async fn resolve(registry: &Registry, name: &str) -> Result<Resolved, RuntimeErr
     tokio::time::timeout(HANGS, resolved).await.expect("the pull hangs")
 }
 
-async fn read(registry: &Registry, resolved: &Resolved) -> Result<usize, RuntimeError> {
+async fn read(resolved: &Resolved) -> Result<usize, RuntimeError> {
     let read = async {
-        let mut stream = registry.open_blob(&resolved.session, &resolved.manifest.layers[0], 0).await?;
+        let mut stream = resolved.session.open_blob(&resolved.manifest.layers[0], 0).await?;
         let mut length = 0;
         while let Some(chunk) = stream.next().await? {
             length += chunk.len();
@@ -132,13 +132,13 @@ async fn a_store_behind_a_redirect_that_never_answers_ends_the_pull() {
     let elsewhere = ("location", format!("http://{}/blob", silent().await));
     let digest = resolved.manifest.layers[0].digest.as_str();
     fake.trick(digest, 1, Trick::Answer(307, vec![elsewhere.clone()], "".into()));
-    assert_eq!(read(&registry, &resolved).await.unwrap(), 5, "the next answer leads elsewhere");
+    assert_eq!(read(&resolved).await.unwrap(), 5, "the next answer leads elsewhere");
     fake.trick(digest, 1, Trick::StallAfter(2));
-    assert_eq!(read(&registry, &resolved).await.unwrap(), 5, "one connection stalls, another one does not");
+    assert_eq!(read(&resolved).await.unwrap(), 5, "one connection stalls, another one does not");
     let registry = self::registry(0, Some(PULL));
     fake.trick(digest, 9, Trick::Answer(307, vec![elsewhere], "".into()));
     let resolved = resolve(&registry, &format!("{}/team/app:v1", fake.address)).await.unwrap();
-    let error = read(&registry, &resolved).await.unwrap_err();
+    let error = read(&resolved).await.unwrap_err();
     assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Blob), "{}", error.chain());
 }
 
@@ -163,7 +163,7 @@ async fn a_mirror_that_falls_silent_in_the_middle_is_passed_over() {
     let resolved = resolve(&registry, &format!("{}/team/app:v1", fake.address)).await.unwrap();
     mirror.trick(resolved.manifest.layers[0].digest.as_str(), 99, Trick::StallAfter(10_000));
     fake.seen();
-    assert_eq!(read(&registry, &resolved).await.unwrap(), layer.len());
+    assert_eq!(read(&resolved).await.unwrap(), layer.len());
     let ranges: Vec<_> = fake.seen().into_iter().map(|seen| seen.range).collect();
     assert_eq!(ranges, [Some("bytes=10000-".to_owned())], "the registry sends the rest");
 }

@@ -41,8 +41,8 @@ async fn resolve(
     registry.resolve(&fake.reference("team/app:v1"), credential, &platform).await
 }
 
-async fn layer(registry: &Registry, resolved: &Resolved) -> Result<Vec<u8>, RuntimeError> {
-    let mut stream = registry.open_blob(&resolved.session, &resolved.manifest.layers[0], 0).await?;
+async fn layer(resolved: &Resolved) -> Result<Vec<u8>, RuntimeError> {
+    let mut stream = resolved.session.open_blob(&resolved.manifest.layers[0], 0).await?;
     let mut bytes = Vec::new();
     while let Some(chunk) = stream.next().await? {
         bytes.extend_from_slice(&chunk);
@@ -86,11 +86,11 @@ async fn a_token_service_that_a_redirect_target_names_is_never_shown_the_passwor
     let resolved = resolve(&registry, &fake, Some(&password())).await.unwrap();
     let digest = resolved.manifest.layers[0].digest.clone();
     fake.trick(digest.as_str(), 9, sent_on(format!("http://{}/blobs/{digest}", storage.address)));
-    let error = layer(&registry, &resolved).await.unwrap_err();
+    let error = layer(&resolved).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Denied, "{}", error.chain());
     fake.guard(Guard::Open);
     let resolved = resolve(&registry, &fake, Some(&password())).await.unwrap();
-    layer(&registry, &resolved).await.unwrap_err();
+    layer(&resolved).await.unwrap_err();
     assert_eq!(shown(&storage.seen()), [None, None]);
     assert_eq!(thief.seen(), [], "a stranger's challenge was answered");
 }
@@ -137,7 +137,7 @@ async fn a_layer_asked_for_over_https_is_not_taken_from_a_plain_address() {
     let resolved = resolve(&registry, &fake, None).await.unwrap();
     let digest = resolved.manifest.layers[0].digest.clone();
     fake.trick(digest.as_str(), 9, sent_on(format!("http://{}/v2/x/blobs/{digest}", storage.address)));
-    let error = layer(&registry, &resolved).await.unwrap_err();
+    let error = layer(&resolved).await.unwrap_err();
     assert!(error.chain().contains("not encrypted"), "{}", error.chain());
     assert_eq!(storage.seen(), [], "what was fetched could be read and followed on the way");
 }
@@ -164,7 +164,7 @@ async fn the_nodes_client_certificate_is_shown_to_its_registry_and_to_no_strange
     let resolved = resolve(&registry, &fake, None).await.unwrap();
     let digest = resolved.manifest.layers[0].digest.clone();
     fake.trick(digest.as_str(), 9, sent_on(format!("https://{}/v2/x/blobs/{digest}", storage.address)));
-    assert_eq!(layer(&registry, &resolved).await.unwrap(), b"layer");
+    assert_eq!(layer(&resolved).await.unwrap(), b"layer");
     assert!(fake.identified() > 0, "the registry itself is shown it");
     assert_eq!((tokens.seen().len(), tokens.identified()), (1, 0), "the token service of another origin is not");
     assert_eq!((storage.seen().len(), storage.identified()), (1, 0), "a redirect's target is not");

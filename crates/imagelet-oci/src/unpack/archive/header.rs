@@ -12,7 +12,6 @@ enum Format {
     Gnu,
 }
 
-/// A header with a verified checksum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header<'a> {
     block: &'a [u8; BLOCK],
@@ -61,7 +60,6 @@ impl<'a> Header<'a> {
         self.format == Format::Gnu
     }
 
-    /// The name field alone, for messages about extension headers.
     pub(crate) fn short_name(&self) -> &'a [u8] {
         text(&self.block[..100])
     }
@@ -113,7 +111,6 @@ impl<'a> Header<'a> {
     }
 }
 
-/// The bytes up to the first NUL.
 pub(crate) fn text(field: &[u8]) -> &[u8] {
     let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
     &field[..end]

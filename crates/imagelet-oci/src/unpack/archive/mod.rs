@@ -34,11 +34,9 @@ pub(crate) enum TarKind {
     BlockDevice,
     Directory,
     Fifo,
-    /// An undefined type; its data is skipped.
     Unknown,
 }
 
-/// An entry with all overrides applied. Names are as in the archive, not yet checked.
 #[derive(Debug)]
 pub(crate) struct TarEntry {
     pub(crate) name: Vec<u8>,
@@ -53,7 +51,8 @@ pub(crate) struct TarEntry {
     pub(crate) stored: u64,
     pub(crate) sparse: Option<Map>,
     pub(crate) mtime: Time,
-    pub(crate) atime: Option<Time>,
+    /// Not before the last change.
+    pub(crate) atime: Time,
     pub(crate) device: (i64, i64),
     pub(crate) xattrs: Xattrs,
 }
@@ -68,11 +67,12 @@ pub(crate) struct Reader<'a> {
     /// Unread data of the current entry, then its padding.
     remaining: u64,
     padding: u64,
-    headers: u64,
-    place: Vec<u8>,
+    /// Headers read, extension headers included.
+    pub(crate) headers: u64,
+    /// The last name read, for messages.
+    pub(crate) place: Vec<u8>,
 }
 
-/// Extension headers read before the entry they belong to.
 #[derive(Default)]
 struct Pending {
     extended: Option<Extended>,
@@ -80,27 +80,11 @@ struct Pending {
     long_link: Option<Vec<u8>>,
 }
 
-impl Pending {
-    fn is_empty(&self) -> bool {
-        self.extended.is_none() && self.long_name.is_none() && self.long_link.is_none()
-    }
-}
-
 impl<'a> Reader<'a> {
     pub(crate) fn new(input: &'a mut dyn BufRead, options: &UnpackOptions, claim: Claim) -> Self {
         let (place, globals) = (b"(start of layer)".to_vec(), Extended::new(options.rules));
         let UnpackOptions { limits, rules, .. } = *options;
         Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
-    }
-
-    /// The last name read, for messages.
-    pub(crate) fn place(&self) -> &[u8] {
-        &self.place
-    }
-
-    /// Headers read so far, extension headers included.
-    pub(crate) fn headers(&self) -> u64 {
-        self.headers
     }
 
     /// The next entry, or `None` at the end blocks or at a clean end of input.
@@ -134,7 +118,9 @@ impl<'a> Reader<'a> {
                 b'K' => pending.long_link = Some(self.long_text(&header, "GNU long link")?),
                 flag => return self.entry(&header, flag, &block, pending).map(Some),
             }
-            if !pending.is_empty() && self.padding_ends_input()? {
+            self.skip_rest()?;
+            let is_pending = pending.extended.is_some() || pending.long_name.is_some() || pending.long_link.is_some();
+            if is_pending && self.fill_input()? == 0 {
                 return Err(truncated());
             }
         }
@@ -154,7 +140,6 @@ impl<'a> Reader<'a> {
         Ok(&buffer[..wanted.min(buffer.len())])
     }
 
-    /// Consumes bytes that [`Reader::fill`] returned.
     pub(crate) fn consume(&mut self, bytes: usize) {
         self.input.consume(bytes);
         self.remaining -= bytes as u64;
@@ -181,7 +166,7 @@ impl<'a> Reader<'a> {
         gid = extended.gid.or(self.globals.gid).unwrap_or(gid);
         size = extended.size.unwrap_or(size);
         let mtime = extended.mtime.or(self.globals.mtime).unwrap_or(Time { secs: mtime, nanos: 0 });
-        let atime = extended.atime.or(self.globals.atime);
+        let atime = extended.atime.or(self.globals.atime).map_or(mtime, |atime| atime.max(mtime));
         let kind = match flag {
             0 if name.ends_with(b"/") => TarKind::Directory,
             0 | b'0' | b'7' | b'S' => TarKind::File,
@@ -333,11 +318,6 @@ impl<'a> Reader<'a> {
             self.padding -= skipped as u64;
         }
         Ok(())
-    }
-
-    fn padding_ends_input(&mut self) -> Result<bool, Fault> {
-        self.skip_rest()?;
-        Ok(self.fill_input()? == 0)
     }
 
     /// Reads a header block; `false` at the end of the archive.

@@ -36,7 +36,6 @@ pub(crate) struct Extended {
     pub(crate) gid: Option<i64>,
     pub(crate) mtime: Option<Time>,
     pub(crate) atime: Option<Time>,
-    /// By full name, such as `user.comment`.
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// libarchive's encoding of the same; used where the other one is absent.
     pub(crate) xattrs_encoded: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -46,7 +45,6 @@ pub(crate) struct Extended {
     pub(crate) sparse: SparseRecords,
 }
 
-/// The `GNU.sparse.*` records, of any version.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SparseRecords {
     pub(crate) major: Option<Vec<u8>>,
@@ -120,9 +118,7 @@ impl Extended {
         }
         Ok(())
     }
-}
 
-impl Extended {
     /// Whether an attribute is kept. An impossible one is rejected before memory is used for it.
     fn takes(&mut self, name: &[u8], length: usize) -> Result<bool, Fault> {
         if length > xattr::VALUE_MAX {
@@ -169,7 +165,6 @@ impl SparseRecords {
     }
 }
 
-/// Splits `LENGTH KEY=VALUE\n` records.
 struct Records<'a>(&'a [u8]);
 
 impl<'a> Iterator for Records<'a> {
@@ -195,7 +190,6 @@ impl<'a> Records<'a> {
     fn split(&mut self) -> Option<(&'a [u8], &'a [u8])> {
         /// The shortest record would be `5 =\n`, less its key.
         const RECORD_MIN: usize = 5;
-        /// Longer lengths exceed any header.
         const DIGITS_MAX: usize = 10;
 
         let space = self.0.iter().take(DIGITS_MAX + 1).position(|&byte| byte == b' ')?;

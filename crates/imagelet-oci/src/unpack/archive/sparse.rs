@@ -6,10 +6,8 @@ use super::{
 };
 use crate::unpack::error::Fault;
 
-/// Longer numbers are out of range.
 const DIGITS_MAX: usize = 20;
 
-/// The data ranges of a sparse file; the rest is holes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Map {
     /// In order, not overlapping, none beyond the file's size.
@@ -30,7 +28,6 @@ pub(crate) enum Version {
     InData,
 }
 
-/// Collects a map from numbers, offset and length in turn.
 #[derive(Debug)]
 pub(crate) struct Builder {
     ranges: Vec<Range>,
@@ -86,12 +83,10 @@ pub(crate) fn push_old(block: &[u8; BLOCK], first: bool, builder: &mut Builder) 
     Ok(block[more] != 0)
 }
 
-/// The real size in a GNU `S` header.
 pub(crate) fn old_size(block: &[u8; BLOCK]) -> Result<i64, Fault> {
     header::number(&block[483..495], "real size")
 }
 
-/// Whether the records make the entry a sparse file.
 pub(crate) fn version(records: &SparseRecords) -> Result<Option<Version>, Fault> {
     match (records.major.as_deref(), records.minor.as_deref()) {
         (Some(b"0"), Some(b"0" | b"1")) => Ok(Some(Version::InRecords)),
@@ -103,7 +98,6 @@ pub(crate) fn version(records: &SparseRecords) -> Result<Option<Version>, Fault>
     }
 }
 
-/// Adds the ranges of the records of version 0.0 or 0.1.
 pub(crate) fn push_records(records: &SparseRecords, builder: &mut Builder) -> Result<(), Fault> {
     let mut count = 0i64;
     let mut push = |number| {

@@ -22,8 +22,8 @@ use std::{
 };
 
 use super::{
-    EntryRules, LayerMemory, OverlayForm, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions,
-    UnpackReport, unpack_layer,
+    EntryRules, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions, UnpackReport,
+    unpack_layer,
 };
 
 /// A layer directory beside files that must stay unchanged.
@@ -39,12 +39,9 @@ impl Site {
         fs::create_dir_all(home.path().join("host/dir")).unwrap();
         fs::write(home.path().join("host/secret"), "untouched").unwrap();
         fs::write(home.path().join("host/dir/file"), "untouched").unwrap();
-        let (ownership, overlay) =
-            if is_root() { (Ownership::Apply, OverlayForm::Trusted) } else { (Ownership::Record, OverlayForm::User) };
         let limits = UnpackLimits::default();
         let options = UnpackOptions {
-            ownership,
-            overlay,
+            ownership: if is_root() { Ownership::Apply } else { Ownership::Record },
             rules: EntryRules::Own,
             limits,
             umask: super::process_umask(),
@@ -57,7 +54,6 @@ impl Site {
     fn rootless() -> Site {
         let mut site = Site::new();
         site.options.ownership = Ownership::Record;
-        site.options.overlay = OverlayForm::User;
         site
     }
 
@@ -97,9 +93,9 @@ impl Site {
     }
 
     fn opaque(&self, path: &str) -> Option<u8> {
-        let name = match self.options.overlay {
-            OverlayForm::Trusted => "trusted.overlay.opaque",
-            OverlayForm::User => "user.overlay.opaque",
+        let name = match self.options.ownership {
+            Ownership::Apply => "trusted.overlay.opaque",
+            Ownership::Record => "user.overlay.opaque",
         };
         xattr(&self.layer().join(path), name).map(|value| value[0])
     }

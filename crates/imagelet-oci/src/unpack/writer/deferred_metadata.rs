@@ -31,16 +31,13 @@ pub(crate) struct OwnershipRecord {
     pub(crate) xattrs: Vec<String>,
 }
 
-/// A device node that could not be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceRecord {
-    /// Block device, else character device.
     pub(crate) block: bool,
     pub(crate) major: i64,
     pub(crate) minor: i64,
 }
 
-/// A path's note is removed with the path.
 #[derive(Debug)]
 pub(crate) struct DeferredMetadata {
     notes: BTreeMap<Vec<u8>, Note>,
@@ -90,7 +87,6 @@ impl DeferredMetadata {
         Ok(())
     }
 
-    /// Records metadata that is not on the disk.
     pub(crate) fn record(&mut self, path: &[u8], record: OwnershipRecord) -> Result<(), Fault> {
         let names: usize = record.xattrs.iter().map(|name| 2 * name.len() + 32).sum();
         self.claim.grow(2 * record.path.len() + names + RECORD_COST)?;
@@ -118,14 +114,12 @@ impl DeferredMetadata {
         }
     }
 
-    /// All notes by path, and their memory.
     pub(crate) fn take(&mut self) -> (BTreeMap<Vec<u8>, Note>, Claim) {
         let rest = self.claim.empty();
         (std::mem::take(&mut self.notes), std::mem::replace(&mut self.claim, rest))
     }
 }
 
-/// The encoding of a path in a record.
 pub(crate) fn encoded(path: &[u8]) -> String {
     const KEPT: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS.add(b'%');
     percent_encoding::percent_encode(path, KEPT).to_string()

@@ -28,7 +28,7 @@ use crate::{
 impl Writer<'_> {
     /// By OCI rules the entry's own metadata is ignored: writers repeat the target's.
     pub(super) fn hard_link(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
-        let target = name::clean_target(&entry.link, self.gauge.limits())?;
+        let target = name::clean(&entry.link, "hard link target", &self.gauge.limits)?;
         let missing = || {
             let target = shown(&entry.link);
             Err(Fault::refused(format!("it is a hard link to `{target}`, which this layer does not have")))
@@ -37,7 +37,7 @@ impl Writer<'_> {
         if target_name.is_empty() {
             return Err(Fault::refused("it is a hard link to the layer's root"));
         }
-        let Some(target_parent) = self.tree.directory(target_parent, Missing::Tell)? else {
+        let Some(target_parent) = self.tree.directory(target_parent, Missing::Report)? else {
             return missing();
         };
         let from = Place { parent: target_parent, name: target_name.to_vec() };
@@ -59,21 +59,21 @@ impl Writer<'_> {
             let (from_name, name) = (from.name.as_slice(), place.name.as_slice());
             rustix::fs::linkat(&from.parent, from_name, &place.parent, name, AtFlags::empty())
         };
-        match link() {
-            Ok(()) => {}
+        let made = match link() {
             Err(Errno::EXIST) => {
                 let here = look(place.parent.as_fd(), &place.name)?;
                 if here.is_some_and(|here| (here.st_dev, here.st_ino) == (stat.st_dev, stat.st_ino)) {
                     return Ok(());
                 }
                 self.replace(place)?;
-                match link() {
-                    Ok(()) => {}
-                    // The target was inside the replaced tree.
-                    Err(Errno::NOENT) => return missing(),
-                    Err(errno) => return Err(Fault::Io { action: "make the hard link", errno }),
-                }
+                link()
             }
+            made => made,
+        };
+        match made {
+            Ok(()) => {}
+            // The target was inside the replaced tree.
+            Err(Errno::NOENT) => return missing(),
             Err(errno) => return Err(Fault::Io { action: "make the hard link", errno }),
         }
         if self.rules == EntryRules::Containerd {
@@ -110,7 +110,7 @@ impl Writer<'_> {
             rustix::fs::chmodat(parent, name, Mode::from_raw_mode(entry.mode), AtFlags::empty())
                 .map_err(Fault::io("set the mode of"))?;
         }
-        rustix::fs::utimensat(parent, name, &self.times(entry), AtFlags::SYMLINK_NOFOLLOW)
+        rustix::fs::utimensat(parent, name, &self.times(entry.mtime, entry.atime), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(Fault::io("set the times of"))
     }
 }

@@ -9,13 +9,12 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, Stat},
+    fs::{AtFlags, FileType, Stat},
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
 use twox_hash::xxhash3_128::Hasher;
 
-use super::whiteout::look;
 use crate::unpack::error::Fault;
 
 /// The kernel's limit of a list of names, and of a value.
@@ -28,9 +27,7 @@ pub(crate) type Sum = u128;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FileRecord {
     Entry(FileEntry),
-    /// Another name of the file at this path.
     HardLink(Vec<u8>),
-    /// Removed with all below it.
     Removed,
 }
 
@@ -39,11 +36,9 @@ pub(crate) type FileManifest<'a> = &'a mut dyn FnMut(&[u8], FileRecord) -> io::R
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileEntry {
     pub(crate) kind: FileEntryKind,
-    /// Permission bits, set-id bits and sticky bit.
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Seconds since 1970 and nanoseconds.
     pub(crate) mtime: (i64, u32),
     /// Digest of the extended attributes; `None` without any that layers may set.
     pub(crate) xattrs: Option<Sum>,
@@ -51,17 +46,14 @@ pub(crate) struct FileEntry {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FileEntryKind {
-    /// A file without holes that matter.
     File {
         size: u64,
         content: Sum,
     },
-    /// A file with data in some ranges and zeros elsewhere.
     Sparse {
         size: u64,
         /// Digest of the data of all ranges, in order.
         content: Sum,
-        /// Offset and length of each range, in order, not overlapping.
         ranges: Vec<(u64, u64)>,
     },
     Directory,
@@ -69,7 +61,6 @@ pub(crate) enum FileEntryKind {
     Fifo,
     /// A character device 0:0 is a whiteout.
     Device {
-        /// Block device, else character device.
         block: bool,
         major: u32,
         minor: u32,
@@ -93,7 +84,6 @@ impl FileEntry {
 }
 
 impl FileEntryKind {
-    /// The kind of an entry that is neither file nor link.
     pub(crate) fn of_special(stat: &Stat) -> Self {
         let device = |block| FileEntryKind::Device {
             block,
@@ -114,12 +104,10 @@ impl FileEntryKind {
     }
 }
 
-/// Digest of the extended attributes of an open file or directory.
 pub(crate) fn xattrs_of(file: impl AsFd) -> Result<Option<Sum>, Errno> {
     xattrs_by(|names| rustix::fs::flistxattr(&file, names), |name, value| rustix::fs::fgetxattr(&file, name, value))
 }
 
-/// Digest of the extended attributes of an entry that must not or cannot be opened.
 pub(crate) fn xattrs_at(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Sum>, Errno> {
     // No system call takes a directory and a name here; `/proc/self/fd` leads to the open directory.
     let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
@@ -172,7 +160,6 @@ fn counts(name: &[u8]) -> bool {
         || name.starts_with(b"system.posix_acl_")
 }
 
-/// Passes the writer's steps to the manifest.
 pub(crate) struct ManifestWriter<'a> {
     listing: Option<FileManifest<'a>>,
     /// The root has attributes, which new entries may inherit: each entry must be checked.
@@ -180,7 +167,6 @@ pub(crate) struct ManifestWriter<'a> {
     content: Content,
 }
 
-/// The content of the file being written.
 struct Content {
     expected: u64,
     /// Of small files, whose data comes in one piece.
@@ -209,12 +195,10 @@ impl<'a> ManifestWriter<'a> {
         Ok(Self { listing, inherits, content: Content::of(0) })
     }
 
-    /// Begins a file with `stored` bytes of data.
     pub(crate) fn begin(&mut self, stored: u64) {
         self.content = Content::of(stored);
     }
 
-    /// Adds written bytes.
     pub(crate) fn wrote(&mut self, bytes: &[u8]) {
         if self.listing.is_none() {
             return;
@@ -227,7 +211,6 @@ impl<'a> ManifestWriter<'a> {
         }
     }
 
-    /// Finishes a file. `ranges`: its data ranges, if it has holes.
     pub(crate) fn file(
         &mut self,
         path: impl FnOnce() -> Vec<u8>,
@@ -235,21 +218,16 @@ impl<'a> ManifestWriter<'a> {
         ranges: Option<Vec<(u64, u64)>>,
         has_xattrs: bool,
     ) -> Result<(), Fault> {
-        if self.listing.is_none() {
-            return Ok(());
-        }
-        let listed = || -> Result<FileEntry, Errno> {
+        self.list(path, |own| {
             let stat = rustix::fs::fstat(&file)?;
-            let (size, content) = (stat.st_size.cast_unsigned(), self.content.sum());
+            let (size, content) = (stat.st_size.cast_unsigned(), own.content.sum());
             let kind = match ranges {
                 None => FileEntryKind::File { size, content },
                 Some(ranges) => FileEntryKind::Sparse { size, content, ranges },
             };
-            let xattrs = if has_xattrs || self.inherits { xattrs_of(&file)? } else { None };
+            let xattrs = if has_xattrs || own.inherits { xattrs_of(&file)? } else { None };
             Ok(FileEntry::of(&stat, kind, xattrs))
-        };
-        let listed = listed().map_err(Fault::io("list"))?;
-        self.record(&path(), FileRecord::Entry(listed))
+        })
     }
 
     /// Records an entry that was not opened: a link, a node, a whiteout.
@@ -260,29 +238,37 @@ impl<'a> ManifestWriter<'a> {
         link: &[u8],
         has_xattrs: bool,
     ) -> Result<(), Fault> {
-        if self.listing.is_none() {
-            return Ok(());
-        }
-        let stat = look(parent, name)?.ok_or(Fault::Io { action: "find again", errno: Errno::NOENT })?;
-        let kind = match FileEntryKind::of_special(&stat) {
-            FileEntryKind::Symlink(_) => FileEntryKind::Symlink(link.to_vec()),
-            kind => kind,
-        };
-        let read = has_xattrs || self.inherits;
-        let xattrs = if read { xattrs_at(parent, name).map_err(Fault::io("list"))? } else { None };
-        self.record(&path(), FileRecord::Entry(FileEntry::of(&stat, kind, xattrs)))
+        self.list(path, |own| {
+            let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let kind = match FileEntryKind::of_special(&stat) {
+                FileEntryKind::Symlink(_) => FileEntryKind::Symlink(link.to_vec()),
+                kind => kind,
+            };
+            let xattrs = if has_xattrs || own.inherits { xattrs_at(parent, name)? } else { None };
+            Ok(FileEntry::of(&stat, kind, xattrs))
+        })
     }
 
     pub(crate) fn directory(&mut self, path: &[u8], directory: impl AsFd) -> Result<(), Fault> {
+        self.list(
+            || path.to_vec(),
+            |_| {
+                let stat = rustix::fs::fstat(&directory)?;
+                Ok(FileEntry::of(&stat, FileEntryKind::Directory, xattrs_of(&directory)?))
+            },
+        )
+    }
+
+    fn list(
+        &mut self,
+        path: impl FnOnce() -> Vec<u8>,
+        read: impl FnOnce(&Self) -> Result<FileEntry, Errno>,
+    ) -> Result<(), Fault> {
         if self.listing.is_none() {
             return Ok(());
         }
-        let listed = || -> Result<FileEntry, Errno> {
-            let stat = rustix::fs::fstat(&directory)?;
-            Ok(FileEntry::of(&stat, FileEntryKind::Directory, xattrs_of(&directory)?))
-        };
-        let listed = listed().map_err(Fault::io("list the directory"))?;
-        self.record(path, FileRecord::Entry(listed))
+        let entry = read(self).map_err(Fault::io("list"))?;
+        self.record(&path(), FileRecord::Entry(entry))
     }
 
     pub(crate) fn record(&mut self, path: &[u8], record: FileRecord) -> Result<(), Fault> {

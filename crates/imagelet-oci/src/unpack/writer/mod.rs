@@ -23,7 +23,7 @@ use self::{
     manifest_writer::{FileManifest, FileRecord, ManifestWriter},
     spill::Spill,
     tree::{Directory, Freed, Missing, Tree},
-    whiteout::{Mark, Opacity, OverlayForm, look, mark},
+    whiteout::{Mark, Opacity, look, mark},
     xattr::Strictness,
 };
 use super::{
@@ -48,7 +48,6 @@ pub(super) struct Writer<'a> {
     tree: Tree,
     spill: Spill,
     ownership: Ownership,
-    overlay: OverlayForm,
     rules: EntryRules,
     process: (u32, u32),
     devices_left_out: bool,
@@ -56,7 +55,6 @@ pub(super) struct Writer<'a> {
     manifest: ManifestWriter<'a>,
 }
 
-/// A name in an open directory.
 struct Place {
     parent: Rc<Directory>,
     name: Vec<u8>,
@@ -64,7 +62,7 @@ struct Place {
 
 impl Place {
     fn path(&self) -> Vec<u8> {
-        Tree::place(&self.parent, &self.name)
+        name::join(&self.parent.path, &self.name)
     }
 }
 
@@ -91,7 +89,6 @@ impl<'a> Writer<'a> {
             tree,
             spill: Spill::new(root)?,
             ownership: options.ownership,
-            overlay: options.overlay,
             rules: options.rules,
             process: (process.0.as_raw(), process.1.as_raw()),
             devices_left_out: false,
@@ -100,10 +97,9 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Writes one entry with its data from `reader`.
     pub(super) fn write(&mut self, entry: TarEntry, reader: &mut Reader<'_>) -> Result<(), Fault> {
         self.report.entries += 1;
-        let path = name::clean_entry(&entry.name, self.gauge.limits())?;
+        let path = name::clean(&entry.name, "name", &self.gauge.limits)?;
         if path.is_empty() {
             return match entry.kind {
                 TarKind::Directory if self.rules == EntryRules::Containerd => Ok(()),
@@ -112,22 +108,21 @@ impl<'a> Writer<'a> {
             };
         }
         let (parent, name) = name::split(&path);
-        match mark(parent, name)? {
-            Mark::Ignored => return self.gauge.file(0, entry.stored),
+        let mark = mark(parent, name)?;
+        if mark != Mark::Plain || entry.kind == TarKind::Unknown {
+            self.gauge.file(0, entry.stored)?;
+        }
+        match mark {
             Mark::Opaque => {
-                self.gauge.file(0, entry.stored)?;
                 let parent = self.parent(parent)?;
                 return self.set_opacity(&parent.path, Opacity::Opaque);
             }
             Mark::Whiteout(hidden) => {
-                self.gauge.file(0, entry.stored)?;
                 let place = Place { parent: self.parent(parent)?, name: hidden.to_vec() };
                 return self.hide(&place);
             }
-            Mark::Plain => {}
-        }
-        if entry.kind == TarKind::Unknown {
-            return self.gauge.file(0, entry.stored);
+            Mark::Plain if entry.kind != TarKind::Unknown => {}
+            Mark::Ignored | Mark::Plain => return Ok(()),
         }
         let place = Place { parent: self.parent(parent)?, name: name.to_vec() };
         if self.devices_left_out {
@@ -144,7 +139,6 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Applies deferred metadata, and reports.
     pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
         let (notes, _claim) = self.tree.deferred.take();
         // In reverse order of paths, children precede parents: a parent's mode and times are set after the last
@@ -153,10 +147,8 @@ impl<'a> Writer<'a> {
             let shown = if path.is_empty() { &b"."[..] } else { &path };
             self.finish_note(&path, note).map_err(|fault| fault.at(shown))?;
         }
-        if self.manifest.is_on() {
-            let listed = self.open_real(&[]).and_then(|root| self.manifest.directory(&[], &*root));
-            listed.map_err(|fault| fault.at(b"."))?;
-        }
+        let listed = self.open_real(&[]).and_then(|root| self.manifest.directory(&[], &*root));
+        listed.map_err(|fault| fault.at(b"."))?;
         self.report.ownership.reverse();
         self.report.implicit_directories.reverse();
         Ok(self.report)
@@ -172,16 +164,8 @@ impl<'a> Writer<'a> {
         self.gauge.file(entry.size, entry.stored)?;
         let mode = Mode::from_raw_mode(entry.mode & 0o777);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
-        let name = place.name.as_slice();
-        let create = || patiently(|| rustix::fs::openat(&place.parent, name, flags, mode));
-        let file = match create() {
-            Err(Errno::EXIST) => {
-                self.replace(place)?;
-                create()
-            }
-            created => created,
-        };
-        let file = file.map_err(Fault::io("create"))?;
+        let create = || patiently(|| rustix::fs::openat(&place.parent, place.name.as_slice(), flags, mode));
+        let file = self.replacing(place, "create", create)?;
         self.manifest.begin(entry.stored);
         let ranges = match entry.sparse.take() {
             None => {
@@ -200,7 +184,7 @@ impl<'a> Writer<'a> {
         self.report.disk_bytes += disk_size(entry.stored);
 
         // Writes and owner changes clear set-id bits and capabilities: mode after owner, xattrs after both.
-        if let Some((uid, gid)) = self.owner_wanted(&entry) {
+        if let Some((uid, gid)) = self.owner(entry.uid, entry.gid) {
             rustix::fs::fchown(&file, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
         }
         if entry.mode & (self.tree.umask | 0o7000) != 0 {
@@ -211,12 +195,11 @@ impl<'a> Writer<'a> {
             [] => Vec::new(),
             xattrs => xattr::set(&file, xattrs, self.strictness())?,
         };
-        rustix::fs::futimens(&file, &self.times(&entry)).map_err(Fault::io("set the times of"))?;
+        rustix::fs::futimens(&file, &self.times(entry.mtime, entry.atime)).map_err(Fault::io("set the times of"))?;
         self.manifest.file(|| place.path(), &file, ranges, !entry.xattrs.is_empty())?;
         self.record(|| place.path(), &entry, &left_out)
     }
 
-    /// Copies data from the reader's buffer to the file, at an offset or at its end.
     fn copy(
         &mut self,
         file: &OwnedFd,
@@ -283,8 +266,7 @@ impl<'a> Writer<'a> {
         };
         let note = self.tree.deferred.note(path)?;
         note.implicit = false;
-        let atime = atime(entry);
-        let TarEntry { mode, uid, gid, mtime, .. } = *entry;
+        let TarEntry { mode, uid, gid, mtime, atime, .. } = *entry;
         note.directory = Some(Box::new(DirectoryMeta { mode, uid, gid, mtime, atime, xattrs }));
         Ok(())
     }
@@ -293,8 +275,8 @@ impl<'a> Writer<'a> {
         if entry.link.is_empty() || entry.link.contains(&0) {
             return Err(Fault::malformed("its link target is empty or has a NUL byte"));
         }
-        if entry.link.len() > self.gauge.limits().path_max {
-            let path_max = self.gauge.limits().path_max;
+        if entry.link.len() > self.gauge.limits.path_max {
+            let path_max = self.gauge.limits.path_max;
             return Err(Fault::limit(format!("its link target is longer than {path_max} bytes")));
         }
         let link = || rustix::fs::symlinkat(entry.link.as_slice(), &place.parent, place.name.as_slice());
@@ -324,7 +306,6 @@ impl<'a> Writer<'a> {
         self.leave_out(place, OwnershipRecord { path, uid, gid, mode, device: Some(record), xattrs: Vec::new() })
     }
 
-    /// Records a device instead of making it.
     fn leave_out(&mut self, place: &Place, mut record: OwnershipRecord) -> Result<(), Fault> {
         let path = place.path();
         // A whiteout stays: the layer hides lower layers here, even without its own node.
@@ -346,7 +327,7 @@ impl<'a> Writer<'a> {
     /// Sets owner, mode, xattrs and times of an entry that must not or cannot be opened.
     fn finish_special(&mut self, place: &Place, entry: &TarEntry, made: Option<Mode>) -> Result<(), Fault> {
         let (parent, name) = (&place.parent, place.name.as_slice());
-        if let Some((uid, gid)) = self.owner_wanted(entry) {
+        if let Some((uid, gid)) = self.owner(entry.uid, entry.gid) {
             rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(Fault::io("set the owner of"))?;
         }
@@ -356,7 +337,7 @@ impl<'a> Writer<'a> {
                 .map_err(Fault::io("set the mode of"))?;
         }
         // Links, devices and pipes have none of the attributes that layers may set.
-        rustix::fs::utimensat(parent, name, &self.times(entry), AtFlags::SYMLINK_NOFOLLOW)
+        rustix::fs::utimensat(parent, name, &self.times(entry.mtime, entry.atime), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(Fault::io("set the times of"))?;
         self.manifest.special(|| place.path(), (parent.as_fd(), name), &entry.link, false)?;
         self.record(|| place.path(), entry, &[])
@@ -371,7 +352,7 @@ impl<'a> Writer<'a> {
                 _ => Ok(()),
             };
         }
-        let needed = self.overlay.hide(place.parent.as_fd(), &place.name)?;
+        let needed = self.ownership.hide(place.parent.as_fd(), &place.name)?;
         self.tree.deferred.note(&path)?.whiteout = true;
         self.manifest.special(|| path, (place.parent.as_fd(), &place.name), &[], true)?;
         match needed {
@@ -380,26 +361,26 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Raises a directory's opacity to at least this.
     fn set_opacity(&mut self, path: &[u8], opacity: Opacity) -> Result<(), Fault> {
         let note = self.tree.deferred.note(path)?;
         note.opacity = note.opacity.max(opacity);
         Ok(())
     }
 
-    fn replacing(
+    fn replacing<T>(
         &mut self,
         place: &Place,
         action: &'static str,
-        make: impl Fn() -> Result<(), Errno>,
-    ) -> Result<(), Fault> {
-        match make() {
+        make: impl Fn() -> Result<T, Errno>,
+    ) -> Result<T, Fault> {
+        let made = match make() {
             Err(Errno::EXIST) => {
                 self.replace(place)?;
-                make().map_err(Fault::io(action))
+                make()
             }
-            made => made.map_err(Fault::io(action)),
-        }
+            made => made,
+        };
+        made.map_err(Fault::io(action))
     }
 
     fn replace(&mut self, place: &Place) -> Result<(), Fault> {
@@ -413,10 +394,6 @@ impl<'a> Writer<'a> {
     }
 
     /// The owner to set, if it differs from the process's own.
-    fn owner_wanted(&self, entry: &TarEntry) -> Option<(Uid, Gid)> {
-        self.owner(entry.uid, entry.gid)
-    }
-
     fn owner(&self, uid: u32, gid: u32) -> Option<(Uid, Gid)> {
         (self.ownership == Ownership::Apply && (uid, gid) != self.process)
             .then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
@@ -430,8 +407,13 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn times(&self, entry: &TarEntry) -> Timestamps {
-        timestamps(entry.mtime, atime(entry), self.rules)
+    fn times(&self, mtime: Time, atime: Time) -> Timestamps {
+        let timespec = |time: Time| {
+            let is_taken = self.rules == EntryRules::Own || (0..=SECONDS_MAX).contains(&time.secs);
+            let (tv_sec, tv_nsec) = if is_taken { (time.secs, time.nanos.into()) } else { (0, 0) };
+            Timespec { tv_sec, tv_nsec }
+        };
+        Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) }
     }
 
     /// Records metadata that is not on the disk. Most files of most images need no record.
@@ -448,17 +430,19 @@ impl<'a> Writer<'a> {
     }
 
     fn finish_note(&mut self, path: &[u8], mut note: Note) -> Result<(), Fault> {
-        self.gauge.go_on()?;
-        let is_directory = note.implicit || note.directory.is_some() || note.opacity != Opacity::Merged;
-        if let Some(meta) = note.directory.take() {
-            note.record = self.finish_directory(path, &meta, note.opacity)?.map(Box::new);
-        } else if let Some((name, value)) = self.overlay.xattr(note.opacity) {
+        self.gauge.check_cancelled()?;
+        if note.implicit || note.directory.is_some() || note.opacity != Opacity::Merged {
             let directory = self.open_real(path)?;
-            set_overlay_xattr(&directory, name, value)?;
-        }
-        if is_directory && !path.is_empty() && self.manifest.is_on() {
-            let directory = self.open_real(path)?;
-            self.manifest.directory(path, &*directory)?;
+            if let Some((name, value)) = self.ownership.xattr(note.opacity) {
+                rustix::fs::fsetxattr(&*directory, name, value, rustix::fs::XattrFlags::empty())
+                    .map_err(Fault::io("mark as opaque the directory"))?;
+            }
+            if let Some(meta) = note.directory.take() {
+                note.record = self.finish_directory(path, &directory, &meta)?.map(Box::new);
+            }
+            if !path.is_empty() {
+                self.manifest.directory(path, &*directory)?;
+            }
         }
         if path.is_empty() {
             self.report.root_opaque = note.opacity == Opacity::Opaque;
@@ -473,27 +457,22 @@ impl<'a> Writer<'a> {
     fn finish_directory(
         &mut self,
         path: &[u8],
+        directory: &Directory,
         meta: &DirectoryMeta,
-        opacity: Opacity,
     ) -> Result<Option<OwnershipRecord>, Fault> {
         let mode = match self.ownership {
             Ownership::Apply => meta.mode,
             Ownership::Record => meta.mode | DIRECTORY_OPEN,
         };
-        let directory = self.open_real(path)?;
         if let Some((uid, gid)) = self.owner(meta.uid, meta.gid) {
-            rustix::fs::fchown(&*directory, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
+            rustix::fs::fchown(directory, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
         }
-        rustix::fs::fchmod(&*directory, Mode::from_raw_mode(mode)).map_err(Fault::io("set the mode of"))?;
+        rustix::fs::fchmod(directory, Mode::from_raw_mode(mode)).map_err(Fault::io("set the mode of"))?;
         let left_out = match meta.xattrs {
             None => Vec::new(),
-            Some(place) => xattr::set(&*directory, &self.spill.get(place)?, self.strictness())?,
+            Some(place) => xattr::set(directory, &self.spill.get(place)?, self.strictness())?,
         };
-        if let Some((name, value)) = self.overlay.xattr(opacity) {
-            set_overlay_xattr(&directory, name, value)?;
-        }
-        rustix::fs::futimens(&*directory, &timestamps(meta.mtime, meta.atime, self.rules))
-            .map_err(Fault::io("set the times of"))?;
+        rustix::fs::futimens(directory, &self.times(meta.mtime, meta.atime)).map_err(Fault::io("set the times of"))?;
         let owned = self.ownership == Ownership::Apply || ((meta.uid, meta.gid) == (0, 0) && mode == meta.mode);
         Ok((!owned || !left_out.is_empty()).then(|| OwnershipRecord {
             path: encoded(path),
@@ -509,23 +488,4 @@ impl<'a> Writer<'a> {
         let directory = self.tree.real_directory(path)?;
         directory.ok_or(Fault::Io { action: "find again the directory", errno: Errno::NOENT })
     }
-}
-
-fn set_overlay_xattr(directory: &Directory, name: &str, value: &[u8]) -> Result<(), Fault> {
-    rustix::fs::fsetxattr(directory, name, value, rustix::fs::XattrFlags::empty())
-        .map_err(Fault::io("mark as opaque the directory"))
-}
-
-/// An access time before the last change is raised to it.
-fn atime(entry: &TarEntry) -> Time {
-    entry.atime.map_or(entry.mtime, |atime| atime.max(entry.mtime))
-}
-
-fn timestamps(mtime: Time, atime: Time, rules: EntryRules) -> Timestamps {
-    let timespec = |time: Time| {
-        let is_taken = rules == EntryRules::Own || (0..=SECONDS_MAX).contains(&time.secs);
-        let (tv_sec, tv_nsec) = if is_taken { (time.secs, time.nanos.into()) } else { (0, 0) };
-        Timespec { tv_sec, tv_nsec }
-    };
-    Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) }
 }

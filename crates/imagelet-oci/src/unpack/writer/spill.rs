@@ -15,10 +15,8 @@ use rustix::{
 use crate::scarce::patiently;
 use crate::unpack::{archive::Xattrs, error::Fault};
 
-/// Names tried on a file system without unnamed files.
 const NAMES_MAX: u32 = 100;
 
-/// Made when first needed.
 #[derive(Debug)]
 pub(crate) struct Spill {
     root: OwnedFd,
@@ -26,7 +24,6 @@ pub(crate) struct Spill {
     end: u64,
 }
 
-/// A position in the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spilled {
     offset: u64,
@@ -85,23 +82,18 @@ fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// An unlinked file below the layer's root, by `O_TMPFILE` or by unlinking a named one.
+/// An unlinked file below the layer's root.
 fn unnamed(root: BorrowedFd<'_>) -> Result<File, Errno> {
-    let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
-    let open =
-        |name: &str, more: OFlags| patiently(|| rustix::fs::openat(root, name, flags | more, mode)).map(File::from);
-    match open(".", OFlags::TMPFILE) {
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {}
-        opened => return opened,
-    }
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for number in 0..NAMES_MAX {
         let name = format!(".imagelet-{number}");
-        match open(&name, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW) {
+        match patiently(|| rustix::fs::openat(root, &name, flags, Mode::RUSR | Mode::WUSR)) {
+            // The layer has a file of that name.
             Err(Errno::EXIST) => {}
             opened => {
                 let file = opened?;
                 rustix::fs::unlinkat(root, name, AtFlags::empty())?;
-                return Ok(file);
+                return Ok(file.into());
             }
         }
     }

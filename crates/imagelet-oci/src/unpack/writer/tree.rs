@@ -18,6 +18,7 @@ use rustix::{
     fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat},
     io::Errno,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     deferred_metadata::DeferredMetadata,
@@ -26,14 +27,13 @@ use super::{
 use crate::scarce::patiently;
 use crate::unpack::{
     UnpackBudget, UnpackOptions,
-    budget::{Claim, DirectoryPermit},
+    budget::Claim,
     error::{Fault, shown},
     name,
 };
 
 /// Directories that one layer keeps open; all layers together have a bound, too.
 const OPEN_MAX: usize = 32;
-/// As in the kernel.
 const LINKS_MAX: u32 = 40;
 const STEPS_MAX: usize = 1024;
 const IMPLICIT_MODE: u32 = 0o755;
@@ -58,22 +58,18 @@ impl AsFd for Directory {
     }
 }
 
-/// The handling of a missing directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// Make it, as part of the layer.
     Create,
-    Tell,
+    Report,
 }
 
-/// The remaining limits of a walk.
 struct Walk {
     missing: Missing,
     links: u32,
     steps: usize,
 }
 
-/// Space freed by a removal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Freed {
     pub(crate) bytes: u64,
@@ -84,7 +80,7 @@ pub(crate) struct Freed {
 pub(crate) struct Tree {
     root: Rc<Directory>,
     /// By path as in entries, links included. Cleared when any directory or link is removed.
-    open: HashMap<Vec<u8>, (Rc<Directory>, DirectoryPermit)>,
+    open: HashMap<Vec<u8>, (Rc<Directory>, OwnedSemaphorePermit)>,
     budget: Arc<UnpackBudget>,
     pub(crate) deferred: DeferredMetadata,
     removal: Claim,
@@ -103,7 +99,7 @@ impl Tree {
         Ok(Tree {
             root: Rc::new(Directory { fd, path: Vec::new() }),
             open: HashMap::new(),
-            budget: Arc::clone(options.memory.budget()),
+            budget: Arc::clone(&options.memory.budget),
             deferred: DeferredMetadata::new(Claim::on(&options.memory)),
             removal: Claim::on(&options.memory),
             made_bytes: 0,
@@ -120,12 +116,10 @@ impl Tree {
         self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps: STEPS_MAX + self.depth_max })
     }
 
-    /// Opens a directory by its real path, without following links.
     pub(crate) fn real_directory(&mut self, path: &[u8]) -> Result<Option<Rc<Directory>>, Fault> {
-        self.walk(path, &mut Walk { missing: Missing::Tell, links: 0, steps: STEPS_MAX + self.depth_max })
+        self.walk(path, &mut Walk { missing: Missing::Report, links: 0, steps: STEPS_MAX + self.depth_max })
     }
 
-    /// Removes a name with all below it. A missing name is no error.
     pub(crate) fn remove(&mut self, parent: &Directory, name: &[u8]) -> Result<Freed, Fault> {
         let Some(stat) = look(parent.as_fd(), name)? else {
             return Ok(Freed::default());
@@ -147,10 +141,6 @@ impl Tree {
         }
         self.deferred.forget(&name::join(&parent.path, name));
         Ok(freed)
-    }
-
-    pub(crate) fn place(parent: &Directory, name: &[u8]) -> Vec<u8> {
-        name::join(&parent.path, name)
     }
 
     fn walk(&mut self, path: &[u8], walk: &mut Walk) -> Result<Option<Rc<Directory>>, Fault> {
@@ -191,7 +181,6 @@ impl Tree {
         }
     }
 
-    /// Descends one component, through a link if there is one.
     fn step(&mut self, here: &Rc<Directory>, name: &[u8], walk: &mut Walk) -> Result<Option<Rc<Directory>>, Fault> {
         walk.steps = walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
         let errno = match open_directory(here.as_fd(), name) {
@@ -199,9 +188,8 @@ impl Tree {
             Err(errno) => errno,
         };
         match errno {
-            Errno::NOENT if walk.missing == Missing::Tell => Ok(None),
+            Errno::NOENT if walk.missing == Missing::Report => Ok(None),
             Errno::NOENT => self.make(here, name, Opacity::Merged).map(Some),
-            // A link, a file, or a whiteout.
             Errno::NOTDIR | Errno::LOOP => match rustix::fs::readlinkat(here, name, Vec::new()) {
                 Ok(target) => self.follow(here, name, target.to_bytes(), walk),
                 Err(Errno::INVAL) => self.enter_whiteout(here, name, walk.missing),
@@ -243,7 +231,7 @@ impl Tree {
         let path = name::join(&here.path, name);
         let whiteout = self.deferred.get(&path).is_some_and(|note| note.whiteout);
         match (whiteout, missing) {
-            (true, Missing::Tell) => Ok(None),
+            (true, Missing::Report) => Ok(None),
             (true, Missing::Create) => {
                 rustix::fs::unlinkat(here, name, AtFlags::empty()).map_err(Fault::io("replace a whiteout above"))?;
                 self.make(here, name, Opacity::Opaque).map(Some)
@@ -269,7 +257,6 @@ impl Tree {
         for component in target.split(|&byte| byte == b'/') {
             let next = match component {
                 b"" | b"." => continue,
-                // The root's parent is the root.
                 b".." if here.path.is_empty() => continue,
                 b".." => {
                     walk.steps =
@@ -341,7 +328,6 @@ fn remove_tree(
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map_err(Fault::io(action))
 }
 
-/// Unlinks all but directories, and returns up to a number of directories.
 fn remove_files(
     directory: BorrowedFd<'_>,
     names_max: usize,

@@ -7,22 +7,15 @@ use rustix::{
 };
 
 use crate::scarce::patiently;
-use crate::unpack::error::{Fault, shown};
+use crate::unpack::{
+    Ownership,
+    error::{Fault, shown},
+};
 
 const PREFIX: &[u8] = b".wh.";
 const META_PREFIX: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OverlayForm {
-    /// For root: character device 0:0, `trusted.overlay.opaque`.
-    Trusted,
-    /// For mounts with `userxattr`: character device 0:0 where the kernel permits it, else an empty file with
-    /// `user.overlay.whiteout` in a directory whose `user.overlay.opaque` is `x`.
-    User,
-}
-
-/// The whiteout meaning of a name in the archive.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Mark<'a> {
     Plain,
@@ -36,7 +29,6 @@ pub(crate) enum Mark<'a> {
 /// How a directory treats the layers below, as its xattr says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Opacity {
-    /// Merges with them.
     #[default]
     Merged,
     /// Merges with them, and has whiteouts in the xattr form.
@@ -66,20 +58,20 @@ pub(crate) fn mark<'a>(parent: &[u8], name: &'a [u8]) -> Result<Mark<'a>, Fault>
     }
 }
 
-impl OverlayForm {
+impl Ownership {
     /// Makes a whiteout at an absent name; returns the opacity that the directory needs.
     pub(crate) fn hide(self, parent: BorrowedFd<'_>, name: &[u8]) -> Result<Opacity, Fault> {
         match (rustix::fs::mknodat(parent, name, FileType::CharacterDevice, Mode::empty(), 0), self) {
             (Ok(()), _) => Ok(Opacity::Merged),
-            (Err(Errno::PERM | Errno::INVAL), OverlayForm::User) => hide_by_xattr(parent, name),
+            (Err(Errno::PERM | Errno::INVAL), Ownership::Record) => hide_by_xattr(parent, name),
             (Err(errno), _) => Err(Fault::Io { action: "make the whiteout of", errno }),
         }
     }
 
     pub(crate) fn xattr(self, opacity: Opacity) -> Option<(&'static str, &'static [u8])> {
         let name = match self {
-            OverlayForm::Trusted => "trusted.overlay.opaque",
-            OverlayForm::User => "user.overlay.opaque",
+            Ownership::Apply => "trusted.overlay.opaque",
+            Ownership::Record => "user.overlay.opaque",
         };
         match opacity {
             Opacity::Merged => None,
@@ -98,12 +90,10 @@ fn hide_by_xattr(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Opacity, Fault> 
     Ok(Opacity::Xattrs)
 }
 
-/// Whether a node is a whiteout in device form.
 pub(crate) fn is_whiteout_device(stat: &rustix::fs::Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
-/// `lstat` of a name; `None` if absent.
 pub(crate) fn look(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<rustix::fs::Stat>, Fault> {
     match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
@@ -149,6 +139,6 @@ mod tests {
         assert_eq!(std::fs::symlink_metadata(&path).unwrap().len(), 0);
         let mut value = [0; 8];
         assert_eq!(rustix::fs::lgetxattr(&path, "user.overlay.whiteout", &mut value).unwrap(), 1);
-        assert_eq!(OverlayForm::User.xattr(Opacity::Xattrs), Some(("user.overlay.opaque", &b"x"[..])));
+        assert_eq!(Ownership::Record.xattr(Opacity::Xattrs), Some(("user.overlay.opaque", &b"x"[..])));
     }
 }

@@ -33,7 +33,6 @@ pub(crate) enum Strictness {
     LeaveOut,
 }
 
-/// Sets attributes on an open file or directory; returns the skipped names.
 pub(crate) fn set(
     file: impl AsFd,
     xattrs: &[(Vec<u8>, Vec<u8>)],
@@ -42,29 +41,18 @@ pub(crate) fn set(
     let mut left_out = Vec::new();
     for (name, value) in xattrs {
         let result = rustix::fs::fsetxattr(&file, name.as_slice(), value, XattrFlags::empty());
-        judge(result, &file, (name, value), strictness, &mut left_out)?;
+        match (result, strictness) {
+            (Ok(()), _) | (Err(Errno::NOTSUP), Strictness::FailWhereSupported) => {}
+            (Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS), Strictness::LeaveOut) => left_out.push(name.clone()),
+            // The archive's fault, not the disk's: the value is invalid or too large.
+            (Err(errno @ (Errno::INVAL | Errno::RANGE | Errno::TOOBIG)), _) => {
+                return Err(not_taken(name, value, errno));
+            }
+            (Err(errno @ Errno::NOSPC), _) if has_space(&file, value) => return Err(not_taken(name, value, errno)),
+            (Err(errno), _) => return Err(Fault::Io { action: "set an extended attribute of", errno }),
+        }
     }
     Ok(left_out)
-}
-
-fn judge(
-    result: Result<(), Errno>,
-    on: impl AsFd,
-    (name, value): (&[u8], &[u8]),
-    strictness: Strictness,
-    left_out: &mut Vec<Vec<u8>>,
-) -> Result<(), Fault> {
-    match (result, strictness) {
-        (Ok(()), _) | (Err(Errno::NOTSUP), Strictness::FailWhereSupported) => Ok(()),
-        (Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS), Strictness::LeaveOut) => {
-            left_out.push(name.to_vec());
-            Ok(())
-        }
-        // The archive's fault, not the disk's: the value is invalid or too large.
-        (Err(errno @ (Errno::INVAL | Errno::RANGE | Errno::TOOBIG)), _) => Err(not_taken(name, value, errno)),
-        (Err(errno @ Errno::NOSPC), _) if has_space(on, value) => Err(not_taken(name, value, errno)),
-        (Err(errno), _) => Err(Fault::Io { action: "set an extended attribute of", errno }),
-    }
 }
 
 fn not_taken(name: &[u8], value: &[u8], errno: Errno) -> Fault {

@@ -33,7 +33,7 @@ async fn source(fake: &FakeRegistry, registry: &Registry, layer: &[u8]) -> BlobS
     let platform: Platform = "linux/amd64".parse().unwrap();
     let resolved = registry.resolve(&fake.reference("team/app:v1"), None, &platform).await.unwrap();
     fake.seen();
-    registry.blob(&resolved.session, &resolved.manifest.layers[0])
+    resolved.session.blob(&resolved.manifest.layers[0])
 }
 
 /// The speed of the next stage.
@@ -132,7 +132,7 @@ async fn what_is_read_ahead_stays_within_its_bound_while_the_reader_sleeps() {
     // One piece per connection may be in memory while it waits for its permit.
     let bound = (READ_AHEAD_MAX + 8 * 512 * 1024) as u64;
     assert!((1 << 20..=bound).contains(&held), "{held}");
-    assert!(registry.shared.read_ahead.bytes.available_permits() < READ_AHEAD_MAX);
+    assert!(registry.shared.read_ahead.available_permits() < READ_AHEAD_MAX);
     drop(stream);
     for _ in 0..100 {
         if fake.traffic().running.load(Ordering::SeqCst) == 0 {
@@ -141,9 +141,9 @@ async fn what_is_read_ahead_stays_within_its_bound_while_the_reader_sleeps() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(fake.traffic().running.load(Ordering::SeqCst), 0, "nothing is left running");
-    let shared = &registry.shared.read_ahead;
+    let shared = &registry.shared;
     assert_eq!(
-        (shared.bytes.available_permits(), shared.connections.available_permits()),
+        (shared.read_ahead.available_permits(), shared.extra_connections.available_permits()),
         (READ_AHEAD_MAX, EXTRA_CONNECTIONS_MAX),
         "all room is given back"
     );
