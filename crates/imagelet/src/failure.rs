@@ -24,7 +24,6 @@ pub(crate) struct Failure {
     pub(crate) hint: Option<String>,
     /// The stable word: a kubelet reason, or the kind of the runtime's error.
     pub(crate) reason: String,
-    /// Class and stage of a failed pull.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Box<FaultWords>>,
 }
@@ -121,7 +120,6 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Any error converts, for `?`.
 impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::of(&error)

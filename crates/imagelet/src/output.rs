@@ -32,7 +32,6 @@ impl Table {
         self.0.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
     }
 
-    /// Prints it without trailing spaces.
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let columns = self.0.iter().map(Vec::len).max().unwrap_or(0);
         let cells = |column: usize| self.0.iter().filter_map(move |row| row.get(column));
@@ -91,7 +90,6 @@ pub(crate) fn age(since: Option<&str>, now: Timestamp) -> String {
     }
 }
 
-/// Stands for the name of an image without one.
 pub(crate) const NAMELESS: &str = "<none>";
 
 /// An image's name in a table: its first tag, else its first digest, else [`NAMELESS`]; then the number of others.

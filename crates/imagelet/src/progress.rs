@@ -17,7 +17,6 @@ use crate::{
 /// Layers with a bar of their own; the total covers the others.
 const BARS_MAX: usize = 24;
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
-/// Digits of a digest that distinguish layers.
 const DIGITS: usize = 12;
 
 #[derive(Clone, Debug)]
@@ -28,7 +27,6 @@ pub(crate) enum Screen {
 }
 
 impl Screen {
-    /// Bars if stderr is a terminal, lines otherwise.
     pub(crate) fn of_stderr(quiet: bool) -> Self {
         if quiet {
             Self::Quiet
@@ -75,7 +73,6 @@ impl Screen {
 }
 
 pub(crate) struct Shown {
-    /// Receives the pull's steps.
     pub(crate) steps: Steps,
     bars: Option<Arc<Bars>>,
 }
@@ -88,7 +85,6 @@ impl Drop for Shown {
     }
 }
 
-/// The line of a step without a terminal.
 fn line(sizes: &mut BTreeMap<String, ByteSize>, step: &Step) -> Option<String> {
     match step {
         Step::Resolved { layers: resolved, .. } => {
@@ -221,7 +217,6 @@ fn in_columns(name: &str, columns: usize) -> String {
     format!("…{end}")
 }
 
-/// The phase of a pull in a few words.
 pub(crate) fn standing(pull: &PullProgress) -> String {
     let for_so_long = format!("{} s", pull.elapsed_ms / 1000);
     let Some(total) = pull.bytes_total else {
@@ -237,7 +232,6 @@ pub(crate) fn standing(pull: &PullProgress) -> String {
     format!("{} {received} of {}{speed}{left}, {over} of {layers} layers", pull.phase, ByteSize(total))
 }
 
-/// A bar for the image and one for each of its layers.
 struct Bars {
     screen: MultiProgress,
     total: ProgressBar,

@@ -72,7 +72,6 @@ fn visible(pull: &PullArgs, environment: &Environment) -> Option<Secret> {
     (login.expose().len() < PIPE_HOLDS && !login.expose().contains(['\n', '\r'])).then_some(login)
 }
 
-/// A pipe from which the next program reads the login.
 fn in_pipe(login: &Secret) -> Option<OwnedFd> {
     let (reader, mut writer) = std::io::pipe().ok()?;
     writer.write_all(login.expose().as_bytes()).ok()?;
@@ -83,27 +82,19 @@ fn in_pipe(login: &Secret) -> Option<OwnedFd> {
 
 /// The command line with a file in place of the login; `None` where the login's position is ambiguous.
 fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
-    let mut kept: Vec<OsString> = Vec::with_capacity(arguments.len() + 1);
-    let mut is_named = false;
-    let mut rest = arguments.iter();
-    while let Some(argument) = rest.next() {
-        if argument == "--" {
-            kept.push(argument.clone());
-            kept.extend(rest.by_ref().cloned());
-        } else if argument == "--creds" {
-            rest.next()?;
-            kept.push(file.into());
-            is_named = true;
-        } else if argument.as_encoded_bytes().starts_with(b"--creds=") {
-            kept.push(file.into());
-            is_named = true;
-        } else {
-            kept.push(argument.clone());
+    let has_value = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"--creds=");
+    let mut kept = arguments.to_vec();
+    let mut flags = arguments.iter().take_while(|argument| *argument != "--");
+    match flags.position(|argument| argument == "--creds" || has_value(argument)) {
+        Some(at) if has_value(&arguments[at]) => kept[at] = file.into(),
+        Some(at) => {
+            kept.get(at + 1)?;
+            drop(kept.splice(at..at + 2, [file.into()]));
         }
-    }
-    if !is_named {
-        let command = kept.iter().position(|argument| argument == OsStr::new("pull"))?;
-        kept.insert(command + 1, file.into());
+        None => {
+            let command = arguments.iter().position(|argument| argument == OsStr::new("pull"))?;
+            kept.insert(command + 1, file.into());
+        }
     }
     // A rewritten line that parses differently is not run.
     let Ok(Cli { command: Command::Pull(pull), .. }) = Cli::read(kept.iter().cloned()) else { return None };

@@ -37,7 +37,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     }
     // A dry run always exits with 0.
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(ExitCode::from(u8::from(failed)))
 }
 
 fn plan(done: &Collected, format: Format) -> Table {
@@ -97,7 +97,6 @@ fn disk(done: &Collected, is_by_threshold: bool) -> String {
     format!("{full}, {thresholds}{need}")
 }
 
-/// The freed bytes, with their certainty unless exact.
 fn frees(done: &Collected) -> String {
     let bytes = ByteSize(done.frees);
     if done.certainty == "exact" { bytes.to_string() } else { format!("about {bytes}") }

@@ -64,15 +64,10 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
             }
         }
     }
-    let mut rows = pods.iter().flat_map(|pod| &pod.images);
-    let code = if failures.is_empty() && rows.all(|row| row.failure.is_none()) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    };
+    let failed = !failures.is_empty() || pods.iter().flat_map(|pod| &pod.images).any(|row| row.failure.is_some());
     let document = json!({ "pods": pods, "failures": failures });
     print(format, &document, |out| if quiet { ids(&pods, out) } else { table(&pods, format).write(out) })?;
-    Ok(code)
+    Ok(ExitCode::from(u8::from(failed)))
 }
 
 async fn ensure(
@@ -105,7 +100,6 @@ fn pod_text(namespace: &str, name: &str) -> String {
 
 struct PodScreen {
     screen: Screen,
-    /// Width of the names.
     width: usize,
     prefix: String,
     /// By index in the request.

@@ -87,12 +87,10 @@ fn is_lost(failure: &Failure) -> bool {
     ["Cancelled", "Unavailable"].contains(&failure.reason.as_str())
 }
 
-/// The display of events as they come.
 #[derive(Debug)]
 struct Follower {
     format: Format,
     screen: Option<PullScreen>,
-    /// Time of the last printed event.
     last: Option<String>,
     /// Events up to this time were printed before the connection broke: a daemon repeats them afterwards.
     before: Option<String>,

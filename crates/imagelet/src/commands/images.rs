@@ -111,7 +111,6 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
     })?)
 }
 
-/// The listed size, and the size on disk where known.
 fn size(image: &ImageRow) -> String {
     let listed = ByteSize(image.size);
     let Some((unique, shared)) = image.unique.zip(image.shared) else { return listed.to_string() };

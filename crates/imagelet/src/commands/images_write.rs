@@ -42,7 +42,7 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
         removed.push(one);
     }
     print(format, &json!({ "removed": removed }), |out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))?;
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(ExitCode::from(u8::from(failed)))
 }
 
 /// Whether a text is this id or a prefix of it.
@@ -50,7 +50,6 @@ fn is_id(id: &str, text: &str) -> bool {
     id.starts_with(text) || id.trim_start_matches("sha256:").starts_with(text)
 }
 
-/// Prints one of several failures; the command continues.
 pub(super) fn complain(failure: &Failure) {
     drop(failure.write(&mut std::io::stderr().lock()));
 }

@@ -53,7 +53,11 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         }
         command => {
             // Read before anything is opened: user errors are reported at once.
-            let prepared = Prepared::read(&command, &environment)?;
+            let prepared = match &command {
+                Command::Pull(arguments) => Prepared::Images(pull::read(arguments, &environment)?),
+                Command::Ensure(arguments) => Prepared::Pods(ensure::read(arguments)?),
+                _ => Prepared::Nothing,
+            };
             // `events -f` always ends by a signal: no message.
             let is_endless = matches!(command, Command::Events { follow: true });
             let node = find_node(&cli.global, &environment, command.intent()).await?;
@@ -81,16 +85,6 @@ enum Prepared {
     Images(Vec<PullRequest>),
     Pods(Manifests),
     Nothing,
-}
-
-impl Prepared {
-    fn read(command: &Command, environment: &Environment) -> Result<Self, Failure> {
-        Ok(match command {
-            Command::Pull(arguments) => Self::Images(pull::read(arguments, environment)?),
-            Command::Ensure(arguments) => Self::Pods(ensure::read(arguments)?),
-            _ => Self::Nothing,
-        })
-    }
 }
 
 async fn run_on(

@@ -46,7 +46,6 @@ pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Ve
     arguments.images.iter().map(request).collect()
 }
 
-/// Reads a file, or stdin for `-`, up to a limit.
 pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure> {
     let mut text = String::new();
     if path == Path::new("-") {
@@ -61,7 +60,6 @@ pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure>
     Ok(text)
 }
 
-/// The credentials from a file, the command line, stdin or the environment.
 fn login(arguments: &PullArgs, environment: &Environment) -> Result<Option<Login>, Failure> {
     let text = match (&arguments.creds_file, arguments.creds.as_deref()) {
         (Some(path), _) => Some(std::fs::File::open(path).and_then(first_line).map_err(|error| unread(path, &error))?),
@@ -113,11 +111,10 @@ pub(super) async fn run(
             }
         }
     }
-    let code = if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     print(format, &json!({ "images": pulled, "failures": failures }), |out| {
         pulled.iter().try_for_each(|one| writeln!(out, "{}", one.id))
     })?;
-    Ok(code)
+    Ok(ExitCode::from(u8::from(!failures.is_empty())))
 }
 
 async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulled, (String, Failure)> {

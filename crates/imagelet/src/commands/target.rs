@@ -86,7 +86,6 @@ fn no_daemon(socket: &Path, is_configured: bool, why: String) -> Failure {
         .or_hint("see `systemctl status imagelet`, or use a store without the daemon: `--store DIR`")
 }
 
-/// The socket that the configuration names.
 fn configured_socket(sources: &Sources) -> Result<Option<PathBuf>, Failure> {
     if !sources.effective()?.iter().any(|one| one.key == "socket" && one.source != Source::Default) {
         return Ok(None);

@@ -19,7 +19,6 @@ use crate::{
     output::{Table, names, print, printable},
 };
 
-/// Pods whose start is shown with an image.
 const PODS_SHOWN_MAX: usize = 3;
 
 pub(super) async fn why(node: &Node, image: String, format: Format) -> Result<ExitCode, Failure> {
@@ -96,7 +95,6 @@ fn last_removal(image: &WhyImage) -> Option<&WhyHappening> {
     image.history.iter().rfind(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"))
 }
 
-/// The startup latency of a pod, in one line.
 fn pod_start(pod: &PodStartRow) -> String {
     let began = pod.began_at.as_deref().map_or_else(String::new, |at| format!(", since {}", clock(at)));
     let so_far = if pod.over { "" } else { " so far" };
@@ -108,7 +106,6 @@ fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// How and since when the image is here.
 fn origin(image: &WhyImage, now: &ImageRow) -> String {
     let since = now.first_seen.as_deref().map_or_else(String::new, |seen| format!(", here since {}", clock(seen)));
     let of = match now.origin.as_deref() {
@@ -236,7 +233,6 @@ fn repeated(happening: &WhyHappening) -> Option<String> {
     (happening.count > 1).then(|| format!("{} times, last {until}", happening.count))
 }
 
-/// Suffix of keys whose number is a duration.
 const SECONDS: &str = "Seconds";
 
 /// The code and its inputs, `room frees=8429568 idle=1m9s`.

@@ -84,7 +84,6 @@ impl Environment {
         }
     }
 
-    /// The sockets that a command tries, in order.
     pub(crate) fn sockets_to_try(&self) -> Vec<PathBuf> {
         let mut sockets = vec![self.socket_default()];
         if sockets[0] != Path::new(SYSTEM_SOCKET) {

@@ -24,7 +24,6 @@ use super::violations::ConfigError;
 const FILE_LENGTH_MAX: u64 = 1 << 20;
 /// Values in a document with aliases expanded; a kubelet's file has some hundred.
 const NODES_MAX: usize = 20_000;
-/// How long to wait for the writer of a pipe.
 const PIPE_WAIT_MAX: Duration = Duration::from_secs(2);
 const PIPE_WAIT: Duration = Duration::from_millis(10);
 
@@ -62,7 +61,6 @@ pub(super) fn read_mapping(path: &Path) -> Result<Vec<(String, Located)>, Config
     let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: NODES_MAX } };
     match serde_saphyr::from_str_with_options(&text, options) {
         Ok(Node::Map(fields)) => Ok(fields),
-        // The file contains only comments.
         Ok(Node::Scalar(Value::Null)) => Ok(Vec::new()),
         Ok(_) => Err(ConfigError::at(path, Some(1), "the document is not a mapping")),
         Err(error) => {

@@ -19,11 +19,9 @@ use super::{environment::Environment, keys::CriCallers};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) gc: GcPolicy,
-    /// Settings of collection beyond the kubelet's.
     pub(crate) collection: Collection,
     pub(crate) node: NodeSettings,
     pub(crate) pulls: PullSettings,
-    /// Which behavior applies where the kubelet's has a weakness.
     pub(crate) compatibility: Compatibility,
     /// Which present images need verification; `None`: the feature gate is off and nothing is recorded.
     pub(crate) verification: Option<VerificationPolicy>,
@@ -51,7 +49,6 @@ pub(crate) struct Settings {
 pub(crate) struct Collection {
     /// `None`: on command only.
     pub(crate) period: Option<Duration>,
-    /// Collect for a pull that lacks space.
     pub(crate) for_pulls: bool,
     pub(crate) mode: CollectionMode,
     pub(crate) rules: KeepRules,

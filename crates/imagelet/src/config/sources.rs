@@ -19,13 +19,11 @@ use super::{
     violations::{ConfigError, Violation, place},
 };
 
-/// `kind` in a kubelet's file.
 const KUBELET_KIND: &str = "KubeletConfiguration";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Default,
-    /// A file, at a line.
     File(PathBuf, usize),
     Flag(&'static str),
 }
@@ -42,7 +40,6 @@ impl fmt::Display for Source {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Sourced {
-    /// Dotted path.
     pub(crate) key: String,
     pub(crate) value: Value,
     #[serde(serialize_with = "as_text")]
@@ -57,7 +54,6 @@ fn as_text<S: Serializer>(source: &Source, serializer: S) -> Result<S::Ok, S::Er
 struct Given {
     value: Value,
     source: Source,
-    /// The lines of the entries of a list.
     entry_lines: Vec<usize>,
 }
 
@@ -117,7 +113,6 @@ impl Sources {
         Ok(file)
     }
 
-    /// All keys with their effective values, sorted.
     pub(crate) fn effective(&self) -> Result<Vec<Sourced>, ConfigError> {
         let mut leaves = BTreeMap::new();
         flatten(String::new(), to_value(&self.file()?), &mut leaves);
@@ -222,7 +217,6 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a key takes a value of this type.
 fn type_check(key: &str, value: Value) -> Result<(), serde_json::Error> {
     let document = key.rsplit('.').fold(value, |below, name| json!({ name: below }));
     serde_json::from_value::<File>(document).map(drop)

@@ -22,7 +22,6 @@ pub(crate) enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// Not YAML, an unknown key or a wrong type.
     #[error("{}: {message}", place(path, *line))]
     Parse { path: PathBuf, line: Option<usize>, message: String },
     /// All violated rules, in the kubelet's order.

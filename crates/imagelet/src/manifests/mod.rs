@@ -15,14 +15,12 @@ const KINDS_NAMED_MAX: usize = 8;
 
 /// A file of manifests. Has no `Debug`: it may hold a secret.
 pub(crate) struct ManifestFile {
-    /// For error messages.
     pub(crate) name: String,
     pub(crate) text: String,
 }
 
 #[derive(Debug)]
 pub(crate) struct Manifests {
-    /// In the order of the files.
     pub(crate) pods: Vec<PodRequest>,
     /// Notes for the user; none keeps a pod from being requested.
     pub(crate) notes: Vec<String>,

@@ -14,20 +14,16 @@ use crate::api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
 
 /// Longest file of manifests; an operator's bundle has a few megabytes.
 pub(super) const FILE_LENGTH_MAX: usize = 8 << 20;
-/// Manifests of one file.
 const DOCUMENTS_MAX: usize = 10_000;
 /// Nesting of lists and objects; a pod template in a `CronJob` in a `List` has a dozen levels.
 const DEPTH_MAX: usize = 48;
 /// Values of one file, with those that aliases repeat.
 const NODES_MAX: usize = 400_000;
-/// Aliases of one file.
 const ALIASES_MAX: usize = 1_000;
 const IMAGES_MAX: usize = 1000;
-/// Lists inside of lists.
 const LISTS_MAX: usize = 4;
 const POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
-/// The service account of pods that name none.
 const DEFAULT_ACCOUNT: &str = "default";
 
 /// The objects that affect pulls. Of two objects with one name the later applies, as with `kubectl apply`.
