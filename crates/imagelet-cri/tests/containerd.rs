@@ -88,7 +88,8 @@ impl Node {
             absent: self.name("none:v1"),
             reports_progress: false,
             untags: false,
-            tells_layers: false,
+            reports_layers: false,
+            reports_configs: true,
         }
     }
 }

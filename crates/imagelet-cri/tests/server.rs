@@ -102,7 +102,8 @@ async fn a_store_behind_the_whole_socket_keeps_every_promise() {
         absent: "registry.test/none:v1".into(),
         reports_progress: false,
         untags: false,
-        tells_layers: false,
+        reports_layers: false,
+        reports_configs: true,
     };
     let client = RemoteImageService::connect(&socket.endpoint(), PATIENCE).await.unwrap();
     conformance::run(&client, &promised).await;

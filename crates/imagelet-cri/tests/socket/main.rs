@@ -93,7 +93,8 @@ fn promised() -> conformance::Images {
         absent: "registry.test/none:v1".into(),
         reports_progress: false,
         untags: false,
-        tells_layers: false,
+        reports_layers: false,
+        reports_configs: true,
     }
 }
 

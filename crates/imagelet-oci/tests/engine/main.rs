@@ -90,7 +90,8 @@ async fn the_engine_keeps_every_promise() {
         absent: registry.name("none:v1"),
         reports_progress: true,
         untags: true,
-        tells_layers: true,
+        reports_layers: true,
+        reports_configs: true,
     };
     conformance::run(&*engine, &images).await;
     engine.sweep(false).await.expect("a sweep");

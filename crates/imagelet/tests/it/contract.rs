@@ -29,7 +29,8 @@ fn containerd_seen_through_the_client_keeps_the_contract() {
         absent: format!("{}/absent:v1", registry.address()),
         reports_progress: false,
         untags: false,
-        tells_layers: false,
+        reports_layers: false,
+        reports_configs: true,
     };
     for release in ContainerdRelease::all() {
         let containerd = ContainerdSetup::new(&release, "unused:v1").start(folder.path());

@@ -25,6 +25,7 @@ mod import;
 mod keep;
 mod kubelet_way;
 mod leases;
+mod library;
 mod lifecycle;
 mod lifetime;
 mod listing;

@@ -171,7 +171,8 @@ async fn the_service_keeps_the_promises_of_all_services_whichever_way_pulls_take
             absent: "r.io/absent:v1".into(),
             reports_progress: true,
             untags: false,
-            tells_layers: false,
+            reports_layers: false,
+            reports_configs: true,
         };
         conformance::run(&*node.images(mode).0, &images).await;
     }
