@@ -4,8 +4,10 @@ use std::{fmt, io::IsTerminal as _};
 
 use tracing::field::Field;
 use tracing_subscriber::{
-    EnvFilter,
+    filter::{LevelFilter, Targets},
     fmt::format::{Writer, debug_fn},
+    layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
 };
 
 use crate::{config::Environment, output::printable};
@@ -15,15 +17,15 @@ use crate::{config::Environment, output::printable};
 pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     let default = if is_daemon { "info" } else { "error" };
     let wanted = environment.log.as_deref().unwrap_or(default);
-    let filter = EnvFilter::try_new(wanted).unwrap_or_else(|_| EnvFilter::new(default));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let filter = wanted.parse().unwrap_or_else(|_| default.parse::<Targets>().unwrap_or_default());
+    let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
     if !is_daemon && environment.log.is_none() {
         let builder = builder.without_time().with_level(false).with_target(false).with_ansi(false);
-        builder.fmt_fields(debug_fn(for_people)).init();
+        builder.fmt_fields(debug_fn(for_people)).finish().with(filter).init();
     } else if std::io::stderr().is_terminal() {
-        builder.with_target(false).init();
+        builder.with_target(false).finish().with(filter).init();
     } else {
-        builder.json().flatten_event(true).init();
+        builder.json().flatten_event(true).finish().with(filter).init();
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) struct Environment {
     /// `IMAGELET_CONFIG`: the configuration file of a command in this process.
     pub(crate) config: Option<PathBuf>,
     pub(crate) variables: Variables,
-    /// `IMAGELET_LOG`: a filter in the syntax of `tracing`.
+    /// `IMAGELET_LOG`: a level, or a list of `TARGET=LEVEL`.
     pub(crate) log: Option<String>,
 }
 
