@@ -2,6 +2,8 @@
 //!
 //! An image is some bytes in memory here. Queue, shared pulls, back-off, policies and pull records are the manager's.
 
+#![allow(clippy::print_stdout, reason = "the output of an example")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     error::Error,

@@ -1,5 +1,7 @@
 //! Pulls into imagelet's own store, without a runtime, and plans a collection: `embedded_store DIR IMAGE…`.
 
+#![allow(clippy::print_stdout, reason = "the output of an example")]
+
 use std::{
     error::Error,
     path::Path,

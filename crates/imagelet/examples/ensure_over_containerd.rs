@@ -1,5 +1,7 @@
 //! Ensures that a runtime has an image, as a pod that names it would: `ensure_over_containerd STATE_DIR SOCKET IMAGE…`.
 
+#![allow(clippy::print_stdout, reason = "the output of an example")]
+
 use std::{error::Error, path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{

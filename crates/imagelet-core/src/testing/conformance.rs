@@ -9,6 +9,7 @@ use crate::{
 
 /// Images that the service under test can pull: two different ones, and a second name of the first.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is what one kind of service cannot do")]
 pub struct Images {
     /// A full name with tag.
     pub first: String,

@@ -371,7 +371,9 @@ impl LocalStore for Engine {
             if names {
                 store.restore_names()?;
             }
-            blobs.iter().for_each(|blob| store.discard_blob(blob));
+            for blob in &blobs {
+                store.discard_blob(blob);
+            }
             Ok(())
         })
         .await

@@ -33,6 +33,7 @@ pub(super) const FOLLOWERS_MAX: usize = 32;
 /// How long the end of a command waits for a runtime's image list.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
+#[expect(clippy::struct_excessive_bools, reason = "four independent facts of a node")]
 pub(crate) struct NodeParts {
     pub(crate) runtime: RuntimeManager,
     pub(crate) inventory: Arc<Inventory>,

@@ -110,10 +110,10 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
     let has = |part: &str| text.contains(part);
     let place = PLACES.iter().find(|(part, _)| has(part)).map(|(_, hop)| *hop);
     if kind == RuntimeErrorKind::Unavailable {
-        return match has("read-only") {
-            true => Fault::new(C::DiskFailed, Stage::Disk),
-            false => Fault::new(C::RuntimeUnavailable, Stage::Runtime),
-        };
+        let is_disk = has("read-only");
+        let (class, stage) =
+            if is_disk { (C::DiskFailed, Stage::Disk) } else { (C::RuntimeUnavailable, Stage::Runtime) };
+        return Fault::new(class, stage);
     }
     // A resolver without a response, and not a registry without one.
     if has("lookup ") && has("i/o timeout") && !has("proxyconnect") {
