@@ -19,7 +19,7 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
     trusted_files,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use toml::Table;
 
 use super::connection::origin::{Origin, Target};
@@ -151,7 +151,9 @@ impl<T> OneOrMany<T> {
 
 fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Vec<Host>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
-    let mut file: Settings = toml::from_str(text).map_err(|error| toml_problem(text, &error))?;
+    let mut file = toml::Deserializer::parse(text)
+        .map_err(|error| toml_problem(text, &error))
+        .and_then(|it| settings(text, it))?;
     let own = own_host(registry)?;
     let own_place = own.origin.clone();
     if file.host.len() > HOSTS_MAX {
@@ -159,7 +161,7 @@ fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Vec<Host>, St
     }
     let mut hosts = Vec::new();
     for (url, settings) in std::mem::take(&mut file.host) {
-        let host = settings.try_into().map_err(|error| toml_problem(text, &error));
+        let host = self::settings(text, settings);
         let host = host.and_then(|settings| with_settings(host_at(&url, &settings)?, settings, directory));
         let host = host.map_err(|problem| format!("host `{}`: {problem}", shown(&url)))?;
         hosts.push(Host { is_mirror: !host.origin.is_same_place(&own_place), ..host });
@@ -259,6 +261,14 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
         return Err(std::io::Error::new(ErrorKind::FileTooLarge, "larger than 1 MiB"));
     }
     Ok(bytes)
+}
+
+/// Reads a file or the table of one host; the error names the key.
+fn settings<'de>(text: &str, source: impl Deserializer<'de, Error = toml::de::Error>) -> Result<Settings, String> {
+    serde_path_to_error::deserialize(source).map_err(|error| {
+        let (key, problem) = (error.path().to_string(), toml_problem(text, error.inner()));
+        if key == "." { problem } else { format!("`{}`: {problem}", printable(&key)) }
+    })
 }
 
 /// The parser's message with the line number, without quoted values: they may be secrets.
@@ -399,6 +409,12 @@ mod tests {
         ] {
             let error = chain("example.com", text).expect_err(text);
             assert!(!error.contains("hunter2"), "{error}");
+        }
+        for (text, key) in
+            [("server = 1", "`server`: line 1"), ("[host.\"https://x\"]\nskip_verify = 1", "`skip_verify`")]
+        {
+            let error = chain("example.com", text).unwrap_err();
+            assert!(error.contains(key), "{error}");
         }
     }
 

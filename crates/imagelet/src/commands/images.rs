@@ -4,7 +4,7 @@ use std::{io::Write, process::ExitCode};
 
 use imagelet_core::image::{ByteSize, ImageId, shown_name};
 use jiff::Timestamp;
-use serde_json::Value;
+use serde::Deserialize;
 
 use crate::{
     api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
@@ -99,16 +99,32 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
         rows("Last used:", age(image.last_used.as_deref(), now));
         rows("In use by:", list(&image.in_use_by));
         rows("Pinned by:", list(&image.pinned_by));
-        if let Some(details) = found.details.as_ref().and_then(|it| serde_json::from_str::<Value>(it.get()).ok()) {
-            let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).unwrap_or("-").to_owned();
-            rows("Platform:", text(&details["platform"]));
-            rows("Manifest:", text(&details["manifest"]));
-            let size = |layer: &Value| ByteSize(layer["size"].as_u64().unwrap_or_default());
-            let layer = |layer: &Value| format!("{} {}", text(&layer["blob"]), size(layer));
-            rows("Layers:", list(&details["layers"].as_array().into_iter().flatten().map(layer).collect::<Vec<_>>()));
+        if let Some(details) = found.details.as_ref().and_then(|it| serde_json::from_str::<ShownDetails>(it.get()).ok())
+        {
+            let text = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
+            rows("Platform:", text(details.platform));
+            rows("Manifest:", text(details.manifest));
+            let layer = |layer: ShownLayer| format!("{} {}", text(layer.blob), ByteSize(layer.size));
+            rows("Layers:", list(&details.layers.into_iter().map(layer).collect::<Vec<_>>()));
         }
         table.write(out)
     })?)
+}
+
+/// What the table shows of an image's details. The configuration beside it may be nested deeper than a `Value` is read.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ShownDetails {
+    platform: Option<String>,
+    manifest: Option<String>,
+    layers: Vec<ShownLayer>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ShownLayer {
+    blob: Option<String>,
+    size: u64,
 }
 
 fn size(image: &ImageRow) -> String {

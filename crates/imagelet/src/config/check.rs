@@ -25,7 +25,7 @@ use imagelet_oci::{
 use super::{
     check_gc, check_kubelet,
     environment::Environment,
-    keys::{API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, PullsKeys, StoreKeys},
+    keys_and_defaults::{API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, PullsKeys, StoreKeys},
     settings::{Backend, RuntimeSettings, Settings, StoreSettings},
     violations::{Violation, Violations},
 };

@@ -9,7 +9,7 @@ use imagelet_core::{
 };
 
 use super::{
-    keys::{File, GcKeys, KeepKeys, LEASE_MAX},
+    keys_and_defaults::{File, GcKeys, KeepKeys, LEASE_MAX},
     settings::{Collection, CollectionMode},
     violations::Violations,
 };

@@ -5,7 +5,7 @@ use imagelet_core::{
     text::quoted,
 };
 
-use super::{keys::KubeletKeys, settings::NodeSettings, violations::Violations};
+use super::{keys_and_defaults::KubeletKeys, settings::NodeSettings, violations::Violations};
 
 /// With a runtime at a socket of this name the kubelet reads the runtime's stores itself.
 const CRIO_SOCKET: &str = "run/crio/crio.sock";

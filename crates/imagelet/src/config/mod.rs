@@ -7,7 +7,7 @@ mod check;
 mod check_gc;
 mod check_kubelet;
 mod environment;
-mod keys;
+mod keys_and_defaults;
 mod located_yaml;
 mod settings;
 mod sources;
@@ -17,7 +17,7 @@ mod violations;
 
 pub(crate) use self::{
     environment::Environment,
-    keys::CriCallers,
+    keys_and_defaults::CriCallers,
     settings::{Backend, CollectionMode, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},
 };

@@ -14,7 +14,7 @@ use imagelet_core::{
 };
 use imagelet_oci::{EngineConfig, RegistryConfig};
 
-use super::{environment::Environment, keys::CriCallers};
+use super::{environment::Environment, keys_and_defaults::CriCallers};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{
     check,
     environment::Environment,
-    keys::{File, KubeletKeys, MAPS, ZERO_IS_DEFAULT},
+    keys_and_defaults::{File, KubeletKeys, MAPS, ZERO_IS_DEFAULT},
     located_yaml::{Located, Node, read_mapping},
     settings::Settings,
     violations::{ConfigError, Violation, place},

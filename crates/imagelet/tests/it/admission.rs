@@ -161,7 +161,7 @@ fn a_pull_waits_where_only_a_guess_of_another_stands_in_the_way() {
     let running = node.pulling(&name);
     held.until_asked();
     let waiting = node.pulling(&other);
-    wait_until("the second pull to wait", || node.daemon.part.log().contains("waits for the room"));
+    wait_until("the second pull to wait", || node.daemon.part.log().contains("waits for the space"));
     thread::sleep(Duration::from_millis(200));
     assert_eq!(asked(&node.registry, &second), 0);
     drop(held);

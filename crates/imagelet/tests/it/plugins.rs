@@ -127,7 +127,7 @@ fn a_plugin_opens_a_registry_and_its_answer_is_kept() {
     daemon.run(["pull", &first]).ok();
     daemon.run(["pull", &second]).ok();
     assert_eq!(bed.runs("good"), 1, "the answer is good for the registry");
-    assert_eq!(fs::read_to_string(bed.path("good.told")).unwrap(), "--region here there none\n");
+    assert_eq!(fs::read_to_string(bed.path("good.shown")).unwrap(), "--region here there none\n");
     let question = fs::read_to_string(bed.path("good.question")).unwrap();
     let expected = format!(
         "{{\"kind\":\"CredentialProviderRequest\",\"apiVersion\":\"{V1}\",\"image\":\"{}/team/one\"}}\n",

@@ -77,7 +77,7 @@ fn the_history_of_an_image_outlives_the_image() {
         let codes: Vec<_> =
             kept["images"][0]["history"].as_array().unwrap().iter().map(|it| it["code"].as_str().unwrap()).collect();
         assert!(codes.contains(&"pinned_on_request") && codes.contains(&"pulled"), "{codes:?}");
-        daemon.run(["why", "registry.example/never:v1"]).refused(&["nothing is on record"]);
+        daemon.run(["why", "registry.example/never:v1"]).refused(&["no record of"]);
         let usage = daemon.run(["df", "-v", "-o", "json"]).json();
         assert_eq!(usage["images"][0]["nextCode"], "pinned", "{usage:#}");
         image["id"].as_str().unwrap().to_owned()

@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::{StreamExt, stream};
 
-use super::config::{KeepRules, labels_read};
+use super::rule::{KeepRules, labels_read};
 use crate::{
     image::{Image, ImageId, ImageSpec},
     inventory::Snapshot,

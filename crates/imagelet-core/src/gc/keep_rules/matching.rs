@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::{
-    config::{KeepRule, KeepRules, KeepScope},
     label_cache::Labels,
+    rule::{KeepRule, KeepRules, KeepScope},
     version_order::{Tag, last},
 };
 use crate::{

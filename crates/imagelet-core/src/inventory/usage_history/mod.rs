@@ -123,7 +123,7 @@ impl UsageHistory {
     /// Applies a pass over images in order of keys, each once. Returns whether the ledger on disk is stale.
     pub(in crate::inventory) fn apply(&mut self, images: &[Arc<Image>], users: &Users, pass: &PassTimes) -> bool {
         self.begin_pass(images, pass.now);
-        let mut changed = self.is_resumed;
+        let mut changed = self.is_resumed && !self.images.is_empty();
         let (mut arrived, mut absent) = (Vec::new(), Vec::new());
         let mut listed = images.iter().peekable();
         let mut used = users.iter().peekable();

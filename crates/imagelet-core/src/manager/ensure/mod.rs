@@ -3,6 +3,7 @@
 mod access_record;
 mod completion;
 mod credentials;
+mod event_messages;
 mod reporter;
 mod resolved_names;
 mod stale_use;
@@ -36,7 +37,6 @@ use crate::{
     inventory::HandedOut,
     records::{CheckResult, Intent},
     runtime::{ErrorClass, Fault, Progress, RuntimeError, RuntimeErrorKind, Stage},
-    text::{quoted, whole_milliseconds},
 };
 
 pub(super) struct Ensuring<'a> {
@@ -140,9 +140,7 @@ impl<'a> Ensuring<'a> {
     }
 
     fn present(&self, key: &ImageKey, spec: ImageSpec) -> Ensured {
-        let suffix = if self.manager.parts.records.is_on() { " and can be accessed by the pod" } else { "" };
-        let image = quoted(&self.request.image);
-        let message = ["Container image ", &image, " already present on machine", suffix].concat();
+        let message = event_messages::present(&self.request.image, self.manager.parts.records.is_on());
         self.reporter.normal("Pulled", message.clone());
         self.reporter.finished(ImageEnd::Present);
         self.touch(key, None);
@@ -175,7 +173,7 @@ impl<'a> Ensuring<'a> {
         // An image in back-off costs no disk write; the kubelet writes and withdraws its intent nevertheless.
         let intended = if is_kubelet { Some(self.intend().await?) } else { None };
         if let Err(held) = self.admit(&key, &work) {
-            self.reporter.normal("BackOff", format!("Back-off pulling image {}", quoted(image)));
+            self.reporter.normal("BackOff", event_messages::back_off(image));
             self.withdraw(intended).await;
             return Err(held);
         }
@@ -187,7 +185,7 @@ impl<'a> Ensuring<'a> {
             self.manager.backoff().begin(&key);
         }
         self.reporter.pull_started(image);
-        self.reporter.normal("Pulling", format!("Pulling image {}", quoted(image)));
+        self.reporter.normal("Pulling", event_messages::pulling(image));
         let began = Instant::now();
         let act = |code, why| self.request.act(&key.canonical, code, began.elapsed(), why);
         let (outcome, completion) = match self.manager.puller.pull(&work) {
@@ -228,7 +226,7 @@ impl<'a> Ensuring<'a> {
             self.withdraw(intent).await;
             return Ok(ensured);
         }
-        let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
+        let message = event_messages::failed(image, &failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
         self.manager.parts.decisions.act(act(ActCode::PullFailed, failure.chain()));
@@ -308,13 +306,7 @@ impl<'a> Ensuring<'a> {
         self.reporter.finished(ImageEnd::Pulled);
         // For a pull that ran before this request joined it, only the request's own time counts.
         let took = pulled.took.min(waited);
-        let message = format!(
-            "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
-            quoted(&self.request.image),
-            whole_milliseconds(took),
-            whole_milliseconds(waited),
-            pulled.size.0
-        );
+        let message = event_messages::pulled(&self.request.image, took, waited, pulled.size);
         self.reporter.normal("Pulled", message);
         meters::pulled(&self.manager.parts.metrics, pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());

@@ -10,14 +10,13 @@ use std::{
 };
 
 use super::{
-    Ensuring,
+    Ensuring, event_messages,
     resolved_names::{Resolved, ResolvedNames, Subject},
 };
 use crate::{
     image::{ImageId, ImageSpec, Platform, Reference},
     manager::{Ensured, ImageEnd, Origin, PullPolicy, meters},
     runtime::RuntimeError,
-    text::{quoted, whole_milliseconds},
 };
 
 /// A time this far ahead is a corrected clock; later times are invalid.
@@ -76,13 +75,7 @@ impl Ensuring<'_> {
         if !self.may_use(&found).await.is_ok_and(|allowed| allowed) {
             return None;
         }
-        let message = format!(
-            "Container image {} already present on machine, used although its registry is unavailable: {} was last \
-             verified {} ago",
-            quoted(&self.request.image),
-            found.id,
-            whole_milliseconds(Duration::from_secs(age.as_secs()))
-        );
+        let message = event_messages::stale(&self.request.image, &found.id, age);
         tracing::warn!(image = self.request.image, id = %found.id, error = failure.chain(), "used an image unverified");
         self.reporter.normal("Pulled", message.clone());
         self.manager.parts.metrics.increment(&meters::STALE_USED, &[]);

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{keys::File, violations::ConfigError, *};
+use super::{keys_and_defaults::File, violations::ConfigError, *};
 
 fn defaults() -> Sources {
     Sources::new(Environment { root: true, ..Environment::default() })

@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::config::{
     Environment, Sources,
-    keys::{API_VERSION, KIND},
+    keys_and_defaults::{API_VERSION, KIND},
 };
 
 const PAGE: &str = "../../docs/configuration.md";
-const SOURCE: &str = include_str!("../keys.rs");
+const SOURCE: &str = include_str!("../keys_and_defaults.rs");
 
 /// A field of a section in the source.
 struct Field {
@@ -113,7 +113,7 @@ fn page() -> String {
     let defaults = defaults.into_iter().map(|one| (one.key, one.value)).collect();
     let mut page = format!(
         "# Configuration\n\n\
-         <!-- Made from the comments in `crates/imagelet/src/config/keys.rs` by a test; \
+         <!-- Made from the comments in `crates/imagelet/src/config/keys_and_defaults.rs` by a test; \
          `IMAGELET_UPDATE=1 cargo test -p imagelet reference` writes it anew. -->\n\n\
          `imagelet serve --config FILE` reads YAML:\n\n\
          ```yaml\napiVersion: {API_VERSION}\nkind: {KIND}\nimageGCHighThresholdPercent: 75\nimageGCLowThresholdPercent: 70\n```\n\n\

@@ -191,7 +191,7 @@ fn a_broken_registry_configuration_refuses_that_registry_alone_until_it_is_mende
         ("a key twice", b"server = \"http://a\"\nserver = \"http://b\"\n".to_vec(), "line 2"),
         ("a server that is no text", b"server = 5\n".to_vec(), "`server`"),
         ("hosts that are no table", b"host = [1]\n".to_vec(), "`host`"),
-        ("a host that is no table", b"[host]\na = 1\n".to_vec(), "`host."),
+        ("a host that is no table", b"[host]\na = 1\n".to_vec(), "host `a`"),
         ("an unknown capability", format!("{host}capabilities = [\"eat\"]\n").into_bytes(), "`eat`"),
         ("a flag that is no flag", format!("{host}skip_verify = \"no\"\n").into_bytes(), "skip_verify"),
         ("a certificate that is not there", format!("{host}ca = \"none.pem\"\n").into_bytes(), "none.pem"),

@@ -1,4 +1,4 @@
-//! Keep rules as they are configured.
+//! A keep rule: its kinds, and how each is configured.
 
 use std::{collections::BTreeSet, fmt, num::NonZeroU32, time::Duration};
 
