@@ -29,4 +29,4 @@ pub use sizes::ContainerdSizes;
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// The namespace of CRI's images.
-pub const NAMESPACE: &str = "k8s.io";
+pub(crate) const NAMESPACE: &str = "k8s.io";

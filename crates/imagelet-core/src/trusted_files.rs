@@ -128,7 +128,7 @@ pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
 ///
 /// # Errors
 /// As [`check`].
-pub fn check_program(path: &Path) -> io::Result<()> {
+pub(crate) fn check_program(path: &Path) -> io::Result<()> {
     // `PATH` also opens a program with execute permission only.
     check(path, rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }

@@ -130,7 +130,7 @@ impl Address {
     ///
     /// # Errors
     /// As [`Address::parse`], and on Unix for any address but a socket.
-    pub fn to_dial(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
+    pub(crate) fn to_dial(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
         let address = match (Self::parse(text, platform), platform) {
             (Err(error), AddressPlatform::Unix) if error.protocol().is_empty() => {
                 Self::parse(&format!("{}://{text}", Protocol::Unix.name()), platform)?

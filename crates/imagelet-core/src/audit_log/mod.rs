@@ -41,7 +41,7 @@ use self::{files::LogFiles, write::Writer};
 /// Limit of queued acts and collections; more are lost and counted.
 const WAITING_MAX: usize = 256;
 /// A smaller log cannot hold one collection of an ordinary node.
-pub const BYTES_MIN: u64 = 64 << 10;
+pub(crate) const BYTES_MIN: u64 = 64 << 10;
 
 /// The audit log of a node, written by a separate thread that starts with the first line.
 #[derive(Default)]

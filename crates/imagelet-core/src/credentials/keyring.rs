@@ -127,8 +127,9 @@ impl Keyring {
         }
     }
 
+    #[cfg(test)]
     /// Adds a credential for all repositories that a key matches: `reg.io`, `*.reg.io/team`.
-    pub fn add_credential(&mut self, key: &str, source: CredentialSource, credential: Credential) {
+    pub(crate) fn add_credential(&mut self, key: &str, source: CredentialSource, credential: Credential) {
         self.index.entry(Reverse(key.to_owned())).or_default().push(TrackedCredential::new(credential, source));
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Longest glob; no image name is longer.
-pub const GLOB_LENGTH_MAX: usize = 1024;
+pub(crate) const GLOB_LENGTH_MAX: usize = 1024;
 
 /// A pattern for whole texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ impl Glob {
     }
 
     /// Whether the pattern matches the name of an image or repository, in full or in its short form.
-    pub fn matches_name(&self, name: &str) -> bool {
+    pub(crate) fn matches_name(&self, name: &str) -> bool {
         spellings(name).any(|spelling| self.matches(spelling))
     }
 }

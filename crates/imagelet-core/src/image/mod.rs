@@ -12,7 +12,8 @@ mod reference;
 use std::cmp::Ordering;
 
 pub use digest::{Digest, DigestAlgorithm, DigestError};
-pub use glob::{GLOB_LENGTH_MAX, Glob, GlobError};
+pub(crate) use glob::GLOB_LENGTH_MAX;
+pub use glob::{Glob, GlobError};
 pub use id::{ImageId, ImageKey};
 pub use lookup::{ImageNames, LookupError, look_up, split_names};
 pub use measure::{ByteSize, Percent, PercentError};
@@ -106,7 +107,7 @@ impl Image {
     }
 
     /// Compares the image's key with another without building it.
-    pub fn cmp_key(&self, key: &ImageKey) -> Ordering {
+    pub(crate) fn cmp_key(&self, key: &ImageKey) -> Ordering {
         self.id.cmp(key.id()).then_with(|| self.spec.runtime_handler.as_str().cmp(key.handler()))
     }
 }

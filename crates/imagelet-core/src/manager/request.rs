@@ -171,7 +171,7 @@ pub enum Caller {
 
 impl Caller {
     /// Whether it decides itself when to ask.
-    pub fn is_client(self) -> bool {
+    pub(crate) fn is_client(self) -> bool {
         matches!(self, Self::Client { .. })
     }
 }

@@ -144,7 +144,7 @@ impl Freed {
 
     /// The smaller of each.
     #[must_use]
-    pub fn at_most(self, other: Self) -> Self {
+    pub(crate) fn at_most(self, other: Self) -> Self {
         Self { bytes: self.bytes.min(other.bytes), inodes: self.inodes.min(other.inodes) }
     }
 

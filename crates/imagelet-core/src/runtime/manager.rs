@@ -152,7 +152,7 @@ impl RuntimeManager {
     }
 
     /// Whether a container is certainly removed; see [`ContainerService::is_gone`].
-    pub async fn is_container_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+    pub(crate) async fn is_container_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
         self.counted("container_status", self.containers.is_gone(container_id)).await
     }
 

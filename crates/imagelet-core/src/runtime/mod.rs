@@ -20,8 +20,10 @@ pub use containers::{
     CombinedContainers, Container, ContainerService, ContainerState, NoContainers, Sandbox, SandboxImage,
     default_sandbox_image,
 };
-pub use details::{ImageDetails, JsonText, LayerDetails, PulledLayer, PulledManifest, chain_ids};
-pub use error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage, error_chain};
+pub(crate) use details::chain_ids;
+pub use details::{ImageDetails, JsonText, LayerDetails, PulledLayer, PulledManifest};
+pub(crate) use error::error_chain;
+pub use error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 pub use filesystem_usage::StoreMeasure;
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService};
 pub use import::{

@@ -6,6 +6,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     path::Path,
     process::{Command, Stdio},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -13,11 +14,14 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    image::ByteSize,
+    image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     inventory::{
+        Inventory,
         ledger::files::time,
         usage_history::use_history::{ImageOrigin, PullCost, UseHistory},
     },
+    runtime::RuntimeManager,
+    testing::FakeRuntime,
 };
 
 const VICTIM: &str = "inventory::ledger::tests::a_process_that_writes_until_it_is_killed";
@@ -68,6 +72,25 @@ fn a_ledger_reads_back_what_was_written() {
     assert_eq!(ledger, Ledger::default());
     file.write(&encoded(&images(0..30), 7)).unwrap();
     assert_eq!(open(&directory.path().join("new")).1, Ledger::new(window(7), Some(Anchor::default()), images(0..30)));
+}
+
+/// A write at the start would delay the one with the first image by the pause between two writes.
+#[tokio::test]
+async fn the_first_image_of_an_empty_node_is_on_disk_after_the_pass_that_finds_it() {
+    let (directory, fake) = (tempfile::tempdir().unwrap(), FakeRuntime::new());
+    let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
+    let inventory = Inventory::open(runtime, Some(directory.path())).unwrap();
+    inventory.refresh(SystemTime::now()).await.unwrap();
+    assert!(!directory.path().join(LEDGER).exists(), "there is nothing to write");
+    fake.insert(Image { id: ImageId::new("sha256:one"), ..unlisted() });
+    inventory.refresh(SystemTime::now()).await.unwrap();
+    assert_eq!(open(directory.path()).1.into_images().len(), 1);
+}
+
+fn unlisted() -> Image {
+    let (user, spec) = (ImageUser::default(), ImageSpec::default());
+    let (tags, digests) = (vec!["registry.test/one:v1".to_owned()], Vec::new());
+    Image { id: ImageId::new(""), tags, digests, size: ByteSize(1), user, spec, pinned: false }
 }
 
 #[test]

@@ -20,7 +20,7 @@ impl Inventory {
     }
 
     /// Replaces the configured pins, which no command removes and no file stores.
-    pub fn set_configured_pins(&self, pins: Vec<PinPattern>) {
+    pub(crate) fn set_configured_pins(&self, pins: Vec<PinPattern>) {
         let mut state = self.lock();
         if state.configured_pins != pins {
             state.configured_pins = pins;

@@ -106,7 +106,7 @@ impl ImageDetails {
 
 /// The chain id of each layer: the diff id of the lowest; for others the digest of the chain id below and the diff id
 /// (OCI image specification, layer ChainID).
-pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Digest> {
+pub(crate) fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Digest> {
     let mut chains: Vec<Digest> = Vec::new();
     for diff_id in diff_ids {
         let stack = chains.last().map(|below| Digest::of(format!("{below} {diff_id}").as_bytes()));

@@ -5,4 +5,5 @@ mod error_class;
 mod runtime_error;
 
 pub use error_class::{ErrorClass, Fault, Stage};
-pub use runtime_error::{RuntimeError, RuntimeErrorKind, error_chain};
+pub(crate) use runtime_error::error_chain;
+pub use runtime_error::{RuntimeError, RuntimeErrorKind};

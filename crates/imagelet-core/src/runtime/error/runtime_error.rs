@@ -143,7 +143,7 @@ impl RuntimeError {
 }
 
 /// An error's message and those of all its causes in one line.
-pub fn error_chain(error: &dyn Error) -> String {
+pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

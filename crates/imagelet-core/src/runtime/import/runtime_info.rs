@@ -135,7 +135,7 @@ impl RuntimeInfo {
     }
 
     /// Whether sandboxes use an image of this name.
-    pub fn is_sandbox_image(&self, image: &Reference) -> bool {
+    pub(crate) fn is_sandbox_image(&self, image: &Reference) -> bool {
         let wanted = image.canonical();
         let named = self.configuration.sandbox_images.iter().filter_map(|name| name.parse::<Reference>().ok());
         named.map(|name| name.canonical()).any(|name| {

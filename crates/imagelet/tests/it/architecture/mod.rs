@@ -7,6 +7,7 @@ use std::{
 
 mod documents;
 mod files;
+mod surface;
 mod words;
 
 use crate::source::{first_segments, repository, rust_files, without_comments_and_strings, without_tests};
