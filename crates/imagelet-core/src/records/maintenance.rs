@@ -159,8 +159,8 @@ impl PullRecords {
         self.end_left(&begun.image)
     }
 
-    /// Writes a record without a client where there is none. An unreadable one rejects every client as well, and may be
-    /// repaired.
+    /// Writes a record that permits no client, unless one exists. An unreadable record also rejects every client, and a
+    /// repair may restore it.
     fn close_record(&self, id: &ImageId, now: SystemTime) -> Result<(), RecordsError> {
         let _turn = self.records.lock(id.as_str());
         if matches!(self.records.find(id.as_str()), Ok(None)) {

@@ -230,7 +230,7 @@ async fn is_whole_or_not_listed(engine: &Engine, name: &str, image: &Image, what
             assert_eq!(
                 details.config.expect("it has one").as_str().as_bytes(),
                 image.config_bytes(),
-                "{what}: another configuration is told"
+                "{what}: another configuration is reported"
             );
             true
         }
