@@ -128,7 +128,7 @@ fn attach(
         writable: options.writable,
         mounted_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         boot: store.boot().map(str::to_owned),
-        device: format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)),
+        device: Some(format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device))),
     };
     note::write(folder, &note)?;
     Step::MountNoted.reach();

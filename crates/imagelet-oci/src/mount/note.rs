@@ -24,6 +24,8 @@ use crate::{
 const NOTE_BYTES_MAX: u64 = 64 * 1024;
 /// Length of the mount's own digits at the end of a key.
 const SERIAL_LENGTH: usize = 16;
+/// Keys of the first version, which were digests of paths.
+const OLD_KEY_LENGTH: usize = 64;
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
 /// The source of our mounts in the kernel's table, before the serial.
 const SOURCE: &str = "imagelet";
@@ -38,16 +40,17 @@ pub(super) struct Note {
     /// The boot id, where the kernel reports one.
     #[serde(default)]
     pub(super) boot: Option<String>,
-    /// The overlay's device, `MAJOR:MINOR`.
-    pub(super) device: String,
+    /// The overlay's device, `MAJOR:MINOR`; the first version wrote none.
+    #[serde(default)]
+    pub(super) device: Option<String>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct NotedMount {
     folder: OverlayFolder,
-    image: Digest,
-    /// The digits unique to this mount.
-    serial: String,
+    image: String,
+    /// The digits unique to this mount; `None`: a mount of the first version, identified by its path.
+    serial: Option<String>,
     note: Result<Note, String>,
 }
 
@@ -55,10 +58,16 @@ impl NotedMount {
     /// The note of a folder. `None`: the folder's name is not a key.
     pub(super) fn of(folder: PathBuf, note: Result<Note, String>) -> Option<Self> {
         let key = folder.file_name()?.to_str()?;
-        let (image, serial) = key.split_at_checked(key.len().checked_sub(SERIAL_LENGTH)?)?;
-        let (image, serial) = (digest_named(image)?, serial.to_owned());
-        let is_serial = serial.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        is_serial.then(|| Self { folder: OverlayFolder::at(folder), image, serial, note })
+        if !key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+            return None;
+        }
+        let (image, serial) = if key.len() == OLD_KEY_LENGTH {
+            (note.as_ref().ok()?.image.clone(), None)
+        } else {
+            let (image, serial) = key.split_at_checked(key.len().checked_sub(SERIAL_LENGTH)?)?;
+            (digest_named(image)?.to_string(), Some(serial.to_owned()))
+        };
+        Some(Self { folder: OverlayFolder::at(folder), image, serial, note })
     }
 
     pub(super) fn note(&self) -> Option<&Note> {
@@ -70,12 +79,17 @@ impl NotedMount {
     }
 
     pub(super) fn image(&self) -> String {
-        self.image.to_string()
+        self.image.clone()
     }
 
     /// The mount's source in the kernel's table.
     pub(super) fn source(&self) -> String {
-        format!("{SOURCE}:{}", self.serial)
+        self.serial.as_ref().map_or_else(|| SOURCE.to_owned(), |serial| format!("{SOURCE}:{serial}"))
+    }
+
+    /// The path of a mount of the first version.
+    pub(super) fn old_target(&self) -> Option<&str> {
+        self.note().filter(|_| self.serial.is_none()).map(|note| note.target.as_str())
     }
 
     pub(super) fn folder(&self) -> &OverlayFolder {
@@ -216,7 +230,7 @@ mod tests {
         let mut found: Vec<(String, bool)> = read_all(folder.path())
             .unwrap()
             .iter()
-            .map(|noted| (noted.serial[..1].to_owned(), noted.damage().is_none()))
+            .map(|noted| (noted.serial.as_ref().unwrap()[..1].to_owned(), noted.damage().is_none()))
             .collect();
         found.sort();
         let expected = [("1", false), ("2", false), ("3", false), ("4", false), ("5", false), ("6", true)];

@@ -46,8 +46,9 @@ pub(super) fn judge(
 }
 
 pub(super) fn is_shown_by(noted: &NotedMount, row: &TableRow) -> bool {
-    let device = noted.note().map(|note| &note.device);
-    row.kind == "overlay" && row.source == noted.source() && device.is_none_or(|device| *device == row.device)
+    let device = noted.note().and_then(|note| note.device.as_ref());
+    let is_at = noted.old_target().is_none_or(|target| row.target.as_os_str() == target);
+    row.kind == "overlay" && row.source == noted.source() && is_at && device.is_none_or(|device| *device == row.device)
 }
 
 #[cfg(test)]
@@ -68,7 +69,7 @@ mod tests {
             writable: true,
             mounted_at: 1,
             boot: Some(BOOT.into()),
-            device: "0:50".into(),
+            device: Some("0:50".into()),
         };
         change(&mut note);
         NotedMount::of(format!("/store/mounts/{key}").into(), Ok(note)).unwrap()
@@ -119,6 +120,15 @@ mod tests {
         }
         let unnamed = noted(&key(), |note| note.boot = None);
         assert_eq!(judged(&unnamed, &[], UpperFolder::Busy), MountState::Elsewhere);
+    }
+
+    #[test]
+    fn a_note_of_the_first_version_is_known_by_its_path_and_never_gone_unproven() {
+        let old = noted(&"b".repeat(64), |note| (note.boot, note.device) = (None, None));
+        let at = [row("0:9", "/mnt", "imagelet")];
+        assert_eq!(judged(&old, &at, UpperFolder::Unknown), MountState::Shown(vec!["/mnt".into()]));
+        let beside = [row("0:9", "/mnt2", "imagelet"), row("0:9", "/mnt", "overlay")];
+        assert_eq!(judged(&old, &beside, UpperFolder::Unknown), MountState::Elsewhere);
     }
 
     #[test]
