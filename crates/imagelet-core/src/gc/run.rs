@@ -459,10 +459,13 @@ impl<'a> Run<'a> {
     /// One decision per image: planned removals in order, then the others.
     fn decisions(&mut self) -> Vec<GcDecision> {
         let mut decisions = std::mem::take(&mut self.report.decisions);
+        // In the order of keys, as the entries are.
         let tried: BTreeSet<ImageKey> = decisions.iter().map(GcDecision::key).collect();
+        let mut tried = tried.into_iter().peekable();
         let Some((snapshot, plan)) = &self.last else { return decisions };
         for (entry, reason) in snapshot.entries.iter().zip(&plan.kept) {
-            if tried.is_empty() || !tried.contains(&entry.key()) {
+            while tried.next_if(|key| entry.image.cmp_key(key).is_gt()).is_some() {}
+            if tried.next_if(|key| entry.image.cmp_key(key).is_eq()).is_none() {
                 let reason = reason.clone().unwrap_or(Reason::NotNeeded);
                 let (entry, frees) = (Arc::clone(entry), ByteSize::ZERO);
                 decisions.push(GcDecision { entry, outcome: GcOutcome::Kept, reason, phase: None, frees });

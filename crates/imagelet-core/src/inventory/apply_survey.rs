@@ -30,19 +30,7 @@ impl InventoryState {
         for fresh in users.values_mut().flat_map(|uses| &mut uses.fresh) {
             fresh.created = fresh.created.map(|at| moved(at, -self.shift));
         }
-        let mut images = std::mem::take(&mut survey.images).into_images();
-        let mut has_twins = false;
-        images.sort_by(|one, other| {
-            let order = in_order_of_keys(one, other);
-            has_twins |= order.is_eq();
-            order
-        });
-        if has_twins {
-            // The later one counts.
-            images.reverse();
-            images.dedup_by(|earlier, later| in_order_of_keys(earlier, later).is_eq());
-            images.reverse();
-        }
+        let images = by_key(std::mem::take(&mut survey.images).into_images());
         let containers = survey.runtime_containers();
         self.watch.advance(containers, now);
         let changed = self.memory.apply(&images, &users, &pass);
@@ -114,6 +102,64 @@ impl InventoryState {
             in_use_by: self.users_of(key.id(), &usage.used_by),
             pinned_by: self.pinned_by(&image),
             image,
+        }
+    }
+}
+
+/// The images in order of keys, each key once: of twins the later one counts.
+fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
+    // The head of an id stands beside its image: most comparisons read no further.
+    let mut keyed: Vec<(u128, Arc<Image>)> = images.into_iter().map(|image| (head(image.id.as_str()), image)).collect();
+    let mut has_twins = false;
+    keyed.sort_by(|(one_head, one), (other_head, other)| {
+        let order = one_head.cmp(other_head).then_with(|| in_order_of_keys(one, other));
+        has_twins |= order.is_eq();
+        order
+    });
+    let mut images: Vec<Arc<Image>> = keyed.into_iter().map(|(_, image)| image).collect();
+    if has_twins {
+        images.reverse();
+        images.dedup_by(|earlier, later| in_order_of_keys(earlier, later).is_eq());
+        images.reverse();
+    }
+    images
+}
+
+/// The first bytes of a text as a number of the same order.
+fn head(text: &str) -> u128 {
+    let mut head = [0; size_of::<u128>()];
+    let length = text.len().min(head.len());
+    head[..length].copy_from_slice(&text.as_bytes()[..length]);
+    u128::from_be_bytes(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::image::{ByteSize, ImageId, ImageSpec, ImageUser};
+
+    proptest! {
+        #[test]
+        fn images_are_ordered_as_their_keys_and_the_later_twin_counts(
+            listed in proptest::collection::vec(("(sha256:)?[01]{0,12}([\\x00ab]{0,2})", "a?"), 0..12),
+        ) {
+            let image = |(number, (id, handler)): (usize, &(String, String))| Arc::new(Image {
+                id: ImageId::new(id),
+                tags: Vec::new(),
+                digests: Vec::new(),
+                size: ByteSize(number as u64),
+                user: ImageUser::Unset,
+                spec: ImageSpec { runtime_handler: handler.clone(), ..ImageSpec::default() },
+                pinned: false,
+            });
+            let images: Vec<Arc<Image>> = listed.iter().enumerate().map(image).collect();
+            let plainly: std::collections::BTreeMap<ImageKey, u64> =
+                images.iter().map(|image| (image.key(), image.size.0)).collect();
+            let sorted: Vec<(ImageKey, u64)> =
+                by_key(images).iter().map(|image| (image.key(), image.size.0)).collect();
+            prop_assert_eq!(sorted, plainly.into_iter().collect::<Vec<_>>());
         }
     }
 }

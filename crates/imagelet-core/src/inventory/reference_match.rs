@@ -28,8 +28,10 @@ impl<'a, 't> ReferenceMatches<'a, 't> {
         let spelled: Vec<(&str, Vec<String>)> = found.keys().map(|text| (*text, spellings(text))).collect();
         let mut named: HashMap<&str, Vec<usize>> =
             spelled.iter().flat_map(|(_, all)| all).map(|spelling| (spelling.as_str(), Vec::new())).collect();
-        scan(images, &mut named);
-        let prefixes = by_prefix(images, found.keys().map(|text| bare_id(text)).filter(|bare| is_id_prefix(bare)));
+        let longest = scan(images, &mut named);
+        // A prefix of full length was already matched as an id.
+        let is_prefix = |bare: &&str| bare.len() < longest && is_id_prefix(bare);
+        let prefixes = by_prefix(images, found.keys().map(|text| bare_id(text)).filter(is_prefix).collect());
         for (text, spellings) in &spelled {
             let by_spelling = spellings.iter().filter_map(|spelling| named.get(spelling.as_str()));
             let mut indices: Vec<usize> = by_spelling.chain(prefixes.get(bare_id(text))).flatten().copied().collect();
@@ -46,10 +48,11 @@ impl<'a, 't> ReferenceMatches<'a, 't> {
     }
 }
 
-/// Records every image under each searched spelling of its id and names.
-fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) {
+/// Records every image under each searched spelling of its id and names. Returns the length of the longest id.
+fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
+    let mut longest = 0;
     if named.is_empty() {
-        return;
+        return longest;
     }
     // Normalising changes nothing after the last slash except for an added tag, so few names are parsed.
     let tails: HashSet<&str> = named
@@ -68,7 +71,9 @@ fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) {
                 indices.push(index);
             }
         };
-        note(bare_id(image.id.as_str()));
+        let id = bare_id(image.id.as_str());
+        longest = longest.max(id.len());
+        note(id);
         for name in image.tags.iter().chain(&image.digests) {
             note(name);
             match name.split_once('@') {
@@ -81,13 +86,12 @@ fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) {
             }
         }
     }
+    longest
 }
 
-/// The images by searched prefix, found among the sorted ids. A prefix of full length was already matched as an id.
-fn by_prefix<'t>(images: &[Arc<Image>], prefixes: impl Iterator<Item = &'t str>) -> HashMap<&'t str, Vec<usize>> {
+/// The images by searched prefix, found among the sorted ids.
+fn by_prefix<'t>(images: &[Arc<Image>], prefixes: Vec<&'t str>) -> HashMap<&'t str, Vec<usize>> {
     let bare = |index: usize| bare_id(images[index].id.as_str());
-    let longest = (0..images.len()).map(|index| bare(index).len()).max().unwrap_or_default();
-    let prefixes: Vec<&str> = prefixes.filter(|prefix| prefix.len() < longest).collect();
     let mut order: Vec<usize> = if prefixes.is_empty() { Vec::new() } else { (0..images.len()).collect() };
     order.sort_by_key(|index| bare(*index));
     let of_prefix = |prefix: &'t str| {
