@@ -1,12 +1,11 @@
 //! Errors of a registry, reported without its secrets.
 
-use std::{error::Error as StdError, time::Duration};
+use std::time::Duration;
 
 use imagelet_core::{
     credentials::spellings,
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
-use rustls::{CertificateError, InvalidMessage};
 use zeroize::Zeroizing;
 
 /// Most bytes of a registry's error text that a message repeats.
@@ -52,65 +51,6 @@ pub(crate) fn unavailable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message)
 }
 
-pub(crate) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
-    let fault = connect_fault(&cause);
-    let refusal = causes(&cause).find_map(|error| error.downcast_ref::<rustls::Error>()).cloned();
-    if let Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) = refusal {
-        let message = format!("could not speak TLS with registry `{host}`: the server speaks plain HTTP");
-        let hint = format!("if that is meant, say `server = \"http://{host}\"` in `{host}/hosts.toml`");
-        return unavailable(message).with_fault(fault).with_hint(hint).not_an_outage();
-    }
-    let error = unavailable(format!("could not reach registry `{host}`")).caused_by(cause).with_fault(fault);
-    match refusal.and_then(|refusal| tls_hint(&refusal, host)) {
-        // A server answers, so this is not an outage.
-        Some(hint) => error.with_hint(hint).not_an_outage(),
-        None => error,
-    }
-}
-
-/// An error and its causes.
-fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |&error| {
-        // An I/O error exposes its wrapped error by `get_ref`, not by `source`.
-        match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
-            Some(wrapped) => Some(wrapped),
-            None => error.source(),
-        }
-    })
-}
-
-fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
-    use std::io::ErrorKind;
-    let mut met = None;
-    for error in causes(error) {
-        if let Some(refusal) = error.downcast_ref::<rustls::Error>() {
-            let is_trust = matches!(refusal, rustls::Error::InvalidCertificate(_));
-            let class = if is_trust { ErrorClass::CertificateInvalid } else { ErrorClass::TlsFailed };
-            return Fault::new(class, Stage::Tls);
-        }
-        // The client's resolver and proxy errors have no public types; their text identifies them.
-        match error.to_string() {
-            text if text.starts_with("dns error") => return Fault::new(ErrorClass::HostNotFound, Stage::Dns),
-            text if text.contains("proxy") || text.contains("tunnel") => {
-                return Fault::new(ErrorClass::ProxyFailed, Stage::Proxy);
-            }
-            _ => {}
-        }
-        let class = error.downcast_ref::<std::io::Error>().and_then(|io| match io.kind() {
-            ErrorKind::ConnectionRefused => Some(ErrorClass::ConnectionRefused),
-            ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => {
-                Some(ErrorClass::ConnectionLost)
-            }
-            ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::TimedOut => {
-                Some(ErrorClass::Unreachable)
-            }
-            _ => None,
-        });
-        met = met.or(class);
-    }
-    Fault::new(met.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
-}
-
 pub(crate) fn status_fault(status: u16, hop: Stage, retry_after: Option<Duration>) -> Fault {
     let class = match status {
         401 => ErrorClass::Unauthorized,
@@ -122,32 +62,6 @@ pub(crate) fn status_fault(status: u16, hop: Stage, retry_after: Option<Duration
         _ => ErrorClass::AnswerInvalid,
     };
     Fault { class, hop, retry_after }
-}
-
-fn tls_hint(refusal: &rustls::Error, host: &str) -> Option<String> {
-    use CertificateError::{
-        Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext,
-    };
-    match refusal {
-        rustls::Error::InvalidCertificate(problem) => Some(match problem {
-            Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
-                format!("renew the certificate of `{host}`, or set the clock of this node")
-            }
-            NotValidForName | NotValidForNameContext { .. } => {
-                format!(
-                    "the certificate is for other names: ask for one with `{host}` in it, or pull by one of its names"
-                )
-            }
-            _ => format!(
-                "if you trust it, name its certificate authority, or the certificate itself, as `ca` in `{host}/hosts.toml`, \
-                 or where another registry's `hosts.toml` names this host"
-            ),
-        }),
-        rustls::Error::InvalidMessage(_) => {
-            Some(format!("if it speaks plain HTTP, say `server = \"http://{host}\"` in `{host}/hosts.toml`"))
-        }
-        _ => None,
-    }
 }
 
 /// Makes a registry's error text safe for a message: no control characters, no live secret, bounded length.

@@ -8,21 +8,25 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     io::ErrorKind,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
+    text::GoDuration,
     trusted_files,
 };
 use serde::{Deserialize, Deserializer};
 use toml::Table;
 
-use super::connection::origin::{Origin, Target};
+use super::connection::{
+    origin::{Origin, Target},
+    settings::{ConnectionSettings, Identity, TlsSettings},
+};
 use crate::manifest::printable;
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -40,35 +44,14 @@ pub(crate) struct Host {
     pub(crate) is_mirror: bool,
     pub(crate) can_pull: bool,
     pub(crate) can_resolve: bool,
-    pub(crate) tls: TlsSettings,
+    pub(crate) connection: ConnectionSettings,
     pub(crate) headers: HeaderMap,
 }
 
 impl Host {
     fn new(origin: Origin, base_path: String) -> Self {
-        let (tls, headers) = (TlsSettings::default(), HeaderMap::new());
-        Self { origin, base_path, is_mirror: false, can_pull: true, can_resolve: true, tls, headers }
-    }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct TlsSettings {
-    /// Added to the system's authorities, in PEM.
-    pub(crate) authorities: Vec<Arc<[u8]>>,
-    pub(crate) identity: Option<Identity>,
-    pub(crate) skip_verify: bool,
-}
-
-/// A certificate and its key, in PEM; does not print.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Identity {
-    pub(crate) chain: Arc<[u8]>,
-    pub(crate) key: Arc<[u8]>,
-}
-
-impl fmt::Debug for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Identity")
+        let (connection, headers) = (ConnectionSettings::default(), HeaderMap::new());
+        Self { origin, base_path, is_mirror: false, can_pull: true, can_resolve: true, connection, headers }
     }
 }
 
@@ -120,6 +103,7 @@ struct Settings {
     override_path: bool,
     capabilities: Option<Vec<Capability>>,
     skip_verify: bool,
+    dial_timeout: Option<GoDuration>,
     ca: Option<OneOrMany<String>>,
     client: Option<OneOrMany<OneOrMany<String>>>,
     header: BTreeMap<String, OneOrMany<String>>,
@@ -201,7 +185,14 @@ fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Hos
     let identity = settings.client.map(client_paths).transpose()?;
     let identity = identity.map(|(chain, key)| Ok::<_, String>(Identity { chain: file(chain)?, key: file(key)? }));
     let tls = TlsSettings { authorities, identity: identity.transpose()?, skip_verify: settings.skip_verify };
-    Ok(Host { can_pull, can_resolve, tls, headers: headers(settings.header)?, ..host })
+    let dial_timeout = settings.dial_timeout.and_then(dial_timeout);
+    let connection = ConnectionSettings { tls, dial_timeout };
+    Ok(Host { can_pull, can_resolve, connection, headers: headers(settings.header)?, ..host })
+}
+
+/// A Go duration, as containerd reads it; zero keeps the default.
+fn dial_timeout(duration: GoDuration) -> Option<Duration> {
+    (duration > GoDuration::default()).then(|| duration.to_std())
 }
 
 /// The first certificate and key: `"both.pem"`, `["both.pem"]`, or `[["cert.pem", "key.pem"]]`.
@@ -239,9 +230,10 @@ fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
     paths.sort();
     for path in &paths {
         match path.extension().and_then(std::ffi::OsStr::to_str) {
-            Some("crt") => host.tls.authorities.push(pem(path)?),
-            Some("cert") if host.tls.identity.is_none() => {
-                host.tls.identity = Some(Identity { chain: pem(path)?, key: pem(&path.with_extension("key"))? });
+            Some("crt") => host.connection.tls.authorities.push(pem(path)?),
+            Some("cert") if host.connection.tls.identity.is_none() => {
+                host.connection.tls.identity =
+                    Some(Identity { chain: pem(path)?, key: pem(&path.with_extension("key"))? });
             }
             _ => {}
         }
@@ -404,6 +396,7 @@ mod tests {
             "[host.\"https://x\"]\ncapabilities = [\"fly\"]",
             "[host.\"https://x\"]\nskip_verify = \"yes\"",
             "[host.\"https://x\"]\nca = \"missing.pem\"",
+            "[host.\"https://x\"]\ndial_timeout = \"5\"",
             "[host.\"https://x\".header]\nauthorization = \"hunter2\\n\"",
             "[host.\"ftp://user:hunter2@x/?sig=hunter2\"]",
         ] {
@@ -424,15 +417,16 @@ mod tests {
         let own = directory.path().join("example.com_5000_");
         std::fs::create_dir(&own).unwrap();
         std::fs::write(own.join("ca.pem"), "CA").unwrap();
-        let text = "[host.\"https://m.example\"]\nca = \"ca.pem\"\nskip_verify = true\nclient = [[\"ca.pem\", \"ca.pem\"]]\n\
+        let text = "[host.\"https://m.example\"]\nca = \"ca.pem\"\nskip_verify = true\ndial_timeout = \"1.5s\"\nclient = [[\"ca.pem\", \"ca.pem\"]]\n\
                     [host.\"https://m.example\".header]\nx-one = \"1\"\nx-two = [\"2\", \"3\"]\n";
         std::fs::write(own.join("hosts.toml"), text).unwrap();
         let hosts = load(&[directory.path().join("absent"), directory.path().to_owned()], "example.com:5000").unwrap();
         assert_eq!(hosts.len(), 2);
-        assert_eq!(hosts[0].tls.authorities.len(), 1);
-        assert!(hosts[0].tls.skip_verify && hosts[0].tls.identity.is_some());
+        assert_eq!(hosts[0].connection.tls.authorities.len(), 1);
+        assert!(hosts[0].connection.tls.skip_verify && hosts[0].connection.tls.identity.is_some());
+        assert_eq!(hosts[0].connection.dial_timeout, Some(Duration::from_millis(1500)));
         assert_eq!(hosts[0].headers.get_all("x-two").iter().count(), 2);
-        assert_eq!(hosts[1].tls, TlsSettings::default());
+        assert_eq!(hosts[1].connection, ConnectionSettings::default());
         assert!(hosts[1].headers.is_empty());
     }
 

@@ -7,7 +7,7 @@
 //! auth, challenge    answers one 401
 //! transport, origin  one request and its redirects; credentials stay with their origin
 //! reception        time without a byte, and the rate of a pull
-//! tls              connections
+//! connector, dial, tls    connections: addresses, deadlines, trust;  failure: why there is none
 //! hosts: the hosts to try;  pull_session: the credential;  error: messages
 //! ```
 //!
@@ -49,7 +49,9 @@ pub(crate) use resolve::{Document, Resolved};
 pub struct RegistryConfig {
     /// Trees of `HOST/hosts.toml`; the first that has the host wins.
     pub hosts_dirs: Vec<PathBuf>,
-    /// Time from a request to the head of its response, connecting included.
+    /// Time for a TCP connection: the lookup of the name and all addresses. `dial_timeout` of a host goes before.
+    pub dial_timeout: Duration,
+    /// Time from a request on its connection to the head of the response.
     pub header_timeout: Duration,
     /// Time without a byte in a body after which the connection is closed.
     pub progress_timeout: Duration,
@@ -67,7 +69,8 @@ impl Default for RegistryConfig {
     fn default() -> Self {
         Self {
             hosts_dirs: Vec::new(),
-            header_timeout: Duration::from_secs(20),
+            dial_timeout: Duration::from_secs(5),
+            header_timeout: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(20),
             silence_max: Some(Duration::from_mins(1)),
             trickle: Some(Trickle { bytes_per_second: 16 << 10, window: Duration::from_mins(1) }),
@@ -99,8 +102,7 @@ impl Registry {
                 .caused_by(error)
         })?;
         let transport = Transport {
-            // An unreachable host fails before the response head is due.
-            clients: Clients::new(config.header_timeout / 2),
+            clients: Clients::new(config.dial_timeout),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
             user_agent,

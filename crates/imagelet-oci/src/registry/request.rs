@@ -138,7 +138,7 @@ impl PullSession {
             }
             let request = Request {
                 target: host.target(&query.path),
-                tls: host.host.tls.clone(),
+                connection: host.host.connection.clone(),
                 bound,
                 open: open_headers(query),
                 method: query.method.clone(),

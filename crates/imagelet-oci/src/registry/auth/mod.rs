@@ -154,9 +154,9 @@ fn token_request(
     }
     let target = if query.is_empty() { target } else { target.with_query(&query.join("&")) };
     // The registry's TLS settings apply; the client certificate is sent only to the registry's own origin.
-    let mut tls = host.host.tls.clone();
-    tls.identity = tls.identity.filter(|_| target.origin == host.host.origin);
-    Ok(Request { target, tls, bound, open, method, form, may_stray: false, hop: Stage::Token })
+    let connection = host.host.connection.clone();
+    let connection = if target.origin == host.host.origin { connection } else { connection.without_identity() };
+    Ok(Request { target, connection, bound, open, method, form, may_stray: false, hop: Stage::Token })
 }
 
 /// Whether a token service may receive the registry's credential: over HTTPS, or as the registry's own origin.

@@ -1,6 +1,10 @@
 //! One request to one origin: its connection, its redirects, and how long no byte came.
 
+mod connector;
+mod dial;
+mod failure;
 pub(super) mod origin;
 pub(super) mod reception;
+pub(super) mod settings;
 pub(super) mod tls;
 pub(super) mod transport;

@@ -8,9 +8,8 @@ use std::{
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
+    client::legacy::Client,
     rt::{TokioExecutor, TokioTimer},
 };
 use imagelet_core::runtime::RuntimeError;
@@ -28,7 +27,10 @@ use rustls::{
 
 use tokio::sync::OnceCell;
 
-use crate::registry::hosts::TlsSettings;
+use super::{
+    connector::Connector,
+    settings::{ConnectionSettings, TlsSettings},
+};
 
 /// Bounds the cache of clients: configuration that changes often starts over.
 const CLIENTS_MAX: usize = 64;
@@ -36,42 +38,56 @@ const CLIENTS_MAX: usize = 64;
 const READ_AHEAD_MAX: usize = 128 << 10;
 /// Idle connections to one host: as many as layers are fetched at once.
 const IDLE_MAX: usize = 8;
+const TLS_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
-const KEEPALIVE: Duration = Duration::from_secs(15);
 
-pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+pub(crate) type HttpClient = Client<Connector, Full<Bytes>>;
 
 #[derive(Debug)]
 pub(crate) struct Clients {
     provider: Arc<CryptoProvider>,
     /// Read at the first use of TLS: a loopback registry or an offline command does not need them.
     roots: OnceCell<RootCertStore>,
-    connect_timeout: Duration,
-    made: Mutex<HashMap<Option<TlsSettings>, HttpClient>>,
+    dial_timeout: Duration,
+    made: Mutex<HashMap<ClientKey, HttpClient>>,
 }
 
+/// Plain HTTP or TLS, and the settings.
+type ClientKey = (bool, ConnectionSettings);
+
 impl Clients {
-    pub(crate) fn new(connect_timeout: Duration) -> Self {
+    pub(crate) fn new(dial_timeout: Duration) -> Self {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        Self { provider, roots: OnceCell::new(), connect_timeout, made: Mutex::default() }
+        Self { provider, roots: OnceCell::new(), dial_timeout, made: Mutex::default() }
     }
 
-    /// The client for these settings; `None` for plain HTTP, which trusts no certificate. Without system authorities
-    /// only hosts with their own are reachable.
-    pub(crate) async fn client(&self, settings: Option<&TlsSettings>) -> Result<HttpClient, RuntimeError> {
-        let key = settings.cloned();
+    /// The client for a scheme and these settings. Without system authorities only hosts with their own are
+    /// reachable over TLS.
+    pub(crate) async fn client(
+        &self,
+        is_https: bool,
+        settings: &ConnectionSettings,
+    ) -> Result<HttpClient, RuntimeError> {
+        let key = (is_https, settings.clone());
         if let Some(client) = self.lock().get(&key) {
             return Ok(client.clone());
         }
-        let config = match settings {
-            None => self.tls_config(RootCertStore::empty(), &TlsSettings::default())?,
-            Some(settings) => {
-                let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
-                let roots = roots.map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))?;
-                self.tls_config(roots.clone(), settings)?
-            }
+        let tls = if is_https {
+            let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
+            let roots = roots.map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))?;
+            self.tls_config(roots.clone(), &settings.tls)?
+        } else {
+            // Plain HTTP trusts no certificate.
+            self.tls_config(RootCertStore::empty(), &TlsSettings::default())?
         };
-        let client = self.make(config);
+        let connector =
+            Connector { tls: Arc::new(tls), dial_timeout: self.dial_timeout(settings), tls_timeout: TLS_TIMEOUT };
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(IDLE_MAX)
+            .http1_max_buf_size(READ_AHEAD_MAX)
+            .build(connector);
         let mut made = self.lock();
         if made.len() >= CLIENTS_MAX {
             made.clear();
@@ -79,24 +95,17 @@ impl Clients {
         Ok(made.entry(key).or_insert(client).clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Option<TlsSettings>, HttpClient>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The sum of the deadlines of a connection's stages.
+    pub(crate) fn connect_max(&self, settings: &ConnectionSettings) -> Duration {
+        self.dial_timeout(settings) + TLS_TIMEOUT
     }
 
-    fn make(&self, tls: ClientConfig) -> HttpClient {
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        http.set_nodelay(true);
-        http.set_keepalive(Some(KEEPALIVE));
-        http.set_connect_timeout(Some(self.connect_timeout));
-        let https =
-            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
-        Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_max_idle_per_host(IDLE_MAX)
-            .http1_max_buf_size(READ_AHEAD_MAX)
-            .build(https)
+    fn dial_timeout(&self, settings: &ConnectionSettings) -> Duration {
+        settings.dial_timeout.unwrap_or(self.dial_timeout)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ClientKey, HttpClient>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tls_config(&self, mut roots: RootCertStore, settings: &TlsSettings) -> Result<ClientConfig, RuntimeError> {

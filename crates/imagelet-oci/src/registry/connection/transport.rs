@@ -1,23 +1,23 @@
 //! Sends one request and follows its redirects; credentials stay with their origin.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Body as _, Incoming};
+use hyper_util::client::legacy::{Error as ClientError, connect::capture_connection};
 use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::{Instant, timeout};
 
 use super::{
+    failure::unreachable,
     origin::Target,
     reception::{Reception, Silent},
-    tls::Clients,
+    settings::ConnectionSettings,
+    tls::{Clients, HttpClient},
 };
-use crate::registry::{
-    error::{Failure, Retry, unavailable, unreachable},
-    hosts::TlsSettings,
-};
+use crate::registry::error::{Failure, Retry, unavailable};
 
 /// As curl and Go do.
 const REDIRECTS_MAX: usize = 10;
@@ -36,7 +36,7 @@ pub(crate) struct Transport {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) target: Target,
-    pub(crate) tls: TlsSettings,
+    pub(crate) connection: ConnectionSettings,
     /// Only for the origin of `target`: its configured headers and the authorization.
     pub(crate) bound: HeaderMap,
     pub(crate) open: HeaderMap,
@@ -73,7 +73,7 @@ impl Transport {
     pub(crate) async fn send(&self, request: Request, reception: &Reception) -> Result<Response, Failure> {
         let origin = request.target.origin.clone();
         // A client certificate is a credential too.
-        let stray_tls = TlsSettings { identity: None, ..request.tls.clone() };
+        let stray_connection = request.connection.clone().without_identity();
         let mut target = request.target.clone();
         let mut strayed = false;
         for _ in 0..=REDIRECTS_MAX {
@@ -82,8 +82,8 @@ impl Transport {
                 headers.extend(request.bound.clone());
             }
             headers.insert(header::USER_AGENT, self.user_agent.clone());
-            let tls = if strayed { &stray_tls } else { &request.tls };
-            let response = self.exchange(&target, tls, headers, &request, reception).await?;
+            let connection = if strayed { &stray_connection } else { &request.connection };
+            let response = self.exchange(&target, connection, headers, &request, reception).await?;
             let (head, body) = response.into_parts();
             if !is_redirect(head.status) {
                 return Ok(Response { status: head.status, headers: head.headers, body, target, strayed });
@@ -108,7 +108,7 @@ impl Transport {
     async fn exchange(
         &self,
         target: &Target,
-        tls: &TlsSettings,
+        connection: &ConnectionSettings,
         headers: HeaderMap,
         asked: &Request,
         reception: &Reception,
@@ -118,8 +118,8 @@ impl Transport {
         let request = http::Request::builder().uri(target.uri().map_err(invalid)?).method(asked.method.clone());
         let mut request = request.body(Full::from(asked.form.clone().unwrap_or_default())).map_err(invalid)?;
         request.headers_mut().extend(headers);
-        let client = self.clients.client(target.origin.is_https().then_some(tls)).await?;
-        match reception.within(self.header_timeout, Duration::ZERO, client.request(request)).await {
+        let client = self.clients.client(target.origin.is_https(), connection).await?;
+        match self.head(&client, request, self.clients.connect_max(connection), reception).await {
             Ok(Ok(response)) => {
                 reception.received(1);
                 Ok(response)
@@ -135,6 +135,29 @@ impl Transport {
                 let error = error.with_fault(Fault::new(ErrorClass::TimedOut, asked.hop));
                 Err(Failure { error, retry: retry(silent) })
             }
+        }
+    }
+
+    /// The response head. Its deadline starts when a connection is there; the connector has deadlines of its own.
+    async fn head(
+        &self,
+        client: &HttpClient,
+        mut request: http::Request<Full<Bytes>>,
+        connect_max: Duration,
+        reception: &Reception,
+    ) -> Result<Result<http::Response<Incoming>, ClientError>, Silent> {
+        let mut connection = capture_connection(&mut request);
+        let mut response = pin!(client.request(request));
+        let connected = async {
+            tokio::select! {
+                biased;
+                response = &mut response => Some(response),
+                _ = connection.wait_for_connection_metadata() => None,
+            }
+        };
+        match reception.within(connect_max, Duration::ZERO, connected).await? {
+            Some(response) => Ok(response),
+            None => reception.within(self.header_timeout, Duration::ZERO, response).await,
         }
     }
 
