@@ -4,6 +4,7 @@
 //! matched against them, and no unnamed image is copied.
 
 use std::{
+    borrow::Cow,
     collections::{HashMap, HashSet},
     sync::Arc,
 };
@@ -25,15 +26,15 @@ impl<'a, 't> ReferenceMatches<'a, 't> {
     pub(super) fn of(images: &'a [Arc<Image>], texts: impl Iterator<Item = &'t str>) -> Self {
         let mut found: HashMap<&str, Vec<usize>> =
             texts.filter(|text| !text.is_empty()).map(|text| (text, Vec::new())).collect();
-        let spelled: Vec<(&str, Vec<String>)> = found.keys().map(|text| (*text, spellings(text))).collect();
+        let spelled: Vec<(&str, Vec<Cow<str>>)> = found.keys().map(|text| (*text, spellings(text).collect())).collect();
         let mut named: HashMap<&str, Vec<usize>> =
-            spelled.iter().flat_map(|(_, all)| all).map(|spelling| (spelling.as_str(), Vec::new())).collect();
+            spelled.iter().flat_map(|(_, all)| all).map(|spelling| (spelling.as_ref(), Vec::new())).collect();
         let longest = scan(images, &mut named);
         // A prefix of full length was already matched as an id.
         let is_prefix = |bare: &&str| bare.len() < longest && is_id_prefix(bare);
         let prefixes = by_prefix(images, found.keys().map(|text| bare_id(text)).filter(is_prefix).collect());
         for (text, spellings) in &spelled {
-            let by_spelling = spellings.iter().filter_map(|spelling| named.get(spelling.as_str()));
+            let by_spelling = spellings.iter().filter_map(|spelling| named.get(spelling.as_ref()));
             let mut indices: Vec<usize> = by_spelling.chain(prefixes.get(bare_id(text))).flatten().copied().collect();
             indices.sort_unstable();
             indices.dedup();
@@ -125,21 +126,21 @@ impl BloomFilter {
         self.0[place / 64] & (1 << (place % 64)) != 0
     }
 
-    /// Hashes the length and the last bytes, in which names and digests differ most.
+    /// Hashes the length and the last eight bytes, in which names and digests differ most.
     fn place(text: &str) -> usize {
         const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mixed = text.bytes().rev().take(8).fold(text.len() as u64, |all, byte| (all << 8) ^ u64::from(byte));
-        let mixed = (mixed ^ (text.len() as u64).rotate_left(32)).wrapping_mul(MULTIPLIER) >> 48;
+        let last = text.as_bytes().last_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let mixed = (last ^ (text.len() as u64).rotate_left(32)).wrapping_mul(MULTIPLIER) >> 48;
         usize::try_from(mixed).unwrap_or_default() % Self::BITS
     }
 }
 
 /// The forms of a text in a listing: unchanged, without the algorithm, the digest alone, and normalised.
-fn spellings(text: &str) -> Vec<String> {
-    let digest = text.split_once('@').map(|(_, digest)| bare_id(digest).to_owned());
-    let canonical = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string());
-    let all = [Some(text.to_owned()), Some(bare_id(text).to_owned()), digest, canonical];
-    all.into_iter().flatten().filter(|spelling| !spelling.is_empty()).collect()
+fn spellings(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let digest = text.split_once('@').map(|(_, digest)| bare_id(digest).into());
+    let canonical = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string().into());
+    let all = [Some(text.into()), Some(bare_id(text).into()), digest, canonical];
+    all.into_iter().flatten().filter(|spelling: &Cow<'_, str>| !spelling.is_empty())
 }
 
 fn tail(name: &str) -> &str {
@@ -185,7 +186,7 @@ mod tests {
                 of_image.extend(name.parse::<Reference>().ok().map(|it| it.canonical().to_string()));
                 of_image.extend(name.split_once('@').map(|(_, digest)| bare_id(digest).to_owned()));
             }
-            spellings(text).iter().any(|spelling| of_image.contains(spelling))
+            spellings(text).any(|spelling| of_image.iter().any(|of_image| *of_image == spelling))
                 || (is_id_prefix(bare) && bare_id(image.id.as_str()).starts_with(bare))
         };
         images.iter().filter(is_named).map(|image| image.key()).collect()
