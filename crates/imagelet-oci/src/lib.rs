@@ -19,6 +19,8 @@ mod pipeline;
 mod registry;
 mod scarce;
 mod store;
+#[cfg(feature = "test-util")]
+pub mod testing;
 mod unpack;
 
 pub use admission::Admission;

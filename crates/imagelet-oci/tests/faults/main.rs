@@ -1,0 +1,5 @@
+//! Pulls from registries with faults: alone, and with healthy hosts after them.
+
+mod cases;
+mod matrix;
+mod scene;
