@@ -196,7 +196,7 @@ pub(super) fn learned(store: &Store) -> Expansions {
 /// By media type alone: the first bytes, which decide, are not fetched yet.
 pub(super) fn compression(media_type: &str) -> Compression {
     match LayerKind::of(media_type) {
-        LayerKind::Tar(compression) => compression,
-        LayerKind::Foreign | LayerKind::Encrypted | LayerKind::Unknown => Compression::Gzip,
+        LayerKind::Tar(compression) | LayerKind::Foreign(compression) => compression,
+        LayerKind::Encrypted | LayerKind::Unknown => Compression::Gzip,
     }
 }

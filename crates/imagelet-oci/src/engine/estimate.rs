@@ -33,6 +33,8 @@ const BYTES_MAX: usize = 8 << 20;
 pub(super) struct PullTarget {
     pub(super) reference: Reference,
     pub(super) platform: Platform,
+    /// The caller named the platform; otherwise it is the node's.
+    pub(super) is_platform_given: bool,
     pub(super) credential: Option<Credential>,
 }
 
@@ -47,7 +49,8 @@ impl PullTarget {
             .caused_by(error)
         })?;
         let platform = request.platform.clone().unwrap_or_else(Platform::host);
-        Ok(Self { reference, platform, credential: request.credential.clone() })
+        let is_platform_given = request.platform.is_some();
+        Ok(Self { reference, platform, is_platform_given, credential: request.credential.clone() })
     }
 }
 

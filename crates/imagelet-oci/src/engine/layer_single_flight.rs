@@ -43,7 +43,8 @@ impl Engine {
         }
         // A wait for a place blocks only pulls of the same layer.
         let place = self.places.place(job.claim.clone()).await;
-        let staged = Arc::new(scarce::retried(|| job.run(&place, progress)).await?);
+        let staged = scarce::retried(|| job.run(&place, progress)).await;
+        let staged = Arc::new(staged.map_err(|error| job.descriptor.not_fetched(error))?);
         *shared = Arc::downgrade(&staged);
         Ok(Some(staged))
     }

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
-    image::{ByteSize, Digest, ImageId, ImageUser, Platform},
+    image::{ByteSize, Digest, ImageId, ImageUser},
     runtime::{LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
@@ -62,31 +62,30 @@ impl Engine {
         progress: &Progress,
     ) -> Result<ImageId, RuntimeError> {
         let id = ImageId::new(resolved.manifest.config.digest.as_str());
-        let PullTarget { reference, platform, .. } = target;
-        let (by_tag, by_digest) = reference.names_of(&resolved.root.digest);
+        let (by_tag, by_digest) = target.reference.names_of(&resolved.root.digest);
         let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
         let layers = &resolved.manifest.layers;
         announce(&resolved, progress)?;
         // In another repository a digest in a manifest proves nothing: the registry has to send the configuration.
         if self.store.is_named_in(&id, resolved.session.reference().repository()) {
-            self.check_present(&id, layers.len(), &platform)?;
+            self.check_present(&id, &resolved, &target)?;
             if self.already_here(&id, &names, layers, progress).await? {
                 return Ok(id);
             }
         }
-        let (config_bytes, _) = self.configuration(&resolved, &platform).await?;
+        let (config_bytes, _) = self.configuration(&resolved, &target).await?;
         self.fetch_layers(&id, &resolved, &config_bytes, names, tenant, progress).await
     }
 
     pub(super) async fn configuration(
         &self,
         resolved: &Resolved,
-        platform: &Platform,
+        target: &PullTarget,
     ) -> Result<(Bytes, ImageConfig), RuntimeError> {
         let described = &resolved.manifest.config;
         let bytes = resolved.session.fetch_blob_bytes(described, CONFIG_BYTES_MAX).await?;
         let config = ImageConfig::parse(&bytes)
-            .and_then(|config| config.check_platform(platform).map(|()| config))
+            .and_then(|config| check_platform(&config, resolved, target).map(|()| config))
             .map_err(|error| about(error, &format!("the configuration `{}` is refused", described.digest)))?;
         Ok((bytes, config))
     }
@@ -200,15 +199,15 @@ impl Engine {
     }
 
     /// Applies the limits to a present image too: the outcome must not depend on what is present.
-    fn check_present(&self, id: &ImageId, layers: usize, platform: &Platform) -> Result<(), RuntimeError> {
+    fn check_present(&self, id: &ImageId, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
         let Some((record, _)) = self.store.image(id) else { return Ok(()) };
         let (os, architecture) = record.platform.split_once('/').unwrap_or_default();
         // The record has no variant; an image accepted once is accepted again.
-        let variant = platform.variant.clone().unwrap_or_default();
+        let variant = target.platform.variant.clone().unwrap_or_default();
         let config =
             ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };
-        config.check_platform(platform)?;
-        check_layers(id, layers, record.layers.len())
+        check_platform(&config, resolved, target)?;
+        check_layers(id, resolved.manifest.layers.len(), record.layers.len())
     }
 
     async fn already_here(
@@ -244,6 +243,19 @@ pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), R
         layers: layers.map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect(),
     });
     Ok(())
+}
+
+/// As in the runtimes, an image without an index is taken for another architecture, unless the caller named a platform:
+/// its label may be wrong, and the node may emulate it.
+fn check_platform(config: &ImageConfig, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
+    let is_only_one = resolved.root.digest == resolved.chosen.digest;
+    match config.check_platform(&target.platform) {
+        Err(error) if is_only_one && !target.is_platform_given && config.has_system_of(&target.platform) => {
+            tracing::warn!(image = %target.reference, why = error.chain(), "taking an image for another architecture");
+            Ok(())
+        }
+        checked => checked,
+    }
 }
 
 pub(super) fn check_layers(id: &ImageId, layers: usize, diff_ids: usize) -> Result<(), RuntimeError> {

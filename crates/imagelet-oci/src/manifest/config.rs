@@ -67,6 +67,10 @@ impl ImageConfig {
         })
     }
 
+    pub(crate) fn has_system_of(&self, wanted: &Platform) -> bool {
+        self.os.is_empty() || self.os.eq_ignore_ascii_case(&wanted.os)
+    }
+
     /// Checks that the image runs on a platform. An unset field matches any.
     pub(crate) fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
         let or = |own: &String, wanted: &str| if own.is_empty() { wanted.to_owned() } else { own.clone() };

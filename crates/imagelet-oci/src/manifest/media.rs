@@ -10,8 +10,8 @@ pub(crate) enum Compression {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LayerKind {
     Tar(Compression),
-    /// One that registries must not serve, with a link to another site.
-    Foreign,
+    /// One that registries need not serve; links to other sites are ignored.
+    Foreign(Compression),
     Encrypted,
     Unknown,
 }
@@ -22,6 +22,8 @@ impl LayerKind {
         if media_type.ends_with("+encrypted") || media_type.ends_with("+enc") {
             return Self::Encrypted;
         }
+        let foreign =
+            ["application/vnd.docker.image.rootfs.foreign.", "application/vnd.oci.image.layer.nondistributable."];
         match media_type.as_str() {
             "application/vnd.oci.image.layer.v1.tar" | "application/vnd.docker.image.rootfs.diff.tar" => {
                 Self::Tar(Compression::None)
@@ -32,12 +34,12 @@ impl LayerKind {
             "application/vnd.oci.image.layer.v1.tar+zstd"
             | "application/vnd.docker.image.rootfs.diff.tar.zstd"
             | "application/vnd.docker.image.rootfs.diff.tar+zstd" => Self::Tar(Compression::Zstd),
-            other
-                if other.starts_with("application/vnd.docker.image.rootfs.foreign.")
-                    || other.starts_with("application/vnd.oci.image.layer.nondistributable.") =>
-            {
-                Self::Foreign
-            }
+            other if foreign.iter().any(|prefix| other.starts_with(prefix)) => match other.rsplit(['.', '+']).next() {
+                Some("tar") => Self::Foreign(Compression::None),
+                Some("gzip") => Self::Foreign(Compression::Gzip),
+                Some("zstd") => Self::Foreign(Compression::Zstd),
+                _ => Self::Unknown,
+            },
             _ => Self::Unknown,
         }
     }

@@ -220,13 +220,23 @@ impl Index {
 }
 
 impl Descriptor {
+    /// Explains why this layer could not be fetched: a registry need not have a foreign layer, and links to other sites
+    /// are not followed.
+    pub(crate) fn not_fetched(&self, error: RuntimeError) -> RuntimeError {
+        if error.kind() != RuntimeErrorKind::NotFound
+            || !matches!(LayerKind::of(&self.media_type), LayerKind::Foreign(_))
+        {
+            return error;
+        }
+        unacceptable(format!("layer `{}` is not distributed by the registry (a foreign layer)", self.digest))
+            .caused_by(error)
+            .with_fault(Fault::new(ErrorClass::Unacceptable, Stage::Manifest))
+    }
+
     pub(crate) fn layer_compression(&self) -> Result<Compression, RuntimeError> {
         let refuse = |why: String| Err(unacceptable(format!("layer `{}` {why}", self.digest)));
         match LayerKind::of(&self.media_type) {
-            LayerKind::Tar(compression) => Ok(compression),
-            LayerKind::Foreign => {
-                refuse("is not distributed by the registry (a foreign layer); such images are not supported".into())
-            }
+            LayerKind::Tar(compression) | LayerKind::Foreign(compression) => Ok(compression),
             LayerKind::Encrypted => refuse("is encrypted; encrypted images are not supported".into()),
             LayerKind::Unknown => refuse(format!("is of the unknown type `{}`", printable(&self.media_type))),
         }

@@ -23,6 +23,12 @@ fn b064() -> Vec<Case> {
         Case::new("B064", name, image).fails(Corrupt, &["configuration", &digest])
     };
     let text = |name: &'static str, config: &str| bytes(name, config.as_bytes().to_vec());
+    // Without an index the label is no reason to refuse an image, as in the runtimes.
+    let labelled = |name: &'static str, os: &str, architecture: &str| {
+        let image =
+            Image::good("m").config(|config| (config["os"], config["architecture"]) = (os.into(), architecture.into()));
+        Case::new("B064", name, image)
+    };
     let machine = |name: &'static str, os: &str, architecture: &str, words: &[&str]| {
         let image =
             Image::good("m").config(|config| (config["os"], config["architecture"]) = (os.into(), architecture.into()));
@@ -56,11 +62,17 @@ fn b064() -> Vec<Case> {
         )
         .fails(Corrupt, &["nested 129 levels deep"]),
         bytes("no UTF-8", b"{\"os\":\"\xff\",\"rootfs\":{}}".to_vec()),
-        machine("another processor", "linux", OTHER, &[OTHER, ARCHITECTURE]),
+        labelled("another processor", "linux", OTHER),
         machine("another system", "windows", ARCHITECTURE, &["windows", "linux"]),
         machine("another system and no processor", "windows", "", &["windows", "linux"]),
-        machine("an unknown processor", "linux", "pdp11", &["pdp11"]),
-        machine("a processor of control characters", "linux", "a\u{1b}[2J", &["a[2J"]),
+        labelled("an unknown processor", "linux", "pdp11"),
+        labelled("a processor of control characters", "linux", "a\u{1b}[2J"),
+        Case::new(
+            "B064",
+            "a processor of control characters below an index",
+            Image::good("m").config(|config| config["architecture"] = "a\u{1b}[2J".into()).below_index(&here),
+        )
+        .fails(Unacceptable, &["a[2J"]),
         Case::new(
             "B064",
             "another processor below an index",

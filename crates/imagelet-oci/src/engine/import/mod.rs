@@ -131,7 +131,7 @@ impl EngineImporter {
         let (target, resolved) = scarce::retried(|| self.engine.resolved(request)).await?;
         let read = async {
             announce(&resolved, progress)?;
-            let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &target.platform)).await?;
+            let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &target)).await?;
             let id = ImageId::new(resolved.manifest.config.digest.as_str());
             check_layers(&id, resolved.manifest.layers.len(), read.diff_ids.len())?;
             let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
@@ -292,7 +292,8 @@ impl Attempt<'_> {
         let job = self.engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
         let _window = self.window.acquire().await.expect("the window is never closed");
         let place = self.engine.places.place(job.claim.clone()).await;
-        let unpacked = scarce::retried(|| job.run(&place, self.progress)).await?;
+        let unpacked = scarce::retried(|| job.run(&place, self.progress)).await;
+        let unpacked = unpacked.map_err(|error| job.descriptor.not_fetched(error))?;
         SinkLayer::new(&self.engine.store, unpacked)
     }
 }
