@@ -7,7 +7,7 @@
 //! auth, challenge    answers one 401
 //! transport, origin  one request and its redirects; credentials stay with their origin
 //! reception        time without a byte, and the rate of a pull
-//! connector, dial, tls    connections: addresses, deadlines, trust;  failure: why there is none
+//! connector, dial, tls    connections: addresses, deadlines, trust;  proxies, tunnel: by a proxy;  failure: why none
 //! hosts: the hosts to try;  pull_session: the credential;  error: messages
 //! ```
 //!
@@ -32,13 +32,13 @@ use tokio::sync::Semaphore;
 
 use self::{
     blob::parallel::{EXTRA_CONNECTIONS_MAX, READ_AHEAD_MAX},
-    connection::{tls::Clients, transport::Transport},
+    connection::{proxies::Proxies, tls::Clients, transport::Transport},
 };
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use self::auth::challenge::challenges;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
-pub use self::connection::reception::Trickle;
+pub use self::connection::{proxies::ProxyConfig, reception::Trickle};
 pub(crate) use self::pull_session::PullSession;
 pub(crate) use blob::BlobSource;
 pub(crate) use resolve::about;
@@ -49,6 +49,8 @@ pub(crate) use resolve::{Document, Resolved};
 pub struct RegistryConfig {
     /// Trees of `HOST/hosts.toml`; the first that has the host wins.
     pub hosts_dirs: Vec<PathBuf>,
+    /// The proxies between this process and the registries.
+    pub proxies: ProxyConfig,
     /// Time for a TCP connection: the lookup of the name and all addresses. `dial_timeout` of a host goes before.
     pub dial_timeout: Duration,
     /// Time from a request on its connection to the head of the response.
@@ -69,6 +71,7 @@ impl Default for RegistryConfig {
     fn default() -> Self {
         Self {
             hosts_dirs: Vec::new(),
+            proxies: ProxyConfig::default(),
             dial_timeout: Duration::from_secs(5),
             header_timeout: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(20),
@@ -102,7 +105,7 @@ impl Registry {
                 .caused_by(error)
         })?;
         let transport = Transport {
-            clients: Clients::new(config.dial_timeout),
+            clients: Clients::new(config.dial_timeout, Proxies::new(&config.proxies)),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
             user_agent,

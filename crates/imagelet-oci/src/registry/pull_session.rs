@@ -95,7 +95,9 @@ impl PullSession {
 
     /// Every secret in use, for removal from messages.
     pub(crate) fn secrets(&self) -> Zeroizing<Vec<String>> {
-        let mut secrets = Zeroizing::new(Vec::new());
+        let proxies = &self.transport().clients.proxies;
+        let mut secrets =
+            Zeroizing::new(proxies.secrets().map(|secret| secret.expose().to_owned()).collect::<Vec<_>>());
         for host in self.hosts() {
             match host.credential.as_ref().map(|credential| &credential.kind) {
                 Some(CredentialKind::Basic { username, password }) => {

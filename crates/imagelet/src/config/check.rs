@@ -89,7 +89,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         stale.max_age,
         format!("must be at least {STALE_MIN}"),
     );
-    let registry = registry(own, found);
+    let registry = registry(own, environment, found);
     if let Some(path) = &own.credentials.docker_config {
         found.absolute("credentials.dockerConfig", path);
     }
@@ -303,7 +303,7 @@ fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
     }
 }
 
-fn registry(own: &OwnKeys, found: &mut Violations) -> RegistryConfig {
+fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> RegistryConfig {
     let PullsKeys { progress_deadline, trickle_window, trickle_rate, .. } = &own.pulls;
     off_or_at_least_second("pulls.progressDeadline", *progress_deadline, found);
     at_least_second("pulls.trickleWindow", *trickle_window, found);
@@ -315,6 +315,7 @@ fn registry(own: &OwnKeys, found: &mut Violations) -> RegistryConfig {
     }
     RegistryConfig {
         hosts_dirs,
+        proxies: environment.proxies.clone(),
         silence_max: positive(*progress_deadline),
         trickle: rate.map(|bytes_per_second| Trickle { bytes_per_second, window: trickle_window.to_std() }),
         ..RegistryConfig::default()

@@ -7,6 +7,7 @@ use std::{
 };
 
 use imagelet_core::credentials::Secret;
+use imagelet_oci::ProxyConfig;
 
 pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
 const SYSTEM_STORE: &str = "/var/lib/imagelet";
@@ -50,6 +51,8 @@ pub(crate) struct Environment {
     /// `IMAGELET_CONFIG`: the configuration file of a command in this process.
     pub(crate) config: Option<PathBuf>,
     pub(crate) variables: Variables,
+    /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
+    pub(crate) proxies: ProxyConfig,
     /// `IMAGELET_LOG`: a level, or a list of `TARGET=LEVEL`.
     pub(crate) log: Option<String>,
 }
@@ -73,6 +76,7 @@ impl Environment {
             variables: Variables(
                 std::env::vars_os().filter(|(name, _)| !OURS_ALONE.iter().any(|ours| name == ours)).collect(),
             ),
+            proxies: proxies(text),
             log: text("IMAGELET_LOG"),
         }
     }
@@ -101,9 +105,38 @@ impl Environment {
     }
 }
 
+/// In Go's order: upper case first. `ALL_PROXY` is for the schemes that have none of their own.
+fn proxies(variable: impl Fn(&str) -> Option<String>) -> ProxyConfig {
+    let either = |name: &str| variable(name).or_else(|| variable(&name.to_ascii_lowercase()));
+    let proxy = |name: &str| either(name).or_else(|| either("ALL_PROXY")).map(Secret::new);
+    let no_proxy = either("NO_PROXY").unwrap_or_default();
+    ProxyConfig { https: proxy("HTTPS_PROXY"), http: proxy("HTTP_PROXY"), no_proxy }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn proxies_are_read_in_both_cases_and_all_proxy_stands_in() {
+        for (variables, https, http, no_proxy) in [
+            (&[][..], None, None, ""),
+            (&[("HTTPS_PROXY", "a"), ("https_proxy", "b"), ("no_proxy", "c")], Some("a"), None, "c"),
+            (
+                &[("http_proxy", "a"), ("all_proxy", "b"), ("NO_PROXY", "c"), ("no_proxy", "d")],
+                Some("b"),
+                Some("a"),
+                "c",
+            ),
+            (&[("ALL_PROXY", "a")], Some("a"), Some("a"), ""),
+        ] {
+            let find =
+                |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
+            let secret = |text: Option<&str>| text.map(Secret::new);
+            let expected = ProxyConfig { https: secret(https), http: secret(http), no_proxy: no_proxy.into() };
+            assert_eq!(proxies(find), expected, "{variables:?}");
+        }
+    }
 
     #[test]
     fn root_uses_the_systems_places_and_a_user_his_own() {

@@ -40,6 +40,7 @@ mod pod_life;
 mod pods;
 mod ports;
 mod program;
+mod proxy;
 mod read_only;
 mod reasons;
 mod reclaim;

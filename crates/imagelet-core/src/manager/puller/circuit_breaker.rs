@@ -116,7 +116,7 @@ impl CircuitScope {
         match fault.class {
             // A registry that is silent, not a store or a runtime.
             ErrorClass::TimedOut
-                if matches!(fault.hop, Stage::Connect | Stage::Token | Stage::Manifest | Stage::Blob) =>
+                if matches!(fault.hop, Stage::Connect | Stage::Tls | Stage::Token | Stage::Manifest | Stage::Blob) =>
             {
                 Some(Self::AllPulls)
             }

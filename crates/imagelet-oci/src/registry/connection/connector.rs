@@ -1,8 +1,7 @@
-//! Makes one connection for the HTTP client: TCP, then TLS, each with a deadline of its own.
+//! Makes one connection for the HTTP client: TCP, a proxy's tunnel, then TLS, each with a deadline of its own.
 
 use std::{
     io,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -10,26 +9,27 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use http::Uri;
-use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::{
-    client::legacy::connect::{Connected, Connection},
-    rt::TokioIo,
-};
 use rustls::{ClientConfig, pki_types::ServerName};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    time::timeout,
-};
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tower_service::Service;
 
-use super::dial::{DialError, dial};
+use super::{
+    dial::{DialError, dial},
+    origin::{Origin, Target},
+    proxies::{BadProxy, Proxies, Proxy, ProxyKind, host_and_port, without_brackets},
+    stream::{BoxedStream, RegistryConnection},
+    tunnel::{TunnelError, tunnel},
+};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     pub(crate) tls: Arc<ClientConfig>,
     pub(crate) dial_timeout: Duration,
     pub(crate) tls_timeout: Duration,
+    pub(crate) proxies: Arc<Proxies>,
+    /// For `https://` proxies: the system's authorities.
+    pub(crate) proxy_tls: Arc<ClientConfig>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -42,29 +42,53 @@ pub(crate) enum ConnectError {
     Tls(#[source] io::Error),
     #[error("TLS was not set up within {} s", .0.as_secs_f32())]
     TlsLate(Duration),
-}
-
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
-pub(crate) struct RegistryConnection {
-    io: TokioIo<Box<dyn Stream>>,
+    #[error(transparent)]
+    BadProxy(#[from] BadProxy),
+    #[error("proxy `{proxy}` cannot be reached")]
+    ProxyAway { proxy: String, source: Box<ConnectError> },
+    #[error("proxy `{proxy}` does not connect to `{host}`")]
+    Tunnel { proxy: String, host: String, source: TunnelError },
 }
 
 impl Connector {
     async fn connect(self, uri: Uri) -> Result<RegistryConnection, ConnectError> {
-        let is_https = uri.scheme() == Some(&http::uri::Scheme::HTTPS);
-        let host = uri.host().ok_or(ConnectError::BadHost)?.trim_start_matches('[').trim_end_matches(']');
-        let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
-        let stream: Box<dyn Stream> = Box::new(dial(host, port, self.dial_timeout).await?);
-        let stream = if is_https { self.encrypted(host, stream).await? } else { stream };
-        Ok(RegistryConnection { io: TokioIo::new(stream) })
+        let origin = Target::parse(&uri.to_string()).map_err(|_| ConnectError::BadHost)?.origin;
+        let host = without_brackets(origin.host());
+        let proxy = self.proxies.choose(&origin)?;
+        let stream = match proxy {
+            None => Box::new(dial(host, origin.port(), self.dial_timeout).await?),
+            Some(proxy) => self.by_proxy(proxy, &origin).await?,
+        };
+        let stream = if origin.is_https() { self.encrypted(&self.tls, host, stream).await? } else { stream };
+        Ok(RegistryConnection::new(stream, proxy.is_some_and(|proxy| proxy.forwards(origin.is_https()))))
     }
 
-    async fn encrypted(&self, host: &str, stream: Box<dyn Stream>) -> Result<Box<dyn Stream>, ConnectError> {
+    async fn by_proxy(&self, proxy: &Proxy, origin: &Origin) -> Result<BoxedStream, ConnectError> {
+        let to_proxy = async {
+            let stream: BoxedStream = Box::new(dial(&proxy.host, proxy.port, self.dial_timeout).await?);
+            match proxy.kind {
+                ProxyKind::Https => self.encrypted(&self.proxy_tls, &proxy.host, stream).await,
+                ProxyKind::Http | ProxyKind::Socks => Ok(stream),
+            }
+        };
+        let away = |error| ConnectError::ProxyAway { proxy: proxy.to_string(), source: Box::new(error) };
+        let stream = to_proxy.await.map_err(away)?;
+        if proxy.forwards(origin.is_https()) {
+            return Ok(stream);
+        }
+        let host = host_and_port(without_brackets(origin.host()), origin.port());
+        let refused = |source| ConnectError::Tunnel { proxy: proxy.to_string(), host: host.clone(), source };
+        tunnel(proxy, stream, &host).await.map_err(refused)
+    }
+
+    async fn encrypted(
+        &self,
+        config: &Arc<ClientConfig>,
+        host: &str,
+        stream: BoxedStream,
+    ) -> Result<BoxedStream, ConnectError> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| ConnectError::BadHost)?;
-        let handshake = TlsConnector::from(Arc::clone(&self.tls)).connect(name, stream);
+        let handshake = TlsConnector::from(Arc::clone(config)).connect(name, stream);
         let stream = timeout(self.tls_timeout, handshake).await.map_err(|_| ConnectError::TlsLate(self.tls_timeout))?;
         Ok(Box::new(stream.map_err(ConnectError::Tls)?))
     }
@@ -84,36 +108,6 @@ impl Service<Uri> for Connector {
     }
 }
 
-impl Connection for RegistryConnection {
-    fn connected(&self) -> Connected {
-        Connected::new()
-    }
-}
-
-impl Read for RegistryConnection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(context, buffer)
-    }
-}
-
-impl Write for RegistryConnection {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use rustls::RootCertStore;
@@ -128,7 +122,9 @@ mod tests {
         let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let tls = Arc::new(tls.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
         let (dial_timeout, tls_timeout) = (Duration::from_mins(5), Duration::from_secs(1));
-        let error = Connector { tls, dial_timeout, tls_timeout }.connect(uri).await.map(drop).unwrap_err();
+        let (proxies, proxy_tls) = (Arc::default(), Arc::clone(&tls));
+        let connector = Connector { tls, dial_timeout, tls_timeout, proxies, proxy_tls };
+        let error = connector.connect(uri).await.map(drop).unwrap_err();
         assert!(matches!(error, ConnectError::TlsLate(limit) if limit == tls_timeout), "{error}");
     }
 }

@@ -145,7 +145,7 @@ mod tests {
 
     /// The winner or the failed addresses, the milliseconds it took, and when each attempt started.
     async fn run(ends: &[End]) -> (Result<usize, Vec<usize>>, u128, Vec<u128>) {
-        let addresses: Vec<SocketAddr> = (0..ends.len()).map(|index| ([10, 0, 0, index as u8], 1).into()).collect();
+        let addresses: Vec<SocketAddr> = (1..).take(ends.len()).map(|port| ([10, 0, 0, 1], port).into()).collect();
         let index_of = |address: &SocketAddr| addresses.iter().position(|other| other == address).expect("one of them");
         let (began, starts) = (Instant::now(), RefCell::new(Vec::new()));
         let winner = race(addresses.clone(), |address| {

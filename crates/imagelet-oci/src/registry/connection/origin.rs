@@ -33,6 +33,15 @@ impl Origin {
         self.is_https
     }
 
+    /// In lower case; an IPv6 address has its brackets.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Host, and port unless it is the scheme's default, for messages.
     pub(crate) fn authority(&self) -> String {
         if self.has_default_port() { self.host.clone() } else { format!("{}:{}", self.host, self.port) }

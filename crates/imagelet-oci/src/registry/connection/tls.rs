@@ -29,7 +29,9 @@ use tokio::sync::OnceCell;
 
 use super::{
     connector::Connector,
+    proxies::Proxies,
     settings::{ConnectionSettings, TlsSettings},
+    tunnel::TUNNEL_TIMEOUT,
 };
 
 /// Bounds the cache of clients: configuration that changes often starts over.
@@ -49,6 +51,7 @@ pub(crate) struct Clients {
     /// Read at the first use of TLS: a loopback registry or an offline command does not need them.
     roots: OnceCell<RootCertStore>,
     dial_timeout: Duration,
+    pub(crate) proxies: Arc<Proxies>,
     made: Mutex<HashMap<ClientKey, HttpClient>>,
 }
 
@@ -56,9 +59,9 @@ pub(crate) struct Clients {
 type ClientKey = (bool, ConnectionSettings);
 
 impl Clients {
-    pub(crate) fn new(dial_timeout: Duration) -> Self {
+    pub(crate) fn new(dial_timeout: Duration, proxies: Proxies) -> Self {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        Self { provider, roots: OnceCell::new(), dial_timeout, made: Mutex::default() }
+        Self { provider, roots: OnceCell::new(), dial_timeout, proxies: Arc::new(proxies), made: Mutex::default() }
     }
 
     /// The client for a scheme and these settings. Without system authorities only hosts with their own are
@@ -72,16 +75,18 @@ impl Clients {
         if let Some(client) = self.lock().get(&key) {
             return Ok(client.clone());
         }
-        let tls = if is_https {
-            let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
-            let roots = roots.map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))?;
-            self.tls_config(roots.clone(), &settings.tls)?
-        } else {
-            // Plain HTTP trusts no certificate.
-            self.tls_config(RootCertStore::empty(), &TlsSettings::default())?
+        let plain = async || self.tls_config(RootCertStore::empty(), &TlsSettings::default());
+        let system = async |settings| self.tls_config(self.roots().await?, settings);
+        // Plain HTTP trusts no certificate.
+        let tls = if is_https { system(&settings.tls).await? } else { plain().await? };
+        let proxy_tls = if self.proxies.use_tls() { system(&TlsSettings::default()).await? } else { plain().await? };
+        let connector = Connector {
+            tls: Arc::new(tls),
+            dial_timeout: self.dial_timeout(settings),
+            tls_timeout: TLS_TIMEOUT,
+            proxies: Arc::clone(&self.proxies),
+            proxy_tls: Arc::new(proxy_tls),
         };
-        let connector =
-            Connector { tls: Arc::new(tls), dial_timeout: self.dial_timeout(settings), tls_timeout: TLS_TIMEOUT };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
@@ -95,9 +100,14 @@ impl Clients {
         Ok(made.entry(key).or_insert(client).clone())
     }
 
-    /// The sum of the deadlines of a connection's stages.
+    async fn roots(&self) -> Result<RootCertStore, RuntimeError> {
+        let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
+        roots.cloned().map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))
+    }
+
+    /// The sum of the deadlines of a connection's stages, a proxy's included.
     pub(crate) fn connect_max(&self, settings: &ConnectionSettings) -> Duration {
-        self.dial_timeout(settings) + TLS_TIMEOUT
+        self.dial_timeout(settings) + TLS_TIMEOUT + TUNNEL_TIMEOUT + TLS_TIMEOUT
     }
 
     fn dial_timeout(&self, settings: &ConnectionSettings) -> Duration {

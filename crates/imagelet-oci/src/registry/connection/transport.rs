@@ -11,7 +11,7 @@ use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, 
 use tokio::time::{Instant, timeout};
 
 use super::{
-    failure::unreachable,
+    failure::{proxy_denied, unreachable},
     origin::Target,
     reception::{Reception, Silent},
     settings::ConnectionSettings,
@@ -118,11 +118,22 @@ impl Transport {
         let request = http::Request::builder().uri(target.uri().map_err(invalid)?).method(asked.method.clone());
         let mut request = request.body(Full::from(asked.form.clone().unwrap_or_default())).map_err(invalid)?;
         request.headers_mut().extend(headers);
+        // The connector reports a proxy that cannot be used.
+        let proxy = self.clients.proxies.choose(&target.origin).ok().flatten();
+        let forwards = proxy.filter(|proxy| proxy.forwards(target.origin.is_https()));
+        if let Some(authorization) = forwards.and_then(|proxy| proxy.authorization()) {
+            request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
+        }
         let client = self.clients.client(target.origin.is_https(), connection).await?;
         match self.head(&client, request, self.clients.connect_max(connection), reception).await {
             Ok(Ok(response)) => {
                 reception.received(1);
-                Ok(response)
+                match forwards {
+                    Some(proxy) if response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
+                        Err(proxy_denied(&place, proxy).into())
+                    }
+                    _ => Ok(response),
+                }
             }
             Ok(Err(error)) => {
                 let error = unreachable(&place, error);

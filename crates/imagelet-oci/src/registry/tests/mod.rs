@@ -2,6 +2,7 @@
 
 mod certificates;
 pub(crate) mod fake;
+mod proxies;
 mod silence;
 mod strangers;
 

@@ -1,0 +1,104 @@
+//! A tunnel through a proxy to one host: HTTP `CONNECT`, or SOCKS5.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, StatusCode, Uri, header};
+use http_body_util::Empty;
+use hyper::client::conn::http1;
+use hyper_util::{client::legacy::connect::proxy::SocksV5, rt::TokioIo};
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+use tower_service::Service;
+
+use super::{
+    proxies::{Proxy, ProxyKind},
+    stream::BoxedStream,
+};
+
+/// Time for a proxy to connect to the host on its side.
+pub(crate) const TUNNEL_TIMEOUT: Duration = Duration::from_secs(10);
+const HEAD_BYTES_MAX: usize = 16 << 10;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TunnelError {
+    #[error("it answers {0}")]
+    Refused(StatusCode),
+    #[error("it answers `CONNECT` with no valid HTTP")]
+    Broken(#[source] hyper::Error),
+    #[error("{0}")]
+    Socks(String),
+    #[error("it did not connect to `{host}` within {} s", TUNNEL_TIMEOUT.as_secs())]
+    Late { host: String },
+}
+
+/// Connects a stream to the proxy with `host` (`HOST:PORT`).
+pub(crate) async fn tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Result<BoxedStream, TunnelError> {
+    let connecting = async {
+        match proxy.kind {
+            ProxyKind::Http | ProxyKind::Https => http_tunnel(proxy, stream, host).await,
+            ProxyKind::Socks => socks_tunnel(proxy, stream, host).await,
+        }
+    };
+    timeout(TUNNEL_TIMEOUT, connecting).await.map_err(|_| TunnelError::Late { host: host.to_owned() })?
+}
+
+async fn http_tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Result<BoxedStream, TunnelError> {
+    let broken = TunnelError::Broken;
+    let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(broken)?;
+    let driver = AbortOnDropHandle::new(tokio::spawn(connection.with_upgrades()));
+    let request = Request::connect(host).header(header::HOST, host).body(Empty::<Bytes>::new());
+    let mut request = request.map_err(|_| TunnelError::Socks("the name of the host is not valid".to_owned()))?;
+    if let Some(authorization) = proxy.authorization() {
+        request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
+    }
+    let response = sender.send_request(request).await.map_err(broken)?;
+    if !response.status().is_success() {
+        return Err(TunnelError::Refused(response.status()));
+    }
+    let stream = hyper::upgrade::on(response).await.map_err(broken)?;
+    drop(driver);
+    Ok(Box::new(TokioIo::new(stream)))
+}
+
+async fn socks_tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Result<BoxedStream, TunnelError> {
+    let problem = |problem: &dyn std::fmt::Display| TunnelError::Socks(problem.to_string());
+    let uri = |authority: &str| {
+        Uri::builder()
+            .scheme("socks5")
+            .authority(authority)
+            .path_and_query("/")
+            .build()
+            .map_err(|error| problem(&error))
+    };
+    // The service returns the stream whatever the URI.
+    let mut socks = SocksV5::new(uri("proxy")?, Connected(Some(TokioIo::new(stream))));
+    if let Some(credential) = &proxy.credential {
+        socks = socks.with_auth(credential.user.clone(), credential.password.expose().to_owned());
+    }
+    let stream = socks.call(uri(host)?).await.map_err(|error| problem(&error))?;
+    Ok(stream.into_inner())
+}
+
+/// The connection to the proxy, as the connector that the SOCKS client calls once.
+struct Connected(Option<TokioIo<BoxedStream>>);
+
+impl Service<Uri> for Connected {
+    type Response = TokioIo<BoxedStream>;
+    type Error = Infallible;
+    type Future = Ready<Result<TokioIo<BoxedStream>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        ready(Ok(self.0.take().expect("called once")))
+    }
+}
