@@ -12,6 +12,7 @@ pub mod failpoint;
 #[doc(hidden)]
 pub mod fuzzing;
 mod hash;
+mod image_archive;
 mod manifest;
 mod mount;
 mod overlay;

@@ -134,6 +134,12 @@ pub(crate) enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Write an image to an OCI layout that other tools and `import` read (embedded store).
+    #[command(after_help = "Example: imagelet export registry.example/app:v1 app.tar")]
+    Export(ExportArgs),
+    /// Read the images of an OCI layout or of `docker save` into the store, without a registry (embedded store).
+    #[command(after_help = "Example: imagelet import --pin app.tar")]
+    Import(ImportArgs),
     /// Check every byte of images against what was pulled (embedded store).
     Verify(VerifyArgs),
     /// Show what happened on the node, and with -f what happens: pulls, failures, collections.
@@ -182,7 +188,7 @@ impl Command {
     /// What this command does to a store.
     pub(crate) fn intent(&self) -> Intent {
         match self {
-            Self::Serve(_) | Self::Pull(_) | Self::Ensure(_) | Self::Pin { .. } => Intent::Makes,
+            Self::Serve(_) | Self::Pull(_) | Self::Ensure(_) | Self::Pin { .. } | Self::Import(_) => Intent::Makes,
             Self::Gc(GcArgs { dry_run: false, .. })
             | Self::Verify(VerifyArgs { repair: true, .. })
             | Self::Rm { .. }
@@ -318,6 +324,38 @@ pub(crate) struct MountArgs {
     /// Let the image's device nodes be opened.
     #[arg(long)]
     pub(crate) dev: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// The image. Layers that the store does not keep (`store.keepBlobs`) come from its registry.
+    #[arg(value_name = "REF")]
+    pub(crate) image: String,
+    /// A tar file, which is replaced, or a new folder.
+    #[arg(value_name = "FILE|oci:DIR")]
+    pub(crate) archive: String,
+    /// Show no progress.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// A tar file, plain or compressed by gzip or zstd, or a folder.
+    #[arg(value_name = "FILE|oci:DIR")]
+    pub(crate) archive: String,
+    /// Name the only image of the archive so, instead of what the archive says.
+    #[arg(long, value_name = "REF")]
+    pub(crate) name: Option<String>,
+    /// Take the images for another kind of machine, such as `linux/arm64`.
+    #[arg(long, value_name = "OS/ARCH")]
+    pub(crate) platform: Option<Platform>,
+    /// Pin the images: no collection removes them.
+    #[arg(long)]
+    pub(crate) pin: bool,
+    /// Show no progress.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
 }
 
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{LayerGraph, Progress, RuntimeError, VerifyReport, pull_request::PullRequest};
 use crate::{
     credentials::Credential,
-    image::{ByteSize, Digest, ImageId, ImageSpec, Reference},
+    image::{ByteSize, Digest, ImageId, ImageSpec, Platform, Reference},
 };
 
 /// The calls of a store in this process. Reached through [`super::ImageService::local`].
@@ -99,6 +99,29 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
+    /// Writes an image to an archive: an OCI layout with the exact bytes of its documents and compressed layers. What the
+    /// store does not keep comes from the repositories of its names. The archive appears whole or not at all.
+    ///
+    /// # Errors
+    /// When the image is absent, when neither the store nor a registry has a part of it, or when the disk refuses.
+    async fn export(
+        &self,
+        _request: &ExportRequest,
+        _credentials: &Credentials<'_>,
+        _progress: &Progress,
+    ) -> Result<ExportedImage, RuntimeError> {
+        Err(unsupported())
+    }
+
+    /// Reads the images of an archive (OCI layout or `docker save`) into the store, each as a whole or not at all, under
+    /// the rules and limits of a pull. Images and layers that are present are not unpacked again.
+    ///
+    /// # Errors
+    /// When the archive cannot be read. The failure of one image is in its row.
+    async fn import(&self, _request: &ImportRequest, _progress: &Progress) -> Result<Vec<ImportOutcome>, RuntimeError> {
+        Err(unsupported())
+    }
+
     /// Repairs the store's own files: writes the names again, removes damaged blobs.
     async fn repair_store(&self, _report: &VerifyReport) -> Result<(), RuntimeError> {
         Err(unsupported())
@@ -133,6 +156,56 @@ pub struct PullEstimate {
     pub bytes_unpacked: Option<ByteSize>,
     /// Inodes of the missing layers. `None`: not known.
     pub inodes: Option<u64>,
+}
+
+/// The place of an archive of images.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ArchivePlace {
+    /// The tar file, or the folder with an OCI layout.
+    pub path: PathBuf,
+    /// Whether it is a folder.
+    pub is_folder: bool,
+}
+
+/// An image, and the archive to write it to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportRequest {
+    /// A name, an id or an id prefix.
+    pub image: String,
+    /// The archive.
+    pub place: ArchivePlace,
+}
+
+/// An exported image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportedImage {
+    /// The image's id.
+    pub id: ImageId,
+    /// Digest of its index, or of its manifest where there is no index.
+    pub digest: Digest,
+    /// Size of all blobs in the archive.
+    pub bytes: ByteSize,
+}
+
+/// An archive to import.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImportRequest {
+    /// The archive.
+    pub place: ArchivePlace,
+    /// The name of its only image, instead of those in the archive.
+    pub name: Option<Reference>,
+    /// `None`: this machine.
+    pub platform: Option<Platform>,
+}
+
+/// An image of an archive, after its import.
+#[derive(Debug)]
+pub struct ImportOutcome {
+    /// Its names in the store, or as far as the archive has valid ones.
+    pub names: Vec<String>,
+    /// Its id, and whether it was present before.
+    pub outcome: Result<(ImageId, bool), RuntimeError>,
 }
 
 /// Options of a mount. The default is read-only, nosuid and nodev.

@@ -34,7 +34,10 @@ pub use import::{
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;
-pub use local_store::{Credentials, LocalStore, MountOptions, MountedImage, PullEstimate, VerifyProgress};
+pub use local_store::{
+    ArchivePlace, Credentials, ExportRequest, ExportedImage, ImportOutcome, ImportRequest, LocalStore, MountOptions,
+    MountedImage, PullEstimate, VerifyProgress,
+};
 pub use manager::{Pod, RuntimeManager};
 pub use pull_observer::{PullEnd, PullObserver};
 pub use pull_request::{EncodedPod, LayerState, Progress, PullEvent, PullRequest, SandboxConfig, no_progress};

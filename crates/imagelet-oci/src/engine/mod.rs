@@ -1,6 +1,7 @@
 //! The engine: what it is made of, and the store behind the one seam.
 
 mod admit;
+mod archive;
 mod confirm;
 mod details;
 mod durability;
@@ -24,9 +25,10 @@ use async_trait::async_trait;
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference},
     runtime::{
-        ContainerService, Credentials, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService,
-        LayerGraph, Listing, LocalStore, MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullRequest,
-        RuntimeError, RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
+        ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
+        ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, Listing, LocalStore, MakeRoom,
+        MountOptions, MountedImage, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, StoreMeasure,
+        VerifyProgress, VerifyReport,
     },
 };
 
@@ -363,6 +365,19 @@ impl LocalStore for Engine {
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
         self.repaired(id, credentials, progress).await
+    }
+
+    async fn export(
+        &self,
+        request: &ExportRequest,
+        credentials: &Credentials<'_>,
+        progress: &Progress,
+    ) -> Result<ExportedImage, RuntimeError> {
+        self.exported(request, credentials, progress).await
+    }
+
+    async fn import(&self, request: &ImportRequest, progress: &Progress) -> Result<Vec<ImportOutcome>, RuntimeError> {
+        self.imported(request, progress).await
     }
 
     async fn repair_store(&self, report: &VerifyReport) -> Result<(), RuntimeError> {

@@ -210,7 +210,7 @@ impl Engine {
         check_layers(id, resolved.manifest.layers.len(), record.layers.len())
     }
 
-    async fn already_here(
+    pub(super) async fn already_here(
         &self,
         id: &ImageId,
         names: &[String],

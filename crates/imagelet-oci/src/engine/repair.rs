@@ -158,7 +158,7 @@ impl Engine {
 }
 
 /// The sources of an image: each repository once, by digest where a name has one.
-fn sources(names: &[String]) -> Vec<Reference> {
+pub(super) fn sources(names: &[String]) -> Vec<Reference> {
     let mut parsed: Vec<Reference> = names.iter().filter_map(|name| name.parse().ok()).collect();
     parsed.sort_by_key(|reference| reference.digest().is_none());
     let mut sources: Vec<Reference> = Vec::new();

@@ -249,13 +249,13 @@ fn schema1() -> RuntimeError {
 }
 
 /// A list of at most `MAX` items. Further ones are only counted, and take no memory.
-struct Bounded<T, const MAX: usize> {
+pub(crate) struct Bounded<T, const MAX: usize> {
     kept: Vec<T>,
     count: usize,
 }
 
 impl<T, const MAX: usize> Bounded<T, MAX> {
-    fn all(self, of: &str, what: &str) -> Result<Vec<T>, RuntimeError> {
+    pub(crate) fn all(self, of: &str, what: &str) -> Result<Vec<T>, RuntimeError> {
         if self.count > MAX {
             return Err(unacceptable(format!("the {of} has {} {what}; more than {MAX} are refused", self.count)));
         }
@@ -312,15 +312,20 @@ pub(crate) fn printable(text: &str) -> String {
 /// Parses a JSON object. Serde would accept an array for a struct; Go would not.
 ///
 /// Serde skips unread fields at any nesting, so the nesting is checked first.
-fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
+pub(crate) fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(serde_json::Error::custom("a list where an object is expected"));
+    }
+    list(bytes)
+}
+
+/// Parses a JSON document of any kind, such as a list.
+pub(crate) fn list<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
     let levels = nesting(bytes);
     if levels > NESTING_MAX {
         return Err(serde_json::Error::custom(format!(
             "nested {levels} levels deep; more than {NESTING_MAX} are refused"
         )));
-    }
-    if bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(serde_json::Error::custom("a list where an object is expected"));
     }
     serde_json::from_slice(bytes).map_err(shortened)
 }

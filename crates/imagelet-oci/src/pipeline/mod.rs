@@ -123,6 +123,10 @@ impl LayerJob {
             }
             match error.kind() {
                 RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
+                    if self.session.archive().is_some() {
+                        self.forget(Store::discard_partial).await?;
+                        return Err(error);
+                    }
                     // An unread blob is not known to be wrong.
                     self.forget(if self.trusts_disk { Store::discard_blob } else { Store::discard_partial }).await?;
                     if !was_on_disk && !source.distrust_mirrors(&error) {
@@ -148,9 +152,15 @@ impl LayerJob {
             patience -= 1;
         }
         let (store, descriptor, keep_blobs) = (Arc::clone(&self.store), self.descriptor.clone(), self.keep_blobs);
+        let archive = self.session.archive().cloned();
         tokio::task::spawn_blocking(move || {
             let found = store.open_blob(&descriptor.digest, descriptor.size);
             let is_kept = found.as_ref().is_some_and(|kept| kept.is_kept);
+            if let Some(archive) = archive {
+                let kept = KeptBytes { file: archive.open(&descriptor)?, length: descriptor.size, is_kept };
+                let writer = if keep_blobs && !is_kept { store.write_blob(&descriptor.digest, 0)? } else { None };
+                return Ok((Some(kept), writer));
+            }
             let kept = found.filter(|_| trusted);
             let known = kept.as_ref().map_or(0, |kept| kept.length);
             let writer = if keep_blobs && !is_kept { store.write_blob(&descriptor.digest, known)? } else { None };

@@ -24,6 +24,7 @@ use super::{
     error::denied,
     hosts::Host,
 };
+use crate::image_archive::ArchiveBlobs;
 
 /// Tokens live and die with the session, so that no other credential can use them.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ struct Inner {
     reference: Reference,
     hosts: Vec<SessionHost>,
     reception: Arc<Reception>,
+    /// Where the content comes from instead of hosts.
+    archive: Option<Arc<ArchiveBlobs>>,
 }
 
 /// A host, and what it may see of the credential.
@@ -59,7 +62,17 @@ impl PullSession {
     ) -> Self {
         let hosts = hosts.into_iter().map(|host| SessionHost::new(host, &reference, credential)).collect();
         let reception = Arc::new(Reception::new(shared.config.silence_max, shared.config.trickle));
-        Self { inner: Arc::new(Inner { shared, reference, hosts, reception }) }
+        Self { inner: Arc::new(Inner { shared, reference, hosts, reception, archive: None }) }
+    }
+
+    /// A session without hosts: all blobs come from an archive.
+    pub(super) fn of_archive(shared: Arc<Shared>, reference: Reference, archive: Arc<ArchiveBlobs>) -> Self {
+        let reception = Arc::new(Reception::new(None, None));
+        Self { inner: Arc::new(Inner { shared, reference, hosts: Vec::new(), reception, archive: Some(archive) }) }
+    }
+
+    pub(crate) fn archive(&self) -> Option<&Arc<ArchiveBlobs>> {
+        self.inner.archive.as_ref()
     }
 
     #[cfg(test)]

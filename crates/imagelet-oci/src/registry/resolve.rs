@@ -13,6 +13,7 @@ use imagelet_core::{
 
 use super::{PullSession, Registry, error::Failure, hosts, request::Query};
 use crate::hash::Hash;
+use crate::image_archive::ArchiveBlobs;
 use crate::manifest::{
     Descriptor, INDEX_DEPTH_MAX, MANIFEST_BYTES_MAX, Manifest, ManifestDocument, corrupt, printable, unacceptable,
 };
@@ -67,6 +68,11 @@ impl Registry {
     ) -> Result<PullSession, RuntimeError> {
         let hosts = self.hosts(reference).await?;
         Ok(PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, credential))
+    }
+
+    /// A session whose content comes from an archive.
+    pub(crate) fn archive_session(&self, reference: &Reference, archive: Arc<ArchiveBlobs>) -> PullSession {
+        PullSession::of_archive(Arc::clone(&self.shared), reference.canonical(), archive)
     }
 
     async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {

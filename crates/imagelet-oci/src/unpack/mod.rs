@@ -27,6 +27,7 @@ use rustix::fd::BorrowedFd;
 pub(crate) use self::writer::tree::process_umask;
 use self::{archive::Reader, error::Fault, writer::Writer};
 pub(crate) use self::{
+    archive::{TarEntry, TarKind},
     budget::{Claim, MemoryError},
     writer::manifest_writer::{xattrs_at, xattrs_of},
 };
@@ -120,6 +121,21 @@ pub(crate) fn unpack_layer<'a>(
         }
     }
     writer.finish()
+}
+
+/// Reads the headers of the next entry of an archive whose data the caller skips or reads itself. `None`: the archive
+/// ends here.
+pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> Result<Option<TarEntry>, UnpackError> {
+    let options = UnpackOptions {
+        ownership: Ownership::Record,
+        rules: EntryRules::Own,
+        limits: UnpackLimits::default(),
+        umask: 0,
+        memory: Arc::clone(memory),
+        cancelled: Arc::default(),
+    };
+    let mut reader = Reader::new(input, &options, Claim::on(memory));
+    reader.next().map_err(|fault| fault.at(&reader.place))
 }
 
 fn unpack_next(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<bool, Fault> {

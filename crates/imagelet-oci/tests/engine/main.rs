@@ -2,6 +2,7 @@
 
 mod access;
 mod admission;
+mod archive;
 mod background;
 mod blobs;
 mod estimate;

@@ -11,6 +11,7 @@ macro_rules! documents {
     )*};
 }
 
+mod archives;
 mod events;
 mod fields;
 mod pods;
@@ -21,6 +22,7 @@ mod types;
 mod v1;
 mod verify;
 
+pub(crate) use archives::{ExportRequest, Exported, ImportRequest, Imported, ImportedRow};
 pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress};
 pub(crate) use fields::{Hidden, moment};
 pub(crate) use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};

@@ -1,4 +1,4 @@
-//! `rm`, `untag`, pins and mounts.
+//! `rm`, `untag`, pins, mounts and archives.
 
 use std::{
     io::Write as _,
@@ -6,17 +6,19 @@ use std::{
     process::ExitCode,
 };
 
+use imagelet_core::{image::ByteSize, runtime::ArchivePlace};
 use serde_json::json;
 
 use crate::{
     api::{
-        MountRequest, PinRequest, PinsRequest, RemoveRequest, UnmountRequest, UnpinRequest, UntagRequest, no_steps,
-        silences,
+        ExportRequest, ImportRequest, MountRequest, PinRequest, PinsRequest, RemoveRequest, UnmountRequest,
+        UnpinRequest, UntagRequest, no_steps, silences,
     },
-    cli::{Format, MountArgs},
+    cli::{ExportArgs, Format, ImportArgs, MountArgs},
     failure::Failure,
     node::Node,
     output::{Table, print, printable},
+    progress::Screen,
 };
 
 pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> Result<ExitCode, Failure> {
@@ -117,8 +119,75 @@ pub(super) async fn unmount(node: &Node, directory: &Path, force: bool, format: 
     Ok(print(format, &mounted, |out| writeln!(out, "{}", mounted.directory.display()))?)
 }
 
+pub(super) async fn export(node: &Node, arguments: ExportArgs, format: Format) -> Result<ExitCode, Failure> {
+    let ExportArgs { image, archive, quiet } = arguments;
+    let screen = Screen::of_stderr(quiet);
+    let shown = screen.show(&image, None);
+    let request = ExportRequest { image, place: archive_place(&archive)? };
+    let exported = node.ask(request, shown.steps.clone()).await;
+    drop(shown);
+    let exported = exported?;
+    let (path, size) = (exported.path.display().to_string(), ByteSize(exported.size));
+    screen.say(&format!("{} written to {} ({size})", printable(&exported.image), printable(&path)));
+    Ok(print(format, &exported, |out| writeln!(out, "{}", exported.digest))?)
+}
+
+pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -> Result<ExitCode, Failure> {
+    let ImportArgs { archive, name, platform, pin, quiet } = arguments;
+    let screen = Screen::of_stderr(quiet);
+    let shown = screen.show(&archive, None);
+    let platform = platform.map(|platform| platform.to_string());
+    let request = ImportRequest { place: archive_place(&archive)?, name, platform, pin };
+    let imported = node.ask(request, shown.steps.clone()).await;
+    drop(shown);
+    let imported = imported?;
+    for image in &imported.images {
+        match &image.failure {
+            Some(failure) => complain(failure),
+            None if image.present => screen.say(&format!("{} is present", printable(&image.names.join(" ")))),
+            None => screen.say(&format!("{} imported", printable(&image.names.join(" ")))),
+        }
+    }
+    let done = imported.images.iter().filter(|image| image.failure.is_none());
+    print(format, &imported, |out| done.clone().try_for_each(|image| writeln!(out, "{}", image.id)))?;
+    Ok(ExitCode::from(u8::from(imported.images.iter().any(|image| image.failure.is_some()))))
+}
+
+/// `oci:DIR` is a folder, all else a file.
+fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
+    let (path, is_folder) = match text.strip_prefix("oci:") {
+        Some(folder) => (folder, true),
+        None => (text, false),
+    };
+    if path.is_empty() || path == "-" {
+        return Err(Failure::new("InvalidArgument", format!("`{text}` names no archive"))
+            .or_hint("give a file, or `oci:DIR` for a folder"));
+    }
+    Ok(ArchivePlace { path: std::path::absolute(path)?, is_folder })
+}
+
 /// The daemon has another working directory, and the store records mounts by their real path.
 fn absolute(directory: &Path) -> Result<PathBuf, Failure> {
     let absolute = std::path::absolute(directory)?;
     Ok(std::fs::canonicalize(&absolute).unwrap_or(absolute))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_is_a_file_or_a_folder() {
+        for (text, expected) in [
+            ("/a/b.tar", Some(("/a/b.tar", false))),
+            ("oci:/a/b", Some(("/a/b", true))),
+            ("/oci:b", Some(("/oci:b", false))),
+            ("oci:", None),
+            ("-", None),
+            ("", None),
+        ] {
+            let found = archive_place(text).ok().map(|place| (place.path, place.is_folder));
+            assert_eq!(found, expected.map(|(path, is_folder)| (PathBuf::from(path), is_folder)), "{text}");
+        }
+    }
 }

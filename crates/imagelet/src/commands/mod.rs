@@ -111,6 +111,8 @@ async fn run_on(
         Command::Pins => images_write::pins(node, format).await,
         Command::Mount(arguments) => images_write::mount(node, arguments, format).await,
         Command::Unmount { directory, force } => images_write::unmount(node, &directory, force, format).await,
+        Command::Export(arguments) => images_write::export(node, arguments, format).await,
+        Command::Import(arguments) => images_write::import(node, arguments, format).await,
         Command::Events { follow } => events::run(node, follow, format).await,
         Command::Why { image } => why::why(node, image, format).await,
         Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,

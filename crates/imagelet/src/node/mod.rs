@@ -17,9 +17,9 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     api::{
-        CollectRequest, EventLine, EventsRequest, Handler, InspectRequest, ListRequest, MountRequest, PinRequest,
-        PinsRequest, PodRequest, PullRequest, Refusal, RemoveRequest, Replies, StatusRequest, Steps, UnmountRequest,
-        UnpinRequest, UntagRequest, UsageRequest, VerifyRequest,
+        CollectRequest, EventLine, EventsRequest, ExportRequest, Handler, ImportRequest, InspectRequest, ListRequest,
+        MountRequest, PinRequest, PinsRequest, PodRequest, PullRequest, Refusal, RemoveRequest, Replies, StatusRequest,
+        Steps, UnmountRequest, UnpinRequest, UntagRequest, UsageRequest, VerifyRequest,
     },
     failure::Failure,
 };
@@ -80,6 +80,8 @@ impl Handler for LocalNode {
             PinsRequest::NAME => answer::<PinsRequest>(self, body, progress).await,
             MountRequest::NAME => answer::<MountRequest>(self, body, progress).await,
             UnmountRequest::NAME => answer::<UnmountRequest>(self, body, progress).await,
+            ExportRequest::NAME => answer::<ExportRequest>(self, body, progress).await,
+            ImportRequest::NAME => answer::<ImportRequest>(self, body, progress).await,
             VerifyRequest::NAME => answer::<VerifyRequest>(self, body, progress).await,
             StatusRequest::NAME => answer::<StatusRequest>(self, body, progress).await,
             WhyRequest::NAME => answer::<WhyRequest>(self, body, progress).await,

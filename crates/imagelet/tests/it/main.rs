@@ -2,6 +2,7 @@
 
 mod admission;
 mod architecture;
+mod archives;
 mod bare;
 mod between;
 mod by_hand;

@@ -38,6 +38,12 @@ impl PullSession {
             let size = descriptor.size;
             return Err(unacceptable(format!("blob `{digest}` has {size} bytes; more than {limit} are refused")));
         }
+        if let Some(archive) = self.archive() {
+            let (archive, descriptor) = (Arc::clone(archive), descriptor.clone());
+            return tokio::task::spawn_blocking(move || archive.read(&descriptor, limit))
+                .await
+                .map_err(|error| RuntimeError::defect("reading the archive was given up").caused_by(error))?;
+        }
         let source = self.blob(descriptor);
         loop {
             match source.read_whole().await {

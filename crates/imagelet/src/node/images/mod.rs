@@ -1,6 +1,7 @@
 //! The images of a node, as commands list, inspect, check, mount and remove them.
 
 mod adopt_images;
+mod archives;
 mod commands;
 mod image_row;
 mod mounts;

@@ -1,0 +1,178 @@
+//! Images of an archive: their layers take the way of a pull, with the archive as the source of all bytes.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use imagelet_core::{
+    image::{Digest, ImageId, Platform, Reference},
+    runtime::{ImportOutcome, ImportRequest, Progress, RuntimeError, RuntimeErrorKind},
+};
+
+use super::super::{
+    Engine, LayerSharing, blocking,
+    estimate::PullTarget,
+    pull::{announce, check_layers},
+};
+use crate::{
+    image_archive::{
+        ArchiveBlobs, ArchiveFiles, ArchivedImage, ImageArchive, open_file, references,
+        spool::{self, SpoolLimits},
+    },
+    manifest::{
+        Descriptor, INDEX_DEPTH_MAX, Index, MANIFEST_BYTES_MAX, Manifest, ManifestDocument, corrupt, unacceptable,
+    },
+    pipeline::LayerLimits,
+    registry::{Document, Resolved, about},
+};
+
+impl Engine {
+    pub(in crate::engine) async fn imported(
+        &self,
+        request: &ImportRequest,
+        progress: &Progress,
+    ) -> Result<Vec<ImportOutcome>, RuntimeError> {
+        self.store.check_writable()?;
+        let archive = self.open_archive(request).await?;
+        let count = archive.images.len();
+        if request.name.is_some() && count != 1 {
+            let message = format!("the archive has {count} images, and one name is given");
+            return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
+                .with_hint("leave out `--name`: each image gets its own names"));
+        }
+        let mut imported = Vec::new();
+        for image in archive.images {
+            let found = references(&image.names, request.name.as_ref());
+            let names = found.iter().flatten().map(ToString::to_string).collect();
+            let outcome = match found {
+                Ok(references) => self.import_one(&archive.blobs, image, &references, request, progress).await,
+                Err(error) => Err(error),
+            };
+            imported.push(ImportOutcome { names, outcome });
+        }
+        Ok(imported)
+    }
+
+    async fn open_archive(&self, request: &ImportRequest) -> Result<ImageArchive, RuntimeError> {
+        let (place, memory) = (request.place.clone(), self.budget.layer());
+        let LayerLimits { expansion_max, expansion_free, free_bytes_floor, .. } = self.config.limits;
+        let limits = SpoolLimits { expansion_max, expansion_free, free_bytes_floor };
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let _cancel = CancelOnDrop(Arc::clone(&cancelled));
+        self.on_disk(move |store| {
+            let entries = if place.is_folder {
+                ArchiveFiles::of_folder(&place.path)?
+            } else {
+                let staging = store.stage()?;
+                let folder: &Path = staging.path();
+                let plain = spool::plain(open_file(&place.path)?, folder, limits, &cancelled)?;
+                ArchiveFiles::of_tar(plain, &place.path, &memory)?
+            };
+            ImageArchive::read(entries)
+        })
+        .await
+    }
+
+    async fn import_one(
+        &self,
+        blobs: &Arc<ArchiveBlobs>,
+        image: ArchivedImage,
+        references: &[Reference],
+        request: &ImportRequest,
+        progress: &Progress,
+    ) -> Result<(ImageId, bool), RuntimeError> {
+        let target = PullTarget {
+            reference: references[0].clone(),
+            platform: request.platform.clone().unwrap_or_else(Platform::host),
+            is_platform_given: request.platform.is_some(),
+            credential: None,
+        };
+        let failed = |error| about(error, &format!("could not import `{}`", references[0]));
+        let (archive, wanted) = (Arc::clone(blobs), target.platform.clone());
+        let found = blocking(move || choose(&archive, image.roots, &wanted)).await.map_err(failed)?;
+        check_digests(references, &found.root.digest).map_err(failed)?;
+        let session = self.registry.archive_session(&references[0], Arc::clone(blobs));
+        let ChosenImage { root, chosen, manifest } = found;
+        let resolved = Resolved { session, root, chosen, manifest };
+        self.import_resolved(&resolved, references, &target, progress).await.map_err(failed)
+    }
+
+    async fn import_resolved(
+        &self,
+        resolved: &Resolved,
+        references: &[Reference],
+        target: &PullTarget,
+        progress: &Progress,
+    ) -> Result<(ImageId, bool), RuntimeError> {
+        announce(resolved, progress)?;
+        let id = ImageId::new(resolved.manifest.config.digest.as_str());
+        let names: Vec<String> = references
+            .iter()
+            .flat_map(|reference| {
+                let (by_tag, by_digest) = reference.names_of(&resolved.root.digest);
+                by_tag.into_iter().chain([by_digest])
+            })
+            .collect();
+        let (config_bytes, config) = self.configuration(resolved, target).await?;
+        let layers = &resolved.manifest.layers;
+        check_layers(&id, layers.len(), config.diff_ids.len())?;
+        let may_share = self.config.sharing == LayerSharing::Node
+            || references.iter().all(|reference| self.store.is_named_in(&id, reference.repository()));
+        if may_share && self.already_here(&id, &names, layers, progress).await? {
+            return Ok((id, true));
+        }
+        let id = self.fetch_layers(&id, resolved, &config_bytes, names, Arc::default(), progress).await?;
+        Ok((id, false))
+    }
+}
+
+struct ChosenImage {
+    root: Document,
+    chosen: Document,
+    manifest: Manifest,
+}
+
+/// The documents from a root to the image for the platform.
+fn choose(blobs: &ArchiveBlobs, roots: Vec<Descriptor>, platform: &Platform) -> Result<ChosenImage, RuntimeError> {
+    let first = match &roots[..] {
+        [root] => root.clone(),
+        _ => Index { manifests: roots }.choose(platform)?.clone(),
+    };
+    let (root, mut read) = document(blobs, &first)?;
+    let mut chosen = root.clone();
+    for depth in 0..=INDEX_DEPTH_MAX {
+        match read {
+            ManifestDocument::Image(manifest) => return Ok(ChosenImage { root, chosen, manifest }),
+            ManifestDocument::Index(_) if depth == INDEX_DEPTH_MAX => break,
+            ManifestDocument::Index(index) => (chosen, read) = document(blobs, index.choose(platform)?)?,
+        }
+    }
+    Err(unacceptable(format!("the image is an index of more than {INDEX_DEPTH_MAX} levels")))
+}
+
+fn document(blobs: &ArchiveBlobs, descriptor: &Descriptor) -> Result<(Document, ManifestDocument), RuntimeError> {
+    let bytes = blobs.read(descriptor, MANIFEST_BYTES_MAX)?;
+    let (read, media_type) = ManifestDocument::parse_named(&bytes, &descriptor.media_type)
+        .map_err(|error| about(error, &format!("`{}` is no usable manifest", descriptor.digest)))?;
+    Ok((Document { digest: descriptor.digest.clone(), media_type, bytes }, read))
+}
+
+/// A name by digest in an archive has to be true.
+fn check_digests(references: &[Reference], root: &Digest) -> Result<(), RuntimeError> {
+    match references.iter().find(|reference| reference.digest().is_some_and(|digest| digest != root)) {
+        Some(wrong) => Err(corrupt(format!("the image named `{wrong}` is `{root}`"))),
+        None => Ok(()),
+    }
+}
+
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,4 @@
+//! Images to archives and from archives.
+
+mod export;
+mod import;

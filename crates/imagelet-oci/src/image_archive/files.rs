@@ -1,0 +1,349 @@
+//! The files of an archive by name, each a span of a tar file or a file of a folder.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom},
+    os::fd::AsRawFd as _,
+    path::Path,
+    sync::Arc,
+};
+
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+use crate::{
+    manifest::{corrupt, unacceptable},
+    store::storage_error,
+    unpack::{LayerMemory, TarKind, read_head},
+};
+
+/// ArchiveFiles of an archive: an image has at most a few thousand files of any format.
+const ENTRIES_MAX: usize = 100_000;
+/// Bytes of all names together, and of one.
+const NAMES_BYTES_MAX: usize = 8 << 20;
+const NAME_BYTES_MAX: usize = 1024;
+/// Links that one name may lead through.
+const LINKS_MAX: usize = 8;
+const BLOCK: u64 = 512;
+const READ_AHEAD: usize = 64 << 10;
+
+#[derive(Debug)]
+pub(crate) struct ArchiveFiles {
+    place: String,
+    kind: FileSource,
+}
+
+#[derive(Debug)]
+enum FileSource {
+    Folder(File),
+    Tar { file: File, files: HashMap<String, TarFile> },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum TarFile {
+    Span {
+        offset: u64,
+        size: u64,
+    },
+    /// The normalised name that it stands for.
+    Link(String),
+}
+
+impl ArchiveFiles {
+    pub(crate) fn of_folder(path: &Path) -> Result<Self, RuntimeError> {
+        let place = path.display().to_string();
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(folder) => Ok(Self { place, kind: FileSource::Folder(File::from(folder)) }),
+            Err(error) => Err(unopened(&place, error.into())),
+        }
+    }
+
+    /// Reads the headers of a plain tar file, and skips its data.
+    pub(crate) fn of_tar(file: File, path: &Path, memory: &Arc<LayerMemory>) -> Result<Self, RuntimeError> {
+        let place = path.display().to_string();
+        let files = index(&file, memory).map_err(|error| {
+            RuntimeError::new(error.kind(), format!("could not read the archive `{place}`")).caused_by(error)
+        })?;
+        Ok(Self { place, kind: FileSource::Tar { file, files } })
+    }
+
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// A file at its first byte, and its size. `None`: there is none of this name.
+    pub(super) fn open(&self, name: &str) -> Result<Option<(File, u64)>, RuntimeError> {
+        let Some(name) = normalised(name) else { return Ok(None) };
+        let opened = match &self.kind {
+            FileSource::Folder(folder) => open_beneath(folder, &name),
+            FileSource::Tar { file, files } => open_span(file, files, &name),
+        };
+        opened.map_err(|error| storage_error(format!("could not open a file of the archive `{}`", self.place), error))
+    }
+
+    /// A small file as a whole.
+    pub(super) fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, RuntimeError> {
+        let Some((file, size)) = self.open(name)? else { return Ok(None) };
+        if size > limit {
+            return Err(unacceptable(format!("`{name}` has {size} bytes; more than {limit} are refused")));
+        }
+        read_span(file, size)
+            .map(Some)
+            .map_err(|error| corrupt(format!("could not read `{name}` of the archive")).caused_by(error))
+    }
+}
+
+/// Opens a file to read, without waiting for the writer of a pipe; other kinds of files are refused.
+pub(crate) fn open_file(path: &Path) -> Result<File, RuntimeError> {
+    let place = path.display().to_string();
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| unopened(&place, error.into()))?;
+    let file = File::from(file);
+    let metadata = file.metadata().map_err(|error| unopened(&place, error))?;
+    if metadata.is_dir() {
+        let error = RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{place}` is a folder, not a file"));
+        return Err(error.with_hint(format!("if it is an OCI layout, say `oci:{place}`")));
+    }
+    if !metadata.is_file() {
+        return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{place}` is no regular file")));
+    }
+    Ok(file)
+}
+
+pub(super) fn read_span(file: File, size: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(size).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 == size { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+fn unopened(place: &str, error: io::Error) -> RuntimeError {
+    let kind = match error.kind() {
+        io::ErrorKind::NotFound => RuntimeErrorKind::NotFound,
+        io::ErrorKind::NotADirectory => RuntimeErrorKind::InvalidArgument,
+        _ => RuntimeErrorKind::Other,
+    };
+    RuntimeError::new(kind, format!("could not open the archive `{place}`")).caused_by(error)
+}
+
+/// Links of the folder stay in it.
+fn open_beneath(folder: &File, name: &str) -> io::Result<Option<(File, u64)>> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let file = match rustix::fs::openat2(folder, name, flags, Mode::empty(), how) {
+        Ok(file) => File::from(file),
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let metadata = file.metadata()?;
+    Ok(metadata.is_file().then_some((file, metadata.len())))
+}
+
+fn open_span(file: &File, files: &HashMap<String, TarFile>, name: &str) -> io::Result<Option<(File, u64)>> {
+    let mut name = name;
+    for _ in 0..=LINKS_MAX {
+        match files.get(name) {
+            None => return Ok(None),
+            Some(TarFile::Link(target)) => name = target,
+            Some(TarFile::Span { offset, size }) => {
+                // A file of its own: duplicates of a descriptor share their position.
+                let mut own = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+                own.seek(SeekFrom::Start(*offset))?;
+                return Ok(Some((own, *size)));
+            }
+        }
+    }
+    Err(io::Error::other("its links lead in a circle"))
+}
+
+/// The files of a tar archive. The last entry of a name counts, as where it is extracted.
+fn index(file: &File, memory: &Arc<LayerMemory>) -> Result<HashMap<String, TarFile>, RuntimeError> {
+    let unread = |error| corrupt("it is truncated").caused_by(error);
+    let length = file.metadata().map_err(unread)?.len();
+    let mut input = Positioned { file: BufReader::with_capacity(READ_AHEAD, file), at: 0 };
+    let (mut files, mut entries, mut names) = (HashMap::new(), 0_usize, 0_usize);
+    loop {
+        let head = read_head(&mut input, memory)
+            .map_err(|error| corrupt("it is no tar archive, or a damaged one").caused_by(error))?;
+        let Some(head) = head else { return Ok(files) };
+        entries += 1;
+        if entries > ENTRIES_MAX {
+            return Err(unacceptable(format!("more than {ENTRIES_MAX} entries")));
+        }
+        let end = input.at.checked_add(head.stored).filter(|end| *end <= length);
+        let Some(end) = end else { return Err(corrupt("it is truncated")) };
+        let found = match head.kind {
+            TarKind::File if head.sparse.is_none() => Some(TarFile::Span { offset: input.at, size: head.stored }),
+            TarKind::HardLink => text(&head.link).and_then(normalised).map(TarFile::Link),
+            TarKind::Symlink => text(&head.link).zip(text(&head.name)).and_then(target).map(TarFile::Link),
+            _ => None,
+        };
+        if let Some((name, found)) = text(&head.name).and_then(normalised).zip(found) {
+            names += name.len() + if let TarFile::Link(target) = &found { target.len() } else { 0 };
+            if names > NAMES_BYTES_MAX {
+                return Err(unacceptable(format!("names of more than {NAMES_BYTES_MAX} bytes in all")));
+            }
+            files.insert(name, found);
+        }
+        // A last entry may lack its padding.
+        input.skip_to(end.next_multiple_of(BLOCK).min(length)).map_err(unread)?;
+    }
+}
+
+fn text(name: &[u8]) -> Option<&str> {
+    std::str::from_utf8(name).ok()
+}
+
+/// A relative name without `.`; `None` for one that leaves the archive or is too long.
+fn normalised(name: &str) -> Option<String> {
+    resolved(&[], name).filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX)
+}
+
+/// The name that a symbolic link stands for.
+fn target((link, name): (&str, &str)) -> Option<String> {
+    let name = normalised(name)?;
+    let mut folder: Vec<&str> = name.split('/').collect();
+    folder.pop();
+    resolved(&folder, link).filter(|name| name.len() <= NAME_BYTES_MAX)
+}
+
+fn resolved(folder: &[&str], path: &str) -> Option<String> {
+    if path.starts_with('/') || path.contains('\0') {
+        return None;
+    }
+    let mut parts = folder.to_vec();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// A buffered file that knows its position.
+struct Positioned<'a> {
+    file: BufReader<&'a File>,
+    at: u64,
+}
+
+impl Positioned<'_> {
+    fn skip_to(&mut self, position: u64) -> io::Result<()> {
+        let distance = i64::try_from(position - self.at).map_err(io::Error::other)?;
+        self.file.seek_relative(distance)?;
+        self.at = position;
+        Ok(())
+    }
+}
+
+impl io::Read for Positioned<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl BufRead for Positioned<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.file.fill_buf()
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.file.consume(bytes);
+        self.at += bytes as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    type Made<'a> = (&'a str, tar::EntryType, &'a str);
+
+    fn tar_of(entries: &[Made<'_>]) -> File {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, kind, content) in entries {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(*kind);
+            header.set_mode(0o644);
+            if matches!(kind, tar::EntryType::Symlink | tar::EntryType::Link) {
+                header.set_size(0);
+                builder.append_link(&mut header, name, content).expect("memory takes it");
+            } else {
+                header.set_size(content.len() as u64);
+                builder.append_data(&mut header, name, content.as_bytes()).expect("memory takes it");
+            }
+        }
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(&builder.into_inner().expect("memory takes it")).expect("written");
+        file.rewind().expect("at its start");
+        file
+    }
+
+    fn entries(file: File) -> Result<ArchiveFiles, RuntimeError> {
+        ArchiveFiles::of_tar(file, Path::new("x.tar"), &LayerMemory::of_its_own(4 << 20))
+    }
+
+    #[test]
+    fn files_and_links_are_found_by_any_spelling_inside_the_archive() {
+        use tar::EntryType::{Link, Regular, Symlink};
+        let long = format!("{}/layer.tar", "x".repeat(150));
+        let found = entries(tar_of(&[
+            ("./a/layer.tar", Regular, "one"),
+            ("b/layer.tar", Symlink, "../a/layer.tar"),
+            ("c", Link, "a/layer.tar"),
+            (&long, Regular, "long"),
+            ("d", Symlink, "../../etc/passwd"),
+            ("e", Symlink, "/etc/passwd"),
+            ("f", Symlink, "g"),
+            ("g", Symlink, "f"),
+            ("twice", Regular, "first"),
+            ("twice", Regular, "second"),
+        ]))
+        .expect("an archive");
+        let read = |name: &str| found.read(name, 100).map(|bytes| bytes.map(|bytes| String::from_utf8(bytes).unwrap()));
+        for (name, content) in [
+            ("a/layer.tar", Some("one")),
+            ("./b/layer.tar", Some("one")),
+            ("c", Some("one")),
+            (&long, Some("long")),
+            ("twice", Some("second")),
+            ("d", None),
+            ("e", None),
+            ("../a", None),
+            ("absent", None),
+        ] {
+            assert_eq!(read(name).expect("no failure").as_deref(), content, "{name}");
+        }
+        assert!(read("f").expect_err("a circle").chain().contains("circle"));
+        assert!(found.read("a/layer.tar", 2).expect_err("too long").chain().contains("more than 2"));
+    }
+
+    #[test]
+    fn a_cut_archive_and_one_that_is_none_are_refused() {
+        let whole = tar_of(&[("a", tar::EntryType::Regular, &"x".repeat(4000))]);
+        whole.set_len(2000).expect("it is cut");
+        assert!(entries(whole).expect_err("cut").chain().contains("truncated"));
+        let mut text = tempfile::tempfile().expect("a file");
+        text.write_all(&[b'x'; 2000]).expect("written");
+        text.rewind().expect("at its start");
+        assert!(entries(text).expect_err("text").chain().contains("no tar archive"));
+    }
+
+    #[test]
+    fn a_folder_is_not_left_by_its_links() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("in"), "in").expect("written");
+        std::os::unix::fs::symlink("in", folder.path().join("link")).expect("linked");
+        std::os::unix::fs::symlink("/etc/hostname", folder.path().join("out")).expect("linked");
+        let found = ArchiveFiles::of_folder(folder.path()).expect("a folder");
+        assert_eq!(found.read("link", 9).expect("readable"), Some(b"in".to_vec()));
+        found.read("out", 9000).expect_err("it leads out");
+        assert_eq!(found.read("in/x", 9).expect("no failure"), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! The images of an OCI layout, by its `index.json`.
+
+use imagelet_core::{image::Digest, runtime::RuntimeError};
+use serde::{Deserialize, Serialize};
+
+use super::ArchivedImage;
+use crate::manifest::{Bounded, Descriptor, INDEX_ENTRIES_MAX, MANIFEST_BYTES_MAX, corrupt, object};
+
+pub(crate) const INDEX: &str = "index.json";
+pub(crate) const INDEX_BYTES_MAX: u64 = MANIFEST_BYTES_MAX;
+
+#[derive(Deserialize)]
+struct Index {
+    manifests: Option<Bounded<LayoutEntry, INDEX_ENTRIES_MAX>>,
+}
+
+#[derive(Deserialize)]
+struct LayoutEntry {
+    #[serde(flatten)]
+    descriptor: Descriptor,
+    annotations: Option<LayoutName>,
+}
+
+/// The annotations that name an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LayoutName {
+    /// The full name.
+    #[serde(rename = "io.containerd.image.name", skip_serializing_if = "Option::is_none")]
+    pub(crate) full: Option<String>,
+    /// The full name or the tag.
+    #[serde(rename = "org.opencontainers.image.ref.name", skip_serializing_if = "Option::is_none")]
+    pub(crate) reference: Option<String>,
+}
+
+impl LayoutName {
+    fn name(self) -> Option<String> {
+        self.full.or(self.reference).filter(|name| !name.is_empty())
+    }
+}
+
+/// ArchiveFiles of one name are one image for several platforms; entries of one digest are one image with several names.
+pub(super) fn images(bytes: &[u8]) -> Result<Vec<ArchivedImage>, RuntimeError> {
+    let index: Index = object(bytes).map_err(|error| corrupt("`index.json` cannot be read").caused_by(error))?;
+    let entries = index.manifests.unwrap_or_default().all("archive", "images")?;
+    let mut images: Vec<ArchivedImage> = Vec::new();
+    for LayoutEntry { descriptor, annotations } in entries {
+        let name = annotations.unwrap_or_default().name();
+        let of_digest = images.iter_mut().find(|image| image.roots == [descriptor.clone()]);
+        if let Some(image) = of_digest {
+            image.names.extend(name);
+            continue;
+        }
+        let of_name = images.iter_mut().find(|image| image.names.len() < 2 && image.names.first() == name.as_ref());
+        match of_name {
+            Some(image) => image.roots.push(descriptor),
+            None => images.push(ArchivedImage { names: name.into_iter().collect(), roots: vec![descriptor] }),
+        }
+    }
+    if images.is_empty() {
+        return Err(corrupt("`index.json` lists no image"));
+    }
+    Ok(images)
+}
+
+pub(crate) fn blob_name(digest: &Digest) -> String {
+    format!("blobs/{}/{}", digest.algorithm().name(), digest.hex())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn entries_of_one_name_are_platforms_and_entries_of_one_digest_are_names() {
+        let (one, two) = (Digest::of(b"1").to_string(), Digest::of(b"2").to_string());
+        let entry = |digest: &str, full: Option<&str>, reference: Option<&str>| {
+            let name = LayoutName { full: full.map(Into::into), reference: reference.map(Into::into) };
+            json!({"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": digest, "size": 1, "annotations": name})
+        };
+        let full = Some("reg.io/a:v1");
+        for (entries, expected) in [
+            (vec![entry(&one, full, Some("v1"))], vec![(vec!["reg.io/a:v1"], 1)]),
+            (vec![entry(&one, None, Some("v1"))], vec![(vec!["v1"], 1)]),
+            (vec![entry(&one, full, None), entry(&two, full, None)], vec![(vec!["reg.io/a:v1"], 2)]),
+            (vec![entry(&one, full, None), entry(&one, Some("b:v2"), None)], vec![(vec!["reg.io/a:v1", "b:v2"], 1)]),
+            (
+                vec![entry(&one, full, None), entry(&two, Some("b:v2"), None)],
+                vec![(vec!["reg.io/a:v1"], 1), (vec!["b:v2"], 1)],
+            ),
+            (vec![entry(&one, None, None), entry(&two, None, None)], vec![(vec![], 2)]),
+        ] {
+            let found =
+                images(json!({"schemaVersion": 2, "manifests": entries}).to_string().as_bytes()).expect("images");
+            let found: Vec<_> = found
+                .iter()
+                .map(|image| (image.names.iter().map(String::as_str).collect::<Vec<_>>(), image.roots.len()))
+                .collect();
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_layout_without_images_or_with_too_many_or_too_deep_is_refused() {
+        let entry = json!({"digest": Digest::of(b"1").as_str(), "size": 1});
+        let many = json!({"manifests": vec![entry; INDEX_ENTRIES_MAX + 1]}).to_string();
+        let deep = format!("{{\"x\":{}1{}}}", "[".repeat(500), "]".repeat(500));
+        for (text, why) in [
+            ("{}", "no image"),
+            ("[]", "cannot be read"),
+            (&many, "more than 1000"),
+            (&deep, "deep"),
+            (r#"{"manifests":[{"digest":"sha256:../../x","size":1}]}"#, "cannot be read"),
+            (r#"{"manifests":[{"size":1}]}"#, "cannot be read"),
+        ] {
+            let error = images(text.as_bytes()).expect_err(why);
+            assert!(error.chain().contains(why), "{}", error.chain());
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Archives of images: OCI layouts in a tar file or a folder, and the files of `docker save`.
+//!
+//! ```text
+//! files     the files of an archive by name, each a span of a tar file or a file of a folder
+//! layout    the images of an OCI layout
+//! docker    the images of `docker save`, with the manifests that it does not write
+//! spool     a compressed archive, inflated once
+//! write     a new OCI layout, complete or absent
+//! ```
+//!
+//! An archive is hostile. No entry is extracted by its name: a blob is looked up by digest, and its bytes are trusted
+//! after they were hashed. Lists, documents, names and nesting are bounded.
+
+mod docker;
+mod files;
+mod layout;
+pub(crate) mod spool;
+pub(crate) mod write;
+
+use std::{collections::HashMap, fs::File, sync::Arc};
+
+use bytes::Bytes;
+use imagelet_core::{
+    image::{Digest, Reference},
+    runtime::{ErrorClass, Fault, RuntimeError, Stage},
+};
+
+pub(crate) use self::{
+    files::{ArchiveFiles, open_file},
+    layout::{LayoutName, blob_name},
+};
+use crate::{
+    hash::Hash,
+    manifest::{Descriptor, corrupt, printable, unacceptable},
+};
+
+/// Names of one image, more than any tool writes.
+const NAMES_MAX: usize = 256;
+
+/// An archive whose table of contents is read.
+#[derive(Debug)]
+pub(crate) struct ImageArchive {
+    pub(crate) blobs: Arc<ArchiveBlobs>,
+    pub(crate) images: Vec<ArchivedImage>,
+}
+
+/// An image in an archive.
+#[derive(Debug)]
+pub(crate) struct ArchivedImage {
+    /// As the archive spells them.
+    pub(crate) names: Vec<String>,
+    /// Its index or manifest; several where the archive has one for each platform.
+    pub(crate) roots: Vec<Descriptor>,
+}
+
+/// The blobs of an archive, by digest.
+#[derive(Debug)]
+pub(crate) struct ArchiveBlobs {
+    files: ArchiveFiles,
+    /// Names of the blobs that are not at the place of an OCI layout.
+    places: HashMap<Digest, String>,
+    /// Documents that the archive does not have.
+    made: HashMap<Digest, Bytes>,
+}
+
+impl ImageArchive {
+    /// Reads the table of contents: of the OCI layout where there is one, else of `docker save`.
+    pub(crate) fn read(files: ArchiveFiles) -> Result<Self, RuntimeError> {
+        let place = files.place().to_owned();
+        let in_place = |error: RuntimeError| {
+            RuntimeError::new(error.kind(), format!("could not read the archive `{place}`")).caused_by(error)
+        };
+        let read = || {
+            if let Some(index) = files.read(layout::INDEX, layout::INDEX_BYTES_MAX)? {
+                return layout::images(&index).map(|images| (images, HashMap::new(), HashMap::new()));
+            }
+            if let Some(list) = files.read(docker::MANIFEST, docker::LIST_BYTES_MAX)? {
+                let docker::DockerArchive { images, places, made } = docker::images(&files, &list)?;
+                return Ok((images, places, made));
+            }
+            Err(corrupt("it has neither `index.json` (an OCI layout) nor `manifest.json` (`docker save`)"))
+        };
+        let (images, places, made) = read().map_err(in_place)?;
+        Ok(Self { blobs: Arc::new(ArchiveBlobs { files, places, made }), images })
+    }
+}
+
+impl ArchiveBlobs {
+    /// A blob as a file at its first byte. Its size is the described one; its digest is not verified.
+    pub(crate) fn open(&self, descriptor: &Descriptor) -> Result<File, RuntimeError> {
+        let (digest, place) = (&descriptor.digest, self.files.place());
+        let name = self.name_of(digest);
+        let Some((file, size)) = self.files.open(&name)? else {
+            return Err(corrupt(format!("the archive `{place}` lacks blob `{digest}`, at `{}`", printable(&name))));
+        };
+        if size != descriptor.size || size == 0 {
+            let described = descriptor.size;
+            return Err(corrupt(format!("blob `{digest}` of the archive `{place}` has {size} bytes, not {described}")));
+        }
+        Ok(file)
+    }
+
+    /// A small blob; size and digest are verified.
+    pub(crate) fn read(&self, descriptor: &Descriptor, limit: u64) -> Result<Bytes, RuntimeError> {
+        let Descriptor { digest, size, .. } = descriptor;
+        if let Some(made) = self.made.get(digest) {
+            return Ok(made.clone());
+        }
+        if *size > limit {
+            return Err(unacceptable(format!("blob `{digest}` has {size} bytes; more than {limit} are refused")));
+        }
+        let bytes = files::read_span(self.open(descriptor)?, *size)
+            .map_err(|error| corrupt(format!("could not read blob `{digest}` of the archive")).caused_by(error))?;
+        let found = Hash::digest(digest.algorithm(), &bytes);
+        if found == *digest {
+            return Ok(bytes.into());
+        }
+        let fault = Fault::new(ErrorClass::DigestMismatch, Stage::Digest);
+        Err(corrupt(format!("blob `{digest}` of the archive is `{found}`")).with_fault(fault))
+    }
+
+    fn name_of(&self, digest: &Digest) -> String {
+        self.places.get(digest).cloned().unwrap_or_else(|| layout::blob_name(digest))
+    }
+}
+
+/// The references under which an image of an archive is stored: the wanted name, or its own ones. A layout may have a tag
+/// alone, which names no repository.
+pub(crate) fn references(names: &[String], wanted: Option<&Reference>) -> Result<Vec<Reference>, RuntimeError> {
+    if let Some(wanted) = wanted {
+        return Ok(vec![wanted.clone()]);
+    }
+    if names.len() > NAMES_MAX {
+        return Err(unacceptable(format!("the image has {} names; more than {NAMES_MAX} are refused", names.len())));
+    }
+    let mut references = Vec::new();
+    for name in names.iter().filter(|name| !is_bare_tag(name)) {
+        let reference: Reference = name.parse().map_err(|error| {
+            corrupt(format!("`{}` in the archive names no image", printable(name))).caused_by(error)
+        })?;
+        if !references.contains(&reference) {
+            references.push(reference);
+        }
+    }
+    if references.is_empty() {
+        let known = names.iter().map(|name| format!("`{}`", printable(name))).collect::<Vec<_>>().join(", ");
+        let known = if known.is_empty() { String::new() } else { format!(", only the tag {known}") };
+        return Err(unacceptable(format!("the archive has no name for the image{known}"))
+            .with_hint("name it: imagelet import --name REF"));
+    }
+    Ok(references)
+}
+
+fn is_bare_tag(name: &str) -> bool {
+    !name.contains(['/', ':', '@'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_gets_the_wanted_name_or_those_of_the_archive() {
+        let wanted: Reference = "reg.io/b:v2".parse().expect("a name");
+        for (names, expected) in [
+            (&["reg.io/a:v1"][..], Some(vec!["reg.io/a:v1"])),
+            (&["nginx:1.25", "docker.io/library/nginx:1.25"], Some(vec!["docker.io/library/nginx:1.25"])),
+            (&["v1", "reg.io/a:v1"], Some(vec!["reg.io/a:v1"])),
+            (&["v1"], None),
+            (&[], None),
+            (&["../../etc:v1"], None),
+        ] {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            let found = references(&names, None).ok();
+            let found = found.map(|found| found.iter().map(ToString::to_string).collect::<Vec<_>>());
+            assert_eq!(found, expected.map(|names| names.iter().map(ToString::to_string).collect()), "{names:?}");
+            assert_eq!(references(&names, Some(&wanted)).ok(), Some(vec![wanted.clone()]));
+        }
+        let error = references(&["v1".into()], None).expect_err("a tag alone");
+        assert!(error.chain().contains("`v1`") && error.hint().is_some_and(|hint| hint.contains("--name")));
+    }
+}

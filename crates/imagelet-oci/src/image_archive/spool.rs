@@ -1,0 +1,97 @@
+//! A compressed archive, inflated once into a file without a name.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, Read, Seek as _, SeekFrom, Write as _},
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+
+use crate::{
+    manifest::{corrupt, unacceptable},
+    store::storage_error,
+};
+
+/// As a power of two: the most zstd itself writes without `--long=28`.
+const WINDOW_LOG_MAX: u32 = 27;
+const BUFFER: usize = 256 << 10;
+/// The free space is measured again after this many bytes.
+const BYTES_BETWEEN_CHECKS: u64 = 16 << 20;
+
+/// Limits of an inflated archive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpoolLimits {
+    /// Inflated bytes per compressed byte, and bytes that are allowed beyond that.
+    pub(crate) expansion_max: u64,
+    pub(crate) expansion_free: u64,
+    /// Bytes that stay free on its file system.
+    pub(crate) free_bytes_floor: u64,
+}
+
+/// The archive as a plain tar file: itself, or its inflated copy in `folder`, which has no name there.
+pub(crate) fn plain(
+    mut file: File,
+    folder: &Path,
+    limits: SpoolLimits,
+    cancelled: &AtomicBool,
+) -> Result<File, RuntimeError> {
+    let unread = |error| storage_error("could not read the archive", error);
+    let size = file.metadata().map_err(unread)?.len();
+    let mut magic = Vec::new();
+    (&file).take(4).read_to_end(&mut magic).map_err(unread)?;
+    file.rewind().map_err(unread)?;
+    let source = BufReader::with_capacity(BUFFER, file);
+    let inflated: Box<dyn Read> = match &magic[..] {
+        [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(source)),
+        [0x28, 0xb5, 0x2f, 0xfd] => {
+            let mut decoder = zstd::Decoder::with_buffer(source).map_err(unread)?;
+            decoder.window_log_max(WINDOW_LOG_MAX).map_err(unread)?;
+            Box::new(decoder)
+        }
+        _ => return Ok(source.into_inner()),
+    };
+    let inflated_max = size.saturating_mul(limits.expansion_max).saturating_add(limits.expansion_free);
+    copy(inflated, folder, inflated_max, limits.free_bytes_floor, cancelled)
+}
+
+fn copy(
+    mut inflated: Box<dyn Read>,
+    folder: &Path,
+    inflated_max: u64,
+    free_bytes_floor: u64,
+    cancelled: &AtomicBool,
+) -> Result<File, RuntimeError> {
+    let unwritten = |error| storage_error(format!("could not inflate the archive into `{}`", folder.display()), error);
+    let path = folder.join("spool");
+    let mut spool = File::options().read(true).write(true).create_new(true).open(&path).map_err(unwritten)?;
+    std::fs::remove_file(&path).map_err(unwritten)?;
+    let (mut buffer, mut written, mut unchecked) = (vec![0; BUFFER], 0_u64, BYTES_BETWEEN_CHECKS);
+    loop {
+        if cancelled.load(Ordering::Relaxed) {
+            return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, "the import was cancelled"));
+        }
+        let read = match inflated.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(corrupt("the archive does not decompress").caused_by(error)),
+        };
+        written += read as u64;
+        if written > inflated_max {
+            return Err(unacceptable(format!("the archive inflates to more than {inflated_max} bytes")));
+        }
+        unchecked += read as u64;
+        if unchecked >= BYTES_BETWEEN_CHECKS {
+            unchecked = 0;
+            let disk = rustix::fs::fstatvfs(&spool).map_err(|error| unwritten(error.into()))?;
+            if disk.f_bavail.saturating_mul(disk.f_frsize) < free_bytes_floor.saturating_add(BYTES_BETWEEN_CHECKS) {
+                return Err(unwritten(io::ErrorKind::StorageFull.into()));
+            }
+        }
+        spool.write_all(&buffer[..read]).map_err(unwritten)?;
+    }
+    spool.seek(SeekFrom::Start(0)).map_err(unwritten)?;
+    Ok(spool)
+}

@@ -1,0 +1,105 @@
+//! `export` and `import`: images to archives and from archives.
+
+use std::{sync::Arc, time::SystemTime};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    credentials::TrackedCredential,
+    image::{Image, ImageId, ImageKey, Platform, Reference, shown_name},
+    runtime::{self, ImportOutcome, Progress},
+};
+
+use crate::{
+    api::{ExportRequest, Exported, ImportRequest, Imported, ImportedRow, PinRequest, Step, Steps, no_steps},
+    failure::Failure,
+    node::{
+        command::{AnswerTime, Command},
+        local::LocalNode,
+    },
+};
+
+#[async_trait]
+impl Command for ExportRequest {
+    const NAME: &'static str = "export";
+    const TIME: AnswerTime = AnswerTime::Unlimited;
+    type Answer = Exported;
+
+    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Exported, Failure> {
+        let store = node.store("an export")?;
+        let image = node.find(&self.image).await?;
+        let path = self.place.path.clone();
+        let request = runtime::ExportRequest { image: stored_name(&self.image, &image), place: self.place };
+        let keyring = node.parts.manager.node_keyring().await;
+        let credentials = |reference: &Reference| {
+            let found = keyring.lookup(reference.repository()).into_iter().filter(TrackedCredential::is_usable);
+            found.map(|tracked| tracked.credential).collect()
+        };
+        let exported = store.export(&request, &credentials, &progress(steps)).await?;
+        tracing::info!(image = %exported.id, path = %path.display(), "exported an image");
+        Ok(Exported {
+            image: self.image,
+            id: exported.id.to_string(),
+            digest: exported.digest.to_string(),
+            path,
+            size: exported.bytes.0,
+        })
+    }
+}
+
+#[async_trait]
+impl Command for ImportRequest {
+    const NAME: &'static str = "import";
+    const TIME: AnswerTime = AnswerTime::Unlimited;
+    type Answer = Imported;
+
+    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Imported, Failure> {
+        let store = node.store("an import")?;
+        let request = core_request(&self)?;
+        let mut imported = Imported::default();
+        for image in store.import(&request, &progress(steps)).await? {
+            let row = row_of(image);
+            if row.failure.is_none() {
+                tracing::info!(image = row.id, names = ?row.names, present = row.present, "imported an image");
+                node.parts.inventory.touch(&ImageKey::new(ImageId::new(&row.id), String::new()), SystemTime::now());
+                for name in row.names.iter().filter(|_| self.pin) {
+                    PinRequest { pattern: name.clone() }.run(node, no_steps()).await?;
+                }
+            }
+            imported.images.push(row);
+        }
+        Ok(imported)
+    }
+}
+
+fn progress(steps: Steps) -> Progress {
+    Arc::new(move |event| {
+        if let Some(step) = Step::from_event(event) {
+            steps(step);
+        }
+    })
+}
+
+/// The name that the user shortened, or the id.
+fn stored_name(requested: &str, image: &Image) -> String {
+    let name = requested.parse::<Reference>().map(|reference| reference.canonical().to_string());
+    let name = name.ok().filter(|name| image.tags.contains(name) || image.digests.contains(name));
+    name.unwrap_or_else(|| image.id.to_string())
+}
+
+fn core_request(asked: &ImportRequest) -> Result<runtime::ImportRequest, Failure> {
+    let invalid = |why: String| Failure::new("InvalidArgument", why);
+    let name = asked.name.as_deref().map(|name| {
+        name.parse::<Reference>().map_err(|error| invalid(format!("`{}` names no image: {error}", shown_name(name))))
+    });
+    let platform = asked.platform.as_deref().map(str::parse::<Platform>).transpose();
+    let platform = platform.map_err(|error| invalid(error.to_string()))?;
+    Ok(runtime::ImportRequest { place: asked.place.clone(), name: name.transpose()?, platform })
+}
+
+fn row_of(image: ImportOutcome) -> ImportedRow {
+    let ImportOutcome { names, outcome } = image;
+    match outcome {
+        Ok((id, present)) => ImportedRow { id: id.to_string(), names, present, failure: None },
+        Err(error) => ImportedRow { names, failure: Some(Failure::of(&error)), ..ImportedRow::default() },
+    }
+}
