@@ -91,7 +91,9 @@ fn directory_names(registry: &str) -> Vec<String> {
 fn own_host(registry: &str) -> Result<Host, String> {
     let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };
     let scheme = if Origin::is_loopback_authority(name) { "http" } else { "https" };
-    Ok(Host::new(Target::parse(&format!("{scheme}://{name}/v2"))?.origin, "/v2".to_owned()))
+    let mut host = Host::new(Target::parse(&format!("{scheme}://{name}/v2"))?.origin, "/v2".to_owned());
+    host.connection.may_be_tls = scheme == "http" && host.origin.port() != 80;
+    Ok(host)
 }
 
 /// `hosts.toml`, or the table of one host in it.
@@ -186,7 +188,7 @@ fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Hos
     let identity = identity.map(|(chain, key)| Ok::<_, String>(Identity { chain: file(chain)?, key: file(key)? }));
     let tls = TlsSettings { authorities, identity: identity.transpose()?, skip_verify: settings.skip_verify };
     let dial_timeout = settings.dial_timeout.and_then(dial_timeout);
-    let connection = ConnectionSettings { tls, dial_timeout };
+    let connection = ConnectionSettings { tls, dial_timeout, ..host.connection };
     Ok(Host { can_pull, can_resolve, connection, headers: headers(settings.header)?, ..host })
 }
 

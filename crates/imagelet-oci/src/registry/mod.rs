@@ -32,7 +32,7 @@ use tokio::sync::Semaphore;
 
 use self::{
     blob::parallel::{EXTRA_CONNECTIONS_MAX, READ_AHEAD_MAX},
-    connection::{proxies::Proxies, tls::Clients, transport::Transport},
+    connection::{loopback::LoopbackSpeech, proxies::Proxies, tls::Clients, transport::Transport},
 };
 
 #[cfg(feature = "fuzzing")]
@@ -106,6 +106,7 @@ impl Registry {
         })?;
         let transport = Transport {
             clients: Clients::new(config.dial_timeout, Proxies::new(&config.proxies)),
+            loopback: LoopbackSpeech::default(),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
             user_agent,

@@ -1,13 +1,17 @@
 //! Why a host could not be reached: the error, its class, and the correction if there is one.
 
-use std::{error::Error as StdError, io};
+use std::{
+    error::Error as StdError,
+    io,
+    time::{Duration, SystemTime},
+};
 
 use http::StatusCode;
 use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, Stage};
-use rustls::{CertificateError, InvalidMessage};
+use rustls::{AlertDescription, CertificateError, InvalidMessage, pki_types::UnixTime};
 
 use super::{connector::ConnectError, dial::DialError, proxies::Proxy, tunnel::TunnelError};
-use crate::registry::error::unavailable;
+use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
 
@@ -17,17 +21,20 @@ pub(crate) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'stat
         return proxy_failure(host, cause, fault);
     }
     let refusal = causes(&cause).find_map(|error| error.downcast_ref::<rustls::Error>()).cloned();
-    if let Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) = refusal {
-        let message = format!("could not speak TLS with registry `{host}`: the server speaks plain HTTP");
-        let hint = format!("if that is meant, say `server = \"http://{host}\"` in `{host}/hosts.toml`");
-        return unavailable(message).with_fault(fault).with_hint(hint).not_an_outage();
-    }
-    let error = unavailable(format!("could not reach registry `{host}`")).caused_by(cause).with_fault(fault);
-    match refusal.and_then(|refusal| tls_hint(&refusal, host)) {
+    match refusal.and_then(|refusal| tls_problem(&refusal, host)) {
         // A server answers, so this is not an outage.
-        Some(hint) => error.with_hint(hint).not_an_outage(),
-        None => error,
+        Some((problem, hint)) => unavailable(format!("could not set up TLS with registry `{host}`: {problem}"))
+            .with_fault(fault)
+            .with_hint(hint)
+            .not_an_outage(),
+        None => unavailable(format!("could not reach registry `{host}`")).caused_by(cause).with_fault(fault),
     }
+}
+
+/// Whether the answer was not HTTP, or was cut before its head.
+pub(crate) fn is_no_http(error: &RuntimeError) -> bool {
+    let error = causes(error).find_map(|error| error.downcast_ref::<hyper::Error>());
+    error.is_some_and(|error| error.is_parse() || error.is_incomplete_message())
 }
 
 fn proxy_failure(host: &str, cause: impl StdError + Send + Sync + 'static, fault: Fault) -> RuntimeError {
@@ -106,28 +113,103 @@ fn io_class(error: &io::Error) -> Option<ErrorClass> {
     }
 }
 
-fn tls_hint(refusal: &rustls::Error, host: &str) -> Option<String> {
+/// Why TLS failed, and the correction.
+fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> {
+    use AlertDescription::{CertificateRequired, HandshakeFailure, ProtocolVersion};
+    Some(match refusal {
+        rustls::Error::InvalidCertificate(problem) => certificate_problem(problem, host),
+        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => (
+            "the server speaks plain HTTP".to_owned(),
+            format!("if that is meant, say `server = \"http://{host}\"` in `{host}/hosts.toml`"),
+        ),
+        rustls::Error::InvalidMessage(_) => (
+            "the server answers with no valid TLS".to_owned(),
+            format!("if it speaks plain HTTP, say `server = \"http://{host}\"` in `{host}/hosts.toml`"),
+        ),
+        rustls::Error::AlertReceived(ProtocolVersion) | rustls::Error::PeerIncompatible(_) => (
+            "the server speaks neither TLS 1.2 nor 1.3 as this client does".to_owned(),
+            format!("enable TLS 1.2 or 1.3 with a current cipher on `{host}`; older versions are not used"),
+        ),
+        rustls::Error::AlertReceived(CertificateRequired) => {
+            ("the server requires a client certificate".to_owned(), client_hint(host))
+        }
+        rustls::Error::AlertReceived(HandshakeFailure) => (
+            "the server ends the handshake: it requires a client certificate, or a cipher that this client lacks"
+                .to_owned(),
+            client_hint(host),
+        ),
+        rustls::Error::AlertReceived(alert) if is_about_certificate(*alert) => (
+            format!("the server rejects the client certificate, or requires one (alert `{alert:?}`)"),
+            client_hint(host),
+        ),
+        _ => return None,
+    })
+}
+
+fn is_about_certificate(alert: AlertDescription) -> bool {
+    use AlertDescription::{
+        AccessDenied, BadCertificate, CertificateExpired, CertificateRevoked, CertificateUnknown, NoCertificate,
+        UnknownCA, UnsupportedCertificate,
+    };
+    matches!(
+        alert,
+        AccessDenied
+            | BadCertificate
+            | CertificateExpired
+            | CertificateRevoked
+            | CertificateUnknown
+            | NoCertificate
+            | UnknownCA
+            | UnsupportedCertificate
+    )
+}
+
+fn client_hint(host: &str) -> String {
+    format!(
+        "name a certificate and its key that `{host}` accepts: `client = [[\"client.cert\", \"client.key\"]]` in `{host}/hosts.toml`"
+    )
+}
+
+fn certificate_problem(problem: &CertificateError, host: &str) -> (String, String) {
     use CertificateError::{
         Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext,
     };
-    match refusal {
-        rustls::Error::InvalidCertificate(problem) => Some(match problem {
-            Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
-                format!("renew the certificate of `{host}`, or set the clock of this node")
-            }
-            NotValidForName | NotValidForNameContext { .. } => {
-                format!(
-                    "the certificate is for other names: ask for one with `{host}` in it, or pull by one of its names"
-                )
-            }
-            _ => format!(
-                "if you trust it, name its certificate authority, or the certificate itself, as `ca` in `{host}/hosts.toml`, \
-                 or where another registry's `hosts.toml` names this host"
-            ),
-        }),
-        rustls::Error::InvalidMessage(_) => {
-            Some(format!("if it speaks plain HTTP, say `server = \"http://{host}\"` in `{host}/hosts.toml`"))
+    let date = |time: &UnixTime| httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs()));
+    let text = match problem {
+        ExpiredContext { not_after, .. } => format!("its certificate expired on {}", date(not_after)),
+        NotValidYetContext { not_before, .. } => {
+            format!("its certificate is not valid yet, only from {}", date(not_before))
         }
-        _ => None,
+        NotValidForNameContext { presented, .. } if !presented.is_empty() => {
+            format!("its certificate is for another name: {}", names(presented))
+        }
+        CertificateError::UnknownIssuer => "its certificate is signed by an unknown authority".to_owned(),
+        other => format!("its certificate is not trusted: {other}"),
+    };
+    let hint = match problem {
+        Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
+            format!("renew the certificate of `{host}`, or set the clock of this node")
+        }
+        NotValidForName | NotValidForNameContext { .. } => {
+            format!("the certificate is for other names: ask for one with `{host}` in it, or pull by one of its names")
+        }
+        _ => format!(
+            "if you trust it, name its certificate authority, or the certificate itself, as `ca` in `{host}/hosts.toml`, \
+             or where another registry's `hosts.toml` names this host"
+        ),
+    };
+    (text, hint)
+}
+
+/// The names that a certificate has, as far as a message repeats them.
+fn names(presented: &[String]) -> String {
+    const NAMES_MAX: usize = 8;
+    // The verifier writes `DnsName("example.com")`.
+    let bare = |name: &String| name.split('"').nth(1).unwrap_or(name).chars().take(256).collect::<String>();
+    let mut names: Vec<_> =
+        presented.iter().take(NAMES_MAX).map(|name| format!("`{}`", printable(&bare(name)))).collect();
+    if presented.len() > NAMES_MAX {
+        names.push("…".to_owned());
     }
+    names.join(", ")
 }

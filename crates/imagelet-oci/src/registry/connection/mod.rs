@@ -3,6 +3,7 @@
 mod connector;
 mod dial;
 mod failure;
+pub(super) mod loopback;
 pub(super) mod origin;
 pub(super) mod proxies;
 pub(super) mod reception;

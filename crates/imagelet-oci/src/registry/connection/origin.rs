@@ -51,6 +51,11 @@ impl Origin {
         self.port == default_port(self.is_https)
     }
 
+    /// The same host and port, over TLS.
+    pub(crate) fn over_tls(&self) -> Self {
+        Self { is_https: true, ..self.clone() }
+    }
+
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
         self.host == other.host && (self.port == other.port || (self.has_default_port() && other.has_default_port()))
     }

@@ -7,6 +7,8 @@ pub(crate) struct ConnectionSettings {
     pub(crate) tls: TlsSettings,
     /// `None`: the deadline of the registry client.
     pub(crate) dial_timeout: Option<Duration>,
+    /// A loopback host for which no scheme is configured: plain HTTP, or TLS.
+    pub(crate) may_be_tls: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -31,6 +33,12 @@ impl fmt::Debug for Identity {
 }
 
 impl ConnectionSettings {
+    /// For a loopback host that speaks TLS: its certificate is verified where settings say against what.
+    pub(crate) fn for_loopback_tls(mut self) -> Self {
+        self.tls.skip_verify |= self.tls == TlsSettings::default();
+        self
+    }
+
     /// Without the client certificate, which is a credential of its host.
     pub(crate) fn without_identity(mut self) -> Self {
         self.tls.identity = None;

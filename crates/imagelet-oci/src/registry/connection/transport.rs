@@ -11,7 +11,8 @@ use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, 
 use tokio::time::{Instant, timeout};
 
 use super::{
-    failure::{proxy_denied, unreachable},
+    failure::{is_no_http, proxy_denied, unreachable},
+    loopback::{LoopbackSpeech, Speech},
     origin::Target,
     reception::{Reception, Silent},
     settings::ConnectionSettings,
@@ -28,6 +29,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) clients: Clients,
+    pub(crate) loopback: LoopbackSpeech,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
     pub(crate) user_agent: HeaderValue,
@@ -105,7 +107,48 @@ impl Transport {
         Err(refused(&request.target, &format!("redirects more than {REDIRECTS_MAX} times")).into())
     }
 
+    /// One request. A loopback host that answers plain HTTP with 400, or not with HTTP, is tried over TLS.
     async fn exchange(
+        &self,
+        target: &Target,
+        connection: &ConnectionSettings,
+        headers: HeaderMap,
+        asked: &Request,
+        reception: &Reception,
+    ) -> Result<http::Response<Incoming>, Failure> {
+        let origin = &target.origin;
+        if !connection.may_be_tls || !origin.is_loopback() {
+            return self.exchange_once(target, connection, headers, asked, reception).await;
+        }
+        let tls_target = Target { origin: origin.over_tls(), ..target.clone() };
+        let tls_connection = connection.clone().for_loopback_tls();
+        let over_tls = |headers| self.exchange_once(&tls_target, &tls_connection, headers, asked, reception);
+        let known = self.loopback.known(origin);
+        if origin.is_https() || known == Some(Speech::Tls) {
+            return over_tls(headers).await;
+        }
+        let plain = self.exchange_once(target, connection, headers.clone(), asked, reception).await;
+        let is_plain = match &plain {
+            Ok(response) => response.status() != StatusCode::BAD_REQUEST,
+            Err(failure) => !is_no_http(&failure.error),
+        };
+        if is_plain && plain.is_ok() {
+            self.loopback.learn(origin, Speech::Plain);
+        }
+        if is_plain || known.is_some() {
+            return plain;
+        }
+        match over_tls(headers).await {
+            Ok(response) => {
+                self.loopback.learn(origin, Speech::Tls);
+                Ok(response)
+            }
+            Err(failure) if failure.error.fault().class == ErrorClass::CertificateInvalid => Err(failure),
+            Err(_) => plain,
+        }
+    }
+
+    async fn exchange_once(
         &self,
         target: &Target,
         connection: &ConnectionSettings,

@@ -3,7 +3,16 @@
 use imagelet_core::runtime::{ErrorClass, Fault, Stage};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 
-use super::fake::FakeRegistry;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+use super::{
+    SHOWN, credential,
+    fake::{FakeRegistry, Guard},
+    platform, pull, registry,
+};
 use crate::registry::{Registry, RegistryConfig};
 
 /// A self-signed certificate that is also an authority, as `openssl req -x509` makes it.
@@ -55,11 +64,123 @@ async fn a_named_server_certificate_is_refused_out_of_its_time_and_for_other_nam
     (expired.not_before, expired.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
     let mut early = authority_for("127.0.0.1");
     early.not_before = date_time_ymd(2090, 1, 1);
-    for (parameters, word) in [(expired, "expired"), (early, "not valid yet")] {
+    for (parameters, word) in
+        [(expired, "expired on Fri, 01 Jan 2021"), (early, "not valid yet, only from Sun, 01 Jan 2090")]
+    {
         let (chain, hint) = ask(&parameters, |own| own).await.expect_err("refused");
         assert!(chain.contains(word) && hint.contains("clock") && !hint.contains("`ca`"), "{chain}: {hint}");
     }
 
     let (chain, hint) = ask(&authority_for("other.example"), |own| own).await.expect_err("refused");
-    assert!(chain.contains("other.example") && hint.contains("name") && !hint.contains("`ca`"), "{chain}: {hint}");
+    assert!(
+        chain.contains("for another name: `other.example`") && hint.contains("name") && !hint.contains("`ca`"),
+        "{chain}: {hint}"
+    );
+}
+
+/// What an error says of an HTTPS server that answers a handshake with these bytes.
+async fn ask_server_of(answer: &'static [u8]) -> (String, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            stream.write_all(answer).await.unwrap();
+            // The client ends the connection.
+            while stream.read(&mut [0; 4096]).await.is_ok_and(|length| length > 0) {}
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join(address.to_string());
+    std::fs::create_dir(&own).unwrap();
+    std::fs::write(own.join("hosts.toml"), format!("server = \"https://{address}\"\n")).unwrap();
+    let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], retries: 0, ..RegistryConfig::default() };
+    let reference = format!("{address}/team/app:v1").parse().unwrap();
+    let error = Registry::new(config).unwrap().resolve(&reference, None, &platform()).await.unwrap_err();
+    server.abort();
+    assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Stage::Tls), "{}", error.chain());
+    assert!(!error.is_outage() && error.chain().contains(&address.to_string()), "{}", error.chain());
+    (error.chain(), error.hint().unwrap_or_default().to_owned())
+}
+
+#[tokio::test]
+async fn a_failed_handshake_says_what_the_server_speaks_or_wants() {
+    for (answer, problem, correction) in [
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "plain HTTP", "http://"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "neither TLS 1.2 nor 1.3", "enable TLS 1.2"),
+        (b"\x15\x03\x03\x00\x02\x02\x28", "requires a client certificate, or a cipher", "client = "),
+        (b"\x15\x03\x03\x00\x02\x02\x2a", "alert `BadCertificate`", "client = "),
+    ] {
+        let (chain, hint) = ask_server_of(answer).await;
+        assert!(chain.contains(problem) && hint.contains(correction), "{chain}: {hint}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_requires_a_client_certificate_says_so_after_the_handshake_of_tls_1_3() {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let client = CertificateParams::new(["client".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let fake = FakeRegistry::start_requiring(client.der().clone()).await;
+    fake.put_image("v1", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join(fake.address.to_string());
+    std::fs::create_dir(&own).unwrap();
+    let text = format!("server = \"https://{}\"\nskip_verify = true\n", fake.address);
+    std::fs::write(own.join("hosts.toml"), &text).unwrap();
+    let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], retries: 0, ..RegistryConfig::default() };
+    let resolve = async || {
+        let registry = Registry::new(config.clone()).unwrap();
+        registry.resolve(&fake.reference("team/app:v1"), None, &platform()).await
+    };
+    let error = resolve().await.unwrap_err();
+    assert!(error.chain().contains("requires a client certificate"), "{}", error.chain());
+    assert!(error.hint().unwrap().contains("client = ") && !error.is_outage(), "{}", error.chain());
+
+    std::fs::write(own.join("client.cert"), client.pem()).unwrap();
+    std::fs::write(own.join("client.key"), key.serialize_pem()).unwrap();
+    let text = text + "client = [[\"client.cert\", \"client.key\"]]\n";
+    std::fs::write(own.join("hosts.toml"), text).unwrap();
+    resolve().await.expect("with the certificate");
+}
+
+#[tokio::test]
+async fn a_loopback_registry_without_configuration_may_speak_tls() {
+    let (fake, _) = FakeRegistry::start_encrypted().await;
+    fake.put_image("v1", &[]);
+    fake.guard(Guard::Bearer {
+        shown: Some(SHOWN.to_owned()),
+        form: None,
+        realm: Some(format!("https://{}/token", fake.address)),
+    });
+    let shown = credential("hunter2pass");
+    let registry = registry();
+    for _ in 0..2 {
+        registry.resolve(&fake.reference("team/app:v1"), Some(&shown), &platform()).await.expect("over TLS");
+    }
+    assert!(fake.seen().iter().any(|seen| seen.authorization.as_deref() == Some(SHOWN)));
+
+    // A plain registry stays plain, whatever it answers.
+    let plain = FakeRegistry::start().await;
+    plain.put_image("v1", &[]);
+    pull(&plain, None).await.expect("over plain HTTP");
+    plain.trick("/manifests/v1", 9, super::answer(400, &[], "no such thing"));
+    let error = pull(&plain, None).await.unwrap_err();
+    assert!(error.chain().contains("400"), "{}", error.chain());
+}
+
+#[tokio::test]
+async fn a_loopback_registry_with_a_configured_authority_is_verified() {
+    let (fake, pem) = FakeRegistry::start_encrypted().await;
+    fake.put_image("v1", &[]);
+    for (ca, trusted) in [(pem, true), (another(), false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join(fake.address.to_string());
+        std::fs::create_dir(&own).unwrap();
+        std::fs::write(own.join("ca.crt"), ca).unwrap();
+        let config =
+            RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], retries: 0, ..RegistryConfig::default() };
+        let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
+        let class = resolved.map(drop).map_err(|error| error.fault().class);
+        assert_eq!(class, if trusted { Ok(()) } else { Err(ErrorClass::CertificateInvalid) });
+    }
 }

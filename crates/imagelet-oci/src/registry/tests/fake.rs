@@ -114,10 +114,24 @@ impl FakeRegistry {
         Self::start_showing(&parameters, client).await
     }
 
+    /// A TLS registry that serves only clients with this certificate.
+    pub(crate) async fn start_requiring(client: CertificateDer<'static>) -> Self {
+        let parameters = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("a name");
+        Self::start_over_tls(&parameters, Some(client), true).await.0
+    }
+
     /// A TLS registry with a self-signed certificate of these parameters.
     pub(crate) async fn start_showing(
         parameters: &rcgen::CertificateParams,
         client: Option<CertificateDer<'static>>,
+    ) -> (Self, String) {
+        Self::start_over_tls(parameters, client, false).await
+    }
+
+    async fn start_over_tls(
+        parameters: &rcgen::CertificateParams,
+        client: Option<CertificateDer<'static>>,
+        is_required: bool,
     ) -> (Self, String) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
@@ -133,7 +147,8 @@ impl FakeRegistry {
                 let mut roots = rustls::RootCertStore::empty();
                 roots.add(certificate).expect("a certificate");
                 let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-                config.with_client_cert_verifier(verifier.allow_unauthenticated().build().expect("a verifier"))
+                let verifier = if is_required { verifier } else { verifier.allow_unauthenticated() };
+                config.with_client_cert_verifier(verifier.build().expect("a verifier"))
             }
             None => config.with_no_client_auth(),
         };
