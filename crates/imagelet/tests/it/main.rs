@@ -46,6 +46,7 @@ mod read_only;
 mod reasons;
 mod reclaim;
 mod refusals;
+mod registry_access;
 mod relay;
 mod removal;
 mod rights;

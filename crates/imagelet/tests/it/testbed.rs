@@ -132,7 +132,20 @@ pub(crate) struct Registry {
     part: Part,
     port: Port,
     login: Option<String>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
+}
+
+/// Another `docker-registry` with the content of the first, behind TLS or another way to log in.
+#[derive(Debug)]
+pub(crate) struct RegistryFront {
+    _part: Part,
+    port: Port,
+}
+
+impl RegistryFront {
+    pub(crate) fn address(&self) -> String {
+        self.port.address()
+    }
 }
 
 impl Registry {
@@ -153,19 +166,29 @@ impl Registry {
             fs::write(&passwords, htpasswd(login)).unwrap();
             format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", passwords.display())
         });
+        let part = Self::serve(folder.path(), "registry", &port, "", &auth);
+        Self { part, port, login: login.map(str::to_owned), folder }
+    }
+
+    /// `tls` is YAML in the braces of `http`, with a comma before it; `auth` is a section of its own.
+    pub(crate) fn front(&self, name: &str, tls: &str, auth: &str) -> RegistryFront {
+        let port = Port::choose();
+        RegistryFront { _part: Self::serve(self.folder.path(), name, &port, tls, auth), port }
+    }
+
+    fn serve(folder: &Path, name: &str, port: &Port, tls: &str, auth: &str) -> Part {
         let config = format!(
             "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}, delete: {{enabled: true}}}}\n\
-             http: {{addr: \"127.0.0.1:{port}\"}}\n{auth}",
-            folder.path().join("blobs").display()
+             http: {{addr: \"127.0.0.1:{port}\"{tls}}}\n{auth}",
+            folder.join("blobs").display()
         );
-        let file = folder.path().join("config.yml");
+        let file = folder.join(format!("{name}.yml"));
         fs::write(&file, config).unwrap();
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(&file);
-        let part = Part::start(&mut command, "docker-registry", folder.path().join("registry.log"));
-        let registry = Self { part, port, login: login.map(str::to_owned), _folder: folder };
-        wait_until("docker-registry", || TcpStream::connect(registry.address()).is_ok());
-        registry
+        let part = Part::start(&mut command, "docker-registry", folder.join(format!("{name}.log")));
+        wait_until("docker-registry", || TcpStream::connect(port.address()).is_ok());
+        part
     }
 
     pub(crate) fn address(&self) -> String {
