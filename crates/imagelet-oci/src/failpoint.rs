@@ -19,6 +19,7 @@ imagelet_core::failpoints! {
     UnpackOwnership = "unpack.ownership",
     UnpackImplicit = "unpack.implicit",
     LayerRecorded = "layer.recorded",
+    LayerResumable = "layer.resumable",
     CommitDocument = "commit.document",
     CommitRecorded = "commit.recorded",
     CommitSynced = "commit.synced",

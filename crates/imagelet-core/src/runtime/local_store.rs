@@ -44,8 +44,8 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Removes the content that no name reaches, and with `partial_blobs` the downloads that broke off.
-    async fn sweep(&self, _partial_blobs: bool) -> Result<(), RuntimeError> {
+    /// Removes the content that no name reaches, and with `unfinished` what pulls that broke off left.
+    async fn sweep(&self, _unfinished: bool) -> Result<(), RuntimeError> {
         Ok(())
     }
 

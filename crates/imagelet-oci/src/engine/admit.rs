@@ -50,7 +50,7 @@ impl Engine {
                 Look::Short { missing, demand, space } => (missing, demand, space),
             };
             let freed = self.on_disk(|store| {
-                let freed = store.discard_spares(0)?;
+                let freed = store.remove_spares()?;
                 if freed > 0 { store.empty_trash().map(|()| freed) } else { Ok(0) }
             });
             if freed.await? > 0 {

@@ -41,11 +41,24 @@ impl Engine {
             present();
             return Ok(Some(staged));
         }
+        if let Some(spare) = self.spare(&job) {
+            present();
+            let staged = Arc::new(spare);
+            *shared = Arc::downgrade(&staged);
+            return Ok(Some(staged));
+        }
         // A wait for a place blocks only pulls of the same layer.
         let place = self.places.place(job.claim.clone()).await;
         let staged = scarce::retried(|| job.run(&place, progress)).await;
         let staged = Arc::new(staged.map_err(|error| job.descriptor.not_fetched(error))?);
         *shared = Arc::downgrade(&staged);
         Ok(Some(staged))
+    }
+
+    /// A layer that an unfinished pull left. It has no blob, so it is of no use where blobs are kept.
+    fn spare(&self, job: &LayerJob) -> Option<StagedLayer> {
+        let wanted = self.config.sharing.spare_wanted(job.session.reference(), &job.diff_id, job.end);
+        let spare = if job.keep_blobs { None } else { self.store.take_spare(&wanted, &job.resumption) };
+        spare.inspect(|_| tracing::debug!(layer = %job.diff_id, "took a layer that an earlier pull unpacked"))
     }
 }

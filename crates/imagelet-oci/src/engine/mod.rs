@@ -63,6 +63,8 @@ pub struct EngineConfig {
     pub durability: Durability,
     /// Whether to keep compressed blobs.
     pub keep_blobs: bool,
+    /// How long the content of an unfinished pull stays for the next one; zero: it is removed at once.
+    pub resume_for: Duration,
     /// Which present layers a pull need not fetch.
     pub sharing: LayerSharing,
     /// Limits on what a layer may use of the node.
@@ -87,6 +89,7 @@ impl EngineConfig {
             layers_in_flight: 4,
             durability: Durability::Commit,
             keep_blobs: false,
+            resume_for: Duration::from_hours(24),
             sharing: LayerSharing::default(),
             limits: LayerLimits {
                 expansion_max: 200,
@@ -259,7 +262,7 @@ impl ImageService for Engine {
         // One store serves all handlers, writable layers included.
         let all = StoreMeasure {
             store: String::new(),
-            bytes: ByteSize(self.store.takes().bytes + self.store.partial_bytes()),
+            bytes: ByteSize(self.store.takes().bytes + self.store.partial_bytes() + self.store.staged_bytes()),
             inodes: self.store.takes().inodes,
             at: now,
         };
@@ -316,13 +319,14 @@ impl LocalStore for Engine {
         self.store.resolve_damaged(image)
     }
 
-    async fn sweep(&self, partial_blobs: bool) -> Result<(), RuntimeError> {
+    async fn sweep(&self, unfinished: bool) -> Result<(), RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || {
             mount::sweep(&store)?;
             store.sweep()?;
-            if partial_blobs {
+            if unfinished {
                 store.remove_partials(|_| true)?;
+                store.remove_spares()?;
                 store.empty_trash()?;
             }
             Ok(())

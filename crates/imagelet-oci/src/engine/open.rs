@@ -6,7 +6,7 @@ use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use tokio::time::Instant;
 
 use super::{EngineConfig, blocking};
-use crate::store::Store;
+use crate::store::{Store, StoreOptions};
 
 const RETRY_PERIOD: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_secs(1);
@@ -15,8 +15,9 @@ const QUIET: Duration = Duration::from_secs(1);
 pub(super) async fn open(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
     let (begun, wait_max, mut is_reported) = (Instant::now(), config.lock_wait, false);
     loop {
-        let (root, access, durability) = (config.root.clone(), config.access, config.durability);
-        let in_use = match blocking(move || Store::open(&root, access, durability)).await {
+        let EngineConfig { access, durability, resume_for, .. } = *config;
+        let (root, options) = (config.root.clone(), StoreOptions { access, durability, resume_for });
+        let in_use = match blocking(move || Store::open(&root, options)).await {
             Err(error) if error.kind() == RuntimeErrorKind::InUse => error,
             opened => return opened,
         };

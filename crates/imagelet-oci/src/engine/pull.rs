@@ -3,7 +3,7 @@
 use std::{
     cmp::Reverse,
     sync::{Arc, atomic::Ordering},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -21,13 +21,15 @@ use crate::{
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
     pipeline::{Allowance, Claim, LayerJob, Tenant},
     registry::{Resolved, about},
-    store::{DiskUsage, ImageRecord, LayerEnd, LayerEntry, NewImage, StagedLayer, SyncView},
+    store::{DiskUsage, ImageRecord, LayerEnd, LayerEntry, NewImage, Resumption, StagedLayer, SyncView},
 };
 
 pub(super) struct LayerFetches {
     pub(super) reservation: Reservation,
     /// Opened before the first byte of a layer is written.
     pub(super) view: Arc<SyncView>,
+    /// Ends with an error that leaves nothing of the pull.
+    pub(super) resumption: Resumption,
     allowance: Arc<Allowance>,
     claim: Claim,
     _early_syncs: Option<AbortOnDropHandle<()>>,
@@ -105,7 +107,12 @@ impl Engine {
             pull: self.pulls.fetch_add(1, Ordering::Relaxed),
         };
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
-        Ok(LayerFetches { reservation, view, allowance, claim, _early_syncs: self.write_back() })
+        let resumption = self.resumption();
+        Ok(LayerFetches { reservation, view, resumption, allowance, claim, _early_syncs: self.write_back() })
+    }
+
+    pub(super) fn resumption(&self) -> Resumption {
+        Resumption::new(self.config.resume_for > Duration::ZERO)
     }
 
     /// A layer to fetch; `reserved` is the key of its reservation.
@@ -123,6 +130,7 @@ impl Engine {
             store: Arc::clone(&self.store),
             end,
             keep_blobs: self.config.keep_blobs,
+            resumption: fetches.resumption.clone(),
             trusts_disk: self.may_share(resolved.session.reference(), diff_id),
             limits: self.config.limits,
             allowance: Arc::clone(&fetches.allowance),
@@ -151,6 +159,9 @@ impl Engine {
         let repository = resolved.session.reference();
         let wanted = layers.iter().zip(&config.diff_ids);
         let wanted: Vec<Wanted> = wanted
+            .filter(|(_, diff_id)| {
+                !self.store.has_spare(&self.config.sharing.spare_wanted(repository, diff_id, LayerEnd::Store))
+            })
             .map(|(layer, diff_id)| Wanted::of(layer, diff_id.clone(), !self.may_share(repository, diff_id)))
             .collect();
         let fetches = self.begin_fetches(resolved, &wanted, tenant).await?;
@@ -160,11 +171,11 @@ impl Engine {
         let mut jobs: Vec<LayerJob> = jobs.collect();
         // The largest layer determines the duration of a pull; it must not start last.
         jobs.sort_by_key(|job| Reverse(job.descriptor.size));
-        let reservation = &fetches.reservation;
+        let LayerFetches { reservation, resumption, .. } = &fetches;
         let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
             .map(|job| async move {
                 let layer = job.diff_id.clone();
-                let staged = self.fetch_layer(job, progress).await?;
+                let staged = self.fetch_layer(job, progress).await.inspect_err(|error| resumption.heed(error))?;
                 reservation.release(&layer);
                 Ok::<_, RuntimeError>(staged)
             })
@@ -178,9 +189,9 @@ impl Engine {
         let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
         let entries = self.entries(layers, &config.diff_ids, &staged);
         let new = new_image(resolved, &config, config_bytes, entries, names);
-        let view = Arc::clone(&fetches.view);
+        let (view, resumption) = (Arc::clone(&fetches.view), resumption.clone());
         let committed = self.on_disk(move |store| {
-            let committed = store.commit(new, &staged, &view);
+            let committed = store.commit(new, &staged, &view).inspect_err(|error| resumption.heed(error));
             drop(lease);
             // Layers that were in place when the commit failed have no image.
             if committed.is_err()

@@ -7,7 +7,7 @@ use imagelet_core::image::{Digest, Reference};
 use super::Engine;
 use crate::{
     manifest::Descriptor,
-    store::{LayerEntry, StagedLayer},
+    store::{LayerEnd, LayerEntry, SpareWanted, StagedLayer},
 };
 
 /// Which present layers a pull need not fetch.
@@ -19,6 +19,20 @@ pub enum LayerSharing {
     /// Those of images with a name in the same repository. The registry sends the others, so that only a pull with read
     /// access gets them.
     Repository,
+}
+
+impl LayerSharing {
+    /// The spare layer that a pull from a repository may use: as with present layers, one of any repository, or of its
+    /// own.
+    pub(super) fn spare_wanted<'a>(
+        self,
+        repository: &'a Reference,
+        diff_id: &'a Digest,
+        end: LayerEnd,
+    ) -> SpareWanted<'a> {
+        let repository = (self == LayerSharing::Repository).then(|| repository.repository());
+        SpareWanted { diff_id, repository, end }
+    }
 }
 
 impl Engine {

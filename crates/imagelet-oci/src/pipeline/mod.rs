@@ -42,7 +42,7 @@ use crate::{
     confine::Confinement,
     manifest::Descriptor,
     registry::{BlobSource, PullSession, ReaderWait, about},
-    store::{BlobWriter, KeptBytes, LayerEnd, StagedLayer, Store, SyncView, storage_error},
+    store::{BlobWriter, KeptBytes, LayerEnd, Resumption, StagedLayer, Store, SyncView, storage_error},
     unpack::{LayerMemory, UnpackBudget},
 };
 
@@ -82,6 +82,8 @@ pub(crate) struct LayerJob {
     pub(crate) end: LayerEnd,
     /// Keeps the compressed blob, also a partial one after a failure.
     pub(crate) keep_blobs: bool,
+    /// Whether the layer stays for the next pull where this one ends unfinished.
+    pub(crate) resumption: Resumption,
     /// Use the blob's bytes on disk; otherwise fetch all from the registry.
     pub(crate) trusts_disk: bool,
     pub(crate) limits: LayerLimits,

@@ -5,6 +5,7 @@ use std::{
     fs, io, iter,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
+    time::SystemTime,
 };
 
 use imagelet_core::{
@@ -14,14 +15,16 @@ use imagelet_core::{
 
 use super::{
     StagedBlob, Store,
-    files::durable::{SyncView, remove_tree, replace_file, sync_folder},
-    index::Index,
-    record::{ImageRecord, LayerEntry, LayerRecord, checksum},
+    files::durable::{SyncView, replace_file, sync_folder},
+    index::{Index, Spare},
+    record::{ImageRecord, LayerEntry, LayerRecord, checksum, spare_record::SpareRecord},
+    resumption::Resumption,
+    staging::{Staging, discard},
     storage_error,
 };
 use crate::{failpoint::Step, manifest::Descriptor};
 
-/// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed.
+/// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed, or stays as a spare.
 pub(crate) struct StagedLayer {
     record: LayerRecord,
     entry: LayerEntry,
@@ -63,43 +66,48 @@ impl StagedLayer {
         self
     }
 
-    pub(super) fn into_parts(self) -> (PathBuf, LayerRecord, Arc<SyncView>, Option<StagedBlob>) {
+    /// From here on it stays as a spare layer for pulls of `repository`, or of all, where it is dropped uncommitted.
+    pub(crate) fn resumable(
+        self,
+        store: &Arc<Store>,
+        repository: &str,
+        resumption: &Resumption,
+    ) -> Result<Self, RuntimeError> {
+        // Without a boot id, a record proves nothing after a power cut.
+        let Some(boot) = store.boot().filter(|_| resumption.is_allowed()) else { return Ok(self) };
+        let origin =
+            SpareRecord { boot: boot.to_owned(), repository: repository.to_owned(), entry: self.entry.clone() };
         let staging = self.staging().take().expect("a layer that is not in the store has its folder");
-        (staging.keep(), self.record, self.view, self.blob)
+        origin.write(staging.path()).map_err(|error| {
+            storage_error(format!("could not write the record of layer `{}`", self.record.diff_id), error)
+        })?;
+        let (record, view) = (self.record.clone(), Arc::clone(&self.view));
+        let folder = staging.keep();
+        let spare = Spare { folder, record, view, since: SystemTime::now(), origin };
+        *self.staging() = Some(Staging::of_spare(Arc::clone(store), spare, resumption.clone()));
+        Ok(self)
+    }
+
+    pub(super) fn of_spare(store: &Arc<Store>, spare: Spare, resumption: &Resumption) -> Self {
+        let (record, entry, view) = (spare.record.clone(), spare.origin.entry.clone(), Arc::clone(&spare.view));
+        let staging = Staging::of_spare(Arc::clone(store), spare, resumption.clone());
+        Self { record, entry, view, staging: Mutex::new(Some(staging)), blob: None }
+    }
+
+    pub(super) fn into_parts(self) -> (Spare, Resumption, Option<StagedBlob>) {
+        let staging = self.staging().take().expect("a layer that is not in the store has its folder");
+        let (folder, resumable) = staging.into_parts();
+        let (spare, resumption) = resumable.unwrap_or_else(|| {
+            let origin = SpareRecord { boot: String::new(), repository: String::new(), entry: self.entry };
+            let spare = Spare { folder, record: self.record, view: self.view, since: SystemTime::now(), origin };
+            (spare, Resumption::new(false))
+        });
+        (spare, resumption, self.blob)
     }
 
     fn staging(&self) -> MutexGuard<'_, Option<Staging>> {
         self.staging.lock().expect("no thread panics while it holds the lock")
     }
-}
-
-/// A folder under `tmp/` that is removed on drop.
-pub(crate) struct Staging(PathBuf);
-
-impl Staging {
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    fn keep(mut self) -> PathBuf {
-        std::mem::take(&mut self.0)
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if !self.0.as_os_str().is_empty() {
-            discard(&self.0);
-        }
-    }
-}
-
-pub(super) fn discard(path: &Path) {
-    let Err(error) = remove_tree(path) else { return };
-    // Each sweep retries what is in the trash.
-    let trash = path.parent().and_then(Path::parent).zip(path.file_name());
-    let moved = trash.is_some_and(|(root, name)| fs::rename(path, root.join("trash").join(name)).is_ok());
-    tracing::warn!(path = %path.display(), moved, %error, "could not remove a staging folder; a sweep or the next start does");
 }
 
 pub(crate) struct NewImage {
@@ -111,15 +119,6 @@ pub(crate) struct NewImage {
 }
 
 impl Store {
-    pub(crate) fn stage(&self) -> Result<Staging, RuntimeError> {
-        self.check_writable()?;
-        let path = self.fresh_path("tmp");
-        fs::create_dir(&path)
-            .map_err(|error| storage_error(format!("could not create `{}`", path.display()), error))?;
-        Step::StageMade.reach();
-        Ok(Staging(path))
-    }
-
     /// Makes an image exist: content durable, content in place, names last. On an error nothing is visible.
     ///
     /// In background mode, content and names are valid for this boot until [`Self::sync_background`].
@@ -203,6 +202,7 @@ impl Store {
             let diff_id = &layer.record.diff_id;
             let mut staging = layer.staging();
             if let Some(staged) = staging.as_ref().filter(|_| !index.layers.contains_key(diff_id)) {
+                SpareRecord::remove(staged.path()).map_err(failed("layers"))?;
                 placed.trashed |= self.place(staged, &self.layer_folder(diff_id)).map_err(failed("layers"))?;
                 staging.take().map(Staging::keep);
                 placed.layers.push(diff_id.clone());

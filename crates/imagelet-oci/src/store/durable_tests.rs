@@ -13,7 +13,7 @@ use imagelet_core::runtime::Findings;
 use tempfile::TempDir;
 
 use super::{
-    Access, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, StagedBlob, StagedLayer, Store,
+    Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, StagedBlob, StagedLayer, Store, StoreOptions,
     SyncView, files::sync_observer, record::disk_usage::DiskUsage,
 };
 use crate::manifest::Descriptor;
@@ -46,7 +46,7 @@ impl Bed {
     }
 
     fn open(&self, durability: Durability) -> Arc<Store> {
-        Arc::new(Store::open(&self.root, Access::Write { or_create: true }, durability).unwrap())
+        Arc::new(Store::open(&self.root, StoreOptions { durability, ..StoreOptions::for_tests() }).unwrap())
     }
 
     fn open_after_power_cut(&self) -> Arc<Store> {

@@ -28,11 +28,19 @@ mod file_manifest;
 mod files;
 mod index;
 mod record;
+mod resumption;
+mod sink_layer;
 mod spare_layers;
+mod staging;
 mod sweep;
 mod verify;
 
-pub(crate) use self::spare_layers::{LayerEnd, SinkLayer};
+pub(crate) use self::{
+    resumption::Resumption,
+    sink_layer::SinkLayer,
+    spare_layers::{LayerEnd, SpareWanted},
+    staging::Staging,
+};
 pub(crate) use blobs::{BlobWriter, KeptBytes, StagedBlob};
 pub(crate) use commit::{NewImage, StagedLayer};
 pub(crate) use record::LayerEntry;
@@ -47,6 +55,7 @@ use std::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use imagelet_core::{
@@ -58,7 +67,6 @@ pub(crate) use self::file_manifest::write::{FileManifestWriter, LIST};
 pub(crate) use self::files::durable::{SyncView, remove_tree, replace_file};
 use self::files::lock::Lock;
 use self::files::root::Place;
-pub(crate) use commit::Staging;
 pub(crate) use index::DamagedImage;
 pub(crate) use index::load::digest_named;
 use index::{
@@ -95,6 +103,7 @@ pub(crate) struct Store {
     syncing: Mutex<()>,
     mounting: Mutex<()>,
     in_background: bool,
+    resume_for: Duration,
     /// The boot id; `None` where the kernel reports none.
     boot: Option<String>,
     holds: Holds,
@@ -115,6 +124,23 @@ pub enum Access {
     },
 }
 
+/// How a store is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoreOptions {
+    pub(crate) access: Access,
+    pub(crate) durability: Durability,
+    /// How long the content of an unfinished pull stays for the next one.
+    pub(crate) resume_for: Duration,
+}
+
+#[cfg(test)]
+impl StoreOptions {
+    pub(crate) fn for_tests() -> Self {
+        let access = Access::Write { or_create: true };
+        Self { access, durability: Durability::Commit, resume_for: Duration::from_hours(24) }
+    }
+}
+
 enum Holds {
     All(#[expect(dead_code, reason = "it is held until it is dropped")] Lock),
     ReadOnlyDisk,
@@ -129,7 +155,8 @@ impl fmt::Debug for Store {
 
 impl Store {
     /// Opens a store. An owner also removes what an interrupted pull or removal left.
-    pub(crate) fn open(root: &Path, access: Access, durability: Durability) -> Result<Self, RuntimeError> {
+    pub(crate) fn open(root: &Path, options: StoreOptions) -> Result<Self, RuntimeError> {
+        let StoreOptions { access, durability, resume_for } = options;
         let makes = matches!(access, Access::Write { or_create: true });
         let boot = boot_id();
         let in_background = durability == Durability::Background && boot.is_some();
@@ -144,6 +171,7 @@ impl Store {
                 syncing: Mutex::new(()),
                 mounting: Mutex::new(()),
                 in_background,
+                resume_for,
                 boot: boot.clone(),
                 holds,
             }

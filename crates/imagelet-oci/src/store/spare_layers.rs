@@ -1,13 +1,9 @@
-//! Layers for a sink, and spares: whole layers that no sink has taken, kept for the next import.
+//! Spare layers: whole unpacked layers that no image and no sink has taken, kept for the next pull.
 //!
-//! A layer for a sink leaves `tmp/` only to its sink. Its `layer.json` is written last, after the diff-id is verified,
-//! and names the boot: a folder with that file is whole for that boot, even after a crash of the process. After a power
-//! cut the boot differs, and the folder is removed like all others in `tmp/`. Nothing here is synced; an import syncs
-//! all that it used before its image gets a name.
-//!
-//! A cancelled sink may still be moving a tree. Before a layer becomes a spare, its folder is renamed, so that such a
-//! move fails or is over. A sink also sets the metadata of implicit folders from a lower layer: once a sink had a layer
-//! with such folders, it cannot be a spare. (A root without an entry is set each time.)
+//! A spare stays in `tmp/`. Its `layer.json` is written after the diff-id is verified, and `spare.json` last, with the
+//! boot: a folder with both is whole for that boot, even after a crash of the process. After a power cut the boot
+//! differs, and the folder is removed like all others in `tmp/`. Nothing here is synced; the commit that uses a spare
+//! does.
 
 use std::{
     cmp::Reverse,
@@ -17,25 +13,20 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{
-    image::Digest,
-    runtime::{RuntimeError, StagedTree},
-};
+use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{
-    LayerSizes, StagedBlob, StagedLayer, Store, SyncView,
-    commit::discard,
+    SinkLayer, StagedLayer, Store,
     index::{Spare, load::read_json},
-    record::{LayerRecord, read_implicit},
-    storage_error,
+    record::{LayerRecord, spare_record::SpareRecord},
+    resumption::Resumption,
+    staging::discard,
 };
 
-/// A pull is retried within minutes, if at all.
-const SPARE_AGE_MAX: Duration = Duration::from_hours(1);
-/// Total size of the spares kept, newest first: the disk is shared with the runtime.
-const SPARE_BYTES_MAX: u64 = 8 << 30;
-/// Number of sink-taken layers that the expansion estimate uses.
-const SUNK_MAX: usize = 256;
+/// Spares for a sink are on the disk of a runtime, which does not count them: an import is retried within minutes, if
+/// at all.
+const SINK_AGE_MAX: Duration = Duration::from_hours(1);
+const SINK_BYTES_MAX: u64 = 8 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayerEnd {
@@ -45,116 +36,86 @@ pub(crate) enum LayerEnd {
     Sink,
 }
 
-/// A layer for a sink. Dropped before the sink takes it, it becomes a spare where possible.
-pub(crate) struct SinkLayer {
-    store: Arc<Store>,
-    spare: Spare,
-    implicit: Vec<Vec<u8>>,
-    blob: Option<StagedBlob>,
-    /// The tree is as it was unpacked.
-    is_untouched: bool,
+/// Which spares a pull may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpareWanted<'a> {
+    pub(crate) diff_id: &'a Digest,
+    /// Only one that this repository sent; `None`: of any.
+    pub(crate) repository: Option<&'a str>,
+    pub(crate) end: LayerEnd,
 }
 
-impl SinkLayer {
-    pub(crate) fn new(store: &Arc<Store>, layer: StagedLayer) -> Result<Self, RuntimeError> {
-        let (folder, record, view, blob) = layer.into_parts();
-        Self::of(store, Spare { folder, record, view, since: SystemTime::now() }, blob)
-    }
-
-    fn of(store: &Arc<Store>, spare: Spare, blob: Option<StagedBlob>) -> Result<Self, RuntimeError> {
-        let store = Arc::clone(store);
-        let mut layer = Self { store, spare, implicit: Vec::new(), blob, is_untouched: false };
-        let Spare { folder, record, .. } = &layer.spare;
-        let implicit = read_implicit(folder).map_err(|error| {
-            storage_error(format!("could not read the implied directories of layer `{}`", record.diff_id), error)
-        })?;
-        layer.implicit = implicit.into_iter().collect();
-        layer.implicit.sort_unstable();
-        layer.is_untouched = true;
-        Ok(layer)
-    }
-
-    pub(crate) fn has_implicit(&self) -> bool {
-        self.implicit.iter().any(|path| !path.is_empty())
-    }
-
-    pub(crate) fn view(&self) -> &Arc<SyncView> {
-        &self.spare.view
-    }
-
-    pub(crate) fn tree(&mut self) -> Result<StagedTree, RuntimeError> {
-        if self.has_implicit() {
-            self.is_untouched = false;
-            let record = self.spare.folder.join("layer.json");
-            fs::remove_file(&record)
-                .map_err(|error| storage_error(format!("could not remove `{}`", record.display()), error))?;
-        }
-        Ok(StagedTree {
-            folder: self.spare.folder.join("fs"),
-            implicit: self.implicit.clone(),
-            blob: self.blob.as_ref().map(|blob| blob.path().to_owned()),
-        })
-    }
-
-    pub(crate) fn taken(mut self, media_type: &str, packed: u64) {
-        self.is_untouched = false;
-        if let Some(blob) = self.blob.take() {
-            blob.discard();
-        }
-        let sizes = LayerSizes {
-            media_type: media_type.to_owned(),
-            packed,
-            on_disk: self.spare.record.disk_bytes,
-            entries: self.spare.record.entries,
-        };
-        let mut index = self.store.index();
-        index.sunk.push_back(sizes);
-        if index.sunk.len() > SUNK_MAX {
-            index.sunk.pop_front();
-        }
-    }
-}
-
-impl Drop for SinkLayer {
-    fn drop(&mut self) {
-        // A cancelled sink may still be about to move the tree from the old name.
-        let folder = self.store.fresh_path("tmp");
-        if let Err(error) = fs::rename(&self.spare.folder, &folder) {
-            let path = self.spare.folder.display();
-            tracing::warn!(%path, %error, "could not rename a staging folder; a sweep or the next start removes it");
-            return;
-        }
-        // Without a boot id, a record proves nothing after a power cut. A kept blob resumes by itself.
-        let is_spare = self.is_untouched && self.store.boot.is_some() && self.blob.is_none();
-        if !is_spare || !folder.join("fs").is_dir() {
-            return discard(&folder);
-        }
-        let spare = Spare { folder, ..self.spare.clone() };
-        let before = self.store.index().spares.insert(spare.record.diff_id.clone(), spare);
-        if let Some(before) = before {
-            discard(&before.folder);
-        }
+impl SpareWanted<'_> {
+    fn accepts(&self, spare: &Spare) -> bool {
+        spare.record.for_sink == (self.end == LayerEnd::Sink)
+            && self.repository.is_none_or(|repository| repository == spare.origin.repository)
     }
 }
 
 impl Store {
-    pub(crate) fn take_spare(self: &Arc<Self>, diff_id: &Digest) -> Option<SinkLayer> {
-        let spare = self.index().spares.remove(diff_id)?;
-        let layer = SinkLayer::of(self, spare, None);
+    pub(crate) fn has_spare(&self, wanted: &SpareWanted<'_>) -> bool {
+        self.index().spares.get(wanted.diff_id).is_some_and(|spare| wanted.accepts(spare))
+    }
+
+    pub(crate) fn take_spare(
+        self: &Arc<Self>,
+        wanted: &SpareWanted<'_>,
+        resumption: &Resumption,
+    ) -> Option<StagedLayer> {
+        Some(StagedLayer::of_spare(self, self.take(wanted)?, resumption))
+    }
+
+    pub(crate) fn take_sink_spare(
+        self: &Arc<Self>,
+        wanted: &SpareWanted<'_>,
+        resumption: &Resumption,
+    ) -> Option<SinkLayer> {
+        let layer = SinkLayer::of(self, (self.take(wanted)?, resumption.clone()), None);
         layer.inspect_err(|error| tracing::warn!(error = error.chain(), "a layer is fetched again")).ok()
+    }
+
+    fn take(&self, wanted: &SpareWanted<'_>) -> Option<Spare> {
+        let mut index = self.index();
+        index.spares.get(wanted.diff_id).filter(|spare| wanted.accepts(spare))?;
+        index.spares.remove(wanted.diff_id)
+    }
+
+    /// Keeps a whole layer as a spare, unless the store has it; one of the same layer is replaced.
+    pub(super) fn add_spare(&self, spare: Spare) {
+        let surplus = {
+            let mut index = self.index();
+            if index.layers.contains_key(&spare.record.diff_id) {
+                Some(spare)
+            } else {
+                index.spares.insert(spare.record.diff_id.clone(), spare)
+            }
+        };
+        if let Some(surplus) = surplus {
+            discard(&surplus.folder);
+        }
     }
 
     /// Moves spares beyond the age and size limits to the trash. Returns their bytes.
     pub(crate) fn trim_spares(&self) -> Result<u64, RuntimeError> {
-        self.discard_spares(SPARE_BYTES_MAX)
+        let (age_max, bytes_max) = (self.resume_for, u64::MAX);
+        let freed = self.discard_spares(false, age_max, bytes_max)?;
+        Ok(freed + self.discard_spares(true, age_max.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
     }
 
-    pub(crate) fn discard_spares(&self, bytes_max: u64) -> Result<u64, RuntimeError> {
+    /// Moves all spares that no running pull wants to the trash. Returns their bytes.
+    pub(crate) fn remove_spares(&self) -> Result<u64, RuntimeError> {
+        Ok(self.discard_spares(false, Duration::MAX, 0)? + self.discard_spares(true, Duration::MAX, 0)?)
+    }
+
+    fn discard_spares(&self, for_sink: bool, age_max: Duration, bytes_max: u64) -> Result<u64, RuntimeError> {
+        self.check_writable()?;
         let mut index = self.index();
-        let spares =
-            index.spares.iter().map(|(diff_id, spare)| (diff_id.clone(), spare.record.disk_bytes, spare.since));
+        let is_removable =
+            |spare: &Spare| spare.record.for_sink == for_sink && !index.leases.contains_key(&spare.record.diff_id);
+        let spares = index.spares.iter().filter(|(_, spare)| is_removable(spare));
+        let spares = spares.map(|(diff_id, spare)| (diff_id.clone(), spare.record.disk_bytes, spare.since)).collect();
         let mut freed = 0;
-        for diff_id in surplus(spares.collect(), bytes_max, SystemTime::now()) {
+        for diff_id in surplus(spares, age_max, bytes_max, SystemTime::now()) {
             let Some(spare) = index.spares.remove(&diff_id) else { continue };
             self.move_to_trash(&spare.folder)?;
             freed += spare.record.disk_bytes;
@@ -162,11 +123,20 @@ impl Store {
         Ok(freed)
     }
 
-    /// At start: whether a folder in `tmp/` is a whole layer for a sink, which then becomes a spare.
+    /// The bytes of whole layers in `tmp/`: spares, and those that a running pull has staged.
+    pub(crate) fn staged_bytes(&self) -> u64 {
+        let Ok(folders) = fs::read_dir(self.root.join("tmp")) else { return 0 };
+        let records =
+            folders.filter_map(|folder| read_json::<LayerRecord>(&folder.ok()?.path().join("layer.json")).ok());
+        records.map(|record| record.disk_bytes).sum()
+    }
+
+    /// At start: whether a folder in `tmp/` is a whole layer of this boot, which then becomes a spare.
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
         let Some(spare) = self.read_spare(folder) else { return false };
         let mut index = self.index();
-        let is_new = !index.spares.contains_key(&spare.record.diff_id);
+        let is_new =
+            !index.spares.contains_key(&spare.record.diff_id) && !index.layers.contains_key(&spare.record.diff_id);
         if is_new {
             index.spares.insert(spare.record.diff_id.clone(), spare);
         }
@@ -176,9 +146,11 @@ impl Store {
     fn read_spare(&self, folder: &Path) -> Option<Spare> {
         let path = folder.join("layer.json");
         let record: LayerRecord = read_json(&path).ok()?;
-        let is_whole = record.for_sink
-            && record.unsettled.is_some()
-            && record.unsettled == self.boot
+        let origin: SpareRecord = SpareRecord::read(folder).ok()?;
+        let end = if record.for_sink { LayerEnd::Sink } else { LayerEnd::Store };
+        let is_whole = self.boot() == Some(&origin.boot)
+            && record.unsettled == self.unsettled_mark(end)
+            && record.diff_id == origin.entry.diff_id
             && folder.join("fs").is_dir()
             && record
                 .sums
@@ -186,17 +158,22 @@ impl Store {
                 .all(|(file, sum)| fs::read(folder.join(file)).is_ok_and(|bytes| Digest::of(&bytes) == *sum));
         let since = fs::metadata(&path).and_then(|metadata| metadata.modified()).ok()?;
         let view = self.views().first().cloned()?;
-        is_whole.then(|| Spare { folder: folder.to_owned(), record, view, since })
+        is_whole.then(|| Spare { folder: folder.to_owned(), record, view, since, origin })
     }
 }
 
 /// The spares to remove: expired ones, and the oldest above the limit. A clock set back expires none.
-fn surplus(mut spares: Vec<(Digest, u64, SystemTime)>, bytes_max: u64, now: SystemTime) -> Vec<Digest> {
+fn surplus(
+    mut spares: Vec<(Digest, u64, SystemTime)>,
+    age_max: Duration,
+    bytes_max: u64,
+    now: SystemTime,
+) -> Vec<Digest> {
     spares.sort_by_key(|(.., since)| Reverse(*since));
     let mut kept = 0_u64;
     let is_kept = |(_, bytes, since): &(Digest, u64, SystemTime)| {
         kept = kept.saturating_add(*bytes);
-        let is_old = now.duration_since(*since).is_ok_and(|age| age > SPARE_AGE_MAX);
+        let is_old = now.duration_since(*since).is_ok_and(|age| age > age_max);
         kept <= bytes_max && !is_old
     };
     let (_, removed): (Vec<_>, Vec<_>) = spares.into_iter().partition(is_kept);
@@ -210,11 +187,11 @@ mod tests {
     use super::*;
     use crate::{
         manifest::Descriptor,
-        store::{Access, Durability, record::checksum},
+        store::{StoreOptions, record::checksum},
     };
 
     fn open(root: &Path) -> Arc<Store> {
-        Arc::new(Store::open(root, Access::Write { or_create: true }, Durability::Commit).unwrap())
+        Arc::new(Store::open(root, StoreOptions::for_tests()).unwrap())
     }
 
     fn unpacked(store: &Arc<Store>, name: &str, implicit: &[Vec<u8>]) -> SinkLayer {
@@ -230,7 +207,8 @@ mod tests {
         let blob = Descriptor { media_type: String::new(), digest: diff_id.clone(), size: 1, platform: None };
         let view = store.sync_view().unwrap();
         let layer = StagedLayer::new(staging, &blob, serde_json::from_value(record).unwrap(), view);
-        SinkLayer::new(store, layer.unwrap()).unwrap()
+        let layer = layer.unwrap().resumable(store, "registry.example/app", &Resumption::new(true)).unwrap();
+        SinkLayer::new(store, layer).unwrap()
     }
 
     type Spoil = fn(&Path);
@@ -240,7 +218,12 @@ mod tests {
     }
 
     fn has(store: &Arc<Store>, name: &str) -> bool {
-        store.take_spare(&Digest::of(name.as_bytes())).is_some()
+        taken(store, name).is_some()
+    }
+
+    fn taken(store: &Arc<Store>, name: &str) -> Option<SinkLayer> {
+        let wanted = SpareWanted { diff_id: &Digest::of(name.as_bytes()), repository: None, end: LayerEnd::Sink };
+        store.take_sink_spare(&wanted, &Resumption::new(true))
     }
 
     #[test]
@@ -287,7 +270,7 @@ mod tests {
         drop(flat);
         assert!(!before.exists(), "a move that comes late finds nothing");
         assert!(has(&store, "flat"));
-        let mut moved = store.take_spare(&Digest::of(b"flat")).unwrap();
+        let mut moved = taken(&store, "flat").unwrap();
         fs::rename(moved.tree().unwrap().folder, folder.path().join("sink")).unwrap();
         drop(moved);
         assert!(!has(&store, "flat"));
@@ -325,7 +308,7 @@ mod tests {
             (vec![spare("a", 0, ago(1)), spare("b", 1, ago(1))], 0, vec!["b"]),
         ] {
             let removed: Vec<Digest> = removed.into_iter().map(|name: &str| Digest::of(name.as_bytes())).collect();
-            assert_eq!(surplus(spares, bytes_max, now), removed);
+            assert_eq!(surplus(spares, Duration::from_hours(1), bytes_max, now), removed);
         }
     }
 }

@@ -14,6 +14,7 @@ mod import_ends;
 mod listing;
 mod places;
 mod progress;
+mod resume;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 

@@ -233,7 +233,9 @@ fn verification(file: &File, found: &mut Violations) -> Option<VerificationPolic
 
 fn backend(file: &File, found: &mut Violations) -> Backend {
     let (store, cri) = (&file.own.store, &file.own.image_service.cri);
-    let engine = engine(store, found);
+    let resume_for = file.own.pulls.resume_for;
+    off_or_at_least_second("pulls.resumeFor", resume_for, found);
+    let engine = EngineConfig { resume_for: resume_for.to_std(), ..engine(store, found) };
     let stall = cri.pull_stall_timeout;
     off_or_at_least_second("imageService.cri.pullStallTimeout", stall, found);
     let mut endpoint = |key: &str, endpoint: &str| {

@@ -266,6 +266,8 @@ documents! {
     PullsKeys {
         /// How long the daemon continues a pull after its last request was cancelled, so that a retry finds it further. 0 ends it at once.
         grace: GoDuration,
+        /// How long what an unfinished pull has received stays for the next one, at least 1s: layers that are unpacked, and the first bytes of others. A shortage of space, a collection and `gc --all-unused` remove it earlier. 0: it is removed at once.
+        resume_for: GoDuration,
         /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when its retries are used up; a connection that is silent for 20s is closed either way.
         progress_deadline: GoDuration,
         /// A pull of the embedded store that receives fewer bytes a second than this, such as `16Ki`, yields its slots to waiting layers of other pulls, and continues when slots are free. 0: never.
@@ -373,6 +375,7 @@ impl File {
             registry: RegistryKeys { config_path: "/etc/containerd/certs.d".into() },
             pulls: PullsKeys {
                 grace: GoDuration::seconds(2),
+                resume_for: GoDuration::minutes(24 * 60),
                 progress_deadline: GoDuration::minutes(1),
                 trickle_rate: "16Ki".into(),
                 trickle_window: GoDuration::minutes(1),

@@ -24,7 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::layer_turns::UnsyncedLayers;
 use super::{
-    Engine, LayerSharing,
+    Engine,
     admit::Wanted,
     blocking,
     pull::{LayerFetches, announce, check_layers, tenant},
@@ -35,7 +35,7 @@ use crate::{
     pipeline::Tenant,
     registry::{Document, Resolved, about},
     scarce,
-    store::{LayerEnd, SinkLayer, SyncView},
+    store::{LayerEnd, Resumption, SinkLayer, SyncView},
 };
 
 const SPARES_PERIOD: Duration = Duration::from_mins(5);
@@ -215,7 +215,8 @@ impl EngineImporter {
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
         let (engine, layers) = (&*self.engine, &described.image.layers);
-        let mut spares = engine.take_spares(described, present).await.map_err(fetch)?;
+        let resumption = engine.resumption();
+        let mut spares = engine.take_spares(described, present, &resumption).await.map_err(fetch)?;
         let missing = (present..layers.len()).filter(|index| !spares.contains_key(index));
         let descriptors = &described.resolved.manifest.layers;
         let wanted = missing.map(|index| Wanted::of(&descriptors[index], described.chains[index].clone(), true));
@@ -293,7 +294,9 @@ impl Attempt<'_> {
         let _window = self.window.acquire().await.expect("the window is never closed");
         let place = self.engine.places.place(job.claim.clone()).await;
         let unpacked = scarce::retried(|| job.run(&place, self.progress)).await;
-        let unpacked = unpacked.map_err(|error| job.descriptor.not_fetched(error))?;
+        let unpacked = unpacked
+            .inspect_err(|error| self.fetches.resumption.heed(error))
+            .map_err(|error| job.descriptor.not_fetched(error))?;
         SinkLayer::new(&self.engine.store, unpacked)
     }
 }
@@ -318,15 +321,16 @@ impl Engine {
         &self,
         described: &Described,
         present: usize,
+        resumption: &Resumption,
     ) -> Result<HashMap<usize, SinkLayer>, RuntimeError> {
-        if self.config.sharing == LayerSharing::Repository {
-            // The repository of a spare is unknown.
-            return Ok(HashMap::new());
-        }
-        let image = Arc::clone(&described.image);
+        let (image, resumption) = (Arc::clone(&described.image), resumption.clone());
+        let (reference, sharing) = (described.resolved.session.reference().clone(), self.config.sharing);
         self.on_disk(move |store| {
             let missing = image.layers.iter().enumerate().skip(present);
-            Ok(missing.filter_map(|(index, layer)| Some((index, store.take_spare(&layer.diff_id)?))).collect())
+            let spare = |diff_id| {
+                store.take_sink_spare(&sharing.spare_wanted(&reference, diff_id, LayerEnd::Sink), &resumption)
+            };
+            Ok(missing.filter_map(|(index, layer)| Some((index, spare(&layer.diff_id)?))).collect())
         })
         .await
     }

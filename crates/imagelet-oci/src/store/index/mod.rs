@@ -25,7 +25,7 @@ use self::load::{ReadRecord, blobs, read_folders, read_json};
 use super::{
     LayerSizes,
     files::durable::{SyncView, replace_file},
-    record::{ImageRecord, LayerRecord, checksum},
+    record::{ImageRecord, LayerRecord, checksum, spare_record::SpareRecord},
     storage_error,
 };
 
@@ -71,6 +71,7 @@ pub(crate) struct Spare {
     /// Opened before the layer's first file, or at the start that found the layer.
     pub(crate) view: Arc<SyncView>,
     pub(crate) since: SystemTime,
+    pub(crate) origin: SpareRecord,
 }
 
 /// Content of `names.json`, and with a boot that of `names.unsettled.json`.

@@ -2,6 +2,7 @@
 
 pub(super) mod checksum;
 pub(super) mod disk_usage;
+pub(super) mod spare_record;
 
 use std::{
     collections::{BTreeMap, HashSet},

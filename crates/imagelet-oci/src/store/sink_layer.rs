@@ -1,0 +1,113 @@
+//! Layers for a sink: whole ones that leave the store as soon as the sink takes them.
+//!
+//! A layer for a sink leaves `tmp/` only to its sink. Nothing here is synced; an import syncs all that it used before its
+//! image gets a name.
+//!
+//! A cancelled sink may still be moving a tree. Before a layer becomes a spare, its folder is renamed, so that such a
+//! move fails or is over. A sink also sets the metadata of implicit folders from a lower layer: once a sink had a layer
+//! with such folders, it cannot be a spare. (A root without an entry is set each time.)
+
+use std::{fs, sync::Arc};
+
+use imagelet_core::runtime::{RuntimeError, StagedTree};
+
+use super::{
+    LayerSizes, StagedBlob, StagedLayer, Store, SyncView, index::Spare, record::read_implicit, resumption::Resumption,
+    staging::discard, storage_error,
+};
+
+/// Number of sink-taken layers that the expansion estimate uses.
+const SUNK_MAX: usize = 256;
+
+/// A layer for a sink. Dropped before the sink takes it, it becomes a spare where possible.
+pub(crate) struct SinkLayer {
+    store: Arc<Store>,
+    spare: Spare,
+    resumption: Resumption,
+    implicit: Vec<Vec<u8>>,
+    blob: Option<StagedBlob>,
+    /// The tree is as it was unpacked.
+    is_untouched: bool,
+}
+
+impl SinkLayer {
+    pub(crate) fn new(store: &Arc<Store>, layer: StagedLayer) -> Result<Self, RuntimeError> {
+        let (spare, resumption, blob) = layer.into_parts();
+        Self::of(store, (spare, resumption), blob)
+    }
+
+    pub(super) fn of(
+        store: &Arc<Store>,
+        (spare, resumption): (Spare, Resumption),
+        blob: Option<StagedBlob>,
+    ) -> Result<Self, RuntimeError> {
+        let store = Arc::clone(store);
+        let mut layer = Self { store, spare, resumption, implicit: Vec::new(), blob, is_untouched: false };
+        let Spare { folder, record, .. } = &layer.spare;
+        let implicit = read_implicit(folder).map_err(|error| {
+            storage_error(format!("could not read the implied directories of layer `{}`", record.diff_id), error)
+        })?;
+        layer.implicit = implicit.into_iter().collect();
+        layer.implicit.sort_unstable();
+        layer.is_untouched = true;
+        Ok(layer)
+    }
+
+    pub(crate) fn has_implicit(&self) -> bool {
+        self.implicit.iter().any(|path| !path.is_empty())
+    }
+
+    pub(crate) fn view(&self) -> &Arc<SyncView> {
+        &self.spare.view
+    }
+
+    pub(crate) fn tree(&mut self) -> Result<StagedTree, RuntimeError> {
+        if self.has_implicit() {
+            self.is_untouched = false;
+            let record = self.spare.folder.join("layer.json");
+            fs::remove_file(&record)
+                .map_err(|error| storage_error(format!("could not remove `{}`", record.display()), error))?;
+        }
+        Ok(StagedTree {
+            folder: self.spare.folder.join("fs"),
+            implicit: self.implicit.clone(),
+            blob: self.blob.as_ref().map(|blob| blob.path().to_owned()),
+        })
+    }
+
+    pub(crate) fn taken(mut self, media_type: &str, packed: u64) {
+        self.is_untouched = false;
+        if let Some(blob) = self.blob.take() {
+            blob.discard();
+        }
+        let sizes = LayerSizes {
+            media_type: media_type.to_owned(),
+            packed,
+            on_disk: self.spare.record.disk_bytes,
+            entries: self.spare.record.entries,
+        };
+        let mut index = self.store.index();
+        index.sunk.push_back(sizes);
+        if index.sunk.len() > SUNK_MAX {
+            index.sunk.pop_front();
+        }
+    }
+}
+
+impl Drop for SinkLayer {
+    fn drop(&mut self) {
+        // A cancelled sink may still be about to move the tree from the old name.
+        let folder = self.store.fresh_path("tmp");
+        if let Err(error) = fs::rename(&self.spare.folder, &folder) {
+            let path = self.spare.folder.display();
+            tracing::warn!(%path, %error, "could not rename a staging folder; a sweep or the next start removes it");
+            return;
+        }
+        // A kept blob resumes by itself.
+        let is_spare = self.is_untouched && self.resumption.is_allowed() && self.blob.is_none();
+        if !is_spare || !folder.join("fs").is_dir() {
+            return discard(&folder);
+        }
+        self.store.add_spare(Spare { folder, ..self.spare.clone() });
+    }
+}

@@ -1,0 +1,147 @@
+//! What an unfinished pull leaves for the next one, and what never stays.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use imagelet_core::{
+    image::ImageSpec,
+    runtime::{ImageService as _, LocalStore as _, RuntimeErrorKind},
+};
+use imagelet_oci::{Engine, EngineConfig, LayerSharing, RegistryConfig};
+
+use crate::{
+    blobs::noise,
+    content,
+    fixture::{Layer, TestRegistry},
+    open_as, pull, settled, tree,
+};
+
+fn config(root: &Path) -> EngineConfig {
+    let registry =
+        RegistryConfig { progress_timeout: Duration::from_millis(300), retries: 1, ..RegistryConfig::default() };
+    EngineConfig { registry, ..EngineConfig::new(root) }
+}
+
+/// Registers `NAME:v1` of a small layer and one that never ends.
+fn stalling(registry: &TestRegistry, name: &str) -> (Layer, Layer) {
+    let (small, large) = (Layer::new().file("small", &noise(1, 100_000)).gzip(), Layer::new().file("l", &[7; 9_000]));
+    let large = large.plain();
+    registry.image(name, "v1", &[small.clone(), large.clone().stalling_at(4_000)]);
+    (small, large)
+}
+
+fn spares(root: &Path) -> usize {
+    tree(root).into_keys().filter(|path| path.starts_with("tmp/") && path.ends_with("/layer.json")).count()
+}
+
+/// Pulls until the small layer is whole, and drops the pull.
+async fn cancel(engine: &Arc<Engine>, root: &Path, name: String) {
+    let pulling = {
+        let engine = Arc::clone(engine);
+        tokio::spawn(async move { pull(&engine, &name).await })
+    };
+    while spares(root) == 0 {
+        assert!(!pulling.is_finished(), "it stalls");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    pulling.abort();
+    assert!(pulling.await.is_err());
+}
+
+async fn used(engine: &Engine) -> u64 {
+    engine.filesystem().await.expect("it is measured").images[0].used.0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unpacked_layer_of_an_unfinished_pull_serves_the_next_one() {
+    for way in ["failed", "cancelled", "another process", "another image"] {
+        let registry = TestRegistry::start().await;
+        let (small, large) = stalling(&registry, "a");
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path();
+        let mut engine = open_as(config(root)).await;
+        if way == "failed" {
+            let error = pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");
+            assert_eq!(error.kind(), RuntimeErrorKind::TimedOut, "{}", error.chain());
+        } else {
+            cancel(&engine, root, registry.name("a:v1")).await;
+        }
+        if way == "another process" {
+            drop(engine);
+            engine = open_as(config(root)).await;
+        }
+        assert_eq!(spares(root), 1, "{way}");
+        assert!(used(&engine).await >= 100_000, "{way}: it is counted");
+        let name = if way == "another image" { "b" } else { "a" };
+        registry.image(name, "v1", &[small.clone(), large.clone()]);
+        registry.take_layer_requests();
+        pull(&engine, &registry.name(&format!("{name}:v1"))).await.unwrap_or_else(|e| panic!("{way}: {}", e.chain()));
+        assert_eq!(registry.take_layer_requests(), 1, "{way}: the large layer alone is fetched");
+        let layers: Vec<String> = tree(root).into_keys().filter(|path| path.ends_with("/layer.json")).collect();
+        assert!(layers.len() == 2 && layers.iter().all(|path| path.starts_with("layers/")), "{way}: {layers:?}");
+        assert!(!tree(root).into_keys().any(|path| path.ends_with("spare.json")), "{way}");
+        let report = engine.verify(None, Arc::new(|_, _| {})).await.expect("a report");
+        assert!(!report.images.iter().any(imagelet_core::runtime::ImageCheck::is_damaged), "{way}: {report:?}");
+        engine.remove(&ImageSpec::new(registry.name(&format!("{name}:v1")))).await.expect("removed");
+        assert_eq!(content(root), Vec::<String>::new(), "{way}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_of_another_repository_is_no_spare_where_repositories_do_not_share() {
+    let registry = TestRegistry::start().await;
+    let (small, large) = stalling(&registry, "a");
+    registry.image("b", "v1", &[small.clone(), large.clone()]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open_as(EngineConfig { sharing: LayerSharing::Repository, ..config(folder.path()) }).await;
+    cancel(&engine, folder.path(), registry.name("a:v1")).await;
+    registry.take_layer_requests();
+    pull(&engine, &registry.name("b:v1")).await.expect("b");
+    assert_eq!(registry.take_layer_requests(), 2, "it sends its layers itself");
+    registry.image("a", "v2", &[small, large]);
+    pull(&engine, &registry.name("a:v2")).await.expect("a");
+    assert_eq!(registry.take_layer_requests(), 1, "its own layer was unpacked before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_unfinished_pull_left_goes_on_request_after_its_time_and_for_a_refusal() {
+    let registry = TestRegistry::start().await;
+    let (small, large) = stalling(&registry, "a");
+    registry.image("wrong", "v1", &[small, large.serving(|bytes| bytes[1000] ^= 1)]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path();
+    let mut engine = open_as(config(root)).await;
+    for way in ["on request", "expired", "at a start", "refused", "off"] {
+        if way == "off" {
+            drop(engine);
+            engine = open_as(EngineConfig { resume_for: Duration::ZERO, ..config(root) }).await;
+        }
+        cancel(&engine, root, registry.name("a:v1")).await;
+        match way {
+            "on request" => {
+                engine.sweep(false).await.expect("a sweep");
+                assert_eq!(spares(root), 1, "a young one stays");
+                engine.sweep(true).await.expect("a sweep");
+            }
+            "expired" => {
+                drop(engine);
+                engine = open_as(EngineConfig { resume_for: Duration::from_nanos(1), ..config(root) }).await;
+                engine.sweep(false).await.expect("a sweep");
+            }
+            "at a start" => {
+                drop(engine);
+                engine = open_as(config(root)).await;
+                cancel(&engine, root, registry.name("a:v1")).await;
+                let mark = tree(root).into_keys().find(|path| path.ends_with("spare.json")).expect("a spare has one");
+                drop(engine);
+                std::fs::write(root.join(mark), "{}").expect("written");
+                engine = open_as(config(root)).await;
+            }
+            "refused" => {
+                let error = pull(&engine, &registry.name("wrong:v1")).await.expect_err("its digest is wrong");
+                assert_eq!(error.kind(), RuntimeErrorKind::Corrupt, "{}", error.chain());
+            }
+            _ => {}
+        }
+        assert_eq!(settled(root).await, Vec::<String>::new(), "{way}");
+    }
+}
