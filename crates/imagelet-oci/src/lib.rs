@@ -19,6 +19,7 @@ mod overlay;
 mod pipeline;
 mod registry;
 mod scarce;
+mod signature;
 mod store;
 #[cfg(feature = "test-util")]
 pub mod testing;

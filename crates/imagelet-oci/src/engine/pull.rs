@@ -45,7 +45,8 @@ impl Engine {
             .map_err(|error| about(error, &failed).not_an_outage())
     }
 
-    /// The request's target and its resolution: from the estimate right before, or from the registry now.
+    /// The request's target and its resolution, which the signature policy accepts: from the estimate right before, or from
+    /// the registry now.
     pub(super) async fn resolved(&self, request: &PullRequest) -> Result<(PullTarget, Resolved), RuntimeError> {
         let target = PullTarget::by(request)?;
         self.store.check_writable()?;
@@ -53,6 +54,7 @@ impl Engine {
             Some(resolved) => resolved,
             None => self.resolve(&target).await?,
         };
+        self.check_signatures(&resolved).await?;
         Ok((target, resolved))
     }
 

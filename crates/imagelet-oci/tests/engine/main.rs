@@ -15,6 +15,7 @@ mod listing;
 mod places;
 mod progress;
 mod resume;
+mod trust;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -61,10 +62,9 @@ fn tree(root: &Path) -> BTreeMap<String, u64> {
     found
 }
 
-/// What is left when nothing is: the lock, an empty table of names and the health of registries.
+/// What is left when nothing is: the lock and an empty table of names.
 fn content(root: &Path) -> Vec<String> {
-    let is_content = |path: &String| !["lock", "names.json", "registry-health.json"].contains(&path.as_str());
-    tree(root).into_keys().filter(is_content).collect()
+    tree(root).into_keys().filter(|path| path != "lock" && path != "names.json").collect()
 }
 
 /// The content once the threads of a pull that was given up have ended, or after two seconds.

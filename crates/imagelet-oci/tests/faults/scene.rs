@@ -45,7 +45,7 @@ impl Scene {
             header_timeout: HOP,
             progress_timeout: HOP,
             silence_max: None,
-            retry_budget: Duration::from_secs(2),
+            retries: 3,
             ..RegistryConfig::default()
         };
         let engine = Engine::open(config).await.expect("the store opens");

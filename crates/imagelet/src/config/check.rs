@@ -306,9 +306,8 @@ fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
 }
 
 fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> RegistryConfig {
-    let PullsKeys { progress_deadline, retry_budget, trickle_window, trickle_rate, .. } = &own.pulls;
+    let PullsKeys { progress_deadline, trickle_window, trickle_rate, .. } = &own.pulls;
     off_or_at_least_second("pulls.progressDeadline", *progress_deadline, found);
-    found.rule(retry_budget.0 >= 0, "pulls.retryBudget", *retry_budget, "must not be negative");
     at_least_second("pulls.trickleWindow", *trickle_window, found);
     let rate = found.size("pulls.trickleRate", trickle_rate).filter(|rate| *rate > 0);
     let hosts_dirs: Vec<PathBuf> =
@@ -316,11 +315,20 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     for path in &hosts_dirs {
         found.absolute("registry.configPath", path);
     }
+    let policy = Some(own.registry.signature_policy.clone()).filter(|path| !path.as_os_str().is_empty());
+    if let Some(path) = &policy {
+        const KEY: &str = "registry.signaturePolicy";
+        found.absolute(KEY, path);
+        // A runtime that pulls itself does not know the policy.
+        let is_enforced = own.image_service.cri.endpoint.is_empty() || own.runtime_import == "require";
+        let rule = "needs `runtimeImport: require` beside a runtime, whose own pulls check no signature";
+        found.rule(is_enforced, KEY, format!("`{}`", path.display()), rule);
+    }
     RegistryConfig {
         hosts_dirs,
+        signature_policy: policy,
         proxies: environment.proxies.clone(),
         silence_max: positive(*progress_deadline),
-        retry_budget: positive(*retry_budget).unwrap_or_default(),
         trickle: rate.map(|bytes_per_second| Trickle { bytes_per_second, window: trickle_window.to_std() }),
         ..RegistryConfig::default()
     }

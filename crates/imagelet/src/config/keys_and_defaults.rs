@@ -177,6 +177,8 @@ documents! {
     RegistryKeys {
         /// Directories with `HOST/hosts.toml` below, as containerd reads them; several are separated by `:`.
         config_path: String,
+        /// A policy file in the format of containers-policy.json: which images need a signature, by which keys. It is read for each pull. Empty: no signature is checked. Beside a runtime only with `runtimeImport: require`. See [trust](trust.md).
+        signature_policy: PathBuf,
     }
     CredentialsKeys {
         /// A docker configuration (`config.json`) with the node's own registry credentials; read again every five minutes and on SIGHUP. Absent: `$DOCKER_CONFIG/config.json` where that is set; else a command reads `~/.docker/config.json`, and the daemon looks where the kubelet looks, see [credentials](credentials.md).
@@ -268,10 +270,8 @@ documents! {
         grace: GoDuration,
         /// How long what an unfinished pull has received stays for the next one, at least 1s: layers that are unpacked, and the first bytes of others. A shortage of space, a collection and `gc --all-unused` remove it earlier. 0: it is removed at once.
         resume_for: GoDuration,
-        /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when `pulls.retryBudget` is spent; a connection that is silent for 20s is closed either way.
+        /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when its retries are used up; a connection that is silent for 20s is closed either way.
         progress_deadline: GoDuration,
-        /// Time that all requests of a pull of the embedded store may together spend on retries, waits that a registry requests included. 0: nothing is retried after a wait; other hosts are tried either way.
-        retry_budget: GoDuration,
         /// A pull of the embedded store that receives fewer bytes a second than this, such as `16Ki`, yields its slots to waiting layers of other pulls, and continues when slots are free. 0: never.
         trickle_rate: String,
         /// The rate is measured over this time of waiting for the network, at least 1s.
@@ -374,12 +374,11 @@ impl File {
                 ..ImageServiceKeys::default()
             },
             runtime_import: "auto".into(),
-            registry: RegistryKeys { config_path: "/etc/containerd/certs.d".into() },
+            registry: RegistryKeys { config_path: "/etc/containerd/certs.d".into(), ..RegistryKeys::default() },
             pulls: PullsKeys {
                 grace: GoDuration::seconds(2),
                 resume_for: GoDuration::minutes(24 * 60),
                 progress_deadline: GoDuration::minutes(1),
-                retry_budget: GoDuration::minutes(1),
                 trickle_rate: "16Ki".into(),
                 trickle_window: GoDuration::minutes(1),
             },

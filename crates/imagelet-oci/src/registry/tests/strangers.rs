@@ -22,7 +22,7 @@ fn configured(folder: &Path, fake: &FakeRegistry, settings: &str) -> Registry {
     let config = RegistryConfig {
         hosts_dirs: vec![folder.to_owned()],
         header_timeout: Duration::from_secs(10),
-        retry_budget: Duration::ZERO,
+        retries: 0,
         ..RegistryConfig::default()
     };
     Registry::new(config).unwrap()

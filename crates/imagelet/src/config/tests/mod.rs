@@ -315,6 +315,28 @@ fn a_violated_rule_is_reported_with_its_place() {
 }
 
 #[test]
+fn a_signature_policy_is_taken_only_where_every_pull_obeys_it() {
+    let runtime = "imageService: {cri: {endpoint: unix:///run/containerd/containerd.sock}}\n";
+    let policy = "registry: {signaturePolicy: /etc/containers/policy.json}\n";
+    for (text, accepted) in [
+        (policy.to_owned(), true),
+        (format!("{policy}{runtime}runtimeImport: require\n"), true),
+        (format!("{policy}{runtime}"), false),
+        (format!("{policy}{runtime}runtimeImport: never\n"), false),
+        ("registry: {signaturePolicy: policy.json}\n".to_owned(), false),
+    ] {
+        match given(&text).settings() {
+            Ok(settings) => {
+                assert!(accepted, "{text}");
+                assert_eq!(settings.registry.signature_policy, Some("/etc/containers/policy.json".into()));
+            }
+            Err(error) => assert!(!accepted && message(&error).contains("registry.signaturePolicy"), "{text}"),
+        }
+    }
+    assert_eq!(defaults().settings().expect("the defaults").registry.signature_policy, None);
+}
+
+#[test]
 fn what_a_store_promises_and_allows_is_said_in_the_file() {
     let settings = given(
         "store:\n  durability: background\n  keepBlobs: true\n  unpackMemory: 128Mi\n  limits: {expansionMax: 50, expansionFree: 1Gi}\n",

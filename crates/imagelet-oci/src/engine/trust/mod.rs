@@ -1,0 +1,107 @@
+//! Trust in an image: what the signature policy asks for is checked before the first byte of a layer.
+
+use std::{io::Read as _, path::Path};
+
+use imagelet_core::{
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+    trusted_files,
+};
+
+use crate::{
+    engine::{Engine, blocking},
+    registry::{Resolved, about},
+    signature::{self, AttachedSignature, KeySource, POLICY_BYTES_MAX, PublicKeys, Requirement, SignaturePolicy},
+};
+
+const KEY_BYTES_MAX: u64 = 64 << 10;
+
+impl Engine {
+    /// Checks an image against the policy file, which is read for each pull: a change counts at once.
+    pub(in crate::engine) async fn check_signatures(&self, resolved: &Resolved) -> Result<(), RuntimeError> {
+        let Some(path) = self.config.registry.signature_policy.clone() else { return Ok(()) };
+        let reference = resolved.session.reference().clone();
+        let (place, requirements) = blocking({
+            let reference = reference.clone();
+            move || load(&path, &reference)
+        })
+        .await?;
+        let refused = |why: &str| {
+            let message = format!("`{reference}` is refused by the signature policy, rule `{place}`: {why}");
+            refusal(message)
+        };
+        let mut attached = None;
+        for requirement in &requirements {
+            match requirement {
+                Loaded::Accept => {}
+                Loaded::Refuse(why) => return Err(refused(why)),
+                Loaded::Sigstore(keys, identity) => {
+                    if attached.is_none() {
+                        let failed = format!("could not fetch the signatures of `{reference}`");
+                        attached = Some(self.attached(resolved).await.map_err(|error| about(error, &failed))?);
+                    }
+                    let attached = attached.as_deref().unwrap_or_default();
+                    signature::check(&reference, keys, *identity, attached).map_err(|why| refused(&why))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Those of the index count as those of the manifest that it lists.
+    async fn attached(&self, resolved: &Resolved) -> Result<Vec<AttachedSignature>, RuntimeError> {
+        let mut attached = resolved.session.signatures(&resolved.root.digest).await?;
+        if resolved.chosen.digest != resolved.root.digest {
+            attached.extend(resolved.session.signatures(&resolved.chosen.digest).await?);
+        }
+        Ok(attached)
+    }
+}
+
+/// A requirement with its keys.
+enum Loaded {
+    Accept,
+    Refuse(String),
+    Sigstore(PublicKeys, signature::Identity),
+}
+
+type LoadedRule = (String, Vec<Loaded>);
+
+fn load(path: &Path, reference: &imagelet_core::image::Reference) -> Result<LoadedRule, RuntimeError> {
+    let unusable = |why: String| refusal(format!("the signature policy `{}` cannot be used: {why}", path.display()));
+    let policy = read(path, POLICY_BYTES_MAX).and_then(|bytes| SignaturePolicy::parse(&bytes)).map_err(unusable)?;
+    let rule = policy.rule(reference);
+    let load = |requirement: &Requirement| {
+        Ok(match requirement {
+            Requirement::Accept => Loaded::Accept,
+            Requirement::Reject => Loaded::Refuse("it rejects every image".into()),
+            Requirement::Unsupported(why) => Loaded::Refuse(why.clone()),
+            Requirement::Sigstore { keys, identity } => Loaded::Sigstore(public_keys(keys)?, *identity),
+        })
+    };
+    let requirements = rule.requirements.iter().map(load).collect::<Result<Vec<_>, String>>();
+    let requirements = requirements.map_err(|why| unusable(format!("{}: {why}", rule.place)))?;
+    Ok((rule.place, requirements))
+}
+
+fn public_keys(sources: &[KeySource]) -> Result<PublicKeys, String> {
+    let text = |source: &KeySource| match source {
+        KeySource::Text(text) => Ok(text.clone()),
+        KeySource::File(path) => {
+            read(path, KEY_BYTES_MAX).map_err(|why| format!("the key `{}`: {why}", path.display()))
+        }
+    };
+    PublicKeys::parse(&sources.iter().map(text).collect::<Result<Vec<_>, String>>()?)
+}
+
+/// A file that other users may change is refused.
+fn read(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let file = trusted_files::open(path).map_err(|error| error.to_string())?;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > limit { Err(format!("it has more than {limit} bytes")) } else { Ok(bytes) }
+}
+
+fn refusal(message: String) -> RuntimeError {
+    let fault = Fault::new(ErrorClass::SignatureRejected, Stage::Policy);
+    RuntimeError::new(RuntimeErrorKind::SignatureInvalid, message).with_fault(fault)
+}

@@ -1,0 +1,57 @@
+//! The signed text of cosign, of the format "simple signing".
+
+use imagelet_core::image::Digest;
+use serde::{Deserialize, de::IgnoredAny};
+
+use crate::manifest::{object, printable};
+
+const TYPE: &str = "cosign container image signature";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Payload {
+    critical: Critical,
+    #[serde(rename = "optional")]
+    _optional: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Critical {
+    #[serde(rename = "type")]
+    kind: String,
+    image: SignedImage,
+    identity: SignedIdentity,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SignedImage {
+    #[serde(rename = "docker-manifest-digest")]
+    digest: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SignedIdentity {
+    #[serde(rename = "docker-reference")]
+    reference: String,
+}
+
+/// What a signature says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) digest: Digest,
+    pub(super) identity: String,
+}
+
+/// Fields that are unknown where the format lists them all may restrict the claim, and so refuse it.
+pub(super) fn parse(bytes: &[u8]) -> Result<Claim, String> {
+    let payload: Payload = object(bytes).map_err(|error| format!("the signed text cannot be read: {error}"))?;
+    let Critical { kind, image, identity } = payload.critical;
+    if kind != TYPE {
+        return Err(format!("the signed text is of type `{}`", printable(&kind)));
+    }
+    let digest = image.digest.parse().map_err(|error| format!("`{}`: {error}", printable(&image.digest)))?;
+    Ok(Claim { digest, identity: identity.reference })
+}

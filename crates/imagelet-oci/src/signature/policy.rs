@@ -1,0 +1,258 @@
+//! The policy file, of the format containers-policy.json(5): which requirements the image of a name has to meet.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use imagelet_core::image::Reference;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
+
+use super::identity::Identity;
+use crate::manifest::{object, printable};
+
+pub(crate) const POLICY_BYTES_MAX: u64 = 1 << 20;
+/// Scopes of a transport, requirements of a scope, and keys of a requirement.
+const SCOPES_MAX: usize = 10_000;
+const REQUIREMENTS_MAX: usize = 32;
+const KEYS_MAX: usize = 32;
+
+#[derive(Debug)]
+pub(crate) struct SignaturePolicy {
+    default: Vec<Requirement>,
+    /// By scope; the empty one is the transport's own default.
+    docker: BTreeMap<String, Vec<Requirement>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Requirement {
+    Accept,
+    Reject,
+    Sigstore {
+        keys: Vec<KeySource>,
+        identity: Identity,
+    },
+    /// Refuses with this reason.
+    Unsupported(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeySource {
+    File(PathBuf),
+    Text(Vec<u8>),
+}
+
+/// The requirements of an image, and where the policy has them.
+#[derive(Debug)]
+pub(crate) struct Rule<'a> {
+    pub(crate) place: String,
+    pub(crate) requirements: &'a [Requirement],
+}
+
+impl SignaturePolicy {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let raw: RawPolicy = object(bytes).map_err(|error| error.to_string())?;
+        let requirements = |place: &str, raw: Vec<RawRequirement>| {
+            if raw.is_empty() || raw.len() > REQUIREMENTS_MAX {
+                return Err(format!("{place} has {} requirements, not 1 to {REQUIREMENTS_MAX}", raw.len()));
+            }
+            raw.into_iter()
+                .map(Requirement::read)
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(|why| format!("{place}: {why}"))
+        };
+        let mut docker = BTreeMap::new();
+        for (scope, raw) in raw.transports.unwrap_or_default().docker.unwrap_or_default().0 {
+            let place = place(&scope);
+            docker.insert(scope, requirements(&place, raw)?);
+        }
+        Ok(Self { default: requirements("default", raw.default)?, docker })
+    }
+
+    /// The most specific scope counts: the name, its repository, the folders above it, its host, `*.` and a parent domain,
+    /// all of the transport, and at last the default.
+    pub(crate) fn rule(&self, reference: &Reference) -> Rule<'_> {
+        for scope in scopes(reference) {
+            if let Some(requirements) = self.docker.get(&scope) {
+                return Rule { place: place(&scope), requirements };
+            }
+        }
+        Rule { place: "default".into(), requirements: &self.default }
+    }
+}
+
+fn place(scope: &str) -> String {
+    format!("transports.docker[\"{}\"]", printable(scope))
+}
+
+fn scopes(reference: &Reference) -> Vec<String> {
+    let repository = reference.repository();
+    let mut scopes = vec![reference.canonical().to_string(), repository.to_owned()];
+    let mut above = repository;
+    while let Some((parent, _)) = above.rsplit_once('/') {
+        scopes.push(parent.to_owned());
+        above = parent;
+    }
+    let mut domain = reference.domain();
+    while let Some((_, parent)) = domain.split_once('.') {
+        scopes.push(format!("*.{parent}"));
+        domain = parent;
+    }
+    scopes.push(String::new());
+    scopes
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPolicy {
+    default: Vec<RawRequirement>,
+    transports: Option<RawTransports>,
+}
+
+/// Images come from registries alone: the other transports are not read.
+#[derive(Default, Deserialize)]
+struct RawTransports {
+    docker: Option<Scopes>,
+}
+
+#[derive(Default)]
+struct Scopes(Vec<(String, Vec<RawRequirement>)>);
+
+impl<'de> Deserialize<'de> for Scopes {
+    /// A scope that occurs twice is refused: readers differ on which one counts.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ScopesVisitor;
+        impl<'de> Visitor<'de> for ScopesVisitor {
+            type Value = Scopes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("scopes with their requirements")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scopes, A::Error> {
+                let mut found: BTreeMap<String, Vec<RawRequirement>> = BTreeMap::new();
+                while let Some((scope, requirements)) = map.next_entry::<String, Vec<RawRequirement>>()? {
+                    if found.len() == SCOPES_MAX {
+                        return Err(A::Error::custom(format!("more than {SCOPES_MAX} scopes")));
+                    }
+                    if found.contains_key(&scope) {
+                        return Err(A::Error::custom(format!("the scope `{}` occurs twice", printable(&scope))));
+                    }
+                    found.insert(scope, requirements);
+                }
+                Ok(Scopes(found.into_iter().collect()))
+            }
+        }
+        deserializer.deserialize_map(ScopesVisitor)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawRequirement {
+    r#type: String,
+    key_path: Option<PathBuf>,
+    key_paths: Option<Vec<PathBuf>>,
+    key_data: Option<String>,
+    key_datas: Option<Vec<String>>,
+    signed_identity: Option<RawIdentity>,
+    fulcio: Option<IgnoredAny>,
+    pki: Option<IgnoredAny>,
+    rekor_public_key_path: Option<IgnoredAny>,
+    rekor_public_key_paths: Option<IgnoredAny>,
+    rekor_public_key_data: Option<IgnoredAny>,
+    rekor_public_key_datas: Option<IgnoredAny>,
+    #[serde(rename = "keyType")]
+    key_type: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawIdentity {
+    r#type: String,
+    #[serde(rename = "dockerReference")]
+    _docker_reference: Option<IgnoredAny>,
+    #[serde(rename = "dockerRepository")]
+    _docker_repository: Option<IgnoredAny>,
+    #[serde(rename = "prefix")]
+    _prefix: Option<IgnoredAny>,
+    #[serde(rename = "signedPrefix")]
+    _signed_prefix: Option<IgnoredAny>,
+}
+
+impl Requirement {
+    fn read(raw: RawRequirement) -> Result<Self, String> {
+        let has_fields = raw.names_keys() || raw.is_beyond_keys().is_some() || raw.signed_identity.is_some();
+        match raw.r#type.as_str() {
+            "insecureAcceptAnything" if !has_fields => Ok(Self::Accept),
+            "reject" if !has_fields => Ok(Self::Reject),
+            "insecureAcceptAnything" | "reject" => Err(format!("`{}` has no other fields", raw.r#type)),
+            "signedBy" => Ok(Self::Unsupported("`signedBy` (GPG) is not supported".into())),
+            "sigstoreSigned" => Self::sigstore(raw),
+            other => Err(format!("the type `{}` is unknown", printable(other))),
+        }
+    }
+
+    fn sigstore(raw: RawRequirement) -> Result<Self, String> {
+        if let Some(field) = raw.is_beyond_keys() {
+            return Ok(Self::Unsupported(format!("`{field}` of `sigstoreSigned` is not supported, only keys are")));
+        }
+        let identity = match raw.signed_identity.as_ref().map(|identity| identity.r#type.as_str()) {
+            None => Identity::default(),
+            Some("matchExact") => Identity::Exact,
+            Some("matchRepoDigestOrExact") => Identity::RepositoryOfDigestOrExact,
+            Some("matchRepository") => Identity::SameRepository,
+            Some(known @ ("exactReference" | "exactRepository" | "remapIdentity")) => {
+                return Ok(Self::Unsupported(format!("the `signedIdentity` `{known}` is not supported")));
+            }
+            Some(other) => return Err(format!("the `signedIdentity` `{}` is unknown", printable(other))),
+        };
+        let RawRequirement { key_path, key_paths, key_data, key_datas, .. } = raw;
+        let files = |paths: Vec<PathBuf>| paths.into_iter().map(KeySource::file).collect::<Result<Vec<_>, _>>();
+        let texts = |texts: Vec<String>| texts.iter().map(|text| KeySource::text(text)).collect::<Result<Vec<_>, _>>();
+        let keys = match (key_path, key_paths, key_data, key_datas) {
+            (Some(path), None, None, None) => files(vec![path])?,
+            (None, Some(paths), None, None) => files(paths)?,
+            (None, None, Some(data), None) => texts(vec![data])?,
+            (None, None, None, Some(datas)) => texts(datas)?,
+            _ => {
+                return Err("`sigstoreSigned` needs exactly one of `keyPath`, `keyPaths`, `keyData`, `keyDatas`".into());
+            }
+        };
+        if keys.is_empty() || keys.len() > KEYS_MAX {
+            return Err(format!("`sigstoreSigned` has {} keys, not 1 to {KEYS_MAX}", keys.len()));
+        }
+        Ok(Self::Sigstore { keys, identity })
+    }
+}
+
+impl RawRequirement {
+    fn names_keys(&self) -> bool {
+        self.key_path.is_some() || self.key_paths.is_some() || self.key_data.is_some() || self.key_datas.is_some()
+    }
+
+    /// A field that asks for more than keys.
+    fn is_beyond_keys(&self) -> Option<&'static str> {
+        let fields = [
+            (&self.fulcio, "fulcio"),
+            (&self.pki, "pki"),
+            (&self.rekor_public_key_path, "rekorPublicKeyPath"),
+            (&self.rekor_public_key_paths, "rekorPublicKeyPaths"),
+            (&self.rekor_public_key_data, "rekorPublicKeyData"),
+            (&self.rekor_public_key_datas, "rekorPublicKeyDatas"),
+            (&self.key_type, "keyType"),
+        ];
+        fields.into_iter().find(|(field, _)| field.is_some()).map(|(_, name)| name)
+    }
+}
+
+impl KeySource {
+    fn file(path: PathBuf) -> Result<Self, String> {
+        if path.is_absolute() { Ok(Self::File(path)) } else { Err(format!("`{}` is no absolute path", path.display())) }
+    }
+
+    fn text(text: &str) -> Result<Self, String> {
+        BASE64_STANDARD.decode(text).map(Self::Text).map_err(|error| format!("key data is no base64: {error}"))
+    }
+}
