@@ -47,6 +47,8 @@ use crate::{
 
 pub use sharing::LayerSharing;
 
+const HEALTH_FILE: &str = "registry-health.json";
+
 /// Settings of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
@@ -143,8 +145,9 @@ impl Engine {
         config: EngineConfig,
         tell: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<Arc<Self>, RuntimeError> {
-        let registry = Registry::new(config.registry.clone())?;
         let store = Arc::new(open::open(&config, tell).await?);
+        let health_file = (!store.is_read_only()).then(|| config.root.join(HEALTH_FILE));
+        let registry = Registry::new(RegistryConfig { health_file, ..config.registry.clone() })?;
         let confinement = blocking(|| Ok(Confinement::of_this_machine())).await?;
         let engine = Arc::new(Self {
             registry,

@@ -131,7 +131,7 @@ impl LayerJob {
                     }
                     // An unread blob is not known to be wrong.
                     self.forget(if self.trusts_disk { Store::discard_blob } else { Store::discard_partial }).await?;
-                    if !was_on_disk && !source.distrust_mirrors(&error) {
+                    if !was_on_disk && !source.distrust_senders(&error) {
                         return Err(error);
                     }
                     trusts_disk = false;

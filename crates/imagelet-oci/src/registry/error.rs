@@ -22,7 +22,13 @@ pub(crate) struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     Never,
+    /// At once, after the other hosts and so many times: a wait changes nothing, a second answer may be right.
+    Again {
+        times: u32,
+    },
+    /// After a backoff.
     Soon,
+    /// After the wait that the registry requests.
     After(Duration),
 }
 
@@ -62,6 +68,16 @@ pub(crate) fn status_fault(status: u16, hop: Stage, retry_after: Option<Duration
         _ => ErrorClass::AnswerInvalid,
     };
     Fault { class, hop, retry_after }
+}
+
+/// Prefixes an error with its context; kind and hint stay.
+pub(crate) fn about(error: RuntimeError, context: &str) -> RuntimeError {
+    let hint = error.hint().map(str::to_owned);
+    let outer = RuntimeError::new(error.kind(), context).caused_by(error);
+    match hint {
+        Some(hint) => outer.with_hint(hint),
+        None => outer,
+    }
 }
 
 /// Makes a registry's error text safe for a message: no control characters, no live secret, bounded length.

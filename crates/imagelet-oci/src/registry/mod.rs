@@ -4,6 +4,7 @@
 //! blob/{parallel,range_concurrency}  a blob over several connections, and how many
 //! resolve, blob          what is requested, and what of the response is trusted
 //! request              one request to mirrors and registry in order, with retries
+//! attempts, health   which host is next;  retry_budget, rate_limit: when
 //! auth, challenge    answers one 401
 //! transport, origin  one request and its redirects; credentials stay with their origin
 //! reception        time without a byte, and the rate of a pull
@@ -13,14 +14,18 @@
 //!
 //! Only connections outlive a pull: a token of one credential never serves another.
 
+mod attempts;
 mod auth;
 mod blob;
 mod connection;
 mod error;
+mod health;
 mod hosts;
 mod pull_session;
+mod rate_limit;
 mod request;
 mod resolve;
+mod retry_budget;
 mod signatures;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -34,6 +39,8 @@ use tokio::sync::Semaphore;
 use self::{
     blob::parallel::{EXTRA_CONNECTIONS_MAX, READ_AHEAD_MAX},
     connection::{loopback::LoopbackSpeech, proxies::Proxies, tls::Clients, transport::Transport},
+    health::HostsHealth,
+    rate_limit::RateLimits,
 };
 
 #[cfg(feature = "fuzzing")]
@@ -42,7 +49,7 @@ pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::{proxies::ProxyConfig, reception::Trickle};
 pub(crate) use self::pull_session::PullSession;
 pub(crate) use blob::BlobSource;
-pub(crate) use resolve::about;
+pub(crate) use error::about;
 pub(crate) use resolve::{Document, Resolved};
 
 /// Configuration of the registry client.
@@ -62,8 +69,10 @@ pub struct RegistryConfig {
     pub silence_max: Option<Duration>,
     /// Below this rate a pull trickles; `None`: never.
     pub trickle: Option<Trickle>,
-    /// Retries of a request after temporary failures.
-    pub retries: u32,
+    /// Time that the requests of a pull may spend on retries after temporary failures.
+    pub retry_budget: Duration,
+    /// The file that keeps the health of hosts for the next process; an engine sets its store's.
+    pub health_file: Option<PathBuf>,
     /// The `User-Agent` header.
     pub user_agent: String,
     /// The policy file (containers-policy.json) that images of registries have to meet; `None`: no signature is checked.
@@ -80,7 +89,8 @@ impl Default for RegistryConfig {
             progress_timeout: Duration::from_secs(20),
             silence_max: Some(Duration::from_mins(1)),
             trickle: Some(Trickle { bytes_per_second: 16 << 10, window: Duration::from_mins(1) }),
-            retries: 3,
+            retry_budget: Duration::from_mins(1),
+            health_file: None,
             user_agent: concat!("imagelet/", env!("CARGO_PKG_VERSION")).to_owned(),
             signature_policy: None,
         }
@@ -97,6 +107,8 @@ pub(crate) struct Registry {
 struct Shared {
     config: RegistryConfig,
     transport: Transport,
+    health: Arc<HostsHealth>,
+    rate_limits: RateLimits,
     /// Bytes and further connections that all blobs share.
     read_ahead: Arc<Semaphore>,
     extra_connections: Arc<Semaphore>,
@@ -115,8 +127,14 @@ impl Registry {
             progress_timeout: config.progress_timeout,
             user_agent,
         };
-        let read_ahead = Arc::new(Semaphore::new(READ_AHEAD_MAX));
-        let extra_connections = Arc::new(Semaphore::new(EXTRA_CONNECTIONS_MAX));
-        Ok(Self { shared: Arc::new(Shared { config, transport, read_ahead, extra_connections }) })
+        let shared = Shared {
+            transport,
+            health: Arc::new(HostsHealth::load(config.health_file.clone())),
+            rate_limits: RateLimits::default(),
+            read_ahead: Arc::new(Semaphore::new(READ_AHEAD_MAX)),
+            extra_connections: Arc::new(Semaphore::new(EXTRA_CONNECTIONS_MAX)),
+            config,
+        };
+        Ok(Self { shared: Arc::new(shared) })
     }
 }

@@ -1,7 +1,10 @@
 //! One pull's view of its registry: repository, hosts and credential.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -23,6 +26,8 @@ use super::{
     },
     error::denied,
     hosts::Host,
+    rate_limit::{Account, RateLimits},
+    retry_budget::RetryBudget,
 };
 use crate::image_archive::ArchiveBlobs;
 
@@ -40,6 +45,8 @@ struct Inner {
     reception: Arc<Reception>,
     /// Where the content comes from instead of hosts.
     archive: Option<Arc<ArchiveBlobs>>,
+    retry_budget: Arc<RetryBudget>,
+    has_begun: AtomicBool,
 }
 
 /// A host, and what it may see of the credential.
@@ -51,6 +58,7 @@ pub(crate) struct SessionHost {
     /// The token service that did not receive the credential, for the message of a refusal.
     pub(crate) withheld: OnceLock<Origin>,
     reference: Reference,
+    pub(crate) account: Account,
 }
 
 impl PullSession {
@@ -60,15 +68,20 @@ impl PullSession {
         hosts: Vec<Host>,
         credential: Option<&Credential>,
     ) -> Self {
-        let hosts = hosts.into_iter().map(|host| SessionHost::new(host, &reference, credential)).collect();
+        let host = |host| SessionHost::new(host, &reference, credential, &shared.rate_limits);
+        let hosts = hosts.into_iter().map(host).collect();
+        let retry_budget = RetryBudget::new(shared.config.retry_budget);
         let reception = Arc::new(Reception::new(shared.config.silence_max, shared.config.trickle));
-        Self { inner: Arc::new(Inner { shared, reference, hosts, reception, archive: None }) }
+        let has_begun = AtomicBool::new(false);
+        Self { inner: Arc::new(Inner { shared, reference, hosts, reception, archive: None, retry_budget, has_begun }) }
     }
 
     /// A session without hosts: all blobs come from an archive.
     pub(super) fn of_archive(shared: Arc<Shared>, reference: Reference, archive: Arc<ArchiveBlobs>) -> Self {
         let reception = Arc::new(Reception::new(None, None));
-        Self { inner: Arc::new(Inner { shared, reference, hosts: Vec::new(), reception, archive: Some(archive) }) }
+        let (retry_budget, has_begun) = (RetryBudget::new(Duration::ZERO), AtomicBool::new(false));
+        let (hosts, archive) = (Vec::new(), Some(archive));
+        Self { inner: Arc::new(Inner { shared, reference, hosts, reception, archive, retry_budget, has_begun }) }
     }
 
     pub(crate) fn archive(&self) -> Option<&Arc<ArchiveBlobs>> {
@@ -95,6 +108,19 @@ impl PullSession {
 
     pub(crate) fn reception(&self) -> &Arc<Reception> {
         &self.inner.reception
+    }
+
+    pub(super) fn retry_budget(&self) -> &Arc<RetryBudget> {
+        &self.inner.retry_budget
+    }
+
+    /// Whether a request of the pull has succeeded.
+    pub(super) fn has_begun(&self) -> bool {
+        self.inner.has_begun.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn begin(&self) {
+        self.inner.has_begun.store(true, Ordering::Relaxed);
     }
 
     /// Whether the pull has been slower than its minimum rate for at least one window.
@@ -132,11 +158,12 @@ impl PullSession {
 
 impl SessionHost {
     /// The registry's credential is sent to a mirror only when the credential names that mirror.
-    fn new(host: Host, reference: &Reference, credential: Option<&Credential>) -> Self {
+    fn new(host: Host, reference: &Reference, credential: Option<&Credential>, limits: &RateLimits) -> Self {
         let credential = credential.filter(|credential| !host.is_mirror || names(&credential.server_address, &host));
         let grant = Mutex::new(credential.and_then(Grant::ready));
+        let account = limits.account(credential);
         let (credential, reference) = (credential.cloned(), reference.clone());
-        Self { host, credential, grant, withheld: OnceLock::new(), reference }
+        Self { host, credential, grant, withheld: OnceLock::new(), reference, account }
     }
 
     pub(crate) fn grant(&self) -> Option<Grant> {

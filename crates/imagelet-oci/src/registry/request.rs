@@ -1,25 +1,31 @@
 //! One request to mirrors and registry in order, with retries.
 
-use std::{
-    hash::{BuildHasher as _, Hasher as _},
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use imagelet_core::runtime::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage};
+use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
+use tokio::time::Instant;
 
 use super::{
-    connection::transport::{Request, Response, drain},
-    error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
+    attempts::{Attempts, Next, Standing},
+    connection::{
+        origin::Target,
+        reception::Reception,
+        transport::{Request, Response, drain},
+    },
+    error::{ERROR_BYTES_MAX, Failure, Retry, about, denied, explanation, scrubbed, status_fault, unavailable},
+    health,
     hosts::Host,
     pull_session::{PullSession, SessionHost},
+    rate_limit::{RETRY_AFTER_MAX, requested_wait},
 };
 use crate::manifest::MANIFEST_MEDIA_TYPES;
 
-const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
-const BACKOFF_FIRST: Duration = Duration::from_millis(200);
-const BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// A signed URL may expire on the way: its registry signs another one.
+const FRESH_REDIRECTS: Retry = Retry::Again { times: 2 };
+/// So that requests that wait for the same moment do not all come in it.
+const HELD_SPREAD: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
@@ -52,77 +58,135 @@ impl Query {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct Budget {
-    total: u32,
-    spent: u32,
-}
-
-impl Budget {
-    pub(crate) fn new(total: u32) -> Self {
-        Self { total, spent: 0 }
-    }
-
-    /// After progress, earlier failures no longer count.
-    pub(crate) fn refill(&mut self) {
-        self.spent = 0;
-    }
-
-    /// Waits before the next retry, or returns the failure. A backoff counts as silence.
-    pub(crate) async fn pause(&mut self, failure: Failure, session: &PullSession) -> Result<(), RuntimeError> {
-        let is_ours = failure.retry == Retry::Soon;
-        let wait = self.spend(failure)?;
-        let _waiting = is_ours.then(|| session.reception().waiting());
-        tokio::time::sleep(wait).await;
-        Ok(())
-    }
-
-    /// The wait before the next retry, or the failure if there are no more.
-    pub(crate) fn spend(&mut self, failure: Failure) -> Result<Duration, RuntimeError> {
-        let wait = match failure.retry {
-            Retry::Never => return Err(failure.error),
-            Retry::Soon => jittered(backoff(self.spent)),
-            Retry::After(wait) => wait,
-        };
-        if self.spent >= self.total {
-            return Err(failure.error);
-        }
-        self.spent += 1;
-        tracing::debug!(
-            error = failure.error.chain(),
-            wait_ms = wait.as_millis(),
-            "retrying a request to the registry"
-        );
-        Ok(wait)
-    }
-}
-
 impl PullSession {
-    pub(crate) fn budget(&self) -> Budget {
-        Budget::new(self.shared().config.retries)
-    }
-
-    /// Tries each mirror once, then the registry with retries; returns the first success.
+    /// Tries the hosts, each in its turn, until one succeeds, none is left, or the pull's retry budget is spent.
+    /// The caller reports the success of a host when the content is complete.
     pub(crate) async fn first_success<'a, T>(
         &self,
-        hosts: &[usize],
-        budget: &mut Budget,
+        attempts: &mut Attempts,
+        subject: &str,
         attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
     ) -> Result<T, RuntimeError> {
-        let mut before = Vec::new();
-        let (last, mirrors) = hosts.split_last().expect("there is a host to ask");
-        for index in mirrors {
-            match attempt(*index).await {
-                Ok(found) => return Ok(found),
-                Err(failure) => before.push(passed_over(&self.hosts()[*index], &failure)),
-            }
-        }
+        let mut retrying = None;
         loop {
-            match attempt(*last).await {
+            let Some(next) = attempts.next(Instant::now(), |index| self.standing(index)) else {
+                return Err(self.given_up(attempts, subject, None));
+            };
+            if !next.wait.is_zero() {
+                if self.retry_budget().left(self.has_begun() || next.is_requested) < next.wait {
+                    return Err(self.given_up(attempts, subject, Some(next)));
+                }
+                retrying.get_or_insert_with(|| self.retry_budget().retrying());
+                self.pause(next).await;
+                // Meanwhile another request may have learned more.
+                continue;
+            }
+            let began = Instant::now();
+            attempts.began(began);
+            match attempt(next.host).await {
                 Ok(found) => return Ok(found),
-                Err(failure) => budget.pause(failure, self).await.map_err(|error| after_mirrors(error, &before))?,
+                Err(failure) => self.record_failure(attempts, next.host, failure, began),
             }
         }
+    }
+
+    /// A backoff counts as silence, a wait that the registry requests does not.
+    async fn pause(&self, next: Next) {
+        let spread = if next.is_requested { super::attempts::jittered(HELD_SPREAD) } else { Duration::ZERO };
+        let _waiting = (!next.is_requested).then(|| self.reception().waiting());
+        tokio::time::sleep(next.wait + spread).await;
+    }
+
+    pub(crate) fn record_failure(&self, attempts: &mut Attempts, index: usize, failure: Failure, began: Instant) {
+        let host = &self.hosts()[index];
+        let (origin, fault) = (&host.host.origin, failure.error.fault());
+        tracing::debug!(host = %origin, error = failure.error.chain(), "a request to a registry host failed");
+        if health::proves_bad(&fault) {
+            self.shared().health.failed(origin, began);
+        }
+        let now = Instant::now();
+        let due = attempts.failed(index, failure, now);
+        if fault.class == ErrorClass::RateLimited || fault.retry_after.is_some() {
+            let end = due.or_else(|| Some(now + fault.retry_after?.min(RETRY_AFTER_MAX)));
+            if let Some(end) = end {
+                self.shared().rate_limits.hold(origin, host.account, end);
+            }
+        }
+    }
+
+    /// Records that a host has sent all that a request that began at `began` was for.
+    pub(crate) fn record_success(&self, index: usize, began: Instant) {
+        self.begin();
+        self.shared().health.succeeded(&self.hosts()[index].host.origin, began);
+    }
+
+    pub(crate) fn standing(&self, index: usize) -> Standing {
+        let (host, shared) = (&self.hosts()[index], self.shared());
+        let origin = &host.host.origin;
+        shared.health.probe_if_due(origin, || self.clone().probe(index));
+        Standing {
+            is_bad: shared.health.is_bad(origin),
+            held_until: shared.rate_limits.held_until(origin, host.account),
+        }
+    }
+
+    /// Whether a host answers at all; it receives no credential.
+    async fn probe(self, index: usize) -> bool {
+        let host = &self.hosts()[index].host;
+        let mut connection = host.connection.clone();
+        connection.tls.identity = None;
+        let request = Request {
+            target: Target { origin: host.origin.clone(), path_and_query: "/v2/".to_owned() },
+            connection,
+            bound: HeaderMap::new(),
+            open: HeaderMap::new(),
+            method: Method::GET,
+            form: None,
+            may_stray: false,
+            hop: Stage::Manifest,
+        };
+        let answer = self.transport().send(request, &Reception::new(None, None)).await;
+        answer.is_ok_and(|answer| !answer.status.is_server_error())
+    }
+
+    /// The error of a request that is not attempted again: what was tried, where, and for how long.
+    fn given_up(&self, attempts: &mut Attempts, subject: &str, next: Option<Next>) -> RuntimeError {
+        let (count, time) = attempts.spent(Instant::now());
+        let (last, mirrors) = std::mem::replace(attempts, Attempts::new([])).into_errors();
+        let error = last.unwrap_or_else(|| self.held_back(next, subject));
+        if count <= 1 && mirrors.is_empty() {
+            return error;
+        }
+        let mut parts = vec![format!("{subject}: {count} attempts in {:.1} s failed", time.as_secs_f32())];
+        if let Some(next) = next {
+            let total = self.retry_budget().allowed(self.has_begun() || next.is_requested).as_secs_f32();
+            parts.push(format!("the pull retries for at most {total} s"));
+        }
+        let words = mirrors
+            .iter()
+            .map(|(index, error)| format!("`{}`: {}", self.hosts()[*index].host.origin.authority(), error.chain()));
+        let words = scrubbed(words.collect::<Vec<_>>().join("; ").as_bytes(), false, &self.secrets());
+        if !words.is_empty() {
+            parts.push(format!("mirrors failed: {words}"));
+        }
+        let error = match mirrors.iter().find_map(|(_, error)| error.hint()) {
+            Some(hint) if error.hint().is_none() => error.with_hint(hint),
+            _ => error,
+        };
+        about(error, &parts.join("; "))
+    }
+
+    /// The error of a request that was not sent because its registry has limited requests.
+    fn held_back(&self, next: Option<Next>, subject: &str) -> RuntimeError {
+        let Some(Next { host, wait, .. }) = next else {
+            return RuntimeError::other(format!("no host is left for {subject}"));
+        };
+        let (place, seconds) = (self.hosts()[host].host.origin.authority(), wait.as_secs_f32().ceil());
+        let fault = Fault { class: ErrorClass::RateLimited, hop: Stage::Manifest, retry_after: Some(wait) };
+        unavailable(format!(
+            "registry `{place}` takes no request for {subject} in the next {seconds} s: it limits requests"
+        ))
+        .with_fault(fault)
     }
 
     /// Sends one request to one host and answers at most one 401. Only a success is a result.
@@ -170,8 +234,12 @@ impl PullSession {
             Ok((body, cut)) => explanation(&kind, &body, cut, &self.secrets()),
             Err(_) => None,
         };
-        let wait = headers.get(header::RETRY_AFTER).and_then(|value| retry_after(value, SystemTime::now()));
-        let mut fault = status_fault(status.as_u16(), query.hop(), wait);
+        let wait = match status.as_u16() {
+            429 | 503 => requested_wait(&headers, SystemTime::now()),
+            _ => None,
+        };
+        // A store's limit is not the limit of the registry that redirects to it.
+        let mut fault = status_fault(status.as_u16(), query.hop(), wait.filter(|_| !strayed));
         // Some registries report a rate limit with another status.
         if words.as_ref().is_some_and(|words| words.contains("TOOMANYREQUESTS")) {
             fault.class = ErrorClass::RateLimited;
@@ -179,7 +247,10 @@ impl PullSession {
         let detail = words.as_ref().map(|words| format!(": {words}")).unwrap_or_default();
         let mut retry = Retry::Never;
         let error = match status.as_u16() {
-            401 | 403 if strayed => {
+            400 | 401 | 403 | 410 if strayed => {
+                if status != StatusCode::UNAUTHORIZED {
+                    retry = FRESH_REDIRECTS;
+                }
                 denied(format!("`{place}`, where the registry sends for {subject}, answered {status}{detail}"))
             }
             401 | 403 => host.denied(Some(words.unwrap_or_else(|| status.to_string()))),
@@ -206,21 +277,6 @@ impl PullSession {
     }
 }
 
-fn passed_over(host: &SessionHost, failure: &Failure) -> String {
-    let place = host.host.origin.authority();
-    let why = failure.error.chain();
-    tracing::debug!(host = place, error = why, "a mirror failed; trying the next host");
-    format!("`{place}`: {why}")
-}
-
-/// Adds the mirrors' failures, unless the error has a hint already.
-fn after_mirrors(error: RuntimeError, before: &[String]) -> RuntimeError {
-    if before.is_empty() || error.hint().is_some() {
-        return error;
-    }
-    error.with_hint(format!("failed mirrors: {}", before.join("; ")))
-}
-
 fn open_headers(query: &Query) -> HeaderMap {
     let mut headers = HeaderMap::new();
     // A digest covers the bytes as stored.
@@ -232,55 +288,4 @@ fn open_headers(query: &Query) -> HeaderMap {
         headers.insert(header::RANGE, range);
     }
     headers
-}
-
-/// The wait that a registry requests, in seconds or as a date; `None` for other values.
-fn retry_after(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
-    let text = value.to_str().ok()?.trim();
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Some(Duration::from_secs(text.parse().unwrap_or(u64::from(u32::MAX))));
-    }
-    let date = httpdate::parse_http_date(text).ok()?;
-    Some(date.duration_since(now).unwrap_or_default())
-}
-
-fn backoff(round: u32) -> Duration {
-    BACKOFF_FIRST.saturating_mul(1 << round.min(16)).min(BACKOFF_MAX)
-}
-
-/// 75 to 100 % of a wait, so that pulls do not retry at the same moment.
-fn jittered(wait: Duration) -> Duration {
-    let random = std::hash::RandomState::new().build_hasher().finish() % 256;
-    let quarter = wait / 4;
-    wait.saturating_sub(quarter.mul_f64(random as f64 / 256.0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_registry_may_ask_for_time_in_seconds_or_by_date() {
-        let now = httpdate::parse_http_date("Fri, 01 Jan 2027 00:00:00 GMT").unwrap();
-        for (text, wait) in [
-            ("7", Some(7)),
-            ("0", Some(0)),
-            (" 86400 ", Some(86_400)),
-            ("99999999999999999999999", Some(u64::from(u32::MAX))),
-            ("Fri, 01 Jan 2027 00:00:30 GMT", Some(30)),
-            ("Thu, 31 Dec 2026 00:00:00 GMT", Some(0)),
-            ("soon", None),
-            ("-1", None),
-            ("", None),
-        ] {
-            let value = HeaderValue::from_str(text).unwrap();
-            assert_eq!(retry_after(&value, now), wait.map(Duration::from_secs), "{text}");
-        }
-    }
-
-    #[test]
-    fn waits_double_up_to_a_bound() {
-        assert_eq!([0, 1, 2, 40].map(backoff), [200, 400, 800, 10_000].map(Duration::from_millis));
-        assert!((0..100).all(|_| (150..=200).contains(&jittered(backoff(0)).as_millis())));
-    }
 }

@@ -11,7 +11,16 @@ use imagelet_core::{
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
-use super::{PullSession, Registry, error::Failure, hosts, request::Query};
+use tokio::time::Instant;
+
+use super::{
+    PullSession, Registry,
+    attempts::Attempts,
+    connection::transport::Response,
+    error::{Failure, Retry, about},
+    hosts,
+    request::Query,
+};
 use crate::hash::Hash;
 use crate::image_archive::ArchiveBlobs;
 use crate::manifest::{
@@ -98,8 +107,9 @@ impl PullSession {
     pub(crate) async fn confirm(&self, digest: &Digest) -> Result<(), RuntimeError> {
         let reference = self.reference().with_digest(digest.clone());
         let query = Wanted { reference, entry: None }.query(Method::HEAD);
-        let attempt = |index| self.send_to_host(index, &query).boxed();
-        let answer = self.first_success(&query.hosts(self)?, &mut self.budget(), attempt).await?;
+        let attempt = |index| self.head_of(index, &query).boxed();
+        let mut attempts = Attempts::new(query.hosts(self)?);
+        let answer = self.first_success(&mut attempts, &query.subject, attempt).await?;
         if answer.status == StatusCode::OK {
             return Ok(());
         }
@@ -114,7 +124,14 @@ impl PullSession {
     ) -> Result<(Document, ManifestDocument), RuntimeError> {
         let query = wanted.query(Method::GET);
         let attempt = |index| self.fetch_manifest_from(index, wanted, &query).boxed();
-        self.first_success(&query.hosts(self)?, &mut self.budget(), attempt).await
+        self.first_success(&mut Attempts::new(query.hosts(self)?), &query.subject, attempt).await
+    }
+
+    async fn head_of(&self, index: usize, query: &Query) -> Result<Response, Failure> {
+        let began = Instant::now();
+        let answer = self.send_to_host(index, query).await?;
+        self.record_success(index, began);
+        Ok(answer)
     }
 
     async fn fetch_manifest_from(
@@ -123,6 +140,7 @@ impl PullSession {
         wanted: &Wanted<'_>,
         query: &Query,
     ) -> Result<(Document, ManifestDocument), Failure> {
+        let began = Instant::now();
         let answer = self.send_to_host(index, query).await?;
         let place = answer.target.origin.authority();
         let subject = &query.subject;
@@ -143,10 +161,12 @@ impl PullSession {
             );
         }
         let context = format!("registry `{place}` sent no usable manifest for {subject}");
-        let digest = wanted.verified(&bytes, &claimed).map_err(|error| about(error, &context))?;
+        let damaged = |error| Failure { error: about(error, &context), retry: Retry::Again { times: 1 } };
+        let digest = wanted.verified(&bytes, &claimed).map_err(damaged)?;
         let parsed = ManifestDocument::parse_named(&bytes, &content_type);
         let (read, media_type) = parsed.map_err(|error| about(error, &context))?;
         wanted.check_kind(&read, &media_type).map_err(|error| about(error, &context))?;
+        self.record_success(index, began);
         Ok((Document { digest, media_type, bytes }, read))
     }
 }
@@ -203,14 +223,4 @@ pub(super) fn verify(wanted: &Digest, bytes: &[u8]) -> Result<(), RuntimeError> 
     }
     let fault = Fault::new(ErrorClass::DigestMismatch, Stage::Digest);
     Err(corrupt(format!("its digest is `{found}`, not `{wanted}`")).with_fault(fault))
-}
-
-/// Prefixes an error with its context; kind and hint stay.
-pub(crate) fn about(error: RuntimeError, context: &str) -> RuntimeError {
-    let hint = error.hint().map(str::to_owned);
-    let outer = RuntimeError::new(error.kind(), context).caused_by(error);
-    match hint {
-        Some(hint) => outer.with_hint(hint),
-        None => outer,
-    }
 }

@@ -62,9 +62,10 @@ fn tree(root: &Path) -> BTreeMap<String, u64> {
     found
 }
 
-/// What is left when nothing is: the lock and an empty table of names.
+/// What is left when nothing is: the lock, an empty table of names and the health of registries.
 fn content(root: &Path) -> Vec<String> {
-    tree(root).into_keys().filter(|path| path != "lock" && path != "names.json").collect()
+    let is_content = |path: &String| !["lock", "names.json", "registry-health.json"].contains(&path.as_str());
+    tree(root).into_keys().filter(is_content).collect()
 }
 
 /// The content once the threads of a pull that was given up have ended, or after two seconds.

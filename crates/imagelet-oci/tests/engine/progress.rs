@@ -56,8 +56,11 @@ async fn what_a_broken_pull_left_on_the_disk_is_not_counted_as_fetched() {
     let layer = Layer::new().file("big", &noise(4, 12 * MIB)).plain();
     registry.image("a", "v1", &[layer.clone().stalling_at(10 * MIB)]);
     let folder = tempfile::tempdir().expect("a folder");
-    let quick =
-        RegistryConfig { progress_timeout: Duration::from_millis(500), retries: 0, ..RegistryConfig::default() };
+    let quick = RegistryConfig {
+        progress_timeout: Duration::from_millis(500),
+        retry_budget: Duration::ZERO,
+        ..RegistryConfig::default()
+    };
     let config = EngineConfig { keep_blobs: true, registry: quick, ..EngineConfig::new(folder.path()) };
     let engine = open_as(config).await;
     pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");

@@ -16,8 +16,11 @@ use crate::{
 };
 
 fn config(root: &Path) -> EngineConfig {
-    let registry =
-        RegistryConfig { progress_timeout: Duration::from_millis(300), retries: 1, ..RegistryConfig::default() };
+    let registry = RegistryConfig {
+        progress_timeout: Duration::from_millis(300),
+        retry_budget: Duration::from_secs(1),
+        ..RegistryConfig::default()
+    };
     EngineConfig { registry, ..EngineConfig::new(root) }
 }
 

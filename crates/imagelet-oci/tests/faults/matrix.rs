@@ -17,22 +17,13 @@ const SECRETS: [&str; 4] = ["hunter2pass", "aHVudGVyMnBhc3M", "signed-secret", "
 
 /// Cases that the client does not handle yet: a fault, and numbers of hosts.
 const KNOWN_TO_FAIL: &[(&str, &[usize])] = &[
-    ("accept-and-silence", &[2, 3]),
     ("head-20-mib", &[1]),
     ("head-garbage", &[1]),
-    ("head-slowloris", &[2, 3]),
-    ("head-stall", &[2, 3]),
-    ("informational-flood", &[2, 3]),
     ("layer-204", &[1]),
     ("layer-206-unasked", &[1]),
-    ("layer-cut", &[2, 3]),
     ("layer-gzip-encoding", &[1]),
     ("layer-length-too-long", &[1]),
     ("layer-length-too-short", &[1]),
-    ("layer-range-ignored", &[1]),
-    ("layer-range-ignored-and-cut", &[1]),
-    ("layer-reset", &[2, 3]),
-    ("layer-wrong-bytes-once", &[1]),
     ("layer-wrong-range", &[1]),
     ("manifest-204", &[1]),
     ("redirect-11-hops", &[1]),
@@ -40,16 +31,12 @@ const KNOWN_TO_FAIL: &[(&str, &[usize])] = &[
     ("redirect-to-a-file", &[1]),
     ("redirect-to-another-scheme", &[1]),
     ("redirect-to-nowhere", &[1]),
-    ("target-403-once", &[1]),
     ("target-page", &[1]),
-    ("tls-silence", &[2, 3]),
     ("token-64-mib", &[1]),
     ("token-empty", &[1]),
     ("token-html", &[1]),
     ("token-post-only", &[1]),
     ("token-redirect", &[1]),
-    ("token-silence", &[2, 3]),
-    ("token-stall", &[2, 3]),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -45,7 +45,7 @@ impl Scene {
             header_timeout: HOP,
             progress_timeout: HOP,
             silence_max: None,
-            retries: 3,
+            retry_budget: Duration::from_secs(2),
             ..RegistryConfig::default()
         };
         let engine = Engine::open(config).await.expect("the store opens");

@@ -306,8 +306,9 @@ fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
 }
 
 fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> RegistryConfig {
-    let PullsKeys { progress_deadline, trickle_window, trickle_rate, .. } = &own.pulls;
+    let PullsKeys { progress_deadline, retry_budget, trickle_window, trickle_rate, .. } = &own.pulls;
     off_or_at_least_second("pulls.progressDeadline", *progress_deadline, found);
+    found.rule(retry_budget.0 >= 0, "pulls.retryBudget", *retry_budget, "must not be negative");
     at_least_second("pulls.trickleWindow", *trickle_window, found);
     let rate = found.size("pulls.trickleRate", trickle_rate).filter(|rate| *rate > 0);
     let hosts_dirs: Vec<PathBuf> =
@@ -329,6 +330,7 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
         signature_policy: policy,
         proxies: environment.proxies.clone(),
         silence_max: positive(*progress_deadline),
+        retry_budget: positive(*retry_budget).unwrap_or_default(),
         trickle: rate.map(|bytes_per_second| Trickle { bytes_per_second, window: trickle_window.to_std() }),
         ..RegistryConfig::default()
     }

@@ -270,8 +270,10 @@ documents! {
         grace: GoDuration,
         /// How long what an unfinished pull has received stays for the next one, at least 1s: layers that are unpacked, and the first bytes of others. A shortage of space, a collection and `gc --all-unused` remove it earlier. 0: it is removed at once.
         resume_for: GoDuration,
-        /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when its retries are used up; a connection that is silent for 20s is closed either way.
+        /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when `pulls.retryBudget` is spent; a connection that is silent for 20s is closed either way.
         progress_deadline: GoDuration,
+        /// Time that all requests of a pull of the embedded store may together spend on retries, waits that a registry requests included. 0: nothing is retried after a wait; other hosts are tried either way.
+        retry_budget: GoDuration,
         /// A pull of the embedded store that receives fewer bytes a second than this, such as `16Ki`, yields its slots to waiting layers of other pulls, and continues when slots are free. 0: never.
         trickle_rate: String,
         /// The rate is measured over this time of waiting for the network, at least 1s.
@@ -379,6 +381,7 @@ impl File {
                 grace: GoDuration::seconds(2),
                 resume_for: GoDuration::minutes(24 * 60),
                 progress_deadline: GoDuration::minutes(1),
+                retry_budget: GoDuration::minutes(1),
                 trickle_rate: "16Ki".into(),
                 trickle_window: GoDuration::minutes(1),
             },

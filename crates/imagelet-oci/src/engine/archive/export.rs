@@ -251,7 +251,7 @@ impl Fetches<'_> {
             writer = rest;
             let fetched = sent.and(found);
             let Err(error) = fetched else { return Ok((writer, Ok(()))) };
-            if error.kind() != RuntimeErrorKind::Corrupt || !source.distrust_mirrors(&error) {
+            if error.kind() != RuntimeErrorKind::Corrupt || !source.distrust_senders(&error) {
                 return Ok((writer, Err(error)));
             }
         }

@@ -4,34 +4,40 @@ pub(super) mod parallel;
 mod range_concurrency;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use http::{HeaderMap, Method, StatusCode, header};
 use hyper::body::Incoming;
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
+use tokio::time::Instant;
 
 use super::{
     PullSession,
+    attempts::Attempts,
     connection::{
         reception::Silent,
-        transport::{BodyReader, ReadError},
+        transport::{BodyReader, ReadError, Response},
     },
-    error::Failure,
-    request::{Budget, Query},
-    resolve::{about, verify},
+    error::{Failure, Retry, about},
+    request::Query,
+    resolve::verify,
 };
 use crate::manifest::{Descriptor, corrupt, unacceptable};
 
 /// After this many bytes without a break, earlier breaks no longer count.
 const REFILL_BYTES: u64 = 1 << 20;
+/// A host is not asked again for a blob of which it sent wrong bytes this often.
+const WRONG_MAX: u32 = 2;
+/// For an answer that is not what was requested: another may be right.
+const AGAIN: Retry = Retry::Again { times: 2 };
 
 impl PullSession {
-    /// Fetches a small blob and verifies its size and digest. A mirror with wrong content is skipped.
+    /// Fetches a small blob and verifies its size and digest. A host with wrong content is tried once more, after all others.
     pub(crate) async fn fetch_blob_bytes(&self, descriptor: &Descriptor, limit: u64) -> Result<Bytes, RuntimeError> {
         let digest = &descriptor.digest;
         if descriptor.size > limit {
@@ -47,7 +53,7 @@ impl PullSession {
         let source = self.blob(descriptor);
         loop {
             match source.read_whole().await {
-                Err(error) if error.kind() == RuntimeErrorKind::Corrupt && source.distrust_mirrors(&error) => {}
+                Err(error) if error.kind() == RuntimeErrorKind::Corrupt && source.distrust_senders(&error) => {}
                 other => return other,
             }
         }
@@ -80,14 +86,32 @@ pub(crate) struct BlobSource {
     notes: Arc<Mutex<HostNotes>>,
 }
 
-/// Hosts, as indices of the session's list.
+/// What this blob's requests have learned of the hosts, which are indices of the session's list.
 #[derive(Debug, Default)]
 struct HostNotes {
     served: BTreeSet<usize>,
-    /// Hosts that sent wrong content; they are not used again.
-    distrusted: BTreeSet<usize>,
-    /// Hosts that stalled; they are retried only after every host stalled.
-    stalled: BTreeSet<usize>,
+    /// Hosts that do not have the blob.
+    lacking: BTreeSet<usize>,
+    /// How often a host sent wrong content.
+    wrong: BTreeMap<usize, u32>,
+    /// How often the blob was fetched and was wrong.
+    fetches: usize,
+    /// Hosts that answer a request for a range with something else: they are asked for the whole blob.
+    whole_only: BTreeSet<usize>,
+}
+
+impl HostNotes {
+    /// The hosts to ask: those that may have the blob and sent nothing wrong; else those that were wrong once.
+    fn usable(&self, hosts: &[usize]) -> Vec<usize> {
+        let wrong = |host: &usize| self.wrong.get(host).copied().unwrap_or_default();
+        let only = |keep: &dyn Fn(&usize) -> bool| hosts.iter().copied().filter(|host| keep(host)).collect::<Vec<_>>();
+        let choices: [&dyn Fn(&usize) -> bool; 3] = [
+            &|host| wrong(host) == 0 && !self.lacking.contains(host),
+            &|host| wrong(host) < WRONG_MAX && !self.lacking.contains(host),
+            &|host| wrong(host) < WRONG_MAX,
+        ];
+        choices.into_iter().map(only).find(|hosts| !hosts.is_empty()).unwrap_or_default()
+    }
 }
 
 impl BlobSource {
@@ -102,37 +126,45 @@ impl BlobSource {
             body: None,
             place: String::new(),
             host: 0,
+            began: Instant::now(),
             body_reader: self.body_reader(),
             reached: span.start,
+            skip: 0,
             end: span.end,
             is_open: false,
             unbroken: 0,
-            budget: self.session.budget(),
+            attempts: None,
         }
     }
 
-    /// Excludes and logs the mirrors that sent bytes of a wrong blob.
+    /// Records and logs which hosts sent bytes of a wrong blob. A mirror is not used for it again while another host
+    /// is left; a host whose bytes have another digest gets a second try, after all others.
     ///
-    /// `false`: no mirror sent bytes, or no host is left.
-    pub(crate) fn distrust_mirrors(&self, error: &RuntimeError) -> bool {
+    /// `false`: no other try can help.
+    pub(crate) fn distrust_senders(&self, error: &RuntimeError) -> bool {
         let mut notes = self.notes();
         let served = std::mem::take(&mut notes.served);
+        let is_mismatch = error.fault().class == ErrorClass::DigestMismatch;
         let mut found = false;
         for index in served {
             let host = &self.session.hosts()[index].host;
-            if host.is_mirror && notes.distrusted.insert(index) {
-                found = true;
-                tracing::warn!(
-                    mirror = host.origin.authority(),
-                    blob = %self.descriptor.digest,
-                    error = error.chain(),
-                    "a mirror served another blob than was asked for, asking the next host"
-                );
+            if !is_mismatch && !host.is_mirror {
+                continue;
             }
+            found = true;
+            *notes.wrong.entry(index).or_default() += if is_mismatch { 1 } else { WRONG_MAX };
+            tracing::warn!(
+                host = host.origin.authority(),
+                blob = %self.descriptor.digest,
+                error = error.chain(),
+                "a host served another blob than the one requested; trying again"
+            );
         }
-        let mut hosts = self.session.hosts().iter().enumerate();
-        let left = hosts.any(|(index, host)| host.host.can_pull && !notes.distrusted.contains(&index));
-        found && left
+        let hosts = self.session.hosts().iter().enumerate().filter(|(_, host)| host.host.can_pull);
+        let hosts: Vec<usize> = hosts.map(|(index, _)| index).collect();
+        notes.fetches += 1;
+        // A blob that is wrong everywhere is fetched once more, not once more from everywhere.
+        found && notes.fetches <= hosts.len() && !notes.usable(&hosts).is_empty()
     }
 
     fn body_reader(&self) -> BodyReader {
@@ -151,6 +183,41 @@ impl BlobSource {
         Ok(bytes.freeze())
     }
 
+    /// Requests a span from one host; the answer with the bytes to skip before it, and where it ends.
+    async fn request(&self, index: usize, query: &Query, span: &Range<u64>) -> Result<(Response, u64, u64), Failure> {
+        let size = self.size();
+        let is_whole_only = self.notes().whole_only.contains(&index);
+        let range = if is_whole_only { None } else { range_header(span, size) };
+        let asks_range = range.is_some();
+        let asked = if asks_range { span.clone() } else { 0..size };
+        let query = Query { range, ..query.clone() };
+        let answer = match self.session.send_to_host(index, &query).await {
+            Ok(answer) => answer,
+            Err(failure) => {
+                let fault = failure.error.fault();
+                if failure.error.kind() == RuntimeErrorKind::NotFound {
+                    self.notes().lacking.insert(index);
+                }
+                // Some registries reject a range instead of ignoring it, and serve the whole blob.
+                let rejects_range = asks_range && fault.class == ErrorClass::AnswerInvalid;
+                return Err(if rejects_range { self.ask_for_whole(index, failure.error) } else { failure });
+            }
+        };
+        match check_head(answer.status, &answer.headers, &asked, size) {
+            Ok(end) => Ok((answer, span.start - asked.start, end)),
+            Err(why) => {
+                let place = answer.target.origin.authority();
+                let error = corrupt(format!("registry `{place}` {why} for {}", query.subject));
+                Err(if asks_range { self.ask_for_whole(index, error) } else { Failure { error, retry: AGAIN } })
+            }
+        }
+    }
+
+    fn ask_for_whole(&self, index: usize, error: RuntimeError) -> Failure {
+        self.notes().whole_only.insert(index);
+        Failure { error, retry: AGAIN }
+    }
+
     fn notes(&self) -> MutexGuard<'_, HostNotes> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,13 +230,17 @@ pub(crate) struct BlobStream {
     /// The sender, and its index in the session's list.
     place: String,
     host: usize,
+    /// When the current request began.
+    began: Instant,
     body_reader: BodyReader,
     reached: u64,
+    /// Bytes of the body before the one that is reached: its host was asked for the whole blob.
+    skip: u64,
     /// After the requested end when the host ignores ranges.
     end: u64,
     is_open: bool,
     unbroken: u64,
-    budget: Budget,
+    attempts: Option<Attempts>,
 }
 
 impl BlobStream {
@@ -184,8 +255,8 @@ impl BlobStream {
 
     /// The next bytes; `None` at the end of the span.
     ///
-    /// A broken connection is resumed where it broke, with bounded retries. The time between calls does not count as
-    /// silence. Dropping the future loses nothing.
+    /// A broken body is continued where it broke, at the next host if there is one, with bounded retries. The time
+    /// between calls does not count as silence. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(body) = &mut self.body else {
@@ -195,26 +266,30 @@ impl BlobStream {
                 self.open().await?;
                 continue;
             };
-            match self.body_reader.next(body).await {
-                Ok(Some(chunk)) => return self.accept(chunk).map(Some),
-                Ok(None) => {
-                    self.body = None;
-                    if self.reached < self.end {
-                        return Err(self.wrong_size("only"));
-                    }
-                }
-                Err(error) => {
-                    self.body = None;
-                    // The connection broke after the last byte: nothing is missing.
-                    if self.reached < self.end {
-                        self.broken(error).await?;
-                    }
-                }
+            let problem = match self.body_reader.next(body).await {
+                Ok(Some(chunk)) => match self.accept(chunk)? {
+                    Some(chunk) => return Ok(Some(chunk)),
+                    None => continue,
+                },
+                Ok(None) => None,
+                Err(error) => Some(error),
+            };
+            self.body = None;
+            // The connection broke after the last byte: nothing is missing.
+            if self.reached < self.end {
+                self.broken(problem);
             }
         }
     }
 
-    fn accept(&mut self, chunk: Bytes) -> Result<Bytes, RuntimeError> {
+    /// The bytes of a chunk that are new; `None`: they all have been read before.
+    fn accept(&mut self, mut chunk: Bytes) -> Result<Option<Bytes>, RuntimeError> {
+        let known = self.skip.min(chunk.len() as u64);
+        self.skip -= known;
+        chunk.advance(usize::try_from(known).unwrap_or(usize::MAX));
+        if chunk.is_empty() {
+            return Ok(None);
+        }
         let length = chunk.len() as u64;
         if length > self.end - self.reached {
             self.reached += length;
@@ -223,59 +298,70 @@ impl BlobStream {
         }
         self.reached += length;
         self.unbroken += length;
-        if self.unbroken >= REFILL_BYTES {
+        let is_complete = self.reached == self.end;
+        if self.unbroken >= REFILL_BYTES || is_complete {
             self.unbroken = 0;
-            self.budget.refill();
+            self.attempts.iter_mut().for_each(Attempts::refill);
+            self.source.session.record_success(self.host, self.began);
         }
-        Ok(chunk)
+        Ok(Some(chunk))
     }
 
-    async fn broken(&mut self, error: ReadError) -> Result<(), RuntimeError> {
+    /// Records a body that ended early; `None`: without an error.
+    fn broken(&mut self, problem: Option<ReadError>) {
         self.unbroken = 0;
-        if matches!(error, ReadError::Silent(Silent::Connection(_))) {
-            self.source.notes().stalled.insert(self.host);
-        }
         let Descriptor { digest, size, .. } = &self.source.descriptor;
         let what = format!("blob `{digest}` past byte {} of {size}", self.reached);
-        let failure = error.failure(&what, &self.place);
-        self.budget.pause(failure, &self.source.session).await
+        let is_silent = matches!(problem, Some(ReadError::Silent(Silent::Connection(_))));
+        let failure = match problem {
+            Some(error) => error.failure(&what, &self.place),
+            None => Failure { error: self.wrong_size("only"), retry: AGAIN },
+        };
+        let Some(attempts) = &mut self.attempts else { return };
+        attempts.is_underway = true;
+        if is_silent {
+            self.source.session.record_failure(attempts, self.host, failure, self.began);
+        } else {
+            // A cut says little of the host: the other requests continue there.
+            tracing::debug!(host = self.place, error = failure.error.chain(), "a blob broke off");
+            attempts.failed(self.host, failure, Instant::now());
+        }
     }
 
     async fn open(&mut self) -> Result<(), RuntimeError> {
         let source = self.source.clone();
-        let (session, size) = (&source.session, source.size());
+        let session = &source.session;
         let span = self.reached..self.end;
         let query = Query {
             path: format!("blobs/{}", source.descriptor.digest),
             method: Method::GET,
-            range: range_header(&span, size),
+            range: None,
             is_tag: false,
             subject: format!("blob `{}` of `{}`", source.descriptor.digest, session.reference()),
         };
-        let mut indexes = query.hosts(session)?;
-        {
-            let notes = source.notes();
-            for avoided in [&notes.distrusted, &notes.stalled] {
-                if indexes.iter().any(|index| !avoided.contains(index)) {
-                    indexes.retain(|index| !avoided.contains(index));
-                }
+        let attempts = match &mut self.attempts {
+            Some(attempts) => attempts,
+            unset => {
+                let hosts = query.hosts(session)?;
+                let notes = source.notes();
+                let mut attempts = Attempts::new(notes.usable(&hosts));
+                attempts.is_underway = !notes.served.is_empty();
+                unset.insert(attempts)
             }
-        }
-        let (query, span) = (&query, &span);
+        };
+        let (blob, query, span) = (&source, &query, &span);
         let attempt = |index| {
             let opened = async move {
-                let answer = session.send_to_host(index, query).await?;
-                let end = check_head(answer.status, &answer.headers, span, size).map_err(|why| {
-                    corrupt(format!("registry `{}` {why} for {}", answer.target.origin.authority(), query.subject))
-                })?;
-                Ok::<_, Failure>((index, answer, end))
+                let began = Instant::now();
+                let (answer, skip, end) = blob.request(index, query, span).await?;
+                Ok::<_, Failure>((index, began, answer, skip, end))
             };
             opened.boxed()
         };
-        let (index, answer, end) = session.first_success(&indexes, &mut self.budget, attempt).await?;
+        let (index, began, answer, skip, end) = session.first_success(attempts, &query.subject, attempt).await?;
         source.notes().served.insert(index);
-        (self.host, self.place) = (index, answer.target.origin.authority());
-        (self.body, self.end, self.is_open) = (Some(answer.body), end, true);
+        (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
+        (self.body, self.skip, self.end, self.is_open) = (Some(answer.body), skip, end, true);
         self.body_reader = source.body_reader();
         Ok(())
     }
@@ -284,6 +370,7 @@ impl BlobStream {
         let Self { place, reached, end, .. } = self;
         let digest = &self.source.descriptor.digest;
         corrupt(format!("registry `{place}` sent {bound} {reached} bytes of blob `{digest}`, not {end}"))
+            .with_fault(Fault::new(ErrorClass::DigestMismatch, Stage::Digest))
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::runtime::RuntimeError;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::Instant,
@@ -89,15 +89,7 @@ impl BlobSource {
         let size = self.size();
         let planned = if size.saturating_sub(offset) < RANGED_MIN { size } else { offset + pace.next_range() };
         let mut head = self.stream(offset..planned);
-        match head.ready().await {
-            // Some registries reject a range instead of ignoring it, and serve the whole blob.
-            Err(error) if error.kind() == RuntimeErrorKind::Other && offset == 0 && planned < size => {
-                tracing::debug!(error = error.chain(), "a range was refused, asking for the whole blob");
-                head = self.stream(0..size);
-                head.ready().await?;
-            }
-            opened => opened?,
-        }
+        head.ready().await?;
         Ok(RangedStream {
             source: self.clone(),
             reader_wait: reader_wait.clone(),
@@ -123,6 +115,7 @@ impl RangedStream {
                 let ended = |error| RuntimeError::defect("a connection of the pull ended early").caused_by(error);
                 self.head = (&mut part.task).await.map_err(ended)??;
                 self.turned = None;
+                self.heed_extent();
                 continue;
             }
             if let Some(bytes) = self.head.next().await? {
@@ -138,6 +131,7 @@ impl RangedStream {
                 let span = self.plan();
                 self.head = self.source.stream(span);
                 self.head.ready().await?;
+                self.heed_extent();
             } else {
                 return Ok(None);
             }

@@ -1,5 +1,7 @@
 //! Which certificates of a server are believed, and what is said of the others.
 
+use std::time::Duration;
+
 use imagelet_core::runtime::{ErrorClass, Fault, Stage};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 
@@ -32,7 +34,11 @@ async fn ask(parameters: &CertificateParams, ca: impl FnOnce(String) -> String) 
     std::fs::write(own.join("ca.pem"), ca(pem)).unwrap();
     let text = format!("server = \"https://{}\"\nca = \"ca.pem\"\n", fake.address);
     std::fs::write(own.join("hosts.toml"), text).unwrap();
-    let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], retries: 0, ..RegistryConfig::default() };
+    let config = RegistryConfig {
+        hosts_dirs: vec![folder.path().to_owned()],
+        retry_budget: Duration::ZERO,
+        ..RegistryConfig::default()
+    };
     let registry = Registry::new(config).unwrap();
     let resolved = registry.resolve(&fake.reference("team/app:v1"), None, &"linux/amd64".parse().unwrap()).await;
     resolved.map(drop).map_err(|error| {
@@ -94,7 +100,11 @@ async fn ask_server_of(answer: &'static [u8]) -> (String, String) {
     let own = folder.path().join(address.to_string());
     std::fs::create_dir(&own).unwrap();
     std::fs::write(own.join("hosts.toml"), format!("server = \"https://{address}\"\n")).unwrap();
-    let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], retries: 0, ..RegistryConfig::default() };
+    let config = RegistryConfig {
+        hosts_dirs: vec![folder.path().to_owned()],
+        retry_budget: std::time::Duration::ZERO,
+        ..RegistryConfig::default()
+    };
     let reference = format!("{address}/team/app:v1").parse().unwrap();
     let error = Registry::new(config).unwrap().resolve(&reference, None, &platform()).await.unwrap_err();
     server.abort();
@@ -127,7 +137,11 @@ async fn a_server_that_requires_a_client_certificate_says_so_after_the_handshake
     std::fs::create_dir(&own).unwrap();
     let text = format!("server = \"https://{}\"\nskip_verify = true\n", fake.address);
     std::fs::write(own.join("hosts.toml"), &text).unwrap();
-    let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], retries: 0, ..RegistryConfig::default() };
+    let config = RegistryConfig {
+        hosts_dirs: vec![folder.path().to_owned()],
+        retry_budget: std::time::Duration::ZERO,
+        ..RegistryConfig::default()
+    };
     let resolve = async || {
         let registry = Registry::new(config.clone()).unwrap();
         registry.resolve(&fake.reference("team/app:v1"), None, &platform()).await
@@ -177,8 +191,11 @@ async fn a_loopback_registry_with_a_configured_authority_is_verified() {
         let own = folder.path().join(fake.address.to_string());
         std::fs::create_dir(&own).unwrap();
         std::fs::write(own.join("ca.crt"), ca).unwrap();
-        let config =
-            RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], retries: 0, ..RegistryConfig::default() };
+        let config = RegistryConfig {
+            hosts_dirs: vec![folder.path().to_owned()],
+            retry_budget: std::time::Duration::ZERO,
+            ..RegistryConfig::default()
+        };
         let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
         let class = resolved.map(drop).map_err(|error| error.fault().class);
         assert_eq!(class, if trusted { Ok(()) } else { Err(ErrorClass::CertificateInvalid) });

@@ -189,6 +189,10 @@ impl FakeRegistry {
         self.lock().tricks.push((path_end.into(), times, trick));
     }
 
+    pub(crate) fn clear_tricks(&self) {
+        self.lock().tricks.clear();
+    }
+
     /// Invalidates all granted tokens.
     pub(crate) fn expire_tokens(&self) {
         self.lock().tokens += 1;

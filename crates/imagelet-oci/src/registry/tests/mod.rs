@@ -1,6 +1,7 @@
 //! Pulls from a registry that means well, and from ones that do not.
 
 mod certificates;
+mod failover;
 pub(crate) mod fake;
 mod proxies;
 mod silence;
@@ -15,10 +16,7 @@ use imagelet_core::{
 };
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
-use super::{
-    Registry, RegistryConfig, Resolved,
-    request::{Budget, Query},
-};
+use super::{Registry, RegistryConfig, Resolved, attempts::Attempts, request::Query};
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// `Basic` for `user` and `hunter2pass`.
@@ -28,7 +26,7 @@ fn registry() -> Registry {
     let config = RegistryConfig {
         header_timeout: Duration::from_secs(10),
         progress_timeout: Duration::from_millis(400),
-        retries: 2,
+        retry_budget: Duration::from_secs(2),
         ..RegistryConfig::default()
     };
     Registry::new(config).unwrap()
@@ -323,11 +321,11 @@ async fn a_cut_blob_is_taken_up_where_it_broke() {
     fake.trick(descriptor.digest.as_str(), 99, Trick::CutAfter(10));
     let error = read(&resolved, descriptor).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable, "{}", error.chain());
-    assert_eq!(fake.seen().len(), 3, "one request and two retries");
+    assert!((4..=7).contains(&fake.seen().len()), "retries for two seconds");
 }
 
 #[tokio::test]
-async fn a_range_that_is_not_honoured_is_never_spliced() {
+async fn a_range_that_is_not_honoured_is_never_spliced_and_the_whole_is_read_again() {
     let fake = FakeRegistry::start().await;
     fake.put_image("v1", &[&[7; 1000]]);
     let resolved = pull(&fake, None).await.unwrap();
@@ -335,7 +333,10 @@ async fn a_range_that_is_not_honoured_is_never_spliced() {
     for trick in [Trick::IgnoreRange, Trick::Header("content-range", "bytes 0-999/1000".to_owned())] {
         fake.trick(descriptor.digest.as_str(), 1, Trick::CutAfter(10));
         fake.trick(descriptor.digest.as_str(), 1, trick);
-        assert_eq!(read(&resolved, descriptor).await.unwrap_err().kind(), RuntimeErrorKind::Corrupt);
+        fake.seen();
+        assert_eq!(read(&resolved, descriptor).await.unwrap(), [7; 1000]);
+        let ranges: Vec<_> = fake.seen().into_iter().map(|seen| seen.range).collect();
+        assert_eq!(ranges, [None, Some("bytes=10-".to_owned()), None]);
     }
     let mut rest = resolved.session.open_blob(descriptor, 990).await.unwrap();
     assert_eq!(rest.next().await.unwrap().map(|chunk| chunk.len()), Some(10));
@@ -367,18 +368,27 @@ async fn a_blob_of_another_size_or_digest_is_refused_with_both_named() {
     fake.put_image("v1", &[b"0123456789"]);
     let resolved = pull(&fake, None).await.unwrap();
     let descriptor = &resolved.manifest.layers[0];
-    for (body, words) in [(&b"012345678"[..], "only 9 bytes"), (b"0123456789a", "at least 11 bytes")] {
-        fake.trick(descriptor.digest.as_str(), 1, Trick::Body(body.into()));
+    for (what, times, trick, words) in [
+        ("short", 9, Trick::Body("".into()), "only 0 bytes"),
+        ("long", 1, Trick::Body("0123456789a".into()), "at least 11 bytes"),
+        ("another length", 9, answer(200, &[], "0123"), "offers 4 bytes, not the 10"),
+    ] {
+        fake.trick(descriptor.digest.as_str(), times, trick);
         let error = read(&resolved, descriptor).await.unwrap_err();
-        assert_eq!(error.kind(), RuntimeErrorKind::Corrupt);
-        assert!(error.to_string().contains(words) && error.to_string().contains("not 10"), "{error}");
+        assert_eq!(error.kind(), RuntimeErrorKind::Corrupt, "{what}");
+        assert!(error.chain().contains(words) && error.chain().contains("10"), "{what}: {}", error.chain());
+        fake.clear_tricks();
     }
-    fake.trick(descriptor.digest.as_str(), 1, answer(200, &[], "0123"));
-    let error = read(&resolved, descriptor).await.unwrap_err();
-    assert!(error.to_string().contains("offers 4 bytes, not the 10"), "{error}");
+    fake.trick(descriptor.digest.as_str(), 1, Trick::Body((&b"012345678"[..]).into()));
+    assert_eq!(read(&resolved, descriptor).await.unwrap(), b"0123456789", "the byte that is missing is asked for");
 
     fake.trick(descriptor.digest.as_str(), 1, Trick::Body((&b"9876543210"[..]).into()));
+    fake.seen();
+    assert_eq!(&resolved.session.fetch_blob_bytes(descriptor, 100).await.unwrap()[..], b"0123456789", "a second try");
+    assert_eq!(fake.seen().len(), 2);
+    fake.trick(descriptor.digest.as_str(), 9, Trick::Body((&b"9876543210"[..]).into()));
     let error = resolved.session.fetch_blob_bytes(descriptor, 100).await.unwrap_err();
+    assert_eq!(fake.seen().len(), 2, "and no third");
     assert_eq!(error.kind(), RuntimeErrorKind::Corrupt);
     assert!(error.chain().contains(Digest::of(b"9876543210").as_str()), "{}", error.chain());
     assert!(error.chain().contains(descriptor.digest.as_str()), "{}", error.chain());
@@ -391,17 +401,18 @@ async fn a_manifest_of_another_digest_is_refused() {
     let fake = FakeRegistry::start().await;
     let digest = fake.put_image("v1", &[]);
     let lie = Digest::of(b"other");
-    fake.trick("/v1", 1, Trick::Header("docker-content-digest", lie.to_string()));
+    fake.trick("/v1", 2, Trick::Header("docker-content-digest", lie.to_string()));
     let error = pull(&fake, None).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Corrupt);
     assert!(error.chain().contains(lie.as_str()) && error.chain().contains(digest.as_str()), "{}", error.chain());
 
-    fake.trick(digest.as_str(), 1, Trick::Body("{}".into()));
+    fake.trick(digest.as_str(), 2, Trick::Body("{}".into()));
     let reference = fake.reference(&format!("team/app@{digest}"));
     let error = registry().resolve(&reference, None, &platform()).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Corrupt);
     assert!(error.chain().contains(digest.as_str()), "{}", error.chain());
-    assert_eq!(registry().resolve(&reference, None, &platform()).await.unwrap().root.digest, digest);
+    fake.trick(digest.as_str(), 1, Trick::Body("{}".into()));
+    assert_eq!(registry().resolve(&reference, None, &platform()).await.unwrap().root.digest, digest, "a second try");
 }
 
 #[tokio::test]
@@ -437,12 +448,15 @@ async fn passing_trouble_is_waited_out_and_lasting_trouble_named() {
     let error = pull(&fake, None).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
     assert_eq!(error.fault(), Fault::new(ErrorClass::RegistryFailed, Stage::Manifest));
-    assert!(error.to_string().contains("500") && error.to_string().ends_with("out[31m of order"), "{error}");
-    assert_eq!(fake.seen().len(), 3);
+    let text = error.chain();
+    assert!(text.contains("500") && text.ends_with("out[31m of order"), "{text}");
+    let seen = fake.seen().len();
+    assert!((3..=7).contains(&seen), "retries for two seconds: {seen}");
+    assert!(text.contains(&format!("{seen} attempts in ")) && text.contains("at most 2 s"), "{text}");
 }
 
 #[tokio::test]
-async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks() {
+async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks_by_all_of_an_account() {
     let fake = FakeRegistry::start().await;
     let reference = fake.reference("team/app:v1");
     let registry = registry();
@@ -454,11 +468,28 @@ async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks() {
         is_tag: true,
         subject: "`team/app:v1`".to_owned(),
     };
-    for (status, asked) in [(429, "7"), (503, "59")] {
-        fake.trick("/v1", 1, answer(status, &[("retry-after", asked)], ""));
+    let began = tokio::time::Instant::now();
+    for (status, asked) in [(429, 7), (503, 59)] {
+        fake.trick("/v1", 1, answer(status, &[("retry-after", &asked.to_string())], ""));
         let failure = session.send_to_host(0, &query).await.unwrap_err();
-        let asked = Duration::from_secs(asked.parse().unwrap());
-        assert_eq!(Budget::new(1).spend(failure).unwrap(), asked, "sooner, the limit only grows");
+        let mut attempts = Attempts::new([0]);
+        session.record_failure(&mut attempts, 0, failure, began);
+        let next = attempts.next(tokio::time::Instant::now(), |index| session.standing(index)).unwrap();
+        assert!(
+            next.is_requested && next.wait > Duration::from_secs(asked - 2),
+            "{next:?}: sooner, the limit only grows"
+        );
+    }
+    fake.seen();
+    for (credential, is_held) in [(None, true), (Some(&credential("hunter2pass")), false)] {
+        fake.put_image("v1", &[]);
+        let pulled = registry.resolve(&reference, credential, &platform()).await;
+        assert_eq!(fake.seen().is_empty(), is_held, "of another pull");
+        if is_held {
+            let error = pulled.unwrap_err();
+            assert_eq!(error.fault().class, ErrorClass::RateLimited);
+            assert!(error.fault().retry_after.is_some_and(|wait| wait > Duration::from_secs(50)), "{}", error.chain());
+        }
     }
 }
 

@@ -151,7 +151,8 @@ async fn pull(folder: &tempfile::TempDir, proxy: &str, no_proxy: &str) -> Result
     let url = Some(Secret::new(proxy));
     let proxies = ProxyConfig { https: url.clone(), http: url, no_proxy: no_proxy.to_owned() };
     let hosts_dirs = vec![folder.path().to_owned()];
-    let config = RegistryConfig { hosts_dirs, proxies, retries: 0, ..RegistryConfig::default() };
+    let config =
+        RegistryConfig { hosts_dirs, proxies, retry_budget: std::time::Duration::ZERO, ..RegistryConfig::default() };
     let reference: Reference = format!("{NAME}/team/app:v1").parse().unwrap();
     Registry::new(config).unwrap().resolve(&reference, Some(&credential("hunter2pass")), &platform()).await
 }

@@ -21,12 +21,12 @@ const PULL: Duration = Duration::from_secs(5);
 /// A slower pull hangs.
 const HANGS: Duration = Duration::from_secs(45);
 
-fn registry(retries: u32, silence_max: Option<Duration>) -> Registry {
+fn registry(retry_budget: Duration, silence_max: Option<Duration>) -> Registry {
     let config = RegistryConfig {
         header_timeout: CONNECTION,
         progress_timeout: CONNECTION,
         silence_max,
-        retries,
+        retry_budget,
         ..RegistryConfig::default()
     };
     Registry::new(config).unwrap()
@@ -95,13 +95,13 @@ async fn speaking(head: &'static [u8], every: Option<Duration>) -> SocketAddr {
 async fn a_registry_that_never_answers_ends_the_pull_by_its_deadline_and_is_asked_more_than_once() {
     let name = format!("{}/team/app:v1", silent().await);
     let began = Instant::now();
-    let error = resolve(&registry(9, Some(PULL)), &name).await.unwrap_err();
+    let error = resolve(&registry(HANGS, Some(PULL)), &name).await.unwrap_err();
     assert!(began.elapsed() >= PULL, "{:?}", began.elapsed());
     assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Manifest), "{}", error.chain());
     assert!(error.is_outage() && error.kind() == RuntimeErrorKind::RegistryUnavailable);
     assert!(error.chain().contains("no connection of the pull brought a byte for 5 s"), "{}", error.chain());
     // Without a deadline the retries end it.
-    let error = resolve(&registry(1, None), &name).await.unwrap_err();
+    let error = resolve(&registry(CONNECTION, None), &name).await.unwrap_err();
     assert!(error.chain().contains("the connection brought no byte for 2 s"), "{}", error.chain());
     assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Manifest));
 }
@@ -118,7 +118,7 @@ async fn a_token_service_that_never_answers_or_never_ends_does_not_hang_the_pull
         fake.put_image("v1", &[b"layer"]);
         fake.guard(Guard::Bearer { shown: None, form: None, realm: Some(format!("http://{service}/token")) });
         let name = format!("{}/team/app:v1", fake.address);
-        let error = resolve(&registry(1, Some(PULL)), &name).await.unwrap_err();
+        let error = resolve(&registry(CONNECTION, Some(PULL)), &name).await.unwrap_err();
         assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Token), "{what}: {}", error.chain());
     }
 }
@@ -127,7 +127,7 @@ async fn a_token_service_that_never_answers_or_never_ends_does_not_hang_the_pull
 async fn a_store_behind_a_redirect_that_never_answers_ends_the_pull() {
     let fake = FakeRegistry::start().await;
     fake.put_image("v1", &[b"layer"]);
-    let registry = registry(9, Some(PULL));
+    let registry = registry(HANGS, Some(PULL));
     let resolved = resolve(&registry, &format!("{}/team/app:v1", fake.address)).await.unwrap();
     let elsewhere = ("location", format!("http://{}/blob", silent().await));
     let digest = resolved.manifest.layers[0].digest.as_str();
@@ -135,7 +135,7 @@ async fn a_store_behind_a_redirect_that_never_answers_ends_the_pull() {
     assert_eq!(read(&resolved).await.unwrap(), 5, "the next answer leads elsewhere");
     fake.trick(digest, 1, Trick::StallAfter(2));
     assert_eq!(read(&resolved).await.unwrap(), 5, "one connection stalls, another one does not");
-    let registry = self::registry(0, Some(PULL));
+    let registry = self::registry(Duration::ZERO, Some(PULL));
     fake.trick(digest, 9, Trick::Answer(307, vec![elsewhere], "".into()));
     let resolved = resolve(&registry, &format!("{}/team/app:v1", fake.address)).await.unwrap();
     let error = read(&resolved).await.unwrap_err();

@@ -22,7 +22,7 @@ fn configured(folder: &Path, fake: &FakeRegistry, settings: &str) -> Registry {
     let config = RegistryConfig {
         hosts_dirs: vec![folder.to_owned()],
         header_timeout: Duration::from_secs(10),
-        retries: 0,
+        retry_budget: Duration::ZERO,
         ..RegistryConfig::default()
     };
     Registry::new(config).unwrap()

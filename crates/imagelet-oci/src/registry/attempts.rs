@@ -1,0 +1,240 @@
+//! Decides which host gets the next attempt of a request, and when; does no I/O.
+//!
+//! The host with the shortest expected delay is next. A host that failed has a backoff, a host that limits requests the
+//! wait that it requests, and a host in bad health the delay that it is likely to cost. So every other host is tried
+//! before the same one again.
+
+use std::{hash::BuildHasher as _, time::Duration};
+
+use imagelet_core::runtime::RuntimeError;
+use tokio::time::Instant;
+
+use super::error::{Failure, Retry};
+
+const BACKOFF_FIRST: Duration = Duration::from_millis(200);
+const BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// What an attempt at a host in bad health is expected to cost.
+const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
+
+/// The attempts of one request at the hosts that may serve it; the last is the registry itself.
+#[derive(Debug)]
+pub(crate) struct Attempts {
+    hosts: Vec<Candidate>,
+    first: Option<Instant>,
+    count: u32,
+    /// Some host has sent a part of the content: a temporary failure there outweighs a final one elsewhere.
+    pub(crate) is_underway: bool,
+}
+
+#[derive(Debug)]
+struct Candidate {
+    host: usize,
+    failures: u32,
+    again: u32,
+    due: Option<Instant>,
+    /// The registry requested the wait.
+    is_requested: bool,
+    is_out: bool,
+    error: Option<RuntimeError>,
+}
+
+/// What the process knows of a host.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Standing {
+    pub(crate) is_bad: bool,
+    pub(crate) held_until: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Next {
+    pub(crate) host: usize,
+    pub(crate) wait: Duration,
+    pub(crate) is_requested: bool,
+}
+
+impl Attempts {
+    pub(crate) fn new(hosts: impl IntoIterator<Item = usize>) -> Self {
+        let candidate = |host| Candidate {
+            host,
+            failures: 0,
+            again: 0,
+            due: None,
+            is_requested: false,
+            is_out: false,
+            error: None,
+        };
+        Self { hosts: hosts.into_iter().map(candidate).collect(), first: None, count: 0, is_underway: false }
+    }
+
+    /// The next attempt; `None`: none is left.
+    pub(crate) fn next(&self, now: Instant, standing: impl Fn(usize) -> Standing) -> Option<Next> {
+        let left = || self.hosts.iter().filter(|host| !host.is_out);
+        let registry_is_final = self.hosts.last().is_some_and(|host| host.is_out);
+        if registry_is_final && !self.is_underway && left().all(|host| host.due.is_some()) {
+            return None;
+        }
+        let plan = |candidate: &Candidate| {
+            let Standing { is_bad, held_until } = standing(candidate.host);
+            let is_held = held_until > candidate.due;
+            let due = candidate.due.max(held_until).unwrap_or(now);
+            let next = Next {
+                host: candidate.host,
+                wait: due.saturating_duration_since(now),
+                is_requested: is_held || candidate.is_requested,
+            };
+            let expected = next.wait + if is_bad { BAD_HEALTH_DELAY } else { Duration::ZERO };
+            ((expected, candidate.failures), next)
+        };
+        // The first of equals: the order of the configuration.
+        left().map(plan).min_by_key(|(key, _)| *key).map(|(_, next)| next)
+    }
+
+    pub(crate) fn began(&mut self, now: Instant) {
+        self.first.get_or_insert(now);
+        self.count += 1;
+    }
+
+    /// Records a failure; returns when the host may be tried again.
+    pub(crate) fn failed(&mut self, host: usize, failure: Failure, now: Instant) -> Option<Instant> {
+        let candidate = self.hosts.iter_mut().find(|candidate| candidate.host == host)?;
+        let wait = match failure.retry {
+            Retry::Never => None,
+            Retry::Again { times } if candidate.again >= times => None,
+            Retry::Again { .. } => {
+                candidate.again += 1;
+                Some(Duration::ZERO)
+            }
+            Retry::Soon => Some(jittered(backoff(candidate.failures))),
+            // At least a backoff: a registry that requests no wait must not be asked without end.
+            Retry::After(wait) => Some(wait.max(jittered(backoff(candidate.failures)))),
+        };
+        candidate.failures += 1;
+        candidate.is_requested = matches!(failure.retry, Retry::After(_));
+        candidate.error = Some(failure.error);
+        candidate.is_out = wait.is_none();
+        // An immediate second try is not a temporary failure that a wait may end.
+        candidate.due = wait.filter(|_| !matches!(failure.retry, Retry::Again { .. })).map(|wait| now + wait);
+        candidate.due
+    }
+
+    /// After progress, earlier failures no longer count; what is final stays so.
+    pub(crate) fn refill(&mut self) {
+        (self.first, self.count) = (None, 0);
+        for candidate in self.hosts.iter_mut().filter(|candidate| !candidate.is_out) {
+            (candidate.failures, candidate.again, candidate.due, candidate.error) = (0, 0, None, None);
+        }
+    }
+
+    /// Attempts so far, and the time since the first.
+    pub(crate) fn spent(&self, now: Instant) -> (u32, Duration) {
+        (self.count, self.first.map(|first| now.saturating_duration_since(first)).unwrap_or_default())
+    }
+
+    /// The registry's failure, or the last mirror's, and the failures of the other hosts before it.
+    pub(crate) fn into_errors(self) -> (Option<RuntimeError>, Vec<(usize, RuntimeError)>) {
+        let errors = self.hosts.into_iter().filter_map(|candidate| Some((candidate.host, candidate.error?)));
+        let mut errors: Vec<(usize, RuntimeError)> = errors.collect();
+        (errors.pop().map(|(_, error)| error), errors)
+    }
+}
+
+pub(crate) fn backoff(failures: u32) -> Duration {
+    BACKOFF_FIRST.saturating_mul(1 << failures.min(16)).min(BACKOFF_MAX)
+}
+
+/// 75 to 100 % of a wait, so that pulls do not retry at the same moment.
+pub(crate) fn jittered(wait: Duration) -> Duration {
+    let random = std::hash::RandomState::new().hash_one(()) % 256;
+    let quarter = wait / 4;
+    wait.saturating_sub(quarter.mul_f64(random as f64 / 256.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BAD: Standing = Standing { is_bad: true, held_until: None };
+
+    fn failure(retry: Retry) -> Failure {
+        Failure { error: RuntimeError::other("no"), retry }
+    }
+
+    /// Tries two mirrors (0, 1) and their registry (2) as the failures say, without waiting; returns the order of hosts.
+    fn order(standing: impl Fn(usize) -> Standing, retries: [Retry; 3], is_underway: bool) -> Vec<usize> {
+        let mut now = Instant::now();
+        let mut attempts = Attempts::new([0, 1, 2]);
+        attempts.is_underway = is_underway;
+        let mut order = Vec::new();
+        while let Some(next) = attempts.next(now, &standing).filter(|_| order.len() < 9) {
+            now += next.wait;
+            order.push(next.host);
+            attempts.failed(next.host, failure(retries[next.host]), now);
+        }
+        order
+    }
+
+    #[test]
+    fn every_host_is_tried_before_one_is_tried_again() {
+        use Retry::{After, Again, Never, Soon};
+        let good = |_| Standing::default();
+        let first_bad = |host| if host == 0 { BAD } else { Standing::default() };
+        let all_bad = |_| BAD;
+        let again = Again { times: 1 };
+        for (what, found, expected) in [
+            ("final failures", order(good, [Never, Never, Never], false), vec![0, 1, 2]),
+            ("a host in bad health is last", order(first_bad, [Never, Never, Never], false), vec![1, 2, 0]),
+            ("if all are bad all are tried", order(all_bad, [Never, Never, Never], false), vec![0, 1, 2]),
+            ("the registry's refusal is final", order(good, [Soon, Soon, Never], false), vec![0, 1, 2]),
+            ("but not while a mirror sends", order(good, [Soon, Never, Never], true), vec![0, 1, 2, 0, 0, 0, 0, 0, 0]),
+            (
+                "a second answer is asked for after all others",
+                order(good, [again, again, again], false),
+                vec![0, 1, 2, 0, 1, 2],
+            ),
+            (
+                "the registry alone is retried",
+                order(good, [Never, Never, Soon], false),
+                vec![0, 1, 2, 2, 2, 2, 2, 2, 2],
+            ),
+            (
+                "a long wait is used at the others",
+                order(good, [After(Duration::from_mins(1)), Never, Soon], false),
+                vec![0, 1, 2, 2, 2, 2, 2, 2, 2],
+            ),
+        ] {
+            assert_eq!(found, expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_limited_account_waits_and_another_host_does_not() {
+        let now = Instant::now();
+        let held = |second| Standing { is_bad: false, held_until: Some(now + Duration::from_secs(second)) };
+        let attempts = Attempts::new([0, 1]);
+        let next = attempts.next(now, |host| if host == 0 { held(30) } else { Standing::default() }).unwrap();
+        assert_eq!((next.host, next.wait), (1, Duration::ZERO));
+        let next = attempts.next(now, |host| if host == 0 { held(30) } else { BAD }).unwrap();
+        assert_eq!((next.host, next.wait), (1, Duration::ZERO), "rather a bad host than none");
+        let next = attempts.next(now, |host| held(30 + host as u64)).unwrap();
+        assert_eq!(next, Next { host: 0, wait: Duration::from_secs(30), is_requested: true });
+        let over = attempts.next(now + Duration::from_secs(31), |host| held(30 + host as u64)).unwrap();
+        assert_eq!((over.host, over.wait), (0, Duration::ZERO));
+    }
+
+    #[test]
+    fn waits_double_up_to_a_bound_and_begin_anew_after_progress() {
+        assert_eq!([0, 1, 2, 40].map(backoff), [200, 400, 800, 10_000].map(Duration::from_millis));
+        assert!((0..100).all(|_| (150..=200).contains(&jittered(backoff(0)).as_millis())));
+        let now = Instant::now();
+        let mut attempts = Attempts::new([0]);
+        let wait = |attempts: &Attempts| attempts.next(now, |_| Standing::default()).unwrap().wait;
+        for bounds in [150..=200, 300..=400, 600..=800] {
+            attempts.failed(0, failure(Retry::Soon), now);
+            assert!(bounds.contains(&wait(&attempts).as_millis()));
+        }
+        attempts.failed(0, failure(Retry::After(Duration::ZERO)), now);
+        assert!(wait(&attempts) > Duration::from_secs(1), "a registry that requests no wait is not asked without end");
+        attempts.refill();
+        assert_eq!(wait(&attempts), Duration::ZERO);
+    }
+}

@@ -1,0 +1,351 @@
+//! The health of registry hosts, shared by all pulls of the process and kept on disk for the next one.
+//!
+//! A host in bad health is tried last. After a while, longer with each failure, a probe beside the pulls asks it; if it
+//! answers, the next request is its trial.
+
+use std::{
+    collections::HashMap,
+    io::{self, Read as _, Write as _},
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use imagelet_core::runtime::{ErrorClass, Fault};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::connection::origin::{Origin, Target};
+
+const PROBE_FIRST: Duration = Duration::from_secs(10);
+const PROBE_MAX: Duration = Duration::from_mins(5);
+const HOSTS_MAX: usize = 256;
+const FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// Whether a failure proves that a host does not work: no connection, no answer, or an answer of a broken server.
+pub(crate) fn proves_bad(fault: &Fault) -> bool {
+    use ErrorClass::{
+        CertificateInvalid, ConnectionLost, ConnectionRefused, HostNotFound, ProxyFailed, RegistryFailed, TimedOut,
+        TlsFailed, Unreachable,
+    };
+    matches!(
+        fault.class,
+        CertificateInvalid
+            | ConnectionLost
+            | ConnectionRefused
+            | HostNotFound
+            | ProxyFailed
+            | RegistryFailed
+            | TimedOut
+            | TlsFailed
+            | Unreachable
+    )
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct HostsHealth {
+    table: Mutex<Table>,
+    probes: Mutex<HashMap<Origin, AbortOnDropHandle<()>>>,
+    /// `None`: health is not kept.
+    file: Option<PathBuf>,
+}
+
+impl HostsHealth {
+    /// Reads what an earlier process recorded. A damaged file is ignored.
+    pub(crate) fn load(file: Option<PathBuf>) -> Self {
+        let (now, clock) = (Instant::now(), SystemTime::now());
+        let table = file.as_deref().and_then(|file| read(file).ok()).map(|bytes| Table::decode(&bytes, now, clock));
+        Self { table: Mutex::new(table.unwrap_or_default()), probes: Mutex::default(), file }
+    }
+
+    pub(crate) fn is_bad(&self, origin: &Origin) -> bool {
+        self.lock().is_bad(origin)
+    }
+
+    /// Records the failure of a request that began at `began`.
+    pub(crate) fn failed(&self, origin: &Origin, began: Instant) {
+        let now = Instant::now();
+        let changed = self.lock().failed(origin, began, now);
+        if changed {
+            tracing::debug!(host = %origin, "a registry host failed; it is tried last until it answers again");
+            self.save();
+        }
+    }
+
+    pub(crate) fn succeeded(&self, origin: &Origin, began: Instant) {
+        let changed = self.lock().succeeded(origin, began);
+        if changed {
+            tracing::debug!(host = %origin, "a registry host works again");
+            self.save();
+        }
+    }
+
+    /// Starts `probe` if the host's probe is due. The task ends with this table.
+    pub(crate) fn probe_if_due<F>(self: &std::sync::Arc<Self>, origin: &Origin, probe: impl FnOnce() -> F)
+    where
+        F: Future<Output = bool> + Send + 'static,
+    {
+        if !self.lock().take_probe(origin, Instant::now()) {
+            return;
+        }
+        let (answered, health, host) = (probe(), std::sync::Arc::downgrade(self), origin.clone());
+        let task = tokio::spawn(async move {
+            if answered.await
+                && let Some(health) = health.upgrade()
+            {
+                health.lock().answered(&host);
+            }
+        });
+        let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        probes.retain(|_, probe| !probe.is_finished());
+        probes.insert(origin.clone(), AbortOnDropHandle::new(task));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes the table beside and renames it. Health is advice: a write that fails loses nothing else.
+    fn save(&self) {
+        let Some(file) = &self.file else { return };
+        let table = self.lock();
+        let bytes = table.encode(Instant::now(), SystemTime::now());
+        // Under the lock: an older table must not replace a newer one. The file is small and not synced.
+        if let Err(error) = write(file, &bytes) {
+            tracing::debug!(file = %file.display(), %error, "the health of registry hosts could not be kept");
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    hosts: HashMap<Origin, HostHealth>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HostHealth {
+    strikes: u32,
+    marked: Instant,
+    probe_at: Instant,
+    /// It answered a probe; a request in its usual turn decides.
+    on_trial: bool,
+}
+
+impl Table {
+    fn is_bad(&self, origin: &Origin) -> bool {
+        self.hosts.get(origin).is_some_and(|host| !host.on_trial)
+    }
+
+    /// A request that began before the mark says nothing new. `true`: the table changed.
+    fn failed(&mut self, origin: &Origin, began: Instant, now: Instant) -> bool {
+        let strikes = match self.hosts.get(origin) {
+            Some(host) if began < host.marked => return false,
+            Some(host) => host.strikes.saturating_add(1),
+            None if self.hosts.len() >= HOSTS_MAX => return false,
+            None => 1,
+        };
+        let host = HostHealth { strikes, marked: now, probe_at: now + probe_wait(strikes), on_trial: false };
+        self.hosts.insert(origin.clone(), host);
+        true
+    }
+
+    fn succeeded(&mut self, origin: &Origin, began: Instant) -> bool {
+        let is_news = self.hosts.get(origin).is_some_and(|host| began >= host.marked);
+        is_news && self.hosts.remove(origin).is_some()
+    }
+
+    /// Whether a probe is due, which then belongs to the caller.
+    fn take_probe(&mut self, origin: &Origin, now: Instant) -> bool {
+        let Some(host) = self.hosts.get_mut(origin).filter(|host| !host.on_trial && now >= host.probe_at) else {
+            return false;
+        };
+        host.probe_at = now + probe_wait(host.strikes);
+        true
+    }
+
+    fn answered(&mut self, origin: &Origin) {
+        if let Some(host) = self.hosts.get_mut(origin) {
+            host.on_trial = true;
+        }
+    }
+
+    fn encode(&self, now: Instant, clock: SystemTime) -> Vec<u8> {
+        let line = |(origin, host): (&Origin, &HostHealth)| HealthLine {
+            origin: origin.to_string(),
+            strikes: host.strikes,
+            probe_at: unix(clock + host.probe_at.saturating_duration_since(now)),
+        };
+        let hosts = self.hosts.iter().filter(|(_, host)| !host.on_trial).map(line).collect();
+        serde_json::to_vec(&HealthFile { hosts }).expect("texts and numbers have a JSON form")
+    }
+
+    fn decode(bytes: &[u8], now: Instant, clock: SystemTime) -> Self {
+        let file: HealthFile = serde_json::from_slice(bytes).unwrap_or_default();
+        let clock = unix(clock);
+        let host = |line: HealthLine| {
+            let origin = Target::parse(&line.origin).ok()?.origin;
+            // A clock that was wrong then or is wrong now delays no probe beyond the usual.
+            let wait = Duration::from_secs(line.probe_at.saturating_sub(clock)).min(probe_wait(line.strikes));
+            Some((origin, HostHealth { strikes: line.strikes, marked: now, probe_at: now + wait, on_trial: false }))
+        };
+        Self { hosts: file.hosts.into_iter().take(HOSTS_MAX).filter_map(host).collect() }
+    }
+}
+
+#[derive(Default, Deserialize, Serialize)]
+struct HealthFile {
+    hosts: Vec<HealthLine>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct HealthLine {
+    origin: String,
+    strikes: u32,
+    /// Seconds since 1970.
+    probe_at: u64,
+}
+
+fn probe_wait(strikes: u32) -> Duration {
+    PROBE_FIRST.saturating_mul(1 << strikes.saturating_sub(1).min(16)).min(PROBE_MAX)
+}
+
+fn unix(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+fn read(file: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(file)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let beside = file.with_extension("tmp");
+    std::fs::File::create(&beside)?.write_all(bytes)?;
+    std::fs::rename(&beside, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(name: &str) -> Origin {
+        Target::parse(&format!("https://{name}.example")).unwrap().origin
+    }
+
+    /// A step at a second: a failure or success of a request that began at another, a probe, or its answer.
+    enum Step {
+        Fails { began: u64 },
+        Works { began: u64 },
+        Probe { due: bool },
+        Answers,
+    }
+
+    #[test]
+    fn a_host_is_bad_from_a_failure_to_a_success_and_probed_less_and_less_often() {
+        use Step::{Answers, Fails, Probe, Works};
+        let began = Instant::now();
+        let host = origin("a");
+        for (what, steps) in [
+            ("one failure", vec![(1, Fails { began: 0 }, true), (10, Probe { due: false }, true)]),
+            (
+                "a probe, once a period",
+                vec![
+                    (1, Fails { began: 0 }, true),
+                    (11, Probe { due: true }, true),
+                    (11, Probe { due: false }, true),
+                    (20, Probe { due: false }, true),
+                    (21, Probe { due: true }, true),
+                ],
+            ),
+            (
+                "an answer puts it on trial, a success clears it",
+                vec![
+                    (1, Fails { began: 0 }, true),
+                    (11, Probe { due: true }, true),
+                    (12, Answers, false),
+                    (12, Probe { due: false }, false),
+                    (13, Works { began: 12 }, false),
+                    (14, Fails { began: 13 }, true),
+                    (24, Probe { due: true }, true),
+                ],
+            ),
+            (
+                "a failed trial doubles the period",
+                vec![
+                    (1, Fails { began: 0 }, true),
+                    (11, Answers, false),
+                    (12, Fails { began: 11 }, true),
+                    (31, Probe { due: false }, true),
+                    (32, Probe { due: true }, true),
+                ],
+            ),
+            (
+                "requests of before the mark count once and clear nothing",
+                vec![
+                    (5, Fails { began: 0 }, true),
+                    (6, Fails { began: 4 }, true),
+                    (7, Works { began: 4 }, true),
+                    (15, Probe { due: true }, true),
+                    (16, Works { began: 15 }, false),
+                ],
+            ),
+            (
+                "five minutes at most",
+                (0..30)
+                    .map(|second| (second, Fails { began: second }, true))
+                    .chain([(328, Probe { due: false }, true), (329, Probe { due: true }, true)])
+                    .collect(),
+            ),
+        ] {
+            let mut table = Table::default();
+            let at = |seconds| began + Duration::from_secs(seconds);
+            for (second, step, is_bad) in steps {
+                match step {
+                    Fails { began } => drop(table.failed(&host, at(began), at(second))),
+                    Works { began } => drop(table.succeeded(&host, at(began))),
+                    Probe { due } => assert_eq!(table.take_probe(&host, at(second)), due, "{what}: at {second}"),
+                    Answers => table.answered(&host),
+                }
+                assert_eq!(table.is_bad(&host), is_bad, "{what}: at {second}");
+                assert!(!table.is_bad(&origin("b")), "{what}: another host");
+            }
+        }
+    }
+
+    #[test]
+    fn health_survives_a_restart_and_a_damaged_file_is_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("health.json");
+        let load = || HostsHealth::load(Some(file.clone()));
+        let health = load();
+        for name in ["a", "b"] {
+            health.failed(&origin(name), Instant::now());
+        }
+        health.succeeded(&origin("b"), Instant::now());
+        let again = load();
+        assert!(again.is_bad(&origin("a")) && !again.is_bad(&origin("b")));
+        again.succeeded(&origin("a"), Instant::now());
+        assert!(!load().is_bad(&origin("a")), "the restarted process clears it");
+        for damage in ["", "{", "[]", r#"{"hosts":[{"origin":"file:///x","strikes":1,"probe_at":1}]}"#, "\u{0}"] {
+            std::fs::write(&file, damage).unwrap();
+            assert_eq!(load().lock().hosts.len(), 0, "{damage}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        let health = load();
+        health.failed(&origin("a"), Instant::now());
+        assert!(health.is_bad(&origin("a")), "without a file it is known to this process");
+    }
+
+    #[test]
+    fn a_wrong_clock_delays_no_probe() {
+        let (now, clock) = (Instant::now(), SystemTime::now());
+        for (probe_at, wait) in [(0, 0), (unix(clock) + 7, 7), (u64::MAX, 10)] {
+            let bytes = format!(r#"{{"hosts":[{{"origin":"https://a.example","strikes":1,"probe_at":{probe_at}}}]}}"#);
+            let table = Table::decode(bytes.as_bytes(), now, clock);
+            assert_eq!(table.hosts[&origin("a")].probe_at - now, Duration::from_secs(wait), "{probe_at}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Requests go on at the next host, and return to one that works again.
+
+use std::time::Duration;
+
+use imagelet_core::{
+    image::{Digest, Platform},
+    runtime::{ErrorClass, RuntimeError, RuntimeErrorKind},
+};
+use tokio::{net::TcpListener, time::Instant};
+
+use super::fake::{FakeRegistry, Trick};
+use crate::registry::{Registry, RegistryConfig, Resolved};
+
+/// A client whose `hosts.toml` names these mirrors before the registry.
+fn client(fake: &FakeRegistry, mirrors: &[String], config: RegistryConfig) -> (Registry, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join(fake.address.to_string());
+    std::fs::create_dir(&own).unwrap();
+    let text: Vec<String> = mirrors.iter().map(|mirror| format!("[host.\"http://{mirror}\"]\n")).collect();
+    std::fs::write(own.join("hosts.toml"), text.concat()).unwrap();
+    let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], ..config };
+    (Registry::new(config).unwrap(), folder)
+}
+
+fn quick() -> RegistryConfig {
+    RegistryConfig {
+        header_timeout: Duration::from_secs(1),
+        progress_timeout: Duration::from_secs(1),
+        ..RegistryConfig::default()
+    }
+}
+
+async fn resolve(registry: &Registry, fake: &FakeRegistry) -> Result<Resolved, RuntimeError> {
+    let platform: Platform = "linux/amd64".parse().unwrap();
+    registry.resolve(&fake.reference("team/app:v1"), None, &platform).await
+}
+
+async fn layer(resolved: &Resolved, index: usize) -> Result<Vec<u8>, RuntimeError> {
+    let mut stream = resolved.session.open_blob(&resolved.manifest.layers[index], 0).await?;
+    let mut bytes = Vec::new();
+    while let Some(chunk) = stream.next().await? {
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+fn ranges(fake: &FakeRegistry) -> Vec<Option<String>> {
+    fake.seen().into_iter().map(|seen| seen.range).collect()
+}
+
+fn answer(status: u16, headers: &[(&'static str, &str)]) -> Trick {
+    Trick::Answer(status, headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect(), "".into())
+}
+
+/// Accepts connections and never answers; counts them.
+async fn silent() -> (String, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let count = std::sync::Arc::<std::sync::atomic::AtomicUsize>::default();
+    let accepted = std::sync::Arc::clone(&count);
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        loop {
+            open.push(listener.accept().await.unwrap());
+            accepted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+    });
+    (address, count)
+}
+
+#[tokio::test]
+async fn a_mirror_that_never_answers_costs_one_deadline_for_an_image_of_thirty_layers_and_none_after_a_restart() {
+    let fake = FakeRegistry::start().await;
+    let layers: Vec<Vec<u8>> = (0..30).map(|index| vec![index; 1000]).collect();
+    fake.put_image("v1", &layers.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let (mirror, connections) = silent().await;
+    let kept = tempfile::tempdir().unwrap();
+    let health_file = Some(kept.path().join("health.json"));
+    let (registry, _folder) = client(&fake, &[mirror], RegistryConfig { health_file, ..quick() });
+    let resolved = resolve(&registry, &fake).await.unwrap();
+    let reads = (0..30).map(|index| layer(&resolved, index));
+    let read: Vec<_> = futures_util::future::join_all(reads).await;
+    assert!(read.into_iter().zip(&layers).all(|(read, layer)| read.unwrap() == *layer));
+    let asked = connections.load(std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(asked, 1, "the manifest waits for it, no layer does");
+    let again = Registry::new(registry.shared.config.clone()).unwrap();
+    resolve(&again, &fake).await.unwrap();
+    let asked = connections.load(std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(asked, 1, "the next process knows it");
+}
+
+#[tokio::test]
+async fn a_blob_that_breaks_off_at_a_mirror_goes_on_at_the_registry() {
+    let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
+    let bytes: Vec<u8> = (0..50_000_u32).map(|index| index.to_le_bytes()[0]).collect();
+    for registry in [&fake, &mirror] {
+        registry.put_image("v1", &[&bytes]);
+    }
+    let (registry, _folder) = client(&fake, &[mirror.address.to_string()], quick());
+    let resolved = resolve(&registry, &fake).await.unwrap();
+    let digest = Digest::of(&bytes);
+    fake.seen();
+    mirror.trick(digest.as_str(), 9, Trick::CutAfter(10_000));
+    assert_eq!(layer(&resolved, 0).await.unwrap(), bytes);
+    assert_eq!(ranges(&fake), [Some("bytes=10000-".to_owned())]);
+    // And back, where the registry breaks off too.
+    mirror.clear_tricks();
+    mirror.seen();
+    mirror.trick(digest.as_str(), 1, Trick::CutAfter(10_000));
+    fake.trick(digest.as_str(), 1, Trick::CutAfter(5_000));
+    assert_eq!(layer(&resolved, 0).await.unwrap(), bytes);
+    assert_eq!(ranges(&mirror), [None, Some("bytes=15000-".to_owned())]);
+}
+
+#[tokio::test]
+async fn a_mirror_that_ignores_the_range_is_passed_over_and_read_whole_only_if_it_is_the_last() {
+    let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
+    let bytes: Vec<u8> = (0..50_000_u32).map(|index| index.to_le_bytes()[0]).collect();
+    for registry in [&fake, &mirror] {
+        registry.put_image("v1", &[&bytes]);
+    }
+    let (registry, _folder) = client(&fake, &[mirror.address.to_string()], quick());
+    let resolved = resolve(&registry, &fake).await.unwrap();
+    let digest = Digest::of(&bytes);
+    mirror.trick(digest.as_str(), 1, Trick::CutAfter(10_000));
+    mirror.trick(digest.as_str(), 9, Trick::IgnoreRange);
+    fake.trick(digest.as_str(), 9, answer(404, &[]));
+    assert_eq!(layer(&resolved, 0).await.unwrap(), bytes, "the mirror alone has it");
+    assert_eq!(ranges(&mirror)[1..], [None, Some("bytes=10000-".to_owned()), None]);
+}
+
+#[tokio::test]
+async fn an_expired_redirect_is_signed_anew_by_its_registry() {
+    let (fake, store) = (FakeRegistry::start().await, FakeRegistry::start().await);
+    fake.put_image("v1", &[b"layer"]);
+    store.put_blob(&b"layer"[..]);
+    let (registry, _folder) = client(&fake, &[], quick());
+    let resolved = resolve(&registry, &fake).await.unwrap();
+    let digest = Digest::of(b"layer");
+    let location = format!("http://{}/blobs/{digest}?sig=1", store.address);
+    fake.trick(digest.as_str(), 99, answer(307, &[("location", &location)]));
+    for (status, times, works) in [(403, 2, true), (400, 1, true), (503, 1, true), (403, 3, false), (401, 1, false)] {
+        store.trick(digest.as_str(), times, answer(status, &[]));
+        fake.seen();
+        let read = layer(&resolved, 0).await;
+        assert_eq!(read.is_ok(), works, "{times} times {status}");
+        let asked = if status == 401 { 1 } else { times + u32::from(works) };
+        assert_eq!(fake.seen().len(), asked as usize, "{times} times {status}");
+        store.clear_tricks();
+    }
+}
+
+#[tokio::test]
+async fn a_registry_that_limits_requests_four_times_or_is_away_for_a_while_fails_no_pull() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"layer"]);
+    let (registry, _folder) = client(&fake, &[], quick());
+    fake.trick("/v1", 4, answer(429, &[]));
+    let resolved = resolve(&registry, &fake).await.unwrap();
+    fake.trick(Digest::of(b"layer").as_str(), 4, answer(503, &[]));
+    assert_eq!(layer(&resolved, 0).await.unwrap(), b"layer");
+}
+
+#[tokio::test]
+async fn a_limit_of_docker_hubs_kind_is_not_waited_for_and_names_its_window() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"layer"]);
+    let (registry, _folder) = client(&fake, &[], quick());
+    fake.trick("/v1", 9, answer(429, &[("ratelimit-limit", "100;w=21600"), ("ratelimit-remaining", "0;w=21600")]));
+    let error = resolve(&registry, &fake).await.unwrap_err();
+    assert_eq!(fake.seen().len(), 1);
+    assert_eq!(error.fault().class, ErrorClass::RateLimited);
+    assert_eq!(error.fault().retry_after, Some(Duration::from_hours(6)));
+}
+
+#[tokio::test]
+async fn an_error_names_what_failed_at_each_host_also_beside_a_hint() {
+    let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
+    let config = RegistryConfig { retry_budget: Duration::ZERO, ..quick() };
+    let (registry, _folder) = client(&fake, &[mirror.address.to_string()], config);
+    mirror.trick("/v1", 9, Trick::Answer(500, vec![], "see https://store/x?sig=secretsignature: no disk".into()));
+    let error = resolve(&registry, &fake).await.unwrap_err();
+    assert_eq!((error.kind(), error.fault().class), (RuntimeErrorKind::NotFound, ErrorClass::ImageUnknown));
+    let text = error.chain();
+    assert!(error.hint().is_some_and(|hint| hint.contains("check the name")), "{text}");
+    for part in [&mirror.address.to_string(), &fake.address.to_string(), "500", "no disk", "MANIFEST_UNKNOWN"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("secretsignature"), "{text}");
+    mirror.clear_tricks();
+    mirror.trick("/v1", 9, Trick::Answer(500, vec![], vec![b'x'; 1 << 20].into()));
+    let text = resolve(&registry, &fake).await.unwrap_err().chain();
+    assert!(text.len() < 3000, "{}", text.len());
+}
+
+#[tokio::test]
+async fn a_mirror_that_recovers_is_used_again_after_a_probe() {
+    let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
+    for registry in [&fake, &mirror] {
+        registry.put_image("v1", &[b"layer"]);
+    }
+    let kept = tempfile::tempdir().unwrap();
+    let file = kept.path().join("health.json");
+    let line = format!(r#"{{"origin":"http://{}","strikes":1,"probe_at":0}}"#, mirror.address);
+    std::fs::write(&file, format!(r#"{{"hosts":[{line}]}}"#)).unwrap();
+    let (registry, _folder) =
+        client(&fake, &[mirror.address.to_string()], RegistryConfig { health_file: Some(file), ..quick() });
+    resolve(&registry, &fake).await.unwrap();
+    assert_eq!(fake.seen().len(), 1, "the registry serves while the probe is under way");
+    let began = Instant::now();
+    while !mirror.seen().iter().any(|seen| seen.path.contains("/manifests/")) {
+        assert!(began.elapsed() < Duration::from_mins(1), "the mirror is not used again");
+        resolve(&registry, &fake).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
