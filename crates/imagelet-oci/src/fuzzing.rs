@@ -101,7 +101,7 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     for frame in parts.chain([Frame::End]) {
         sender.try_send(frame).expect("the queue holds all frames");
     }
-    let source = FrameReader::new(frames, ReaderWait::default(), None, WrittenBytes::default());
+    let source = FrameReader::new(frames, ReaderWait::default());
     let memory = LayerMemory::of_its_own(MEMORY);
     let (mut blocks, out) = queue(&memory);
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };

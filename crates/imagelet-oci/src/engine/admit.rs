@@ -49,9 +49,10 @@ impl Engine {
                 Look::Admitted(reservation) => return Ok(reservation),
                 Look::Short { missing, demand, space } => (missing, demand, space),
             };
-            let freed = self.on_disk(|store| {
-                let freed = store.remove_spares()?;
-                if freed > 0 { store.empty_trash().map(|()| freed) } else { Ok(0) }
+            let short = if missing.inodes > 0 { u64::MAX } else { missing.bytes };
+            let freed = self.on_disk(move |store| match store.free_unfinished(short)? {
+                freed if freed >= short => Ok(freed),
+                freed => Ok(freed + store.revoke_partials()?),
             });
             if freed.await? > 0 {
                 continue;
@@ -103,6 +104,17 @@ impl Engine {
             _ => look_now(store, &reservations, &config, &wanted, proceeds),
         })
         .await
+    }
+
+    /// Whether so many bytes that no pull has reserved are free.
+    pub(super) fn unreserved_space(&self) -> Arc<dyn Fn(u64) -> bool + Send + Sync> {
+        let (store, reservations) = (Arc::clone(&self.store), Arc::clone(&self.reservations));
+        let floor = self.config.limits.free_bytes_floor;
+        Arc::new(move |bytes| {
+            let (reserved, _) = reservations.open().reserved();
+            let taken = reserved.bytes.saturating_add(floor).saturating_add(bytes);
+            store.free().is_ok_and(|(free, _)| free >= taken)
+        })
     }
 
     async fn request_space(&self, demand: &Demand, missing: &MissingSpace) -> Option<RoomMade> {

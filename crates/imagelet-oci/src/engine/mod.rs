@@ -266,7 +266,7 @@ impl ImageService for Engine {
         // One store serves all handlers, writable layers included.
         let all = StoreMeasure {
             store: String::new(),
-            bytes: ByteSize(self.store.takes().bytes + self.store.partial_bytes() + self.store.staged_bytes()),
+            bytes: ByteSize(self.store.takes().bytes + self.store.unfinished_bytes()),
             inodes: self.store.takes().inodes,
             at: now,
         };
@@ -329,9 +329,7 @@ impl LocalStore for Engine {
             mount::sweep(&store)?;
             store.sweep()?;
             if unfinished {
-                store.remove_partials(|_| true)?;
-                store.remove_spares()?;
-                store.empty_trash()?;
+                store.free_unfinished(u64::MAX)?;
             }
             Ok(())
         })

@@ -7,7 +7,7 @@ use imagelet_core::image::{Digest, Reference};
 use super::Engine;
 use crate::{
     manifest::Descriptor,
-    store::{LayerEnd, LayerEntry, SpareWanted, StagedLayer},
+    store::{LayerEnd, LayerEntry, PartialKey, SpareWanted, StagedLayer},
 };
 
 /// Which present layers a pull need not fetch.
@@ -32,6 +32,11 @@ impl LayerSharing {
     ) -> SpareWanted<'a> {
         let repository = (self == LayerSharing::Repository).then(|| repository.repository());
         SpareWanted { diff_id, repository, end }
+    }
+
+    /// The partial blob that a pull from a repository may continue.
+    pub(super) fn partial_key(self, repository: &Reference, blob: &Digest) -> PartialKey {
+        PartialKey::new(blob, (self == LayerSharing::Repository).then(|| repository.repository()))
     }
 }
 

@@ -50,6 +50,7 @@ impl LayerJob {
         };
         let offset = on_disk.as_ref().map_or(0, |kept| kept.length);
         if let Some(kept) = on_disk {
+            let is_in_copy = kept.is_in_copy;
             let mut replayed = replay(kept);
             while let Some(bytes) = replayed.recv().await {
                 let bytes = bytes.map_err(|error| {
@@ -57,7 +58,12 @@ impl LayerJob {
                     RuntimeError::new(RuntimeErrorKind::Corrupt, message).caused_by(error)
                 })?;
                 intake.from_disk += bytes.len() as u64;
-                if !intake.take(self, bytes, progress).await {
+                let is_read = if is_in_copy {
+                    intake.pass(self, bytes, progress).await
+                } else {
+                    intake.take(self, bytes, progress).await
+                };
+                if !is_read {
                     return Ok(Some(intake.unread(None)));
                 }
             }
@@ -112,6 +118,8 @@ impl LayerJob {
 pub(super) struct Inflater {
     pub(super) frames: mpsc::Sender<Frame>,
     pub(super) reader_wait: ReaderWait,
+    /// A copy of the bytes that are not on the disk.
+    pub(super) copy: Option<mpsc::Sender<Bytes>>,
 }
 
 struct Hashed {
@@ -124,6 +132,15 @@ struct Hashed {
 
 impl Hashed {
     async fn take(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
+        if let Some(copy) = &self.inflater.copy
+            && copy.send(bytes.clone()).await.is_err()
+        {
+            return false;
+        }
+        self.pass(job, bytes, progress).await
+    }
+
+    async fn pass(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;
         if self.received - self.from_disk - self.reported >= PROGRESS_STEP {

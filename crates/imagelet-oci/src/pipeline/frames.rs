@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::{sync::mpsc, time::Instant};
 
 use super::buffer_pool::read_buffered;
-use crate::{admission::WrittenBytes, registry::ReaderWait, store::BlobWriter};
+use crate::registry::ReaderWait;
 
 #[derive(Debug)]
 pub(crate) enum Frame {
@@ -18,24 +18,14 @@ pub(crate) enum Frame {
 pub(crate) struct FrameReader {
     frames: mpsc::Receiver<Frame>,
     reader_wait: ReaderWait,
-    /// A copy of the compressed bytes.
-    pub(crate) keep: Option<BlobWriter>,
-    written_bytes: WrittenBytes,
     current: Bytes,
     pub(crate) ended: bool,
     pub(crate) cut: bool,
-    pub(crate) unwritten: Option<io::Error>,
 }
 
 impl FrameReader {
-    pub(crate) fn new(
-        frames: mpsc::Receiver<Frame>,
-        reader_wait: ReaderWait,
-        keep: Option<BlobWriter>,
-        written_bytes: WrittenBytes,
-    ) -> Self {
-        let current = Bytes::new();
-        Self { frames, reader_wait, keep, written_bytes, current, ended: false, cut: false, unwritten: None }
+    pub(crate) fn new(frames: mpsc::Receiver<Frame>, reader_wait: ReaderWait) -> Self {
+        Self { frames, reader_wait, current: Bytes::new(), ended: false, cut: false }
     }
 
     fn next(&mut self) -> Option<Frame> {
@@ -64,17 +54,7 @@ impl BufRead for FrameReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.ended {
             match self.next() {
-                Some(Frame::Bytes(bytes)) => {
-                    if let Some(Err(error)) = self.keep.as_mut().map(|keep| keep.write(&bytes)) {
-                        let kind = error.kind().into();
-                        self.unwritten = Some(error);
-                        return Err(kind);
-                    }
-                    if self.keep.is_some() {
-                        self.written_bytes.add(bytes.len() as u64);
-                    }
-                    self.current = bytes;
-                }
+                Some(Frame::Bytes(bytes)) => self.current = bytes,
                 Some(Frame::End) => self.ended = true,
                 None => {
                     self.cut = true;

@@ -13,10 +13,7 @@ use super::{
     frames::FrameReader,
     zstd_window::{ZstdReader, is_zstd},
 };
-use crate::{
-    store::{BlobWriter, storage_error},
-    unpack::LayerMemory,
-};
+use crate::unpack::LayerMemory;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const MAGIC_LENGTH: usize = 4;
@@ -28,22 +25,18 @@ pub(crate) struct Bounds {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark; returns the copy of the blob and the source. The first bytes decide the compression,
+/// Inflates until the end mark; returns the source. The first bytes decide the compression,
 /// as in every runtime.
 pub(crate) fn inflate(
     mut source: FrameReader,
     blocks: &mut BlockWriter,
     bounds: Bounds,
-) -> (FrameReader, Result<Option<BlobWriter>, Stopped>) {
+) -> (FrameReader, Result<(), Stopped>) {
     let inflated = inflate_from(&mut source, blocks, bounds);
     (source, inflated)
 }
 
-fn inflate_from(
-    source: &mut FrameReader,
-    blocks: &mut BlockWriter,
-    bounds: Bounds,
-) -> Result<Option<BlobWriter>, Stopped> {
+fn inflate_from(source: &mut FrameReader, blocks: &mut BlockWriter, bounds: Bounds) -> Result<(), Stopped> {
     let Bounds { expansion, memory, cancelled } = bounds;
     let moved = match source.peek(MAGIC_LENGTH) {
         Ok(head) if head.starts_with(&GZIP_MAGIC) => {
@@ -56,12 +49,8 @@ fn inflate_from(
         Err(error) => Err(error),
     };
     match moved {
-        Ok(true) => Ok(source.keep.take().filter(|_| source.ended)),
+        Ok(true) => Ok(()),
         Ok(false) => Err(Stopped::Downstream),
-        Err(_) if source.unwritten.is_some() => Err(Stopped::Failed(storage_error(
-            "could not keep the compressed blob",
-            source.unwritten.take().unwrap_or_else(|| io::ErrorKind::Other.into()),
-        ))),
         // The fetch stage knows the cause.
         Err(_) if source.cut => Err(Stopped::Downstream),
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(Stopped::Failed(
@@ -85,7 +74,7 @@ mod tests {
     use crate::{hash::Hash, pipeline::buffer_pool};
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
-    fn through(frames: Vec<Frame>, limit: u64) -> (Result<Option<BlobWriter>, Stopped>, io::Result<Digest>) {
+    fn through(frames: Vec<Frame>, limit: u64) -> (Result<(), Stopped>, io::Result<Digest>) {
         let (sender, receiver) = mpsc::channel(64);
         for frame in frames {
             sender.try_send(frame).expect("the queue is long enough");
@@ -98,11 +87,7 @@ mod tests {
             buffer_pool::BlockReader::new(out, hash, WrittenBytes::default()).drain()
         });
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
-        let (_, inflated) = inflate(
-            FrameReader::new(receiver, ReaderWait::default(), None, WrittenBytes::default()),
-            &mut writer,
-            bounds,
-        );
+        let (_, inflated) = inflate(FrameReader::new(receiver, ReaderWait::default()), &mut writer, bounds);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
     }

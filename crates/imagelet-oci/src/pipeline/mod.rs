@@ -5,6 +5,7 @@
 //! memory does not grow with the layer. Dropping the future closes the first queue without its end mark; the threads
 //! treat that as a failure, stop, and remove the staging folder.
 
+mod blob_copy;
 pub(crate) mod buffer_pool;
 mod fetch;
 pub(crate) mod frames;
@@ -27,25 +28,31 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-pub(crate) use self::{
-    buffer_pool::Allowance,
-    places::{Claim, Place, Places, Tenant},
-};
 use self::{
+    blob_copy::BlobCopy,
     buffer_pool::Expansion,
     fetch::{Inflater, Unread},
     frames::FrameReader,
     inflate::Bounds,
+};
+pub(crate) use self::{
+    buffer_pool::Allowance,
+    places::{Claim, Place, Places, Tenant},
 };
 use crate::{
     admission::WrittenBytes,
     confine::Confinement,
     manifest::Descriptor,
     registry::{BlobSource, PullSession, ReaderWait, about},
-    store::{BlobWriter, KeptBytes, LayerEnd, Resumption, StagedLayer, Store, SyncView, storage_error},
+    store::{
+        BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, Resumption, StagedBlob, StagedLayer, Store, SyncView,
+        storage_error,
+    },
     unpack::{LayerMemory, UnpackBudget},
 };
 
+/// The compressed bytes of a layer of this size or more are written to the disk for a resumption.
+const COPIED_MIN: u64 = 16 << 20;
 /// A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
 /// Interval and number of checks whether a cancelled pull has released its blob.
@@ -73,7 +80,7 @@ pub struct LayerLimits {
     pub free_inodes_floor: u64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
@@ -84,8 +91,11 @@ pub(crate) struct LayerJob {
     pub(crate) keep_blobs: bool,
     /// Whether the layer stays for the next pull where this one ends unfinished.
     pub(crate) resumption: Resumption,
-    /// Use the blob's bytes on disk; otherwise fetch all from the registry.
-    pub(crate) trusts_disk: bool,
+    /// The partial blob that it continues.
+    pub(crate) partial: PartialKey,
+    pub(crate) unreserved_space: Arc<dyn Fn(u64) -> bool + Send + Sync>,
+    /// Use a kept blob; otherwise fetch it from the registry.
+    pub(crate) trusts_kept: bool,
     pub(crate) limits: LayerLimits,
     pub(crate) allowance: Arc<Allowance>,
     pub(crate) budget: Arc<UnpackBudget>,
@@ -95,22 +105,31 @@ pub(crate) struct LayerJob {
     pub(crate) claim: Claim,
 }
 
+/// How an attempt uses the compressed bytes on the disk.
+#[derive(Clone, Copy)]
+struct DiskUse {
+    /// Reads those that are there.
+    reads: bool,
+    /// Writes the others for a resumption.
+    copies: bool,
+}
+
 impl LayerJob {
     /// Fetches, verifies and unpacks the layer; returns when it is complete, but not yet durable.
     ///
     /// If bytes from the disk or a mirror may be the cause of a failure, the layer is fetched again without them.
     pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.session.blob(&self.descriptor);
-        let mut trusts_disk = self.trusts_disk;
+        let mut disk = DiskUse { reads: true, copies: true };
         let mut memory = self.budget.layer();
         loop {
-            let (on_disk, keep) = self.on_disk(trusts_disk).await?;
+            let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
-            let error = match self.attempt(&source, on_disk, keep, &memory, place, progress).await {
+            let error = match self.attempt(&source, on_disk, copy, &memory, place, progress).await {
                 Err(error) => error,
                 Ok(layer) => {
                     if !self.keep_blobs {
-                        self.forget(Store::discard_partial).await?;
+                        self.forget(|job| job.store.discard_partial(&job.partial)).await?;
                     }
                     progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
                     return Ok(layer);
@@ -126,62 +145,86 @@ impl LayerJob {
             match error.kind() {
                 RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
                     if self.session.archive().is_some() {
-                        self.forget(Store::discard_partial).await?;
+                        self.forget(|job| job.store.discard_partial(&job.partial)).await?;
                         return Err(error);
                     }
-                    // An unread blob is not known to be wrong.
-                    self.forget(if self.trusts_disk { Store::discard_blob } else { Store::discard_partial }).await?;
+                    self.forget(LayerJob::forget_bytes).await?;
                     if !was_on_disk && !source.distrust_senders(&error) {
                         return Err(error);
                     }
-                    trusts_disk = false;
+                    disk.reads = false;
                 }
+                // What is there for a resumption alone must not fail a pull.
                 RuntimeErrorKind::DiskFull => {
-                    self.forget(Store::discard_partial).await?;
-                    return Err(error);
+                    let freed = self.forget(LayerJob::free_unfinished).await??;
+                    if freed == 0 || self.keep_blobs || !std::mem::replace(&mut disk.copies, false) {
+                        return Err(error);
+                    }
+                    tracing::info!(layer = %self.descriptor.digest, freed, "the disk was full of unfinished pulls; fetching it again");
                 }
                 _ => return Err(error),
             }
         }
     }
 
-    async fn on_disk(&self, trusted: bool) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
-        let digest = &self.descriptor.digest;
+    async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         // A cancelled pull may still be writing its last bytes.
         let mut patience = WRITER_LOOKS_MAX;
-        while self.keep_blobs && patience > 0 && self.store.is_written(digest) {
+        while self.copies() && patience > 0 && self.store.is_written(&self.descriptor.digest) {
             tokio::time::sleep(WRITER_LOOK).await;
             patience -= 1;
         }
-        let (store, descriptor, keep_blobs) = (Arc::clone(&self.store), self.descriptor.clone(), self.keep_blobs);
-        let archive = self.session.archive().cloned();
+        let job = self.clone();
         tokio::task::spawn_blocking(move || {
-            let found = store.open_blob(&descriptor.digest, descriptor.size);
-            let is_kept = found.as_ref().is_some_and(|kept| kept.is_kept);
-            if let Some(archive) = archive {
-                let kept = KeptBytes { file: archive.open(&descriptor)?, length: descriptor.size, is_kept };
-                let writer = if keep_blobs && !is_kept { store.write_blob(&descriptor.digest, 0)? } else { None };
-                return Ok((Some(kept), writer));
+            let Descriptor { digest, size, .. } = &job.descriptor;
+            // A whole one that this pull must not read stays as it is.
+            let copies = job.copies() && (disk.copies || job.keep_blobs) && !job.store.has_blob(digest);
+            if let Some(archive) = job.session.archive() {
+                let kept = KeptBytes { file: archive.open(&job.descriptor)?, length: *size, is_in_copy: false };
+                let purpose = (BlobPurpose::Keep, &job.resumption);
+                return Ok((Some(kept), if copies { job.store.write_blob(&job.partial, 0, purpose)? } else { None }));
             }
-            let kept = found.filter(|_| trusted);
+            let kept = if disk.reads && job.trusts_kept { job.store.open_blob(digest, *size) } else { None };
+            let kept = kept.or_else(|| job.store.open_partial(&job.partial, *size).filter(|_| disk.reads));
             let known = kept.as_ref().map_or(0, |kept| kept.length);
-            let writer = if keep_blobs && !is_kept { store.write_blob(&descriptor.digest, known)? } else { None };
-            Ok((kept, writer))
+            let purpose =
+                if job.keep_blobs { BlobPurpose::Keep } else { BlobPurpose::Resume(Arc::clone(&job.unreserved_space)) };
+            let purpose = (purpose, &job.resumption);
+            let copy = if copies { job.store.write_blob(&job.partial, known, purpose)? } else { None };
+            Ok((kept, copy))
         })
         .await
         .map_err(panicked)?
     }
 
-    async fn forget(&self, discard: fn(&Store, &Digest)) -> Result<(), RuntimeError> {
-        let (store, digest) = (Arc::clone(&self.store), self.descriptor.digest.clone());
-        tokio::task::spawn_blocking(move || discard(&store, &digest)).await.map_err(panicked)
+    /// Whether the compressed bytes are written to the disk: a small layer is fetched again as quickly.
+    fn copies(&self) -> bool {
+        let resumes = self.resumption.is_allowed() && self.session.archive().is_none();
+        self.keep_blobs || (resumes && self.descriptor.size >= COPIED_MIN)
+    }
+
+    fn forget_bytes(&self) {
+        // An unread blob is not known to be wrong.
+        if self.trusts_kept {
+            self.store.discard_blob(&self.descriptor.digest);
+        }
+        self.store.discard_partial(&self.partial);
+    }
+
+    fn free_unfinished(&self) -> Result<u64, RuntimeError> {
+        Ok(self.store.free_unfinished(u64::MAX)? + self.store.revoke_partials()?)
+    }
+
+    async fn forget<T: Send + 'static>(&self, forget: fn(&Self) -> T) -> Result<T, RuntimeError> {
+        let job = self.clone();
+        tokio::task::spawn_blocking(move || forget(&job)).await.map_err(panicked)
     }
 
     async fn attempt(
         &self,
         source: &BlobSource,
         on_disk: Option<KeptBytes>,
-        keep: Option<BlobWriter>,
+        copy: Option<BlobWriter>,
         memory: &Arc<LayerMemory>,
         place: &Place,
         progress: &Progress,
@@ -203,7 +246,8 @@ impl LayerJob {
             cancelled: Arc::clone(&cancelled),
         };
         let reader_wait = ReaderWait::default();
-        let compressed = FrameReader::new(frames_out, reader_wait.clone(), keep, self.written_bytes.clone());
+        let compressed = FrameReader::new(frames_out, reader_wait.clone());
+        let (copy, copying) = copy.map(|writer| BlobCopy::start(writer, self.written_bytes.clone())).unzip();
         let confinement = self.confinement.clone();
         let inflater = tokio::task::spawn_blocking(move || {
             let inflated = confinement.run(None, move || inflate::inflate(compressed, &mut blocks, bounds));
@@ -215,18 +259,23 @@ impl LayerJob {
             tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
         };
 
-        let fetched = self.fetch(source, on_disk, Inflater { frames, reader_wait }, memory, place, progress).await;
+        let fetched =
+            self.fetch(source, on_disk, Inflater { frames, reader_wait, copy }, memory, place, progress).await;
         let inflated = inflater.await.map_err(panicked)?;
         let unpacked = unpacker.await.map_err(panicked)?;
+        let copied = match copying {
+            Some(copying) => Some(copying.end().await?),
+            None => None,
+        };
         // The stage nearest the source knows the cause; later stages only see a closed queue.
         let unread = fetched?;
         let error = match (inflated, unpacked) {
             (Err(Stopped::Failed(error)), _) => self.in_layer(error),
             (_, Err(error)) => error,
-            (Ok(written), Ok(layer)) if unread.is_none() => {
-                return Ok(layer.with_blob(written.map(BlobWriter::finish)));
+            (Ok(()), Ok(layer)) if unread.is_none() => {
+                return Ok(layer.with_blob(copied.and_then(StagedBlob::of)));
             }
-            (Err(Stopped::Downstream) | Ok(_), Ok(_)) => {
+            (Err(Stopped::Downstream) | Ok(()), Ok(_)) => {
                 self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))
             }
         };

@@ -13,8 +13,8 @@ use imagelet_core::runtime::Findings;
 use tempfile::TempDir;
 
 use super::{
-    Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, StagedBlob, StagedLayer, Store, StoreOptions,
-    SyncView, files::sync_observer, record::disk_usage::DiskUsage,
+    BlobPurpose, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, PartialKey, Resumption,
+    StagedBlob, StagedLayer, Store, StoreOptions, SyncView, files::sync_observer, record::disk_usage::DiskUsage,
 };
 use crate::manifest::Descriptor;
 
@@ -183,9 +183,12 @@ fn kept_blobs_are_durable_before_the_image_is_named() {
     let store = bed.open(Durability::Commit);
     let view = store.sync_view().unwrap();
     let blob = Digest::of(BLOB);
-    let mut writer = store.write_blob(&blob, 0).unwrap().unwrap();
+    let mut writer = store
+        .write_blob(&PartialKey::new(&blob, None), 0, (BlobPurpose::Keep, &Resumption::new(true)))
+        .unwrap()
+        .unwrap();
     writer.write(BLOB).unwrap();
-    let layer = staged(&store, &view, "base", Some(writer.finish()));
+    let layer = staged(&store, &view, "base", StagedBlob::of(writer));
     let (synced, root) = (Rc::new(RefCell::new(Vec::new())), bed.root.clone());
     let (seen, home) = (Rc::clone(&synced), store.blob_path(&blob));
     sync_observer::observe(move |folder| {

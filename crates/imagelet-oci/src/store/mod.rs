@@ -27,6 +27,7 @@ mod durable_tests;
 mod file_manifest;
 mod files;
 mod index;
+mod partial_blobs;
 mod record;
 mod resumption;
 mod sink_layer;
@@ -36,12 +37,13 @@ mod sweep;
 mod verify;
 
 pub(crate) use self::{
+    partial_blobs::{BlobPurpose, BlobWriter, PartialKey},
     resumption::Resumption,
     sink_layer::SinkLayer,
     spare_layers::{LayerEnd, SpareWanted},
     staging::Staging,
 };
-pub(crate) use blobs::{BlobWriter, KeptBytes, StagedBlob};
+pub(crate) use blobs::{KeptBytes, StagedBlob};
 pub(crate) use commit::{NewImage, StagedLayer};
 pub(crate) use record::LayerEntry;
 pub(crate) use record::{ImageRecord, LayerRecord};

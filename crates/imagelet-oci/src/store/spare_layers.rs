@@ -102,9 +102,16 @@ impl Store {
         Ok(freed + self.discard_spares(true, age_max.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
     }
 
-    /// Moves all spares that no running pull wants to the trash. Returns their bytes.
-    pub(crate) fn remove_spares(&self) -> Result<u64, RuntimeError> {
-        Ok(self.discard_spares(false, Duration::MAX, 0)? + self.discard_spares(true, Duration::MAX, 0)?)
+    /// The spares that no running pull wants, with size and time.
+    pub(super) fn unused_spares(&self) -> Vec<(Digest, u64, SystemTime)> {
+        let index = self.index();
+        let spares = index.spares.iter().filter(|(diff_id, _)| !index.leases.contains_key(*diff_id));
+        spares.map(|(diff_id, spare)| (diff_id.clone(), spare.record.disk_bytes, spare.since)).collect()
+    }
+
+    pub(super) fn remove_spare(&self, diff_id: &Digest) -> Result<(), RuntimeError> {
+        let spare = self.index().spares.remove(diff_id);
+        spare.map_or(Ok(()), |spare| self.move_to_trash(&spare.folder))
     }
 
     fn discard_spares(&self, for_sink: bool, age_max: Duration, bytes_max: u64) -> Result<u64, RuntimeError> {

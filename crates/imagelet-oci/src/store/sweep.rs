@@ -4,11 +4,12 @@ use std::{
     collections::HashSet,
     fs, io,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
-use super::{Store, blobs::Partial, files::durable::remove_tree, index::load::digest_named, storage_error};
+use super::{Store, files::durable::remove_tree, index::load::digest_named, partial_blobs::PartialKey, storage_error};
 use crate::{failpoint::Step, overlay::OverlayFolder};
 
 /// The result of a sweep.
@@ -18,6 +19,18 @@ pub(crate) struct SweepReport {
     pub layers: u64,
     /// Bytes of those layers, by their records.
     pub bytes: u64,
+}
+
+/// What unfinished pulls left.
+enum Unfinished {
+    Layer(Digest),
+    Blob(PartialKey),
+}
+
+struct Removable {
+    what: Unfinished,
+    bytes: u64,
+    since: SystemTime,
 }
 
 impl Store {
@@ -56,7 +69,7 @@ impl Store {
             }
             Step::SweepImages.reach();
         }
-        report.bytes += self.remove_partials(Partial::is_expired)? + self.trim_spares()?;
+        report.bytes += self.remove_partials(|partial| partial.is_expired(self.resume_for))? + self.trim_spares()?;
         errors.extend(self.empty_trash().err());
         errors.into_iter().next().map_or(Ok(report), Err)
     }
@@ -69,7 +82,7 @@ impl Store {
             }
         }
         self.trim_spares()?;
-        self.remove_partials(Partial::is_leftover)?;
+        self.remove_partials(|partial| partial.is_leftover(self.resume_for))?;
         Step::OpenTmp.reach();
         let mut index = self.index();
         for layer in index.unneeded_layers() {
@@ -126,6 +139,31 @@ impl Store {
         errors.into_iter().next().map_or(Ok(()), Err)
     }
 
+    pub(crate) fn unfinished_bytes(&self) -> u64 {
+        self.partial_bytes() + self.staged_bytes()
+    }
+
+    /// Removes what no running pull uses, the oldest first, until `wanted` bytes are free. Returns the bytes freed.
+    pub(crate) fn free_unfinished(&self, wanted: u64) -> Result<u64, RuntimeError> {
+        self.check_writable()?;
+        let layers = self.unused_spares().into_iter();
+        let layers = layers.map(|(layer, bytes, since)| Removable { what: Unfinished::Layer(layer), bytes, since });
+        let blobs = self.unused_partials().into_iter();
+        let blobs = blobs.map(|(blob, bytes, since)| Removable { what: Unfinished::Blob(blob), bytes, since });
+        let mut freed = 0;
+        for Removable { what, bytes, .. } in oldest(layers.chain(blobs).collect(), wanted) {
+            match what {
+                Unfinished::Layer(layer) => self.remove_spare(&layer)?,
+                Unfinished::Blob(blob) => self.discard_partial(&blob),
+            }
+            freed += bytes;
+        }
+        if freed > 0 {
+            self.empty_trash()?;
+        }
+        Ok(freed)
+    }
+
     fn unknown_folders(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, RuntimeError> {
         let path = self.root.join(folder);
         let entries = fs::read_dir(&path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -173,5 +211,40 @@ fn is_ours(folder: &str, name: &str) -> bool {
         }
         "layers" | "images" => digest_named(name).is_some(),
         _ => true,
+    }
+}
+
+/// The oldest whose sizes add up to `wanted`, or all.
+fn oldest(mut removable: Vec<Removable>, wanted: u64) -> Vec<Removable> {
+    removable.sort_by_key(|it| it.since);
+    let mut freed = 0_u64;
+    let is_needed = |it: &Removable| {
+        let is_needed = freed < wanted;
+        freed = freed.saturating_add(it.bytes);
+        is_needed
+    };
+    removable.into_iter().take_while(is_needed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_go_first_and_no_more_than_is_wanted() {
+        let ago = |minutes| SystemTime::UNIX_EPOCH + Duration::from_hours(10) - Duration::from_mins(minutes);
+        let layer = |name: &str, bytes, minutes| Removable {
+            what: Unfinished::Layer(Digest::of(name.as_bytes())),
+            bytes,
+            since: ago(minutes),
+        };
+        for (wanted, removed) in [(0, 0), (1, 1), (5, 1), (6, 2), (9, 3), (u64::MAX, 3)] {
+            let all = vec![layer("young", 7, 1), layer("old", 5, 9), layer("middle", 3, 5)];
+            let gone = oldest(all, wanted);
+            assert_eq!(gone.len(), removed, "{wanted}");
+            assert!(gone.iter().map(|it| it.since).eq([ago(9), ago(5), ago(1)].into_iter().take(removed)));
+        }
     }
 }

@@ -268,7 +268,7 @@ documents! {
     PullsKeys {
         /// How long the daemon continues a pull after its last request was cancelled, so that a retry finds it further. 0 ends it at once.
         grace: GoDuration,
-        /// How long what an unfinished pull has received stays for the next one, at least 1s: layers that are unpacked, and the first bytes of others. A shortage of space, a collection and `gc --all-unused` remove it earlier. 0: it is removed at once.
+        /// How long what an unfinished pull has received stays for the next one, at least 1s: layers that are unpacked, and the first bytes of others. A pull without space, a collection that frees too little and `gc --all-unused` remove it earlier. 0: it is removed at once.
         resume_for: GoDuration,
         /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when `pulls.retryBudget` is spent; a connection that is silent for 20s is closed either way.
         progress_deadline: GoDuration,
@@ -286,7 +286,7 @@ documents! {
         layers_in_flight: i32,
         /// `commit`: a pull returns when every file of the image is on the disk. `background`: it returns earlier and syncs afterwards; the image survives the end of the process at any moment, but a power cut may lose the whole pull, never part of it.
         durability: String,
-        /// Keep the compressed blobs as well, so that a broken pull resumes and a layer can be unpacked again without the registry. Beside a runtime: imports put them into its content store, as its own pulls do.
+        /// Keep the compressed blobs as well, so that a layer can be unpacked again without the registry. Beside a runtime: imports put them into its content store, as its own pulls do.
         keep_blobs: bool,
         /// Which present layers a pull need not fetch: `node`, all; `repository`, those of images with a name in the same repository, so that each repository has to send its layers once. See [the store](store.md#what-pulls-share).
         share_layers: String,

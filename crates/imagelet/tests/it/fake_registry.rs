@@ -5,6 +5,7 @@ use std::{
     fmt::Write as _,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
+    ops::Range,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -28,6 +29,8 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
     /// Send only this many bytes of the body, then close.
     pub(crate) cut_at: Option<usize>,
+    /// Send the body up to this byte, and then nothing while this answer is served.
+    pub(crate) stall_at: Option<usize>,
     /// Wait this long between slices of the body.
     pub(crate) pause: Duration,
     /// The value of `Retry-After`.
@@ -41,6 +44,7 @@ impl Answer {
             media_type: media_type.to_owned(),
             body: body.to_vec(),
             cut_at: None,
+            stall_at: None,
             pause: Duration::ZERO,
             retry_after: None,
         }
@@ -55,6 +59,8 @@ impl Answer {
 struct State {
     answers: BTreeMap<String, Answer>,
     requests: Vec<String>,
+    /// Bytes of bodies by path.
+    sent: BTreeMap<String, u64>,
     held: BTreeSet<String>,
 }
 
@@ -154,6 +160,11 @@ impl FakeRegistry {
         Held { registry: self, path, asked_before }
     }
 
+    /// Bytes of a blob sent so far, in all answers together.
+    pub(crate) fn sent(&self, repository: &str, digest: &str) -> u64 {
+        self.state.lock().unwrap().sent.get(&format!("/v2/{repository}/blobs/{digest}")).copied().unwrap_or_default()
+    }
+
     /// `METHOD path` of every request so far.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.state.lock().unwrap().requests.clone()
@@ -228,8 +239,25 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         while state.lock().expect("no request panics under the lock").held.contains(&path) {
             thread::sleep(Duration::from_millis(2));
         }
-        if !write_answer(stream, &method, &answer, range)? {
-            return Ok(());
+        let end = write_answer(stream, &method, &answer, &range, |bytes| {
+            *state.lock().expect("no request panics under the lock").sent.entry(path.clone()).or_default() += bytes;
+        })?;
+        match end {
+            AnswerEnd::Whole => {}
+            AnswerEnd::Cut => return Ok(()),
+            AnswerEnd::Stalled => {
+                while state
+                    .lock()
+                    .expect("no request panics under the lock")
+                    .answers
+                    .get(&path)
+                    .and_then(|now| now.stall_at)
+                    == answer.stall_at
+                {
+                    thread::sleep(Duration::from_millis(2));
+                }
+                return Ok(());
+            }
         }
     }
 }
@@ -244,38 +272,53 @@ fn absent(path: &str) -> Answer {
     }
 }
 
-/// Method, path and first byte asked for; `None` at the end of the connection.
-fn read_request(reader: &mut BufReader<&TcpStream>) -> std::io::Result<Option<(String, String, usize)>> {
+/// Method, path and the bytes asked for; `None` at the end of the connection.
+fn read_request(reader: &mut BufReader<&TcpStream>) -> std::io::Result<Option<(String, String, Range<usize>)>> {
     let mut line = String::new();
     if reader.by_ref().take(8192).read_line(&mut line)? == 0 {
         return Ok(None);
     }
     let mut words = line.split(' ').map(str::to_owned);
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let mut range = 0;
+    let mut range = 0..usize::MAX;
     loop {
         let mut header = String::new();
         if reader.by_ref().take(8192).read_line(&mut header)? == 0 || header.trim().is_empty() {
             return Ok(Some((method, path, range)));
         }
         if let Some(asked) = header.to_ascii_lowercase().strip_prefix("range: bytes=") {
-            range = asked.split('-').next().and_then(|first| first.parse().ok()).unwrap_or(0);
+            let mut bounds = asked.trim().split('-').map(|bound| bound.parse::<usize>().ok());
+            let (first, last) = (bounds.next().flatten(), bounds.next().flatten());
+            range = first.unwrap_or(0)..last.map_or(usize::MAX, |last| last + 1);
         }
     }
 }
 
-/// Whether the connection can be used again.
-fn write_answer(mut stream: &TcpStream, method: &str, answer: &Answer, first: usize) -> std::io::Result<bool> {
+/// How the body ended; a connection can be used again after a whole one.
+enum AnswerEnd {
+    Whole,
+    Cut,
+    Stalled,
+}
+
+fn write_answer(
+    mut stream: &TcpStream,
+    method: &str,
+    answer: &Answer,
+    range: &Range<usize>,
+    mut sent: impl FnMut(u64),
+) -> std::io::Result<AnswerEnd> {
     let total = answer.body.len();
-    let partial = first > 0 && first < total && answer.status == 200;
-    let (status, body) = if partial { (206, &answer.body[first..]) } else { (answer.status, &answer.body[..]) };
+    let partial = *range != (0..usize::MAX) && range.start < total && answer.status == 200;
+    let (first, last) = if partial { (range.start, range.end.min(total)) } else { (0, total) };
+    let (status, body) = if partial { (206, &answer.body[first..last]) } else { (answer.status, &answer.body[..]) };
     let mut head = format!(
         "HTTP/1.1 {status} Answer\r\nContent-Type: {}\r\nContent-Length: {}\r\nAccept-Ranges: bytes\r\n",
         answer.media_type,
         body.len()
     );
     if partial {
-        write!(head, "Content-Range: bytes {first}-{}/{total}\r\n", total - 1).expect("a string takes all");
+        write!(head, "Content-Range: bytes {first}-{}/{total}\r\n", last - 1).expect("a string takes all");
     }
     if let Some(value) = answer.retry_after {
         write!(head, "Retry-After: {value}\r\n").expect("a string takes all");
@@ -283,12 +326,18 @@ fn write_answer(mut stream: &TcpStream, method: &str, answer: &Answer, first: us
     head += "\r\n";
     stream.write_all(head.as_bytes())?;
     if method == "HEAD" {
-        return Ok(true);
+        return Ok(AnswerEnd::Whole);
     }
-    let end = answer.cut_at.map_or(body.len(), |cut| cut.saturating_sub(first).min(body.len()));
+    let bound = |at: Option<usize>| at.map_or(body.len(), |at| at.saturating_sub(first).min(body.len()));
+    let end = bound(answer.cut_at).min(bound(answer.stall_at));
     for slice in body[..end].chunks(SLICE) {
         stream.write_all(slice)?;
+        sent(slice.len() as u64);
         thread::sleep(answer.pause);
     }
-    Ok(end == body.len())
+    Ok(match end {
+        end if end == body.len() => AnswerEnd::Whole,
+        end if end == bound(answer.stall_at) => AnswerEnd::Stalled,
+        _ => AnswerEnd::Cut,
+    })
 }

@@ -49,6 +49,7 @@ mod refusals;
 mod registry_access;
 mod relay;
 mod removal;
+mod resume;
 mod rights;
 mod runtime_class;
 mod runtime_import;

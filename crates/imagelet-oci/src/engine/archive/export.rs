@@ -129,7 +129,7 @@ impl Engine {
             .on_disk(move |store| {
                 let mut writer = writer;
                 writer.begin(&blob_name(&wanted.digest), wanted.size)?;
-                let Some(kept) = store.open_blob(&wanted.digest, wanted.size).filter(|kept| kept.is_kept) else {
+                let Some(kept) = store.open_blob(&wanted.digest, wanted.size) else {
                     return Ok((writer, false));
                 };
                 let is_whole = copy_kept(kept, &wanted.digest, &mut writer)?;

@@ -11,7 +11,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -40,7 +40,8 @@ pub(crate) struct Index {
     /// The names on disk are valid for this boot only.
     pub(crate) names_unsettled: bool,
     pub(crate) blobs: BTreeMap<Digest, u64>,
-    pub(crate) written: HashSet<Digest>,
+    /// Blobs that have a writer; `Some`: one that ends when its flag is set.
+    pub(crate) written: HashMap<Digest, Option<Arc<AtomicBool>>>,
     /// Damaged images that have a name; their names are in `names` too.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     pub(crate) marked: HashMap<Digest, Findings>,

@@ -60,7 +60,7 @@ impl Index {
             parts.extend(blob.map(|(blob, size)| ImagePart {
                 key: PartKey::Blob(blob),
                 usage: DiskUsage { bytes: in_blocks(size, self.block), inodes: 1 },
-                is_leased: self.written.contains(blob),
+                is_leased: self.written.contains_key(blob),
             }));
         }
         parts.sort_unstable_by_key(|part| part.key);

@@ -101,7 +101,8 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     if !request.dry_run
         && let Some(store) = node.local()
     {
-        store.sweep(request.goal == GcGoal::AllUnused).await?;
+        let is_short = report.failures.iter().any(GcError::is_shortfall);
+        store.sweep(is_short || request.goal == GcGoal::AllUnused).await?;
     }
     Ok(report)
 }
