@@ -154,6 +154,9 @@ pub(crate) enum Command {
         #[arg(value_name = "REF")]
         image: String,
     },
+    /// Walk the path of a pull at each host of an image, and name the first step that fails and how to correct it. It
+    /// writes nothing and needs no daemon; exit 1 where a step fails.
+    Doctor(DoctorArgs),
     /// Show the daemon or store at a glance.
     Status {
         /// Show how pulls come into the runtime, too: what it is, where layers are staged, and the way of the last pulls.
@@ -185,6 +188,15 @@ pub(crate) enum Intent {
 }
 
 impl Command {
+    /// The login of a command that takes one, and the command's name.
+    pub(crate) fn login(&self) -> Option<(&'static str, &LoginArgs)> {
+        match self {
+            Self::Pull(arguments) => Some(("pull", &arguments.login)),
+            Self::Doctor(arguments) => Some(("doctor", &arguments.login)),
+            _ => None,
+        }
+    }
+
     /// What this command does to a store.
     pub(crate) fn intent(&self) -> Intent {
         match self {
@@ -235,13 +247,8 @@ pub(crate) struct PullArgs {
     /// What to pull.
     #[arg(required = true, value_name = "REF")]
     pub(crate) images: Vec<String>,
-    /// User and password for the registry; `-` reads them from stdin. Other users can see a command line before the
-    /// program can hide it, and a shell keeps it: prefer `-`, `--creds-file`, or the variable `IMAGELET_CREDS`.
-    #[arg(long, value_name = "USER:PASS", hide_default_value = true)]
-    pub(crate) creds: Option<String>,
-    /// Read user and password from the first line of this file.
-    #[arg(long, value_name = "FILE", conflicts_with = "creds")]
-    pub(crate) creds_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) login: LoginArgs,
     /// When to ask the registry.
     #[arg(long, default_value = "IfNotPresent", value_parser = ["Always", "IfNotPresent", "Never"])]
     pub(crate) policy: String,
@@ -251,6 +258,30 @@ pub(crate) struct PullArgs {
     /// Print nothing but image ids.
     #[arg(short, long)]
     pub(crate) quiet: bool,
+}
+
+/// The credential of a command, in place of the node's.
+#[derive(Debug, Args)]
+pub(crate) struct LoginArgs {
+    /// User and password for the registry; `-` reads them from stdin. Other users can see a command line before the
+    /// program can hide it, and a shell keeps it: prefer `-`, `--creds-file`, or the variable `IMAGELET_CREDS`.
+    #[arg(long, value_name = "USER:PASS", hide_default_value = true)]
+    pub(crate) creds: Option<String>,
+    /// Read user and password from the first line of this file.
+    #[arg(long, value_name = "FILE", conflicts_with = "creds")]
+    pub(crate) creds_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// The image to look for.
+    #[arg(value_name = "REF")]
+    pub(crate) image: String,
+    #[command(flatten)]
+    pub(crate) login: LoginArgs,
+    /// Look for another kind of machine, such as `linux/arm64`.
+    #[arg(long, value_name = "OS/ARCH")]
+    pub(crate) platform: Option<Platform>,
 }
 
 #[derive(Debug, Args)]

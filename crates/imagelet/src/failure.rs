@@ -4,7 +4,7 @@ use std::{error::Error, fmt, io::Write};
 
 use imagelet_core::{
     manager::EnsureError,
-    runtime::{ErrorClass, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage},
 };
 use serde::{Deserialize, Serialize};
 
@@ -78,12 +78,19 @@ impl Failure {
     pub(crate) fn of_ensure(error: &EnsureError) -> Self {
         let mut failure = Self::of(error);
         let fault = error.fault();
-        failure.fault = Some(Box::new(FaultWords { class: fault.class.word().into(), hop: fault.hop.word().into() }));
+        failure = failure.at(fault.class, fault.hop);
         failure.reason = error.reason().into();
         if fault.class == ErrorClass::NotPresent {
             failure = failure.or_hint("pull it with another policy, such as `--policy IfNotPresent`");
         }
         failure
+    }
+
+    /// Adds class and stage.
+    #[must_use]
+    pub(crate) fn at(mut self, class: ErrorClass, hop: Stage) -> Self {
+        self.fault = Some(Box::new(FaultWords { class: class.word().into(), hop: hop.word().into() }));
+        self
     }
 
     #[must_use]

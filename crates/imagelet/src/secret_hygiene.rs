@@ -17,7 +17,7 @@ use rustix::{
 };
 
 use crate::{
-    cli::{Cli, Command, PullArgs},
+    cli::{Cli, LoginArgs},
     config::Environment,
 };
 
@@ -46,11 +46,11 @@ pub(crate) fn raise_file_limit() {
     }
 }
 
-/// Removes the login of `pull` from the command line and environment, which other users can read: the program executes
+/// Removes the login of a command from the command line and environment, which other users can read: the program executes
 /// itself again with the login in a pipe. On failure it continues unchanged.
 pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Environment) {
-    let Command::Pull(pull) = &cli.command else { return };
-    let Some(login) = visible(pull, environment) else { return };
+    let Some((_, given)) = cli.command.login() else { return };
+    let Some(login) = visible(given, environment) else { return };
     let Some(pipe) = in_pipe(&login) else { return };
     let file = format!("--creds-file=/dev/fd/{}", pipe.as_raw_fd());
     let Some(arguments) = without_login(arguments, &file) else { return };
@@ -63,8 +63,8 @@ pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Enviro
 }
 
 /// The login that others can read, if it fits on a line.
-fn visible(pull: &PullArgs, environment: &Environment) -> Option<Secret> {
-    let login = match (&pull.creds_file, pull.creds.as_deref()) {
+fn visible(given: &LoginArgs, environment: &Environment) -> Option<Secret> {
+    let login = match (&given.creds_file, given.creds.as_deref()) {
         (Some(_), _) | (None, Some("-")) => return None,
         (None, Some(text)) => Secret::new(text),
         (None, None) => environment.creds.clone()?,
@@ -92,13 +92,16 @@ fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
             drop(kept.splice(at..at + 2, [file.into()]));
         }
         None => {
-            let command = arguments.iter().position(|argument| argument == OsStr::new("pull"))?;
+            let parsed = Cli::read(arguments.iter().cloned()).ok()?;
+            let (name, _) = parsed.command.login()?;
+            let command = arguments.iter().position(|argument| argument == OsStr::new(name))?;
             kept.insert(command + 1, file.into());
         }
     }
     // A rewritten line that parses differently is not run.
-    let Ok(Cli { command: Command::Pull(pull), .. }) = Cli::read(kept.iter().cloned()) else { return None };
-    (pull.creds.is_none() && pull.creds_file.is_some()).then_some(kept)
+    let parsed = Cli::read(kept.iter().cloned()).ok()?;
+    let (_, given) = parsed.command.login()?;
+    (given.creds.is_none() && given.creds_file.is_some()).then_some(kept)
 }
 
 #[cfg(test)]
@@ -118,6 +121,8 @@ mod tests {
             ("i --store /s pull --creds=u:p -q a", "i --store /s pull --creds-file=F -q a"),
             ("i pull a", "i pull --creds-file=F a"),
             ("i -o json pull --creds u:p -- a", "i -o json pull --creds-file=F -- a"),
+            ("i doctor a --creds u:p", "i doctor a --creds-file=F"),
+            ("i doctor a", "i doctor --creds-file=F a"),
         ] {
             assert_eq!(rewritten(line).as_deref(), Some(expected), "{line}");
         }
@@ -129,8 +134,9 @@ mod tests {
     fn only_what_others_can_see_is_hidden() {
         let environment = Environment { creds: Some(Secret::new("env:pw")), ..Environment::default() };
         let seen = |line: &str, environment: &Environment| {
-            let Ok(Cli { command: Command::Pull(pull), .. }) = Cli::read(line.split(' ')) else { panic!("no pull") };
-            visible(&pull, environment).map(|login| login.expose().to_owned())
+            let cli = Cli::read(line.split(' ')).expect("a command line");
+            let (_, given) = cli.command.login().expect("a command with a login");
+            visible(given, environment).map(|login| login.expose().to_owned())
         };
         assert_eq!(seen("i pull a --creds u:p", &environment).as_deref(), Some("u:p"));
         assert_eq!(seen("i pull a", &environment).as_deref(), Some("env:pw"));

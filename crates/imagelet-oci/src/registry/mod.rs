@@ -9,6 +9,7 @@
 //! transport, origin  one request and its redirects; credentials stay with their origin
 //! reception        time without a byte, and the rate of a pull
 //! connector, dial, tls    connections: addresses, deadlines, trust;  proxies, tunnel: by a proxy;  failure: why none
+//! path_check         each step of a pull at each host, for diagnosis
 //! hosts: the hosts to try;  pull_session: the credential;  error: messages
 //! ```
 //!
@@ -21,6 +22,7 @@ mod connection;
 mod error;
 mod health;
 mod hosts;
+mod path_check;
 mod pull_session;
 mod rate_limit;
 mod request;
@@ -47,6 +49,7 @@ use self::{
 pub(crate) use self::auth::challenge::challenges;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::{proxies::ProxyConfig, reception::Trickle};
+pub use self::path_check::{PathReport, PathStep, check_path};
 pub(crate) use self::pull_session::PullSession;
 pub(crate) use blob::BlobSource;
 pub(crate) use error::about;

@@ -51,22 +51,7 @@ impl Registry {
         credential: Option<&Credential>,
         platform: &Platform,
     ) -> Result<Resolved, RuntimeError> {
-        let session = self.session(reference, credential).await?;
-        let (root, mut read) = session.fetch_manifest(&Wanted { reference: reference.clone(), entry: None }).await?;
-        let mut chosen = root.clone();
-        for depth in 0..=INDEX_DEPTH_MAX {
-            match read {
-                ManifestDocument::Image(manifest) => return Ok(Resolved { session, root, chosen, manifest }),
-                ManifestDocument::Index(_) if depth == INDEX_DEPTH_MAX => break,
-                ManifestDocument::Index(index) => {
-                    let entry = index.choose(platform).map_err(|error| about(error, &format!("`{reference}`")))?;
-                    let reference = session.reference().with_digest(entry.digest.clone());
-                    let wanted = Wanted { reference, entry: Some(entry) };
-                    (chosen, read) = session.fetch_manifest(&wanted).await?;
-                }
-            }
-        }
-        Err(unacceptable(format!("`{reference}` is an index of more than {INDEX_DEPTH_MAX} levels")))
+        self.session(reference, credential).await?.resolve(reference, platform).await
     }
 
     /// A session for content that is known by digest.
@@ -84,7 +69,7 @@ impl Registry {
         PullSession::of_archive(Arc::clone(&self.shared), reference.canonical(), archive)
     }
 
-    async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
+    pub(super) async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
         let domain = reference.domain().to_owned();
         if domain.is_empty() {
             let message = format!("`{reference}` names no registry");
@@ -98,6 +83,25 @@ impl Registry {
 }
 
 impl PullSession {
+    /// The manifest of a platform, from the session's hosts.
+    pub(super) async fn resolve(self, reference: &Reference, platform: &Platform) -> Result<Resolved, RuntimeError> {
+        let (root, mut read) = self.fetch_manifest(&Wanted { reference: reference.clone(), entry: None }).await?;
+        let mut chosen = root.clone();
+        for depth in 0..=INDEX_DEPTH_MAX {
+            match read {
+                ManifestDocument::Image(manifest) => return Ok(Resolved { session: self, root, chosen, manifest }),
+                ManifestDocument::Index(_) if depth == INDEX_DEPTH_MAX => break,
+                ManifestDocument::Index(index) => {
+                    let entry = index.choose(platform).map_err(|error| about(error, &format!("`{reference}`")))?;
+                    let reference = self.reference().with_digest(entry.digest.clone());
+                    let wanted = Wanted { reference, entry: Some(entry) };
+                    (chosen, read) = self.fetch_manifest(&wanted).await?;
+                }
+            }
+        }
+        Err(unacceptable(format!("`{reference}` is an index of more than {INDEX_DEPTH_MAX} levels")))
+    }
+
     pub(crate) async fn fetch_document(&self, digest: &Digest) -> Result<(Document, ManifestDocument), RuntimeError> {
         let reference = self.reference().with_digest(digest.clone());
         self.fetch_manifest(&Wanted { reference, entry: None }).await
@@ -145,7 +149,8 @@ impl PullSession {
         let place = answer.target.origin.authority();
         let subject = &query.subject;
         if answer.status != StatusCode::OK {
-            return Err(corrupt(format!("registry `{place}` answered {} for {subject}", answer.status)).into());
+            let error = corrupt(format!("registry `{place}` answered {} for {subject}", answer.status));
+            return Err(error.with_fault(Fault::new(ErrorClass::AnswerInvalid, Stage::Manifest)).into());
         }
         let content_type = answer.content_type().to_owned();
         let claimed = answer.header("docker-content-digest").to_owned();

@@ -120,8 +120,9 @@ pub(super) fn perform(
         Act::Unmeasured => Reply { delivery: Delivery::Unmeasured, ..right },
         Act::NoContent => Reply { status: 204, body: Bytes::new(), ..right },
         Act::UnaskedRange => {
-            let range = format!("bytes 0-{}/{total}", total / 2 - 1);
-            Reply { status: 206, body: right.body.slice(..total / 2), ..right }.with("content-range", range)
+            let half = total / 2;
+            let range = format!("bytes 0-{}/{total}", half.saturating_sub(1));
+            Reply { status: 206, body: right.body.slice(..half), ..right }.with("content-range", range)
         }
         Act::IgnoreRange => whole(),
         Act::IgnoreRangeAndCut(place) => Reply { delivery: Delivery::Until(place, BodyEnd::Close), ..whole() },

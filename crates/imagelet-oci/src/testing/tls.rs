@@ -18,8 +18,13 @@ pub(super) fn acceptor(certificate: Certificate) -> (TlsAcceptor, Option<String>
     let key = KeyPair::generate().expect("a key");
     let own = parameters.self_signed(&key).expect("a certificate");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    // By TLS 1.3 a client hears after its handshake that it has to show a certificate.
+    let versions = match certificate {
+        Certificate::ClientWanted => vec![&rustls::version::TLS12],
+        _ => rustls::ALL_VERSIONS.to_vec(),
+    };
     let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(&versions)
         .expect("protocol versions");
     let config = if certificate == Certificate::ClientWanted {
         let mut roots = RootCertStore::empty();

@@ -1,5 +1,6 @@
 //! Pulls from registries with faults: alone, and with healthy hosts after them.
 
 mod cases;
+mod diagnosis;
 mod matrix;
 mod scene;

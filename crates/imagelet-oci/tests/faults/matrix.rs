@@ -16,28 +16,7 @@ const USUAL: std::time::Duration = std::time::Duration::from_secs(20);
 const SECRETS: [&str; 4] = ["hunter2pass", "aHVudGVyMnBhc3M", "signed-secret", "key-of-"];
 
 /// Cases that the client does not handle yet: a fault, and numbers of hosts.
-const KNOWN_TO_FAIL: &[(&str, &[usize])] = &[
-    ("head-20-mib", &[1]),
-    ("head-garbage", &[1]),
-    ("layer-204", &[1]),
-    ("layer-206-unasked", &[1]),
-    ("layer-gzip-encoding", &[1]),
-    ("layer-length-too-long", &[1]),
-    ("layer-length-too-short", &[1]),
-    ("layer-wrong-range", &[1]),
-    ("manifest-204", &[1]),
-    ("redirect-11-hops", &[1]),
-    ("redirect-loop", &[1]),
-    ("redirect-to-a-file", &[1]),
-    ("redirect-to-another-scheme", &[1]),
-    ("redirect-to-nowhere", &[1]),
-    ("target-page", &[1]),
-    ("token-64-mib", &[1]),
-    ("token-empty", &[1]),
-    ("token-html", &[1]),
-    ("token-post-only", &[1]),
-    ("token-redirect", &[1]),
-];
+const KNOWN_TO_FAIL: &[(&str, &[usize])] = &[("token-post-only", &[1])];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pull_succeeds_where_one_host_is_healthy_and_else_reports_class_and_host() {

@@ -4,11 +4,11 @@ use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{Credential, Secret},
-    image::{ImageId, ImageSpec},
+    image::{ImageId, ImageSpec, Platform},
     runtime::{ImageService as _, PullRequest, RuntimeError, no_progress},
 };
 use imagelet_oci::{
-    Durability, Engine, EngineConfig, RegistryConfig,
+    Durability, Engine, EngineConfig, PathReport, PathStep, RegistryConfig, check_path,
     testing::{FaultRegistry, RegistryFault, TestImage},
 };
 
@@ -21,6 +21,7 @@ const PASSWORD: &str = "hunter2pass";
 pub(crate) struct Scene {
     /// The registry is the last, its mirrors come before it.
     pub(crate) hosts: Vec<FaultRegistry>,
+    registry: RegistryConfig,
     _folder: tempfile::TempDir,
     engine: Arc<Engine>,
 }
@@ -37,9 +38,7 @@ impl Scene {
         origin.require("user", PASSWORD);
         let folder = tempfile::tempdir().expect("a folder");
         write_hosts(&folder.path().join("hosts"), &hosts);
-        let mut config = EngineConfig::new(folder.path().join("store"));
-        config.durability = Durability::Background;
-        config.registry = RegistryConfig {
+        let registry = RegistryConfig {
             hosts_dirs: vec![folder.path().join("hosts")],
             dial_timeout: HOP,
             header_timeout: HOP,
@@ -48,12 +47,14 @@ impl Scene {
             retry_budget: Duration::from_secs(2),
             ..RegistryConfig::default()
         };
+        let mut config = EngineConfig::new(folder.path().join("store"));
+        (config.durability, config.registry) = (Durability::Background, registry.clone());
         let engine = Engine::open(config).await.expect("the store opens");
-        Self { hosts, _folder: folder, engine }
+        Self { hosts, registry, _folder: folder, engine }
     }
 
     pub(crate) async fn pull(&self) -> Result<ImageId, RuntimeError> {
-        let credential = Credential::basic("", "user", Secret::new(PASSWORD));
+        let credential = credential();
         let image = ImageSpec::new(self.name());
         let request = PullRequest { image, credential: Some(credential), ..PullRequest::default() };
         let pull = self.engine.pull(&request, no_progress());
@@ -65,6 +66,15 @@ impl Scene {
         format!("{}/{}", self.hosts.last().expect("a host").address(), TestImage::NAME)
     }
 
+    /// Walks the path of the pull.
+    pub(crate) async fn check_path(&self) -> (Vec<PathStep>, PathReport) {
+        let (mut steps, reference) = (Vec::new(), self.name().parse().expect("a reference"));
+        let mut report = |step| steps.push(step);
+        let (config, platform) = (self.registry.clone(), Platform::host());
+        let found = check_path(config, &reference, Some(&credential()), &platform, &mut report).await;
+        (steps, found.expect("the settings can be used"))
+    }
+
     pub(crate) async fn remove(&self) {
         self.engine.remove(&ImageSpec::new(self.name())).await.expect("the image is removed");
     }
@@ -73,6 +83,10 @@ impl Scene {
     pub(crate) fn leaks(&self) -> Vec<String> {
         self.hosts.iter().flat_map(FaultRegistry::leaks).collect()
     }
+}
+
+fn credential() -> Credential {
+    Credential::basic("", "user", Secret::new(PASSWORD))
 }
 
 /// `hosts.toml` of the last host, with the others as its mirrors.

@@ -42,6 +42,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             Ok(ExitCode::SUCCESS)
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format),
+        Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "imagelet", &mut script);
@@ -117,9 +118,11 @@ async fn run_on(
         Command::Why { image } => why::why(node, image, format).await,
         Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
         Command::Status { verbose } => status::status(node, verbose, format).await,
-        Command::Serve(_) | Command::Config(_) | Command::Completions { .. } | Command::Version => {
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Serve(_)
+        | Command::Config(_)
+        | Command::Doctor(_)
+        | Command::Completions { .. }
+        | Command::Version => Ok(ExitCode::SUCCESS),
     }
 }
 

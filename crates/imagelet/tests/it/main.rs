@@ -15,6 +15,7 @@ mod critest;
 mod daemon;
 mod deadlines;
 mod docker_helpers;
+mod doctor;
 mod documents;
 mod events;
 mod failpoints;

@@ -13,6 +13,7 @@ use imagelet_core::{
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use self::{
@@ -25,6 +26,7 @@ use super::{
         transport::Request,
     },
     error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
+    path_check::steps::record,
     pull_session::{PullSession, SessionHost},
 };
 use crate::manifest::{media_type_base, printable};
@@ -81,12 +83,20 @@ impl PullSession {
         }
         let request = token_request(target, challenge.parameter("service"), credential, host)?;
         let timeout = self.transport().header_timeout * 3 / 2;
+        let began = Instant::now();
         let exchange = self.exchange_token(host, request, &place);
         let Ok(answer) = tokio::time::timeout(timeout, exchange).await else {
             let message = format!("token service `{place}` did not end its answer within {} s", timeout.as_secs_f32());
             return Err(unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Stage::Token)).into());
         };
-        answer.map_err(|failure| failure.at(Stage::Token))
+        let token = answer.map_err(|failure| failure.at(Stage::Token))?;
+        record(
+            Stage::Token,
+            began,
+            || place,
+            || if credential.is_some() { "with the credential" } else { "anonymous" }.into(),
+        );
+        Ok(token)
     }
 
     async fn exchange_token(&self, host: &SessionHost, request: Request, place: &str) -> Result<Secret, Failure> {
@@ -95,16 +105,16 @@ impl PullSession {
         let body = self.transport().read(answer.body, TOKEN_BYTES_MAX, self.reception()).await;
         let (body, cut) = body.map_err(|error| error.failure("a token", place))?;
         let body = Zeroizing::new(Vec::from(body));
+        let invalid = Fault::new(ErrorClass::AnswerInvalid, Stage::Token);
         if cut {
-            return Err(
-                denied(format!("token service `{place}` answered with more than {TOKEN_BYTES_MAX} bytes")).into()
-            );
+            let error = denied(format!("token service `{place}` answered with more than {TOKEN_BYTES_MAX} bytes"));
+            return Err(error.with_fault(invalid).into());
         }
         if answer.status == StatusCode::OK {
             let with = media_type_base(&kind);
             let with = if with.is_empty() { with } else { format!(", with `{}`", printable(&with)) };
-            let no_token = || denied(format!("token service `{place}` answered without a token{with}")).into();
-            return read_token(&body).ok_or_else(no_token);
+            let no_token = || denied(format!("token service `{place}` answered without a token{with}"));
+            return read_token(&body).ok_or_else(|| no_token().with_fault(invalid).into());
         }
         // Such a service may return a token with any status.
         let has_token = body.windows(6).any(|part| part == b"token\"");

@@ -207,7 +207,8 @@ impl BlobSource {
             Ok(end) => Ok((answer, span.start - asked.start, end)),
             Err(why) => {
                 let place = answer.target.origin.authority();
-                let error = corrupt(format!("registry `{place}` {why} for {}", query.subject));
+                let error = corrupt(format!("registry `{place}` {why} for {}", query.subject))
+                    .with_fault(Fault::new(ErrorClass::AnswerInvalid, Stage::Blob));
                 Err(if asks_range { self.ask_for_whole(index, error) } else { Failure { error, retry: AGAIN } })
             }
         }

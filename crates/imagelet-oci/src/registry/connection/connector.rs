@@ -9,8 +9,9 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use http::Uri;
+use imagelet_core::runtime::Stage;
 use rustls::{ClientConfig, pki_types::ServerName};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tower_service::Service;
 
@@ -21,6 +22,7 @@ use super::{
     stream::{BoxedStream, RegistryConnection},
     tunnel::{TunnelError, tunnel},
 };
+use crate::registry::path_check::steps::record;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
@@ -71,14 +73,18 @@ impl Connector {
                 ProxyKind::Http | ProxyKind::Socks => Ok(stream),
             }
         };
+        let began = Instant::now();
         let away = |error| ConnectError::ProxyAway { proxy: proxy.to_string(), source: Box::new(error) };
         let stream = to_proxy.await.map_err(away)?;
         if proxy.forwards(origin.is_https()) {
+            record(Stage::Proxy, began, || proxy.to_string(), || "forwards requests".to_owned());
             return Ok(stream);
         }
         let host = host_and_port(without_brackets(origin.host()), origin.port());
         let refused = |source| ConnectError::Tunnel { proxy: proxy.to_string(), host: host.clone(), source };
-        tunnel(proxy, stream, &host).await.map_err(refused)
+        let stream = tunnel(proxy, stream, &host).await.map_err(refused)?;
+        record(Stage::Proxy, began, || proxy.to_string(), || format!("connects to {host}"));
+        Ok(stream)
     }
 
     async fn encrypted(
@@ -88,9 +94,13 @@ impl Connector {
         stream: BoxedStream,
     ) -> Result<BoxedStream, ConnectError> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| ConnectError::BadHost)?;
+        let began = Instant::now();
         let handshake = TlsConnector::from(Arc::clone(config)).connect(name, stream);
         let stream = timeout(self.tls_timeout, handshake).await.map_err(|_| ConnectError::TlsLate(self.tls_timeout))?;
-        Ok(Box::new(stream.map_err(ConnectError::Tls)?))
+        let stream = stream.map_err(ConnectError::Tls)?;
+        let version = || stream.get_ref().1.protocol_version().map_or_else(String::new, |it| format!("{it:?}"));
+        record(Stage::Tls, began, || host.to_owned(), version);
+        Ok(Box::new(stream))
     }
 }
 

@@ -3,11 +3,14 @@
 use std::{future::Future, io, net::SocketAddr, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use imagelet_core::runtime::Stage;
 use rustix::net::sockopt;
 use tokio::{
     net::TcpStream,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
+
+use crate::registry::path_check::steps::record;
 
 /// The head start of an address before the next one is tried too, as RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -50,13 +53,28 @@ fn shown(attempts: &[(SocketAddr, io::Error)]) -> String {
 pub(crate) async fn dial(host: &str, port: u16, limit: Duration) -> Result<TcpStream, DialError> {
     let connecting = async {
         let unresolved = |source| DialError::Unresolved { host: host.to_owned(), source };
+        let began = Instant::now();
         let found = tokio::net::lookup_host((host, port)).await.map_err(unresolved)?;
         let addresses = interleaved(found.take(ADDRESSES_MAX).collect());
+        record(Stage::Dns, began, || host.to_owned(), || listed(&addresses));
+        let began = Instant::now();
         let none = || unresolved(io::Error::from(io::ErrorKind::NotFound));
-        if addresses.is_empty() { Err(none()) } else { race(addresses, connect).await.map_err(DialError::Failed) }
+        if addresses.is_empty() {
+            return Err(none());
+        }
+        let stream = race(addresses, connect).await.map_err(DialError::Failed)?;
+        let peer = || stream.peer_addr().map_or_else(|_| String::new(), |peer| peer.to_string());
+        record(Stage::Connect, began, || format!("{host}:{port}"), peer);
+        Ok(stream)
     };
     let late = |_| DialError::Late { host: host.to_owned(), limit };
     timeout(limit, connecting).await.map_err(late)?
+}
+
+fn listed(addresses: &[SocketAddr]) -> String {
+    let shown: Vec<String> = addresses.iter().take(SHOWN_MAX).map(|address| address.ip().to_string()).collect();
+    let more = addresses.len().saturating_sub(SHOWN_MAX);
+    if more == 0 { shown.join(", ") } else { format!("{}, and {more} more", shown.join(", ")) }
 }
 
 async fn connect(address: SocketAddr) -> io::Result<TcpStream> {

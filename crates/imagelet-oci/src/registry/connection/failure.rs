@@ -15,7 +15,11 @@ use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
 
-pub(crate) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
+pub(crate) fn unreachable(host: &str, hop: Stage, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
+    if causes(&cause).filter_map(|error| error.downcast_ref()).any(hyper::Error::is_parse) {
+        let message = format!("registry `{host}` did not answer in HTTP");
+        return unavailable(message).caused_by(cause).with_fault(Fault::new(ErrorClass::AnswerInvalid, hop));
+    }
     let fault = connect_fault(&cause);
     if fault.hop == Stage::Proxy {
         return proxy_failure(host, cause, fault);

@@ -90,21 +90,29 @@ impl Transport {
             if !is_redirect(head.status) {
                 return Ok(Response { status: head.status, headers: head.headers, body, target, strayed });
             }
-            let next = location(&head.headers, &target)?;
+            let next = location(&head.headers, &target, request.hop)?;
             let allowed = request.form.is_none() && (request.may_stray || next.origin == origin);
             if !allowed {
-                return Err(
-                    refused(&target, &format!("sends on to `{}`, which is not followed here", next.origin)).into()
-                );
+                return Err(refused(
+                    &target,
+                    request.hop,
+                    &format!("sends on to `{}`, which is not followed here", next.origin),
+                )
+                .into());
             }
             if target.origin.is_https() && !next.origin.is_https() {
-                return Err(refused(&target, &format!("sends on to `{}`, which is not encrypted", next.origin)).into());
+                return Err(refused(
+                    &target,
+                    request.hop,
+                    &format!("sends on to `{}`, which is not encrypted", next.origin),
+                )
+                .into());
             }
             drain(body).await;
             strayed |= next.origin != origin;
             target = next;
         }
-        Err(refused(&request.target, &format!("redirects more than {REDIRECTS_MAX} times")).into())
+        Err(refused(&request.target, request.hop, &format!("redirects more than {REDIRECTS_MAX} times")).into())
     }
 
     /// One request. A loopback host that answers plain HTTP with 400, or not with HTTP, is tried over TLS.
@@ -157,7 +165,8 @@ impl Transport {
         reception: &Reception,
     ) -> Result<http::Response<Incoming>, Failure> {
         let place = target.origin.authority();
-        let invalid = |error: http::Error| refused(target, "has an address that cannot be asked").caused_by(error);
+        let invalid =
+            |error: http::Error| refused(target, asked.hop, "has an address that cannot be asked").caused_by(error);
         let request = http::Request::builder().uri(target.uri().map_err(invalid)?).method(asked.method.clone());
         let mut request = request.body(Full::from(asked.form.clone().unwrap_or_default())).map_err(invalid)?;
         request.headers_mut().extend(headers);
@@ -179,7 +188,7 @@ impl Transport {
                 }
             }
             Ok(Err(error)) => {
-                let error = unreachable(&place, error);
+                let error = unreachable(&place, asked.hop, error);
                 // A failure with a hint needs a correction first.
                 let retry = if error.hint().is_some() { Retry::Never } else { Retry::Soon };
                 Err(Failure { error, retry })
@@ -306,12 +315,13 @@ fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-fn location(headers: &HeaderMap, from: &Target) -> Result<Target, RuntimeError> {
-    let value = headers.get(header::LOCATION).ok_or_else(|| refused(from, "redirects to nowhere"))?;
-    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| refused(from, "redirects to no URL"))?;
-    from.join(text).map_err(|problem| refused(from, &format!("redirects to {problem}")))
+fn location(headers: &HeaderMap, from: &Target, hop: Stage) -> Result<Target, RuntimeError> {
+    let value = headers.get(header::LOCATION).ok_or_else(|| refused(from, hop, "redirects to nowhere"))?;
+    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| refused(from, hop, "redirects to no URL"))?;
+    from.join(text).map_err(|problem| refused(from, hop, &format!("redirects to {problem}")))
 }
 
-fn refused(target: &Target, what: &str) -> RuntimeError {
+fn refused(target: &Target, hop: Stage, what: &str) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Other, format!("`{target}` {what}"))
+        .with_fault(Fault::new(ErrorClass::AnswerInvalid, hop))
 }

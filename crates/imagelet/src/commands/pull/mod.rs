@@ -1,5 +1,7 @@
 //! `pull`: ensures images, with progress on stderr and their ids on stdout.
 
+mod doctor;
+
 use std::{
     io::{BufRead as _, Read as _},
     path::Path,
@@ -13,10 +15,11 @@ use imagelet_core::{
 };
 use serde_json::json;
 
+pub(super) use self::doctor::doctor;
 use super::images_write::complain;
 use crate::{
     api::{Hidden, Login, PullRequest, Pulled},
-    cli::{Format, PullArgs},
+    cli::{Format, LoginArgs, PullArgs},
     config::Environment,
     failure::Failure,
     node::Node,
@@ -29,7 +32,7 @@ const REQUESTS_AT_ONCE: usize = 4;
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
 pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Vec<PullRequest>, Failure> {
-    let login = login(arguments, environment)?;
+    let login = login(&arguments.login, environment)?;
     let request = |image: &String| {
         image.parse::<Reference>().map_err(|error| Failure {
             reason: "InvalidImageName".into(),
@@ -60,7 +63,7 @@ pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure>
     Ok(text)
 }
 
-fn login(arguments: &PullArgs, environment: &Environment) -> Result<Option<Login>, Failure> {
+fn login(arguments: &LoginArgs, environment: &Environment) -> Result<Option<Login>, Failure> {
     let text = match (&arguments.creds_file, arguments.creds.as_deref()) {
         (Some(path), _) => Some(std::fs::File::open(path).and_then(first_line).map_err(|error| unread(path, &error))?),
         (None, Some("-")) => Some(first_line(std::io::stdin())?),
@@ -151,7 +154,7 @@ mod tests {
     fn credentials_come_from_the_flag_or_the_environment_and_do_not_print() {
         let environment = Environment { creds: Some(Secret::new("env:pw:with:colons")), ..Environment::default() };
         let read = |line: &str| match crate::cli::Cli::read(line.split(' ')).expect("a command line").command {
-            crate::cli::Command::Pull(arguments) => arguments,
+            crate::cli::Command::Pull(arguments) => arguments.login,
             other => panic!("another command: {other:?}"),
         };
         let found = login(&read("i pull a"), &environment).ok().flatten().expect("a login");

@@ -1,0 +1,176 @@
+//! Walks the path of a pull at each host by itself and reports each step. Writes nothing.
+
+pub(super) mod steps;
+
+use std::{sync::Arc, time::Duration};
+
+use imagelet_core::{
+    credentials::Credential,
+    image::{Platform, Reference},
+    runtime::{ErrorClass, RuntimeError, Stage},
+};
+use tokio::time::Instant;
+
+use self::steps::{ConnectionStep, recording};
+use super::{PullSession, Registry, RegistryConfig, Resolved, hosts::Host};
+use crate::manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig};
+
+/// One step on the path of a pull.
+#[derive(Debug)]
+pub struct PathStep {
+    /// What was done: `configuration`, `mirrors`, `platform`, or the word of a [`Stage`].
+    pub name: &'static str,
+    /// Host and port of the registry or mirror; empty for a step of the node.
+    pub host: String,
+    /// What was found.
+    pub detail: String,
+    /// The time of this step.
+    pub took: Duration,
+    /// Why it failed; `None`: it succeeded.
+    pub error: Option<RuntimeError>,
+}
+
+/// What a pull of the image needs and gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathReport {
+    /// The bytes of all compressed layers, if any host has the manifest.
+    pub layer_bytes: Option<u64>,
+    /// Whether a host serves the whole image.
+    pub is_served: bool,
+}
+
+/// Requests an image as a pull does, from each of its hosts in turn: the manifest, the configuration, the first byte of
+/// each layer. Nothing is retried, and nothing is stored.
+///
+/// # Errors
+/// The registry settings cannot be used.
+pub async fn check_path(
+    config: RegistryConfig,
+    reference: &Reference,
+    credential: Option<&Credential>,
+    platform: &Platform,
+    report: &mut (dyn FnMut(PathStep) + Send),
+) -> Result<PathReport, RuntimeError> {
+    let registry = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
+    let began = Instant::now();
+    let mut walk = Walk { report, place: String::new(), found: PathReport::default() };
+    let hosts = match registry.hosts(reference).await {
+        Ok(hosts) => hosts,
+        Err(error) => {
+            walk.failed("configuration", began.elapsed(), error);
+            return Ok(walk.found);
+        }
+    };
+    let places: Vec<String> = hosts.iter().map(|host| host.origin.to_string()).collect();
+    walk.passed("mirrors", began.elapsed(), format!("in this order: {}", places.join(", ")));
+    for host in hosts {
+        walk.place = host.origin.authority();
+        walk.check_host(&registry, host, reference, credential, platform).await;
+    }
+    Ok(walk.found)
+}
+
+struct Walk<'a> {
+    report: &'a mut (dyn FnMut(PathStep) + Send),
+    place: String,
+    found: PathReport,
+}
+
+impl Walk<'_> {
+    async fn check_host(
+        &mut self,
+        registry: &Registry,
+        host: Host,
+        reference: &Reference,
+        credential: Option<&Credential>,
+        platform: &Platform,
+    ) {
+        let can_resolve = host.can_resolve || reference.digest().is_some();
+        if !host.can_pull || !can_resolve {
+            return self.passed("configuration", Duration::ZERO, "not asked: its capabilities do not allow it".into());
+        }
+        let session = PullSession::new(Arc::clone(&registry.shared), reference.canonical(), vec![host], credential);
+        let began = Instant::now();
+        let (resolved, steps) = recording(session.clone().resolve(reference, platform)).await;
+        let took = began.elapsed().saturating_sub(self.connected(steps));
+        let resolved = match resolved {
+            Ok(resolved) => resolved,
+            Err(error) => {
+                let has_manifest = error.fault().class == ErrorClass::PlatformMissing;
+                if has_manifest {
+                    self.passed(Stage::Manifest.word(), took, String::new());
+                }
+                let name = if has_manifest { "platform" } else { error.fault().hop.word() };
+                return self.failed(name, took, error);
+            }
+        };
+        let layers = &resolved.manifest.layers;
+        self.found.layer_bytes = Some(layers.iter().map(|layer| layer.size).sum());
+        self.passed(Stage::Manifest.word(), took, resolved.root.digest.to_string());
+        if let Err((name, took, error)) = self.check_content(&session, &resolved, platform).await {
+            return self.failed(name, took, error);
+        }
+        self.found.is_served = true;
+    }
+
+    async fn check_content(
+        &mut self,
+        session: &PullSession,
+        resolved: &Resolved,
+        platform: &Platform,
+    ) -> Result<(), (&'static str, Duration, RuntimeError)> {
+        let described = &resolved.manifest.config;
+        let fetched = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
+        self.passed(Stage::Blob.word(), fetched.1, format!("configuration {}", described.digest));
+        let fits = ImageConfig::parse(&fetched.0).and_then(|config| config.check_platform(platform));
+        fits.map_err(|error| ("platform", Duration::ZERO, error))?;
+        resolved.manifest.check_is_image().map_err(|error| ("platform", Duration::ZERO, error))?;
+        self.passed("platform", Duration::ZERO, platform.to_string());
+        for layer in &resolved.manifest.layers {
+            let (first, took) = self.timed(first_byte(session, layer)).await?;
+            let read = if first { "first byte" } else { "empty" };
+            self.passed(Stage::Blob.word(), took, format!("layer {}: {read}", layer.digest));
+        }
+        Ok(())
+    }
+
+    /// Runs one request, and reports the connections that it made.
+    async fn timed<T>(
+        &mut self,
+        request: impl Future<Output = Result<T, RuntimeError>>,
+    ) -> Result<(T, Duration), (&'static str, Duration, RuntimeError)> {
+        let began = Instant::now();
+        let (outcome, steps) = recording(request).await;
+        let took = began.elapsed().saturating_sub(self.connected(steps));
+        match outcome {
+            Ok(found) => Ok((found, took)),
+            Err(error) => Err((error.fault().hop.word(), took, error)),
+        }
+    }
+
+    /// Reports the stages of connections; returns their time.
+    fn connected(&mut self, steps: Vec<ConnectionStep>) -> Duration {
+        let took = steps.iter().map(|step| step.took).sum();
+        for ConnectionStep { stage, place, detail, took } in steps {
+            (self.report)(PathStep { name: stage.word(), host: place, detail, took, error: None });
+        }
+        took
+    }
+
+    fn passed(&mut self, name: &'static str, took: Duration, detail: String) {
+        (self.report)(PathStep { name, host: self.place.clone(), detail, took, error: None });
+    }
+
+    fn failed(&mut self, name: &'static str, took: Duration, error: RuntimeError) {
+        let detail = error.fault().class.to_string();
+        (self.report)(PathStep { name, host: self.place.clone(), detail, took, error: Some(error) });
+    }
+}
+
+/// Whether a layer has a first byte, which its host sends.
+async fn first_byte(session: &PullSession, layer: &Descriptor) -> Result<bool, RuntimeError> {
+    if layer.size == 0 {
+        return Ok(false);
+    }
+    session.blob(layer).stream(0..1).next().await.map(|chunk| chunk.is_some())
+}

@@ -1,0 +1,255 @@
+//! `doctor`: walks the path of a pull, and names the first step that fails.
+
+use std::{path::Path, process::ExitCode};
+
+use imagelet_core::{
+    credentials::{Credential, Secret},
+    disks::{DiskProbe as _, StatVfs},
+    image::{ByteSize, Platform, Reference},
+    runtime::{ErrorClass, Stage},
+};
+use imagelet_oci::{PathReport, PathStep, check_path};
+use serde::Serialize;
+
+use super::login;
+use crate::{
+    cli::{DoctorArgs, Format, Global, ServeArgs},
+    commands::images_write::complain,
+    config::{Backend, Environment, Settings},
+    failure::Failure,
+    output::{Table, print},
+    serve::{node_credentials, sources},
+};
+
+/// Digits of a digest in a table for people.
+const DIGEST_SHOWN: usize = 7 + 12;
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Diagnosis {
+    image: String,
+    healthy: bool,
+    /// Whether a pull succeeds, by whichever host.
+    served: bool,
+    steps: Vec<DiagnosisStep>,
+    /// The first failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<Failure>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DiagnosisStep {
+    step: &'static str,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    host: String,
+    ok: bool,
+    took_ms: u64,
+    detail: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<Failure>,
+}
+
+pub(crate) async fn doctor(
+    arguments: DoctorArgs,
+    global: &Global,
+    environment: &Environment,
+) -> Result<ExitCode, Failure> {
+    let mut steps = Vec::new();
+    let served = walk(&arguments, global, environment, &mut steps).await;
+    let failure = steps.iter().find(|step| !step.ok).map(first_failure);
+    let diagnosis =
+        Diagnosis { image: arguments.image, healthy: failure.is_none(), served, steps, failure: failure.clone() };
+    print(global.output, &diagnosis, |out| {
+        table(&diagnosis, global.output).write(out)?;
+        writeln!(out)?;
+        writeln!(out, "{}", conclusion(&diagnosis))
+    })?;
+    let Some(failure) = failure else { return Ok(ExitCode::SUCCESS) };
+    complain(&failure);
+    Ok(ExitCode::FAILURE)
+}
+
+/// Takes the steps in order; the ones that others build on end the walk where they fail. Returns whether a host serves
+/// the image.
+async fn walk(
+    arguments: &DoctorArgs,
+    global: &Global,
+    environment: &Environment,
+    steps: &mut Vec<DiagnosisStep>,
+) -> bool {
+    let reference = match arguments.image.parse::<Reference>() {
+        Ok(reference) => reference.canonical(),
+        Err(error) => {
+            let failure = Failure::of(&error).at(ErrorClass::NameInvalid, Stage::Name);
+            steps.push(DiagnosisStep::of_node("name", Err(failure)));
+            return false;
+        }
+    };
+    steps.push(DiagnosisStep::of_node("name", Ok(reference.to_string())));
+    let settings = match settings(global, environment) {
+        Ok(settings) => settings,
+        Err(failure) => {
+            steps.push(DiagnosisStep::of_node("configuration", Err(failure)));
+            return false;
+        }
+    };
+    let files = settings.registry.hosts_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+    steps.push(DiagnosisStep::of_node("configuration", Ok(format!("registries by {}", files.join(", ")))));
+    let credential = match credential(arguments, environment, &settings, &reference).await {
+        Ok((credential, detail)) => {
+            steps.push(DiagnosisStep::of_node("credentials", Ok(detail)));
+            credential
+        }
+        Err(failure) => {
+            steps.push(DiagnosisStep::of_node("credentials", Err(failure)));
+            None
+        }
+    };
+    let platform = arguments.platform.clone().unwrap_or_else(Platform::host);
+    let mut report = |step: PathStep| steps.push(DiagnosisStep::of_host(step));
+    let found = check_path(settings.registry.clone(), &reference, credential.as_ref(), &platform, &mut report).await;
+    match found {
+        Ok(PathReport { layer_bytes, is_served }) => {
+            steps.push(DiagnosisStep::of_node("disk", room(&settings, ByteSize(layer_bytes.unwrap_or_default()))));
+            is_served
+        }
+        Err(error) => {
+            steps.push(DiagnosisStep::of_node("configuration", Err(Failure::of(&error))));
+            false
+        }
+    }
+}
+
+fn settings(global: &Global, environment: &Environment) -> Result<Settings, Failure> {
+    let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
+    Ok(sources(&arguments, global.store.as_ref(), environment)?.settings()?)
+}
+
+/// The credential that a pull tries first, and where it comes from.
+async fn credential(
+    arguments: &DoctorArgs,
+    environment: &Environment,
+    settings: &Settings,
+    reference: &Reference,
+) -> Result<(Option<Credential>, String), Failure> {
+    if let Some(given) = login(&arguments.login, environment)? {
+        let password = given.password.map_or_else(|| Secret::new(""), |hidden| hidden.0);
+        return Ok((Some(Credential::basic("", given.user, password)), "given with the command".to_owned()));
+    }
+    let provided = node_credentials(settings, reference.repository()).await?;
+    if let Some(failure) = provided.failures.first() {
+        return Err(Failure::new("Failed", failure.clone()).at(ErrorClass::Other, Stage::CredentialProvider));
+    }
+    let detail = match provided.credentials.len() {
+        0 => "none: the image has to be public".to_owned(),
+        1 => "one of the node".to_owned(),
+        count => format!("the first of {count} of the node"),
+    };
+    Ok((provided.credentials.into_iter().next().map(|tracked| tracked.credential), detail))
+}
+
+/// Whether the disk of the store has space for the compressed layers at least.
+fn room(settings: &Settings, needed: ByteSize) -> Result<String, Failure> {
+    let root = match &settings.backend {
+        Backend::Embedded(store) => &store.engine.root,
+        Backend::Cri(runtime) => &runtime.engine.root,
+    };
+    // The store may not exist yet: then its first folder that does.
+    let existing = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let shown = existing.display();
+    let disk = StatVfs.look(existing).map_err(|error| {
+        Failure::because(format!("the disk of `{shown}` cannot be measured"), &error)
+            .at(ErrorClass::DiskFailed, Stage::Disk)
+    })?;
+    if disk.available < needed {
+        let message = format!("`{shown}` has {} free, and the layers have {needed} compressed", disk.available);
+        return Err(Failure::new("DiskFull", message).at(ErrorClass::DiskFull, Stage::Disk));
+    }
+    Ok(format!("{} free at `{shown}`; the layers have {needed} compressed", disk.available))
+}
+
+impl DiagnosisStep {
+    fn of_node(step: &'static str, outcome: Result<String, Failure>) -> Self {
+        let (detail, failure) = match outcome {
+            Ok(detail) => (detail, None),
+            Err(failure) => (failure.to_string(), Some(failure)),
+        };
+        Self { step, host: String::new(), ok: failure.is_none(), took_ms: 0, detail, failure }
+    }
+
+    fn of_host(step: PathStep) -> Self {
+        let PathStep { name, host, detail, took, error } = step;
+        let failure = error.map(|error| {
+            let fault = error.fault();
+            Failure::of(&error).at(fault.class, fault.hop).or_hint(advice(fault.class))
+        });
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        Self { step: name, host, ok: failure.is_none(), took_ms, detail, failure }
+    }
+}
+
+/// The failure of a step, with step and host before its causes.
+fn first_failure(step: &DiagnosisStep) -> Failure {
+    let mut failure = step.failure.clone().unwrap_or_default();
+    let place = if step.host.is_empty() { String::new() } else { format!(" at `{}`", step.host) };
+    let message = format!("the first step that fails is `{}`{place}", step.step);
+    failure.causes.insert(0, std::mem::replace(&mut failure.message, message));
+    failure
+}
+
+/// What to do about a class of failure whose error has no hint of its own; `docs/errors.md` says more.
+fn advice(class: ErrorClass) -> &'static str {
+    match class {
+        ErrorClass::HostNotFound => "check the registry's name and the node's DNS",
+        ErrorClass::ConnectionRefused => "check that the registry runs and that the port is right",
+        ErrorClass::Unreachable => "check routes, firewalls and network policies between node and registry",
+        ErrorClass::ConnectionLost => "try again; otherwise check proxies and load balancers on the way",
+        ErrorClass::TimedOut => "check the load of the registry and of what is before it",
+        ErrorClass::TlsFailed => "name a registry without TLS with `http://` in its `hosts.toml`",
+        ErrorClass::ProxyFailed => "check HTTPS_PROXY and NO_PROXY, and the proxy itself",
+        ErrorClass::Forbidden => "permit the account to pull from this repository",
+        ErrorClass::Unauthorized => "check the name, then the credential",
+        ErrorClass::ImageUnknown => "check name and tag, and that the image was pushed",
+        ErrorClass::BlobUnknown => "push the image again: the registry or mirror lost a part of it",
+        ErrorClass::RateLimited => "wait as long as the registry asks, log in, or configure a mirror",
+        ErrorClass::RegistryFailed => "check the registry's log",
+        ErrorClass::AnswerInvalid => "check the address: another service answers there",
+        ErrorClass::PlatformMissing => "build the image for this platform, or look for another one with --platform",
+        ErrorClass::DigestMismatch => "check the mirror or registry: it serves other bytes than announced",
+        ErrorClass::ContentInvalid => "build and push the image again",
+        _ => "see docs/errors.md for the class of the failure",
+    }
+}
+
+fn table(diagnosis: &Diagnosis, format: Format) -> Table {
+    let mut table = Table::new(["", "STEP", "HOST", "TIME", "RESULT"]);
+    for step in &diagnosis.steps {
+        let mark = if step.ok { "✓" } else { "✗" };
+        let host = if step.host.is_empty() { "-" } else { &step.host };
+        let time = format!("{}ms", step.took_ms);
+        let class = step.failure.as_ref().and_then(|failure| failure.fault.as_ref()).map(|fault| fault.class.as_str());
+        let result = class.unwrap_or(&step.detail);
+        let result = if format == Format::Wide { result.to_owned() } else { with_short_digests(result) };
+        table.row([mark, step.step, host, &time, &result]);
+    }
+    table
+}
+
+fn with_short_digests(text: &str) -> String {
+    let word = |word: &str| match word.get(..DIGEST_SHOWN) {
+        Some(head) if word.starts_with("sha256:") && word.len() > DIGEST_SHOWN + 1 => {
+            format!("{head}…{}", if word.ends_with(':') { ":" } else { "" })
+        }
+        _ => word.to_owned(),
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn conclusion(diagnosis: &Diagnosis) -> String {
+    match (diagnosis.served, diagnosis.healthy) {
+        (true, true) => format!("A pull of {} finds nothing in its way.", diagnosis.image),
+        (true, false) => format!("Another host serves {}, so that a pull may succeed.", diagnosis.image),
+        (false, _) => format!("A pull of {} fails.", diagnosis.image),
+    }
+}

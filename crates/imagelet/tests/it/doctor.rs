@@ -1,0 +1,73 @@
+//! `imagelet doctor`: each step of the path, the first that fails, and nothing on the disk.
+
+use std::fs;
+
+use crate::{
+    fake_registry::{Answer, FakeRegistry, Listening},
+    images::Image,
+    program::{program, run},
+    testbed::scratch,
+};
+
+/// Steps and hosts of a diagnosis, `!` before a failed one.
+fn steps(diagnosis: &serde_json::Value) -> Vec<String> {
+    let step = |step: &serde_json::Value| {
+        let mark = if step["ok"] == true { "" } else { "!" };
+        format!("{mark}{} {}", step["step"].as_str().unwrap(), step["host"].as_str().unwrap_or("-"))
+    };
+    diagnosis["steps"].as_array().unwrap().iter().map(step).collect()
+}
+
+#[test]
+fn a_healthy_path_is_walked_without_a_trace() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let name = registry.put("team/app:v1", &Image::marked("doctor", 3000));
+    let store = folder.path().join("store");
+    let doctor = || run(program().arg("--store").arg(&store).args(["doctor", &name, "-o", "json"]));
+    let diagnosis = doctor().json();
+    assert_eq!((&diagnosis["healthy"], &diagnosis["served"]), (&true.into(), &true.into()), "{diagnosis:#}");
+    let words: Vec<String> = steps(&diagnosis).iter().map(|step| step.split(' ').next().unwrap().to_owned()).collect();
+    let expected =
+        ["name", "configuration", "credentials", "mirrors", "dns", "connect", "manifest", "blob", "platform"];
+    assert_eq!(words[..expected.len()], expected);
+    assert_eq!(words.last().map(String::as_str), Some("disk"));
+    assert!(!store.exists(), "a store was made");
+    let text = run(program().arg("--store").arg(&store).args(["doctor", &name])).ok();
+    assert!(text.contains("✓   manifest") && text.contains("nothing in its way"), "{text}");
+}
+
+#[test]
+fn the_first_step_that_fails_is_named_with_its_host_and_a_hint() {
+    let (folder, registry, dead) = (scratch(), FakeRegistry::start(), Listening::bind());
+    let image = Image::marked("doctor", 3000);
+    let name = registry.put("team/app:v1", &image);
+    let registry_host = name.split('/').next().unwrap().to_owned();
+    // A server that ended: its port was bound by this test, and no other test is given it while it is named here.
+    let mirror = dead.address.clone();
+    drop(dead);
+    let hosts = folder.path().join("certs.d");
+    fs::create_dir_all(hosts.join(&registry_host)).unwrap();
+    fs::write(hosts.join(&registry_host).join("hosts.toml"), format!("[host.\"http://{mirror}\"]\n")).unwrap();
+    let config = folder.path().join("config.yaml");
+    let text = format!(
+        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nregistry: {{configPath: '{}'}}\n",
+        hosts.display()
+    );
+    fs::write(&config, text).unwrap();
+    let doctor = |arguments: &[&str]| {
+        let store = folder.path().join("store");
+        run(program().env("IMAGELET_CONFIG", &config).arg("--store").arg(store).args(arguments))
+    };
+    let outcome = doctor(&["doctor", &name, "-o", "json"]);
+    let diagnosis: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!((&diagnosis["healthy"], &diagnosis["served"]), (&false.into(), &true.into()), "{diagnosis:#}");
+    assert!(steps(&diagnosis).contains(&format!("!connect {mirror}")), "{diagnosis:#}");
+    assert_eq!(diagnosis["failure"]["class"], "connection-refused");
+    outcome.refused(&["the first step that fails is `connect`", &mirror, "hint: check that the registry runs"]);
+
+    registry.answer("/v2/team/app/manifests/v1", Answer::status(403, "{}"));
+    let outcome = doctor(&["doctor", &name, "--creds", "user:hunter2pass"]);
+    assert!(outcome.stdout.contains("✗   manifest") && outcome.stdout.contains("forbidden"), "{}", outcome.stdout);
+    assert!(!format!("{outcome:?}").contains("hunter2pass"), "{outcome:?}");
+    doctor(&["doctor", "Not/A Name"]).refused(&["the first step that fails is `name`"]);
+}
