@@ -310,7 +310,16 @@ def challenges():
         write("challenge", f"{number:02}", text.encode("latin-1"))
 
 
+# Files of registries: the examples of the documentation.
+
+
+def registries():
+    page = (pathlib.Path(__file__).parent.parent / "docs/registries.md").read_text()
+    for number, rest in enumerate(page.split("```toml\n")[1:]):
+        write("registries", f"{number:02}", rest.split("```")[0].encode())
+
+
 if __name__ == "__main__":
     os.umask(0o022)
-    for make in [archives, documents, streams, recipes, names, challenges]:
+    for make in [archives, documents, streams, recipes, names, challenges, registries]:
         make()

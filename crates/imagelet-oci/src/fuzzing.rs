@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
 use imagelet_core::{
-    image::{Digest, DigestAlgorithm, Platform},
+    image::{Digest, DigestAlgorithm, Platform, Reference},
     runtime::RuntimeError,
 };
 use tokio::sync::mpsc;
@@ -27,7 +27,7 @@ use crate::{
         frames::{Frame, FrameReader},
         inflate::{Bounds, inflate},
     },
-    registry::{ReaderWait, challenges},
+    registry::{ReaderWait, challenges, registry_hosts_of},
     unpack::{EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer, xattrs_at},
 };
 
@@ -84,6 +84,12 @@ pub type PlainChallenge = (String, Vec<(String, String)>);
 pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<PlainChallenge>, Box<dyn Error>> {
     let headers: HeaderMap = values.iter().map(|value| (header::WWW_AUTHENTICATE, value.clone())).collect();
     Ok(challenges(&headers)?.into_iter().map(|challenge| (challenge.scheme, challenge.parameters)).collect())
+}
+
+/// The hosts for an image from a `registries.conf` or a `hosts.toml`, as texts; `None`: the file does not know it.
+pub fn registry_hosts(text: &str, is_conf: bool, reference: &Reference) -> Result<Option<Vec<String>>, String> {
+    let hosts = registry_hosts_of(text, is_conf, reference)?;
+    Ok(hosts.map(|hosts| hosts.iter().map(|host| format!("{}{}", host.origin, host.base_path)).collect()))
 }
 
 #[derive(Debug)]

@@ -46,6 +46,11 @@ fn challenges_are_written_as_they_are_read() {
 }
 
 #[test]
+fn files_of_registries_are_bounded_and_read_the_same_twice() {
+    replay("registries");
+}
+
+#[test]
 fn every_target_is_replayed_and_has_a_binary() {
     let mut folders: Vec<_> = names(&fuzz().join("seeds"));
     let mut binaries = names(&fuzz().join("fuzz_targets"));

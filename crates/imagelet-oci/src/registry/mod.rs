@@ -8,7 +8,7 @@
 //! auth, challenge    answers one 401
 //! transport, origin  one request and its redirects; credentials stay with their origin
 //! reception        time without a byte, and the rate of a pull
-//! connector, dial, tls    connections: addresses, deadlines, trust;  proxies, tunnel: by a proxy;  failure: why none
+//! connector, dial, tls    connections: addresses, deadlines, trust;  proxy: by a proxy;  failure: why none
 //! path_check         each step of a pull at each host, for diagnosis
 //! hosts: the hosts to try;  pull_session: the credential;  error: messages
 //! ```
@@ -40,17 +40,17 @@ use tokio::sync::Semaphore;
 
 use self::{
     blob::parallel::{EXTRA_CONNECTIONS_MAX, READ_AHEAD_MAX},
-    connection::{loopback::LoopbackSpeech, proxies::Proxies, tls::Clients, transport::Transport},
+    connection::{loopback::LoopbackSpeech, proxy::Proxies, tls::Clients, transport::Transport},
     health::HostsHealth,
     rate_limit::RateLimits,
 };
 
-#[cfg(feature = "fuzzing")]
-pub(crate) use self::auth::challenge::challenges;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
-pub use self::connection::{proxies::ProxyConfig, reception::Trickle};
+pub use self::connection::{proxy::ProxyConfig, reception::Trickle};
 pub use self::path_check::{PathReport, PathStep, check_path};
 pub(crate) use self::pull_session::PullSession;
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::{auth::challenge::challenges, hosts::of_text as registry_hosts_of};
 pub(crate) use blob::BlobSource;
 pub(crate) use error::about;
 pub(crate) use resolve::{Document, Resolved};
@@ -58,7 +58,7 @@ pub(crate) use resolve::{Document, Resolved};
 /// Configuration of the registry client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Trees of `HOST/hosts.toml`; the first that has the host wins.
+    /// Trees of `HOST/hosts.toml`, or files `registries.conf`; the first that has the registry wins.
     pub hosts_dirs: Vec<PathBuf>,
     /// The proxies between this process and the registries.
     pub proxies: ProxyConfig,

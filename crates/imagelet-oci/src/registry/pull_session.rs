@@ -175,16 +175,24 @@ impl SessionHost {
     }
 
     pub(crate) fn target(&self, path: &str) -> Target {
-        let path_and_query = format!("{}/{}/{path}", self.host.base_path, self.reference.path());
+        let path_and_query = format!("{}/{}/{path}", self.host.base_path, self.repository());
         let target = Target { origin: self.host.origin.clone(), path_and_query };
         // A mirror serves many registries: the query names the registry.
-        if self.host.is_mirror { target.with_query(&format!("ns={}", self.reference.domain())) } else { target }
+        if self.host.is_mirror && self.host.repository.is_none() {
+            target.with_query(&format!("ns={}", self.reference.domain()))
+        } else {
+            target
+        }
     }
 
     /// The token scope: pull from this repository, whatever scope the challenge names.
     pub(crate) fn scope(&self) -> String {
         let prefix = self.host.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
-        format!("repository:{prefix}{}:pull", self.reference.path())
+        format!("repository:{prefix}{}:pull", self.repository())
+    }
+
+    fn repository(&self) -> &str {
+        self.host.repository.as_deref().unwrap_or_else(|| self.reference.path())
     }
 
     /// The registry rejects the credential, or requires one.

@@ -70,13 +70,12 @@ impl Registry {
     }
 
     pub(super) async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
-        let domain = reference.domain().to_owned();
-        if domain.is_empty() {
+        if reference.domain().is_empty() {
             let message = format!("`{reference}` names no registry");
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message));
         }
-        let shared = Arc::clone(&self.shared);
-        tokio::task::spawn_blocking(move || hosts::load(&shared.config.hosts_dirs, &domain))
+        let (shared, reference) = (Arc::clone(&self.shared), reference.clone());
+        tokio::task::spawn_blocking(move || hosts::load(&shared.config.hosts_dirs, &reference))
             .await
             .map_err(|error| RuntimeError::defect("reading the registry configuration was given up").caused_by(error))?
     }

@@ -13,6 +13,7 @@ mod gunzip;
 mod model;
 mod mutation;
 mod names;
+mod registries;
 mod whiteouts;
 
 use std::{error::Error, path::Path};
@@ -34,13 +35,14 @@ pub(crate) struct Target {
 }
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 6] = [
+pub(crate) const TARGETS: [Target; 7] = [
     Target { name: "tar", check: archive::check, mutate: blocks::mutate, repair: blocks::repair },
     Target { name: "manifest", check: documents::check, mutate: documents::mutate, repair: leave },
     Target { name: "framing", check: framing::check, mutate: framing::mutate, repair: gunzip::repair },
     Target { name: "whiteouts", check: whiteouts::check, mutate: whiteouts::mutate, repair: leave },
     Target { name: "reference", check: names::check_reference, mutate: names::mutate_reference, repair: leave },
     Target { name: "challenge", check: names::check_challenge, mutate: names::mutate_challenge, repair: leave },
+    Target { name: "registries", check: registries::check, mutate: registries::mutate, repair: leave },
 ];
 
 impl Target {

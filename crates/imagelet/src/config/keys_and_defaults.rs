@@ -175,7 +175,7 @@ documents! {
         pull_stall_timeout: GoDuration,
     }
     RegistryKeys {
-        /// Directories with `HOST/hosts.toml` below, as containerd reads them; several are separated by `:`.
+        /// Directories with `HOST/hosts.toml` below, as containerd reads them, or files `registries.conf`; several are separated by `:`. See [registries](registries.md).
         config_path: String,
         /// A policy file in the format of containers-policy.json: which images need a signature, by which keys. It is read for each pull. Empty: no signature is checked. Beside a runtime only with `runtimeImport: require`. See [trust](trust.md).
         signature_policy: PathBuf,

@@ -18,9 +18,8 @@ use tower_service::Service;
 use super::{
     dial::{DialError, dial},
     origin::{Origin, Target},
-    proxies::{BadProxy, Proxies, Proxy, ProxyKind, host_and_port, without_brackets},
+    proxy::{BadProxy, Proxies, Proxy, ProxyKind, TunnelError, host_and_port, tunnel, without_brackets},
     stream::{BoxedStream, RegistryConnection},
-    tunnel::{TunnelError, tunnel},
 };
 use crate::registry::path_check::steps::record;
 

@@ -10,7 +10,11 @@ use http::StatusCode;
 use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, Stage};
 use rustls::{AlertDescription, CertificateError, InvalidMessage, pki_types::UnixTime};
 
-use super::{connector::ConnectError, dial::DialError, proxies::Proxy, tunnel::TunnelError};
+use super::{
+    connector::ConnectError,
+    dial::DialError,
+    proxy::{Proxy, TunnelError},
+};
 use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";

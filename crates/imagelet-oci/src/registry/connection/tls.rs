@@ -29,9 +29,8 @@ use tokio::sync::OnceCell;
 
 use super::{
     connector::Connector,
-    proxies::Proxies,
+    proxy::{Proxies, TUNNEL_TIMEOUT},
     settings::{ConnectionSettings, TlsSettings},
-    tunnel::TUNNEL_TIMEOUT,
 };
 
 /// Bounds the cache of clients: configuration that changes often starts over.

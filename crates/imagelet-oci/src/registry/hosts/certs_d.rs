@@ -1,4 +1,4 @@
-//! Reads the hosts that serve a registry's content: containerd's `certs.d/HOST/hosts.toml`, or the registry itself.
+//! containerd's `certs.d/HOST/hosts.toml`.
 //!
 //! ```text
 //! certs.d/HOST_PORT_/   certs.d/HOST:PORT/   certs.d/HOST/   certs.d/_default/    the first that is there
@@ -10,72 +10,51 @@ use std::{
     collections::BTreeMap,
     io::ErrorKind,
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use imagelet_core::{
-    runtime::{RuntimeError, RuntimeErrorKind},
-    text::GoDuration,
-    trusted_files,
-};
+use imagelet_core::{runtime::RuntimeError, text::GoDuration};
 use serde::{Deserialize, Deserializer};
 use toml::Table;
 
-use super::connection::{
-    origin::{Origin, Target},
-    settings::{ConnectionSettings, Identity, TlsSettings},
+use super::{
+    files::{check_folder, complaint, pem, read, shown, toml_problem, warn_once},
+    host::Host,
 };
-use crate::manifest::printable;
+use crate::{
+    manifest::printable,
+    registry::connection::{
+        origin::{Origin, Target},
+        settings::{ConnectionSettings, Identity, TlsSettings},
+    },
+};
 
-const FILE_BYTES_MAX: u64 = 1 << 20;
 const HOSTS_MAX: usize = 32;
 const DEFAULT_DIRECTORY: &str = "_default";
-const DOCKER_HUB: &str = "docker.io";
-const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
+/// The keys of one host; the file itself has `server` and `host` too.
+const HOST_KEYS: [&str; 7] = ["capabilities", "ca", "client", "skip_verify", "header", "override_path", "dial_timeout"];
+const WARNINGS_MAX: usize = 16;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
-    pub(crate) origin: Origin,
-    /// The path before the repository: `/v2` unless overridden, without a final slash.
-    pub(crate) base_path: String,
-    /// The request to a mirror names the registry and carries no credential of the registry.
-    pub(crate) is_mirror: bool,
-    pub(crate) can_pull: bool,
-    pub(crate) can_resolve: bool,
-    pub(crate) connection: ConnectionSettings,
-    pub(crate) headers: HeaderMap,
-}
-
-impl Host {
-    fn new(origin: Origin, base_path: String) -> Self {
-        let (connection, headers) = (ConnectionSettings::default(), HeaderMap::new());
-        Self { origin, base_path, is_mirror: false, can_pull: true, can_resolve: true, connection, headers }
-    }
-}
-
-/// The hosts to try for a registry's content, in order; the registry itself is the last. Reads files.
-pub(crate) fn load(directories: &[PathBuf], registry: &str) -> Result<Vec<Host>, RuntimeError> {
-    for root in directories {
-        // These files decide which host receives credentials and which certificates are trusted.
-        check_folder(root)?;
-        let Some(directory) =
-            directory_names(registry).into_iter().map(|name| root.join(name)).find(|path| path.is_dir())
-        else {
-            continue;
-        };
-        check_folder(&directory)?;
-        let file = directory.join("hosts.toml");
-        return match read(&file) {
-            Ok(bytes) => parse(&bytes, registry, &directory).map_err(|problem| complaint(&file, &problem)),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                certificates(&directory, registry).map_err(|problem| complaint(&directory, &problem))
-            }
-            Err(error) => Err(complaint(&file, &error.to_string())),
-        };
-    }
-    Ok(vec![own_host(registry).map_err(|problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem))?])
+/// The hosts of a registry that has a directory in this tree.
+pub(super) fn load(root: &Path, registry: &str) -> Result<Option<Vec<Host>>, RuntimeError> {
+    // These files decide which host receives credentials and which certificates are trusted.
+    check_folder(root)?;
+    let mut directories = directory_names(registry).into_iter().map(|name| root.join(name));
+    let Some(directory) = directories.find(|path| path.is_dir()) else { return Ok(None) };
+    check_folder(&directory)?;
+    let file = directory.join("hosts.toml");
+    let hosts = match read(&file) {
+        Ok(bytes) => {
+            warn_once(&file, std::str::from_utf8(&bytes).map(warnings).unwrap_or_default());
+            parse(&bytes, registry, &directory).map_err(|problem| complaint(&file, &problem))?
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            certificates(&directory, registry).map_err(|problem| complaint(&directory, &problem))?
+        }
+        Err(error) => return Err(complaint(&file, &error.to_string())),
+    };
+    Ok(Some(hosts))
 }
 
 /// The directory names that match a registry, most exact first.
@@ -86,14 +65,6 @@ fn directory_names(registry: &str) -> Vec<String> {
         names.insert(0, format!("{host}_{port}_"));
     }
     names
-}
-
-fn own_host(registry: &str) -> Result<Host, String> {
-    let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };
-    let scheme = if Origin::is_loopback_authority(name) { "http" } else { "https" };
-    let mut host = Host::new(Target::parse(&format!("{scheme}://{name}/v2"))?.origin, "/v2".to_owned());
-    host.connection.may_be_tls = scheme == "http" && host.origin.port() != 80;
-    Ok(host)
 }
 
 /// `hosts.toml`, or the table of one host in it.
@@ -135,12 +106,12 @@ impl<T> OneOrMany<T> {
     }
 }
 
-fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Vec<Host>, String> {
+pub(super) fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Vec<Host>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
     let mut file = toml::Deserializer::parse(text)
         .map_err(|error| toml_problem(text, &error))
         .and_then(|it| settings(text, it))?;
-    let own = own_host(registry)?;
+    let own = Host::own(registry)?;
     let own_place = own.origin.clone();
     if file.host.len() > HOSTS_MAX {
         return Err(format!("it names more than {HOSTS_MAX} hosts"));
@@ -226,7 +197,7 @@ fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, S
 }
 
 fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
-    let mut host = own_host(registry)?;
+    let mut host = Host::own(registry)?;
     let entries = std::fs::read_dir(directory).map_err(|error| error.to_string())?;
     let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).take(256).collect();
     paths.sort();
@@ -243,20 +214,6 @@ fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
     Ok(vec![host])
 }
 
-fn pem(path: &Path) -> Result<Arc<[u8]>, String> {
-    read(path).map(Arc::from).map_err(|error| format!("`{}`: {error}", path.display()))
-}
-
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    use std::io::Read as _;
-    let mut bytes = Vec::new();
-    trusted_files::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(std::io::Error::new(ErrorKind::FileTooLarge, "larger than 1 MiB"));
-    }
-    Ok(bytes)
-}
-
 /// Reads a file or the table of one host; the error names the key.
 fn settings<'de>(text: &str, source: impl Deserializer<'de, Error = toml::de::Error>) -> Result<Settings, String> {
     serde_path_to_error::deserialize(source).map_err(|error| {
@@ -265,47 +222,73 @@ fn settings<'de>(text: &str, source: impl Deserializer<'de, Error = toml::de::Er
     })
 }
 
-/// The parser's message with the line number, without quoted values: they may be secrets.
-fn toml_problem(text: &str, error: &toml::de::Error) -> String {
-    let before = error.span().and_then(|span| text.get(..span.start));
-    let line = before.map(|before| format!("line {}: ", 1 + before.matches('\n').count())).unwrap_or_default();
-    let words = match (error.message().split_once('"'), error.message().rsplit_once('"')) {
-        (Some((before, _)), Some((_, after))) => format!("{before}…{after}"),
-        _ => error.message().to_owned(),
-    };
-    printable(&format!("{line}{words}"))
-}
-
-/// A URL for a message, without passwords and signatures.
-fn shown(text: &str) -> String {
-    let text = text.split('?').next().unwrap_or_default();
-    let text = match (text.find("://"), text.rfind('@')) {
-        (Some(scheme), Some(at)) if at > scheme => format!("{}{}", &text[..scheme + 3], &text[at + 1..]),
-        _ => text.to_owned(),
-    };
-    printable(&text)
-}
-
-/// Rejects a directory that other users can write to; an absent directory passes.
-fn check_folder(path: &Path) -> Result<(), RuntimeError> {
-    match trusted_files::check_folder(path) {
-        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            Err(complaint(path, &error.to_string()))
-        }
-        _ => Ok(()),
+/// The keys that are not read, and more client certificates than one is used of.
+pub(super) fn warnings(text: &str) -> Vec<String> {
+    let file: Table = toml::from_str(text).unwrap_or_default();
+    let hosts = file.get("host").and_then(toml::Value::as_table);
+    let tables = hosts.into_iter().flatten().filter_map(|(url, host)| Some((shown(url), host.as_table()?)));
+    let own = file.iter().filter(|(key, _)| !matches!(key.as_str(), "server" | "host"));
+    let mut keys: Vec<(String, &str, &toml::Value)> =
+        own.map(|(key, value)| (String::new(), key.as_str(), value)).collect();
+    for (url, table) in tables {
+        keys.extend(table.iter().map(|(key, value)| (format!(" of host `{url}`"), key.as_str(), value)));
     }
-}
-
-fn complaint(path: &Path, problem: &str) -> RuntimeError {
-    let (problem, hint) =
-        problem.split_once("\nhint: ").unwrap_or((problem, "mend the file, or remove it to ask the registry directly"));
-    RuntimeError::other(format!("registry configuration `{}` cannot be used: {problem}", path.display()))
-        .with_hint(hint)
+    let warning = |(place, key, value): (String, &str, &toml::Value)| match key {
+        "client" if value.as_array().is_some_and(|pairs| pairs.len() > 1) => {
+            Some(format!("of the certificates in `client`{place} only the first is used"))
+        }
+        key if HOST_KEYS.contains(&key) => None,
+        key => Some(format!("`{}`{place} is no key that is read", printable(key))),
+    };
+    keys.into_iter().filter_map(warning).take(WARNINGS_MAX).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::hosts::load;
+
+    fn reference(registry: &str) -> imagelet_core::image::Reference {
+        format!("{registry}/team/app:v1").parse().expect("a reference")
+    }
+
+    #[test]
+    fn keys_that_are_not_read_are_named() {
+        let text = "server = \"https://r.example\"\nskip-verify = true\ncapabilities = [\"pull\"]\n\
+                    [host.\"https://user:hunter2@m.example\"]\nskip_verify = true\nrewrite = 1\n\
+                    client = [[\"a\", \"b\"], [\"c\", \"d\"]]\ndial_timeout = \"1s\"\n[hosts]\n";
+        let host = "of host `https://m.example`";
+        assert_eq!(
+            warnings(text),
+            [
+                "`skip-verify` is no key that is read".to_owned(),
+                "`hosts` is no key that is read".to_owned(),
+                format!("`rewrite` {host} is no key that is read"),
+                format!("of the certificates in `client` {host} only the first is used"),
+            ]
+        );
+        let mixed = "client = [[\"ca.pem\", \"ca.pem\"]]\nca = [\"a\"]\n";
+        assert!(warnings(mixed).is_empty());
+    }
+
+    #[test]
+    fn a_client_certificate_is_read_in_all_forms() {
+        for (text, files) in [
+            ("\"both.pem\"", ("both.pem", "both.pem")),
+            ("[\"both.pem\"]", ("both.pem", "both.pem")),
+            ("[\"both.pem\", \"other.pem\"]", ("both.pem", "both.pem")),
+            ("[[\"both.pem\"]]", ("both.pem", "both.pem")),
+            ("[[\"both.pem\", \"\"]]", ("both.pem", "both.pem")),
+            ("[[\"a.cert\", \"a.key\"]]", ("a.cert", "a.key")),
+            ("[\"both.pem\", [\"a.cert\", \"a.key\"]]", ("both.pem", "both.pem")),
+            ("[[\"a.cert\", \"a.key\"], \"both.pem\"]", ("a.cert", "a.key")),
+        ] {
+            let text = format!("client = {text}");
+            let file = toml::Deserializer::parse(&text).map(|it| settings(&text, it)).unwrap().expect(&text);
+            let (certificate, key) = client_paths(file.client.unwrap()).expect(&text);
+            assert_eq!((certificate.as_str(), key.as_str()), files, "{text}");
+        }
+    }
 
     /// Scheme, host, port and path of each host in order, `~` before a mirror, `!` for a host that cannot resolve
     /// tags.
@@ -327,7 +310,7 @@ mod tests {
         std::fs::create_dir(&directory).unwrap();
         std::fs::write(directory.join("hosts.toml"), "[host.\"https://mirror.example\"]\nca = \"ca.pem\"\n").unwrap();
         std::fs::write(directory.join("ca.pem"), "").unwrap();
-        let load = |registry| load(&[root.path().to_owned()], registry);
+        let load = |registry| load(&[root.path().to_owned()], &reference(registry));
         let set_mode = |path: &Path, mode| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         };
@@ -422,7 +405,9 @@ mod tests {
         let text = "[host.\"https://m.example\"]\nca = \"ca.pem\"\nskip_verify = true\ndial_timeout = \"1.5s\"\nclient = [[\"ca.pem\", \"ca.pem\"]]\n\
                     [host.\"https://m.example\".header]\nx-one = \"1\"\nx-two = [\"2\", \"3\"]\n";
         std::fs::write(own.join("hosts.toml"), text).unwrap();
-        let hosts = load(&[directory.path().join("absent"), directory.path().to_owned()], "example.com:5000").unwrap();
+        let hosts =
+            load(&[directory.path().join("absent"), directory.path().to_owned()], &reference("example.com:5000"))
+                .unwrap();
         assert_eq!(hosts.len(), 2);
         assert_eq!(hosts[0].connection.tls.authorities.len(), 1);
         assert!(hosts[0].connection.tls.skip_verify && hosts[0].connection.tls.identity.is_some());
@@ -440,7 +425,7 @@ mod tests {
             std::fs::write(directory.path().join(name).join("hosts.toml"), format!("server = \"{server}\"")).unwrap();
         }
         let host = |registry: &str| {
-            let hosts = load(&[directory.path().to_owned()], registry).unwrap();
+            let hosts = load(&[directory.path().to_owned()], &reference(registry)).unwrap();
             (hosts[0].origin.to_string(), hosts[0].is_mirror)
         };
         assert_eq!(host("a.example"), ("https://b.example".to_owned(), false));

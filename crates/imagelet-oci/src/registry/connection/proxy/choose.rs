@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
 use zeroize::Zeroizing;
 
-use super::origin::Origin;
+use crate::registry::connection::origin::Origin;
 
 const URL_BYTES_MAX: usize = 8 << 10;
 /// RFC 1929 has one byte for the length of each.

@@ -16,10 +16,8 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tower_service::Service;
 
-use super::{
-    proxies::{Proxy, ProxyKind},
-    stream::BoxedStream,
-};
+use super::choose::{Proxy, ProxyKind};
+use crate::registry::connection::stream::BoxedStream;
 
 /// Time for a proxy to connect to the host on its side.
 pub(crate) const TUNNEL_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,0 +1,255 @@
+//! `registries.conf` of containers/image, version 2: mirrors, other locations and blocked names by prefix.
+
+use std::{cmp::Reverse, path::Path};
+
+use imagelet_core::{image::Reference, runtime::RuntimeError};
+use serde::Deserialize;
+use toml::Table;
+
+use super::{
+    files::{check_file, complaint, shown, toml_problem, warn_once},
+    host::Host,
+};
+use crate::{manifest::printable, registry::connection::origin::Target};
+
+const HOSTS_MAX: usize = 32;
+const WARNINGS_MAX: usize = 16;
+const FILE_KEYS: [&str; 1] = ["registry"];
+const REGISTRY_KEYS: [&str; 6] = ["prefix", "location", "insecure", "blocked", "mirror", "mirror-by-digest-only"];
+const MIRROR_KEYS: [&str; 3] = ["location", "insecure", "pull-from-mirror"];
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct File {
+    registry: Vec<Registry>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct Registry {
+    prefix: String,
+    location: String,
+    insecure: bool,
+    blocked: bool,
+    mirror: Vec<Mirror>,
+    mirror_by_digest_only: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct Mirror {
+    location: String,
+    insecure: bool,
+    pull_from_mirror: PullFrom,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum PullFrom {
+    #[default]
+    #[serde(alias = "")]
+    All,
+    DigestOnly,
+    TagOnly,
+}
+
+/// The hosts of an image for which the file has a prefix.
+pub(super) fn load(file: &Path, reference: &Reference) -> Result<Option<Vec<Host>>, RuntimeError> {
+    let bytes = check_file(file)?;
+    let hosts = std::str::from_utf8(&bytes).map_err(|_| "it is not UTF-8".to_owned()).and_then(|text| {
+        warn_once(file, warnings(text));
+        parse(text, reference)
+    });
+    hosts.map_err(|problem| complaint(file, &problem))
+}
+
+pub(super) fn parse(text: &str, reference: &Reference) -> Result<Option<Vec<Host>>, String> {
+    let file: File = toml::from_str(text).map_err(|error| toml_problem(text, &error))?;
+    let name = format!("{}/{}", reference.domain(), reference.path());
+    let matches = file.registry.iter().filter_map(|registry| Some((registry.matched(&name)?, registry)));
+    // The longest prefix wins; the first of equal ones.
+    let Some((rest, registry)) = matches.min_by_key(|(_, registry)| Reverse(registry.prefix().len())) else {
+        return Ok(None);
+    };
+    if registry.blocked {
+        return Err(format!("it blocks `{}`", printable(registry.prefix())));
+    }
+    let mut hosts = Vec::new();
+    for mirror in &registry.mirror {
+        let from = if registry.mirror_by_digest_only { PullFrom::DigestOnly } else { mirror.pull_from_mirror };
+        if from == PullFrom::TagOnly && reference.digest().is_some() {
+            continue;
+        }
+        for host in hosts_at(&mirror.location, rest, mirror.insecure)? {
+            hosts.push(Host { is_mirror: true, can_resolve: from != PullFrom::DigestOnly, ..host });
+        }
+        if hosts.len() > HOSTS_MAX {
+            return Err(format!("it names more than {HOSTS_MAX} hosts for one registry"));
+        }
+    }
+    // Without a location, or with one that is only the prefix, the name stays as it is.
+    let own = if registry.location.is_empty() || registry.location == registry.prefix {
+        hosts_at(reference.domain(), &format!("/{}", reference.path()), registry.insecure)?
+    } else {
+        hosts_at(&registry.location, rest, registry.insecure)?
+    };
+    let kept = reference.path();
+    let named = |host: Host| Host { repository: host.repository.filter(|repository| repository != kept), ..host };
+    hosts.extend(own.into_iter().map(named));
+    Ok(Some(hosts))
+}
+
+impl Registry {
+    fn prefix(&self) -> &str {
+        if self.prefix.is_empty() { &self.location } else { &self.prefix }
+    }
+
+    /// The part of a name after the prefix, with its first slash; `*.example.com` stands for each subdomain.
+    fn matched<'a>(&self, name: &'a str) -> Option<&'a str> {
+        let prefix = self.prefix();
+        let rest = match prefix.strip_prefix('*') {
+            Some(suffix) if suffix.starts_with('.') => {
+                let at = name.find(suffix).filter(|at| !name[..*at].contains('/'))?;
+                &name[at + suffix.len()..]
+            }
+            _ if prefix.is_empty() => return None,
+            _ => name.strip_prefix(prefix)?,
+        };
+        (rest.is_empty() || rest.starts_with('/')).then_some(rest)
+    }
+}
+
+/// `insecure` is TLS with any certificate, then plain HTTP, as containers/image does.
+fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, String> {
+    let bad = |problem: &str| format!("location `{}`: {problem}", shown(location));
+    if location.contains("://") || location.contains('@') {
+        return Err("a location is written as `HOST[:PORT][/PATH]`, without scheme and user".to_owned());
+    }
+    let (registry, path) = location.split_once('/').unwrap_or((location, ""));
+    let repository = format!("{}{rest}", path.trim_end_matches('/')).trim_start_matches('/').to_owned();
+    if repository.is_empty() || repository.contains(['?', '#']) {
+        return Err(bad("it leads to no repository"));
+    }
+    let host = Host::own(registry).map_err(|problem| bad(&problem))?;
+    let host = Host { repository: Some(repository), ..host };
+    if !insecure {
+        return Ok(vec![host]);
+    }
+    let mut encrypted = Host { origin: host.origin.over_tls(), ..host.clone() };
+    encrypted.connection.tls.skip_verify = true;
+    encrypted.connection.may_be_tls = false;
+    let plain = Target::parse(&format!("http://{}", host.origin.authority()))?.origin;
+    if host.origin == plain {
+        // Loopback: plain HTTP, or TLS.
+        return Ok(vec![host]);
+    }
+    Ok(vec![encrypted, Host { origin: plain, ..host }])
+}
+
+pub(super) fn warnings(text: &str) -> Vec<String> {
+    let file: Table = toml::from_str(text).unwrap_or_default();
+    let unread = |table: &Table, keys: &[&str], place: &str| -> Vec<String> {
+        let unread = table.keys().filter(|key| !keys.contains(&key.as_str()));
+        unread.map(|key| format!("`{}`{place} is no key that is read", printable(key))).collect()
+    };
+    let mut found = unread(&file, &FILE_KEYS, "");
+    for registry in tables(file.get("registry")) {
+        found.extend(unread(registry, &REGISTRY_KEYS, " of `[[registry]]`"));
+        for mirror in tables(registry.get("mirror")) {
+            found.extend(unread(mirror, &MIRROR_KEYS, " of `[[registry.mirror]]`"));
+        }
+    }
+    found.truncate(WARNINGS_MAX);
+    found
+}
+
+fn tables(value: Option<&toml::Value>) -> impl Iterator<Item = &Table> {
+    value.and_then(toml::Value::as_array).into_iter().flatten().filter_map(toml::Value::as_table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Host and repository in order: `~` before a mirror, `!` for no tags, `?` for any certificate.
+    fn chain(name: &str, text: &str) -> Result<Option<Vec<String>>, String> {
+        let show = |host: &Host| {
+            let mirror = if host.is_mirror { "~" } else { "" };
+            let resolve = if host.can_resolve { "" } else { "!" };
+            let any = if host.connection.tls.skip_verify { "?" } else { "" };
+            format!("{mirror}{}/{}{resolve}{any}", host.origin, host.repository.as_deref().unwrap_or("-"))
+        };
+        let hosts = parse(text, &name.parse().expect(name))?;
+        Ok(hosts.map(|hosts| hosts.iter().map(show).collect()))
+    }
+
+    const DIGEST: &str = "@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+    #[test]
+    fn the_longest_prefix_gives_mirrors_and_location() {
+        let file = "unqualified-search-registries = [\"docker.io\"]\n\
+            [[registry]]\nlocation = \"docker.io\"\n[[registry.mirror]]\nlocation = \"mirror.example/hub\"\n\
+            [[registry.mirror]]\nlocation = \"lan.example:5000\"\ninsecure = true\npull-from-mirror = \"digest-only\"\n\
+            [[registry]]\nprefix = \"docker.io/library\"\nlocation = \"own.example/copies\"\n\
+            [[registry]]\nprefix = \"*.corp.example\"\ninsecure = true\n\
+            [[registry]]\nprefix = \"bad.corp.example\"\nblocked = true\n\
+            [[registry]]\nlocation = \"127.0.0.1:5000\"\ninsecure = true\n\
+            [[registry]]\nlocation = \"tags.example\"\n[[registry.mirror]]\nlocation = \"m.example\"\npull-from-mirror = \"tag-only\"\n\
+            [[registry]]\nlocation = \"digests.example\"\nmirror-by-digest-only = true\n[[registry.mirror]]\nlocation = \"m.example\"\n";
+        for (name, expected) in [
+            (
+                "docker.io/team/app:v1",
+                Some(
+                    &[
+                        "~https://mirror.example/hub/team/app",
+                        "~https://lan.example:5000/team/app!?",
+                        "~http://lan.example:5000/team/app!",
+                        "https://registry-1.docker.io/-",
+                    ][..],
+                ),
+            ),
+            ("docker.io/library/app:v1", Some(&["https://own.example/copies/app"])),
+            (
+                "docker.io/libraryx/app:v1",
+                Some(&[
+                    "~https://mirror.example/hub/libraryx/app",
+                    "~https://lan.example:5000/libraryx/app!?",
+                    "~http://lan.example:5000/libraryx/app!",
+                    "https://registry-1.docker.io/-",
+                ]),
+            ),
+            ("a.corp.example/x:v1", Some(&["https://a.corp.example/-?", "http://a.corp.example/-"])),
+            ("corp.example/x:v1", None),
+            ("other.example/a.corp.example/x:v1", None),
+            ("127.0.0.1:5000/x:v1", Some(&["http://127.0.0.1:5000/-"])),
+            ("tags.example/x:v1", Some(&["~https://m.example/x", "https://tags.example/-"])),
+            (&format!("tags.example/x{DIGEST}"), Some(&["https://tags.example/-"])),
+            ("digests.example/x:v1", Some(&["~https://m.example/x!", "https://digests.example/-"])),
+        ] {
+            let expected = expected.map(|hosts| hosts.iter().map(|host| (*host).to_owned()).collect());
+            assert_eq!(chain(name, file), Ok(expected), "{name}");
+        }
+        assert!(chain("bad.corp.example/x:v1", file).unwrap_err().contains("blocks `bad.corp.example`"));
+        assert_eq!(warnings(file), ["`unqualified-search-registries` is no key that is read"]);
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_without_its_secrets() {
+        for text in [
+            "registry = 1",
+            "[[registry]]\nlocation = 1",
+            "[[registry]]\nprefix = \"a.example\"\nlocation = \"https://hunter2@b.example\"",
+            "[[registry]]\nprefix = \"a.example\"\nlocation = \"hunter2@b.example\"",
+            "[[registry]]\nprefix = \"a.example\"\nlocation = \"b.example:99999\"",
+            "[[registry]]\nlocation = \"a.example\"\n[[registry.mirror]]\n",
+            "[[registry]]\nlocation = \"a.example\"\n[[registry.mirror]]\nlocation = \"b.example\"\npull-from-mirror = \"never\"",
+        ] {
+            let error = chain("a.example/x:v1", text).expect_err(text);
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        let many = "[[registry.mirror]]\nlocation = \"b.example\"\n".repeat(40);
+        chain("a.example/x:v1", &format!("[[registry]]\nlocation = \"a.example\"\n{many}")).unwrap_err();
+        let typo = "[[registry]]\nlocaton = \"a\"\n[[registry.mirror]]\nunsecure = true\n";
+        assert_eq!(warnings(typo).len(), 2);
+    }
+}
