@@ -40,7 +40,8 @@ struct Registry {
 struct Mirror {
     location: String,
     insecure: bool,
-    pull_from_mirror: PullFrom,
+    #[serde(rename = "pull-from-mirror")]
+    pull_from: PullFrom,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Deserialize)]
@@ -76,7 +77,7 @@ pub(super) fn parse(text: &str, reference: &Reference) -> Result<Option<Vec<Host
     }
     let mut hosts = Vec::new();
     for mirror in &registry.mirror {
-        let from = if registry.mirror_by_digest_only { PullFrom::DigestOnly } else { mirror.pull_from_mirror };
+        let from = if registry.mirror_by_digest_only { PullFrom::DigestOnly } else { mirror.pull_from };
         if from == PullFrom::TagOnly && reference.digest().is_some() {
             continue;
         }
