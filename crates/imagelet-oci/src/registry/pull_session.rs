@@ -55,6 +55,8 @@ pub(crate) struct SessionHost {
     pub(crate) host: Host,
     pub(crate) credential: Option<Credential>,
     grant: Mutex<Option<Grant>>,
+    /// Held while a grant is obtained.
+    pub(crate) renewal: tokio::sync::Mutex<()>,
     /// The token service that did not receive the credential, for the message of a refusal.
     pub(crate) withheld: OnceLock<Origin>,
     reference: Reference,
@@ -163,7 +165,8 @@ impl SessionHost {
         let grant = Mutex::new(credential.and_then(Grant::ready));
         let account = limits.account(credential);
         let (credential, reference) = (credential.cloned(), reference.clone());
-        Self { host, credential, grant, withheld: OnceLock::new(), reference, account }
+        let renewal = tokio::sync::Mutex::default();
+        Self { host, credential, grant, renewal, withheld: OnceLock::new(), reference, account }
     }
 
     pub(crate) fn grant(&self) -> Option<Grant> {

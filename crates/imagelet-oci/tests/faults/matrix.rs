@@ -16,7 +16,7 @@ const USUAL: std::time::Duration = std::time::Duration::from_secs(20);
 const SECRETS: [&str; 4] = ["hunter2pass", "aHVudGVyMnBhc3M", "signed-secret", "key-of-"];
 
 /// Cases that the client does not handle yet: a fault, and numbers of hosts.
-const KNOWN_TO_FAIL: &[(&str, &[usize])] = &[("token-post-only", &[1])];
+const KNOWN_TO_FAIL: &[(&str, &[usize])] = &[];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pull_succeeds_where_one_host_is_healthy_and_else_reports_class_and_host() {

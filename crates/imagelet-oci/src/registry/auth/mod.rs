@@ -44,6 +44,8 @@ impl PullSession {
         shown: Option<u64>,
     ) -> Result<(), Failure> {
         let place = host.host.origin.authority();
+        // The requests of a pull that are refused at the same time obtain one token.
+        let _renewal = host.renewal.lock().await;
         if host.grant().map(|grant| grant.number) != shown {
             return Ok(()); // Another request of this pull was quicker.
         }
@@ -81,15 +83,29 @@ impl PullSession {
             // Public content needs no credential.
             host.withheld.get_or_init(|| target.origin.clone());
         }
-        let request = token_request(target, challenge.parameter("service"), credential, host)?;
+        let service = challenge.parameter("service");
+        let as_form = password_request(target.clone(), service, credential, host);
+        let request = token_request(target, service, credential, host)?;
         let timeout = self.transport().header_timeout * 3 / 2;
         let began = Instant::now();
-        let exchange = self.exchange_token(host, request, &place);
+        let exchange = async {
+            match (self.exchange_token(host, request, &place).await, as_form) {
+                // The OAuth 2 form of the token protocol: some services know no other.
+                (Ok(None), Some(as_form)) => self.exchange_token(host, as_form, &place).await,
+                (answer, _) => answer,
+            }
+        };
         let Ok(answer) = tokio::time::timeout(timeout, exchange).await else {
             let message = format!("token service `{place}` did not end its answer within {} s", timeout.as_secs_f32());
             return Err(unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Stage::Token)).into());
         };
-        let token = answer.map_err(|failure| failure.at(Stage::Token))?;
+        let no_method = || {
+            let fault = Fault::new(ErrorClass::AnswerInvalid, Stage::Token);
+            Failure::from(
+                denied(format!("token service `{place}` does not serve this kind of request")).with_fault(fault),
+            )
+        };
+        let token = answer.map_err(|failure| failure.at(Stage::Token))?.ok_or_else(no_method)?;
         record(
             Stage::Token,
             began,
@@ -99,7 +115,13 @@ impl PullSession {
         Ok(token)
     }
 
-    async fn exchange_token(&self, host: &SessionHost, request: Request, place: &str) -> Result<Secret, Failure> {
+    /// `None`: the service does not know the method.
+    async fn exchange_token(
+        &self,
+        host: &SessionHost,
+        request: Request,
+        place: &str,
+    ) -> Result<Option<Secret>, Failure> {
         let answer = self.transport().send(request, self.reception()).await?;
         let kind = answer.content_type().to_owned();
         let body = self.transport().read(answer.body, TOKEN_BYTES_MAX, self.reception()).await;
@@ -114,7 +136,10 @@ impl PullSession {
             let with = media_type_base(&kind);
             let with = if with.is_empty() { with } else { format!(", with `{}`", printable(&with)) };
             let no_token = || denied(format!("token service `{place}` answered without a token{with}"));
-            return read_token(&body).ok_or_else(|| no_token().with_fault(invalid).into());
+            return read_token(&body).map(Some).ok_or_else(|| no_token().with_fault(invalid).into());
+        }
+        if answer.status == StatusCode::METHOD_NOT_ALLOWED {
+            return Ok(None);
         }
         // Such a service may return a token with any status.
         let has_token = body.windows(6).any(|part| part == b"token\"");
@@ -138,11 +163,8 @@ fn token_request(
     credential: Option<&Credential>,
     host: &SessionHost,
 ) -> Result<Request, RuntimeError> {
-    let pair = |name: &str, value: &str| format!("{name}={}", utf8_percent_encode(value, QUERY));
-    let mut query: Vec<String> = service.map(|service| pair("service", service)).into_iter().collect();
-    query.push(pair("scope", &host.scope()));
-    let (mut bound, mut open) = (HeaderMap::new(), HeaderMap::new());
-    let (mut method, mut form) = (Method::GET, None);
+    let mut query = scope_pairs(service, host);
+    let mut bound = HeaderMap::new();
     match credential.map(|credential| &credential.kind) {
         Some(CredentialKind::Basic { username, password }) => {
             let grant = Grant::new("Basic", basic(username, password), 0);
@@ -151,22 +173,51 @@ fn token_request(
             query.push(pair("account", username));
         }
         Some(CredentialKind::IdentityToken(token)) => {
-            let exchange = [
-                pair("grant_type", "refresh_token"),
-                pair("client_id", CLIENT_ID),
-                pair("refresh_token", token.expose()),
-            ];
-            method = Method::POST;
-            open.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
-            form = Some(exchange.into_iter().chain(query.drain(..)).collect::<Vec<_>>().join("&"));
+            let refresh = [pair("grant_type", "refresh_token"), pair("refresh_token", token.expose())];
+            return Ok(token_form(target, refresh.into_iter().chain(query), host));
         }
         Some(CredentialKind::RegistryToken(_)) | None => {}
     }
-    let target = if query.is_empty() { target } else { target.with_query(&query.join("&")) };
+    Ok(token_call(target.with_query(&query.join("&")), bound, None, host))
+}
+
+/// The same request as a form with the password, for services that know nothing but `POST`.
+fn password_request(
+    target: Target,
+    service: Option<&str>,
+    credential: Option<&Credential>,
+    host: &SessionHost,
+) -> Option<Request> {
+    let Some(CredentialKind::Basic { username, password }) = credential.map(|credential| &credential.kind) else {
+        return None;
+    };
+    let pairs = [pair("grant_type", "password"), pair("username", username), pair("password", password.expose())];
+    Some(token_form(target, pairs.into_iter().chain(scope_pairs(service, host)), host))
+}
+
+fn token_form(target: Target, pairs: impl Iterator<Item = String>, host: &SessionHost) -> Request {
+    let form = pairs.chain([pair("client_id", CLIENT_ID)]).collect::<Vec<_>>().join("&");
+    token_call(target, HeaderMap::new(), Some(form), host)
+}
+
+fn token_call(target: Target, bound: HeaderMap, form: Option<String>, host: &SessionHost) -> Request {
+    let mut open = HeaderMap::new();
+    if form.is_some() {
+        open.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
+    }
+    let method = if form.is_some() { Method::POST } else { Method::GET };
     // The registry's TLS settings apply; the client certificate is sent only to the registry's own origin.
     let connection = host.host.connection.clone();
     let connection = if target.origin == host.host.origin { connection } else { connection.without_identity() };
-    Ok(Request { target, connection, bound, open, method, form, may_stray: false, hop: Stage::Token })
+    Request { target, connection, bound, open, method, form, may_stray: false, hop: Stage::Token }
+}
+
+fn scope_pairs(service: Option<&str>, host: &SessionHost) -> Vec<String> {
+    service.map(|service| pair("service", service)).into_iter().chain([pair("scope", &host.scope())]).collect()
+}
+
+fn pair(name: &str, value: &str) -> String {
+    format!("{name}={}", utf8_percent_encode(value, QUERY))
 }
 
 /// Whether a token service may receive the registry's credential: over HTTPS, or as the registry's own origin.

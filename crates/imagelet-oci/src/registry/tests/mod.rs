@@ -239,6 +239,27 @@ async fn identity_and_registry_tokens_open_what_they_are_for() {
 }
 
 #[tokio::test]
+async fn a_token_service_that_knows_only_forms_gets_one_and_one_token_serves_concurrent_requests() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"one", b"two", b"three"]);
+    let form = Some("grant_type=password&username=user&password=hunter2pass".to_owned());
+    fake.guard(Guard::Bearer { shown: None, form, realm: None });
+    fake.trick("/token", 1, answer(405, &[], ""));
+    let resolved = pull(&fake, Some(&credential("hunter2pass"))).await.unwrap();
+    let tokens: Vec<_> = fake.seen().into_iter().filter(|seen| seen.path == "/token").map(|seen| seen.method).collect();
+    assert_eq!(tokens, ["GET", "POST"]);
+    fake.guard(bearer());
+    fake.expire_tokens();
+    let layers = &resolved.manifest.layers;
+    let reads = futures_util::future::join_all(layers.iter().map(|layer| read(&resolved, layer))).await;
+    assert!(reads.into_iter().all(|read| read.is_ok()));
+    assert_eq!(fake.seen().iter().filter(|seen| seen.path == "/token").count(), 1);
+    fake.trick("/token", 9, answer(405, &[], ""));
+    let error = pull(&fake, Some(&credential("hunter2pass"))).await.unwrap_err();
+    assert_eq!((error.kind(), error.fault().hop), (RuntimeErrorKind::Denied, Stage::Token), "{}", error.chain());
+}
+
+#[tokio::test]
 async fn a_token_service_that_misbehaves_is_given_up() {
     for (trick, kind) in [
         (answer(200, &[("content-type", "text/html")], "<html>"), RuntimeErrorKind::Denied),
