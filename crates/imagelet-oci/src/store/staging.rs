@@ -42,7 +42,10 @@ impl Drop for Staging {
             return;
         }
         match self.spare.take() {
-            Some((store, spare, resumption)) if resumption.is_allowed() => store.add_spare(spare),
+            // After a failed sync the bytes may be lost, and a later view would not learn of it.
+            Some((store, spare, resumption)) if resumption.is_allowed() && !spare.view.has_failed() => {
+                store.add_spare(spare);
+            }
             _ => discard(&self.folder),
         }
     }

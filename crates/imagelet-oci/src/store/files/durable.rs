@@ -66,8 +66,12 @@ impl SyncView {
         Ok(Self { root: File::open(root)?, failed: AtomicBool::new(false) })
     }
 
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
     pub(crate) fn sync(&self) -> io::Result<()> {
-        if self.failed.load(Ordering::Acquire) {
+        if self.has_failed() {
             return Err(io::Error::other("an earlier sync failed, and what it should have kept is lost"));
         }
         let synced = rustix::fs::syncfs(&self.root).map_err(io::Error::from);

@@ -1,0 +1,81 @@
+//! Tokens: whose they are, and token services that answer in other ways.
+
+use super::*;
+
+#[tokio::test]
+async fn a_token_of_one_credential_never_serves_another() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[]);
+    fake.guard(bearer());
+    let registry = registry();
+    let reference = fake.reference("team/app:v1");
+    assert!(registry.resolve(&reference, Some(&credential("hunter2pass")), &platform()).await.is_ok());
+    for other in [None, Some(&credential("other"))] {
+        let error = registry.resolve(&reference, other, &platform()).await.unwrap_err();
+        assert_eq!(error.kind(), RuntimeErrorKind::Denied);
+    }
+}
+
+#[tokio::test]
+async fn identity_and_registry_tokens_open_what_they_are_for() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[]);
+    fake.guard(Guard::Bearer { shown: None, form: Some("refresh_token=refresh%2Fme".to_owned()), realm: None });
+    let with = |kind| Credential { kind, server_address: String::new() };
+    let identity = with(CredentialKind::IdentityToken(Secret::new("refresh/me")));
+    pull(&fake, Some(&identity)).await.unwrap();
+    let seen = fake.seen();
+    assert_eq!((seen[1].method.as_str(), seen[1].query.as_str()), ("POST", ""));
+    assert!(seen[1].body.contains("grant_type=refresh_token"), "{}", seen[1].body);
+
+    let registry_token = with(CredentialKind::RegistryToken(Secret::new("token-0")));
+    pull(&fake, Some(&registry_token)).await.unwrap();
+    assert_eq!(shown(&fake.seen()), [Some("Bearer token-0")]);
+    fake.expire_tokens();
+    assert_eq!(pull(&fake, Some(&registry_token)).await.unwrap_err().kind(), RuntimeErrorKind::Denied);
+    assert_eq!(fake.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_token_service_that_knows_only_forms_gets_one_and_one_token_serves_concurrent_requests() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"one", b"two", b"three"]);
+    let form = Some("grant_type=password&username=user&password=hunter2pass".to_owned());
+    fake.guard(Guard::Bearer { shown: None, form, realm: None });
+    fake.trick("/token", 1, answer(405, &[], ""));
+    let resolved = pull(&fake, Some(&credential("hunter2pass"))).await.unwrap();
+    let tokens: Vec<_> = fake.seen().into_iter().filter(|seen| seen.path == "/token").map(|seen| seen.method).collect();
+    assert_eq!(tokens, ["GET", "POST"]);
+    fake.guard(bearer());
+    fake.expire_tokens();
+    let layers = &resolved.manifest.layers;
+    let reads = futures_util::future::join_all(layers.iter().map(|layer| read(&resolved, layer))).await;
+    assert!(reads.into_iter().all(|read| read.is_ok()));
+    assert_eq!(fake.seen().iter().filter(|seen| seen.path == "/token").count(), 1);
+    fake.trick("/token", 9, answer(405, &[], ""));
+    let error = pull(&fake, Some(&credential("hunter2pass"))).await.unwrap_err();
+    assert_eq!((error.kind(), error.fault().hop), (RuntimeErrorKind::Denied, Stage::Token), "{}", error.chain());
+}
+
+#[tokio::test]
+async fn a_token_service_that_misbehaves_is_given_up() {
+    for (trick, kind) in [
+        (answer(200, &[("content-type", "text/html")], "<html>"), RuntimeErrorKind::Denied),
+        (Trick::Answer(200, vec![], vec![b'x'; 2 << 20].into()), RuntimeErrorKind::Denied),
+        (answer(200, &[], r#"{"token":"a\nb"}"#), RuntimeErrorKind::Denied),
+        (answer(503, &[], ""), RuntimeErrorKind::RegistryUnavailable),
+        (answer(302, &[("location", "http://127.0.0.2:1/token")], ""), RuntimeErrorKind::Other),
+    ] {
+        let fake = FakeRegistry::start().await;
+        fake.guard(bearer());
+        fake.trick("/token", 9, trick.clone());
+        let error = pull(&fake, Some(&credential("hunter2pass"))).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{trick:?}: {}", error.chain());
+    }
+    let fake = FakeRegistry::start().await;
+    fake.guard(Guard::Bearer { shown: None, form: None, realm: Some("http://auth.example/token".to_owned()) });
+    let error = pull(&fake, Some(&credential("hunter2pass"))).await.unwrap_err();
+    assert!(error.to_string().contains("not encrypted"), "{error}");
+    fake.trick("/v1", 9, answer(401, &[("www-authenticate", "Bearer realm=\"x")], ""));
+    assert_eq!(pull(&fake, None).await.unwrap_err().kind(), RuntimeErrorKind::Denied);
+}
