@@ -3,6 +3,9 @@
 use imagelet_oci::testing::FAULTS;
 
 const REGISTRY: &str = include_str!("../../src/registry/tests/mod.rs");
+const TOKENS: &str = include_str!("../../src/registry/tests/tokens.rs");
+const PROXIES: &str = include_str!("../../src/registry/tests/proxies.rs");
+const DIAL: &str = include_str!("../../src/registry/connection/dial.rs");
 const STRANGERS: &str = include_str!("../../src/registry/tests/strangers.rs");
 const CERTIFICATES: &str = include_str!("../../src/registry/tests/certificates.rs");
 const REGISTRY_ERROR: &str = include_str!("../../src/registry/error.rs");
@@ -25,9 +28,11 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("B072", STRANGERS, "a_password_and_an_identity_token_stay_away_from_a_plain_token_service_elsewhere"),
     ("B073", REGISTRY, "a_wrong_password_is_tried_once_and_not_repeated_in_the_error"),
     ("B074", REGISTRY, "a_token_is_got_for_this_repository_and_used_for_all_of_the_pull"),
-    ("B077", REGISTRY, "identity_and_registry_tokens_open_what_they_are_for"),
+    ("B077", TOKENS, "identity_and_registry_tokens_open_what_they_are_for"),
     ("B077", DOCKER_CONFIG, "every_document_and_auth_vector_holds"),
     ("B087", CERTIFICATES, "a_named_server_certificate_is_refused_out_of_its_time_and_for_other_names"),
+    ("B088", DIAL, "the_first_connection_wins_and_a_dead_address_costs_its_head_start"),
+    ("B089", PROXIES, "a_proxy_that_is_down_or_refuses_is_named_without_its_password"),
     ("B090", REGISTRY_ERROR, "half_a_secret_at_the_cut_is_left_out_and_long_answers_end"),
     ("B091", REGISTRY_ERROR, "a_signed_address_is_repeated_without_its_signature"),
     ("B092", DOCKER_CONFIG, "an_error_shows_nothing_of_the_document"),
@@ -68,11 +73,7 @@ const IN_THE_MATRIX: &[(&str, &[&str])] = &[
 ];
 
 /// Cases without a test, and why.
-const WITHOUT: &[(&str, &str)] = &[
-    ("B086", "the registry client speaks HTTP/1.1 only"),
-    ("B088", "addresses of several families are not raced yet"),
-    ("B089", "proxies are not configured yet"),
-];
+const WITHOUT: &[(&str, &str)] = &[("B086", "the registry client speaks HTTP/1.1 only")];
 
 #[test]
 fn every_case_of_a_registry_that_misbehaves_has_a_test() {

@@ -57,7 +57,7 @@ fn a_hundred_failed_pulls_leave_a_daemon_as_it_was() {
     let store = folder.path().join("store");
     // The kubelet's rate would make a hundred pulls last twenty seconds.
     let config = folder.path().join("config.yaml");
-    let text = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nregistryPullQPS: 0\nserializeImagePulls: false\n";
+    let text = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nregistryPullQPS: 0\nserializeImagePulls: false\npulls: {retryBudget: 2s}\n";
     fs::write(&config, text).unwrap();
     let daemon =
         Daemon::start(folder.path(), ["--store", store.to_str().unwrap(), "--config", config.to_str().unwrap()]);

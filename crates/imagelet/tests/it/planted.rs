@@ -184,7 +184,7 @@ fn a_daemons_secrets_are_seen_nowhere() {
     let config = scene.folder.path().join("config.yaml");
     let port = Port::choose();
     let text = format!(
-        "registryPullQPS: 0\nhttp: {{address: '127.0.0.1:{port}'}}\nregistry: {{configPath: {}}}\ncredentials: {{dockerConfig: {}}}\n",
+        "registryPullQPS: 0\npulls: {{retryBudget: 2s}}\nhttp: {{address: '127.0.0.1:{port}'}}\nregistry: {{configPath: {}}}\ncredentials: {{dockerConfig: {}}}\n",
         certs.display(),
         scene.folder.path().join("home/.docker/config.json").display()
     );
