@@ -73,7 +73,7 @@ impl ArchiveFiles {
         &self.place
     }
 
-    /// A file at its first byte, and its size. `None`: there is none of this name.
+    /// A file at its first byte, and its size. `None`: the archive has no such file.
     pub(super) fn open(&self, name: &str) -> Result<Option<(File, u64)>, RuntimeError> {
         let Some(name) = normalised(name) else { return Ok(None) };
         let opened = match &self.kind {

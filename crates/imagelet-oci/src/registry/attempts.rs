@@ -20,6 +20,8 @@ const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Attempts {
     hosts: Vec<Candidate>,
+    /// One for all backoffs of the request: requests do not retry at the same moment, and hosts keep their order.
+    jitter: f64,
     first: Option<Instant>,
     count: u32,
     /// Some host has sent a part of the content: a temporary failure there outweighs a final one elsewhere.
@@ -63,7 +65,8 @@ impl Attempts {
             is_out: false,
             error: None,
         };
-        Self { hosts: hosts.into_iter().map(candidate).collect(), first: None, count: 0, is_underway: false }
+        let hosts = hosts.into_iter().map(candidate).collect();
+        Self { hosts, jitter: random_share(), first: None, count: 0, is_underway: false }
     }
 
     /// The next attempt; `None`: none is left.
@@ -96,7 +99,9 @@ impl Attempts {
 
     /// Records a failure; returns when the host may be tried again.
     pub(crate) fn failed(&mut self, host: usize, failure: Failure, now: Instant) -> Option<Instant> {
+        let jitter = self.jitter;
         let candidate = self.hosts.iter_mut().find(|candidate| candidate.host == host)?;
+        let backoff = shortened(backoff(candidate.failures), jitter);
         let wait = match failure.retry {
             Retry::Never => None,
             Retry::Again { times } if candidate.again >= times => None,
@@ -104,9 +109,9 @@ impl Attempts {
                 candidate.again += 1;
                 Some(Duration::ZERO)
             }
-            Retry::Soon => Some(jittered(backoff(candidate.failures))),
+            Retry::Soon => Some(backoff),
             // At least a backoff: a registry that requests no wait must not be asked without end.
-            Retry::After(wait) => Some(wait.max(jittered(backoff(candidate.failures)))),
+            Retry::After(wait) => Some(wait.max(backoff)),
         };
         candidate.failures += 1;
         candidate.is_requested = matches!(failure.retry, Retry::After(_));
@@ -144,9 +149,17 @@ pub(crate) fn backoff(failures: u32) -> Duration {
 
 /// 75 to 100 % of a wait, so that pulls do not retry at the same moment.
 pub(crate) fn jittered(wait: Duration) -> Duration {
-    let random = std::hash::RandomState::new().hash_one(()) % 256;
-    let quarter = wait / 4;
-    wait.saturating_sub(quarter.mul_f64(random as f64 / 256.0))
+    shortened(wait, random_share())
+}
+
+/// A wait without a share of its last quarter.
+fn shortened(wait: Duration, share: f64) -> Duration {
+    wait.saturating_sub((wait / 4).mul_f64(share))
+}
+
+/// A number from 0 to below 1.
+fn random_share() -> f64 {
+    (std::hash::RandomState::new().hash_one(()) % 256) as f64 / 256.0
 }
 
 #[cfg(test)]
@@ -203,6 +216,10 @@ mod tests {
             ),
         ] {
             assert_eq!(found, expected, "{what}");
+        }
+        for _ in 0..100 {
+            let expected = [0, 1, 2, 0, 1, 2, 0, 1, 2];
+            assert_eq!(order(good, [Soon, Soon, Soon], false), expected, "the jitter changes no order");
         }
     }
 

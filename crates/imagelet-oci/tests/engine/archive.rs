@@ -382,7 +382,7 @@ async fn a_layout_that_lies_about_a_digest_is_refused() {
         ("a digest in its name", renamed(&format!("reg.io/app@{other}")), "the image named"),
         ("no name", renamed(""), "no name for the image"),
         ("a bare tag", renamed("v1"), "only the tag `v1`"),
-        ("a name that is none", renamed("reg.io/../app:v1"), "names no image"),
+        ("an invalid name", renamed("reg.io/../app:v1"), "names no image"),
     ] {
         let place = tar_at(folder.path().join("lie.tar"));
         std::fs::write(&place.path, tar_of(&entries)).expect("written");

@@ -15,7 +15,7 @@ documents! {
     Exported {
         image: String,
         id: String,
-        /// Digest of the index, or of the manifest where there is none.
+        /// Digest of the index; of the manifest if the image has no index.
         digest: String,
         path: PathBuf,
         /// Bytes of all blobs in the archive.

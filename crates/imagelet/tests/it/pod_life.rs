@@ -39,9 +39,9 @@ pub(crate) async fn all_runtime_calls(daemon: &Daemon, sandbox: &str, container:
     assert_eq!(client.pod_sandbox_status(asked).await.unwrap().into_inner().status.unwrap().id, sandbox);
     for filter in [None, Some(v1::ContainerFilter { id: container.to_owned() })] {
         let listed = client.list_containers(v1::ListContainersRequest { filter }).await.unwrap().into_inner();
-        let told: Vec<_> =
+        let containers: Vec<_> =
             listed.containers.iter().map(|one| (one.id.as_str(), one.image_ref.as_str(), one.state)).collect();
-        assert_eq!(told, [(container, image, 1)], "and runs");
+        assert_eq!(containers, [(container, image, 1)], "it runs");
     }
     let none = v1::ContainerFilter { id: "f".repeat(64) };
     let listed = client.list_containers(v1::ListContainersRequest { filter: Some(none) }).await.unwrap().into_inner();

@@ -89,8 +89,8 @@ async fn a_mirror_that_never_answers_costs_one_deadline_for_an_image_of_thirty_l
     assert_eq!(asked, 1, "the next process knows it");
 }
 
-#[tokio::test]
-async fn a_blob_that_breaks_off_at_a_mirror_goes_on_at_the_registry() {
+/// An image of one layer at a registry and at its mirror, and the bytes of the layer.
+async fn mirrored() -> (FakeRegistry, FakeRegistry, Resolved, Vec<u8>) {
     let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
     let bytes: Vec<u8> = (0..50_000_u32).map(|index| index.to_le_bytes()[0]).collect();
     for registry in [&fake, &mirror] {
@@ -98,8 +98,14 @@ async fn a_blob_that_breaks_off_at_a_mirror_goes_on_at_the_registry() {
     }
     let (registry, _folder) = client(&fake, &[mirror.address.to_string()], quick());
     let resolved = resolve(&registry, &fake).await.unwrap();
-    let digest = Digest::of(&bytes);
     fake.seen();
+    (fake, mirror, resolved, bytes)
+}
+
+#[tokio::test]
+async fn a_blob_that_breaks_off_at_a_mirror_goes_on_at_the_registry() {
+    let (fake, mirror, resolved, bytes) = mirrored().await;
+    let digest = Digest::of(&bytes);
     mirror.trick(digest.as_str(), 9, Trick::CutAfter(10_000));
     assert_eq!(layer(&resolved, 0).await.unwrap(), bytes);
     assert_eq!(ranges(&fake), [Some("bytes=10000-".to_owned())]);
@@ -114,13 +120,7 @@ async fn a_blob_that_breaks_off_at_a_mirror_goes_on_at_the_registry() {
 
 #[tokio::test]
 async fn a_mirror_that_ignores_the_range_is_passed_over_and_read_whole_only_if_it_is_the_last() {
-    let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
-    let bytes: Vec<u8> = (0..50_000_u32).map(|index| index.to_le_bytes()[0]).collect();
-    for registry in [&fake, &mirror] {
-        registry.put_image("v1", &[&bytes]);
-    }
-    let (registry, _folder) = client(&fake, &[mirror.address.to_string()], quick());
-    let resolved = resolve(&registry, &fake).await.unwrap();
+    let (fake, mirror, resolved, bytes) = mirrored().await;
     let digest = Digest::of(&bytes);
     mirror.trick(digest.as_str(), 1, Trick::CutAfter(10_000));
     mirror.trick(digest.as_str(), 9, Trick::IgnoreRange);

@@ -134,7 +134,10 @@ async fn pull_as_kubelet(socket: PathBuf, images: &[String], configs: &[AuthConf
 
 fn store_arguments(folder: &Path, docker: &Path) -> String {
     let config = folder.join("config.yaml");
-    let text = format!("registryPullQPS: 0\ncredentials: {{dockerConfig: {}}}\n", docker.display());
+    let text = format!(
+        "registryPullQPS: 0\npulls: {{retryBudget: 2s}}\ncredentials: {{dockerConfig: {}}}\n",
+        docker.display()
+    );
     fs::write(&config, text).unwrap();
     config.into_os_string().into_string().expect("temporary directories have plain names")
 }

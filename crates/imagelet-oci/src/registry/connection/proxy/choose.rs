@@ -127,7 +127,7 @@ impl Proxies {
 }
 
 impl Proxy {
-    /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the scheme is `http` where there is none.
+    /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default scheme is `http`.
     fn parse(url: &str) -> Result<Self, &'static str> {
         let url = url.trim();
         if url.len() > URL_BYTES_MAX || url.chars().any(|character| character.is_control() || character == ' ') {
@@ -138,7 +138,7 @@ impl Proxy {
             "http" => (ProxyKind::Http, 80),
             "https" => (ProxyKind::Https, 443),
             "socks5" | "socks5h" => (ProxyKind::Socks, 1080),
-            _ => return Err("its scheme is none of http, https, socks5 and socks5h"),
+            _ => return Err("its scheme is not http, https, socks5 or socks5h"),
         };
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         let (user, place) = match authority.rsplit_once('@') {
