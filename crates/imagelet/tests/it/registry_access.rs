@@ -106,7 +106,7 @@ fn a_private_authority_is_believed_where_hosts_toml_names_it() {
     site.pull(&front.address(), "https", &own, &[]).ok();
     site.pull(&front.address(), "https", "skip_verify = true\n", &[]).ok();
     for hosts in ["", &other] {
-        site.pull(&front.address(), "https", hosts, &[]).refused(&["ssuer", &front.address()]);
+        site.pull(&front.address(), "https", hosts, &[]).refused(&["signed by an unknown authority", &front.address()]);
     }
 }
 
@@ -123,9 +123,10 @@ fn a_client_certificate_is_shown_where_hosts_toml_names_it() {
     let client =
         |(certificate, key): (String, String)| format!("ca = \"{ca}\"\nclient = [[\"{certificate}\", \"{key}\"]]\n");
     site.pull(&front.address(), "https", &client(write("node", authority.sign("node.example.com"))), &[]).ok();
-    site.pull(&front.address(), "https", &format!("ca = \"{ca}\"\n"), &[]).refused(&["ertificate", &front.address()]);
+    site.pull(&front.address(), "https", &format!("ca = \"{ca}\"\n"), &[])
+        .refused(&["client certificate", &front.address()]);
     let stranger = write("stranger", Authority::new("another").sign("node.example.com"));
-    site.pull(&front.address(), "https", &client(stranger), &[]).refused(&["ertificate", &front.address()]);
+    site.pull(&front.address(), "https", &client(stranger), &[]).refused(&["client certificate", &front.address()]);
 }
 
 /// A token server of the Docker Registry's kind: it gives out signed tokens for a login. It stands before the registry, at
