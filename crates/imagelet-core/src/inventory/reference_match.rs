@@ -63,24 +63,25 @@ fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
             [Some(tail), tail.strip_suffix(":latest")].into_iter().flatten()
         })
         .collect();
-    let filter = BloomFilter::of(named.keys().chain(&tails).copied());
+    let filter = EndFilter::of(named.keys().chain(&tails).copied());
     for (index, image) in images.iter().enumerate() {
         let mut note = |spelling: &str| {
-            if filter.may_have(spelling)
-                && let Some(indices) = named.get_mut(spelling)
-            {
+            if let Some(indices) = named.get_mut(spelling) {
                 indices.push(index);
             }
         };
         let id = bare_id(image.id.as_str());
         longest = longest.max(id.len());
-        note(id);
-        for name in image.tags.iter().chain(&image.digests) {
+        if filter.may_have_end_of(id) {
+            note(id);
+        }
+        // What a name is searched by is the name or an end of it: its tail, its digest.
+        for name in image.tags.iter().chain(&image.digests).filter(|name| filter.may_have_end_of(name)) {
             note(name);
             match name.split_once('@') {
                 // The same digest in another repository is the same image, so the name is not parsed.
                 Some((_, digest)) => note(bare_id(digest)),
-                None if filter.may_have(tail(name)) && tails.contains(tail(name)) => {
+                None if tails.contains(tail(name)) => {
                     name.parse::<Reference>().into_iter().for_each(|it| note(&it.canonical().to_string()));
                 }
                 None => {}
@@ -103,34 +104,43 @@ fn by_prefix<'t>(images: &[Arc<Image>], prefixes: Vec<&'t str>) -> HashMap<&'t s
     prefixes.into_iter().map(of_prefix).collect()
 }
 
-/// Passes all searched texts and few others: most names of a node are in no container, and the check reads only their
-/// last bytes.
+/// The ends of all searched texts. Most names of a node are in no container, and their last bytes tell.
 #[derive(Debug)]
-struct BloomFilter(Vec<u64>);
+struct EndFilter {
+    /// By the last eight bytes, in which names and digests differ most.
+    long: Vec<u64>,
+    /// By the last byte, for shorter texts.
+    short: [bool; 256],
+}
 
-impl BloomFilter {
+impl EndFilter {
     /// Many bits per searched text of a node.
     const BITS: usize = 1 << 16;
 
     fn of<'t>(texts: impl Iterator<Item = &'t str>) -> Self {
-        let mut words = vec![0; Self::BITS / 64];
+        let mut filter = Self { long: vec![0; Self::BITS / 64], short: [false; 256] };
         for text in texts {
-            let place = Self::place(text);
-            words[place / 64] |= 1 << (place % 64);
+            match (text.as_bytes().last_chunk(), text.as_bytes().last()) {
+                (Some(end), _) => filter.long[Self::place(*end) / 64] |= 1 << (Self::place(*end) % 64),
+                (None, Some(last)) => filter.short[usize::from(*last)] = true,
+                (None, None) => {}
+            }
         }
-        Self(words)
+        filter
     }
 
-    fn may_have(&self, text: &str) -> bool {
-        let place = Self::place(text);
-        self.0[place / 64] & (1 << (place % 64)) != 0
+    /// Whether this text, or one that it ends with, may be among the searched ones.
+    fn may_have_end_of(&self, text: &str) -> bool {
+        let is_long = text.as_bytes().last_chunk().is_some_and(|end| {
+            let place = Self::place(*end);
+            self.long[place / 64] & (1 << (place % 64)) != 0
+        });
+        is_long || text.as_bytes().last().is_some_and(|last| self.short[usize::from(*last)])
     }
 
-    /// Hashes the length and the last eight bytes, in which names and digests differ most.
-    fn place(text: &str) -> usize {
+    fn place(end: [u8; 8]) -> usize {
         const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-        let last = text.as_bytes().last_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let mixed = (last ^ (text.len() as u64).rotate_left(32)).wrapping_mul(MULTIPLIER) >> 48;
+        let mixed = u64::from_le_bytes(end).wrapping_mul(MULTIPLIER) >> 48;
         usize::try_from(mixed).unwrap_or_default() % Self::BITS
     }
 }

@@ -115,10 +115,8 @@ fn is_called(name: &str, wanted: &str) -> bool {
         return true;
     }
     // Normalising changes nothing after the last slash except for an added tag.
-    let tail = |name: &'_ str| name.rsplit('/').next().map_or(0, str::len);
-    let last = &name[name.len() - tail(name)..];
-    let wanted_last = &wanted[wanted.len() - tail(wanted)..];
-    let may_be = last == wanted_last || wanted_last.strip_suffix(":latest") == Some(last);
+    let tail = wanted.rsplit('/').next().unwrap_or(wanted);
+    let may_be = name.ends_with(tail) || tail.strip_suffix(":latest").is_some_and(|tail| name.ends_with(tail));
     may_be && name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == wanted)
 }
 
