@@ -1,4 +1,4 @@
-//! What weighing saves, as far as docs/retention.md promises it.
+//! What weighing saves, as far as docs/performance.md promises it.
 
 use std::sync::Arc;
 

@@ -139,7 +139,7 @@ documents! {
         image_service: ImageServiceKeys,
         /// Whether pulls of images of a runtime are fetched and unpacked by imagelet and imported into the runtime's own stores: `auto`, wherever that is possible, which is beside an unmodified containerd with the snapshotter `overlayfs`, and else the runtime pulls; `never`; `require`, what cannot be imported fails. See [containerd](containerd.md).
         runtime_import: String,
-        /// The image that the runtime starts sandboxes ("pause" containers) from, such as `registry.k8s.io/pause:3.10`: no collection takes it. Empty: what the runtime itself reports, which containerd and CRI-O do. Not with `compatibility: kubelet`. See [keep rules](keep.md).
+        /// The image that the runtime starts sandboxes ("pause" containers) from, such as `registry.k8s.io/pause:3.10`: no collection takes it. Empty: what the runtime itself reports, which containerd and CRI-O do. Not with `compatibility: kubelet`. See [keep rules](collection.md#rules).
         sandbox_image: String,
         /// How registries are reached.
         registry: RegistryKeys,
@@ -201,7 +201,7 @@ documents! {
         period: GoDuration,
         /// Whether a pull into the embedded store, or an import into a runtime, that finds too little space starts a collection under the usual rules. Defaults to false where `enabled` is, or where `compatibility` is `kubelet`.
         for_pulls: bool,
-        /// `enforce` removes the selected images. `shadow` selects and reports, and removes nothing unless `imagelet gc --enforce` says so: for a node whose kubelet still collects. See [why](why.md).
+        /// `enforce` removes the selected images. `shadow` selects and reports, and removes nothing unless `imagelet gc --enforce` says so: for a node whose kubelet still collects. See [shadow mode](collection.md#shadow-mode).
         mode: String,
         /// Which removable images are removed first: `cost`, those whose loss costs least for the bytes that only they take; `lru`, the least recently used, as the kubelet. Defaults to `lru` where `compatibility` is `kubelet`, which allows no other.
         policy: String,
@@ -209,11 +209,11 @@ documents! {
         inodes_high_percent: i32,
         /// Collect until no more than this are in use, in percent. Must be lower than the high one, unless that is off.
         inodes_low_percent: i32,
-        /// Where all removable images are not enough to come below the thresholds, images are removed that were idle for at least this long; see [what a collection frees](reclaim.md). No effect where `compatibility` is `kubelet`, which removes all.
+        /// Where all removable images are not enough to come below the thresholds, images are removed that were idle for at least this long; see [out of reach](collection.md#out-of-reach). No effect where `compatibility` is `kubelet`, which removes all.
         out_of_reach_idle: GoDuration,
         /// From this usage of the image filesystem on, in percent, 0 to 100, all removable images are removed where they are not enough to come below the thresholds, until less is in use; inodes count as well where they are watched. No effect where `compatibility` is `kubelet`.
         critical: i32,
-        /// Images that are kept although unused: a list of rules, see [keep rules](keep.md). Each has exactly one of `repository` (with `lastTags`), `label`, `namespace` and `image`, and may have `for`.
+        /// Images that are kept although unused: a list of rules, see [keep rules](collection.md#rules). Each has exactly one of `repository` (with `lastTags`), `label`, `namespace` and `image`, and may have `for`.
         keep: Vec<KeepKeys>,
         /// Collect only images that imagelet pulled or adopted (`gc.adoptFrom`): images that other programs pulled are kept.
         only_owned: bool,
