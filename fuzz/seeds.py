@@ -5,7 +5,9 @@
 is. GNU tar makes the sparse archives, the `zstd` program the compressed frames; all else is written here.
 """
 
+import base64
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -319,7 +321,80 @@ def registries():
         write("registries", f"{number:02}", rest.split("```")[0].encode())
 
 
+# Policies of signatures, and signed texts.
+
+
+def policies():
+    def put(name, document):
+        write("policy", name, json.dumps(document, separators=(",", ":")).encode())
+
+    accept, reject, gpg = {"type": "insecureAcceptAnything"}, {"type": "reject"}, {"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/k"}
+    point = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200") + bytes([4]) + bytes(64)
+    pem = b"-----BEGIN PUBLIC KEY-----\n" + base64.b64encode(point) + b"\n-----END PUBLIC KEY-----\n"
+    key = {"type": "sigstoreSigned", "keyData": base64.b64encode(pem).decode()}
+    put("accept", {"default": [accept]})
+    put("reject", {"default": [reject], "transports": {"docker-daemon": {"": [accept]}, "docker": {"docker.io/library": [accept]}}})
+    names = ["", "*.example", "a.example", "a.example/team", "a.example/team/app", "a.example/team/app:v1", "docker.io/library/app:v1"]
+    put("scopes", {"default": [reject], "transports": {"docker": {name: [accept] for name in names}}})
+    put("keys", {"default": [key, gpg, {**key, "fulcio": {}}], "transports": {"docker": {"a.example": [{"type": "sigstoreSigned", "keyPaths": ["/a", "/b"]}]}}})
+    identities = ["matchExact", "matchRepoDigestOrExact", "matchRepository", "exactReference", "remapIdentity"]
+    put("identities", {"default": [{**key, "signedIdentity": {"type": kind}} for kind in identities]})
+    put("refused", {"default": [{"type": "sigstoreSigned", "keyPath": "relative", "keyData": "!"}], "other": 1})
+    write("policy", "scope-twice", b'{"default":[{"type":"reject"}],"transports":{"docker":{"a.example":[{"type":"reject"}],"a.example":[]}}}')
+    for name in ["a.example/team/app:v1", "a.example/team/app", "docker.io/library/app:v1", "b.example/x:v1"]:
+        critical = {"type": "cosign container image signature", "image": {"docker-manifest-digest": EMPTY}, "identity": {"docker-reference": name}}
+        put("claim-" + re.sub("[^a-z0-9]", "-", name), {"critical": critical, "optional": {"creator": "a tool", "timestamp": 1}})
+
+
+# Archives to import; a recipe of files is read by `crates/imagelet-oci/tests/fuzz/import.rs`.
+
+
+def imports():
+    def text(document):
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    def recipe(name, *files):
+        write("import", name, b"".join(b"\n== " + name.encode() + b"\n" + content for name, content in files))
+
+    def blob(number, kind, **fields):
+        return {"mediaType": kind, "digest": f"sha256:@{number}@", "size": f"#{number}#", **fields}
+
+    def numbered(document):
+        return re.sub(rb'"(#\d#)"', rb"\1", text(document))
+
+    layer = archive([entry("x", data=b"1")])
+    layer_id = "sha256:" + hashlib.sha256(layer).hexdigest()
+    config = text({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [layer_id]}})
+    image = {"schemaVersion": 2, "mediaType": OCI + "manifest.v1+json", "config": blob(1, OCI + "config.v1+json"), "layers": [blob(0, OCI + "layer.v1.tar+gzip")]}
+    base = [("oci-layout", b'{"imageLayoutVersion":"1.0.0"}'), ("blob", gzip.compress(layer, mtime=0)), ("blob", config), ("blob", numbered(image))]
+    machine = {"platform": {"os": "linux", "architecture": "amd64"}}
+    full = {"annotations": {"io.containerd.image.name": "a.example/app:v1", "org.opencontainers.image.ref.name": "v1"}}
+    kind = OCI + "manifest.v1+json"
+    index = ("blob", numbered({"schemaVersion": 2, "manifests": [blob(2, kind, **machine)]}))
+    nested = ("blob", numbered({"schemaVersion": 2, "manifests": [blob(3, OCI + "index.v1+json")]}))
+    top = lambda *entries: ("index.json", numbered({"schemaVersion": 2, "manifests": entries}))
+    recipe("oci", *base, top(blob(2, kind, **full)))
+    recipe("oci-tag-alone", *base, top(blob(2, kind, annotations={"org.opencontainers.image.ref.name": "v1"})))
+    recipe("oci-platforms", *base, top(blob(2, kind, **full, **machine), blob(1, kind, **full)))
+    recipe("oci-nested", *base, index, nested, top(blob(4, OCI + "index.v1+json", **full)))
+    recipe("oci-no-layer", base[0], base[2], top(blob(0, kind, **full)))
+    saved = {"Config": "@0@.json", "RepoTags": ["a.example/app:v1", "b:v2"], "Layers": ["l/layer.tar"]}
+    recipe("docker", ("l/layer.tar", layer), ("blob", config), ("manifest.json", text([{**saved, "Config": "blobs/sha256/@0@"}])))
+    digest = hashlib.sha256(config).hexdigest()
+    saved = text([{**saved, "Config": digest + ".json"}])
+    for name, content in [("plain", layer), ("gzip", gzip.compress(layer, mtime=0))]:
+        write("import", f"docker-{name}-tar", archive([entry("manifest.json", data=saved), entry(digest + ".json", data=config), entry("l/layer.tar", data=content)]))
+    linked = [entry("manifest.json", data=saved), entry("a.json", data=config), entry(digest + ".json", tarfile.LNKTYPE, link="a.json"), entry("l/layer.tar", tarfile.SYMTYPE, link="../layer"), entry("layer", data=layer)]
+    write("import", "docker-links-tar", archive(linked))
+    packed = gzip.compress(layer, mtime=0)
+    describe = lambda kind, content: descriptor(kind, len(content), digest="sha256:" + hashlib.sha256(content).hexdigest())
+    manifest = text({"schemaVersion": 2, "config": describe(OCI + "config.v1+json", config), "layers": [describe(OCI + "layer.v1.tar+gzip", packed)]})
+    top = text({"schemaVersion": 2, "manifests": [{**describe(kind, manifest), **full}]})
+    place = lambda content: "blobs/sha256/" + hashlib.sha256(content).hexdigest()
+    write("import", "oci-tar", archive([entry("./index.json", data=top)] + [entry(place(content), data=content) for content in [manifest, config, packed]]))
+
+
 if __name__ == "__main__":
     os.umask(0o022)
-    for make in [archives, documents, streams, recipes, names, challenges, registries]:
+    for make in [archives, documents, streams, recipes, names, challenges, registries, policies, imports]:
         make()

@@ -4,8 +4,10 @@
 
 use std::{
     error::Error,
+    fs::File,
     io::{self, BufRead, Read as _},
     os::fd::BorrowedFd,
+    path::Path,
     sync::Arc,
 };
 
@@ -19,7 +21,9 @@ use tokio::sync::mpsc;
 
 use crate::{
     admission::WrittenBytes,
+    engine::choose_archived,
     hash::Hash,
+    image_archive::{ArchiveFiles, ImageArchive, references},
     manifest::{Descriptor, ImageConfig, ManifestDocument},
     pipeline::{
         Stopped,
@@ -28,6 +32,7 @@ use crate::{
         inflate::{Bounds, inflate},
     },
     registry::{ReaderWait, challenges, registry_hosts_of},
+    signature::{Identity, KeySource, PublicKeys, Requirement, SignaturePolicy, claim},
     unpack::{EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer, xattrs_at},
 };
 
@@ -90,6 +95,96 @@ pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<PlainChallenge>, B
 pub fn registry_hosts(text: &str, is_conf: bool, reference: &Reference) -> Result<Option<Vec<String>>, String> {
     let hosts = registry_hosts_of(text, is_conf, reference)?;
     Ok(hosts.map(|hosts| hosts.iter().map(|host| format!("{}{}", host.origin, host.base_path)).collect()))
+}
+
+/// What a signature policy requires of an image.
+#[derive(Debug)]
+pub struct PolicyRule {
+    pub place: String,
+    /// `accept`, `reject`, `sigstore` or `unsupported`.
+    pub requirements: Vec<&'static str>,
+    /// Why requirements cannot be met.
+    pub problems: Vec<String>,
+}
+
+pub fn policy_rule(bytes: &[u8], reference: &Reference) -> Result<PolicyRule, String> {
+    let policy = SignaturePolicy::parse(bytes)?;
+    let rule = policy.rule(reference);
+    let mut problems = Vec::new();
+    let mut name = |requirement: &Requirement| match requirement {
+        Requirement::Accept => "accept",
+        Requirement::Reject => "reject",
+        Requirement::Sigstore { keys, .. } => {
+            let text = |key: &KeySource| if let KeySource::Text(text) = key { Some(text.clone()) } else { None };
+            problems.extend(PublicKeys::parse(&keys.iter().filter_map(text).collect::<Vec<_>>()).err());
+            "sigstore"
+        }
+        Requirement::Unsupported(why) => {
+            problems.push(why.clone());
+            "unsupported"
+        }
+    };
+    let requirements = rule.requirements.iter().map(&mut name).collect();
+    Ok(PolicyRule { place: rule.place, requirements, problems })
+}
+
+/// The digest in a signed text, and the identities that refuse its name, the strictest first.
+#[derive(Debug)]
+pub struct SignedClaim {
+    pub digest: Digest,
+    pub refusals: Vec<(&'static str, String)>,
+}
+
+pub fn signed_claim(bytes: &[u8], reference: &Reference) -> Result<SignedClaim, String> {
+    let (digest, name) = claim(bytes)?;
+    let identities = [
+        ("exact", Identity::Exact),
+        ("digest or exact", Identity::RepositoryOfDigestOrExact),
+        ("repository", Identity::SameRepository),
+    ];
+    let refusal = |(of, identity): (_, Identity)| identity.check(reference, &name).err().map(|why| (of, why));
+    Ok(SignedClaim { digest, refusals: identities.into_iter().filter_map(refusal).collect() })
+}
+
+/// The images of an archive.
+pub type Imported = Result<Vec<ImportedImage>, RuntimeError>;
+
+#[derive(Debug)]
+pub struct ImportedImage {
+    pub references: Result<Vec<Reference>, RuntimeError>,
+    pub chosen: Result<ImportedDocuments, RuntimeError>,
+}
+
+#[derive(Debug)]
+pub struct ImportedDocuments {
+    /// Root and manifest, by digest.
+    pub documents: Vec<(Digest, Bytes)>,
+    /// The size of each layer that the archive has.
+    pub layers: Vec<Result<u64, RuntimeError>>,
+}
+
+pub fn import_tar(path: &Path) -> Imported {
+    let file = File::open(path).expect("the caller wrote the file");
+    let files = ArchiveFiles::of_tar(file, path, &LayerMemory::of_its_own(MEMORY))?;
+    imported(files)
+}
+
+pub fn import_folder(path: &Path) -> Imported {
+    imported(ArchiveFiles::of_folder(path)?)
+}
+
+fn imported(files: ArchiveFiles) -> Imported {
+    let ImageArchive { blobs, images } = ImageArchive::read(files)?;
+    let platform = "linux/amd64".parse().expect("a platform");
+    let read = images.into_iter().map(|image| {
+        let chosen = choose_archived(&blobs, image.roots, &platform).map(|found| {
+            let layers = found.manifest.layers.iter().map(|layer| blobs.open(layer).map(|_| layer.size)).collect();
+            let documents = [found.root, found.chosen].map(|document| (document.digest, document.bytes));
+            ImportedDocuments { documents: documents.into(), layers }
+        });
+        ImportedImage { references: references(&image.names, None), chosen }
+    });
+    Ok(read.collect())
 }
 
 #[derive(Debug)]

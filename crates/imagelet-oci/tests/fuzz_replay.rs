@@ -51,6 +51,16 @@ fn files_of_registries_are_bounded_and_read_the_same_twice() {
 }
 
 #[test]
+fn signature_policies_accept_what_they_say_and_no_more() {
+    replay("policy");
+}
+
+#[test]
+fn archives_to_import_are_bounded_and_a_folder_means_what_a_tar_file_means() {
+    replay("import");
+}
+
+#[test]
 fn every_target_is_replayed_and_has_a_binary() {
     let mut folders: Vec<_> = names(&fuzz().join("seeds"));
     let mut binaries = names(&fuzz().join("fuzz_targets"));

@@ -47,6 +47,9 @@ use crate::{
 
 pub use sharing::LayerSharing;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use archive::choose as choose_archived;
+
 const HEALTH_FILE: &str = "registry-health.json";
 
 /// Settings of an engine.

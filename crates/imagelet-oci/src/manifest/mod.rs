@@ -349,15 +349,18 @@ fn nesting(bytes: &[u8]) -> usize {
     deepest
 }
 
-/// Serde quotes an unexpected value in full, which can be megabytes.
+/// Serde quotes an unexpected value or key in full, which can be megabytes, and as it is.
 fn shortened(error: serde_json::Error) -> serde_json::Error {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let reason = text.strip_suffix(&place).unwrap_or(&text);
-    if reason.len() <= REASON_MAX {
+    if reason.len() <= REASON_MAX && !reason.contains(char::is_control) {
         return error;
     }
-    serde_json::Error::custom(format!("{}…{place}", &reason[..reason.floor_char_boundary(REASON_MAX)]))
+    let end = reason.floor_char_boundary(REASON_MAX);
+    let more = if end < reason.len() { "…" } else { "" };
+    let shown: String = reason[..end].chars().filter(|character| !character.is_control()).collect();
+    serde_json::Error::custom(format!("{shown}{more}{place}"))
 }
 
 /// Go reads `null` as the empty value.

@@ -17,7 +17,7 @@ pub(crate) enum Identity {
 }
 
 impl Identity {
-    pub(super) fn check(self, requested: &Reference, signed: &str) -> Result<(), String> {
+    pub(crate) fn check(self, requested: &Reference, signed: &str) -> Result<(), String> {
         let refusal = || format!("a signature is for `{}`, not for `{requested}`", printable(signed));
         let name: Reference = signed.parse().map_err(|_| refusal())?;
         // Parsing adds the tag `latest` to a bare repository.

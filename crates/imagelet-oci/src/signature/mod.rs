@@ -16,6 +16,12 @@ pub(crate) use self::{
     policy::{KeySource, POLICY_BYTES_MAX, Requirement, SignaturePolicy},
 };
 
+/// What a signed text says: the digest and the name.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn claim(text: &[u8]) -> Result<(Digest, String), String> {
+    payload::parse(text).map(|claim| (claim.digest, claim.identity))
+}
+
 /// A signature attached to an image: the signed text, and its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachedSignature {

@@ -249,7 +249,11 @@ impl RawRequirement {
 
 impl KeySource {
     fn file(path: PathBuf) -> Result<Self, String> {
-        if path.is_absolute() { Ok(Self::File(path)) } else { Err(format!("`{}` is no absolute path", path.display())) }
+        if path.is_absolute() {
+            Ok(Self::File(path))
+        } else {
+            Err(format!("`{}` is no absolute path", printable(&path.display().to_string())))
+        }
     }
 
     fn text(text: &str) -> Result<Self, String> {

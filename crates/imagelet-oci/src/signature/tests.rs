@@ -214,3 +214,15 @@ fn a_policy_that_is_not_understood_is_refused_and_what_is_not_supported_accepts_
         SignaturePolicy::parse(text.as_bytes()).expect_err(text);
     }
 }
+
+#[test]
+fn a_refused_policy_is_quoted_in_short_and_on_one_line() {
+    let long = "x".repeat(10_000);
+    for text in [
+        r#"{"default":[],"\u001b[2J\n":1}"#.to_owned(),
+        format!(r#"{{"default":[{{"type":"sigstoreSigned","keyPath":"\u001b[2J{long}"}}]}}"#),
+    ] {
+        let why = SignaturePolicy::parse(text.as_bytes()).expect_err(&text);
+        assert!(why.len() < 1000 && why.contains("[2J") && !why.contains(char::is_control), "{why:?}");
+    }
+}

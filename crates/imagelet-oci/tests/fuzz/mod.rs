@@ -10,9 +10,11 @@ mod documents;
 mod file_manifest;
 mod framing;
 mod gunzip;
+mod import;
 mod model;
 mod mutation;
 mod names;
+mod policy;
 mod registries;
 mod whiteouts;
 
@@ -35,7 +37,7 @@ pub(crate) struct Target {
 }
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 7] = [
+pub(crate) const TARGETS: [Target; 9] = [
     Target { name: "tar", check: archive::check, mutate: blocks::mutate, repair: blocks::repair },
     Target { name: "manifest", check: documents::check, mutate: documents::mutate, repair: leave },
     Target { name: "framing", check: framing::check, mutate: framing::mutate, repair: gunzip::repair },
@@ -43,6 +45,8 @@ pub(crate) const TARGETS: [Target; 7] = [
     Target { name: "reference", check: names::check_reference, mutate: names::mutate_reference, repair: leave },
     Target { name: "challenge", check: names::check_challenge, mutate: names::mutate_challenge, repair: leave },
     Target { name: "registries", check: registries::check, mutate: registries::mutate, repair: leave },
+    Target { name: "policy", check: policy::check, mutate: policy::mutate, repair: leave },
+    Target { name: "import", check: import::check, mutate: import::mutate, repair: import::repair },
 ];
 
 impl Target {
@@ -73,16 +77,14 @@ fn leave(_: &mut [u8]) {}
 fn assert_short_message(error: &dyn Error) {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        let text = error.to_string();
-        assert!(
-            text.len() <= MESSAGE_MAX,
-            "a message of {} bytes: {}",
-            text.len(),
-            &text[..text.floor_char_boundary(200)]
-        );
-        assert!(!text.contains(char::is_control), "a message with control characters: {text:?}");
+        assert_short_text(&error.to_string());
         cause = error.source();
     }
+}
+
+fn assert_short_text(text: &str) {
+    assert!(text.len() <= MESSAGE_MAX, "a message of {} bytes: {}", text.len(), &text[..text.floor_char_boundary(200)]);
+    assert!(!text.contains(char::is_control), "a message with control characters: {text:?}");
 }
 
 /// A number that depends on all bytes, for choices within a check.

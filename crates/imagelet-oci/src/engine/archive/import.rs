@@ -130,14 +130,18 @@ impl Engine {
     }
 }
 
-struct ChosenImage {
-    root: Document,
-    chosen: Document,
-    manifest: Manifest,
+pub(crate) struct ChosenImage {
+    pub(crate) root: Document,
+    pub(crate) chosen: Document,
+    pub(crate) manifest: Manifest,
 }
 
 /// The documents from a root to the image for the platform.
-fn choose(blobs: &ArchiveBlobs, roots: Vec<Descriptor>, platform: &Platform) -> Result<ChosenImage, RuntimeError> {
+pub(crate) fn choose(
+    blobs: &ArchiveBlobs,
+    roots: Vec<Descriptor>,
+    platform: &Platform,
+) -> Result<ChosenImage, RuntimeError> {
     let first = match &roots[..] {
         [root] => root.clone(),
         _ => Index { manifests: roots }.choose(platform)?.clone(),

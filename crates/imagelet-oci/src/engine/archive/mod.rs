@@ -2,3 +2,6 @@
 
 mod export;
 mod import;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::import::choose;
