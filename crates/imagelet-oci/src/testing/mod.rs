@@ -14,7 +14,7 @@ mod faults;
 mod http;
 mod image;
 mod registry;
-mod tls;
+pub(crate) mod tls;
 
 pub use fault::RegistryFault;
 pub use faults::{FAULTS, ONE_PERCENT};

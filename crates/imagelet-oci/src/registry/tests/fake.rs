@@ -20,6 +20,8 @@ use http::{HeaderMap, StatusCode, header};
 use imagelet_core::image::{Digest, Reference};
 use rustls::pki_types::CertificateDer;
 
+use crate::testing::tls::{ClientCertificates, self_signed};
+
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
@@ -29,9 +31,11 @@ pub(crate) struct FakeRegistry {
     pub(crate) address: SocketAddr,
     state: Arc<Mutex<Inner>>,
     server: tokio::task::JoinHandle<()>,
-    /// Connections with a client certificate.
-    identified: Arc<AtomicUsize>,
+    /// The client certificates of its connections.
+    certificates: Certificates,
 }
+
+type Certificates = Arc<Mutex<Vec<CertificateDer<'static>>>>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecordedRequest {
@@ -41,6 +45,8 @@ pub(crate) struct RecordedRequest {
     pub(crate) authorization: Option<String>,
     pub(crate) range: Option<String>,
     pub(crate) body: String,
+    /// All headers, `authorization` and `range` among them.
+    pub(crate) headers: HeaderMap,
 }
 
 /// The credential that a registry requires.
@@ -135,45 +141,29 @@ impl FakeRegistry {
     ) -> (Self, String) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let signing_key = rcgen::KeyPair::generate().expect("a key");
-        let certificate = parameters.self_signed(&signing_key).expect("a certificate");
-        let key = rustls::pki_types::PrivateKeyDer::try_from(signing_key.serialize_der()).expect("a key");
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .expect("protocol versions");
-        let config = match client {
-            Some(certificate) => {
-                let mut roots = rustls::RootCertStore::empty();
-                roots.add(certificate).expect("a certificate");
-                let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-                let verifier = if is_required { verifier } else { verifier.allow_unauthenticated() };
-                config.with_client_cert_verifier(verifier.build().expect("a verifier"))
-            }
-            None => config.with_no_client_auth(),
-        };
-        let config = config.with_single_cert(vec![certificate.der().clone()], key).expect("a server configuration");
-        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-        let identified = Arc::<AtomicUsize>::default();
-        let listener = Encrypted { listener, acceptor, identified: Arc::clone(&identified) };
-        (Self::serving(address, listener, identified), certificate.pem())
+        let clients = client.map(|authority| ClientCertificates { authority, is_required });
+        let (acceptor, authority) = self_signed(parameters, rustls::ALL_VERSIONS, clients);
+        let certificates = Certificates::default();
+        let listener = Encrypted { listener, acceptor, certificates: Arc::clone(&certificates) };
+        (Self::serving(address, listener, certificates), authority)
     }
 
     fn serving<L: axum::serve::Listener<Addr = SocketAddr>>(
         address: SocketAddr,
         listener: L,
-        identified: Arc<AtomicUsize>,
+        certificates: Certificates,
     ) -> Self {
         let state = Arc::new(Mutex::new(Inner::default()));
         let router = Router::new().fallback(serve).with_state((address, Arc::clone(&state)));
         let server = tokio::spawn(async move {
             axum::serve(listener, router).await.expect("serving loopback");
         });
-        Self { address, state, server, identified }
+        Self { address, state, server, certificates }
     }
 
-    pub(crate) fn identified(&self) -> usize {
-        self.identified.load(Ordering::SeqCst)
+    /// The client certificates that it was shown, one of each connection.
+    pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
+        self.certificates.lock().expect("no test panicked in here").clone()
     }
 
     pub(crate) fn reference(&self, name: &str) -> Reference {
@@ -252,7 +242,7 @@ impl FakeRegistry {
 struct Encrypted {
     listener: tokio::net::TcpListener,
     acceptor: tokio_rustls::TlsAcceptor,
-    identified: Arc<AtomicUsize>,
+    certificates: Certificates,
 }
 
 impl axum::serve::Listener for Encrypted {
@@ -264,8 +254,8 @@ impl axum::serve::Listener for Encrypted {
             let (stream, peer) = self.listener.accept().await.expect("a connection");
             // Some tests fail the handshake on purpose.
             if let Ok(stream) = self.acceptor.accept(stream).await {
-                let is_identified = stream.get_ref().1.peer_certificates().is_some();
-                self.identified.fetch_add(usize::from(is_identified), Ordering::SeqCst);
+                let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+                self.certificates.lock().expect("no test panicked in here").extend(shown.cloned());
                 return (stream, peer);
             }
         }
@@ -282,7 +272,14 @@ impl Drop for FakeRegistry {
     }
 }
 
-async fn serve(State((address, state)): State<(SocketAddr, Arc<Mutex<Inner>>)>, request: Request) -> Response {
+/// Every response sets a cookie, which no client may return.
+async fn serve(state: State<(SocketAddr, Arc<Mutex<Inner>>)>, request: Request) -> Response {
+    let mut response = respond(state, request).await;
+    response.headers_mut().insert(header::SET_COOKIE, http::HeaderValue::from_static("session=1; Path=/"));
+    response
+}
+
+async fn respond(State((address, state)): State<(SocketAddr, Arc<Mutex<Inner>>)>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap_or_default();
     let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
@@ -293,6 +290,7 @@ async fn serve(State((address, state)): State<(SocketAddr, Arc<Mutex<Inner>>)>, 
         authorization: header(header::AUTHORIZATION),
         range: header(header::RANGE),
         body: String::from_utf8_lossy(&body).into_owned(),
+        headers: head.headers.clone(),
     };
     let mut inner = state.lock().expect("no test panicked in here");
     inner.seen.push(seen.clone());
