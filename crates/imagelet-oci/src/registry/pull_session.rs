@@ -31,6 +31,8 @@ use super::{
 };
 use crate::image_archive::ArchiveBlobs;
 
+const DOCKER_HUB_NAMES: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
+
 /// Tokens live and die with the session, so that no other credential can use them.
 #[derive(Clone, Debug)]
 pub(crate) struct PullSession {
@@ -159,9 +161,8 @@ impl PullSession {
 }
 
 impl SessionHost {
-    /// The registry's credential is sent to a mirror only when the credential names that mirror.
     fn new(host: Host, reference: &Reference, credential: Option<&Credential>, limits: &RateLimits) -> Self {
-        let credential = credential.filter(|credential| !host.is_mirror || names(&credential.server_address, &host));
+        let credential = credential.filter(|credential| is_for(&credential.server_address, &host, reference.domain()));
         let grant = Mutex::new(credential.and_then(Grant::ready));
         let account = limits.account(credential);
         let (credential, reference) = (credential.cloned(), reference.clone());
@@ -223,8 +224,53 @@ impl SessionHost {
     }
 }
 
-fn names(server_address: &str, host: &Host) -> bool {
+/// Whether a host may receive the credential for a server: a mirror one that names it, the registry also one that names
+/// no server, or the registry as images do. One that names another server is not sent, as containerd does not send it.
+fn is_for(server_address: &str, host: &Host, registry: &str) -> bool {
     let url =
         if server_address.contains("://") { server_address.to_owned() } else { format!("https://{server_address}") };
-    !server_address.is_empty() && Target::parse(&url).is_ok_and(|target| target.origin.is_same_place(&host.origin))
+    let names_host = || Target::parse(&url).is_ok_and(|target| target.origin.is_same_place(&host.origin));
+    let server = url.split("://").nth(1).unwrap_or_default().split(['/', '?', '#']).next().unwrap_or_default();
+    let is_hub = |name| DOCKER_HUB_NAMES.contains(&name);
+    // A pattern was matched with the image's name.
+    let names_registry =
+        server.is_empty() || server.contains('*') || server == registry || (is_hub(server) && is_hub(registry));
+    names_host() || (!host.is_mirror && names_registry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_credential_is_for_the_server_that_it_names_or_without_one_for_the_registry() {
+        let host = |url: &str, is_mirror| Host {
+            is_mirror,
+            ..Host::new(Target::parse(url).expect("a URL").origin, "/v2".to_owned())
+        };
+        for (server, registry, url, is_mirror, expected) in [
+            ("", "r.example", "https://r.example", false, true),
+            ("", "r.example", "https://m.example", true, false),
+            ("r.example", "r.example", "https://r.example", false, true),
+            ("https://r.example/v2/", "r.example", "https://r.example", false, true),
+            ("r.example:5000", "r.example:5000", "http://r.example:5000", false, true),
+            ("r.example:5000", "r.example", "https://r.example", false, false),
+            ("r.example", "r.example", "https://m.example", true, false),
+            // The registry at another address, named by either.
+            ("r.example", "r.example", "https://r.internal.example", false, true),
+            ("r.internal.example", "r.example", "https://r.internal.example", false, true),
+            ("m.example", "r.example", "https://m.example", true, true),
+            ("m.example", "r.example", "https://r.example", false, false),
+            ("other.example", "r.example", "https://r.example", false, false),
+            ("*.example", "r.example", "https://r.example", false, true),
+            ("*.example", "r.example", "https://m.example", true, false),
+            ("https://index.docker.io/v1/", "docker.io", "https://registry-1.docker.io", false, true),
+            ("docker.io", "docker.io", "https://registry-1.docker.io", false, true),
+            ("docker.io", "docker.io", "https://m.example", true, false),
+            ("docker.io.evil.example", "docker.io", "https://registry-1.docker.io", false, false),
+        ] {
+            let found = is_for(server, &host(url, is_mirror), registry);
+            assert_eq!(found, expected, "`{server}` for `{registry}` at `{url}`");
+        }
+    }
 }

@@ -4,6 +4,7 @@ use imagelet_oci::testing::FAULTS;
 
 const REGISTRY: &str = include_str!("../../src/registry/tests/mod.rs");
 const TOKENS: &str = include_str!("../../src/registry/tests/tokens.rs");
+const CREDENTIALS: &str = include_str!("../../src/registry/tests/credential_table.rs");
 const PROXIES: &str = include_str!("../../src/registry/tests/proxies.rs");
 const DIAL: &str = include_str!("../../src/registry/connection/dial.rs");
 const STRANGERS: &str = include_str!("../../src/registry/tests/strangers.rs");
@@ -24,8 +25,10 @@ const INVENTORY: &str = include_str!("../../../imagelet-core/src/inventory/tests
 const TESTS: &[(&str, &str, &str)] = &[
     ("B069", FOREIGN, "a_link_in_a_manifest_is_never_followed"),
     ("B070", REGISTRY, "a_redirect_to_another_origin_leaves_the_credential_behind"),
+    ("B070", CREDENTIALS, "over_tls_each_origin_sees_its_own_credential_header_certificate_and_token_and_no_other"),
     ("B071", STRANGERS, "a_token_service_that_a_redirect_target_names_is_never_shown_the_password"),
     ("B072", STRANGERS, "a_password_and_an_identity_token_stay_away_from_a_plain_token_service_elsewhere"),
+    ("B072", CREDENTIALS, "over_plain_http_each_origin_sees_its_own_credential_header_and_token_and_no_other"),
     ("B073", REGISTRY, "a_wrong_password_is_tried_once_and_not_repeated_in_the_error"),
     ("B074", REGISTRY, "a_token_is_got_for_this_repository_and_used_for_all_of_the_pull"),
     ("B077", TOKENS, "identity_and_registry_tokens_open_what_they_are_for"),

@@ -1,6 +1,7 @@
 //! Pulls from a registry that means well, and from ones that do not.
 
 mod certificates;
+mod credential_table;
 mod failover;
 pub(crate) mod fake;
 mod proxies;
