@@ -36,6 +36,8 @@ use crate::{
 
 /// Names of one image, more than any tool writes.
 const NAMES_MAX: usize = 256;
+/// Names of one image that a message repeats.
+const NAMES_SHOWN_MAX: usize = 8;
 
 /// An archive whose table of contents is read.
 #[derive(Debug)]
@@ -143,8 +145,10 @@ pub(crate) fn references(names: &[String], wanted: Option<&Reference>) -> Result
         }
     }
     if references.is_empty() {
-        let known = names.iter().map(|name| format!("`{}`", printable(name))).collect::<Vec<_>>().join(", ");
-        let known = if known.is_empty() { String::new() } else { format!(", only the tag {known}") };
+        let known = names.iter().take(NAMES_SHOWN_MAX).map(|name| format!("`{}`", printable(name)));
+        let known = known.collect::<Vec<_>>().join(", ");
+        let more = if names.len() > NAMES_SHOWN_MAX { ", …" } else { "" };
+        let known = if known.is_empty() { String::new() } else { format!(", only the tag {known}{more}") };
         return Err(unacceptable(format!("the archive has no name for the image{known}"))
             .with_hint("name it: imagelet import --name REF"));
     }
@@ -178,5 +182,7 @@ mod tests {
         }
         let error = references(&["v1".into()], None).expect_err("a tag alone");
         assert!(error.chain().contains("`v1`") && error.hint().is_some_and(|hint| hint.contains("--name")));
+        let error = references(&vec!["x".repeat(1000); NAMES_MAX], None).expect_err("tags alone");
+        assert!(error.chain().len() < 2000 && error.chain().ends_with("`, …"), "{}", error.chain());
     }
 }
