@@ -1,6 +1,7 @@
 //! How a layer is packed.
 
-use imagelet_core::runtime::RuntimeErrorKind::Corrupt;
+use imagelet_core::{image::Digest, runtime::RuntimeErrorKind::Corrupt};
+use serde_json::json;
 
 use super::{
     case::{Bench, Case},
@@ -50,6 +51,25 @@ fn followed_by(mut bytes: Vec<u8>, tail: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// As Podman and Buildah write it: frames, their table of contents and its place in skippable frames, annotations of both.
+fn zstd_chunked() -> Image {
+    let tar = tar(&[("content", &[7; 5000])]);
+    let frames = in_parts(&tar, 3, zstd_frame);
+    let contents = zstd_frame(br#"{"version":1,"entries":[{"type":"reg","name":"content","size":5000}]}"#);
+    let place = frames.len() + 8;
+    let footer = [place, contents.len(), 68, 1].map(|number| (number as u64).to_le_bytes()).concat();
+    let footer = [&footer[..], b"GnUlInUx"].concat();
+    let checksum = Digest::of(&contents).to_string();
+    let blob = [frames, zstd_skippable(0, &contents), zstd_skippable(0, &footer)].concat();
+    let layer = Layer::packed(ZSTD, blob, &tar).holding("content", &[7; 5000]).described(|layer| {
+        layer["annotations"] = json!({
+            "io.github.containers.zstd-chunked.manifest-checksum": checksum,
+            "io.github.containers.zstd-chunked.manifest-position": format!("{place}:{}:68:1", contents.len()),
+        });
+    });
+    Image::of([layer])
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     let inflate = &["could not unpack layer", "sha256:", "does not decompress"];
     let archive = &["could not unpack layer", "sha256:", "tar entry"];
@@ -87,6 +107,7 @@ pub(crate) fn cases() -> Vec<Case> {
             "zstd with empty frames",
             packed(ZSTD, |tar| [zstd_frame(b""), zstd_frame(tar), zstd_frame(b"")].concat()),
         ),
+        Case::new("B042", "zstd chunked", zstd_chunked()),
         Case::new("B043", "gzip and text behind", packed(GZIP, |tar| followed_by(gzip(tar), b"garbage")))
             .fails(Corrupt, inflate),
         Case::new("B043", "gzip and one byte behind", packed(GZIP, |tar| followed_by(gzip(tar), b"\x1f")))

@@ -100,6 +100,11 @@ fn b055() -> Vec<Case> {
         Case::new("B055", "layer said to be empty", sized(0.into())).fails(Corrupt, &[&digest]),
         Case::new(
             "B055",
+            "layer of no bytes",
+            Image::of([Layer::gzip("good", b"good"), Layer::packed(TAR, vec![], b"")]),
+        ),
+        Case::new(
+            "B055",
             "layer without a size",
             Image::of([plain().described(|layer| {
                 layer.as_object_mut().expect("an object").remove("size");

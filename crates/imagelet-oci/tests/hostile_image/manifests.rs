@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{
     case::{Bench, Case},
     child,
-    image::{ARCHITECTURE, INDEX, Image, MANIFEST, OTHER},
+    image::{ARCHITECTURE, INDEX, Image, Layer, MANIFEST, OTHER, gzip, tar},
     registry::Answer,
 };
 
@@ -24,6 +24,18 @@ fn untyped(image: Image) -> Image {
     image.manifest(|manifest| {
         manifest.as_object_mut().expect("an object").remove("mediaType");
     })
+}
+
+/// An image with the types of Docker's registry, manifest v2, schema 2.
+fn docker_image() -> Image {
+    let tar = tar(&[("file", b"docker")]);
+    let layer = Layer::packed("application/vnd.docker.image.rootfs.diff.tar.gzip", gzip(&tar), &tar);
+    Image::of([layer.holding("file", b"docker")])
+        .manifest(|manifest| {
+            manifest["mediaType"] = DOCKER.into();
+            manifest["config"]["mediaType"] = "application/vnd.docker.container.image.v1+json".into();
+        })
+        .content_type(DOCKER)
 }
 
 /// Indexes one below the other, `depth` of them.
@@ -96,6 +108,7 @@ fn b060() -> Vec<Case> {
         ),
         Case::new("B060", "untyped image called nothing", untyped(Image::good("u")).content_type("")),
         Case::new("B060", "image called nothing", called("")),
+        Case::new("B060", "docker's whole", docker_image()),
         Case::new("B060", "untyped index", untyped(nested(1))),
         Case::new("B060", "untyped index called docker's", untyped(nested(1)).content_type(DOCKER_LIST)),
         Case::new(

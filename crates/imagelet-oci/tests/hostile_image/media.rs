@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{
     case::{Bench, Case},
-    image::{ARCHITECTURE, CONFIG, Image, Layer},
+    image::{ARCHITECTURE, CONFIG, Image, Layer, MANIFEST},
     registry::Answer,
 };
 
@@ -116,6 +116,16 @@ pub(crate) fn cases() -> Vec<Case> {
             "an image that also says what it is for",
             Image::good("typed").manifest(|manifest| manifest["artifactType"] = "application/vnd.example.model".into()),
         ),
+        Case::new(
+            "B052",
+            "an image that refers to another manifest",
+            Image::good("referring").manifest(|manifest| {
+                let digest = Image::good("its subject").digest();
+                manifest["subject"] = json!({"mediaType": MANIFEST, "digest": digest, "size": 7});
+            }),
+        )
+        .never_asks("/referrers/")
+        .never_asks(&Image::good("its subject").digest()),
         old("by its content type", "application/vnd.docker.distribution.manifest.v1+json", SCHEMA1),
         old("signed", "application/vnd.docker.distribution.manifest.v1+prettyjws", SCHEMA1),
         old("by its content type alone", "application/vnd.docker.distribution.manifest.v1+prettyjws", "{}"),
