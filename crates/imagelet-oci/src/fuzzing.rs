@@ -147,16 +147,16 @@ pub fn signed_claim(bytes: &[u8], reference: &Reference) -> Result<SignedClaim, 
 }
 
 /// The images of an archive.
-pub type Imported = Result<Vec<ImportedImage>, RuntimeError>;
+pub type Imported = Result<Vec<OpenedImage>, RuntimeError>;
 
 #[derive(Debug)]
-pub struct ImportedImage {
+pub struct OpenedImage {
     pub references: Result<Vec<Reference>, RuntimeError>,
-    pub chosen: Result<ImportedDocuments, RuntimeError>,
+    pub chosen: Result<OpenedDocuments, RuntimeError>,
 }
 
 #[derive(Debug)]
-pub struct ImportedDocuments {
+pub struct OpenedDocuments {
     /// Root and manifest, by digest.
     pub documents: Vec<(Digest, Bytes)>,
     /// The size of each layer that the archive has.
@@ -180,9 +180,9 @@ fn imported(files: ArchiveFiles) -> Imported {
         let chosen = choose_archived(&blobs, image.roots, &platform).map(|found| {
             let layers = found.manifest.layers.iter().map(|layer| blobs.open(layer).map(|_| layer.size)).collect();
             let documents = [found.root, found.chosen].map(|document| (document.digest, document.bytes));
-            ImportedDocuments { documents: documents.into(), layers }
+            OpenedDocuments { documents: documents.into(), layers }
         });
-        ImportedImage { references: references(&image.names, None), chosen }
+        OpenedImage { references: references(&image.names, None), chosen }
     });
     Ok(read.collect())
 }

