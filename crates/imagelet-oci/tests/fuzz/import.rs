@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
-use imagelet_core::image::Digest;
+use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{
     assert_short_message, blocks,
@@ -110,11 +110,10 @@ fn as_text(imported: &Imported) -> String {
     };
     let mut text = String::new();
     for image in images {
-        let references = image.references.as_ref().map_err(|error| error.chain());
-        let chosen = image.chosen.as_ref().map_err(|error| error.kind());
+        let references = image.references.as_ref().map_err(RuntimeError::chain);
+        let chosen = image.chosen.as_ref().map_err(RuntimeError::kind);
         let chosen = chosen.map(|chosen| {
-            let layers: Vec<_> =
-                chosen.layers.iter().map(|layer| layer.as_ref().map_err(|error| error.kind())).collect();
+            let layers: Vec<_> = chosen.layers.iter().map(|layer| layer.as_ref().map_err(RuntimeError::kind)).collect();
             format!("{:?} {layers:?}", chosen.documents)
         });
         writeln!(text, "{references:?} {chosen:?}").expect("memory takes it");

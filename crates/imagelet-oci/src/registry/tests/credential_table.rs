@@ -255,9 +255,9 @@ impl Servers {
             std::fs::write(folder.join(format!("{name}.pem")), certificate).unwrap();
             std::fs::write(folder.join(format!("{name}.key")), key).unwrap();
         }
-        let tls = |name: &str| match self.authorities.is_empty() {
-            true => String::new(),
-            false => format!("ca = \"ca.pem\"\nclient = [[\"{name}.pem\", \"{name}.key\"]]\n"),
+        let tls = |name: &str| {
+            let text = format!("ca = \"ca.pem\"\nclient = [[\"{name}.pem\", \"{name}.key\"]]\n");
+            if self.authorities.is_empty() { String::new() } else { text }
         };
         let (server, mirror) = (self.url(&self.registry), self.url(&self.mirror));
         let (own_tls, mirror_tls) = (tls("registry"), tls("mirror"));
