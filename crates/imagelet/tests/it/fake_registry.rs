@@ -230,7 +230,8 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         return stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\nThis is no HTTPS server.\n");
     }
     loop {
-        let Some((method, path, range)) = read_request(&mut reader)? else { return Ok(()) };
+        let Some(request) = read_request(&mut reader)? else { return Ok(()) };
+        let (range, Request { method, path, .. }) = (request.range(), request);
         let answer = {
             let mut state = state.lock().expect("no request panics under the lock");
             state.requests.push(format!("{method} {path}"));
@@ -272,26 +273,51 @@ fn absent(path: &str) -> Answer {
     }
 }
 
-/// Method, path and the bytes asked for; `None` at the end of the connection.
-fn read_request(reader: &mut BufReader<&TcpStream>) -> std::io::Result<Option<(String, String, Range<usize>)>> {
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: String,
+}
+
+impl Request {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// The bytes asked for.
+    fn range(&self) -> Range<usize> {
+        let Some(asked) = self.header("range").and_then(|range| range.strip_prefix("bytes=")) else {
+            return 0..usize::MAX;
+        };
+        let mut bounds = asked.split('-').map(|bound| bound.parse::<usize>().ok());
+        let (first, last) = (bounds.next().flatten(), bounds.next().flatten());
+        first.unwrap_or(0)..last.map_or(usize::MAX, |last| last + 1)
+    }
+}
+
+/// `None` at the end of the connection.
+pub(crate) fn read_request(reader: &mut BufReader<&TcpStream>) -> std::io::Result<Option<Request>> {
     let mut line = String::new();
     if reader.by_ref().take(8192).read_line(&mut line)? == 0 {
         return Ok(None);
     }
     let mut words = line.split(' ').map(str::to_owned);
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let mut range = 0..usize::MAX;
+    let mut request = Request { method, path, headers: Vec::new(), body: String::new() };
     loop {
         let mut header = String::new();
         if reader.by_ref().take(8192).read_line(&mut header)? == 0 || header.trim().is_empty() {
-            return Ok(Some((method, path, range)));
+            break;
         }
-        if let Some(asked) = header.to_ascii_lowercase().strip_prefix("range: bytes=") {
-            let mut bounds = asked.trim().split('-').map(|bound| bound.parse::<usize>().ok());
-            let (first, last) = (bounds.next().flatten(), bounds.next().flatten());
-            range = first.unwrap_or(0)..last.map_or(usize::MAX, |last| last + 1);
+        if let Some((key, value)) = header.split_once(':') {
+            request.headers.push((key.to_owned(), value.trim().to_owned()));
         }
     }
+    let length = request.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0_u64);
+    reader.take(length).read_to_string(&mut request.body)?;
+    Ok(Some(request))
 }
 
 /// How the body ended; a connection can be used again after a whole one.

@@ -101,6 +101,8 @@ pub(crate) fn write_store_config(folder: &Path, store: &str) -> String {
     let text = format!("apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nstore: {{{store}}}\n");
     // A full disk of the machine that runs the tests must not make a daemon collect.
     let text = text + "gc: {enabled: false}\n";
+    // A pull from a registry that is away repeats its requests for no longer than this.
+    let text = text + "pulls: {retryBudget: 2s}\n";
     std::fs::write(&path, text).unwrap();
     path.into_os_string().into_string().expect("temporary directories have plain names")
 }

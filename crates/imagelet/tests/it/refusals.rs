@@ -2,10 +2,12 @@
 
 use std::{fs, path::Path, time::Duration};
 
+use rustix::process::Signal;
+
 use crate::{
     fake_registry::{Answer, FakeRegistry},
     images::{Image, Layer, OCI_MANIFEST, noise},
-    program::{program, run, with_store},
+    program::{Daemon, Outcome, program, run, with_store, write_store_config},
     testbed::{Disk, Registry, scratch},
     tree::{self, Tree},
 };
@@ -36,7 +38,21 @@ impl Kept {
 
     /// A pull of `name` fails once, tells `words`, and leaves the store as it was.
     fn refuses(&self, name: &str, words: &[&str]) {
-        let stderr = with_store(&self.store(), ["pull", name]).refused(words);
+        self.is_left_by(with_store(&self.store(), ["pull", name]), name, words);
+    }
+
+    /// The same, by a daemon that gives up soon what may be an outage.
+    fn refuses_soon(&self, name: &str, words: &[&str]) {
+        let (config, store) = (write_store_config(self.folder.path(), ""), self.store());
+        let daemon =
+            Daemon::start(self.folder.path(), ["--config", &config, "--store", store.to_str().expect("plain")]);
+        let outcome = daemon.run(["pull", name]);
+        assert!(daemon.stop(Signal::TERM).success());
+        self.is_left_by(outcome, name, words);
+    }
+
+    fn is_left_by(&self, outcome: Outcome, name: &str, words: &[&str]) {
+        let stderr = outcome.refused(words);
         assert!(stderr.contains(name.split('@').next().unwrap()), "the image is not named:\n{stderr}");
         assert_eq!(with_store(&self.store(), ["inspect", "-q", name]).code, 1, "`{name}` is there after a failure");
         let listed = with_store(&self.store(), ["ls", "-q", "--all"]).ok();
@@ -80,7 +96,7 @@ fn a_layer_that_always_ends_early_is_refused() {
     let name = kept.registry.put("short:v1", &image);
     let digest = image.layers[0].digest.clone();
     kept.registry.spoil("short", &digest, |answer| answer.cut_at = Some(700_000));
-    kept.refuses(&name, &[&digest[..19]]);
+    kept.refuses_soon(&name, &[&digest[..19]]);
 }
 
 #[test]

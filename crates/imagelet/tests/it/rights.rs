@@ -18,7 +18,8 @@ use crate::{
 /// A daemon over a store of its own, with these settings.
 fn daemon(folder: &Path, settings: &str) -> Daemon {
     let config = folder.join("config.yaml");
-    let head = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ngc: {enabled: false}\n";
+    let head = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ngc: {enabled: false}\n\
+                pulls: {retryBudget: 2s}\n";
     fs::write(&config, format!("{head}{settings}\n")).unwrap();
     let store = folder.join("store");
     Daemon::start(folder, ["--config", config.to_str().unwrap(), "--store", store.to_str().unwrap()])

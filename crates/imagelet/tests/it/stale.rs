@@ -19,8 +19,10 @@ struct Node {
 impl Node {
     fn start(more: &str) -> Self {
         let folder = scratch();
-        let text =
-            format!("apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ngc: {{enabled: false}}\n{more}\n");
+        let text = format!(
+            "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ngc: {{enabled: false}}\n\
+             pulls: {{retryBudget: 2s}}\n{more}\n"
+        );
         fs::write(folder.path().join("config.yaml"), text).unwrap();
         let daemon = Self::daemon(&folder);
         Self { folder, daemon }

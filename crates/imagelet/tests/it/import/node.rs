@@ -55,7 +55,7 @@ impl Node {
     pub(super) fn configure(&self, folder: &Path, settings: &str) -> String {
         let (config, state) = (folder.join("config.yaml"), folder.join("state"));
         let text = format!(
-            "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ngc: {{enabled: false}}\n\
+            "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ngc: {{enabled: false}}\npulls: {{retryBudget: 2s}}\n\
              imageService: {{cri: {{endpoint: '{}'}}}}\nstore:\n  directory: '{}'\n{settings}",
             self.containerd.endpoint(),
             state.display()

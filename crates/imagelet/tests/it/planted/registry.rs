@@ -2,13 +2,13 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufReader, Write as _},
     net::TcpStream,
     sync::{Arc, Mutex},
 };
 
 use crate::{
-    fake_registry::{Listening, Serving},
+    fake_registry::{Listening, Request, Serving, read_request},
     images::Image,
 };
 
@@ -32,6 +32,10 @@ pub(super) const WAYS: [&str; 15] = [
     "teapot",
 ];
 
+/// A pull repeats what fails like an outage for as long as its retry budget lasts: so many times it fails like one, then it
+/// is refused, and so on.
+const OUTAGES: u32 = 2;
+
 /// What the registry's own secrets are.
 #[derive(Clone, Debug)]
 pub(super) struct Own {
@@ -49,6 +53,16 @@ struct State {
     served: BTreeMap<String, (String, Vec<u8>)>,
     /// What came in `Authorization`, so that a test can tell that it came.
     shown: Vec<String>,
+    /// By path: requests whose answer was an outage or the refusal after it.
+    outages: BTreeMap<String, u32>,
+}
+
+impl State {
+    fn is_outage_over(&mut self, path: &str) -> bool {
+        let count = self.outages.entry(path.to_owned()).or_default();
+        *count += 1;
+        count.is_multiple_of(OUTAGES + 1)
+    }
 }
 
 /// Serves on a free port until dropped.
@@ -59,23 +73,10 @@ pub(super) struct EchoRegistry {
     _serving: Serving,
 }
 
-struct Request {
-    method: String,
-    path: String,
-    headers: Vec<(String, String)>,
-    body: String,
-}
-
-impl Request {
-    fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
-    }
-
-    /// All a registry could repeat.
-    fn everything(&self) -> String {
-        let headers: Vec<String> = self.headers.iter().map(|(key, value)| format!("{key}: {value}")).collect();
-        format!("{} {} {} {}", self.method, self.path, headers.join(" "), self.body)
-    }
+/// All a registry could repeat.
+fn everything(request: &Request) -> String {
+    let headers: Vec<String> = request.headers.iter().map(|(key, value)| format!("{key}: {value}")).collect();
+    format!("{} {} {} {}", request.method, request.path, headers.join(" "), request.body)
 }
 
 struct Answer {
@@ -109,7 +110,7 @@ impl EchoRegistry {
             let answer = ("application/octet-stream".to_owned(), blob.bytes.clone());
             served.insert(format!("blobs/{}", blob.digest), answer);
         }
-        let state = State { own, address: address.clone(), served, shown: Vec::new() };
+        let state = State { own, address: address.clone(), served, shown: Vec::new(), outages: BTreeMap::new() };
         let state = Arc::new(Mutex::new(state));
         Self { address, _serving: listening.serve(&state, serve), state }
     }
@@ -125,8 +126,8 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     while let Some(request) = read_request(&mut reader)? {
         let answer = {
             let mut state = state.lock().expect("no request panics under the lock");
-            state.shown.push(request.everything());
-            answer(&state, &request)
+            state.shown.push(everything(&request));
+            answer(&mut state, &request)
         };
         let mut head = format!("HTTP/1.1 {} Answer\r\nContent-Length: {}\r\n", answer.status, answer.body.len());
         for (name, value) in &answer.headers {
@@ -149,32 +150,9 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     Ok(())
 }
 
-fn read_request(reader: &mut BufReader<&TcpStream>) -> std::io::Result<Option<Request>> {
-    let mut line = String::new();
-    if reader.read_line(&mut line)? == 0 {
-        return Ok(None);
-    }
-    let mut words = line.split(' ').map(str::to_owned);
-    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let mut headers = Vec::new();
-    loop {
-        let mut header = String::new();
-        if reader.read_line(&mut header)? == 0 || header.trim().is_empty() {
-            break;
-        }
-        if let Some((key, value)) = header.split_once(':') {
-            headers.push((key.to_owned(), value.trim().to_owned()));
-        }
-    }
-    let mut request = Request { method, path, headers, body: String::new() };
-    let length = request.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0u64);
-    reader.take(length).read_to_string(&mut request.body)?;
-    Ok(Some(request))
-}
-
-fn answer(state: &State, request: &Request) -> Answer {
-    let Own { token, signature } = &state.own;
-    let echo = request.everything();
+fn answer(state: &mut State, request: &Request) -> Answer {
+    let Own { token, signature } = &state.own.clone();
+    let echo = everything(request);
     let path = request.path.split('?').next().unwrap_or_default();
     if let Some(way) = path.strip_prefix("/token/") {
         return match way {
@@ -211,8 +189,10 @@ fn answer(state: &State, request: &Request) -> Answer {
     }
     let is_blob = content.starts_with("blobs/");
     let location = format!("http://{}/cdn/{way}/{content}?X-Amz-Signature={signature}", state.address);
+    let is_outage = way == "page-basic" || (is_blob && matches!(way, "cut" | "redirect-nowhere"));
     match way {
         "echo-basic" | "echo-bearer" => Answer::new(403, errors(&echo)),
+        _ if is_outage && state.is_outage_over(path) => Answer::new(403, errors(&echo)),
         "page-basic" => Answer::new(500, echo).header("Content-Type", "text/plain"),
         "teapot" => Answer::new(418, shown.as_bytes().to_vec()).header("Docker-Distribution-Api-Version", shown),
         "redirect" | "redirect-refused" if is_blob => Answer::new(307, echo).header("Location", location),
