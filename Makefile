@@ -8,6 +8,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 DENY_VERSION := 0.20.2
 FUZZ_VERSION := 0.13.2
+MDBOOK_VERSION := 0.4.52
 # How long `make fuzz` spends on each target; all run at once.
 FUZZ_SECONDS ?= 3600
 FUZZ_TARGETS := $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
@@ -20,7 +21,7 @@ PARTS := containerd:containerd runc:runc docker-registry:docker-registry busybox
 # A second containerd, of the next Debian release; unpacked below target, not installed.
 CONTAINERD_1_7_SUITE := trixie
 
-.PHONY: help parts fmt lint doc deny test fuzz bench
+.PHONY: help parts fmt lint doc book deny test fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -51,6 +52,11 @@ lint: fmt ## Formatting and clippy, warnings are errors.
 
 doc: ## Builds the API documentation, warnings are errors.
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --quiet --workspace --all-features --no-deps
+
+book: ## Builds the documentation as a book, below target/book.
+	@[ "$$(mdbook --version 2>/dev/null)" = "mdbook v$(MDBOOK_VERSION)" ] \
+	  || $(CARGO) install --quiet --locked mdbook --version $(MDBOOK_VERSION) --no-default-features --features search
+	mdbook build
 
 deny: ## Checks what the dependency tree may hold.
 	@[ "$$($(CARGO) deny --version 2>/dev/null)" = "cargo-deny $(DENY_VERSION)" ] \
