@@ -317,8 +317,8 @@ def challenges():
 
 def registries():
     page = (pathlib.Path(__file__).parent.parent / "docs/registries.md").read_text()
-    for number, rest in enumerate(page.split("```toml\n")[1:]):
-        write("registries", f"{number:02}", rest.split("```")[0].encode())
+    for number, example in enumerate(re.findall(r"```(?:toml\n|yaml\n(?=mirrors:))(.*?)```", page, re.DOTALL)):
+        write("registries", f"{number:02}", example.encode())
 
 
 # Policies of signatures, and signed texts.

@@ -91,9 +91,10 @@ pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<PlainChallenge>, B
     Ok(challenges(&headers)?.into_iter().map(|challenge| (challenge.scheme, challenge.parameters)).collect())
 }
 
-/// The hosts for an image from a `registries.conf` or a `hosts.toml`, as texts; `None`: the file does not know it.
-pub fn registry_hosts(text: &str, is_conf: bool, reference: &Reference) -> Result<Option<Vec<String>>, String> {
-    let hosts = registry_hosts_of(text, is_conf, reference)?;
+/// The hosts for an image from a `hosts.toml`, `registries.conf` or `registries.yaml`, by its extension, as texts;
+/// `None`: the file does not know it.
+pub fn registry_hosts(text: &str, extension: &str, reference: &Reference) -> Result<Option<Vec<String>>, String> {
+    let hosts = registry_hosts_of(text, extension, reference)?;
     Ok(hosts.map(|hosts| hosts.iter().map(|host| format!("{}{}", host.origin, host.base_path)).collect()))
 }
 

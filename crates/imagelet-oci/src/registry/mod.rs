@@ -9,6 +9,7 @@
 //! transport, origin  one request and its redirects; credentials stay with their origin
 //! reception        time without a byte, and the rate of a pull
 //! connector, dial, tls    connections: addresses, deadlines, trust;  proxy: by a proxy;  failure: why none
+//! client_certificate      which one a server gets, and whether it refuses
 //! path_check         each step of a pull at each host, for diagnosis
 //! hosts: the hosts to try;  pull_session: the credential;  error: messages
 //! ```
@@ -46,7 +47,10 @@ use self::{
 };
 
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
-pub use self::connection::{proxy::ProxyConfig, reception::Trickle};
+pub use self::connection::{
+    proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules},
+    reception::Trickle,
+};
 pub use self::path_check::{PathReport, PathStep, check_path};
 pub(crate) use self::pull_session::PullSession;
 #[cfg(feature = "fuzzing")]
@@ -58,7 +62,7 @@ pub(crate) use resolve::{Document, Resolved};
 /// Configuration of the registry client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Trees of `HOST/hosts.toml`, or files `registries.conf`; the first that has the registry wins.
+    /// Trees of `HOST/hosts.toml`, files `registries.conf` or `registries.yaml`; the first that has the registry wins.
     pub hosts_dirs: Vec<PathBuf>,
     /// The proxies between this process and the registries.
     pub proxies: ProxyConfig,

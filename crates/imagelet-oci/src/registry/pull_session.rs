@@ -140,8 +140,10 @@ impl PullSession {
     pub(crate) fn secrets(&self) -> Zeroizing<Vec<String>> {
         let proxies = &self.transport().clients.proxies;
         let mut secrets =
-            Zeroizing::new(proxies.secrets().map(|secret| secret.expose().to_owned()).collect::<Vec<_>>());
+            Zeroizing::new(proxies.secrets().iter().map(|secret| secret.expose().to_owned()).collect::<Vec<_>>());
         for host in self.hosts() {
+            let proxy = host.host.connection.proxy.as_ref().and_then(|proxy| proxy.credential.as_ref());
+            secrets.extend(proxy.map(|credential| credential.password.expose().to_owned()));
             match host.credential.as_ref().map(|credential| &credential.kind) {
                 Some(CredentialKind::Basic { username, password }) => {
                     secrets.push(basic(username, password).expose().to_owned());
@@ -161,8 +163,10 @@ impl PullSession {
 }
 
 impl SessionHost {
+    /// Without a credential of the pull a host gets the one that the configuration has for it.
     fn new(host: Host, reference: &Reference, credential: Option<&Credential>, limits: &RateLimits) -> Self {
         let credential = credential.filter(|credential| is_for(&credential.server_address, &host, reference.domain()));
+        let credential = credential.or(host.credential.as_ref());
         let grant = Mutex::new(credential.and_then(Grant::ready));
         let account = limits.account(credential);
         let (credential, reference) = (credential.cloned(), reference.clone());
@@ -181,12 +185,7 @@ impl SessionHost {
     pub(crate) fn target(&self, path: &str) -> Target {
         let path_and_query = format!("{}/{}/{path}", self.host.base_path, self.repository());
         let target = Target { origin: self.host.origin.clone(), path_and_query };
-        // A mirror serves many registries: the query names the registry.
-        if self.host.is_mirror && self.host.repository.is_none() {
-            target.with_query(&format!("ns={}", self.reference.domain()))
-        } else {
-            target
-        }
+        if self.host.names_registry { target.with_query(&format!("ns={}", self.reference.domain())) } else { target }
     }
 
     /// The token scope: pull from this repository, whatever scope the challenge names.

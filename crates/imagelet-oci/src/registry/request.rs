@@ -134,7 +134,7 @@ impl PullSession {
     async fn probe(self, index: usize) -> bool {
         let host = &self.hosts()[index].host;
         let mut connection = host.connection.clone();
-        connection.tls.identity = None;
+        connection.tls.identities.clear();
         let request = Request {
             target: Target { origin: host.origin.clone(), path_and_query: "/v2/".to_owned() },
             connection,

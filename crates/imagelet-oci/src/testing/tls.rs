@@ -40,7 +40,9 @@ pub(crate) fn self_signed(
         None => config.with_no_client_auth(),
     };
     let private = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
-    let config = config.with_single_cert(vec![own.der().clone()], private).expect("a server configuration");
+    let mut config = config.with_single_cert(vec![own.der().clone()], private).expect("a server configuration");
+    // Each handshake is a whole one.
+    config.send_tls13_tickets = 0;
     (TlsAcceptor::from(Arc::new(config)), own.pem())
 }
 

@@ -19,13 +19,16 @@ use imagelet_core::{
 };
 use imagelet_cri::Endpoint;
 use imagelet_oci::{
-    Admission, Durability, EngineConfig, LayerLimits, LayerSharing, RegistryConfig, Trickle, UNPACK_MEMORY_MIN,
+    Admission, Durability, EngineConfig, LayerLimits, LayerSharing, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
+    Trickle, UNPACK_MEMORY_MIN,
 };
 
 use super::{
     check_gc, check_kubelet,
     environment::Environment,
-    keys_and_defaults::{API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, PullsKeys, StoreKeys},
+    keys_and_defaults::{
+        API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
+    },
     settings::{Backend, RuntimeSettings, Settings, StoreSettings},
     violations::{Violation, Violations},
 };
@@ -34,6 +37,8 @@ use super::{
 const SOCKET_LENGTH_MAX: usize = 107;
 /// More layers in flight bring no more throughput.
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
+/// The rules are searched for each request.
+const PROXY_RULES_MAX: usize = 100;
 /// A shorter limit would end pulls that are only slow to start.
 const SECOND: GoDuration = GoDuration::seconds(1);
 /// A pull waits for the end of a shorter outage.
@@ -328,12 +333,31 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     RegistryConfig {
         hosts_dirs,
         signature_policy: policy,
-        proxies: environment.proxies.clone(),
+        proxies: ProxyConfig { rules: proxy_rules(&own.registry.proxies, found), ..environment.proxies.clone() },
         silence_max: positive(*progress_deadline),
         retry_budget: positive(*retry_budget).unwrap_or_default(),
         trickle: rate.map(|bytes_per_second| Trickle { bytes_per_second, window: trickle_window.to_std() }),
         ..RegistryConfig::default()
     }
+}
+
+/// One violation per invalid entry, at its line.
+fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
+    const KEY: &str = "registry.proxies";
+    found.rule(
+        entries.len() <= PROXY_RULES_MAX,
+        KEY,
+        format!("has {} entries;", entries.len()),
+        format!("the limit is {PROXY_RULES_MAX}"),
+    );
+    let mut rules = Vec::new();
+    for (index, ProxyKeys { hosts, proxy: ProxyUrl(proxy) }) in entries.iter().take(PROXY_RULES_MAX).enumerate() {
+        match ProxyRule::new(hosts, proxy) {
+            Ok(rule) => rules.push(rule),
+            Err(error) => found.add(&format!("{KEY}[{index}]"), format!("{KEY}[{index}]: {error}")),
+        }
+    }
+    ProxyRules::new(rules)
 }
 
 fn pinned(keys: &PinnedKeys, found: &mut Violations) -> PinnedNames {

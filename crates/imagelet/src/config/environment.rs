@@ -110,7 +110,7 @@ fn proxies(variable: impl Fn(&str) -> Option<String>) -> ProxyConfig {
     let either = |name: &str| variable(name).or_else(|| variable(&name.to_ascii_lowercase()));
     let proxy = |name: &str| either(name).or_else(|| either("ALL_PROXY")).map(Secret::new);
     let no_proxy = either("NO_PROXY").unwrap_or_default();
-    ProxyConfig { https: proxy("HTTPS_PROXY"), http: proxy("HTTP_PROXY"), no_proxy }
+    ProxyConfig { https: proxy("HTTPS_PROXY"), http: proxy("HTTP_PROXY"), no_proxy, ..ProxyConfig::default() }
 }
 
 #[cfg(test)]
@@ -133,7 +133,8 @@ mod tests {
             let find =
                 |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
             let secret = |text: Option<&str>| text.map(Secret::new);
-            let expected = ProxyConfig { https: secret(https), http: secret(http), no_proxy: no_proxy.into() };
+            let (https, http, no_proxy) = (secret(https), secret(http), no_proxy.into());
+            let expected = ProxyConfig { https, http, no_proxy, ..ProxyConfig::default() };
             assert_eq!(proxies(find), expected, "{variables:?}");
         }
     }

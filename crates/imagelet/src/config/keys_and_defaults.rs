@@ -2,9 +2,9 @@
 //!
 //! `docs/configuration.md` is made from the comments here. A Rust name is the key in snake case.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, fmt, path::PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use imagelet_core::text::GoDuration;
 
@@ -175,10 +175,20 @@ documents! {
         pull_stall_timeout: GoDuration,
     }
     RegistryKeys {
-        /// Directories with `HOST/hosts.toml` below, as containerd reads them, or files `registries.conf`; several are separated by `:`. See [registries](registries.md).
+        /// Directories with `HOST/hosts.toml` below, as containerd reads them, files `registries.conf` of Podman and CRI-O, or files `registries.yaml` of k3s; several are separated by `:`. See [registries](registries.md).
         config_path: String,
         /// A policy file in the format of containers-policy.json: which images need a signature, by which keys. It is read for each pull. Empty: no signature is checked. Beside a runtime only with `runtimeImport: require`. See [trust](trust.md).
         signature_policy: PathBuf,
+        /// The proxies of some registries, before `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` of the environment: a list, the first entry with the host decides. See [proxies](registries.md#proxies).
+        proxies: Vec<ProxyKeys>,
+    }
+    /// An entry of `registry.proxies`.
+    #[serde(deny_unknown_fields, expecting = "a mapping")]
+    ProxyKeys {
+        /// Hosts, in the form of `NO_PROXY`: names with their subdomains, `.suffixes`, addresses, networks, each perhaps with a port, or `*`.
+        hosts: Vec<String>,
+        /// The URL of their proxy, `http://`, `https://`, `socks5://` or `socks5h://`, perhaps with user and password, which are never shown; `none` or empty: they are reached directly.
+        proxy: ProxyUrl,
     }
     CredentialsKeys {
         /// A docker configuration (`config.json`) with the node's own registry credentials; read again every five minutes and on SIGHUP. Absent: `$DOCKER_CONFIG/config.json` where that is set; else a command reads `~/.docker/config.json`, and the daemon looks where the kubelet looks, see [credentials](credentials.md).
@@ -319,6 +329,31 @@ documents! {
 pub(super) enum PinnedKeys {
     Patterns(Vec<String>),
     Names(BTreeMap<String, String>),
+}
+
+/// The URL of a proxy; its user and password are read, and never written or printed.
+#[derive(Clone, Default, Deserialize)]
+#[serde(transparent)]
+pub(super) struct ProxyUrl(pub(super) String);
+
+impl ProxyUrl {
+    fn shown(&self) -> String {
+        let (scheme, rest) = self.0.split_once("://").unwrap_or(("", &self.0));
+        let place = rest.rsplit('@').next().unwrap_or_default();
+        if scheme.is_empty() { place.to_owned() } else { format!("{scheme}://{place}") }
+    }
+}
+
+impl fmt::Debug for ProxyUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown())
+    }
+}
+
+impl Serialize for ProxyUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.shown())
+    }
 }
 
 impl Default for PinnedKeys {

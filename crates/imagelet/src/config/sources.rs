@@ -19,6 +19,8 @@ use super::{
     violations::{ConfigError, Violation, place},
 };
 
+/// The key with secrets in its values.
+const PROXIES: &str = "registry.proxies";
 const KUBELET_KIND: &str = "KubeletConfiguration";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,6 +182,11 @@ impl Reader<'_> {
         if let Err(error) = type_check(&key, value.clone()) {
             let whole = (key.clone(), field.line, error);
             let (key, line, error) = first_refused(&key, field, &|value| type_check(&key, value)).unwrap_or(whole);
+            let mut error = error.to_string();
+            if key.starts_with(PROXIES) {
+                // The refused value may be a URL with a password.
+                error = error.split_once(" string ").map_or(error.as_str(), |(problem, _)| problem).to_owned();
+            }
             return Err(self.refuse(line, &format!("{key}: {error}")));
         }
         if ZERO_IS_DEFAULT.contains(&&*key) && is_zero(&value) {

@@ -2,10 +2,12 @@
 
 use std::{fs, net::TcpStream, path::Path, process::Command};
 
+use rustix::process::Signal;
+
 use crate::{
     images::Image,
     ports::Port,
-    program::{Outcome, program, run},
+    program::{Daemon, Outcome, program, run},
     testbed::{Part, Registry, scratch, wait_until},
 };
 
@@ -42,7 +44,7 @@ fn a_pull_uses_the_proxy_of_the_environment_and_names_it_without_its_password() 
         folder.path().join("certs.d").display()
     );
     let file = folder.path().join("config.yaml");
-    fs::write(&file, config).unwrap();
+    fs::write(&file, &config).unwrap();
     let pull = |store: &str, variables: &[(&str, String)]| -> Outcome {
         let mut command = program();
         command.env("IMAGELET_CONFIG", &file).envs(variables.iter().cloned());
@@ -59,8 +61,66 @@ fn a_pull_uses_the_proxy_of_the_environment_and_names_it_without_its_password() 
     assert_eq!(pull("direct", &variables).ok().trim(), image.id());
     assert_eq!(proxy.log().matches("/v2/proxied/").count(), by_proxy, "{}", proxy.log());
 
+    // The rules of the configuration come before the environment.
+    let with_rules = |rules: &str| fs::write(&file, config.replace('}', &format!(", proxies: {rules}}}"))).unwrap();
+    with_rules("[{hosts: ['127.1'], proxy: none}]");
+    assert_eq!(pull("ruled-out", &[("HTTP_PROXY", url(&login))]).ok().trim(), image.id());
+    assert_eq!(proxy.log().matches("/v2/proxied/").count(), by_proxy, "{}", proxy.log());
+    with_rules(&format!("[{{hosts: ['127.1'], proxy: '{}'}}]", url(&login)));
+    assert_eq!(pull("ruled", &[("HTTP_PROXY", url("node:wrong-83@"))]).ok().trim(), image.id());
+    assert!(proxy.log().matches("/v2/proxied/").count() > by_proxy, "{}", proxy.log());
+    let mut show = program();
+    let shown = run(show.args(["config", "show", "--config"]).arg(&file)).ok();
+    assert!(shown.contains(&url("")) && !shown.contains(LOGIN), "{shown}");
+    for (rules, words) in [
+        ("[{hosts: [a.example], proxy: 'node:open-sesame-47@p'}]", "registry.proxies[0]: its proxy cannot be used"),
+        ("'http://node:open-sesame-47@p'", "registry.proxies: invalid type"),
+        ("['http://node:open-sesame-47@p']", "registry.proxies[0]: invalid type"),
+        ("[{hosts: ['node:open-sesame-47@a/b'], proxy: none}]", "`a/b` is no host"),
+        ("[{proxy: none}]", "registry.proxies[0]: it names no hosts"),
+        ("[{hosts: [a], proxi: none}]", "proxi"),
+    ] {
+        with_rules(rules);
+        let mut check = program();
+        let stderr = run(check.args(["config", "check"]).arg(&file)).refused(&[words, "config.yaml"]);
+        assert!(!stderr.contains("open-sesame"), "{stderr}");
+    }
+    fs::write(&file, &config).unwrap();
+
     pull("refused", &[("HTTP_PROXY", url(""))]).refused(&[&url(""), "407", "hint: "]);
     // This proxy answers a wrong password like a registry would.
     let stderr = pull("refused", &[("HTTP_PROXY", url("node:wrong-83@"))]).refused(&[&host]);
     assert!(!stderr.contains("wrong-83"), "{stderr}");
+}
+
+#[test]
+fn changed_proxies_hold_without_a_restart() {
+    let (registry, folder) = (Registry::start(), scratch());
+    let image = Image::busybox("proxied");
+    registry.push("proxied:v1", &image);
+    let (proxy, port) = start_proxy(folder.path());
+    let host = registry.address().replace("127.0.0.1", "127.1");
+    let name = format!("{host}/proxied:v1");
+    let own = folder.path().join("certs.d").join(&host);
+    fs::create_dir_all(&own).unwrap();
+    fs::write(own.join("hosts.toml"), format!("server = \"http://{host}\"\n")).unwrap();
+    let (config, store) = (folder.path().join("config.yaml"), folder.path().join("store"));
+    let write = |proxy: &str| {
+        let certs = folder.path().join("certs.d");
+        let proxies = format!("[{{hosts: ['*'], proxy: '{proxy}'}}]");
+        fs::write(&config, format!("registry: {{configPath: {}, proxies: {proxies}}}\n", certs.display())).unwrap();
+    };
+    write("none");
+    let arguments = ["--config", config.to_str().unwrap(), "--store", store.to_str().unwrap()];
+    let daemon = Daemon::start(folder.path(), arguments);
+    let pull = || daemon.run(["pull", "-q", "--policy", "Always", &name]).ok();
+    pull();
+    assert!(!proxy.log().contains("/v2/proxied/"), "{}", proxy.log());
+    write(&format!("http://{LOGIN}@{}", port.address()));
+    daemon.part.signal(Signal::HUP);
+    wait_until("the reload", || daemon.part.log().contains("configuration reloaded"));
+    pull();
+    assert!(proxy.log().contains("/v2/proxied/"), "{}", proxy.log());
+    let log = daemon.part.log();
+    assert!(!log.contains("open-sesame") && !log.contains("take effect with the next start"), "{log}");
 }

@@ -86,7 +86,8 @@ impl PullSession {
         let service = challenge.parameter("service");
         let as_form = password_request(target.clone(), service, credential, host);
         let request = token_request(target, service, credential, host)?;
-        let timeout = self.transport().header_timeout * 3 / 2;
+        // One deadline for both forms and the body: a request that needs a token fails over as early as another.
+        let timeout = self.transport().header_timeout;
         let began = Instant::now();
         let exchange = async {
             match (self.exchange_token(host, request, &place).await, as_form) {
@@ -97,7 +98,8 @@ impl PullSession {
         };
         let Ok(answer) = tokio::time::timeout(timeout, exchange).await else {
             let message = format!("token service `{place}` did not end its answer within {} s", timeout.as_secs_f32());
-            return Err(unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Stage::Token)).into());
+            let error = unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Stage::Token));
+            return Err(Failure { error, retry: Retry::Soon });
         };
         let no_method = || {
             let fault = Fault::new(ErrorClass::AnswerInvalid, Stage::Token);
@@ -206,9 +208,9 @@ fn token_call(target: Target, bound: HeaderMap, form: Option<String>, host: &Ses
         open.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
     }
     let method = if form.is_some() { Method::POST } else { Method::GET };
-    // The registry's TLS settings apply; the client certificate is sent only to the registry's own origin.
+    // The registry's TLS settings apply; a client certificate is sent only to the registry's own origin.
     let connection = host.host.connection.clone();
-    let connection = if target.origin == host.host.origin { connection } else { connection.without_identity() };
+    let connection = if target.origin == host.host.origin { connection } else { connection.without_identities() };
     Request { target, connection, bound, open, method, form, may_stray: false, hop: Stage::Token }
 }
 

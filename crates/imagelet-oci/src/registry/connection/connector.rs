@@ -10,15 +10,16 @@ use std::{
 use futures_util::future::BoxFuture;
 use http::Uri;
 use imagelet_core::runtime::Stage;
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::{ClientConfig, ProtocolVersion, pki_types::ServerName};
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tower_service::Service;
 
 use super::{
+    client_certificate::{JudgedStream, watched},
     dial::{DialError, dial},
     origin::{Origin, Target},
-    proxy::{BadProxy, Proxies, Proxy, ProxyKind, TunnelError, host_and_port, tunnel, without_brackets},
+    proxy::{BadProxy, Proxy, ProxyKind, TunnelError, host_and_port, tunnel, without_brackets},
     stream::{BoxedStream, RegistryConnection},
 };
 use crate::registry::path_check::steps::record;
@@ -28,8 +29,9 @@ pub(crate) struct Connector {
     pub(crate) tls: Arc<ClientConfig>,
     pub(crate) dial_timeout: Duration,
     pub(crate) tls_timeout: Duration,
-    pub(crate) proxies: Arc<Proxies>,
-    /// For `https://` proxies: the system's authorities.
+    /// `None`: connections are direct.
+    pub(crate) proxy: Option<Arc<Proxy>>,
+    /// For an `https://` proxy.
     pub(crate) proxy_tls: Arc<ClientConfig>,
 }
 
@@ -55,7 +57,7 @@ impl Connector {
     async fn connect(self, uri: Uri) -> Result<RegistryConnection, ConnectError> {
         let origin = Target::parse(&uri.to_string()).map_err(|_| ConnectError::BadHost)?.origin;
         let host = without_brackets(origin.host());
-        let proxy = self.proxies.choose(&origin)?;
+        let proxy = self.proxy.as_deref();
         let stream = match proxy {
             None => Box::new(dial(host, origin.port(), self.dial_timeout).await?),
             Some(proxy) => self.by_proxy(proxy, &origin).await?,
@@ -95,11 +97,15 @@ impl Connector {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| ConnectError::BadHost)?;
         let began = Instant::now();
         let handshake = TlsConnector::from(Arc::clone(config)).connect(name, stream);
-        let stream = timeout(self.tls_timeout, handshake).await.map_err(|_| ConnectError::TlsLate(self.tls_timeout))?;
-        let stream = stream.map_err(ConnectError::Tls)?;
-        let version = || stream.get_ref().1.protocol_version().map_or_else(String::new, |it| format!("{it:?}"));
-        record(Stage::Tls, began, || host.to_owned(), version);
-        Ok(Box::new(stream))
+        let (stream, request) = watched(timeout(self.tls_timeout, handshake)).await;
+        let stream = stream.map_err(|_| ConnectError::TlsLate(self.tls_timeout))?.map_err(ConnectError::Tls)?;
+        let version = stream.get_ref().1.protocol_version();
+        record(Stage::Tls, began, || host.to_owned(), || version.map_or_else(String::new, |it| format!("{it:?}")));
+        // Before TLS 1.3 the server judges the certificate within the handshake.
+        match request.filter(|_| version == Some(ProtocolVersion::TLSv1_3)) {
+            Some(request) => Ok(Box::new(JudgedStream::new(stream, request))),
+            None => Ok(Box::new(stream)),
+        }
     }
 }
 
@@ -131,8 +137,8 @@ mod tests {
         let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let tls = Arc::new(tls.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
         let (dial_timeout, tls_timeout) = (Duration::from_mins(5), Duration::from_secs(1));
-        let (proxies, proxy_tls) = (Arc::default(), Arc::clone(&tls));
-        let connector = Connector { tls, dial_timeout, tls_timeout, proxies, proxy_tls };
+        let proxy_tls = Arc::clone(&tls);
+        let connector = Connector { tls, dial_timeout, tls_timeout, proxy: None, proxy_tls };
         let error = connector.connect(uri).await.map(drop).unwrap_err();
         assert!(matches!(error, ConnectError::TlsLate(limit) if limit == tls_timeout), "{error}");
     }

@@ -11,6 +11,7 @@ use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, Stage};
 use rustls::{AlertDescription, CertificateError, InvalidMessage, pki_types::UnixTime};
 
 use super::{
+    client_certificate::Rejected,
     connector::ConnectError,
     dial::DialError,
     proxy::{Proxy, TunnelError},
@@ -28,6 +29,13 @@ pub(crate) fn unreachable(host: &str, hop: Stage, cause: impl StdError + Send + 
     if fault.hop == Stage::Proxy {
         return proxy_failure(host, cause, fault);
     }
+    if causes(&cause).any(<dyn StdError>::is::<Rejected>) {
+        return unavailable(format!("could not set up TLS with registry `{host}`"))
+            .caused_by(cause)
+            .with_fault(Fault::new(ErrorClass::TlsFailed, Stage::Tls))
+            .with_hint(client_hint(host))
+            .not_an_outage();
+    }
     let refusal = causes(&cause).find_map(|error| error.downcast_ref::<rustls::Error>()).cloned();
     match refusal.and_then(|refusal| tls_problem(&refusal, host)) {
         // A server answers, so this is not an outage.
@@ -43,6 +51,11 @@ pub(crate) fn unreachable(host: &str, hop: Stage, cause: impl StdError + Send + 
 pub(crate) fn is_no_http(error: &RuntimeError) -> bool {
     let error = causes(error).find_map(|error| error.downcast_ref::<hyper::Error>());
     error.is_some_and(|error| error.is_parse() || error.is_incomplete_message())
+}
+
+/// Whether a server that requested a client certificate closed the connection without an alert.
+pub(crate) fn is_unexplained(error: &RuntimeError) -> bool {
+    causes(error).any(<dyn StdError>::is::<Rejected>)
 }
 
 fn proxy_failure(host: &str, cause: impl StdError + Send + Sync + 'static, fault: Fault) -> RuntimeError {

@@ -2,11 +2,15 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use super::proxy::Proxy;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct ConnectionSettings {
     pub(crate) tls: TlsSettings,
     /// `None`: the deadline of the registry client.
     pub(crate) dial_timeout: Option<Duration>,
+    /// The host's own proxy, before the rules for proxies and the variables of the environment.
+    pub(crate) proxy: Option<Arc<Proxy>>,
     /// A loopback host for which no scheme is configured: plain HTTP, or TLS.
     pub(crate) may_be_tls: bool,
 }
@@ -15,7 +19,8 @@ pub(crate) struct ConnectionSettings {
 pub(crate) struct TlsSettings {
     /// Added to the system's authorities, in PEM.
     pub(crate) authorities: Vec<Arc<[u8]>>,
-    pub(crate) identity: Option<Identity>,
+    /// A server gets the first that it may accept.
+    pub(crate) identities: Vec<Identity>,
     pub(crate) skip_verify: bool,
 }
 
@@ -39,9 +44,9 @@ impl ConnectionSettings {
         self
     }
 
-    /// Without the client certificate, which is a credential of its host.
-    pub(crate) fn without_identity(mut self) -> Self {
-        self.tls.identity = None;
+    /// Without client certificates, which are credentials of their host.
+    pub(crate) fn without_identities(mut self) -> Self {
+        self.tls.identities.clear();
         self
     }
 }

@@ -21,15 +21,16 @@ use rustls::{
         verify_server_name,
     },
     crypto::CryptoProvider,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
     server::ParsedCertificate,
 };
 
 use tokio::sync::OnceCell;
 
 use super::{
+    client_certificate::ClientCertificates,
     connector::Connector,
-    proxy::{Proxies, TUNNEL_TIMEOUT},
+    proxy::{Proxies, ProxyKind, TUNNEL_TIMEOUT},
     settings::{ConnectionSettings, TlsSettings},
 };
 
@@ -50,7 +51,7 @@ pub(crate) struct Clients {
     /// Read at the first use of TLS: a loopback registry or an offline command does not need them.
     roots: OnceCell<RootCertStore>,
     dial_timeout: Duration,
-    pub(crate) proxies: Arc<Proxies>,
+    pub(crate) proxies: Proxies,
     made: Mutex<HashMap<ClientKey, HttpClient>>,
 }
 
@@ -60,10 +61,10 @@ type ClientKey = (bool, ConnectionSettings);
 impl Clients {
     pub(crate) fn new(dial_timeout: Duration, proxies: Proxies) -> Self {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        Self { provider, roots: OnceCell::new(), dial_timeout, proxies: Arc::new(proxies), made: Mutex::default() }
+        Self { provider, roots: OnceCell::new(), dial_timeout, proxies, made: Mutex::default() }
     }
 
-    /// The client for a scheme and these settings. Without system authorities only hosts with their own are
+    /// The client for a scheme and these settings, in which the proxy is chosen. Without system authorities only hosts with their own are
     /// reachable over TLS.
     pub(crate) async fn client(
         &self,
@@ -78,12 +79,15 @@ impl Clients {
         let system = async |settings| self.tls_config(self.roots().await?, settings);
         // Plain HTTP trusts no certificate.
         let tls = if is_https { system(&settings.tls).await? } else { plain().await? };
-        let proxy_tls = if self.proxies.use_tls() { system(&TlsSettings::default()).await? } else { plain().await? };
+        let is_proxy_encrypted = settings.proxy.as_ref().is_some_and(|proxy| proxy.kind == ProxyKind::Https);
+        // A proxy gets no client certificate of its hosts, and is verified even where they are not.
+        let of_proxy = TlsSettings { authorities: settings.tls.authorities.clone(), ..TlsSettings::default() };
+        let proxy_tls = if is_proxy_encrypted { system(&of_proxy).await? } else { plain().await? };
         let connector = Connector {
             tls: Arc::new(tls),
             dial_timeout: self.dial_timeout(settings),
             tls_timeout: TLS_TIMEOUT,
-            proxies: Arc::clone(&self.proxies),
+            proxy: settings.proxy.clone(),
             proxy_tls: Arc::new(proxy_tls),
         };
         let client = Client::builder(TokioExecutor::new())
@@ -143,13 +147,8 @@ impl Clients {
             let verifier = ConfiguredTrust { provider: Arc::clone(&self.provider), trust };
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         };
-        let Some(identity) = &settings.identity else { return Ok(builder.with_no_client_auth()) };
-        // The causes are dropped: they could quote the key.
-        let chain = CertificateDer::pem_slice_iter(&identity.chain)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| unusable("`client` certificate"))?;
-        let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|_| unusable("`client` key"))?;
-        builder.with_client_auth_cert(chain, key).map_err(|_| unusable("`client` certificate and key"))
+        let certificates = ClientCertificates::read(&settings.identities, &self.provider).map_err(unusable)?;
+        Ok(builder.with_client_cert_resolver(Arc::new(certificates)))
     }
 }
 

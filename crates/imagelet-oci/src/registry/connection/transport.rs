@@ -11,9 +11,11 @@ use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, 
 use tokio::time::{Instant, timeout};
 
 use super::{
-    failure::{is_no_http, proxy_denied, unreachable},
+    connector::ConnectError,
+    failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
     loopback::{LoopbackSpeech, Speech},
     origin::Target,
+    proxy::Proxy,
     reception::{Reception, Silent},
     settings::ConnectionSettings,
     tls::{Clients, HttpClient},
@@ -75,7 +77,7 @@ impl Transport {
     pub(crate) async fn send(&self, request: Request, reception: &Reception) -> Result<Response, Failure> {
         let origin = request.target.origin.clone();
         // A client certificate is a credential too.
-        let stray_connection = request.connection.clone().without_identity();
+        let stray_connection = request.connection.clone().without_identities();
         let mut target = request.target.clone();
         let mut strayed = false;
         for _ in 0..=REDIRECTS_MAX {
@@ -170,14 +172,17 @@ impl Transport {
         let request = http::Request::builder().uri(target.uri().map_err(invalid)?).method(asked.method.clone());
         let mut request = request.body(Full::from(asked.form.clone().unwrap_or_default())).map_err(invalid)?;
         request.headers_mut().extend(headers);
-        // The connector reports a proxy that cannot be used.
-        let proxy = self.clients.proxies.choose(&target.origin).ok().flatten();
-        let forwards = proxy.filter(|proxy| proxy.forwards(target.origin.is_https()));
-        if let Some(authorization) = forwards.and_then(|proxy| proxy.authorization()) {
+        let mut connection = connection.clone();
+        if connection.proxy.is_none() {
+            let chosen = self.clients.proxies.choose(&target.origin);
+            connection.proxy = chosen.map_err(|bad| unreachable(&place, asked.hop, ConnectError::from(bad)))?;
+        }
+        let forwards = connection.proxy.as_deref().filter(|proxy| proxy.forwards(target.origin.is_https()));
+        if let Some(authorization) = forwards.and_then(Proxy::authorization) {
             request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
         }
-        let client = self.clients.client(target.origin.is_https(), connection).await?;
-        match self.head(&client, request, self.clients.connect_max(connection), reception).await {
+        let client = self.clients.client(target.origin.is_https(), &connection).await?;
+        match self.head(&client, request, self.clients.connect_max(&connection), reception).await {
             Ok(Ok(response)) => {
                 reception.received(1);
                 match forwards {
@@ -189,8 +194,13 @@ impl Transport {
             }
             Ok(Err(error)) => {
                 let error = unreachable(&place, asked.hop, error);
-                // A failure with a hint needs a correction first.
-                let retry = if error.hint().is_some() { Retry::Never } else { Retry::Soon };
+                let retry = match error.hint() {
+                    // The server may have closed the connection for another reason.
+                    Some(_) if is_unexplained(&error) => Retry::Again { times: 1 },
+                    // A failure with a hint needs a correction first.
+                    Some(_) => Retry::Never,
+                    None => Retry::Soon,
+                };
                 Err(Failure { error, retry })
             }
             Err(silent) => {

@@ -10,6 +10,7 @@ use std::{
     collections::BTreeMap,
     io::ErrorKind,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,13 +20,14 @@ use serde::{Deserialize, Deserializer};
 use toml::Table;
 
 use super::{
-    files::{check_folder, complaint, pem, read, shown, toml_problem, warn_once},
+    files::{check_folder, complaint, pem, read, shown, toml_problem, utf8, warn_once},
     host::Host,
 };
 use crate::{
     manifest::printable,
     registry::connection::{
         origin::{Origin, Target},
+        proxy::Proxy,
         settings::{ConnectionSettings, Identity, TlsSettings},
     },
 };
@@ -33,7 +35,10 @@ use crate::{
 const HOSTS_MAX: usize = 32;
 const DEFAULT_DIRECTORY: &str = "_default";
 /// The keys of one host; the file itself has `server` and `host` too.
-const HOST_KEYS: [&str; 7] = ["capabilities", "ca", "client", "skip_verify", "header", "override_path", "dial_timeout"];
+const HOST_KEYS: [&str; 8] =
+    ["capabilities", "ca", "client", "skip_verify", "header", "override_path", "dial_timeout", "proxy"];
+/// Each costs a signature to check when it is read.
+const IDENTITIES_MAX: usize = 32;
 const WARNINGS_MAX: usize = 16;
 
 /// The hosts of a registry that has a directory in this tree.
@@ -80,6 +85,7 @@ struct Settings {
     ca: Option<OneOrMany<String>>,
     client: Option<OneOrMany<OneOrMany<String>>>,
     header: BTreeMap<String, OneOrMany<String>>,
+    proxy: Option<String>,
 }
 
 #[derive(PartialEq, Deserialize)]
@@ -107,7 +113,7 @@ impl<T> OneOrMany<T> {
 }
 
 pub(super) fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Vec<Host>, String> {
-    let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
+    let text = utf8(bytes)?;
     let mut file = toml::Deserializer::parse(text)
         .map_err(|error| toml_problem(text, &error))
         .and_then(|it| settings(text, it))?;
@@ -121,7 +127,8 @@ pub(super) fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Ve
         let host = self::settings(text, settings);
         let host = host.and_then(|settings| with_settings(host_at(&url, &settings)?, settings, directory));
         let host = host.map_err(|problem| format!("host `{}`: {problem}", shown(&url)))?;
-        hosts.push(Host { is_mirror: !host.origin.is_same_place(&own_place), ..host });
+        let is_mirror = !host.origin.is_same_place(&own_place);
+        hosts.push(Host { is_mirror, names_registry: is_mirror, ..host });
     }
     // In a registry's own directory, `server` is the operator's address of the registry and receives its credential.
     // In `_default` it is a shared cache and must not receive the credentials of the registries.
@@ -130,7 +137,8 @@ pub(super) fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Ve
     let server = if file.server.is_empty() { Ok(own) } else { host_at(&file.server, &file) };
     let server = server.and_then(|server| with_settings(server, file, directory));
     let server = server.map_err(|problem| format!("server `{url}`: {problem}"))?;
-    hosts.push(Host { is_mirror: is_shared && !server.origin.is_same_place(&own_place), ..server });
+    let is_mirror = is_shared && !server.origin.is_same_place(&own_place);
+    hosts.push(Host { is_mirror, names_registry: is_mirror, ..server });
     Ok(hosts)
 }
 
@@ -151,15 +159,19 @@ fn host_at(url: &str, settings: &Settings) -> Result<Host, String> {
 fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Host, String> {
     let can =
         |wanted: Capability| settings.capabilities.as_ref().is_none_or(|capabilities| capabilities.contains(&wanted));
+    let skip_verify = settings.skip_verify;
     let (can_pull, can_resolve) = (can(Capability::Pull), can(Capability::Resolve));
     let file = |path: String| pem(&directory.join(path));
     let authorities = settings.ca.map(OneOrMany::list).unwrap_or_default();
     let authorities = authorities.into_iter().map(file).collect::<Result<_, _>>()?;
-    let identity = settings.client.map(client_paths).transpose()?;
-    let identity = identity.map(|(chain, key)| Ok::<_, String>(Identity { chain: file(chain)?, key: file(key)? }));
-    let tls = TlsSettings { authorities, identity: identity.transpose()?, skip_verify: settings.skip_verify };
+    let identities = settings.client.map(client_paths).transpose()?.unwrap_or_default().into_iter();
+    let identities = identities.map(|(chain, key)| Ok::<_, String>(Identity { chain: file(chain)?, key: file(key)? }));
+    let tls = TlsSettings { authorities, identities: identities.collect::<Result<_, _>>()?, skip_verify };
     let dial_timeout = settings.dial_timeout.and_then(dial_timeout);
-    let connection = ConnectionSettings { tls, dial_timeout, ..host.connection };
+    // The message does not repeat the URL: it may hold a password.
+    let proxy = settings.proxy.filter(|url| !url.is_empty()).map(|url| Proxy::parse_strict(&url).map(Arc::new));
+    let proxy = proxy.transpose().map_err(|problem| format!("`proxy`: {problem}"))?;
+    let connection = ConnectionSettings { tls, dial_timeout, proxy, ..host.connection };
     Ok(Host { can_pull, can_resolve, connection, headers: headers(settings.header)?, ..host })
 }
 
@@ -168,17 +180,21 @@ fn dial_timeout(duration: GoDuration) -> Option<Duration> {
     (duration > GoDuration::default()).then(|| duration.to_std())
 }
 
-/// The first certificate and key: `"both.pem"`, `["both.pem"]`, or `[["cert.pem", "key.pem"]]`.
-fn client_paths(client: OneOrMany<OneOrMany<String>>) -> Result<(String, String), String> {
-    let first = match client {
-        OneOrMany::One(files) => files.list().into_iter().take(1).collect(),
-        OneOrMany::Many(pairs) => pairs.into_iter().next().map(OneOrMany::list).unwrap_or_default(),
+/// Certificates with their keys: `"both.pem"`, `["both.pem", "other.pem"]`, or `[["cert.pem", "key.pem"], "both.pem"]`.
+fn client_paths(client: OneOrMany<OneOrMany<String>>) -> Result<Vec<(String, String)>, String> {
+    let entries: Vec<Vec<String>> = match client {
+        OneOrMany::One(files) => files.list().into_iter().map(|both| vec![both]).collect(),
+        OneOrMany::Many(entries) => entries.into_iter().map(OneOrMany::list).collect(),
     };
-    match &first[..] {
-        [certificate, key] if !key.is_empty() => Ok((certificate.clone(), key.clone())),
-        [both] | [both, _] => Ok((both.clone(), both.clone())),
-        _ => Err("`client` is neither a path nor pairs of paths".to_owned()),
+    if entries.len() > IDENTITIES_MAX {
+        return Err(format!("`client` has {} certificates; the limit is {IDENTITIES_MAX}", entries.len()));
     }
+    let pair = |files: Vec<String>| match &files[..] {
+        [certificate, key] if !key.is_empty() => Ok((certificate.clone(), key.clone())),
+        [both] | [both, _] if !both.is_empty() => Ok((both.clone(), both.clone())),
+        _ => Err("`client` is neither paths nor pairs of paths".to_owned()),
+    };
+    entries.into_iter().map(pair).collect()
 }
 
 /// Errors do not repeat values: headers carry secrets.
@@ -204,9 +220,9 @@ fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
     for path in &paths {
         match path.extension().and_then(std::ffi::OsStr::to_str) {
             Some("crt") => host.connection.tls.authorities.push(pem(path)?),
-            Some("cert") if host.connection.tls.identity.is_none() => {
-                host.connection.tls.identity =
-                    Some(Identity { chain: pem(path)?, key: pem(&path.with_extension("key"))? });
+            Some("cert") if host.connection.tls.identities.len() < IDENTITIES_MAX => {
+                let identity = Identity { chain: pem(path)?, key: pem(&path.with_extension("key"))? };
+                host.connection.tls.identities.push(identity);
             }
             _ => {}
         }
@@ -222,25 +238,21 @@ fn settings<'de>(text: &str, source: impl Deserializer<'de, Error = toml::de::Er
     })
 }
 
-/// The keys that are not read, and more client certificates than one is used of.
+/// The keys that are not read.
 pub(super) fn warnings(text: &str) -> Vec<String> {
     let file: Table = toml::from_str(text).unwrap_or_default();
     let hosts = file.get("host").and_then(toml::Value::as_table);
     let tables = hosts.into_iter().flatten().filter_map(|(url, host)| Some((shown(url), host.as_table()?)));
     let own = file.iter().filter(|(key, _)| !matches!(key.as_str(), "server" | "host"));
-    let mut keys: Vec<(String, &str, &toml::Value)> =
-        own.map(|(key, value)| (String::new(), key.as_str(), value)).collect();
+    let mut keys: Vec<(String, &str)> = own.map(|(key, _)| (String::new(), key.as_str())).collect();
     for (url, table) in tables {
-        keys.extend(table.iter().map(|(key, value)| (format!(" of host `{url}`"), key.as_str(), value)));
+        keys.extend(table.keys().map(|key| (format!(" of host `{url}`"), key.as_str())));
     }
-    let warning = |(place, key, value): (String, &str, &toml::Value)| match key {
-        "client" if value.as_array().is_some_and(|pairs| pairs.len() > 1) => {
-            Some(format!("of the certificates in `client`{place} only the first is used"))
-        }
-        key if HOST_KEYS.contains(&key) => None,
-        key => Some(format!("`{}`{place} is no key that is read", printable(key))),
-    };
-    keys.into_iter().filter_map(warning).take(WARNINGS_MAX).collect()
+    let unread = keys.into_iter().filter(|(_, key)| !HOST_KEYS.contains(key));
+    unread
+        .map(|(place, key)| format!("`{}`{place} is no key that is read", printable(key)))
+        .take(WARNINGS_MAX)
+        .collect()
 }
 
 #[cfg(test)]
@@ -264,30 +276,37 @@ mod tests {
                 "`skip-verify` is no key that is read".to_owned(),
                 "`hosts` is no key that is read".to_owned(),
                 format!("`rewrite` {host} is no key that is read"),
-                format!("of the certificates in `client` {host} only the first is used"),
             ]
         );
-        let mixed = "client = [[\"ca.pem\", \"ca.pem\"]]\nca = [\"a\"]\n";
-        assert!(warnings(mixed).is_empty());
+        let each = HOST_KEYS.map(|key| format!("{key} = 1\n")).concat();
+        assert!(warnings(&format!("{each}[host.\"https://m.example\"]\n{each}")).is_empty());
     }
 
     #[test]
-    fn a_client_certificate_is_read_in_all_forms() {
-        for (text, files) in [
-            ("\"both.pem\"", ("both.pem", "both.pem")),
-            ("[\"both.pem\"]", ("both.pem", "both.pem")),
-            ("[\"both.pem\", \"other.pem\"]", ("both.pem", "both.pem")),
-            ("[[\"both.pem\"]]", ("both.pem", "both.pem")),
-            ("[[\"both.pem\", \"\"]]", ("both.pem", "both.pem")),
-            ("[[\"a.cert\", \"a.key\"]]", ("a.cert", "a.key")),
-            ("[\"both.pem\", [\"a.cert\", \"a.key\"]]", ("both.pem", "both.pem")),
-            ("[[\"a.cert\", \"a.key\"], \"both.pem\"]", ("a.cert", "a.key")),
-        ] {
+    fn client_certificates_are_read_in_all_forms() {
+        let read = |text: &str| {
             let text = format!("client = {text}");
             let file = toml::Deserializer::parse(&text).map(|it| settings(&text, it)).unwrap().expect(&text);
-            let (certificate, key) = client_paths(file.client.unwrap()).expect(&text);
-            assert_eq!((certificate.as_str(), key.as_str()), files, "{text}");
+            client_paths(file.client.unwrap())
+        };
+        let (both, other, pair) = (("both.pem", "both.pem"), ("other.pem", "other.pem"), ("a.cert", "a.key"));
+        for (text, files) in [
+            ("\"both.pem\"", &[both][..]),
+            ("[\"both.pem\"]", &[both]),
+            ("[\"both.pem\", \"other.pem\"]", &[both, other]),
+            ("[[\"both.pem\"]]", &[both]),
+            ("[[\"both.pem\", \"\"], [\"a.cert\", \"a.key\"]]", &[both, pair]),
+            ("[\"both.pem\", [\"a.cert\", \"a.key\"]]", &[both, pair]),
+            ("[[\"a.cert\", \"a.key\"], \"both.pem\"]", &[pair, both]),
+            ("[]", &[]),
+        ] {
+            let files = files.iter().map(|(chain, key)| ((*chain).to_owned(), (*key).to_owned())).collect();
+            assert_eq!(read(text), Ok(files), "{text}");
         }
+        for text in ["\"\"", "[[]]", "[[\"a\", \"b\", \"c\"]]", "[[\"\", \"a.key\"], \"\"]"] {
+            assert!(read(text).unwrap_err().contains("`client`"), "{text}");
+        }
+        assert!(read(&format!("[{}]", "\"a\", ".repeat(33))).unwrap_err().contains("the limit is 32"));
     }
 
     /// Scheme, host, port and path of each host in order, `~` before a mirror, `!` for a host that cannot resolve
@@ -384,6 +403,8 @@ mod tests {
             "[host.\"https://x\"]\ndial_timeout = \"5\"",
             "[host.\"https://x\".header]\nauthorization = \"hunter2\\n\"",
             "[host.\"ftp://user:hunter2@x/?sig=hunter2\"]",
+            "[host.\"https://x\"]\nproxy = \"user:hunter2@p\"",
+            "proxy = \"http://user:hunter2@p/path\"",
         ] {
             let error = chain("example.com", text).expect_err(text);
             assert!(!error.contains("hunter2"), "{error}");
@@ -402,7 +423,7 @@ mod tests {
         let own = directory.path().join("example.com_5000_");
         std::fs::create_dir(&own).unwrap();
         std::fs::write(own.join("ca.pem"), "CA").unwrap();
-        let text = "[host.\"https://m.example\"]\nca = \"ca.pem\"\nskip_verify = true\ndial_timeout = \"1.5s\"\nclient = [[\"ca.pem\", \"ca.pem\"]]\n\
+        let text = "[host.\"https://m.example\"]\nca = \"ca.pem\"\nskip_verify = true\ndial_timeout = \"1.5s\"\nclient = [[\"ca.pem\", \"ca.pem\"]]\nproxy = \"socks5://u:hunter2@p\"\n\
                     [host.\"https://m.example\".header]\nx-one = \"1\"\nx-two = [\"2\", \"3\"]\n";
         std::fs::write(own.join("hosts.toml"), text).unwrap();
         let hosts =
@@ -410,7 +431,10 @@ mod tests {
                 .unwrap();
         assert_eq!(hosts.len(), 2);
         assert_eq!(hosts[0].connection.tls.authorities.len(), 1);
-        assert!(hosts[0].connection.tls.skip_verify && hosts[0].connection.tls.identity.is_some());
+        assert!(hosts[0].connection.tls.skip_verify && hosts[0].connection.tls.identities.len() == 1);
+        let proxy = hosts[0].connection.proxy.as_ref().map(ToString::to_string);
+        assert_eq!(proxy.as_deref(), Some("socks5://p:1080"));
+        assert!(!format!("{hosts:?}").contains("hunter2"), "{hosts:?}");
         assert_eq!(hosts[0].connection.dial_timeout, Some(Duration::from_millis(1500)));
         assert_eq!(hosts[0].headers.get_all("x-two").iter().count(), 2);
         assert_eq!(hosts[1].connection, ConnectionSettings::default());

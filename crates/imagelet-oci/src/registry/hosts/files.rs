@@ -29,6 +29,10 @@ pub(super) fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+pub(super) fn utf8(bytes: &[u8]) -> Result<&str, String> {
+    std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
+}
+
 /// The parser's message with the line number, without quoted values: they may be secrets.
 pub(super) fn toml_problem(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));

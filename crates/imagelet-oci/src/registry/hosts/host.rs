@@ -1,28 +1,34 @@
 //! One host that serves a registry's content, and what a configuration says of it.
 
 use http::HeaderMap;
+use imagelet_core::credentials::Credential;
 
 use crate::registry::connection::{
     origin::{Origin, Target},
     settings::ConnectionSettings,
 };
 
-const DOCKER_HUB: &str = "docker.io";
+pub(super) const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is said of a host by itself")]
 pub(crate) struct Host {
     pub(crate) origin: Origin,
     /// The path before the repository: `/v2` unless overridden, without a final slash.
     pub(crate) base_path: String,
     /// The repository at this host, where it has another name there.
     pub(crate) repository: Option<String>,
-    /// The request to a mirror names the registry and carries no credential of the registry.
+    /// A mirror receives no credential of the registry.
     pub(crate) is_mirror: bool,
+    /// Requests name the registry in the query `ns`: the mirror may serve many.
+    pub(crate) names_registry: bool,
     pub(crate) can_pull: bool,
     pub(crate) can_resolve: bool,
     pub(crate) connection: ConnectionSettings,
     pub(crate) headers: HeaderMap,
+    /// What the configuration gives for this host; a credential of the pull goes before.
+    pub(crate) credential: Option<Credential>,
 }
 
 impl Host {
@@ -33,10 +39,12 @@ impl Host {
             base_path,
             repository: None,
             is_mirror: false,
+            names_registry: false,
             can_pull: true,
             can_resolve: true,
             connection,
             headers,
+            credential: None,
         }
     }
 

@@ -3,12 +3,14 @@
 //! ```text
 //! DIRECTORY/     containerd's tree of HOST/hosts.toml
 //! FILE.conf      registries.conf of containers/image
+//! FILE.yaml      registries.yaml of k3s and RKE2
 //! ```
 
 mod certs_d;
 mod files;
 mod host;
 mod registries_conf;
+mod registries_yaml;
 
 use std::{ffi::OsStr, path::PathBuf};
 
@@ -26,6 +28,7 @@ pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<Vec<Hos
     for source in sources {
         let found = match source.extension().and_then(OsStr::to_str) {
             Some("conf") => registries_conf::load(source, reference)?,
+            Some("yaml" | "yml") => registries_yaml::load(source, reference)?,
             _ => certs_d::load(source, registry)?,
         };
         if let Some(hosts) = found {
@@ -36,13 +39,15 @@ pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<Vec<Hos
     Ok(vec![own])
 }
 
-/// What the text of a file says, without other files.
+/// What the text of a file with this extension says, without other files.
 #[cfg(feature = "fuzzing")]
-pub(crate) fn of_text(text: &str, is_conf: bool, reference: &Reference) -> Result<Option<Vec<Host>>, String> {
-    if is_conf {
-        return registries_conf::parse(text, reference);
+pub(crate) fn of_text(text: &str, extension: &str, reference: &Reference) -> Result<Option<Vec<Host>>, String> {
+    let folder = std::path::Path::new("/nonexistent");
+    match extension {
+        "conf" => registries_conf::parse(&text.split("# drop-in").collect::<Vec<_>>(), reference),
+        "yaml" => registries_yaml::File::parse(text)?.hosts(reference, folder),
+        _ => certs_d::parse(text.as_bytes(), reference.domain(), folder).map(Some),
     }
-    certs_d::parse(text.as_bytes(), reference.domain(), std::path::Path::new("/nonexistent")).map(Some)
 }
 
 #[cfg(test)]
@@ -54,7 +59,8 @@ mod tests {
     #[test]
     fn each_example_of_the_documentation_is_read_whole() {
         let reference: Reference = "docker.io/team/app:v1".parse().unwrap();
-        let examples = PAGE.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+        let examples = ["```toml\n", "```yaml\nmirrors:"].into_iter().flat_map(|fence| PAGE.split(fence).skip(1));
+        let examples = examples.map(|rest| rest.split("```").next().unwrap());
         let mut hosts_found = Vec::new();
         for example in examples {
             let folder = tempfile::tempdir().unwrap();
@@ -62,6 +68,12 @@ mod tests {
                 assert_eq!(registries_conf::warnings(example), Vec::<String>::new());
                 let file = folder.path().join("registries.conf");
                 std::fs::write(&file, example).unwrap();
+                file
+            } else if example.contains("configs:") {
+                let file = folder.path().join("registries.yaml");
+                std::fs::write(folder.path().join("corp-ca.crt"), "").unwrap();
+                let text = example.replace("/etc/ssl", folder.path().to_str().unwrap());
+                std::fs::write(&file, format!("mirrors:{text}")).unwrap();
                 file
             } else {
                 assert_eq!(certs_d::warnings(example), Vec::<String>::new());
@@ -78,6 +90,6 @@ mod tests {
             );
             hosts_found.extend(hosts.into_iter().filter(|host| host.is_mirror));
         }
-        assert_eq!(hosts_found.len(), 5, "one mirror per example");
+        assert_eq!(hosts_found.len(), 6, "one mirror per example");
     }
 }

@@ -1,19 +1,28 @@
-//! `registries.conf` of containers/image, version 2: mirrors, other locations and blocked names by prefix.
+//! `registries.conf` of containers/image, version 2, with its drop-ins: mirrors, other locations and blocked names by
+//! prefix.
 
-use std::{cmp::Reverse, path::Path};
+use std::{
+    cmp::Reverse,
+    collections::HashSet,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
 use imagelet_core::{image::Reference, runtime::RuntimeError};
 use serde::Deserialize;
 use toml::Table;
 
 use super::{
-    files::{check_file, complaint, shown, toml_problem, warn_once},
+    files::{check_file, check_folder, complaint, shown, toml_problem, utf8, warn_once},
     host::Host,
 };
 use crate::{manifest::printable, registry::connection::origin::Target};
 
 const HOSTS_MAX: usize = 32;
 const WARNINGS_MAX: usize = 16;
+const DROP_INS_MAX: usize = 64;
+/// Other entries of the folder count here.
+const ENTRIES_MAX: usize = 4096;
 const FILE_KEYS: [&str; 1] = ["registry"];
 const REGISTRY_KEYS: [&str; 6] = ["prefix", "location", "insecure", "blocked", "mirror", "mirror-by-digest-only"];
 const MIRROR_KEYS: [&str; 3] = ["location", "insecure", "pull-from-mirror"];
@@ -54,53 +63,114 @@ enum PullFrom {
     TagOnly,
 }
 
-/// The hosts of an image for which the file has a prefix.
+/// The hosts of an image for which the file, or a file in the folder `FILE.d`, has a prefix.
 pub(super) fn load(file: &Path, reference: &Reference) -> Result<Option<Vec<Host>>, RuntimeError> {
-    let bytes = check_file(file)?;
-    let hosts = std::str::from_utf8(&bytes).map_err(|_| "it is not UTF-8".to_owned()).and_then(|text| {
-        warn_once(file, warnings(text));
-        parse(text, reference)
-    });
-    hosts.map_err(|problem| complaint(file, &problem))
+    let drop_ins = drop_ins(file)?;
+    let has_main = drop_ins.is_empty() || file.exists();
+    let paths = has_main.then(|| file.to_owned()).into_iter().chain(drop_ins);
+    let read = |path: PathBuf| {
+        let bytes = check_file(&path)?;
+        let parsed = utf8(&bytes).and_then(|text| {
+            warn_once(&path, warnings(text));
+            File::parse(text)
+        });
+        parsed.map_err(|problem| complaint(&path, &problem)).map(|parsed| (path, parsed))
+    };
+    let files = paths.map(read).collect::<Result<Vec<_>, _>>()?;
+    let name = full_name(reference);
+    let Some((path, registry, rest)) = choose(&files, &name) else { return Ok(None) };
+    registry.hosts(rest, reference).map(Some).map_err(|problem| complaint(path, &problem))
 }
 
-pub(super) fn parse(text: &str, reference: &Reference) -> Result<Option<Vec<Host>>, String> {
-    let file: File = toml::from_str(text).map_err(|error| toml_problem(text, &error))?;
-    let name = format!("{}/{}", reference.domain(), reference.path());
-    let matches = file.registry.iter().filter_map(|registry| Some((registry.matched(&name)?, registry)));
-    // The longest prefix wins; the first of equal ones.
-    let Some((rest, registry)) = matches.min_by_key(|(_, registry)| Reverse(registry.prefix().len())) else {
-        return Ok(None);
+/// The `*.conf` files of `registries.conf.d` beside `registries.conf`, in the order of their names.
+fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+    let mut folder = file.as_os_str().to_owned();
+    folder.push(".d");
+    let folder = PathBuf::from(folder);
+    check_folder(&folder)?;
+    let entries = match std::fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        Err(error) => return Err(complaint(&folder, &error.to_string())),
     };
-    if registry.blocked {
-        return Err(format!("it blocks `{}`", printable(registry.prefix())));
-    }
-    let mut hosts = Vec::new();
-    for mirror in &registry.mirror {
-        let from = if registry.mirror_by_digest_only { PullFrom::DigestOnly } else { mirror.pull_from };
-        if from == PullFrom::TagOnly && reference.digest().is_some() {
-            continue;
-        }
-        for host in hosts_at(&mirror.location, rest, mirror.insecure)? {
-            hosts.push(Host { is_mirror: true, can_resolve: from != PullFrom::DigestOnly, ..host });
-        }
-        if hosts.len() > HOSTS_MAX {
-            return Err(format!("it names more than {HOSTS_MAX} hosts for one registry"));
+    let mut paths = Vec::new();
+    for entry in entries.take(ENTRIES_MAX) {
+        let path = entry.map_err(|error| complaint(&folder, &error.to_string()))?.path();
+        if path.extension().is_some_and(|extension| extension == "conf") && !path.is_dir() {
+            paths.push(path);
         }
     }
-    // Without a location, or with one that is only the prefix, the name stays as it is.
-    let own = if registry.location.is_empty() || registry.location == registry.prefix {
-        hosts_at(reference.domain(), &format!("/{}", reference.path()), registry.insecure)?
-    } else {
-        hosts_at(&registry.location, rest, registry.insecure)?
-    };
-    let kept = reference.path();
-    let named = |host: Host| Host { repository: host.repository.filter(|repository| repository != kept), ..host };
-    hosts.extend(own.into_iter().map(named));
-    Ok(Some(hosts))
+    if paths.len() > DROP_INS_MAX {
+        let problem = format!("it has {} files; the limit is {DROP_INS_MAX}", paths.len());
+        return Err(complaint(&folder, &problem));
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn full_name(reference: &Reference) -> String {
+    format!("{}/{}", reference.domain(), reference.path())
+}
+
+/// The entry with the longest prefix of a name, the part of the name after the prefix, and its file. An entry replaces
+/// those of earlier files with the same prefix; of different ones with the same length the first is chosen.
+fn choose<'a, K>(files: &'a [(K, File)], name: &'a str) -> Option<(&'a K, &'a Registry, &'a str)> {
+    let mut known: Vec<(&K, &Registry)> = Vec::new();
+    for (key, file) in files {
+        let prefixes: HashSet<&str> = file.registry.iter().map(Registry::prefix).collect();
+        known.retain(|(_, earlier)| !prefixes.contains(earlier.prefix()));
+        known.extend(file.registry.iter().map(|registry| (key, registry)));
+    }
+    let matches = known.into_iter().filter_map(|(key, registry)| Some((key, registry, registry.matched(name)?)));
+    matches.min_by_key(|(_, registry, _)| Reverse(registry.prefix().len()))
+}
+
+/// The hosts that the texts of a file and its drop-ins give.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn parse(texts: &[&str], reference: &Reference) -> Result<Option<Vec<Host>>, String> {
+    let files = texts.iter().map(|text| Ok(((), File::parse(text)?))).collect::<Result<Vec<_>, String>>()?;
+    let name = full_name(reference);
+    let chosen = choose(&files, &name);
+    chosen.map(|((), registry, rest)| registry.hosts(rest, reference)).transpose()
+}
+
+impl File {
+    fn parse(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error| toml_problem(text, &error))
+    }
 }
 
 impl Registry {
+    /// `rest`: the image's name after the prefix.
+    fn hosts(&self, rest: &str, reference: &Reference) -> Result<Vec<Host>, String> {
+        if self.blocked {
+            return Err(format!("it blocks `{}`", printable(self.prefix())));
+        }
+        let mut hosts = Vec::new();
+        for mirror in &self.mirror {
+            let from = if self.mirror_by_digest_only { PullFrom::DigestOnly } else { mirror.pull_from };
+            if from == PullFrom::TagOnly && reference.digest().is_some() {
+                continue;
+            }
+            for host in hosts_at(&mirror.location, rest, mirror.insecure)? {
+                hosts.push(Host { is_mirror: true, can_resolve: from != PullFrom::DigestOnly, ..host });
+            }
+            if hosts.len() > HOSTS_MAX {
+                return Err(format!("it names more than {HOSTS_MAX} hosts for one registry"));
+            }
+        }
+        // Without a location, or with one that is only the prefix, the name stays as it is.
+        let own = if self.location.is_empty() || self.location == self.prefix {
+            hosts_at(reference.domain(), &format!("/{}", reference.path()), self.insecure)?
+        } else {
+            hosts_at(&self.location, rest, self.insecure)?
+        };
+        let kept = reference.path();
+        let named = |host: Host| Host { repository: host.repository.filter(|repository| repository != kept), ..host };
+        hosts.extend(own.into_iter().map(named));
+        Ok(hosts)
+    }
+
     fn prefix(&self) -> &str {
         if self.prefix.is_empty() { &self.location } else { &self.prefix }
     }
@@ -180,7 +250,7 @@ mod tests {
             let any = if host.connection.tls.skip_verify { "?" } else { "" };
             format!("{mirror}{}/{}{resolve}{any}", host.origin, host.repository.as_deref().unwrap_or("-"))
         };
-        let hosts = parse(text, &name.parse().expect(name))?;
+        let hosts = parse(&[text], &name.parse().expect(name))?;
         Ok(hosts.map(|hosts| hosts.iter().map(show).collect()))
     }
 
@@ -252,5 +322,72 @@ mod tests {
         chain("a.example/x:v1", &format!("[[registry]]\nlocation = \"a.example\"\n{many}")).unwrap_err();
         let typo = "[[registry]]\nlocaton = \"a\"\n[[registry.mirror]]\nunsecure = true\n";
         assert_eq!(warnings(typo).len(), 2);
+    }
+
+    #[test]
+    fn a_drop_in_replaces_the_entries_with_the_same_prefix_as_a_whole() {
+        let main = "[[registry]]\nlocation = \"docker.io\"\n[[registry.mirror]]\nlocation = \"main.example\"\n\
+                    [[registry]]\nlocation = \"quay.io\"\nblocked = true\n";
+        let first = "[[registry]]\nprefix = \"docker.io\"\n[[registry.mirror]]\nlocation = \"first.example\"\n\
+                     [[registry]]\nprefix = \"docker.io/library\"\nlocation = \"copies.example/hub\"\n";
+        let second = "[[registry]]\nlocation = \"quay.io\"\n";
+        let read = |name: &str, texts: &[&str]| {
+            let hosts = parse(texts, &name.parse().unwrap()).map(Option::unwrap_or_default);
+            hosts.map(|hosts| hosts.iter().map(|host| host.origin.authority()).collect::<Vec<_>>())
+        };
+        for (name, texts, expected) in [
+            ("docker.io/team/app:v1", &[main][..], &["main.example", "registry-1.docker.io"][..]),
+            ("docker.io/team/app:v1", &[main, first], &["first.example", "registry-1.docker.io"]),
+            ("docker.io/team/app:v1", &[first, main], &["main.example", "registry-1.docker.io"]),
+            ("docker.io/library/app:v1", &[first, main], &["copies.example"]),
+            ("quay.io/a:v1", &[main, second], &["quay.io"]),
+            ("quay.io/a:v1", &[first], &[]),
+        ] {
+            let expected = expected.iter().map(|host| (*host).to_owned()).collect();
+            assert_eq!(read(name, texts), Ok(expected), "{name} {texts:?}");
+        }
+        assert!(read("quay.io/a:v1", &[second, main]).unwrap_err().contains("blocks `quay.io`"));
+    }
+
+    #[test]
+    fn drop_ins_are_read_in_the_order_of_their_names_and_named_in_errors() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let (file, drop_ins) = (folder.path().join("registries.conf"), folder.path().join("registries.conf.d"));
+        let mirrors = |name: &str| {
+            load(&file, &name.parse().unwrap()).map(|hosts| {
+                let hosts = hosts.unwrap_or_default();
+                hosts.iter().filter(|host| host.is_mirror).map(|host| host.origin.authority()).collect::<Vec<_>>()
+            })
+        };
+        mirrors("r.example/a:v1").expect_err("no file at all");
+        std::fs::create_dir_all(drop_ins.join("folder.conf")).unwrap();
+        let write = |name: &str, mirror: &str| {
+            let text =
+                format!("[[registry]]\nlocation = \"r.example\"\n[[registry.mirror]]\nlocation = \"{mirror}\"\n");
+            std::fs::write(drop_ins.join(name), text).unwrap();
+        };
+        write("50-a.conf", "a.example");
+        write("90-b.conf.bak", "b.example");
+        assert_eq!(mirrors("r.example/a:v1").unwrap(), ["a.example"], "without the file itself");
+        std::fs::write(&file, "[[registry]]\nlocation = \"other.example\"\n").unwrap();
+        write("10-c.conf", "c.example");
+        assert_eq!(mirrors("r.example/a:v1").unwrap(), ["a.example"]);
+        write("60-d.conf", "https://d.example");
+        let error = mirrors("r.example/a:v1").unwrap_err();
+        assert!(error.chain().contains("registries.conf.d/60-d.conf"), "{}", error.chain());
+        std::fs::remove_file(drop_ins.join("60-d.conf")).unwrap();
+        for path in [drop_ins.clone(), drop_ins.join("10-c.conf")] {
+            let before = std::fs::metadata(&path).unwrap().permissions();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(before.mode() | 0o002)).unwrap();
+            let error = mirrors("r.example/a:v1").unwrap_err();
+            assert!(error.chain().contains("every user may write to"), "{}", error.chain());
+            std::fs::set_permissions(&path, before).unwrap();
+        }
+        for number in 0..DROP_INS_MAX {
+            write(&format!("x{number}.conf"), "x.example");
+        }
+        let error = mirrors("r.example/a:v1").unwrap_err();
+        assert!(error.chain().contains("the limit is 64"), "{}", error.chain());
     }
 }

@@ -8,6 +8,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
+    sync::mpsc,
 };
 
 use super::{
@@ -15,7 +16,10 @@ use super::{
     fake::{FakeRegistry, Guard},
     platform, pull, registry,
 };
-use crate::registry::{Registry, RegistryConfig};
+use crate::{
+    registry::{PathStep, Registry, RegistryConfig, check_path},
+    testing::tls::{ClientCertificates, self_signed},
+};
 
 /// A self-signed certificate that is also an authority, as `openssl req -x509` makes it.
 fn authority_for(name: &str) -> CertificateParams {
@@ -199,5 +203,96 @@ async fn a_loopback_registry_with_a_configured_authority_is_verified() {
         let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
         let class = resolved.map(drop).map_err(|error| error.fault().class);
         assert_eq!(class, if trusted { Ok(()) } else { Err(ErrorClass::CertificateInvalid) });
+    }
+}
+
+/// A client certificate with its subject and issuer, and its key, in PEM.
+fn client_certificate(name: &str) -> (rcgen::Certificate, String) {
+    let mut parameters = CertificateParams::new([name.to_owned()]).unwrap();
+    parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
+    let key = rcgen::KeyPair::generate().unwrap();
+    (parameters.self_signed(&key).unwrap(), key.serialize_pem())
+}
+
+/// A folder with a `hosts.toml` for an HTTPS server whose certificate is not verified.
+fn configured(address: &std::net::SocketAddr, lines: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join(address.to_string());
+    std::fs::create_dir(&own).unwrap();
+    let text = format!("server = \"https://{address}\"\nskip_verify = true\n{lines}");
+    std::fs::write(own.join("hosts.toml"), text).unwrap();
+    folder
+}
+
+fn client_of(folder: &tempfile::TempDir) -> Registry {
+    let hosts_dirs = vec![folder.path().to_owned()];
+    Registry::new(RegistryConfig { hosts_dirs, retry_budget: Duration::ZERO, ..RegistryConfig::default() }).unwrap()
+}
+
+#[tokio::test]
+async fn of_several_client_certificates_the_server_gets_one_that_it_may_accept() {
+    let (right, right_key) = client_certificate("right.example");
+    let (wrong, wrong_key) = client_certificate("wrong.example");
+    let fake = FakeRegistry::start_requiring(right.der().clone()).await;
+    fake.put_image("v1", &[]);
+    for (clients, is_served) in [
+        ("[[\"right.cert\", \"right.key\"], [\"wrong.cert\", \"wrong.key\"]]", true),
+        ("[\"wrong.pem\", [\"right.cert\", \"right.key\"]]", true),
+        ("[\"wrong.pem\", \"right.pem\"]", true),
+        ("\"wrong.pem\"", false),
+    ] {
+        let folder = configured(&fake.address, &format!("client = {clients}\n"));
+        let own = folder.path().join(fake.address.to_string());
+        for (name, certificate, key) in [("right", &right, &right_key), ("wrong", &wrong, &wrong_key)] {
+            std::fs::write(own.join(format!("{name}.cert")), certificate.pem()).unwrap();
+            std::fs::write(own.join(format!("{name}.key")), key).unwrap();
+            std::fs::write(own.join(format!("{name}.pem")), certificate.pem() + key).unwrap();
+        }
+        let resolved = client_of(&folder).resolve(&fake.reference("team/app:v1"), None, &platform()).await;
+        let fault = resolved.map(drop).map_err(|error| error.fault());
+        let refused = Err(Fault::new(ErrorClass::TlsFailed, Stage::Tls));
+        assert_eq!(fault, if is_served { Ok(()) } else { refused }, "{clients}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_closes_the_connection_for_want_of_a_client_certificate_is_no_lost_connection() {
+    let (certificate, key) = client_certificate("client.example");
+    for (resets, lines, words) in [
+        (true, "", "requires a client certificate"),
+        (false, "", "requires a client certificate"),
+        (true, "client = \"client.pem\"\n", "rejects the client certificate"),
+    ] {
+        let parameters = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        let clients = ClientCertificates { authority: certificate.der().clone(), is_required: false };
+        let (acceptor, _) = self_signed(&parameters, rustls::ALL_VERSIONS, Some(clients));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (count, mut accepted) = mpsc::unbounded_channel();
+        let server = tokio::spawn(async move {
+            loop {
+                let stream = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
+                count.send(()).unwrap();
+                let (stream, _) = stream.into_inner();
+                if resets {
+                    stream.set_zero_linger().unwrap();
+                }
+            }
+        });
+        let folder = configured(&address, lines);
+        std::fs::write(folder.path().join(address.to_string()).join("client.pem"), certificate.pem() + &key).unwrap();
+        let reference = format!("{address}/team/app:v1").parse().unwrap();
+        let error = client_of(&folder).resolve(&reference, None, &platform()).await.unwrap_err();
+        let attempts = std::iter::from_fn(|| accepted.try_recv().ok()).count();
+        assert_eq!(attempts, 2, "the cause is likely, not certain");
+        let mut failed = Vec::new();
+        let mut report = |step: PathStep| failed.extend(step.error.map(|error| (step.name, error.chain())));
+        let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], ..RegistryConfig::default() };
+        check_path(config, &reference, None, &platform(), &mut report).await.unwrap();
+        assert!(matches!(&failed[..], [("tls", chain)] if chain.contains(words)), "{failed:?}");
+        server.abort();
+        assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Stage::Tls), "{}", error.chain());
+        assert!(error.chain().contains(words) && !error.is_outage(), "{}", error.chain());
+        assert!(error.hint().is_some_and(|hint| hint.contains("client = ")), "{}", error.chain());
     }
 }

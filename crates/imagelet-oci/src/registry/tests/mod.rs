@@ -5,6 +5,7 @@ mod credential_table;
 mod failover;
 pub(crate) mod fake;
 mod proxies;
+mod registries_yaml;
 mod silence;
 mod strangers;
 mod tokens;

@@ -15,9 +15,17 @@ use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinHandle,
 };
+use tokio_rustls::TlsAcceptor;
 
-use super::{SHOWN, credential, fake::FakeRegistry, fake::Guard, platform};
-use crate::registry::{ProxyConfig, Registry, RegistryConfig, Resolved};
+use super::{
+    SHOWN, credential,
+    fake::{FakeRegistry, Guard},
+    platform,
+};
+use crate::{
+    registry::{ProxyConfig, ProxyRule, ProxyRules, Registry, RegistryConfig, Resolved},
+    testing::tls::self_signed,
+};
 
 /// A registry that only a proxy finds.
 const NAME: &str = "registry.example:5000";
@@ -25,11 +33,16 @@ const NAME: &str = "registry.example:5000";
 const PROXY_SHOWN: &str = "Basic cHJveHl1c2VyOnMzY3JldHByb3h5";
 const PROXY_USER: &str = "proxyuser:s3cretproxy@";
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Kind {
     Http,
+    Https(TlsAcceptor),
     Socks,
 }
+
+trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
 /// A proxy that connects to one address, whatever host is named.
 struct FakeProxy {
@@ -54,11 +67,15 @@ impl FakeProxy {
         let record = Arc::clone(&seen);
         let server = tokio::spawn(async move {
             loop {
-                let (mut client, _) = listener.accept().await.unwrap();
-                let record = Arc::clone(&record);
+                let (client, _) = listener.accept().await.unwrap();
+                let (record, kind) = (Arc::clone(&record), kind.clone());
                 tokio::spawn(async move {
+                    let mut client: Box<dyn Wire> = match &kind {
+                        Kind::Https(acceptor) => Box::new(acceptor.accept(client).await?),
+                        Kind::Http | Kind::Socks => Box::new(client),
+                    };
                     let (request, head) = match kind {
-                        Kind::Http => http_request(&mut client).await?,
+                        Kind::Http | Kind::Https(_) => http_request(&mut client).await?,
                         Kind::Socks => (socks_request(&mut client).await?, String::new()),
                     };
                     let is_tunnel = request.0.starts_with("CONNECT") || matches!(kind, Kind::Socks);
@@ -70,10 +87,10 @@ impl FakeProxy {
                     }
                     let mut server = TcpStream::connect(registry).await?;
                     match kind {
-                        Kind::Http if is_tunnel => {
+                        Kind::Http | Kind::Https(_) if is_tunnel => {
                             client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
                         }
-                        Kind::Http => server.write_all(head.as_bytes()).await?,
+                        Kind::Http | Kind::Https(_) => server.write_all(head.as_bytes()).await?,
                         Kind::Socks => {}
                     }
                     copy_bidirectional(&mut client, &mut server).await.map(drop)
@@ -148,13 +165,21 @@ async fn registry(encrypted: bool) -> (FakeRegistry, tempfile::TempDir) {
 }
 
 async fn pull(folder: &tempfile::TempDir, proxy: &str, no_proxy: &str) -> Result<Resolved, RuntimeError> {
+    resolve(&client(folder, proxy, no_proxy, ProxyRules::default())).await
+}
+
+fn client(folder: &tempfile::TempDir, proxy: &str, no_proxy: &str, rules: ProxyRules) -> Registry {
     let url = Some(Secret::new(proxy));
-    let proxies = ProxyConfig { https: url.clone(), http: url, no_proxy: no_proxy.to_owned() };
+    let proxies = ProxyConfig { https: url.clone(), http: url, no_proxy: no_proxy.to_owned(), rules };
     let hosts_dirs = vec![folder.path().to_owned()];
     let config =
         RegistryConfig { hosts_dirs, proxies, retry_budget: std::time::Duration::ZERO, ..RegistryConfig::default() };
+    Registry::new(config).unwrap()
+}
+
+async fn resolve(registry: &Registry) -> Result<Resolved, RuntimeError> {
     let reference: Reference = format!("{NAME}/team/app:v1").parse().unwrap();
-    Registry::new(config).unwrap().resolve(&reference, Some(&credential("hunter2pass")), &platform()).await
+    registry.resolve(&reference, Some(&credential("hunter2pass")), &platform()).await
 }
 
 #[tokio::test]
@@ -215,4 +240,62 @@ async fn a_proxy_that_is_down_or_refuses_is_named_without_its_password() {
     let error = pull(&folder, "gopher://s3cretproxy", "").await.unwrap_err();
     assert_eq!(error.fault(), Fault::new(ErrorClass::ProxyFailed, Stage::Proxy), "{}", error.chain());
     assert!(error.chain().contains("`HTTPS_PROXY`") && !error.chain().contains("s3cretproxy"), "{}", error.chain());
+}
+
+#[tokio::test]
+async fn an_encrypted_proxy_is_verified_by_the_authorities_of_its_hosts() {
+    let parameters = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    for encrypted in [true, false] {
+        let (fake, folder) = registry(encrypted).await;
+        let (acceptor, pem) = self_signed(&parameters, rustls::ALL_VERSIONS, None);
+        let proxy = FakeProxy::start(Kind::Https(acceptor), fake.address, None).await;
+        let own = folder.path().join(NAME);
+        std::fs::write(own.join("proxy.pem"), pem).unwrap();
+        let server = format!("server = \"{}://{NAME}\"\n", if encrypted { "https" } else { "http" });
+        let registry_ca = if encrypted { "\"ca.crt\", " } else { "" };
+        let trusting = format!("{server}ca = [{registry_ca}\"proxy.pem\"]\n");
+        let url = format!("https://{PROXY_USER}{}", proxy.address);
+        // The proxy of the environment, then the host's own.
+        for (hosts, environment) in
+            [(trusting.clone(), url.as_str()), (format!("{trusting}proxy = \"{url}\"\n"), "http://127.0.0.1:1")]
+        {
+            std::fs::write(own.join("hosts.toml"), &hosts).unwrap();
+            pull(&folder, environment, "").await.expect(&hosts);
+            let seen = proxy.seen();
+            assert!(!seen.is_empty() && seen.iter().all(|(_, shown)| shown == PROXY_SHOWN), "{seen:?}");
+            let registry_saw: Vec<_> = fake.seen().into_iter().map(|seen| seen.authorization).collect();
+            assert_eq!(registry_saw, [None, Some(SHOWN.to_owned())], "{hosts}");
+        }
+        for hosts in [format!("{server}ca = [{registry_ca}]\n"), format!("{server}skip_verify = true\n")] {
+            std::fs::write(own.join("hosts.toml"), &hosts).unwrap();
+            let error = pull(&folder, &url, "").await.expect_err(&hosts);
+            assert_eq!(error.fault(), Fault::new(ErrorClass::ProxyFailed, Stage::Proxy), "{}", error.chain());
+            assert!(error.chain().contains(&format!("proxy `https://{}`", proxy.address)), "{}", error.chain());
+            assert!(!error.chain().contains("s3cretproxy") && proxy.seen().is_empty(), "{}", error.chain());
+        }
+    }
+}
+
+#[tokio::test]
+async fn changed_rules_hold_for_the_next_request_and_no_connection_by_another_proxy_is_reused() {
+    for encrypted in [true, false] {
+        let (fake, folder) = registry(encrypted).await;
+        let (first, second) = (
+            FakeProxy::start(Kind::Http, fake.address, None).await,
+            FakeProxy::start(Kind::Http, fake.address, None).await,
+        );
+        let rules = |proxy: &str| ProxyRules::new(vec![ProxyRule::new(&[".example".to_owned()], proxy).unwrap()]);
+        let shared = rules(&format!("http://{PROXY_USER}{}", first.address));
+        let registry = client(&folder, "http://127.0.0.1:1", NAME, shared.clone());
+        resolve(&registry).await.expect("by the rule, before the environment");
+        assert!(!first.seen().is_empty() && second.seen().is_empty());
+        shared.replace(&rules(&format!("http://{}", second.address)));
+        resolve(&registry).await.expect("by the other proxy");
+        let seen = second.seen();
+        assert!(first.seen().is_empty() && !seen.is_empty());
+        assert!(seen.iter().all(|(_, shown)| shown.is_empty()), "a proxy gets its own credential: {seen:?}");
+        shared.replace(&rules("none"));
+        let error = resolve(&registry).await.expect_err("no such name");
+        assert_eq!(error.fault(), Fault::new(ErrorClass::HostNotFound, Stage::Dns), "{}", error.chain());
+    }
 }

@@ -120,6 +120,8 @@ async fn a_token_service_that_never_answers_or_never_ends_does_not_hang_the_pull
         let name = format!("{}/team/app:v1", fake.address);
         let error = resolve(&registry(CONNECTION, Some(PULL)), &name).await.unwrap_err();
         assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Token), "{what}: {}", error.chain());
+        let is_late = error.chain().contains("did not end its answer within 2 s");
+        assert!(is_late || what != "never ends", "{}", error.chain());
     }
 }
 

@@ -65,7 +65,7 @@ fn type_word(kind: &str) -> &str {
         "GoDuration" => "duration",
         "PathBuf" => "path",
         "Vec<String>" => "list of text",
-        "Vec<KeepKeys>" => "list of rules",
+        "Vec<KeepKeys>" | "Vec<ProxyKeys>" => "list of rules",
         "PinnedKeys" => "list or map of text",
         "BTreeMap<String, String>" => "map of text",
         _ => "text",

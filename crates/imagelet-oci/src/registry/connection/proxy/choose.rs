@@ -1,23 +1,19 @@
-//! Which proxy a connection uses: the usual variables, read as Go's `httpproxy` reads them.
+//! Which proxy a connection uses: rules for hosts, then the usual variables, read as Go's `httpproxy` reads them.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use base64::Engine as _;
-use http::{HeaderValue, uri::Authority};
 use imagelet_core::credentials::Secret;
-use ipnet::IpNet;
-use percent_encoding::percent_decode_str;
-use zeroize::Zeroizing;
 
-use crate::registry::connection::origin::Origin;
+use super::{host_pattern::HostPattern, url::Proxy};
+use crate::{manifest::printable, registry::connection::origin::Origin};
 
-const URL_BYTES_MAX: usize = 8 << 10;
-/// RFC 1929 has one byte for the length of each.
-const SOCKS_CREDENTIAL_BYTES_MAX: usize = 255;
+const PATTERNS_MAX: usize = 256;
 
 /// The proxies of a registry client. Without any, connections are direct.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyConfig {
+    /// The proxies of some hosts, before those of the variables.
+    pub rules: ProxyRules,
     /// `HTTPS_PROXY`, else `ALL_PROXY`: the URL of the proxy for `https://` origins, perhaps with user and password.
     pub https: Option<Secret>,
     /// `HTTP_PROXY`, else `ALL_PROXY`: the same for `http://` origins.
@@ -26,11 +22,42 @@ pub struct ProxyConfig {
     pub no_proxy: String,
 }
 
+/// The proxies of some hosts; the first rule that matches decides. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct ProxyRules(Arc<RwLock<Arc<[ProxyRule]>>>);
+
+/// The proxy of the hosts that match a pattern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyRule {
+    hosts: Vec<HostPattern>,
+    /// `None`: these hosts are reached directly.
+    proxy: Option<Arc<Proxy>>,
+}
+
+/// A rule for proxies does not read. The message does not repeat the URL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProxyRuleError {
+    /// No pattern.
+    #[error("it names no hosts")]
+    NoHosts,
+    /// Too many patterns.
+    #[error("it has {0} hosts; the limit is {PATTERNS_MAX}")]
+    ManyHosts(usize),
+    /// A pattern that matches nothing.
+    #[error("`{0}` is no host, `.suffix`, address, network or `*`")]
+    Host(String),
+    /// A URL that cannot be used.
+    #[error("its proxy cannot be used: {0}")]
+    Proxy(&'static str),
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Proxies {
+    rules: ProxyRules,
     https: Option<Result<Arc<Proxy>, BadProxy>>,
     http: Option<Result<Arc<Proxy>, BadProxy>>,
-    bypass: Vec<Bypass>,
+    bypass: Vec<HostPattern>,
 }
 
 /// The URL of a proxy cannot be used. The message does not repeat it.
@@ -41,41 +68,58 @@ pub(crate) struct BadProxy {
     problem: &'static str,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Proxy {
-    pub(crate) kind: ProxyKind,
-    /// Without brackets.
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    pub(crate) credential: Option<ProxyCredential>,
+impl ProxyRules {
+    /// Rules in their order.
+    pub fn new(rules: Vec<ProxyRule>) -> Self {
+        Self(Arc::new(RwLock::new(rules.into())))
+    }
+
+    /// Takes over other rules, for the next request of every client that shares these.
+    pub fn replace(&self, other: &Self) {
+        let rules = other.current();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = rules;
+    }
+
+    fn current(&self) -> Arc<[ProxyRule]> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProxyKind {
-    Http,
-    Https,
-    /// `socks5://` and `socks5h://`: both leave the lookup of names to the proxy, as in Go.
-    Socks,
+impl PartialEq for ProxyRules {
+    fn eq(&self, other: &Self) -> bool {
+        self.current() == other.current()
+    }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ProxyCredential {
-    pub(crate) user: String,
-    pub(crate) password: Secret,
-}
+impl Eq for ProxyRules {}
 
-/// An item of `NO_PROXY`; the port is `None` where it names none.
-#[derive(Debug, PartialEq, Eq)]
-enum Bypass {
-    All,
-    Network(IpNet),
-    Address(IpAddr, Option<String>),
-    /// `.example.com`, and whether `example.com` itself is meant too.
-    Domain {
-        suffix: String,
-        with_parent: bool,
-        port: Option<String>,
-    },
+impl ProxyRule {
+    /// Reads the patterns of hosts, in the form of `NO_PROXY`, and the URL of their proxy; empty or `none`: they are
+    /// reached directly.
+    ///
+    /// # Errors
+    /// A pattern or the URL does not read.
+    pub fn new(hosts: &[String], proxy: &str) -> Result<Self, ProxyRuleError> {
+        if hosts.is_empty() {
+            return Err(ProxyRuleError::NoHosts);
+        }
+        if hosts.len() > PATTERNS_MAX {
+            return Err(ProxyRuleError::ManyHosts(hosts.len()));
+        }
+        let pattern = |text: &String| {
+            let is_url = text.contains("://") || text.contains('@');
+            let pattern = HostPattern::parse(text).filter(|_| !is_url);
+            // What stands before an `@` may be a password.
+            let shown = text.rsplit('@').next().unwrap_or_default();
+            pattern.ok_or_else(|| ProxyRuleError::Host(printable(shown)))
+        };
+        let hosts = hosts.iter().map(pattern).collect::<Result<_, _>>()?;
+        let proxy = match proxy {
+            "" | "none" => None,
+            url => Some(Proxy::parse_strict(url).map(Arc::new).map_err(ProxyRuleError::Proxy)?),
+        };
+        Ok(Self { hosts, proxy })
+    }
 }
 
 impl Proxies {
@@ -85,163 +129,31 @@ impl Proxies {
             Some(Proxy::parse(url.expose()).map(Arc::new).map_err(|problem| BadProxy { variable, problem }))
         };
         let (https, http) = (read("HTTPS_PROXY", &config.https), read("HTTP_PROXY", &config.http));
-        Self { https, http, bypass: bypasses(&config.no_proxy) }
+        // An item without a host is ignored.
+        let bypass = config.no_proxy.split(',').filter_map(HostPattern::parse).collect();
+        Self { rules: config.rules.clone(), https, http, bypass }
     }
 
     /// The proxy for an origin; `None`: the connection is direct.
-    pub(crate) fn choose(&self, origin: &Origin) -> Result<Option<&Arc<Proxy>>, BadProxy> {
-        let proxy = if origin.is_https() { &self.https } else { &self.http };
-        let Some(proxy) = proxy.as_ref().filter(|_| !origin.is_loopback() && !self.is_bypassed(origin)) else {
+    pub(crate) fn choose(&self, origin: &Origin) -> Result<Option<Arc<Proxy>>, BadProxy> {
+        if origin.is_loopback() {
             return Ok(None);
-        };
-        proxy.as_ref().map(Some).map_err(|bad| *bad)
-    }
-
-    /// Whether any connection to a proxy is encrypted.
-    pub(crate) fn use_tls(&self) -> bool {
-        let proxies = [&self.https, &self.http].into_iter().flatten().flatten();
-        proxies.into_iter().any(|proxy| proxy.kind == ProxyKind::Https)
-    }
-
-    /// Every secret in use, for removal from messages.
-    pub(crate) fn secrets(&self) -> impl Iterator<Item = &Secret> {
-        let proxies = [&self.https, &self.http].into_iter().flatten().flatten();
-        proxies.filter_map(|proxy| proxy.credential.as_ref()).map(|credential| &credential.password)
-    }
-
-    fn is_bypassed(&self, origin: &Origin) -> bool {
-        let host = without_brackets(origin.host());
-        let address = host.parse::<IpAddr>().ok().map(|address| address.to_canonical());
-        let port = origin.port().to_string();
-        let same_port = |wanted: &Option<String>| wanted.as_ref().is_none_or(|wanted| *wanted == port);
-        self.bypass.iter().any(|bypass| match bypass {
-            Bypass::All => true,
-            Bypass::Network(network) => address.is_some_and(|address| network.contains(&address)),
-            Bypass::Address(wanted, port) => address == Some(*wanted) && same_port(port),
-            Bypass::Domain { suffix, with_parent, port } => {
-                let is_in = host.ends_with(suffix.as_str()) || (*with_parent && suffix.strip_prefix('.') == Some(host));
-                is_in && same_port(port)
-            }
-        })
-    }
-}
-
-impl Proxy {
-    /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default scheme is `http`.
-    fn parse(url: &str) -> Result<Self, &'static str> {
-        let url = url.trim();
-        if url.len() > URL_BYTES_MAX || url.chars().any(|character| character.is_control() || character == ' ') {
-            return Err("it is too long or has forbidden characters");
         }
-        let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
-        let (kind, default_port) = match scheme.to_ascii_lowercase().as_str() {
-            "http" => (ProxyKind::Http, 80),
-            "https" => (ProxyKind::Https, 443),
-            "socks5" | "socks5h" => (ProxyKind::Socks, 1080),
-            _ => return Err("its scheme is not http, https, socks5 or socks5h"),
-        };
-        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        let (user, place) = match authority.rsplit_once('@') {
-            Some((user, place)) => (Some(user), place),
-            None => (None, authority),
-        };
-        let parsed: Authority = place.parse().map_err(|_| "it has no valid host")?;
-        let host = without_brackets(parsed.host()).to_ascii_lowercase();
-        if host.is_empty() {
-            return Err("it has no host");
+        let matches = |patterns: &[HostPattern]| patterns.iter().any(|pattern| pattern.matches(origin));
+        if let Some(rule) = self.rules.current().iter().find(|rule| matches(&rule.hosts)) {
+            return Ok(rule.proxy.clone());
         }
-        let port = match place.get(parsed.host().len()..).unwrap_or_default() {
-            "" | ":" => default_port,
-            text => text.trim_start_matches(':').parse().map_err(|_| "its port is not a port")?,
-        };
-        let credential = user.map(ProxyCredential::parse).transpose()?;
-        let is_too_long = |credential: &ProxyCredential| {
-            credential.user.len().max(credential.password.expose().len()) > SOCKS_CREDENTIAL_BYTES_MAX
-        };
-        if kind == ProxyKind::Socks && credential.as_ref().is_some_and(is_too_long) {
-            return Err("its user or password is longer than 255 bytes");
-        }
-        Ok(Self { kind, host, port, credential })
+        let proxy = if origin.is_https() { &self.https } else { &self.http };
+        proxy.as_ref().filter(|_| !matches(&self.bypass)).cloned().transpose()
     }
 
-    /// The `Proxy-Authorization` header; SOCKS sends user and password on its own.
-    pub(crate) fn authorization(&self) -> Option<HeaderValue> {
-        let ProxyCredential { user, password } = self.credential.as_ref()?;
-        let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
-        let encoded = Zeroizing::new(base64::engine::general_purpose::STANDARD.encode(pair.as_bytes()));
-        let mut value = HeaderValue::try_from(format!("Basic {}", encoded.as_str())).expect("base64 is ASCII");
-        value.set_sensitive(true);
-        Some(value)
-    }
-
-    /// Whether requests in absolute form are sent over the connection to this proxy.
-    pub(crate) fn forwards(&self, is_https: bool) -> bool {
-        !is_https && self.kind != ProxyKind::Socks
-    }
-}
-
-/// Without user and password.
-impl fmt::Display for Proxy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.kind {
-            ProxyKind::Http => "http",
-            ProxyKind::Https => "https",
-            ProxyKind::Socks => "socks5",
-        };
-        write!(f, "{scheme}://{}", host_and_port(&self.host, self.port))
-    }
-}
-
-impl ProxyCredential {
-    fn parse(text: &str) -> Result<Self, &'static str> {
-        let decoded = |text: &str| percent_decode_str(text).decode_utf8().map(String::from);
-        let (user, password) = text.split_once(':').unwrap_or((text, ""));
-        let bad = |_| "its user or password is not UTF-8";
-        Ok(Self { user: decoded(user).map_err(bad)?, password: Secret::new(decoded(password).map_err(bad)?) })
-    }
-}
-
-/// With brackets around an IPv6 address.
-pub(crate) fn host_and_port(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-}
-
-pub(crate) fn without_brackets(host: &str) -> &str {
-    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
-}
-
-fn bypasses(no_proxy: &str) -> Vec<Bypass> {
-    let items = no_proxy.split(',').map(|item| item.trim().to_ascii_lowercase());
-    let mut bypasses = Vec::new();
-    for item in items.filter(|item| !item.is_empty()) {
-        if item == "*" {
-            return vec![Bypass::All];
-        }
-        bypasses.extend(Bypass::parse(&item));
-    }
-    bypasses
-}
-
-impl Bypass {
-    /// An item without a host is ignored.
-    fn parse(item: &str) -> Option<Self> {
-        if item.contains('/') {
-            return item.parse::<IpNet>().ok().map(Self::Network);
-        }
-        if let Ok(address) = without_brackets(item).parse::<IpAddr>() {
-            return Some(Self::Address(address.to_canonical(), None));
-        }
-        let (host, port) = match item.rsplit_once(':') {
-            Some((host, port)) => (without_brackets(host), Some(port.to_owned()).filter(|port| !port.is_empty())),
-            None => (item, None),
-        };
-        if let Ok(address) = host.parse::<IpAddr>() {
-            return Some(Self::Address(address.to_canonical(), port));
-        }
-        let host = host.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(host);
-        let with_parent = !host.starts_with('.');
-        let suffix = if with_parent { format!(".{host}") } else { host.to_owned() };
-        (suffix.len() > 1).then_some(Self::Domain { suffix, with_parent, port })
+    /// Every password in use, for removal from messages.
+    pub(crate) fn secrets(&self) -> Vec<Secret> {
+        let rules = self.rules.current();
+        let named = rules.iter().filter_map(|rule| rule.proxy.as_ref());
+        let proxies = [&self.https, &self.http].into_iter().flatten().flatten().chain(named);
+        let credentials = proxies.filter_map(|proxy| proxy.credential.as_ref());
+        credentials.map(|credential| credential.password.clone()).collect()
     }
 }
 
@@ -252,12 +164,13 @@ mod tests {
 
     fn config(https: &str, http: &str, no_proxy: &str) -> ProxyConfig {
         let secret = |text: &str| (!text.is_empty()).then(|| Secret::new(text));
-        ProxyConfig { https: secret(https), http: secret(http), no_proxy: no_proxy.to_owned() }
+        let no_proxy = no_proxy.to_owned();
+        ProxyConfig { https: secret(https), http: secret(http), no_proxy, rules: ProxyRules::default() }
     }
 
     fn choice(config: &ProxyConfig, url: &str) -> Result<Option<String>, BadProxy> {
         let origin = Target::parse(url).expect(url).origin;
-        Proxies::new(config).choose(&origin).map(|proxy| proxy.map(ToString::to_string))
+        Proxies::new(config).choose(&origin).map(|proxy| proxy.map(|proxy| proxy.to_string()))
     }
 
     #[test]
@@ -310,19 +223,6 @@ mod tests {
     }
 
     #[test]
-    fn user_and_password_of_a_proxy_are_decoded_and_never_printed() {
-        let proxy = Proxy::parse("HTTP://us%3Aer:hunt%40er2@[::1]:3128/x?y").unwrap();
-        let credential = proxy.credential.as_ref().unwrap();
-        assert_eq!((credential.user.as_str(), credential.password.expose()), ("us:er", "hunt@er2"));
-        assert!(!format!("{proxy} {proxy:?} {:?}", proxy.authorization()).contains("hunt"));
-        assert_eq!(proxy.to_string(), "http://[::1]:3128");
-        let simple = Proxy::parse("user:hunter2@p").unwrap();
-        assert_eq!(simple.authorization().unwrap().to_str().unwrap(), "Basic dXNlcjpodW50ZXIy");
-        assert_eq!(Proxy::parse("p").unwrap().authorization(), None);
-        assert!(!format!("{:?}", config("http://u:hunter2@p", "", "")).contains("hunter2"));
-    }
-
-    #[test]
     fn a_bad_proxy_url_is_an_error_of_the_connections_that_would_use_it() {
         for url in [
             "ftp://p",
@@ -342,5 +242,56 @@ mod tests {
                 assert_eq!(choice(&config, url), Ok(None));
             }
         }
+    }
+
+    #[test]
+    fn rules_come_before_the_environment_in_their_order_and_can_be_replaced() {
+        let rule = |hosts: &[&str], proxy: &str| {
+            ProxyRule::new(&hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>(), proxy).unwrap()
+        };
+        let environment = config("http://env:1", "http://env:1", "direct.example");
+        let rules = ProxyRules::new(vec![
+            rule(&["a.corp.example"], "none"),
+            rule(&[".corp.example", "direct.example"], "socks5://u:hunter2@inner:1"),
+            rule(&["10.0.0.0/8", "b.example:5000"], ""),
+        ]);
+        let config = ProxyConfig { rules: rules.clone(), ..environment };
+        let proxies = Proxies::new(&config);
+        let choice = |url: &str| {
+            let proxy = proxies.choose(&Target::parse(url).unwrap().origin).unwrap();
+            proxy.map(|proxy| proxy.to_string())
+        };
+        for (url, expected) in [
+            ("https://a.corp.example", None),
+            ("https://b.corp.example", Some("socks5://inner:1")),
+            ("http://direct.example", Some("socks5://inner:1")),
+            ("https://10.1.2.3", None),
+            ("https://b.example:5000", None),
+            ("https://b.example", Some("http://env:1")),
+            ("http://localhost", None),
+        ] {
+            assert_eq!(choice(url).as_deref(), expected, "{url}");
+        }
+        assert!(!format!("{config:?}").contains("hunter2"));
+        assert_eq!(proxies.secrets().len(), 1);
+        rules.replace(&ProxyRules::new(vec![rule(&["*"], "http://all:1")]));
+        assert_eq!(choice("https://a.corp.example").as_deref(), Some("http://all:1"));
+        assert_eq!(choice("http://localhost"), None);
+    }
+
+    #[test]
+    fn a_rule_that_does_not_read_names_its_part_and_no_secret() {
+        let hosts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        for (patterns, proxy, words) in [
+            (hosts(&[]), "none", "names no hosts"),
+            (hosts(&["a.example", "10.0.0.0/99"]), "none", "`10.0.0.0/99` is no host"),
+            (hosts(&["https://a.example"]), "none", "`https://a.example` is no host"),
+            (hosts(&["a.example"]), "user:hunter2@p", "no scheme"),
+            (hosts(&["a.example"]), "ftp://user:hunter2@p", "scheme is not"),
+        ] {
+            let error = ProxyRule::new(&patterns, proxy).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains("hunter2"), "{error}");
+        }
+        ProxyRule::new(&vec!["a.example".to_owned(); PATTERNS_MAX + 1], "none").unwrap_err();
     }
 }

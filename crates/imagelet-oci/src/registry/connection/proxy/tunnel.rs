@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tower_service::Service;
 
-use super::choose::{Proxy, ProxyKind};
+use super::url::{Proxy, ProxyKind};
 use crate::registry::connection::stream::BoxedStream;
 
 /// Time for a proxy to connect to the host on its side.
