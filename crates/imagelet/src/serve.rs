@@ -249,7 +249,7 @@ async fn reload(
         wiring::configure_providers(&node.parts.providers, &new).await?;
         Ok::<_, Failure>(new)
     };
-    let new = match read.await {
+    let mut new = match read.await {
         Ok(new) => new,
         Err(failure) => {
             let error = failure.to_string();
@@ -257,6 +257,8 @@ async fn reload(
         }
     };
     let old = node.settings();
+    old.registry.bandwidth.set(new.registry.bandwidth.rate());
+    new.registry.bandwidth = old.registry.bandwidth.clone();
     let kept = needs_restart(&old, &new);
     if !kept.is_empty() {
         tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");

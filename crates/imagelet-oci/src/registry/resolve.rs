@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::{
     PullSession, Registry,
     attempts::Attempts,
-    connection::transport::Response,
+    connection::{host_slots::Urgency, transport::Response},
     error::{Failure, Retry, about},
     hosts,
     request::Query,
@@ -188,7 +188,7 @@ impl Wanted<'_> {
             (None, tag) => (tag.unwrap_or("latest").to_owned(), true),
         };
         let (path, subject) = (format!("manifests/{name}"), format!("`{}`", self.reference));
-        Query { path, method, range: None, is_tag, subject }
+        Query { path, method, range: None, is_tag, subject, urgency: Urgency::is_next() }
     }
 
     /// Verifies the body against the wanted digest and the registry's `Docker-Content-Digest`.

@@ -22,6 +22,7 @@ use self::{
 };
 use super::{
     connection::{
+        host_slots::Urgency,
         origin::{Origin, Target},
         transport::Request,
     },
@@ -209,7 +210,17 @@ fn token_call(target: Target, bound: HeaderMap, form: Option<String>, host: &Ses
     // The registry's TLS settings apply; the client certificate is sent only to the registry's own origin.
     let connection = host.host.connection.clone();
     let connection = if target.origin == host.host.origin { connection } else { connection.without_identity() };
-    Request { target, connection, bound, open, method, form, may_stray: false, hop: Stage::Token }
+    Request {
+        target,
+        connection,
+        bound,
+        open,
+        method,
+        form,
+        may_stray: false,
+        hop: Stage::Token,
+        urgency: Urgency::is_next(),
+    }
 }
 
 fn scope_pairs(service: Option<&str>, host: &SessionHost) -> Vec<String> {

@@ -3,6 +3,7 @@
 mod connector;
 mod dial;
 mod failure;
+pub(super) mod host_slots;
 pub(super) mod loopback;
 pub(super) mod origin;
 pub(super) mod proxy;

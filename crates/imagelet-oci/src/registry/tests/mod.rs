@@ -18,7 +18,7 @@ use imagelet_core::{
 };
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
-use super::{Registry, RegistryConfig, Resolved, attempts::Attempts, request::Query};
+use super::{Registry, RegistryConfig, Resolved, attempts::Attempts, connection::host_slots::Urgency, request::Query};
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// `Basic` for `user` and `hunter2pass`.
@@ -412,6 +412,7 @@ async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks_by_all_of_a
         range: None,
         is_tag: true,
         subject: "`team/app:v1`".to_owned(),
+        urgency: Urgency::is_next(),
     };
     let began = tokio::time::Instant::now();
     for (status, asked) in [(429, 7), (503, 59)] {
