@@ -190,9 +190,9 @@ async fn a_manifest_is_confirmed_to_who_may_pull_it_without_its_bytes() {
     let (registry, reference) = (registry(), fake.reference("team/app"));
     let confirm = async |credential: Option<&Credential>, digest: &Digest| {
         let session = registry.session(&reference, credential).await?;
-        session.confirm(digest).await
+        session.confirm(&reference.with_digest(digest.clone()), digest).await
     };
-    confirm(Some(&credential("hunter2pass")), &digest).await.unwrap();
+    assert!(confirm(Some(&credential("hunter2pass")), &digest).await.unwrap());
     let asked: Vec<_> = fake.seen().into_iter().map(|seen| seen.method).collect();
     assert_eq!(asked, ["HEAD", "GET", "HEAD"], "the challenge, the token, the answer");
     for (credential, digest, kind) in [
@@ -203,7 +203,7 @@ async fn a_manifest_is_confirmed_to_who_may_pull_it_without_its_bytes() {
     }
     fake.guard(Guard::Open);
     fake.trick(digest.as_str(), 1, answer(503, &[("retry-after", "0")], ""));
-    confirm(None, &digest).await.unwrap();
+    assert!(confirm(None, &digest).await.unwrap());
 }
 
 #[tokio::test]
