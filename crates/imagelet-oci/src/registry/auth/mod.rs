@@ -6,6 +6,8 @@
 pub(super) mod challenge;
 pub(super) mod grant;
 
+use std::time::SystemTime;
+
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
@@ -29,6 +31,7 @@ use super::{
     error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
     path_check::steps::record,
     pull_session::{PullSession, SessionHost},
+    rate_limit::{RETRY_AFTER_MAX, requested_wait},
 };
 use crate::manifest::{media_type_base, printable};
 
@@ -125,6 +128,7 @@ impl PullSession {
     ) -> Result<Option<Secret>, Failure> {
         let answer = self.transport().send(request, self.reception()).await?;
         let kind = answer.content_type().to_owned();
+        let wait = requested_wait(&answer.headers, SystemTime::now());
         let body = self.transport().read(answer.body, TOKEN_BYTES_MAX, self.reception()).await;
         let (body, cut) = body.map_err(|error| error.failure("a token", place))?;
         let body = Zeroizing::new(Vec::from(body));
@@ -149,12 +153,15 @@ impl PullSession {
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
         let message = format!("token service `{place}` answered {}{words}", answer.status);
         let status = answer.status.as_u16();
-        let (error, retry) = match status {
-            401 | 403 => (host.denied(Some(message)), Retry::Never),
-            408 | 429 | 500..=599 => (unavailable(message), Retry::Soon),
+        let wait = wait.filter(|_| matches!(status, 429 | 503));
+        let (error, retry) = match (status, wait) {
+            (401 | 403, _) => (host.denied(Some(message)), Retry::Never),
+            (429 | 503, Some(wait)) if wait > RETRY_AFTER_MAX => (unavailable(message), Retry::Never),
+            (429 | 503, Some(wait)) => (unavailable(message), Retry::After(wait)),
+            (408 | 429 | 500..=599, _) => (unavailable(message), Retry::Soon),
             _ => (denied(message), Retry::Never),
         };
-        Err(Failure { error: error.with_fault(status_fault(status, Stage::Token, None)), retry })
+        Err(Failure { error: error.with_fault(status_fault(status, Stage::Token, wait)), retry })
     }
 }
 
