@@ -260,6 +260,8 @@ async fn reload(
     // The registry clients share the old rules.
     let new_rules = std::mem::replace(&mut new.registry.proxies.rules, old.registry.proxies.rules.clone());
     old.registry.proxies.rules.replace(&new_rules);
+    old.registry.bandwidth.set(new.registry.bandwidth.rate());
+    new.registry.bandwidth = old.registry.bandwidth.clone();
     let kept = needs_restart(&old, &new);
     if !kept.is_empty() {
         tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");

@@ -1,4 +1,5 @@
-//! Confirmation of a digest that is present: the registry grants it to the credentials; its documents come from the disk.
+//! Confirmation of a digest or tag that is present: the registry grants it to the credentials; its documents come from
+//! the disk.
 
 use imagelet_core::{
     image::{Digest, ImageId},
@@ -14,17 +15,29 @@ use crate::{
 pub(super) type Read = (Document, ManifestDocument);
 
 impl Engine {
-    /// Resolves a digest of a repository it was pulled from before, once the registry grants it to this request's
-    /// credential. `None`: the caller has to fetch, and the answer to the fetch is more precise.
+    /// Resolves a digest of a repository it was pulled from before, or a tag that still names the present image, once the
+    /// registry grants it to this request's credential. Registries that count pulls count a `GET` of a manifest and no
+    /// `HEAD`. `None`: the caller has to fetch, and the answer to the fetch is more precise.
     pub(super) async fn confirmed(&self, target: &PullTarget) -> Result<Option<Resolved>, RuntimeError> {
-        let Some(digest) = target.reference.digest() else { return Ok(None) };
-        let Some((root, chosen, manifest)) = self.documents_here(target, digest).await else { return Ok(None) };
+        let Some(digest) = self.digest_here(target) else { return Ok(None) };
+        let Some((root, chosen, manifest)) = self.documents_here(target, &digest).await else { return Ok(None) };
         let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
-        match session.confirm(digest).await {
-            Ok(()) => Ok(Some(Resolved { session, root, chosen, manifest })),
+        match session.confirm(&target.reference, &digest).await {
+            Ok(true) => Ok(Some(Resolved { session, root, chosen, manifest })),
+            Ok(false) => Ok(None),
             Err(error) if error.is_outage() => Err(error),
             Err(_) => Ok(None),
         }
+    }
+
+    /// The digest of a reference: its own, or that of the image that has its tag here.
+    fn digest_here(&self, target: &PullTarget) -> Option<Digest> {
+        if let Some(digest) = target.reference.digest() {
+            return Some(digest.clone());
+        }
+        let id = self.store.resolve(&target.reference.to_string()).ok()??;
+        let (record, _) = self.store.image(&id)?;
+        Some(record.index.as_ref().unwrap_or(&record.manifest).clone())
     }
 
     /// The documents from a digest to the image for the platform, if the disk has them all.

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! blob/{parallel,range_concurrency}  a blob over several connections, and how many
+//! blob/{overtake,straggler}  a second request for what one of them is too slow for
 //! resolve, blob          what is requested, and what of the response is trusted
 //! request              one request to mirrors and registry in order, with retries
 //! attempts, health   which host is next;  retry_budget, rate_limit: when
 //! auth, challenge    answers one 401
 //! transport, origin  one request and its redirects; credentials stay with their origin
-//! reception        time without a byte, and the rate of a pull
+//! reception        time without a byte, and the rate of a pull;  bandwidth: the rate of all pulls
+//! host_slots       requests and connections of one host
 //! connector, dial, tls    connections: addresses, deadlines, trust;  proxy: by a proxy;  failure: why none
 //! client_certificate      which one a server gets, and whether it refuses
 //! path_check         each step of a pull at each host, for diagnosis
@@ -18,6 +20,7 @@
 
 mod attempts;
 mod auth;
+mod bandwidth;
 mod blob;
 mod connection;
 mod error;
@@ -41,11 +44,12 @@ use tokio::sync::Semaphore;
 
 use self::{
     blob::parallel::{EXTRA_CONNECTIONS_MAX, READ_AHEAD_MAX},
-    connection::{loopback::LoopbackSpeech, proxy::Proxies, tls::Clients, transport::Transport},
+    connection::{host_slots::HostSlots, loopback::LoopbackSpeech, proxy::Proxies, tls::Clients, transport::Transport},
     health::HostsHealth,
     rate_limit::RateLimits,
 };
 
+pub use self::bandwidth::Bandwidth;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::{
     proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules},
@@ -76,6 +80,10 @@ pub struct RegistryConfig {
     pub silence_max: Option<Duration>,
     /// Below this rate a pull trickles; `None`: never.
     pub trickle: Option<Trickle>,
+    /// Connections to one host at once, over all pulls; at least 1.
+    pub connections_per_host: usize,
+    /// The rate at which blobs are received, over all pulls and all engines with a clone of it.
+    pub bandwidth: Bandwidth,
     /// Time that the requests of a pull may spend on retries after temporary failures.
     pub retry_budget: Duration,
     /// The file that keeps the health of hosts for the next process; an engine sets its store's.
@@ -96,6 +104,9 @@ impl Default for RegistryConfig {
             progress_timeout: Duration::from_secs(20),
             silence_max: Some(Duration::from_mins(1)),
             trickle: Some(Trickle { bytes_per_second: 16 << 10, window: Duration::from_mins(1) }),
+            // As many layers of one registry as have places at once, and the further connections of all blobs.
+            connections_per_host: 48,
+            bandwidth: Bandwidth::default(),
             retry_budget: Duration::from_mins(1),
             health_file: None,
             user_agent: concat!("imagelet/", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -128,7 +139,8 @@ impl Registry {
                 .caused_by(error)
         })?;
         let transport = Transport {
-            clients: Clients::new(config.dial_timeout, Proxies::new(&config.proxies)),
+            clients: Clients::new(config.dial_timeout, config.connections_per_host, Proxies::new(&config.proxies)),
+            slots: HostSlots::new(config.connections_per_host),
             loopback: LoopbackSpeech::default(),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,

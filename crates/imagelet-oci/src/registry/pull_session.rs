@@ -19,6 +19,7 @@ use zeroize::Zeroizing;
 use super::{
     Shared,
     auth::grant::{Grant, basic},
+    blob::straggler::ConnectionRates,
     connection::{
         origin::{Origin, Target},
         reception::Reception,
@@ -49,6 +50,7 @@ struct Inner {
     archive: Option<Arc<ArchiveBlobs>>,
     retry_budget: Arc<RetryBudget>,
     has_begun: AtomicBool,
+    rates: ConnectionRates,
 }
 
 /// A host, and what it may see of the credential.
@@ -77,15 +79,18 @@ impl PullSession {
         let retry_budget = RetryBudget::new(shared.config.retry_budget);
         let reception = Arc::new(Reception::new(shared.config.silence_max, shared.config.trickle));
         let has_begun = AtomicBool::new(false);
-        Self { inner: Arc::new(Inner { shared, reference, hosts, reception, archive: None, retry_budget, has_begun }) }
+        let (archive, rates) = (None, ConnectionRates::default());
+        let inner = Inner { shared, reference, hosts, reception, archive, retry_budget, has_begun, rates };
+        Self { inner: Arc::new(inner) }
     }
 
     /// A session without hosts: all blobs come from an archive.
     pub(super) fn of_archive(shared: Arc<Shared>, reference: Reference, archive: Arc<ArchiveBlobs>) -> Self {
         let reception = Arc::new(Reception::new(None, None));
         let (retry_budget, has_begun) = (RetryBudget::new(Duration::ZERO), AtomicBool::new(false));
-        let (hosts, archive) = (Vec::new(), Some(archive));
-        Self { inner: Arc::new(Inner { shared, reference, hosts, reception, archive, retry_budget, has_begun }) }
+        let (hosts, archive, rates) = (Vec::new(), Some(archive), ConnectionRates::default());
+        let inner = Inner { shared, reference, hosts, reception, archive, retry_budget, has_begun, rates };
+        Self { inner: Arc::new(inner) }
     }
 
     pub(crate) fn archive(&self) -> Option<&Arc<ArchiveBlobs>> {
@@ -116,6 +121,11 @@ impl PullSession {
 
     pub(super) fn retry_budget(&self) -> &Arc<RetryBudget> {
         &self.inner.retry_budget
+    }
+
+    /// The rates of the pull's connections.
+    pub(super) fn rates(&self) -> &ConnectionRates {
+        &self.inner.rates
     }
 
     /// Whether a request of the pull has succeeded.

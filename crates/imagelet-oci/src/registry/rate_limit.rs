@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
     sync::{Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use http::{HeaderMap, HeaderValue, header};
@@ -16,6 +16,8 @@ use super::connection::origin::Origin;
 /// A request that must wait longer fails.
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const LIMITS_MAX: usize = 1024;
+/// No wait is this long: such a number is a time.
+const UNIX_TIME_MIN: Duration = Duration::from_secs(1_000_000_000);
 
 /// A credential as a key; not the credential, and different in each process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +61,12 @@ impl RateLimits {
 /// The wait that a refusal requests: `Retry-After`, or what `RateLimit` headers say of the next free request.
 pub(crate) fn requested_wait(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let reset = || text("ratelimit-reset").and_then(seconds);
+    // Seconds, or, as GitLab and GitHub send it, a time.
+    let reset = || {
+        let reset = ["ratelimit-reset", "x-ratelimit-reset"].into_iter().find_map(text).and_then(seconds)?;
+        let is_time = reset >= UNIX_TIME_MIN;
+        Some(if is_time { (UNIX_EPOCH + reset).duration_since(now).unwrap_or_default() } else { reset })
+    };
     let next = || text("ratelimit").and_then(|text| parameter(text, "t"));
     // Docker Hub names the length of its window, in which a request becomes free.
     let window =
@@ -110,6 +117,8 @@ mod tests {
             ("retry-after", "18446744073709551615", Some(u64::from(u32::MAX))),
             ("retry-after", "Fri, 01 Jan 2027 00:00:30 GMT", Some(30)),
             ("retry-after", "Thu, 31 Dec 2026 00:00:00 GMT", Some(0)),
+            ("retry-after", "Friday, 01-Jan-27 00:00:30 GMT", Some(30)),
+            ("retry-after", "Fri Jan  1 00:00:30 2027", Some(30)),
             ("retry-after", "soon", None),
             ("retry-after", "-1", None),
             ("retry-after", "", None),
@@ -119,6 +128,10 @@ mod tests {
             ("ratelimit-remaining", "0", None),
             ("ratelimit-remaining", "0;w=x", None),
             ("ratelimit-reset", "12", Some(12)),
+            ("ratelimit-reset", "1798761645", Some(45)),
+            ("ratelimit-reset", "1798761000", Some(0)),
+            ("x-ratelimit-reset", "1798761645", Some(45)),
+            ("x-ratelimit-reset", "tomorrow", None),
             ("ratelimit", "\"default\";r=0;t=30", Some(30)),
             ("ratelimit", "\"default\"", None),
         ] {

@@ -1,6 +1,9 @@
 //! One request to mirrors and registry in order, with retries.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -10,6 +13,7 @@ use tokio::time::Instant;
 use super::{
     attempts::{Attempts, Next, Standing},
     connection::{
+        host_slots::Urgency,
         origin::Target,
         reception::Reception,
         transport::{Request, Response, drain},
@@ -37,6 +41,7 @@ pub(crate) struct Query {
     pub(crate) is_tag: bool,
     /// The subject of messages: `image `a/b:c``.
     pub(crate) subject: String,
+    pub(crate) urgency: Arc<Urgency>,
 }
 
 impl Query {
@@ -144,6 +149,7 @@ impl PullSession {
             form: None,
             may_stray: false,
             hop: Stage::Manifest,
+            urgency: Urgency::is_next(),
         };
         let answer = self.transport().send(request, &Reception::new(None, None)).await;
         answer.is_ok_and(|answer| !answer.status.is_server_error())
@@ -209,6 +215,7 @@ impl PullSession {
                 form: None,
                 may_stray: true,
                 hop: query.hop(),
+                urgency: Arc::clone(&query.urgency),
             };
             let answer = self.transport().send(request, self.reception()).await?;
             if answer.status.is_success() {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::{
     PullSession, Registry,
     attempts::Attempts,
-    connection::transport::Response,
+    connection::{host_slots::Urgency, transport::Response},
     error::{Failure, Retry, about},
     hosts,
     request::Query,
@@ -106,15 +106,15 @@ impl PullSession {
         self.fetch_manifest(&Wanted { reference, entry: None }).await
     }
 
-    /// Checks with a `HEAD` that the repository still has a manifest and grants it to the session's credential.
-    pub(crate) async fn confirm(&self, digest: &Digest) -> Result<(), RuntimeError> {
-        let reference = self.reference().with_digest(digest.clone());
-        let query = Wanted { reference, entry: None }.query(Method::HEAD);
+    /// Checks with a `HEAD` that the registry still has a manifest under a reference and grants it to the session's
+    /// credential. `false`: its tag names another one, or the answer has no `Docker-Content-Digest`.
+    pub(crate) async fn confirm(&self, reference: &Reference, digest: &Digest) -> Result<bool, RuntimeError> {
+        let query = Wanted { reference: reference.clone(), entry: None }.query(Method::HEAD);
         let attempt = |index| self.head_of(index, &query).boxed();
         let mut attempts = Attempts::new(query.hosts(self)?);
         let answer = self.first_success(&mut attempts, &query.subject, attempt).await?;
         if answer.status == StatusCode::OK {
-            return Ok(());
+            return Ok(!query.is_tag || answer.header("docker-content-digest") == digest.to_string());
         }
         let place = answer.target.origin.authority();
         Err(corrupt(format!("registry `{place}` answered {} for {}", answer.status, query.subject)))
@@ -188,7 +188,7 @@ impl Wanted<'_> {
             (None, tag) => (tag.unwrap_or("latest").to_owned(), true),
         };
         let (path, subject) = (format!("manifests/{name}"), format!("`{}`", self.reference));
-        Query { path, method, range: None, is_tag, subject }
+        Query { path, method, range: None, is_tag, subject, urgency: Urgency::is_next() }
     }
 
     /// Verifies the body against the wanted digest and the registry's `Docker-Content-Digest`.

@@ -103,6 +103,7 @@ pub const FAULTS: &[RegistryFault] = &[
     fails("token-401", NO_TOKEN, &[always(Token, Act::Status(401))]),
     fails("token-403", (Class::Forbidden, Stage::Token), &[always(Token, Act::Status(403))]),
     fails("token-rate-limit", (Class::RateLimited, Stage::Token), &[always(Token, Act::Status(429))]),
+    heals("token-rate-limit-once", &[once(Token, Act::StatusWith(429, "retry-after", "1"))]),
     fails("token-silence", (Class::TimedOut, Stage::Token), &[always(Token, Act::Silence)]),
     fails("token-stall", (Class::TimedOut, Stage::Token), &[always(Token, Act::Stall(4))]),
     fails("token-64-mib", (Class::AnswerInvalid, Stage::Token), &[always(Token, Act::Spaces(64 << 20))]),

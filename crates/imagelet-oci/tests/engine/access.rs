@@ -215,3 +215,37 @@ async fn a_digest_that_is_here_is_confirmed_by_its_registry_each_time_without_a_
         );
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tag_that_is_here_costs_a_head_and_a_get_only_where_that_does_not_answer_or_the_tag_has_moved() {
+    let registry = TestRegistry::start().await;
+    registry.image("app", "v1", &[Layer::new().file("f", b"one").gzip()]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open(folder.path()).await;
+    let name = registry.name("app:v1");
+    let first = pull(&engine, &name).await.expect("the first");
+    let (head, get) = ("HEAD app/manifests/v1".to_owned(), "GET app/manifests/v1".to_owned());
+    for (what, status, hides_digests, asked) in [
+        ("it answers", 0, false, vec![&head]),
+        ("no digest", 0, true, vec![&head, &get]),
+        ("no HEAD at all", 405, false, vec![&head, &get]),
+        ("not found", 404, false, vec![&head, &get]),
+        ("forbidden", 403, false, vec![&head, &get]),
+    ] {
+        registry.answer_head(status, hides_digests);
+        registry.take_paths();
+        assert_eq!(pull(&engine, &name).await.expect(what), first, "{what}");
+        assert_eq!(registry.take_paths().iter().collect::<Vec<_>>(), asked, "{what}");
+    }
+    registry.answer_head(0, false);
+    registry.image("app", "v1", &[Layer::new().file("f", b"two").gzip()]);
+    registry.take_paths();
+    let second = pull(&engine, &name).await.expect("the tag has moved");
+    assert_ne!(second, first);
+    assert_eq!(registry.take_paths()[..2], [head.clone(), get]);
+    assert_eq!(pull(&engine, &name).await.expect("again"), second);
+    assert_eq!(registry.take_paths(), [head]);
+    registry.forget("app/manifests/v1");
+    let error = pull(&engine, &name).await.expect_err("the tag is gone");
+    assert_eq!(error.kind(), RuntimeErrorKind::NotFound, "{}", error.chain());
+}

@@ -5,7 +5,7 @@ use std::{
     io::Write as _,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering},
     },
 };
 
@@ -143,6 +143,10 @@ struct Content {
     ranges: Mutex<Vec<Option<String>>>,
     /// Layers come by a few bytes at a time.
     trickles: AtomicBool,
+    /// Manifests come without `Docker-Content-Digest`.
+    hides_digests: AtomicBool,
+    /// The answer to each `HEAD`; 0: as to a `GET`.
+    head_status: AtomicU16,
 }
 
 /// A registry on loopback.
@@ -177,6 +181,12 @@ impl TestRegistry {
     /// From now on layers come by a few bytes at a time, or no longer.
     pub(crate) fn trickle(&self, trickles: bool) {
         self.content.trickles.store(trickles, Ordering::SeqCst);
+    }
+
+    /// How `HEAD` is answered from now on: by a status (0: as a `GET`), and without a digest.
+    pub(crate) fn answer_head(&self, status: u16, hides_digests: bool) {
+        self.content.head_status.store(status, Ordering::SeqCst);
+        self.content.hides_digests.store(hides_digests, Ordering::SeqCst);
     }
 
     /// How many manifests were asked for since the last call.
@@ -250,6 +260,10 @@ async fn serve(
     headers: HeaderMap,
 ) -> Response {
     content.paths.lock().expect("no panic").push(format!("{method} {path}"));
+    let head_status = content.head_status.load(Ordering::SeqCst);
+    if method == Method::HEAD && head_status != 0 {
+        return StatusCode::from_u16(head_status).expect("a status").into_response();
+    }
     let found = content.files.lock().expect("no panic").get(&path).cloned();
     let Some((media_type, bytes, stall)) = found else {
         return (StatusCode::NOT_FOUND, r#"{"errors":[{"code":"MANIFEST_UNKNOWN"}]}"#).into_response();
@@ -270,6 +284,9 @@ async fn serve(
     let mut tell = |name, value: String| head.insert(name, value.parse().expect("a header"));
     tell(header::CONTENT_TYPE, media_type);
     tell(header::CONTENT_LENGTH, (last + 1 - first).min(bytes.len()).to_string());
+    if path.contains("/manifests/") && !content.hides_digests.load(Ordering::SeqCst) {
+        tell(header::HeaderName::from_static("docker-content-digest"), Digest::of(&bytes).to_string());
+    }
     if asked.is_some() {
         tell(header::CONTENT_RANGE, format!("bytes {first}-{last}/{}", bytes.len()));
     }

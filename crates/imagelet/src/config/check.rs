@@ -1,7 +1,7 @@
 //! The rules of the configuration: the kubelet's first, in its words and order, then our own.
 
 use std::{
-    num::{NonZeroU32, NonZeroUsize},
+    num::{NonZeroU32, NonZeroU64, NonZeroUsize},
     ops::RangeInclusive,
     path::{Path, PathBuf},
     time::Duration,
@@ -19,8 +19,8 @@ use imagelet_core::{
 };
 use imagelet_cri::Endpoint;
 use imagelet_oci::{
-    Admission, Durability, EngineConfig, LayerLimits, LayerSharing, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
-    Trickle, UNPACK_MEMORY_MIN,
+    Admission, Bandwidth, Durability, EngineConfig, LayerLimits, LayerSharing, ProxyConfig, ProxyRule, ProxyRules,
+    RegistryConfig, Trickle, UNPACK_MEMORY_MIN,
 };
 
 use super::{
@@ -35,6 +35,8 @@ use super::{
 
 /// The longest path of a unix socket.
 const SOCKET_LENGTH_MAX: usize = 107;
+/// A lower limit of the bandwidth is a mistake of the unit.
+const BANDWIDTH_MIN: u64 = 1 << 10;
 /// More layers in flight bring no more throughput.
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
 /// The rules are searched for each request.
@@ -311,11 +313,16 @@ fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
 }
 
 fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> RegistryConfig {
-    let PullsKeys { progress_deadline, retry_budget, trickle_window, trickle_rate, .. } = &own.pulls;
+    let PullsKeys { progress_deadline, retry_budget, trickle_window, trickle_rate, bandwidth, .. } = &own.pulls;
     off_or_at_least_second("pulls.progressDeadline", *progress_deadline, found);
     found.rule(retry_budget.0 >= 0, "pulls.retryBudget", *retry_budget, "must not be negative");
     at_least_second("pulls.trickleWindow", *trickle_window, found);
     let rate = found.size("pulls.trickleRate", trickle_rate).filter(|rate| *rate > 0);
+    let limit = found.size("pulls.bandwidth", bandwidth).unwrap_or_default();
+    let is_limit = limit == 0 || limit >= BANDWIDTH_MIN;
+    found.rule(is_limit, "pulls.bandwidth", format!("`{bandwidth}`"), "must be 0 or at least 1Ki");
+    let connections = own.registry.connections_per_host;
+    found.between("registry.connectionsPerHost", &connections, 1..=1000);
     let hosts_dirs: Vec<PathBuf> =
         own.registry.config_path.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect();
     for path in &hosts_dirs {
@@ -336,6 +343,8 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
         proxies: ProxyConfig { rules: proxy_rules(&own.registry.proxies, found), ..environment.proxies.clone() },
         silence_max: positive(*progress_deadline),
         retry_budget: positive(*retry_budget).unwrap_or_default(),
+        connections_per_host: usize::try_from(connections).unwrap_or(1),
+        bandwidth: Bandwidth::new(NonZeroU64::new(limit)),
         trickle: rate.map(|bytes_per_second| Trickle { bytes_per_second, window: trickle_window.to_std() }),
         ..RegistryConfig::default()
     }

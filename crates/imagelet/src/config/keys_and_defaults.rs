@@ -179,6 +179,8 @@ documents! {
         config_path: String,
         /// A policy file in the format of containers-policy.json: which images need a signature, by which keys. It is read for each pull. Empty: no signature is checked. Beside a runtime only with `runtimeImport: require`. See [trust](trust.md).
         signature_policy: PathBuf,
+        /// At most this many connections to one host are open at once, over all pulls of the embedded store, 1 to 1000. Further requests wait in the order in which they came.
+        connections_per_host: i32,
         /// The proxies of some registries, before `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` of the environment: a list, the first entry with the host decides. See [proxies](registries.md#proxies).
         proxies: Vec<ProxyKeys>,
     }
@@ -288,6 +290,8 @@ documents! {
         trickle_rate: String,
         /// The rate is measured over this time of waiting for the network, at least 1s.
         trickle_window: GoDuration,
+        /// Bytes a second that all pulls of the embedded store receive together, such as `10Mi`, at least `1Ki`. SIGHUP changes it for running pulls, too. 0: no limit.
+        bandwidth: String,
     }
     StoreKeys {
         /// Directory of the embedded store and of the node's state, changed by one process at a time.
@@ -411,7 +415,11 @@ impl File {
                 ..ImageServiceKeys::default()
             },
             runtime_import: "auto".into(),
-            registry: RegistryKeys { config_path: "/etc/containerd/certs.d".into(), ..RegistryKeys::default() },
+            registry: RegistryKeys {
+                config_path: "/etc/containerd/certs.d".into(),
+                connections_per_host: 48,
+                ..RegistryKeys::default()
+            },
             pulls: PullsKeys {
                 grace: GoDuration::seconds(2),
                 resume_for: GoDuration::minutes(24 * 60),
@@ -419,6 +427,7 @@ impl File {
                 retry_budget: GoDuration::minutes(1),
                 trickle_rate: "16Ki".into(),
                 trickle_window: GoDuration::minutes(1),
+                bandwidth: "0".into(),
             },
             detection: DetectionKeys { period: FIVE_MINUTES },
             compatibility: "imagelet".into(),

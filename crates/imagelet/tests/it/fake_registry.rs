@@ -14,6 +14,8 @@ use std::{
     time::Duration,
 };
 
+use imagelet_core::image::Digest;
+
 use crate::{images::Image, testbed::wait_until};
 
 /// Bytes written between two pauses of a slow answer.
@@ -345,6 +347,9 @@ fn write_answer(
     );
     if partial {
         write!(head, "Content-Range: bytes {first}-{}/{total}\r\n", last - 1).expect("a string takes all");
+    }
+    if answer.status == 200 && (answer.media_type.contains(".manifest.") || answer.media_type.contains(".index.")) {
+        write!(head, "Docker-Content-Digest: {}\r\n", Digest::of(&answer.body)).expect("a string takes all");
     }
     if let Some(value) = answer.retry_after {
         write!(head, "Retry-After: {value}\r\n").expect("a string takes all");

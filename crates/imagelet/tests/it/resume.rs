@@ -4,16 +4,17 @@ use std::{
     fs,
     path::Path,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal};
 
 use crate::{
     fake_registry::FakeRegistry,
-    images::{Compression, Layer, Random, noise},
+    images::{Compression, Image, Layer, Random, noise},
     program::{Daemon, program, with_store, write_store_config},
     soundness::Sample,
-    testbed::{scratch, wait_until},
+    testbed::{Registry, scratch, wait_until},
 };
 
 const MIB: u64 = 1 << 20;
@@ -165,4 +166,25 @@ fn bytes_that_changed_on_the_disk_are_found_and_fetched_again() {
     // The whole blob once more.
     bed.assert_pulled(2 * LARGE / MIB, "a changed tail");
     assert!(bed.sent() > 2 * 20 * MIB, "it was not trusted");
+}
+
+#[test]
+fn a_registry_that_restarts_for_three_seconds_in_a_pull_costs_only_the_time() {
+    let (folder, mut registry) = (scratch(), Registry::start());
+    let size = usize::try_from(24 * MIB).expect("it fits");
+    let layer = Layer::new(Compression::None).file("large", noise("restart", size), 0o644);
+    let image = Image::oci(&[layer, Layer::gzip().file("small", noise("small", 100_000), 0o644)]);
+    let name = registry.push("large:v1", &image);
+    let (store, config) = (folder.path().join("store"), folder.path().join("config.yaml"));
+    // The pull takes some seconds.
+    fs::write(&config, "pulls: {bandwidth: 6Mi}\n").unwrap();
+    let mut command = program();
+    command.env("IMAGELET_CONFIG", &config).arg("--store").arg(&store).args(["pull", "-q", &name]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("a part of the layer", || partial(&store) >= 4 * MIB);
+    registry.restart_after(Duration::from_secs(3));
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), image.id());
+    with_store(&store, ["verify"]).ok();
 }

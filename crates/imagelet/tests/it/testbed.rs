@@ -170,6 +170,14 @@ impl Registry {
         Self { part, port, login: login.map(str::to_owned), folder }
     }
 
+    /// Ends it the hard way, and starts it again on the same port after a pause.
+    pub(crate) fn restart_after(&mut self, pause: Duration) {
+        assert!(self.login.is_none(), "a registry behind a password is not restarted");
+        self.part.kill();
+        thread::sleep(pause);
+        self.part = Self::serve(self.folder.path(), "registry", &self.port, "", "");
+    }
+
     /// `tls` is YAML in the braces of `http`, with a comma before it; `auth` is a section of its own.
     pub(crate) fn front(&self, name: &str, tls: &str, auth: &str) -> RegistryFront {
         let port = Port::choose();

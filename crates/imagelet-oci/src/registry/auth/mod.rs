@@ -6,6 +6,8 @@
 pub(super) mod challenge;
 pub(super) mod grant;
 
+use std::time::SystemTime;
+
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
@@ -22,12 +24,14 @@ use self::{
 };
 use super::{
     connection::{
+        host_slots::Urgency,
         origin::{Origin, Target},
         transport::Request,
     },
     error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
     path_check::steps::record,
     pull_session::{PullSession, SessionHost},
+    rate_limit::{RETRY_AFTER_MAX, requested_wait},
 };
 use crate::manifest::{media_type_base, printable};
 
@@ -126,6 +130,7 @@ impl PullSession {
     ) -> Result<Option<Secret>, Failure> {
         let answer = self.transport().send(request, self.reception()).await?;
         let kind = answer.content_type().to_owned();
+        let wait = requested_wait(&answer.headers, SystemTime::now());
         let body = self.transport().read(answer.body, TOKEN_BYTES_MAX, self.reception()).await;
         let (body, cut) = body.map_err(|error| error.failure("a token", place))?;
         let body = Zeroizing::new(Vec::from(body));
@@ -150,12 +155,15 @@ impl PullSession {
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
         let message = format!("token service `{place}` answered {}{words}", answer.status);
         let status = answer.status.as_u16();
-        let (error, retry) = match status {
-            401 | 403 => (host.denied(Some(message)), Retry::Never),
-            408 | 429 | 500..=599 => (unavailable(message), Retry::Soon),
+        let wait = wait.filter(|_| matches!(status, 429 | 503));
+        let (error, retry) = match (status, wait) {
+            (401 | 403, _) => (host.denied(Some(message)), Retry::Never),
+            (429 | 503, Some(wait)) if wait > RETRY_AFTER_MAX => (unavailable(message), Retry::Never),
+            (429 | 503, Some(wait)) => (unavailable(message), Retry::After(wait)),
+            (408 | 429 | 500..=599, _) => (unavailable(message), Retry::Soon),
             _ => (denied(message), Retry::Never),
         };
-        Err(Failure { error: error.with_fault(status_fault(status, Stage::Token, None)), retry })
+        Err(Failure { error: error.with_fault(status_fault(status, Stage::Token, wait)), retry })
     }
 }
 
@@ -211,7 +219,17 @@ fn token_call(target: Target, bound: HeaderMap, form: Option<String>, host: &Ses
     // The registry's TLS settings apply; a client certificate is sent only to the registry's own origin.
     let connection = host.host.connection.clone();
     let connection = if target.origin == host.host.origin { connection } else { connection.without_identities() };
-    Request { target, connection, bound, open, method, form, may_stray: false, hop: Stage::Token }
+    Request {
+        target,
+        connection,
+        bound,
+        open,
+        method,
+        form,
+        may_stray: false,
+        hop: Stage::Token,
+        urgency: Urgency::is_next(),
+    }
 }
 
 fn scope_pairs(service: Option<&str>, host: &SessionHost) -> Vec<String> {

@@ -1,7 +1,9 @@
 //! Reads blobs as one exact stream, however often the connection breaks.
 
+mod overtake;
 pub(super) mod parallel;
 mod range_concurrency;
+pub(super) mod straggler;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,16 +14,18 @@ use std::{
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use http::{HeaderMap, Method, StatusCode, header};
-use hyper::body::Incoming;
 use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::Instant;
 
+use self::straggler::WindowMeter;
 use super::{
     PullSession,
     attempts::Attempts,
+    bandwidth::ByteTicket,
     connection::{
+        host_slots::Urgency,
         reception::Silent,
-        transport::{BodyReader, ReadError, Response},
+        transport::{BodyReader, ReadError, Response, ResponseBody},
     },
     error::{Failure, Retry, about},
     request::Query,
@@ -33,6 +37,8 @@ use crate::manifest::{Descriptor, corrupt, unacceptable};
 const REFILL_BYTES: u64 = 1 << 20;
 /// A host is not asked again for a blob of which it sent wrong bytes this often.
 const WRONG_MAX: u32 = 2;
+/// A second request of bytes that a connection is slow to send ends after so many that were received already.
+const TWICE_MAX: u64 = 1 << 20;
 /// For an answer that is not what was requested: another may be right.
 const AGAIN: Retry = Retry::Again { times: 2 };
 
@@ -98,14 +104,18 @@ struct HostNotes {
     fetches: usize,
     /// Hosts that answer a request for a range with something else: they are asked for the whole blob.
     whole_only: BTreeSet<usize>,
+    /// Hosts whose connection was overtaken by one to another host.
+    slow: BTreeSet<usize>,
 }
 
 impl HostNotes {
-    /// The hosts to ask: those that may have the blob and sent nothing wrong; else those that were wrong once.
+    /// The hosts to ask: those that may have the blob, sent nothing wrong and are not far slower than others; else those
+    /// that were wrong once.
     fn usable(&self, hosts: &[usize]) -> Vec<usize> {
         let wrong = |host: &usize| self.wrong.get(host).copied().unwrap_or_default();
         let only = |keep: &dyn Fn(&usize) -> bool| hosts.iter().copied().filter(|host| keep(host)).collect::<Vec<_>>();
-        let choices: [&dyn Fn(&usize) -> bool; 3] = [
+        let choices: [&dyn Fn(&usize) -> bool; 4] = [
+            &|host| wrong(host) == 0 && !self.lacking.contains(host) && !self.slow.contains(host),
             &|host| wrong(host) == 0 && !self.lacking.contains(host),
             &|host| wrong(host) < WRONG_MAX && !self.lacking.contains(host),
             &|host| wrong(host) < WRONG_MAX,
@@ -119,8 +129,17 @@ impl BlobSource {
         self.descriptor.size
     }
 
-    /// A stream of a span. Sends no request yet.
+    /// A stream of a span whose bytes are next. Sends no request yet.
     pub(crate) fn stream(&self, span: Range<u64>) -> BlobStream {
+        let stream = self.stream_ahead(span);
+        stream.urgency.raise();
+        stream
+    }
+
+    /// A stream of a later span.
+    fn stream_ahead(&self, span: Range<u64>) -> BlobStream {
+        let meter = Arc::<WindowMeter>::default();
+        let metered = Arc::clone(&meter);
         BlobStream {
             source: self.clone(),
             body: None,
@@ -134,7 +153,35 @@ impl BlobSource {
             is_open: false,
             unbroken: 0,
             attempts: None,
+            meter,
+            ticket: None,
+            // A wait for a slot says nothing of the connection.
+            urgency: Urgency::reads_ahead(move || metered.wait(Instant::now())),
         }
+    }
+
+    fn query(&self, urgency: &Arc<Urgency>) -> Query {
+        let (digest, reference) = (&self.descriptor.digest, self.session.reference());
+        let (path, subject) = (format!("blobs/{digest}"), format!("blob `{digest}` of `{reference}`"));
+        Query { path, method: Method::GET, range: None, is_tag: false, subject, urgency: Arc::clone(urgency) }
+    }
+
+    /// The host for a second request of the bytes from `offset`, which another host is slow to send: another one in good
+    /// health, or the same one. `None`: no host takes it, or only one that would send too much again.
+    fn rival_host(&self, slow: usize, offset: u64) -> Option<usize> {
+        let hosts = self.query(&Urgency::is_next()).hosts(&self.session).ok()?;
+        let (usable, whole_only) = {
+            let notes = self.notes();
+            (notes.usable(&hosts), notes.whole_only.clone())
+        };
+        let now = Instant::now();
+        let suits = |host: &usize| {
+            let standing = self.session.standing(*host);
+            let sends_range = !whole_only.contains(host) || offset <= TWICE_MAX;
+            sends_range && !standing.is_bad && standing.held_until.is_none_or(|end| end <= now)
+        };
+        let others = usable.iter().copied().filter(|host| *host != slow);
+        others.chain([slow]).find(suits)
     }
 
     /// Records and logs which hosts sent bytes of a wrong blob. A mirror is not used for it again while another host
@@ -227,7 +274,7 @@ impl BlobSource {
 #[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
-    body: Option<Incoming>,
+    body: Option<ResponseBody>,
     /// The sender, and its index in the session's list.
     place: String,
     host: usize,
@@ -242,6 +289,10 @@ pub(crate) struct BlobStream {
     is_open: bool,
     unbroken: u64,
     attempts: Option<Attempts>,
+    meter: Arc<WindowMeter>,
+    /// The next bytes are read when it is due.
+    ticket: ByteTicket,
+    urgency: Arc<Urgency>,
 }
 
 impl BlobStream {
@@ -267,7 +318,14 @@ impl BlobStream {
                 self.open().await?;
                 continue;
             };
-            let problem = match self.body_reader.next(body).await {
+            let bandwidth = &self.source.session.shared().config.bandwidth;
+            bandwidth.due(self.ticket).await;
+            self.meter.wait(Instant::now());
+            let read = self.body_reader.next(body).await;
+            let bytes = read.as_ref().map_or(0, |chunk| chunk.as_ref().map_or(0, Bytes::len));
+            self.ticket = bandwidth.ticket(bytes as u64);
+            self.meter.received(bytes as u64, self.source.session.rates(), Instant::now());
+            let problem = match read {
                 Ok(Some(chunk)) => match self.accept(chunk)? {
                     Some(chunk) => return Ok(Some(chunk)),
                     None => continue,
@@ -333,13 +391,7 @@ impl BlobStream {
         let source = self.source.clone();
         let session = &source.session;
         let span = self.reached..self.end;
-        let query = Query {
-            path: format!("blobs/{}", source.descriptor.digest),
-            method: Method::GET,
-            range: None,
-            is_tag: false,
-            subject: format!("blob `{}` of `{}`", source.descriptor.digest, session.reference()),
-        };
+        let query = source.query(&self.urgency);
         let attempts = match &mut self.attempts {
             Some(attempts) => attempts,
             unset => {
@@ -350,21 +402,48 @@ impl BlobStream {
                 unset.insert(attempts)
             }
         };
-        let (blob, query, span) = (&source, &query, &span);
+        let (blob, query, span, meter) = (&source, &query, &span, &self.meter);
         let attempt = |index| {
             let opened = async move {
                 let began = Instant::now();
-                let (answer, skip, end) = blob.request(index, query, span).await?;
+                let opened = blob.request(index, query, span).await;
+                meter.received(0, blob.session.rates(), Instant::now());
+                let (answer, skip, end) = opened?;
                 Ok::<_, Failure>((index, began, answer, skip, end))
             };
             opened.boxed()
         };
-        let (index, began, answer, skip, end) = session.first_success(attempts, &query.subject, attempt).await?;
-        source.notes().served.insert(index);
+        let opened = session.first_success(attempts, &query.subject, attempt).await?;
+        self.opened(opened);
+        Ok(())
+    }
+
+    /// Opens the stream at one host, without another attempt.
+    async fn open_at(&mut self, index: usize) -> bool {
+        let source = self.source.clone();
+        let (query, began) = (source.query(&self.urgency), Instant::now());
+        let Ok(hosts) = query.hosts(&source.session) else { return false };
+        match source.request(index, &query, &(self.reached..self.end)).await {
+            Ok((answer, skip, end)) => {
+                let mut attempts = Attempts::new(source.notes().usable(&hosts));
+                attempts.is_underway = true;
+                self.attempts = Some(attempts);
+                self.opened((index, began, answer, skip, end));
+                true
+            }
+            Err(failure) => {
+                source.session.record_failure(&mut Attempts::new([index]), index, failure, began);
+                false
+            }
+        }
+    }
+
+    fn opened(&mut self, (index, began, answer, skip, end): (usize, Instant, Response, u64, u64)) {
+        self.source.notes().served.insert(index);
         (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
         (self.body, self.skip, self.end, self.is_open) = (Some(answer.body), skip, end, true);
-        self.body_reader = source.body_reader();
-        Ok(())
+        self.body_reader = self.source.body_reader();
+        self.ticket = self.source.session.shared().config.bandwidth.ticket(0);
     }
 
     fn wrong_size(&self, bound: &str) -> RuntimeError {

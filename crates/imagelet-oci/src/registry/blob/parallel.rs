@@ -1,4 +1,5 @@
-//! One blob over as many connections as its reader can use, delivered in order, each byte requested once.
+//! One blob over as many connections as its reader can use, delivered in order. Each byte is requested once, but for
+//! those of a connection that is far slower than the others.
 
 #[cfg(test)]
 mod tests;
@@ -23,8 +24,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     BlobSource, BlobStream,
+    overtake::{Lead, Race},
     range_concurrency::{LEAD, PART, Pace, RANGED_MIN, TransferSample},
+    straggler::WindowMeter,
 };
+use crate::registry::connection::host_slots::Urgency;
 
 /// Bytes that all blobs together may read ahead.
 pub(crate) const READ_AHEAD_MAX: usize = 12 << 20;
@@ -56,6 +60,9 @@ pub(crate) struct RangedStream {
     turned: Option<Part>,
     ahead: VecDeque<Part>,
     planned: u64,
+    /// The offset of the next byte.
+    delivered: u64,
+    race: Race,
 }
 
 #[derive(Debug, Default)]
@@ -70,6 +77,9 @@ struct Part {
     held: mpsc::UnboundedReceiver<BufferedBytes>,
     turn: Option<oneshot::Sender<()>>,
     task: AbortOnDropHandle<Result<BlobStream, RuntimeError>>,
+    meter: Arc<WindowMeter>,
+    end: u64,
+    urgency: Arc<Urgency>,
     _connection: Option<OwnedSemaphorePermit>,
 }
 
@@ -100,6 +110,8 @@ impl BlobSource {
             head,
             turned: None,
             ahead: VecDeque::new(),
+            delivered: offset,
+            race: Race::default(),
         })
     }
 }
@@ -108,34 +120,48 @@ impl RangedStream {
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             self.adapt();
-            if let Some(part) = &mut self.turned {
-                if let Some(held) = part.held.recv().await {
-                    return Ok(Some(held.bytes));
-                }
-                let ended = |error| RuntimeError::defect("a connection of the pull ended early").caused_by(error);
-                self.head = (&mut part.task).await.map_err(ended)??;
-                self.turned = None;
-                self.heed_extent();
-                continue;
-            }
-            if let Some(bytes) = self.head.next().await? {
-                self.meter.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            if let Some(bytes) = self.step().await? {
+                self.delivered += bytes.len() as u64;
                 self.heed_extent();
                 return Ok(Some(bytes));
             }
+            if self.turned.take().is_some() {
+                self.heed_extent();
+                continue;
+            }
+            self.race.end();
             if let Some(mut part) = self.ahead.pop_front() {
+                part.urgency.raise();
                 // The reader may have ended.
                 let _ = part.turn.take().map(|turn| turn.send(()));
                 self.turned = Some(part);
             } else if self.planned < self.source.size() {
                 let span = self.plan();
                 self.head = self.source.stream(span);
-                self.head.ready().await?;
-                self.heed_extent();
             } else {
                 return Ok(None);
             }
         }
+    }
+
+    /// The next bytes of the connection whose turn it is, or of one that overtakes it. `None`: it is at its end, or the
+    /// turn of a part's stream has come.
+    async fn step(&mut self) -> Result<Option<Bytes>, RuntimeError> {
+        let Self { source, head, turned, race, meter, delivered, .. } = self;
+        let part = turned.as_ref();
+        let head_meter = Arc::clone(part.map_or(&head.meter, |part| &part.meter));
+        let end = part.map_or(head.end, |part| part.end);
+        let lead = Lead { source, meter: &head_meter, host: head.host, rest: *delivered..end };
+        let (bytes, stream) = tokio::select! {
+            biased;
+            bytes = next_of(turned, head, meter) => return bytes,
+            overtaken = race.overtaken(lead) => overtaken,
+        };
+        meter.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        stream.urgency.raise();
+        *head = stream;
+        *turned = None;
+        Ok(Some(bytes))
     }
 
     pub(crate) fn can_rest(&self) -> bool {
@@ -145,6 +171,7 @@ impl RangedStream {
     /// Closes the connections. The next bytes are requested again from the current offset.
     pub(crate) fn rest(&mut self) {
         self.head.body = None;
+        self.race.end();
         self.ahead.clear();
         self.planned = self.head.end;
     }
@@ -164,7 +191,9 @@ impl RangedStream {
         if self.planned >= size {
             return;
         }
-        let has_room = self.source.session.shared().read_ahead.available_permits() as u64 >= PART;
+        let shared = self.source.session.shared();
+        // Under a limit of the bandwidth, a connection adds nothing.
+        let has_room = shared.read_ahead.available_permits() as u64 >= PART && shared.config.bandwidth.rate().is_none();
         self.pace.look(TransferSample {
             at: self.started.elapsed(),
             received: self.meter.received.load(Ordering::Relaxed),
@@ -196,14 +225,37 @@ impl RangedStream {
     /// Requests the next span. Without a connection to spare its bytes are read only at its turn.
     fn begin(&mut self, connection: Option<OwnedSemaphorePermit>) {
         let span = self.plan();
-        let stream = self.source.stream(span);
+        let end = span.end;
+        let stream = self.source.stream_ahead(span);
+        let urgency = Arc::clone(&stream.urgency);
+        let stream_meter = Arc::clone(&stream.meter);
         let room = Arc::clone(&self.source.session.shared().read_ahead);
         let (sender, held) = mpsc::unbounded_channel();
         let (turn, turned) = oneshot::channel();
         let reader = Reader { stream, room, meter: Arc::clone(&self.meter), held: sender, turned };
         let task = AbortOnDropHandle::new(tokio::spawn(reader.run(connection.is_some())));
-        self.ahead.push_back(Part { held, turn: Some(turn), task, _connection: connection });
+        let turn = Some(turn);
+        self.ahead.push_back(Part { held, turn, task, meter: stream_meter, end, urgency, _connection: connection });
     }
+}
+
+/// The next bytes of a part, then of the head. After the last bytes of a part, its stream is the head.
+async fn next_of(
+    turned: &mut Option<Part>,
+    head: &mut BlobStream,
+    meter: &Meter,
+) -> Result<Option<Bytes>, RuntimeError> {
+    let Some(part) = turned else {
+        let bytes = head.next().await?;
+        meter.received.fetch_add(bytes.as_ref().map_or(0, Bytes::len) as u64, Ordering::Relaxed);
+        return Ok(bytes);
+    };
+    if let Some(held) = part.held.recv().await {
+        return Ok(Some(held.bytes));
+    }
+    let ended = |error| RuntimeError::defect("a connection of the pull ended early").caused_by(error);
+    *head = (&mut part.task).await.map_err(ended)??;
+    Ok(None)
 }
 
 /// Reads a part into memory until its turn, then returns its stream.

@@ -18,6 +18,7 @@ use tower_service::Service;
 use super::{
     client_certificate::{JudgedStream, watched},
     dial::{DialError, dial},
+    host_slots::HostPermits,
     origin::{Origin, Target},
     proxy::{BadProxy, Proxy, ProxyKind, TunnelError, host_and_port, tunnel, without_brackets},
     stream::{BoxedStream, RegistryConnection},
@@ -33,12 +34,16 @@ pub(crate) struct Connector {
     pub(crate) proxy: Option<Arc<Proxy>>,
     /// For an `https://` proxy.
     pub(crate) proxy_tls: Arc<ClientConfig>,
+    /// Requests have slots, so that a connection is free or about to be closed: a wait here is short.
+    pub(crate) permits: Arc<HostPermits>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
     #[error("the URL has no usable host")]
     BadHost,
+    #[error("none of the connections to it became free within {} s", .0.as_secs_f32())]
+    Busy(Duration),
     #[error(transparent)]
     Dial(#[from] DialError),
     #[error("TLS failed")]
@@ -57,13 +62,16 @@ impl Connector {
     async fn connect(self, uri: Uri) -> Result<RegistryConnection, ConnectError> {
         let origin = Target::parse(&uri.to_string()).map_err(|_| ConnectError::BadHost)?.origin;
         let host = without_brackets(origin.host());
+        let permit = timeout(self.dial_timeout, self.permits.acquire(&origin)).await;
+        let permit = permit.map_err(|_| ConnectError::Busy(self.dial_timeout))?;
         let proxy = self.proxy.as_deref();
         let stream = match proxy {
             None => Box::new(dial(host, origin.port(), self.dial_timeout).await?),
             Some(proxy) => self.by_proxy(proxy, &origin).await?,
         };
         let stream = if origin.is_https() { self.encrypted(&self.tls, host, stream).await? } else { stream };
-        Ok(RegistryConnection::new(stream, proxy.is_some_and(|proxy| proxy.forwards(origin.is_https()))))
+        let is_forwarded = proxy.is_some_and(|proxy| proxy.forwards(origin.is_https()));
+        Ok(RegistryConnection::new(stream, is_forwarded, permit))
     }
 
     async fn by_proxy(&self, proxy: &Proxy, origin: &Origin) -> Result<BoxedStream, ConnectError> {
@@ -138,7 +146,8 @@ mod tests {
         let tls = Arc::new(tls.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
         let (dial_timeout, tls_timeout) = (Duration::from_mins(5), Duration::from_secs(1));
         let proxy_tls = Arc::clone(&tls);
-        let connector = Connector { tls, dial_timeout, tls_timeout, proxy: None, proxy_tls };
+        let permits = Arc::new(HostPermits::new(1));
+        let connector = Connector { tls, dial_timeout, tls_timeout, proxy: None, proxy_tls, permits };
         let error = connector.connect(uri).await.map(drop).unwrap_err();
         assert!(matches!(error, ConnectError::TlsLate(limit) if limit == tls_timeout), "{error}");
     }

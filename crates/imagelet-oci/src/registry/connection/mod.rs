@@ -4,6 +4,7 @@ mod client_certificate;
 mod connector;
 mod dial;
 mod failure;
+pub(super) mod host_slots;
 pub(super) mod loopback;
 pub(super) mod origin;
 pub(super) mod proxy;

@@ -11,7 +11,10 @@ use hyper_util::{
     client::legacy::connect::{Connected, Connection},
     rt::TokioIo,
 };
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::OwnedSemaphorePermit,
+};
 
 pub(crate) type BoxedStream = Box<dyn Stream>;
 
@@ -22,12 +25,13 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 pub(crate) struct RegistryConnection {
     io: TokioIo<BoxedStream>,
     is_forwarded: bool,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl RegistryConnection {
     /// `is_forwarded`: a proxy receives the requests, in absolute form.
-    pub(crate) fn new(stream: BoxedStream, is_forwarded: bool) -> Self {
-        Self { io: TokioIo::new(stream), is_forwarded }
+    pub(crate) fn new(stream: BoxedStream, is_forwarded: bool, permit: OwnedSemaphorePermit) -> Self {
+        Self { io: TokioIo::new(stream), is_forwarded, _permit: permit }
     }
 }
 

@@ -30,6 +30,7 @@ use tokio::sync::OnceCell;
 use super::{
     client_certificate::ClientCertificates,
     connector::Connector,
+    host_slots::HostPermits,
     proxy::{Proxies, ProxyKind, TUNNEL_TIMEOUT},
     settings::{ConnectionSettings, TlsSettings},
 };
@@ -51,6 +52,7 @@ pub(crate) struct Clients {
     /// Read at the first use of TLS: a loopback registry or an offline command does not need them.
     roots: OnceCell<RootCertStore>,
     dial_timeout: Duration,
+    connections_per_host: usize,
     pub(crate) proxies: Proxies,
     made: Mutex<HashMap<ClientKey, HttpClient>>,
 }
@@ -59,9 +61,10 @@ pub(crate) struct Clients {
 type ClientKey = (bool, ConnectionSettings);
 
 impl Clients {
-    pub(crate) fn new(dial_timeout: Duration, proxies: Proxies) -> Self {
+    pub(crate) fn new(dial_timeout: Duration, connections_per_host: usize, proxies: Proxies) -> Self {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        Self { provider, roots: OnceCell::new(), dial_timeout, proxies, made: Mutex::default() }
+        let (roots, made) = (OnceCell::new(), Mutex::default());
+        Self { provider, roots, dial_timeout, connections_per_host, proxies, made }
     }
 
     /// The client for a scheme and these settings, in which the proxy is chosen. Without system authorities only hosts with their own are
@@ -89,6 +92,7 @@ impl Clients {
             tls_timeout: TLS_TIMEOUT,
             proxy: settings.proxy.clone(),
             proxy_tls: Arc::new(proxy_tls),
+            permits: Arc::new(HostPermits::new(self.connections_per_host)),
         };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
@@ -108,9 +112,9 @@ impl Clients {
         roots.cloned().map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))
     }
 
-    /// The sum of the deadlines of a connection's stages, a proxy's included.
+    /// The sum of the deadlines of a connection's stages, a proxy's and the end of another connection included.
     pub(crate) fn connect_max(&self, settings: &ConnectionSettings) -> Duration {
-        self.dial_timeout(settings) + TLS_TIMEOUT + TUNNEL_TIMEOUT + TLS_TIMEOUT
+        2 * self.dial_timeout(settings) + TLS_TIMEOUT + TUNNEL_TIMEOUT + TLS_TIMEOUT
     }
 
     fn dial_timeout(&self, settings: &ConnectionSettings) -> Duration {

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     connector::ConnectError,
     failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
+    host_slots::{HostSlot, HostSlots, Urgency},
     loopback::{LoopbackSpeech, Speech},
     origin::Target,
     proxy::Proxy,
@@ -31,6 +32,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) clients: Clients,
+    pub(crate) slots: HostSlots,
     pub(crate) loopback: LoopbackSpeech,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
@@ -50,16 +52,24 @@ pub(crate) struct Request {
     /// Redirects to other origins, without credentials, are followed.
     pub(crate) may_stray: bool,
     pub(crate) hop: Stage,
+    pub(crate) urgency: Arc<Urgency>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    pub(crate) body: Incoming,
+    pub(crate) body: ResponseBody,
     pub(crate) target: Target,
     /// Another origin than that of the request sent or redirected it.
     pub(crate) strayed: bool,
+}
+
+/// A body, and its place among the requests of its host.
+#[derive(Debug)]
+pub(crate) struct ResponseBody {
+    incoming: Incoming,
+    _slot: HostSlot,
 }
 
 impl Response {
@@ -87,8 +97,10 @@ impl Transport {
             }
             headers.insert(header::USER_AGENT, self.user_agent.clone());
             let connection = if strayed { &stray_connection } else { &request.connection };
+            let slot = self.slots.acquire(&target.origin, &request.urgency).await;
             let response = self.exchange(&target, connection, headers, &request, reception).await?;
-            let (head, body) = response.into_parts();
+            let (head, incoming) = response.into_parts();
+            let body = ResponseBody { incoming, _slot: slot };
             if !is_redirect(head.status) {
                 return Ok(Response { status: head.status, headers: head.headers, body, target, strayed });
             }
@@ -237,7 +249,7 @@ impl Transport {
     /// Reads at most `limit` bytes of a body; `true` when more follow.
     pub(crate) async fn read(
         &self,
-        mut body: Incoming,
+        mut body: ResponseBody,
         limit: usize,
         reception: &Arc<Reception>,
     ) -> Result<(Bytes, bool), ReadError> {
@@ -297,11 +309,14 @@ impl BodyReader {
         Self { limit, waited: Duration::ZERO, reception: Arc::clone(reception) }
     }
 
-    pub(crate) async fn next(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, ReadError> {
+    pub(crate) async fn next(&mut self, body: &mut ResponseBody) -> Result<Option<Bytes>, ReadError> {
         loop {
             let started = Instant::now();
-            let frame =
-                self.reception.within(self.limit, self.waited, body.frame()).await.map_err(ReadError::Silent)?;
+            let frame = self
+                .reception
+                .within(self.limit, self.waited, body.incoming.frame())
+                .await
+                .map_err(ReadError::Silent)?;
             self.waited += started.elapsed();
             let Some(frame) = frame else { return Ok(None) };
             let Ok(chunk) = frame.map_err(ReadError::Cut)?.into_data() else { continue };
@@ -315,9 +330,9 @@ impl BodyReader {
 }
 
 /// Reads a short body to its end, so that its connection can be reused.
-pub(crate) async fn drain(body: Incoming) {
-    if body.size_hint().lower() <= DRAIN_BYTES_MAX as u64 {
-        let _ = timeout(DRAIN_TIMEOUT, Limited::new(body, DRAIN_BYTES_MAX).collect()).await;
+pub(crate) async fn drain(body: ResponseBody) {
+    if body.incoming.size_hint().lower() <= DRAIN_BYTES_MAX as u64 {
+        let _ = timeout(DRAIN_TIMEOUT, Limited::new(body.incoming, DRAIN_BYTES_MAX).collect()).await;
     }
 }
 

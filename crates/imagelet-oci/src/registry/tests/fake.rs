@@ -3,10 +3,12 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
 };
 
 use axum::{
@@ -19,6 +21,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use imagelet_core::image::{Digest, Reference};
 use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::testing::tls::{ClientCertificates, self_signed};
 
@@ -33,6 +36,7 @@ pub(crate) struct FakeRegistry {
     server: tokio::task::JoinHandle<()>,
     /// The client certificates of its connections.
     certificates: Certificates,
+    open: Arc<OpenConnections>,
 }
 
 type Certificates = Arc<Mutex<Vec<CertificateDer<'static>>>>;
@@ -73,6 +77,8 @@ pub(crate) enum Trick {
     CutAfter(usize),
     /// This many bytes of the body, then silence.
     StallAfter(usize),
+    /// The whole body at this many bytes per second.
+    Slow(u64),
     /// The whole body, whatever the requested range.
     IgnoreRange,
     /// The usual response with another header.
@@ -106,7 +112,8 @@ impl FakeRegistry {
     pub(crate) async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        Self::serving(address, listener, Arc::default())
+        let open = Arc::<OpenConnections>::default();
+        Self::serving(address, Counting { listener, open: Arc::clone(&open) }, Arc::default(), open)
     }
 
     /// A registry over TLS, and its certificate authority in PEM.
@@ -145,20 +152,26 @@ impl FakeRegistry {
         let (acceptor, authority) = self_signed(parameters, rustls::ALL_VERSIONS, clients);
         let certificates = Certificates::default();
         let listener = Encrypted { listener, acceptor, certificates: Arc::clone(&certificates) };
-        (Self::serving(address, listener, certificates), authority)
+        (Self::serving(address, listener, certificates, Arc::default()), authority)
     }
 
     fn serving<L: axum::serve::Listener<Addr = SocketAddr>>(
         address: SocketAddr,
         listener: L,
         certificates: Certificates,
+        open: Arc<OpenConnections>,
     ) -> Self {
         let state = Arc::new(Mutex::new(Inner::default()));
         let router = Router::new().fallback(serve).with_state((address, Arc::clone(&state)));
         let server = tokio::spawn(async move {
             axum::serve(listener, router).await.expect("serving loopback");
         });
-        Self { address, state, server, certificates }
+        Self { address, state, server, certificates, open }
+    }
+
+    /// The most connections without TLS that were open at once.
+    pub(crate) fn connections_max(&self) -> usize {
+        self.open.max.load(Ordering::SeqCst)
     }
 
     /// The client certificates that it was shown, one of each connection.
@@ -236,6 +249,71 @@ impl FakeRegistry {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.state.lock().expect("no test panicked in here")
+    }
+}
+
+/// Counts the connections that are open at once.
+struct Counting {
+    listener: tokio::net::TcpListener,
+    open: Arc<OpenConnections>,
+}
+
+#[derive(Debug, Default)]
+struct OpenConnections {
+    now: AtomicUsize,
+    max: AtomicUsize,
+}
+
+struct CountedStream {
+    stream: tokio::net::TcpStream,
+    open: Arc<OpenConnections>,
+}
+
+impl axum::serve::Listener for Counting {
+    type Io = CountedStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        let (stream, peer) = self.listener.accept().await.expect("a connection");
+        // The end of an earlier connection may not be noticed yet.
+        tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+        let open = Arc::clone(&self.open);
+        open.max.fetch_max(open.now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        (CountedStream { stream, open }, peer)
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+impl Drop for CountedStream {
+    fn drop(&mut self) {
+        self.open.now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl AsyncRead for CountedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for CountedStream {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -390,9 +468,10 @@ impl Inner {
                 headers_sent.insert(name, value);
                 Body::from(bytes)
             }
-            _ if seen.path.contains("/blobs/") => {
+            trick if seen.path.contains("/blobs/") => {
                 headers_sent.insert("content-length", bytes.len().to_string());
-                metered(bytes, self.rate, &self.traffic)
+                let rate = if let Some(Trick::Slow(rate)) = trick { Some(rate) } else { self.rate };
+                metered(bytes, rate, &self.traffic)
             }
             _ => Body::from(bytes),
         };

@@ -19,7 +19,7 @@ use imagelet_core::{
 };
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
-use super::{Registry, RegistryConfig, Resolved, attempts::Attempts, request::Query};
+use super::{Registry, RegistryConfig, Resolved, attempts::Attempts, connection::host_slots::Urgency, request::Query};
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// `Basic` for `user` and `hunter2pass`.
@@ -191,9 +191,9 @@ async fn a_manifest_is_confirmed_to_who_may_pull_it_without_its_bytes() {
     let (registry, reference) = (registry(), fake.reference("team/app"));
     let confirm = async |credential: Option<&Credential>, digest: &Digest| {
         let session = registry.session(&reference, credential).await?;
-        session.confirm(digest).await
+        session.confirm(&reference.with_digest(digest.clone()), digest).await
     };
-    confirm(Some(&credential("hunter2pass")), &digest).await.unwrap();
+    assert!(confirm(Some(&credential("hunter2pass")), &digest).await.unwrap());
     let asked: Vec<_> = fake.seen().into_iter().map(|seen| seen.method).collect();
     assert_eq!(asked, ["HEAD", "GET", "HEAD"], "the challenge, the token, the answer");
     for (credential, digest, kind) in [
@@ -204,7 +204,7 @@ async fn a_manifest_is_confirmed_to_who_may_pull_it_without_its_bytes() {
     }
     fake.guard(Guard::Open);
     fake.trick(digest.as_str(), 1, answer(503, &[("retry-after", "0")], ""));
-    confirm(None, &digest).await.unwrap();
+    assert!(confirm(None, &digest).await.unwrap());
 }
 
 #[tokio::test]
@@ -413,6 +413,7 @@ async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks_by_all_of_a
         range: None,
         is_tag: true,
         subject: "`team/app:v1`".to_owned(),
+        urgency: Urgency::is_next(),
     };
     let began = tokio::time::Instant::now();
     for (status, asked) in [(429, 7), (503, 59)] {

@@ -285,6 +285,8 @@ fn out_of_range() -> Vec<Case> {
         own(Range, "a socket with a NUL", "socket: \"/run/a\\0b\"\n", 1, &["NUL"]),
         own(Range, "a relative store", "store:\n  directory: images\n", 2, &["absolute"]),
         own(Range, "a relative folder of registries", "registry:\n  configPath: /a:b\n", 2, &["`b`", "absolute"]),
+        own(Range, "no connections", "registry:\n  connectionsPerHost: 0\n", 2, &["between 1 and 1000"]),
+        own(Range, "a bandwidth of a few bytes", "pulls: {bandwidth: '1000'}\n", 1, &["`1000`", "at least 1Ki"]),
         own(Range, "a relative docker configuration", "credentials:\n  dockerConfig: c.json\n", 2, &["absolute"]),
         own(Range, "an address without a port", "http:\n  address: localhost\n", 2, &["HOST:PORT"]),
         own(Range, "a port that is none", "http:\n  address: localhost:65536\n", 2, &["HOST:PORT"]),

@@ -214,3 +214,25 @@ fn a_broken_registry_configuration_refuses_that_registry_alone_until_it_is_mende
     fs::remove_dir(&file).unwrap();
     daemon.run(["pull", "-q", &broken.put("second:v1", &image)]).ok();
 }
+
+#[test]
+fn a_bandwidth_holds_for_running_pulls_and_a_reload_changes_it() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let name = registry.put("large:v1", &Image::marked("large", 4 << 20));
+    let (config, store) = (folder.path().join("config.yaml"), folder.path().join("store"));
+    let limit = |rate: &str| fs::write(&config, format!("pulls: {{bandwidth: {rate}}}\n")).unwrap();
+    // The image takes minutes.
+    limit("16Ki");
+    let arguments = ["--config", config.to_str().unwrap(), "--store", store.to_str().unwrap()];
+    let daemon = Daemon::start(folder.path(), arguments);
+    std::thread::scope(|scope| {
+        let pulling = scope.spawn(|| daemon.run(["pull", "-q", &name]));
+        wait_until("the layer", || registry.requests().iter().filter(|one| one.contains("/blobs/")).count() > 1);
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        assert!(!pulling.is_finished(), "the limit does not hold");
+        limit("'0'");
+        reload(&daemon, TAKEN);
+        assert!(!daemon.part.log().contains("take effect with the next start"), "{}", daemon.part.log());
+        pulling.join().unwrap().ok();
+    });
+}

@@ -10,6 +10,7 @@ use imagelet_core::{
 use super::*;
 use crate::registry::{
     Registry, RegistryConfig,
+    blob::TWICE_MAX,
     tests::fake::{FakeRegistry, RecordedRequest as Request, Trick},
 };
 
@@ -260,4 +261,62 @@ async fn a_server_that_breaks_every_part_again_and_again_is_read_to_the_end_or_g
         }
     };
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable, "{error}");
+}
+
+/// Reads a blob of which one connection after the first megabytes gets a trick; the time, and the bytes that were sent.
+async fn read_with_a_slow_one(fake: &FakeRegistry, source: &BlobSource, layer: &[u8], trick: Trick) -> (Duration, u64) {
+    let reader_wait = ReaderWait::default();
+    let began = Instant::now();
+    let mut stream = source.open_ranged(0, &reader_wait).await.unwrap();
+    let (mut all, mut trick) = (Vec::new(), Some(trick));
+    loop {
+        let asked = Instant::now();
+        let Some(bytes) = stream.next().await.unwrap() else { break };
+        reader_wait.add(asked.elapsed());
+        all.extend_from_slice(&bytes);
+        if let Some(trick) = trick.take_if(|_| all.len() >= 6 * MIB) {
+            fake.trick(Digest::of(layer).as_str(), 1, trick);
+        }
+    }
+    assert!(all == layer, "every byte in its place");
+    (began.elapsed(), fake.traffic().bytes.load(Ordering::SeqCst))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_trickles_or_falls_silent_is_overtaken_by_a_second_request_for_its_rest() {
+    // Its part takes 100 s and more.
+    for trick in [Trick::Slow(20 << 10), Trick::StallAfter(300_000)] {
+        let (fake, layer) = (FakeRegistry::start().await, pattern(24 * MIB));
+        fake.throttle(4 << 20);
+        let registry = Registry::new(RegistryConfig::default()).unwrap();
+        let source = source(&fake, &registry, &layer).await;
+        let (took, sent) = read_with_a_slow_one(&fake, &source, &layer, trick.clone()).await;
+        assert!(took < Duration::from_secs(12), "{trick:?}: {took:?}");
+        assert!(sent < layer.len() as u64 + TWICE_MAX, "{trick:?}: {sent}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_never_has_more_connections_than_its_bound_and_every_pull_goes_on() {
+    for bound in [1, 3] {
+        let fake = FakeRegistry::start().await;
+        fake.throttle(6 << 20);
+        let config = RegistryConfig { connections_per_host: bound, ..RegistryConfig::default() };
+        let registry = Registry::new(config).unwrap();
+        let layer = pattern(17 * MIB);
+        let source = source(&fake, &registry, &layer).await;
+        let platform: Platform = "linux/amd64".parse().unwrap();
+        let reference = fake.reference("team/app:v1");
+        let whole = async || assert!(read(&source, 0, Behind::Hungry).await.unwrap() == layer);
+        // A second pull begins while layers of the first one wait for connections.
+        let second = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            registry.resolve(&reference, None, &platform).await.unwrap();
+            fake.traffic().bytes.load(Ordering::SeqCst)
+        };
+        let ((), (), sent_before) = tokio::join!(whole(), whole(), second);
+        assert_eq!(fake.connections_max(), bound);
+        assert!(sent_before < layer.len() as u64, "the second pull waited for all layers of the first: {sent_before}");
+        assert_eq!(fake.traffic().bytes.load(Ordering::SeqCst), 2 * layer.len() as u64);
+    }
 }

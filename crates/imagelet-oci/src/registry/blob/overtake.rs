@@ -1,0 +1,122 @@
+//! Overtakes a connection that is far slower than the others: a second request races it for the rest of its span.
+
+use std::{
+    future::pending,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::{Buf as _, Bytes};
+use tokio::time::{Instant, sleep};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{
+    BlobSource, BlobStream, TWICE_MAX,
+    straggler::{Window, WindowMeter, is_straggler},
+};
+
+/// Second requests of one blob: with [`TWICE_MAX`], the bound of the bytes that are received twice.
+const RIVALS_MAX: u32 = 16;
+
+/// The connection whose bytes are next.
+pub(super) struct Lead<'a> {
+    pub(super) source: &'a BlobSource,
+    pub(super) meter: &'a WindowMeter,
+    pub(super) host: usize,
+    /// What it has not delivered.
+    pub(super) rest: Range<u64>,
+}
+
+/// The race of one blob; at most one rival runs.
+#[derive(Debug, Default)]
+pub(super) struct Race {
+    /// The bytes before this one are delivered.
+    delivered: Arc<AtomicU64>,
+    begun: u32,
+    /// Where the rival began.
+    from: u64,
+    rival: Option<AbortOnDropHandle<Option<(Bytes, BlobStream)>>>,
+}
+
+impl Race {
+    pub(super) fn delivered(&self, offset: u64) {
+        self.delivered.store(offset, Ordering::Relaxed);
+    }
+
+    /// Another connection delivers from now on.
+    pub(super) fn end(&mut self) {
+        self.rival = None;
+    }
+
+    /// Waits until a rival is ahead of the lead; returns its next bytes and its stream. Dropping the future loses nothing.
+    pub(super) async fn overtaken(&mut self, lead: Lead<'_>) -> (Bytes, BlobStream) {
+        self.delivered(lead.rest.start);
+        let mut last = lead.meter.take_last();
+        loop {
+            if let Some(rival) = &mut self.rival {
+                let ended = rival.await;
+                self.rival = None;
+                let Ok(Some((mut bytes, stream))) = ended else { continue };
+                let known = lead.rest.start.saturating_sub(stream.reached - bytes.len() as u64);
+                if known >= bytes.len() as u64 {
+                    self.run(stream);
+                    continue;
+                }
+                bytes.advance(usize::try_from(known).unwrap_or(usize::MAX));
+                if stream.host != lead.host {
+                    lead.source.notes().slow.insert(lead.host);
+                }
+                return (bytes, stream);
+            }
+            if self.begun == RIVALS_MAX {
+                return pending().await;
+            }
+            if let Some(window) = last.take() {
+                self.look(&lead, window);
+            } else {
+                sleep(lead.meter.ends_in(Instant::now())).await;
+                self.look(&lead, lead.meter.window(Instant::now()));
+            }
+        }
+    }
+
+    fn look(&mut self, lead: &Lead<'_>, window: Window) {
+        let Range { start, end } = lead.rest;
+        if !is_straggler(window, end - start, lead.source.session.rates().usual()) {
+            return;
+        }
+        let Some(host) = lead.source.rival_host(lead.host, start) else { return };
+        let place = |host: usize| lead.source.session.hosts()[host].host.origin.authority();
+        tracing::debug!(
+            blob = %lead.source.descriptor.digest, host = place(lead.host), rival = place(host), from = start,
+            "a connection is far slower than the others; requesting its rest a second time"
+        );
+        (self.begun, self.from) = (self.begun + 1, start);
+        let mut stream = lead.source.stream_ahead(start..end);
+        let delivered = Arc::clone(&self.delivered);
+        let opened =
+            async move { if stream.open_at(host).await { race(stream, start, delivered).await } else { None } };
+        self.rival = Some(AbortOnDropHandle::new(tokio::spawn(opened)));
+    }
+
+    fn run(&mut self, stream: BlobStream) {
+        let raced = race(stream, self.from, Arc::clone(&self.delivered));
+        self.rival = Some(AbortOnDropHandle::new(tokio::spawn(raced)));
+    }
+}
+
+/// Reads until a byte was not delivered yet; `None`: the stream failed, or sent too much that was.
+async fn race(mut stream: BlobStream, from: u64, delivered: Arc<AtomicU64>) -> Option<(Bytes, BlobStream)> {
+    loop {
+        let bytes = stream.next().await.ok()??;
+        if stream.reached > delivered.load(Ordering::Relaxed) {
+            return Some((bytes, stream));
+        }
+        if stream.reached - from > TWICE_MAX {
+            return None;
+        }
+    }
+}

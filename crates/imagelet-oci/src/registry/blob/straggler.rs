@@ -1,0 +1,193 @@
+//! Decides when a connection that is far slower than the others of its pull gets a rival; does no I/O.
+//!
+//! A connection is measured over windows of waiting for the network. The rates of the pull's last windows, of all its
+//! layers and hosts, say what is usual; a connection far below that is a straggler if a rival is worth its request.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// A window ends after this time of waiting, or this many bytes.
+const WINDOW: Duration = Duration::from_secs(1);
+const WINDOW_BYTES: u64 = 1 << 20;
+/// Bytes that were here before they were waited for have no rate: no window is shorter.
+const WINDOW_MIN: Duration = Duration::from_millis(10);
+const RATES_MAX: usize = 16;
+/// Fewer rates do not say what is usual.
+const RATES_MIN: usize = 3;
+/// Below this share of the usual rate a connection is a straggler.
+const SLOW_SHARE: f64 = 0.125;
+/// A rival has to save this much.
+const GAIN_MIN: Duration = Duration::from_secs(2);
+
+/// What one connection received, and how long it waited for that.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Window {
+    pub(super) bytes: u64,
+    pub(super) waited: Duration,
+}
+
+impl Window {
+    fn is_over(self) -> bool {
+        self.waited >= WINDOW || self.bytes >= WINDOW_BYTES
+    }
+
+    fn rate(self) -> f64 {
+        self.bytes as f64 / self.waited.max(WINDOW_MIN).as_secs_f64()
+    }
+}
+
+/// Whether a connection that still has to deliver `left` bytes gets a rival; `usual`: bytes per second.
+pub(super) fn is_straggler(window: Window, left: u64, usual: Option<f64>) -> bool {
+    let Some(usual) = usual.filter(|_| window.waited >= WINDOW) else { return false };
+    let rate = window.rate();
+    let gain = left as f64 / rate - left as f64 / usual;
+    rate < usual * SLOW_SHARE && gain >= GAIN_MIN.as_secs_f64()
+}
+
+/// The rates of the last windows of one pull.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectionRates(Mutex<VecDeque<f64>>);
+
+impl ConnectionRates {
+    fn record(&self, window: Window) {
+        let mut rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if rates.len() == RATES_MAX {
+            rates.pop_front();
+        }
+        rates.push_back(window.rate());
+    }
+
+    /// The median.
+    pub(super) fn usual(&self) -> Option<f64> {
+        let rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sorted: Vec<f64> = rates.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().filter(|_| sorted.len() >= RATES_MIN)
+    }
+}
+
+/// Measures one connection; read by others while it waits.
+#[derive(Debug, Default)]
+pub(super) struct WindowMeter(Mutex<Metered>);
+
+#[derive(Debug, Default)]
+struct Metered {
+    window: Window,
+    /// The window before, until it is looked at.
+    last: Option<Window>,
+    waits_since: Option<Instant>,
+}
+
+impl WindowMeter {
+    pub(super) fn wait(&self, now: Instant) {
+        self.lock().waits_since = Some(now);
+    }
+
+    /// Ends a wait; a window that is over becomes one of the pull's rates.
+    pub(super) fn received(&self, bytes: u64, rates: &ConnectionRates, now: Instant) {
+        let mut metered = self.lock();
+        let since = metered.waits_since.take();
+        metered.window.bytes += bytes;
+        metered.window.waited += since.map(|since| now.saturating_duration_since(since)).unwrap_or_default();
+        if metered.window.is_over() {
+            rates.record(metered.window);
+            metered.last = Some(std::mem::take(&mut metered.window));
+        }
+    }
+
+    pub(super) fn take_last(&self) -> Option<Window> {
+        self.lock().last.take()
+    }
+
+    /// The current window, with the wait that is not over.
+    pub(super) fn window(&self, now: Instant) -> Window {
+        let metered = self.lock();
+        let waits = metered.waits_since.map(|since| now.saturating_duration_since(since)).unwrap_or_default();
+        Window { waited: metered.window.waited + waits, ..metered.window }
+    }
+
+    /// When the current window ends if the wait goes on; a window that is over is looked at after the next one.
+    pub(super) fn ends_in(&self, now: Instant) -> Duration {
+        WINDOW.checked_sub(self.window(now).waited).filter(|left| !left.is_zero()).unwrap_or(WINDOW)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Metered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_connection_far_below_the_usual_rate_gets_a_rival_if_that_saves_time() {
+        let usual = Some(4.0 * MIB as f64);
+        for (what, kib, millis, left, usual, wanted) in [
+            ("silent", 0, 1000, 2 * MIB, usual, true),
+            ("a trickle", 20, 1000, 2 * MIB, usual, true),
+            ("silent, and one byte is left", 0, 1000, 1, usual, true),
+            ("just below an eighth", 511, 1000, 2 * MIB, usual, true),
+            ("an eighth", 512, 1000, 2 * MIB, usual, false),
+            ("slow, and almost done", 256, 1000, MIB / 4, usual, false),
+            ("slow over a longer window", 512, 2000, 2 * MIB, usual, true),
+            ("too early", 0, 999, 2 * MIB, usual, false),
+            ("no others to compare with", 0, 5000, 2 * MIB, None, false),
+            ("all are slow", 20, 1000, 2 * MIB, Some(30.0 * 1024.0), false),
+            ("all are silent", 0, 1000, 2 * MIB, Some(0.0), false),
+        ] {
+            let window = Window { bytes: kib << 10, waited: Duration::from_millis(millis) };
+            assert_eq!(is_straggler(window, left, usual), wanted, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_usual_rate_is_the_median_of_the_last_windows() {
+        let rates = ConnectionRates::default();
+        let second = |bytes| Window { bytes, waited: WINDOW };
+        for (bytes, usual) in [(100, None), (1, None), (90, Some(90.0)), (95, Some(95.0)), (1, Some(90.0))] {
+            rates.record(second(bytes));
+            assert_eq!(rates.usual(), usual);
+        }
+        (0..RATES_MAX).for_each(|_| rates.record(second(7)));
+        assert_eq!(rates.usual(), Some(7.0), "old windows do not count");
+        let unwaited = ConnectionRates::default();
+        (0..RATES_MIN).for_each(|_| unwaited.record(Window { bytes: 100, waited: Duration::ZERO }));
+        assert_eq!(unwaited.usual(), Some(10_000.0), "not infinite");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_counts_waits_and_not_the_time_in_which_nothing_is_read() {
+        let (meter, rates) = (WindowMeter::default(), ConnectionRates::default());
+        let pass = |millis| tokio::time::advance(Duration::from_millis(millis));
+        let now = Instant::now;
+        for _ in 0..3 {
+            meter.wait(now());
+            pass(200).await;
+            meter.received(10, &rates, now());
+            pass(9000).await;
+        }
+        assert_eq!(meter.window(now()), Window { bytes: 30, waited: Duration::from_millis(600) });
+        meter.wait(now());
+        pass(300).await;
+        assert_eq!(meter.window(now()).waited.as_millis(), 900);
+        assert_eq!(meter.ends_in(now()).as_millis(), 100);
+        pass(300).await;
+        assert_eq!(meter.ends_in(now()), WINDOW);
+        meter.received(10, &rates, now());
+        assert_eq!(meter.window(now()), Window::default(), "the next one begins");
+        assert_eq!(meter.take_last(), Some(Window { bytes: 40, waited: Duration::from_millis(1200) }));
+        assert_eq!(meter.take_last(), None, "it is looked at once");
+        for _ in 0..2 {
+            meter.received(MIB, &rates, now());
+        }
+        assert_eq!(rates.usual(), Some(MIB as f64 * 100.0), "bytes end a window, too");
+    }
+}
