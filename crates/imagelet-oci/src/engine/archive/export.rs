@@ -12,7 +12,7 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-use super::super::{Engine, blocking, confirm::read_document, repair::sources};
+use super::super::{Engine, blocking, confirm::read_document, verify::repair::sources};
 use crate::{
     hash::Hash,
     image_archive::{

@@ -8,11 +8,11 @@ use imagelet_core::{
     runtime::{Credentials, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 
-use super::{
-    Engine, blocking,
-    confirm::{Read, read_document},
-};
 use crate::{
+    engine::{
+        Engine, blocking,
+        confirm::{Read, read_document},
+    },
     manifest::{CONFIG_BYTES_MAX, ImageConfig, Manifest, ManifestDocument},
     mount,
     registry::{PullSession, Resolved, about},
@@ -28,7 +28,7 @@ struct RepairTarget {
 
 impl Engine {
     /// Whole layers and documents are not fetched, and nothing of an image that is whole by now.
-    pub(super) async fn repaired(
+    pub(in crate::engine) async fn repaired(
         &self,
         id: &ImageId,
         credentials: &Credentials<'_>,
@@ -136,7 +136,7 @@ impl Engine {
         }
     }
 
-    pub(super) async fn refuse_if_mounted(&self, layers: &[Digest]) -> Result<(), RuntimeError> {
+    pub(in crate::engine) async fn refuse_if_mounted(&self, layers: &[Digest]) -> Result<(), RuntimeError> {
         let replaced = self.store.replaced_by(layers);
         if replaced.is_empty() {
             return Ok(());
@@ -158,7 +158,7 @@ impl Engine {
 }
 
 /// The sources of an image: each repository once, by digest where a name has one.
-pub(super) fn sources(names: &[String]) -> Vec<Reference> {
+pub(in crate::engine) fn sources(names: &[String]) -> Vec<Reference> {
     let mut parsed: Vec<Reference> = names.iter().filter_map(|name| name.parse().ok()).collect();
     parsed.sort_by_key(|reference| reference.digest().is_none());
     let mut sources: Vec<Reference> = Vec::new();
