@@ -38,6 +38,7 @@ impl Engine {
     ) -> Result<Vec<ImportOutcome>, RuntimeError> {
         self.store.check_writable()?;
         let archive = self.open_archive(request).await?;
+        self.check_archive(&request.place, archive.format).await?;
         let count = archive.images.len();
         if request.name.is_some() && count != 1 {
             let message = format!("the archive has {count} images, and one name is given");
