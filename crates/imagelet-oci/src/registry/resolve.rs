@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use http::{Method, StatusCode};
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, DigestError, Platform, Reference},
+    image::{Digest, DigestError, ImageId, Platform, Reference},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
@@ -34,6 +34,12 @@ pub(crate) struct Resolved {
     /// The image manifest; equal to `root` where there is no index.
     pub(crate) chosen: Document,
     pub(crate) manifest: Manifest,
+}
+
+impl Resolved {
+    pub(crate) fn image_id(&self) -> ImageId {
+        ImageId::new(self.manifest.id(&self.chosen.digest).as_str())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

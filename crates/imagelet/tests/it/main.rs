@@ -3,6 +3,7 @@
 mod admission;
 mod architecture;
 mod archives;
+mod artifacts;
 mod bare;
 mod between;
 mod by_hand;

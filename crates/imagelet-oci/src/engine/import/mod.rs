@@ -130,10 +130,10 @@ impl EngineImporter {
         }
         let (target, resolved) = scarce::retried(|| self.engine.resolved(request)).await?;
         let read = async {
+            resolved.manifest.check_is_image()?;
             announce(&resolved, progress)?;
             let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &target)).await?;
-            let id = ImageId::new(resolved.manifest.config.digest.as_str());
-            check_layers(&id, resolved.manifest.layers.len(), read.diff_ids.len())?;
+            check_layers(&resolved.image_id(), resolved.manifest.layers.len(), read.diff_ids.len())?;
             let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
             let image = ImportedImage {
                 reference: target.reference.clone(),

@@ -65,7 +65,10 @@ impl Engine {
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
-        let digest = target.id.as_str().parse::<Digest>().ok();
+        let digest = match &target.record {
+            Some(record) => Some(record.config().clone()),
+            None => target.id.as_str().parse::<Digest>().ok(),
+        };
         let config = match &digest {
             Some(digest) => self.kept(&target.id, "config.json", digest).await,
             None => None,
@@ -77,7 +80,7 @@ impl Engine {
             let platform = own.and_then(|config| format!("{}/{}", config.os, config.architecture).parse().ok());
             self.registry.resolve(reference, credential, &platform.unwrap_or_else(Platform::host)).await?
         };
-        if resolved.manifest.config.digest.as_str() != target.id.as_str() {
+        if resolved.image_id() != target.id {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::NotFound,
                 format!("`{reference}` is another image than `{}` by now", target.id),
@@ -88,7 +91,7 @@ impl Engine {
             Some(config) => config,
             None => resolved.session.fetch_blob_bytes(&resolved.manifest.config, CONFIG_BYTES_MAX).await?.to_vec(),
         };
-        let layers = resolved.manifest.layers.iter().zip(ImageConfig::parse(&config)?.diff_ids);
+        let layers = resolved.manifest.layers.iter().zip(resolved.manifest.read_config(&config)?.diff_ids);
         let lacking = layers.filter(|(_, diff_id)| self.store.layer(diff_id).is_none());
         progress(PullEvent::Resolved {
             manifest: resolved.chosen.digest.clone(),
