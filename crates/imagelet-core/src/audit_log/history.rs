@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     files::{Damage, read},
-    record::{Act, ActCode, Decision, Line, Outcome, OutcomeResult, Run, RunHead},
+    record::{Act, ActCode, Decision, Line, Outcome, OutcomeResult, PullHost, Run, RunHead},
 };
 use crate::image::Reference;
 
@@ -73,6 +73,8 @@ pub struct Happening {
     pub took_ms: Option<u64>,
     /// Decided in shadow mode, without effect.
     pub shadow: bool,
+    /// Of a pull: what each host sent.
+    pub hosts: Vec<PullHost>,
 }
 
 /// The kind of an event.
@@ -347,6 +349,7 @@ impl Story {
             bytes: act.bytes,
             took_ms: act.took_ms,
             text: act.why.clone(),
+            hosts: act.hosts.clone(),
             ..Happening::new(HappeningKind::Act(act.code), act.code.code(), act.at, &act.by)
         };
         match self.image.happenings.last_mut() {
@@ -443,6 +446,7 @@ impl Happening {
             bytes: None,
             took_ms: None,
             shadow: false,
+            hosts: Vec::new(),
         }
     }
 

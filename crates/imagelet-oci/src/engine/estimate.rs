@@ -9,7 +9,7 @@ use std::{
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, Platform, Reference},
-    runtime::{PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
 
@@ -91,18 +91,27 @@ impl Resolutions {
 }
 
 impl Engine {
-    pub(super) async fn resolve(&self, target: &PullTarget) -> Result<Resolved, RuntimeError> {
+    pub(super) async fn resolve(
+        &self,
+        target: &PullTarget,
+        progress: Option<&Progress>,
+    ) -> Result<Resolved, RuntimeError> {
         if let Some(resolved) = self.confirmed(target).await? {
             return Ok(resolved);
         }
-        self.registry.resolve(&target.reference, target.credential.as_ref(), &target.platform).await
+        let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
+        let resolved = session.clone().resolve(&target.reference, &target.platform).await;
+        if let (Err(_), Some(progress)) = (&resolved, progress) {
+            progress(PullEvent::Hosts(session.senders()));
+        }
+        resolved
     }
 
     /// Resolves a reference and compares it with the store. The next pull reuses the resolution.
     pub(super) async fn estimated(&self, request: &PullRequest) -> Result<PullEstimate, RuntimeError> {
         let target = PullTarget::by(request)?;
         self.store.check_writable()?;
-        let resolved = self.resolve(&target).await?;
+        let resolved = self.resolve(&target, None).await?;
         resolved
             .manifest
             .check_layers()

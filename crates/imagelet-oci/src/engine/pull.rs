@@ -39,22 +39,27 @@ pub(super) struct LayerFetches {
 
 impl Engine {
     pub(super) async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
-        let (target, resolved) = self.resolved(request).await?;
+        let (target, resolved) = self.resolved(request, progress).await?;
+        let session = resolved.session.clone();
         let failed = format!("could not fetch and unpack `{}`", target.reference);
         // The registry has resolved the name: after a failure from here on, the present image is no substitute.
-        self.fetch(target, resolved, tenant(request), progress)
-            .await
-            .map_err(|error| about(error, &failed).not_an_outage())
+        let fetched = self.fetch(target, resolved, tenant(request), progress).await;
+        progress(PullEvent::Hosts(session.senders()));
+        fetched.map_err(|error| about(error, &failed).not_an_outage())
     }
 
     /// The request's target and its resolution, which the signature policy accepts: from the estimate right before, or from
     /// the registry now.
-    pub(super) async fn resolved(&self, request: &PullRequest) -> Result<(PullTarget, Resolved), RuntimeError> {
+    pub(super) async fn resolved(
+        &self,
+        request: &PullRequest,
+        progress: &Progress,
+    ) -> Result<(PullTarget, Resolved), RuntimeError> {
         let target = PullTarget::by(request)?;
         self.store.check_writable()?;
         let resolved = match self.resolutions.take(&target, Instant::now()) {
             Some(resolved) => resolved,
-            None => self.resolve(&target).await?,
+            None => self.resolve(&target, Some(progress)).await?,
         };
         self.check_signatures(&resolved).await?;
         Ok((target, resolved))

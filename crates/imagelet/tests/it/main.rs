@@ -56,6 +56,7 @@ mod rights;
 mod runtime_class;
 mod runtime_import;
 mod scripted;
+mod senders;
 mod shadow;
 mod sharing;
 mod socket;

@@ -6,7 +6,7 @@ mod range_concurrency;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -285,6 +285,8 @@ impl BlobStream {
 
     /// The bytes of a chunk that are new; `None`: they all have been read before.
     fn accept(&mut self, mut chunk: Bytes) -> Result<Option<Bytes>, RuntimeError> {
+        let sent = &self.source.session.hosts()[self.host].sent;
+        sent.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
         let known = self.skip.min(chunk.len() as u64);
         self.skip -= known;
         chunk.advance(usize::try_from(known).unwrap_or(usize::MAX));
@@ -325,6 +327,7 @@ impl BlobStream {
         } else {
             // A cut says little of the host: the other requests continue there.
             tracing::debug!(host = self.place, error = failure.error.chain(), "a blob broke off");
+            self.source.session.hosts()[self.host].sent.failed(failure.error.fault().class);
             attempts.failed(self.host, failure, Instant::now());
         }
     }
@@ -360,7 +363,9 @@ impl BlobStream {
             opened.boxed()
         };
         let (index, began, answer, skip, end) = session.first_success(attempts, &query.subject, attempt).await?;
-        source.notes().served.insert(index);
+        if source.notes().served.insert(index) {
+            session.hosts()[index].sent.blobs.fetch_add(1, Ordering::Relaxed);
+        }
         (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
         (self.body, self.skip, self.end, self.is_open) = (Some(answer.body), skip, end, true);
         self.body_reader = source.body_reader();

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
-    audit_log::{Happening, HappeningKind, History, ImageHistory},
+    audit_log::{Happening, HappeningKind, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
     image::{ImageId, ImageKey, shown_name},
     inventory::{ImageEntry, Snapshot},
@@ -107,6 +107,9 @@ pub(crate) struct WhyHappening {
     pub(crate) took_ms: Option<u64>,
     /// Planned only, in shadow mode.
     pub(crate) shadow: bool,
+    /// Of a pull by the embedded store: what each host of the registry sent.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hosts: Vec<PullHost>,
 }
 
 #[async_trait]
@@ -338,5 +341,6 @@ fn happening(happening: Happening) -> WhyHappening {
         bytes: happening.bytes,
         took_ms: happening.took_ms,
         shadow: happening.shadow,
+        hosts: happening.hosts,
     }
 }
