@@ -328,7 +328,7 @@ impl Story {
 
     fn act(&mut self, act: &Act) {
         match act.code {
-            ActCode::Pulled | ActCode::Adopted => {
+            ActCode::Pulled | ActCode::Imported | ActCode::Adopted => {
                 self.end_removal();
                 self.image.is_present = true;
             }
@@ -412,7 +412,7 @@ impl Story {
             let next = happenings.iter().skip(place + 1).position(|next| next.kind != HappeningKind::Kept);
             let next = next.map(|after| place + 1 + after);
             let cause = next.filter(|next| match (kind, happenings[*next].kind) {
-                (HappeningKind::Found, HappeningKind::Act(ActCode::Pulled)) => {
+                (HappeningKind::Found, HappeningKind::Act(ActCode::Pulled | ActCode::Imported)) => {
                     let Happening { at, took_ms, .. } = happenings[*next];
                     at.checked_sub(Duration::from_millis(took_ms.unwrap_or(0))).is_some_and(|began| began <= seen)
                 }

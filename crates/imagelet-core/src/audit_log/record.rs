@@ -71,10 +71,10 @@ impl PullHost {
     /// Adds what hosts sent in a further attempt of the same pull.
     pub(crate) fn add_all(known: &mut Vec<Self>, more: &[Self]) {
         for host in more {
-            match known.iter_mut().find(|other| other.host == host.host) {
-                Some(other) => other.add(host),
-                None if known.len() < Self::REPORTED_MAX => known.push(host.clone()),
-                None => {}
+            if let Some(other) = known.iter_mut().find(|other| other.host == host.host) {
+                other.add(host);
+            } else if known.len() < Self::REPORTED_MAX {
+                known.push(host.clone());
             }
         }
     }
@@ -97,6 +97,8 @@ impl PullHost {
 pub enum ActCode {
     /// The image was pulled.
     Pulled,
+    /// The image came from an archive.
+    Imported,
     /// The image was removed with all its names on request.
     RemovedOnRequest,
     /// One name of the image was removed on request.
@@ -123,10 +125,16 @@ impl Act {
 }
 
 impl ActCode {
+    /// Whether the image was present at the time of the act.
+    pub(super) fn shows_presence(self) -> bool {
+        matches!(self, Self::Pulled | Self::Imported | Self::Adopted | Self::Removing)
+    }
+
     /// The stable code.
     pub fn code(self) -> &'static str {
         match self {
             Self::Pulled => "pulled",
+            Self::Imported => "imported",
             Self::RemovedOnRequest => "removed_on_request",
             Self::UntaggedOnRequest => "untagged_on_request",
             Self::Pinned => "pinned_on_request",

@@ -197,6 +197,11 @@ fn explained(happening: &WhyHappening) -> String {
             parts.extend(Some(happening.reason.clone()).filter(|way| !way.is_empty()));
             parts.extend(senders(&happening.hosts));
         }
+        "imported" => {
+            parts.push(format!("by {}", happening.by));
+            parts.push(happening.reason.clone());
+            parts.extend(happening.names.first().map(|name| format!("as {name}")));
+        }
         "pull failed" | "given up" => {
             parts.push(format!("for {}", happening.by));
             parts.extend(happening.names.first().map(|name| format!("as {name}")));

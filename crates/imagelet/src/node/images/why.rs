@@ -93,7 +93,7 @@ pub(crate) struct WhyHappening {
     /// The last time, where the same decision was repeated.
     pub(crate) until: Option<String>,
     pub(crate) count: u64,
-    /// `pulled`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
+    /// `pulled`, `imported`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
     /// `pinned`, `unpinned`, `pull failed`, `given up`.
     pub(crate) what: String,
     pub(crate) code: String,
@@ -311,6 +311,7 @@ fn happening(happening: Happening) -> WhyHappening {
     let what = match happening.kind {
         HappeningKind::Act(code) => match code {
             imagelet_core::audit_log::ActCode::Pulled => "pulled",
+            imagelet_core::audit_log::ActCode::Imported => "imported",
             imagelet_core::audit_log::ActCode::RemovedOnRequest => "removed",
             imagelet_core::audit_log::ActCode::UntaggedOnRequest => "untagged",
             imagelet_core::audit_log::ActCode::Pinned => "pinned",
