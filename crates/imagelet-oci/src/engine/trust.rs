@@ -1,4 +1,5 @@
-//! Trust in an image: what the signature policy requires is checked before the first byte of a layer.
+//! Trust in an image: what the signature policy requires is checked before the first byte of a layer
+//! (`docs/spec/pull.md §13.9`).
 
 use std::{io::Read as _, path::Path};
 

@@ -1,4 +1,4 @@
-//! Reads blobs as one exact stream, however often the connection breaks.
+//! Reads blobs as one exact stream, however often the connection breaks (`docs/spec/pull.md §13.7`).
 
 pub(super) mod parallel;
 mod range_concurrency;
@@ -247,7 +247,9 @@ pub(crate) struct BlobStream {
 impl BlobStream {
     /// Waits for the response head, so that an error of all hosts is known.
     pub(crate) async fn ready(&mut self) -> Result<(), RuntimeError> {
-        let is_empty = self.reached == self.end && self.source.size() > 0;
+        // An empty blob of a registry is requested, too: it may be absent there.
+        let is_here = self.source.size() > 0 || self.source.session.archive().is_some();
+        let is_empty = self.reached == self.end && is_here;
         if self.is_open || is_empty {
             return Ok(());
         }
