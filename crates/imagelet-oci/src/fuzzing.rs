@@ -58,7 +58,7 @@ pub fn manifest(bytes: &[u8], content_type: &str, platforms: &[Platform]) -> Res
     let (descriptors, refusals) = match &document {
         ManifestDocument::Image(manifest) => {
             let descriptors: Vec<&Descriptor> = std::iter::once(&manifest.config).chain(&manifest.layers).collect();
-            (descriptors, manifest.check_is_image().err().into_iter().collect())
+            (descriptors, manifest.check_layers().err().into_iter().collect())
         }
         ManifestDocument::Index(index) => (
             index.manifests.iter().collect(),
@@ -175,7 +175,7 @@ pub fn import_folder(path: &Path) -> Imported {
 }
 
 fn imported(files: ArchiveFiles) -> Imported {
-    let ImageArchive { blobs, images } = ImageArchive::read(files)?;
+    let ImageArchive { blobs, images, .. } = ImageArchive::read(files)?;
     let platform = "linux/amd64".parse().expect("a platform");
     let read = images.into_iter().map(|image| {
         let chosen = choose_archived(&blobs, image.roots, &platform).map(|found| {

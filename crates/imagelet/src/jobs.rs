@@ -3,13 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest, RunLevel};
-use tokio::{sync::Notify, task::JoinSet};
+use tokio::{
+    sync::{Mutex, Notify},
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::{CollectionMode, Settings},
     failure::Failure,
-    node::{LocalNode, collect},
+    node::{FolderWatch, LocalNode, collect, import_arrivals},
 };
 
 /// How often a disabled collection checks whether it is still disabled.
@@ -17,6 +20,9 @@ const IDLE_PERIOD: Duration = Duration::from_mins(5);
 
 /// How often the inventory checks for unwritten changes. With 45 s between writes a crash loses less than a minute.
 const FLUSH_PERIOD: Duration = Duration::from_secs(10);
+
+/// How often the import folder is scanned.
+const SCAN_PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) struct Jobs {
@@ -44,6 +50,15 @@ impl Jobs {
         );
         // Uses arrive without a pass, too; written every 45 s at most.
         start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts.inventory.flush_if_due().await }));
+        let watch = Arc::new(Mutex::new(FolderWatch::default()));
+        let job = {
+            let node = Arc::clone(node);
+            move || -> Pass {
+                let (node, watch) = (Arc::clone(&node), Arc::clone(&watch));
+                Box::pin(async move { import_arrivals(&node, &mut *watch.lock().await).await })
+            }
+        };
+        tasks.spawn(run(clock(|_| SCAN_PERIOD), job));
         Self { tasks, wake, stop: stop.clone() }
     }
 

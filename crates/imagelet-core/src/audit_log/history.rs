@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     files::{Damage, read},
-    record::{Act, ActCode, Decision, Line, Outcome, OutcomeResult, Run, RunHead},
+    record::{Act, ActCode, Decision, Line, Outcome, OutcomeResult, PullHost, Run, RunHead},
 };
 use crate::image::Reference;
 
@@ -73,6 +73,8 @@ pub struct Happening {
     pub took_ms: Option<u64>,
     /// Decided in shadow mode, without effect.
     pub shadow: bool,
+    /// Of a pull: what each host sent.
+    pub hosts: Vec<PullHost>,
 }
 
 /// The kind of an event.
@@ -326,7 +328,7 @@ impl Story {
 
     fn act(&mut self, act: &Act) {
         match act.code {
-            ActCode::Pulled | ActCode::Adopted => {
+            ActCode::Pulled | ActCode::Imported | ActCode::Adopted => {
                 self.end_removal();
                 self.image.is_present = true;
             }
@@ -347,6 +349,7 @@ impl Story {
             bytes: act.bytes,
             took_ms: act.took_ms,
             text: act.why.clone(),
+            hosts: act.hosts.clone(),
             ..Happening::new(HappeningKind::Act(act.code), act.code.code(), act.at, &act.by)
         };
         match self.image.happenings.last_mut() {
@@ -409,7 +412,7 @@ impl Story {
             let next = happenings.iter().skip(place + 1).position(|next| next.kind != HappeningKind::Kept);
             let next = next.map(|after| place + 1 + after);
             let cause = next.filter(|next| match (kind, happenings[*next].kind) {
-                (HappeningKind::Found, HappeningKind::Act(ActCode::Pulled)) => {
+                (HappeningKind::Found, HappeningKind::Act(ActCode::Pulled | ActCode::Imported)) => {
                     let Happening { at, took_ms, .. } = happenings[*next];
                     at.checked_sub(Duration::from_millis(took_ms.unwrap_or(0))).is_some_and(|began| began <= seen)
                 }
@@ -443,6 +446,7 @@ impl Happening {
             bytes: None,
             took_ms: None,
             shadow: false,
+            hosts: Vec::new(),
         }
     }
 

@@ -34,7 +34,7 @@ use std::{
 pub use self::{
     files::Damage,
     history::{Happening, HappeningKind, History, ImageHistory},
-    record::{Act, ActCode, Decision, Outcome, OutcomeResult, Run, RunHead},
+    record::{Act, ActCode, Decision, Outcome, OutcomeResult, PullHost, Run, RunHead},
 };
 use self::{files::LogFiles, write::Writer};
 

@@ -9,7 +9,7 @@
 //! A line is one JSON document without a line end in it, so a reader that finds damage continues with the next line. A
 //! newer version adds fields; readers ignore those they do not know.
 
-use std::time::SystemTime;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -40,6 +40,55 @@ pub struct Act {
     /// The reason as text, where the code is not enough.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
+    /// Of a pull by the embedded store: what each host of the registry sent. At most [`PullHost::REPORTED_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<PullHost>,
+}
+
+/// What one host, a mirror or the registry itself, sent for a pull, and how its requests failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PullHost {
+    /// `HOST:PORT`, without user and path.
+    pub host: String,
+    /// It sent or confirmed the manifest.
+    pub manifest: bool,
+    /// Blobs of which it sent bytes.
+    pub blobs: u64,
+    /// Bytes of those blobs.
+    pub bytes: u64,
+    /// Failed requests by class; at most [`PullHost::CLASSES_MAX`] classes.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub failures: BTreeMap<String, u64>,
+}
+
+impl PullHost {
+    /// Hosts reported for one pull.
+    pub const REPORTED_MAX: usize = 8;
+    /// Classes of failures reported for one host.
+    pub const CLASSES_MAX: usize = 8;
+
+    /// Adds what hosts sent in a further attempt of the same pull.
+    pub(crate) fn add_all(known: &mut Vec<Self>, more: &[Self]) {
+        for host in more {
+            if let Some(other) = known.iter_mut().find(|other| other.host == host.host) {
+                other.add(host);
+            } else if known.len() < Self::REPORTED_MAX {
+                known.push(host.clone());
+            }
+        }
+    }
+
+    fn add(&mut self, more: &Self) {
+        self.manifest |= more.manifest;
+        self.blobs = self.blobs.saturating_add(more.blobs);
+        self.bytes = self.bytes.saturating_add(more.bytes);
+        for (class, count) in &more.failures {
+            if self.failures.len() < Self::CLASSES_MAX || self.failures.contains_key(class) {
+                *self.failures.entry(class.clone()).or_default() += count;
+            }
+        }
+    }
 }
 
 /// The kind of an act.
@@ -48,6 +97,8 @@ pub struct Act {
 pub enum ActCode {
     /// The image was pulled.
     Pulled,
+    /// The image came from an archive.
+    Imported,
     /// The image was removed with all its names on request.
     RemovedOnRequest,
     /// One name of the image was removed on request.
@@ -74,10 +125,16 @@ impl Act {
 }
 
 impl ActCode {
+    /// Whether the image was present at the time of the act.
+    pub(super) fn shows_presence(self) -> bool {
+        matches!(self, Self::Pulled | Self::Imported | Self::Adopted | Self::Removing)
+    }
+
     /// The stable code.
     pub fn code(self) -> &'static str {
         match self {
             Self::Pulled => "pulled",
+            Self::Imported => "imported",
             Self::RemovedOnRequest => "removed_on_request",
             Self::UntaggedOnRequest => "untagged_on_request",
             Self::Pinned => "pinned_on_request",

@@ -65,6 +65,7 @@ fn act(seconds: u64, code: ActCode, number: u64) -> Act {
         bytes: Some(number),
         took_ms: Some(1),
         why: String::new(),
+        hosts: Vec::new(),
     }
 }
 

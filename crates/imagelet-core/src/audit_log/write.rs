@@ -11,7 +11,7 @@ use std::{
 use super::{
     WriteState,
     files::{LogFiles, Youngest, read},
-    record::{Act, ActCode, Decision, Line, LostLine, Outcome, OutcomeResult, Run},
+    record::{Act, Decision, Line, LostLine, Outcome, OutcomeResult, Run},
 };
 
 /// Limit of images remembered between two collections.
@@ -122,7 +122,7 @@ impl KnownImages {
     fn take(&mut self, file: u64, line: &Line) {
         match line {
             // The next collection that does not list them records their removal.
-            Line::Act(act) if matches!(act.code, ActCode::Pulled | ActCode::Adopted | ActCode::Removing) => {
+            Line::Act(act) if act.code.shows_presence() => {
                 for key in act.keys.iter().take(IMAGES_MAX.saturating_sub(self.0.len())) {
                     self.0.entry(key.clone()).or_insert(Described { file: 0, hash: 0 });
                 }

@@ -38,6 +38,7 @@ impl ImageGc {
             bytes: Some(entry.image.size.0),
             took_ms: None,
             why: reason.to_string(),
+            hosts: Vec::new(),
         });
     }
 }

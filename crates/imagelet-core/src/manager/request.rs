@@ -243,6 +243,7 @@ impl EnsureRequest {
             bytes: None,
             took_ms: u64::try_from(took.as_millis()).ok(),
             why,
+            hosts: Vec::new(),
         }
     }
 

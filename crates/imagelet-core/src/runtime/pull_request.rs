@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc};
 
 use super::PullWay;
 use crate::{
+    audit_log::PullHost,
     credentials::Credential,
     image::{ByteSize, Digest, ImageSpec, Platform},
 };
@@ -85,6 +86,8 @@ pub enum PullEvent {
     },
     /// All layers are present; the store syncs and names the image.
     Committing,
+    /// What each host of the registry sent in an attempt that is over, also one that failed.
+    Hosts(Vec<PullHost>),
 }
 
 /// The state of a layer.

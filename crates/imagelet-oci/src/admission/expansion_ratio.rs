@@ -29,7 +29,7 @@ struct Sums {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Expansions([Sums; 3]);
+pub(crate) struct Expansions([Sums; 4]);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
@@ -43,6 +43,7 @@ fn assumed(compression: Compression) -> (u64, u64) {
         Compression::None => (1_500, 48),
         Compression::Gzip => (3_000, 128),
         Compression::Zstd => (3_500, 160),
+        Compression::Stored => (1_000, 1),
     }
 }
 

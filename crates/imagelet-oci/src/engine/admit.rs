@@ -209,6 +209,7 @@ pub(super) fn learned(store: &Store) -> Expansions {
 pub(super) fn compression(media_type: &str) -> Compression {
     match LayerKind::of(media_type) {
         LayerKind::Tar(compression) | LayerKind::Foreign(compression) => compression,
-        LayerKind::Encrypted | LayerKind::Unknown => Compression::Gzip,
+        // Only artifacts have such layers.
+        LayerKind::Encrypted | LayerKind::Unknown => Compression::Stored,
     }
 }

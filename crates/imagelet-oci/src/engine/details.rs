@@ -15,9 +15,10 @@ pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
     let bytes = store
         .image_file(id, "config.json")
         .map_err(|error| storage_error(format!("could not read the configuration of `{id}`"), error))?;
-    let mut details = match String::from_utf8(bytes).ok().and_then(JsonText::new) {
-        Some(config) => ImageDetails::of_config(image, config),
-        None => ImageDetails::bare(image),
+    let mut details = match (String::from_utf8(bytes).ok().and_then(JsonText::new), &record.artifact) {
+        (Some(config), None) => ImageDetails::of_config(image, config),
+        (config, Some(_)) => ImageDetails { config, ..ImageDetails::bare(image) },
+        (None, None) => ImageDetails::bare(image),
     };
     for layer in &mut details.layers {
         layer.bytes = store.layer(&layer.diff_id).map(|layer| ByteSize(layer.disk_bytes));
@@ -31,6 +32,7 @@ pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
     details.pulled = Some(PulledManifest {
         digest: record.manifest,
         platform: record.platform,
+        artifact_type: record.artifact.map(|artifact| artifact.kind),
         layers: record.layers.into_iter().map(layer).collect(),
         at: record.pulled_at,
     });

@@ -8,8 +8,8 @@ use std::{
 
 use imagelet_core::{
     credentials::Credential,
-    image::{ByteSize, Digest, ImageId, Platform, Reference},
-    runtime::{PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind},
+    image::{ByteSize, Digest, Platform, Reference},
+    runtime::{Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
 
@@ -91,21 +91,30 @@ impl Resolutions {
 }
 
 impl Engine {
-    pub(super) async fn resolve(&self, target: &PullTarget) -> Result<Resolved, RuntimeError> {
+    pub(super) async fn resolve(
+        &self,
+        target: &PullTarget,
+        progress: Option<&Progress>,
+    ) -> Result<Resolved, RuntimeError> {
         if let Some(resolved) = self.confirmed(target).await? {
             return Ok(resolved);
         }
-        self.registry.resolve(&target.reference, target.credential.as_ref(), &target.platform).await
+        let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
+        let resolved = session.clone().resolve(&target.reference, &target.platform).await;
+        if let (Err(_), Some(progress)) = (&resolved, progress) {
+            progress(PullEvent::Hosts(session.senders()));
+        }
+        resolved
     }
 
     /// Resolves a reference and compares it with the store. The next pull reuses the resolution.
     pub(super) async fn estimated(&self, request: &PullRequest) -> Result<PullEstimate, RuntimeError> {
         let target = PullTarget::by(request)?;
         self.store.check_writable()?;
-        let resolved = self.resolve(&target).await?;
+        let resolved = self.resolve(&target, None).await?;
         resolved
             .manifest
-            .check_is_image()
+            .check_layers()
             .map_err(|error| about(error, &format!("could not fetch and unpack `{}`", target.reference)))?;
         let estimate = self.compare(&resolved);
         self.resolutions.keep(target, resolved, Instant::now());
@@ -114,10 +123,10 @@ impl Engine {
 
     /// Without the configuration, a layer is known by its blob: one compressed differently counts as missing.
     fn compare(&self, resolved: &Resolved) -> PullEstimate {
-        let id = ImageId::new(resolved.manifest.config.digest.as_str());
+        let id = resolved.image_id();
         let repository = resolved.session.reference().repository();
         let is_here = self.store.is_named_in(&id, repository);
-        let sharers = (self.config.sharing == LayerSharing::Repository).then_some(repository);
+        let sharers = (self.sharing(&resolved.manifest) == LayerSharing::Repository).then_some(repository);
         let mut seen: HashSet<&Digest> = HashSet::new();
         let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
         let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, sharers) };
@@ -158,7 +167,13 @@ mod tests {
     fn resolved(target: &PullTarget, length: usize) -> Resolved {
         let bytes = Bytes::from(vec![b' '; length]);
         let document = Document { digest: Digest::of(&bytes), media_type: String::new(), bytes };
-        let config = Descriptor { media_type: String::new(), digest: document.digest.clone(), size: 0, platform: None };
+        let config = Descriptor {
+            media_type: String::new(),
+            digest: document.digest.clone(),
+            size: 0,
+            platform: None,
+            annotations: None,
+        };
         Resolved {
             session: PullSession::nowhere(target.reference.clone()),
             root: document.clone(),

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use imagelet_core::runtime::{LayerState, Progress, PullEvent, RuntimeError};
 
-use super::Engine;
+use super::{Engine, LayerSharing};
 use crate::{confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
 
 /// A layer being fetched; the lock is held meanwhile.
@@ -20,6 +20,7 @@ impl Engine {
     pub(crate) async fn fetch_layer(
         &self,
         job: LayerJob,
+        sharing: LayerSharing,
         progress: &Progress,
     ) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
         let present = || {
@@ -29,11 +30,11 @@ impl Engine {
             let mut fetching = self.fetching.lock().expect("no thread panics while it holds the lock");
             let is_staged = |slot: &LayerSlot| slot.try_lock().is_ok_and(|shared| shared.strong_count() > 0);
             fetching.retain(|_, slot| Arc::strong_count(slot) > 1 || is_staged(slot));
-            let among = self.sharers(job.session.reference());
+            let among = sharing.sharers(job.session.reference());
             Arc::clone(fetching.entry((job.diff_id.clone(), among)).or_default())
         };
         let mut shared = slot.lock().await;
-        if self.store.layer(&job.diff_id).is_some() && self.may_share(job.session.reference(), &job.diff_id) {
+        if self.store.layer(&job.diff_id).is_some() && self.may_share(sharing, job.session.reference(), &job.diff_id) {
             present();
             return Ok(None);
         }
@@ -41,7 +42,7 @@ impl Engine {
             present();
             return Ok(Some(staged));
         }
-        if let Some(spare) = self.spare(&job) {
+        if let Some(spare) = self.spare(&job, sharing) {
             present();
             let staged = Arc::new(spare);
             *shared = Arc::downgrade(&staged);
@@ -56,8 +57,8 @@ impl Engine {
     }
 
     /// A layer that an unfinished pull left. It has no blob, so it is of no use where blobs are kept.
-    fn spare(&self, job: &LayerJob) -> Option<StagedLayer> {
-        let wanted = self.config.sharing.spare_wanted(job.session.reference(), &job.diff_id, job.end);
+    fn spare(&self, job: &LayerJob, sharing: LayerSharing) -> Option<StagedLayer> {
+        let wanted = sharing.spare_wanted(job.session.reference(), &job.diff_id, job.end);
         let spare = if job.keep_blobs { None } else { self.store.take_spare(&wanted, &job.resumption) };
         spare.inspect(|_| tracing::debug!(layer = %job.diff_id, "took a layer that an earlier pull unpacked"))
     }

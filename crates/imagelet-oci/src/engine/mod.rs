@@ -10,7 +10,6 @@ mod import;
 mod layer_single_flight;
 mod open;
 mod pull;
-mod repair;
 mod sharing;
 mod trust;
 mod verify;

@@ -21,7 +21,9 @@ use crate::{
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
     pipeline::{Allowance, Claim, LayerJob, Tenant},
     registry::{Resolved, about},
-    store::{DiskUsage, ImageRecord, LayerEnd, LayerEntry, NewImage, Resumption, StagedLayer, SyncView},
+    store::{
+        ArtifactRecord, DiskUsage, ImageRecord, LayerEnd, LayerEntry, NewImage, Resumption, StagedLayer, SyncView,
+    },
 };
 
 pub(super) struct LayerFetches {
@@ -37,22 +39,27 @@ pub(super) struct LayerFetches {
 
 impl Engine {
     pub(super) async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
-        let (target, resolved) = self.resolved(request).await?;
+        let (target, resolved) = self.resolved(request, progress).await?;
+        let session = resolved.session.clone();
         let failed = format!("could not fetch and unpack `{}`", target.reference);
         // The registry has resolved the name: after a failure from here on, the present image is no substitute.
-        self.fetch(target, resolved, tenant(request), progress)
-            .await
-            .map_err(|error| about(error, &failed).not_an_outage())
+        let fetched = self.fetch(target, resolved, tenant(request), progress).await;
+        progress(PullEvent::Hosts(session.senders()));
+        fetched.map_err(|error| about(error, &failed).not_an_outage())
     }
 
     /// The request's target and its resolution, which the signature policy accepts: from the estimate right before, or from
     /// the registry now.
-    pub(super) async fn resolved(&self, request: &PullRequest) -> Result<(PullTarget, Resolved), RuntimeError> {
+    pub(super) async fn resolved(
+        &self,
+        request: &PullRequest,
+        progress: &Progress,
+    ) -> Result<(PullTarget, Resolved), RuntimeError> {
         let target = PullTarget::by(request)?;
         self.store.check_writable()?;
         let resolved = match self.resolutions.take(&target, Instant::now()) {
             Some(resolved) => resolved,
-            None => self.resolve(&target).await?,
+            None => self.resolve(&target, Some(progress)).await?,
         };
         self.check_signatures(&resolved).await?;
         Ok((target, resolved))
@@ -65,7 +72,7 @@ impl Engine {
         tenant: Arc<Tenant>,
         progress: &Progress,
     ) -> Result<ImageId, RuntimeError> {
-        let id = ImageId::new(resolved.manifest.config.digest.as_str());
+        let id = resolved.image_id();
         let (by_tag, by_digest) = target.reference.names_of(&resolved.root.digest);
         let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
         let layers = &resolved.manifest.layers;
@@ -88,7 +95,9 @@ impl Engine {
     ) -> Result<(Bytes, ImageConfig), RuntimeError> {
         let described = &resolved.manifest.config;
         let bytes = resolved.session.fetch_blob_bytes(described, CONFIG_BYTES_MAX).await?;
-        let config = ImageConfig::parse(&bytes)
+        let config = resolved
+            .manifest
+            .read_config(&bytes)
             .and_then(|config| check_platform(&config, resolved, target).map(|()| config))
             .map_err(|error| about(error, &format!("the configuration `{}` is refused", described.digest)))?;
         Ok((bytes, config))
@@ -125,17 +134,19 @@ impl Engine {
         (descriptor, diff_id, reserved): (&Descriptor, &Digest, &Digest),
         end: LayerEnd,
     ) -> LayerJob {
+        let sharing = self.sharing(&resolved.manifest);
         LayerJob {
             session: resolved.session.clone(),
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),
+            file: resolved.manifest.file_path(descriptor),
             store: Arc::clone(&self.store),
             end,
             keep_blobs: self.config.keep_blobs,
             resumption: fetches.resumption.clone(),
-            partial: self.config.sharing.partial_key(resolved.session.reference(), &descriptor.digest),
+            partial: sharing.partial_key(resolved.session.reference(), &descriptor.digest),
             unreserved_space: self.unreserved_space(),
-            trusts_kept: self.may_share(resolved.session.reference(), diff_id),
+            trusts_kept: self.may_share(sharing, resolved.session.reference(), diff_id),
             limits: self.config.limits,
             allowance: Arc::clone(&fetches.allowance),
             budget: Arc::clone(&self.budget),
@@ -156,17 +167,15 @@ impl Engine {
         progress: &Progress,
     ) -> Result<ImageId, RuntimeError> {
         let layers = &resolved.manifest.layers;
-        let config = ImageConfig::parse(config_bytes)?;
+        let config = resolved.manifest.read_config(config_bytes)?;
         check_layers(id, layers.len(), config.diff_ids.len())?;
         self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
-        let repository = resolved.session.reference();
+        let (repository, sharing) = (resolved.session.reference(), self.sharing(&resolved.manifest));
         let wanted = layers.iter().zip(&config.diff_ids);
         let wanted: Vec<Wanted> = wanted
-            .filter(|(_, diff_id)| {
-                !self.store.has_spare(&self.config.sharing.spare_wanted(repository, diff_id, LayerEnd::Store))
-            })
-            .map(|(layer, diff_id)| Wanted::of(layer, diff_id.clone(), !self.may_share(repository, diff_id)))
+            .filter(|(_, diff_id)| !self.store.has_spare(&sharing.spare_wanted(repository, diff_id, LayerEnd::Store)))
+            .map(|(layer, diff_id)| Wanted::of(layer, diff_id.clone(), !self.may_share(sharing, repository, diff_id)))
             .collect();
         let fetches = self.begin_fetches(resolved, &wanted, tenant).await?;
         let jobs = layers.iter().zip(&config.diff_ids).map(|(descriptor, diff_id)| {
@@ -179,7 +188,8 @@ impl Engine {
         let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
             .map(|job| async move {
                 let layer = job.diff_id.clone();
-                let staged = self.fetch_layer(job, progress).await.inspect_err(|error| resumption.heed(error))?;
+                let staged =
+                    self.fetch_layer(job, sharing, progress).await.inspect_err(|error| resumption.heed(error))?;
                 reservation.release(&layer);
                 Ok::<_, RuntimeError>(staged)
             })
@@ -251,7 +261,7 @@ pub(super) fn tenant(request: &PullRequest) -> Arc<Tenant> {
 /// Reports the resolution after checking that all layers can be unpacked: an unsupported layer type is rejected before
 /// any byte of another layer is fetched.
 pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), RuntimeError> {
-    resolved.manifest.check_is_image()?;
+    resolved.manifest.check_layers()?;
     let layers = resolved.manifest.layers.iter();
     progress(PullEvent::Resolved {
         manifest: resolved.chosen.digest.clone(),
@@ -289,15 +299,20 @@ fn new_image(
     names: Vec<String>,
 ) -> NewImage {
     let manifest = resolved.chosen.bytes.to_vec();
+    let is_artifact = resolved.manifest.artifact_kind().is_some();
     let record = ImageRecord {
-        id: resolved.manifest.config.digest.clone(),
+        id: resolved.manifest.id(&resolved.chosen.digest).clone(),
+        artifact: resolved
+            .manifest
+            .artifact_kind()
+            .map(|kind| ArtifactRecord { kind: printable(kind), config: resolved.manifest.config.digest.clone() }),
         manifest: resolved.chosen.digest.clone(),
         index: (resolved.root.digest != resolved.chosen.digest).then(|| resolved.root.digest.clone()),
         layers,
         metadata_size: (manifest.len() + config_bytes.len()) as u64,
         user: config.user.clone(),
         allocated: DiskUsage::default(),
-        platform: format!("{}/{}", config.os, config.architecture),
+        platform: if is_artifact { String::new() } else { format!("{}/{}", config.os, config.architecture) },
         pulled_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         names: Vec::new(),
     };

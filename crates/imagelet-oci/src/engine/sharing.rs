@@ -6,7 +6,7 @@ use imagelet_core::image::{Digest, Reference};
 
 use super::Engine;
 use crate::{
-    manifest::Descriptor,
+    manifest::{Descriptor, Manifest},
     store::{LayerEnd, LayerEntry, PartialKey, SpareWanted, StagedLayer},
 };
 
@@ -22,6 +22,14 @@ pub enum LayerSharing {
 }
 
 impl LayerSharing {
+    /// The pulls that may wait for one fetch of a layer: all, or those from a repository.
+    pub(super) fn sharers(self, repository: &Reference) -> String {
+        match self {
+            Self::Node => String::new(),
+            Self::Repository => repository.repository().to_owned(),
+        }
+    }
+
     /// The spare layer that a pull from a repository may use: as with present layers, one of any repository, or of its
     /// own.
     pub(super) fn spare_wanted<'a>(
@@ -41,17 +49,16 @@ impl LayerSharing {
 }
 
 impl Engine {
-    pub(super) fn may_share(&self, repository: &Reference, layer: &Digest) -> bool {
-        match self.config.sharing {
-            LayerSharing::Node => true,
-            LayerSharing::Repository => self.store.has_layer_of(repository.repository(), layer),
-        }
+    /// The layers of an artifact are named by its manifest alone, which proves nothing: they are shared in a repository
+    /// only.
+    pub(super) fn sharing(&self, manifest: &Manifest) -> LayerSharing {
+        if manifest.artifact_kind().is_some() { LayerSharing::Repository } else { self.config.sharing }
     }
 
-    pub(super) fn sharers(&self, repository: &Reference) -> String {
-        match self.config.sharing {
-            LayerSharing::Node => String::new(),
-            LayerSharing::Repository => repository.repository().to_owned(),
+    pub(super) fn may_share(&self, sharing: LayerSharing, repository: &Reference, layer: &Digest) -> bool {
+        match sharing {
+            LayerSharing::Node => true,
+            LayerSharing::Repository => self.store.has_layer_of(repository.repository(), layer),
         }
     }
 

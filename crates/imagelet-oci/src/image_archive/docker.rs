@@ -93,7 +93,7 @@ impl DockerArchive {
         let (digest, size) = (Digest::of(&manifest), manifest.len() as u64);
         self.places.insert(config_digest, config_name);
         self.made.insert(digest.clone(), manifest);
-        let root = Descriptor { media_type: MANIFEST_TYPE.into(), digest, size, platform: None };
+        let root = Descriptor { media_type: MANIFEST_TYPE.into(), digest, size, platform: None, annotations: None };
         self.images.push(ArchivedImage { names, roots: vec![root] });
         Ok(())
     }

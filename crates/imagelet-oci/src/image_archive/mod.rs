@@ -44,6 +44,13 @@ const NAMES_SHOWN_MAX: usize = 8;
 pub(crate) struct ImageArchive {
     pub(crate) blobs: Arc<ArchiveBlobs>,
     pub(crate) images: Vec<ArchivedImage>,
+    pub(crate) format: ArchiveFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ArchiveFormat {
+    OciLayout,
+    DockerSave,
 }
 
 /// An image in an archive.
@@ -74,16 +81,17 @@ impl ImageArchive {
         };
         let read = || {
             if let Some(index) = files.read(layout::INDEX, layout::INDEX_BYTES_MAX)? {
-                return layout::images(&index).map(|images| (images, HashMap::new(), HashMap::new()));
+                let images = layout::images(&index)?;
+                return Ok((images, HashMap::new(), HashMap::new(), ArchiveFormat::OciLayout));
             }
             if let Some(list) = files.read(docker::MANIFEST, docker::LIST_BYTES_MAX)? {
                 let docker::DockerArchive { images, places, made } = docker::images(&files, &list)?;
-                return Ok((images, places, made));
+                return Ok((images, places, made, ArchiveFormat::DockerSave));
             }
             Err(corrupt("it has neither `index.json` (an OCI layout) nor `manifest.json` (`docker save`)"))
         };
-        let (images, places, made) = read().map_err(in_place)?;
-        Ok(Self { blobs: Arc::new(ArchiveBlobs { files, places, made }), images })
+        let (images, places, made, format) = read().map_err(in_place)?;
+        Ok(Self { blobs: Arc::new(ArchiveBlobs { files, places, made }), images, format })
     }
 }
 
@@ -95,7 +103,7 @@ impl ArchiveBlobs {
         let Some((file, size)) = self.files.open(&name)? else {
             return Err(corrupt(format!("the archive `{place}` lacks blob `{digest}`, at `{}`", printable(&name))));
         };
-        if size != descriptor.size || size == 0 {
+        if size != descriptor.size {
             let described = descriptor.size;
             return Err(corrupt(format!("blob `{digest}` of the archive `{place}` has {size} bytes, not {described}")));
         }

@@ -5,6 +5,8 @@ pub(crate) enum Compression {
     None,
     Gzip,
     Zstd,
+    /// No archive: a file of an artifact, stored as it is.
+    Stored,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

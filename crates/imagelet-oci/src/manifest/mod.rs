@@ -3,6 +3,7 @@
 //! All of it is hostile and bounded: a digest is validated before any other use, a size fits in 63 bits, and lists have
 //! a maximum length. The caller keeps the bytes of a document, since its digest is over them.
 
+mod artifact;
 mod config;
 mod media;
 mod platform;
@@ -18,6 +19,7 @@ use serde::{
     de::{Error as _, IgnoredAny, SeqAccess},
 };
 
+pub(crate) use artifact::FileAnnotations;
 pub(crate) use config::{CONFIG_BYTES_MAX, ImageConfig};
 pub(crate) use media::{Compression, LayerKind};
 pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
@@ -37,7 +39,7 @@ const REASON_MAX: usize = 256;
 
 /// Identifies content by digest, size and media type.
 ///
-/// Annotations and `urls` (alternative locations) are ignored.
+/// Annotations other than a file's name and `urls` (alternative locations) are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -48,6 +50,7 @@ pub(crate) struct Descriptor {
     #[serde(default, deserialize_with = "size")]
     pub(crate) size: u64,
     pub(crate) platform: Option<DescriptorPlatform>,
+    pub(crate) annotations: Option<FileAnnotations>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -182,14 +185,23 @@ impl Raw {
 }
 
 impl Manifest {
-    /// Checks, before any fetch, that this is an image and that its layers can be unpacked.
+    /// Checks, before any fetch, that this is no artifact, which no container can run.
     pub(crate) fn check_is_image(&self) -> Result<(), RuntimeError> {
-        if !media::may_be_image_config(&self.config.media_type) {
-            let kind = self.artifact_type.as_deref().unwrap_or(&self.config.media_type);
-            return Err(unacceptable(format!("it is an artifact of type `{}`, not an image", printable(kind))));
+        match self.artifact_kind() {
+            Some(kind) => Err(unacceptable(format!("it is an artifact of type `{}`, not an image", printable(kind)))),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks, before any fetch, that the layers can be unpacked.
+    pub(crate) fn check_layers(&self) -> Result<(), RuntimeError> {
+        if self.artifact_kind().is_some() {
+            self.file_keys()?;
         }
         for layer in &self.layers {
-            layer.layer_compression()?;
+            if self.artifact_kind().is_none() {
+                layer.layer_compression()?;
+            }
             if layer.size > LAYER_BYTES_MAX {
                 let (digest, size) = (&layer.digest, layer.size);
                 return Err(unacceptable(format!(

@@ -36,18 +36,32 @@ pub(crate) fn inflate(
     (source, inflated)
 }
 
+/// Passes the bytes on as they are, until the end mark.
+pub(crate) fn pass(
+    mut source: FrameReader,
+    blocks: &mut BlockWriter,
+    bounds: Bounds,
+) -> (FrameReader, Result<(), Stopped>) {
+    let moved = blocks.copy(&mut source, bounds.expansion);
+    let passed = ended(moved, &source);
+    (source, passed)
+}
+
 fn inflate_from(source: &mut FrameReader, blocks: &mut BlockWriter, bounds: Bounds) -> Result<(), Stopped> {
     let Bounds { expansion, memory, cancelled } = bounds;
     let moved = match source.peek(MAGIC_LENGTH) {
         Ok(head) if head.starts_with(&GZIP_MAGIC) => {
             blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut *source), expansion)
         }
-        Ok(head) if is_zstd(head) => {
-            ZstdReader::new(source, &memory, &cancelled).and_then(|mut decoder| blocks.copy(&mut decoder, expansion))
-        }
-        Ok(_) => blocks.copy(source, expansion),
+        Ok(head) if is_zstd(head) => ZstdReader::new(&mut *source, &memory, &cancelled)
+            .and_then(|mut decoder| blocks.copy(&mut decoder, expansion)),
+        Ok(_) => blocks.copy(&mut *source, expansion),
         Err(error) => Err(error),
     };
+    ended(moved, source)
+}
+
+fn ended(moved: io::Result<bool>, source: &FrameReader) -> Result<(), Stopped> {
     match moved {
         Ok(true) => Ok(()),
         Ok(false) => Err(Stopped::Downstream),

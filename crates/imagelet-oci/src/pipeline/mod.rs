@@ -85,6 +85,8 @@ pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
+    /// The path of the one file that it is, not an archive; of an artifact.
+    pub(crate) file: Option<String>,
     pub(crate) store: Arc<Store>,
     pub(crate) end: LayerEnd,
     /// Keeps the compressed blob, also a partial one after a failure.
@@ -249,8 +251,12 @@ impl LayerJob {
         let compressed = FrameReader::new(frames_out, reader_wait.clone());
         let (copy, copying) = copy.map(|writer| BlobCopy::start(writer, self.written_bytes.clone())).unzip();
         let confinement = self.confinement.clone();
+        let is_archive = self.file.is_none();
         let inflater = tokio::task::spawn_blocking(move || {
-            let inflated = confinement.run(None, move || inflate::inflate(compressed, &mut blocks, bounds));
+            let inflated = confinement.run(None, move || match is_archive {
+                true => inflate::inflate(compressed, &mut blocks, bounds),
+                false => inflate::pass(compressed, &mut blocks, bounds),
+            });
             // The reader's files are dropped here, outside the sandbox that cannot remove files.
             inflated.map_or_else(|error| Err(Stopped::Failed(unconfined(error))), |(_, inflated)| inflated)
         });

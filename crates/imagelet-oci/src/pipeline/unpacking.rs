@@ -24,8 +24,8 @@ use crate::{
         DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
     },
     unpack::{
-        EntryRules, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions, disk_size,
-        process_umask, unpack_layer,
+        EntryRules, FileManifest, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions,
+        disk_size, process_umask, unpack_file, unpack_layer,
     },
 };
 
@@ -52,7 +52,9 @@ impl LayerJob {
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
         Step::UnpackTree.reach();
-        let hash = Hash::new(self.diff_id.algorithm());
+        // A file's own digest is that of its blob; its key cannot be compared with any content.
+        let wanted = if self.file.is_some() { &self.descriptor.digest } else { &self.diff_id };
+        let hash = Hash::new(wanted.algorithm());
         let mut reader = BlockReader::new(blocks, hash, self.written_bytes.clone());
         let as_root = rustix::process::geteuid().is_root();
         let options = UnpackOptions {
@@ -78,13 +80,17 @@ impl LayerJob {
         };
         let mut list = (self.end == LayerEnd::Store).then(list).transpose()?;
         let root = std::os::fd::AsFd::as_fd(&root);
-        let list_ref = &mut list;
+        let (is_listed, list_ref) = (list.is_some(), &mut list);
+        let file = self.file.as_deref().map(|path| (path, self.descriptor.size));
         let unpacked = self.confinement.run(Some(root), move || {
-            let report = match list_ref {
-                Some(list) => {
-                    unpack_layer(&mut reader, root, &options, Some(&mut |path, record| list.record(path, &record)))
-                }
-                None => unpack_layer(&mut reader, root, &options, None),
+            let mut listed = |path: &[u8], record| match &mut *list_ref {
+                Some(list) => list.record(path, &record),
+                None => Ok(()),
+            };
+            let manifest: Option<FileManifest<'_>> = if is_listed { Some(&mut listed) } else { None };
+            let report = match file {
+                Some((path, size)) => unpack_file(&mut reader, (path, size), root, &options, manifest),
+                None => unpack_layer(&mut reader, root, &options, manifest),
             }?;
             Step::UnpackEnd.reach();
             Ok((report, reader.drain()))
@@ -93,12 +99,12 @@ impl LayerJob {
         let diff_id = drained.map_err(|error| {
             self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
         })?;
-        if diff_id != self.diff_id {
+        if diff_id != *wanted {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::Corrupt,
                 format!(
-                    "layer `{}` unpacks to `{diff_id}`, and the image's configuration says `{}`",
-                    self.descriptor.digest, self.diff_id
+                    "layer `{}` unpacks to `{diff_id}`, and the image's configuration says `{wanted}`",
+                    self.descriptor.digest
                 ),
             ));
         }
@@ -134,7 +140,7 @@ impl LayerJob {
             Step::UnpackImplicit.reach();
         }
         let record = LayerRecord {
-            diff_id,
+            diff_id: self.diff_id.clone(),
             entries: report.entries,
             disk_bytes: report.disk_bytes + list_size,
             allocated: DiskUsage::default(),

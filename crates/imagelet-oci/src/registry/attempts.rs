@@ -1,4 +1,4 @@
-//! Decides which host gets the next attempt of a request, and when; does no I/O.
+//! Decides which host gets the next attempt of a request, and when (`docs/spec/pull.md §13.3`); does no I/O.
 //!
 //! The host with the shortest expected delay is next. A host that failed has a backoff, a host that limits requests the
 //! wait that it requests, and a host in bad health the delay that it is likely to cost. So every other host is tried

@@ -1,4 +1,5 @@
-//! The health of registry hosts, shared by all pulls of the process and kept on disk for the next one.
+//! The health of registry hosts, shared by all pulls of the process and kept on disk for the next one
+//! (`docs/spec/pull.md §13.4`).
 //!
 //! A host in bad health is tried last. After a while, longer with each failure, a probe beside the pulls asks it; if it
 //! answers, the next request is its trial.

@@ -1,17 +1,19 @@
 //! One pull's view of its registry: repository, hosts and credential.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use imagelet_core::{
+    audit_log::PullHost,
     credentials::{Credential, CredentialKind},
     image::Reference,
-    runtime::RuntimeError,
+    runtime::{ErrorClass, RuntimeError},
 };
 
 use zeroize::Zeroizing;
@@ -30,7 +32,7 @@ use super::{
     rate_limit::{Account, RateLimits},
     retry_budget::RetryBudget,
 };
-use crate::image_archive::ArchiveBlobs;
+use crate::{image_archive::ArchiveBlobs, manifest::printable};
 
 const DOCKER_HUB_NAMES: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
 
@@ -65,6 +67,22 @@ pub(crate) struct SessionHost {
     pub(crate) withheld: OnceLock<Origin>,
     reference: Reference,
     pub(crate) account: Account,
+    pub(super) sent: SentTally,
+}
+
+/// What a host sent for the pull.
+#[derive(Debug, Default)]
+pub(super) struct SentTally {
+    pub(super) manifest: AtomicBool,
+    pub(super) blobs: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    failures: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl SentTally {
+    pub(super) fn failed(&self, class: ErrorClass) {
+        *self.failures.lock().unwrap_or_else(PoisonError::into_inner).entry(class.word()).or_default() += 1;
+    }
 }
 
 impl PullSession {
@@ -146,6 +164,29 @@ impl PullSession {
         &self.inner.hosts
     }
 
+    /// What each host has sent so far; without those that were not needed. Hosts that sent something come first.
+    pub(crate) fn senders(&self) -> Vec<PullHost> {
+        let tally = |host: &SessionHost| {
+            let failures = host.sent.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            let failures = failures.iter().take(PullHost::CLASSES_MAX);
+            PullHost {
+                host: printable(&host.host.origin.authority()),
+                manifest: host.sent.manifest.load(Ordering::Relaxed),
+                blobs: host.sent.blobs.load(Ordering::Relaxed),
+                bytes: host.sent.bytes.load(Ordering::Relaxed),
+                failures: failures.map(|(class, count)| ((*class).to_owned(), *count)).collect(),
+            }
+        };
+        let mut hosts: Vec<PullHost> = self.hosts().iter().map(tally).collect();
+        let has_sent = |host: &PullHost| host.manifest || host.bytes > 0;
+        hosts.retain(|host| has_sent(host) || !host.failures.is_empty());
+        if hosts.len() > PullHost::REPORTED_MAX {
+            hosts.sort_by_key(|host| !has_sent(host));
+            hosts.truncate(PullHost::REPORTED_MAX);
+        }
+        hosts
+    }
+
     /// Every secret in use, for removal from messages.
     pub(crate) fn secrets(&self) -> Zeroizing<Vec<String>> {
         let proxies = &self.transport().clients.proxies;
@@ -181,7 +222,16 @@ impl SessionHost {
         let account = limits.account(credential);
         let (credential, reference) = (credential.cloned(), reference.clone());
         let renewal = tokio::sync::Mutex::default();
-        Self { host, credential, grant, renewal, withheld: OnceLock::new(), reference, account }
+        Self {
+            host,
+            credential,
+            grant,
+            renewal,
+            withheld: OnceLock::new(),
+            reference,
+            account,
+            sent: SentTally::default(),
+        }
     }
 
     pub(crate) fn grant(&self) -> Option<Grant> {

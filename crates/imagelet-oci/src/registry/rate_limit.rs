@@ -1,4 +1,4 @@
-//! The waits that registries request, shared by all requests with the same account.
+//! The waits that registries request, shared by all requests with the same account (`docs/spec/pull.md §13.6`).
 
 use std::{
     collections::HashMap,

@@ -106,6 +106,7 @@ impl PullSession {
         let host = &self.hosts()[index];
         let (origin, fault) = (&host.host.origin, failure.error.fault());
         tracing::debug!(host = %origin, error = failure.error.chain(), "a request to a registry host failed");
+        host.sent.failed(fault.class);
         if health::proves_bad(&fault) {
             self.shared().health.failed(origin, began);
         }

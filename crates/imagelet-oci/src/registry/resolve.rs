@@ -1,13 +1,13 @@
 //! Resolves a reference to the manifest of a platform; the digest of each document is verified.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::{Method, StatusCode};
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, DigestError, Platform, Reference},
+    image::{Digest, DigestError, ImageId, Platform, Reference},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
@@ -34,6 +34,12 @@ pub(crate) struct Resolved {
     /// The image manifest; equal to `root` where there is no index.
     pub(crate) chosen: Document,
     pub(crate) manifest: Manifest,
+}
+
+impl Resolved {
+    pub(crate) fn image_id(&self) -> ImageId {
+        ImageId::new(self.manifest.id(&self.chosen.digest).as_str())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +89,7 @@ impl Registry {
 
 impl PullSession {
     /// The manifest of a platform, from the session's hosts.
-    pub(super) async fn resolve(self, reference: &Reference, platform: &Platform) -> Result<Resolved, RuntimeError> {
+    pub(crate) async fn resolve(self, reference: &Reference, platform: &Platform) -> Result<Resolved, RuntimeError> {
         let (root, mut read) = self.fetch_manifest(&Wanted { reference: reference.clone(), entry: None }).await?;
         let mut chosen = root.clone();
         for depth in 0..=INDEX_DEPTH_MAX {
@@ -134,6 +140,7 @@ impl PullSession {
         let began = Instant::now();
         let answer = self.send_to_host(index, query).await?;
         self.record_success(index, began);
+        self.hosts()[index].sent.manifest.store(true, Ordering::Relaxed);
         Ok(answer)
     }
 
@@ -171,6 +178,7 @@ impl PullSession {
         let (read, media_type) = parsed.map_err(|error| about(error, &context))?;
         wanted.check_kind(&read, &media_type).map_err(|error| about(error, &context))?;
         self.record_success(index, began);
+        self.hosts()[index].sent.manifest.store(true, Ordering::Relaxed);
         Ok((Document { digest, media_type, bytes }, read))
     }
 }

@@ -1,4 +1,4 @@
-//! The time that one pull may spend on retries, over all its requests.
+//! The time that one pull may spend on retries, over all its requests (`docs/spec/pull.md §13.5`).
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},

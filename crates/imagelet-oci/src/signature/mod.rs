@@ -13,7 +13,7 @@ use imagelet_core::image::{Digest, Reference};
 pub(crate) use self::{
     identity::Identity,
     keys::PublicKeys,
-    policy::{KeySource, POLICY_BYTES_MAX, Requirement, SignaturePolicy},
+    policy::{KeySource, POLICY_BYTES_MAX, Requirement, Rule, SignaturePolicy, Transport},
 };
 
 /// What a signed text says: the digest and the name.

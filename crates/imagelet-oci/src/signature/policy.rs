@@ -1,6 +1,10 @@
 //! The policy file, of the format containers-policy.json(5): which requirements the image of a name has to meet.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::image::Reference;
@@ -22,7 +26,20 @@ const KEYS_MAX: usize = 32;
 pub(crate) struct SignaturePolicy {
     default: Vec<Requirement>,
     /// By scope; the empty one is the transport's own default.
-    docker: BTreeMap<String, Vec<Requirement>>,
+    transports: BTreeMap<Transport, BTreeMap<String, Vec<Requirement>>>,
+}
+
+/// Where an image comes from, as the policy groups its scopes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Transport {
+    /// A registry.
+    Docker,
+    /// A file of `docker save`.
+    DockerArchive,
+    /// A folder with an OCI layout.
+    Oci,
+    /// A tar file with an OCI layout.
+    OciArchive,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,28 +79,60 @@ impl SignaturePolicy {
                 .collect::<Result<Vec<_>, _>>()
                 .map_err(|why| format!("{place}: {why}"))
         };
-        let mut docker = BTreeMap::new();
-        for (scope, raw) in raw.transports.unwrap_or_default().docker.unwrap_or_default().0 {
-            let place = place(&scope);
-            docker.insert(scope, requirements(&place, raw)?);
+        let RawTransports { docker, docker_archive, oci, oci_archive } = raw.transports.unwrap_or_default();
+        let sections = [
+            (Transport::Docker, docker),
+            (Transport::DockerArchive, docker_archive),
+            (Transport::Oci, oci),
+            (Transport::OciArchive, oci_archive),
+        ];
+        let mut transports = BTreeMap::new();
+        for (transport, section) in sections {
+            let mut scopes = BTreeMap::new();
+            for (scope, raw) in section.unwrap_or_default().0 {
+                let place = place(transport, &scope);
+                scopes.insert(scope, requirements(&place, raw)?);
+            }
+            transports.insert(transport, scopes);
         }
-        Ok(Self { default: requirements("default", raw.default)?, docker })
+        Ok(Self { default: requirements("default", raw.default)?, transports })
     }
 
     /// The most specific scope counts: the name, its repository, the folders above it, its host, `*.` and a parent domain,
     /// all of the transport, and at last the default.
     pub(crate) fn rule(&self, reference: &Reference) -> Rule<'_> {
-        for scope in scopes(reference) {
-            if let Some(requirements) = self.docker.get(&scope) {
-                return Rule { place: place(&scope), requirements };
+        self.first(Transport::Docker, scopes(reference))
+    }
+
+    /// The most specific scope of an archive counts: its path, the folders above it, all of the transport, and at last the
+    /// default. The path has no links and no `..`.
+    pub(crate) fn archive_rule(&self, transport: Transport, path: &Path) -> Rule<'_> {
+        let above =
+            path.ancestors().filter(|folder| folder.parent().is_some()).map(|folder| folder.display().to_string());
+        // As in the format's own readers: an archive of `docker save` has no scope of its own.
+        let paths = above.filter(|_| transport != Transport::DockerArchive);
+        self.first(transport, paths.chain([String::new()]).collect())
+    }
+
+    fn first(&self, transport: Transport, scopes: Vec<String>) -> Rule<'_> {
+        let section = self.transports.get(&transport);
+        for scope in scopes {
+            if let Some(requirements) = section.and_then(|section| section.get(&scope)) {
+                return Rule { place: place(transport, &scope), requirements };
             }
         }
         Rule { place: "default".into(), requirements: &self.default }
     }
 }
 
-fn place(scope: &str) -> String {
-    format!("transports.docker[\"{}\"]", printable(scope))
+fn place(transport: Transport, scope: &str) -> String {
+    let name = match transport {
+        Transport::Docker => ".docker",
+        Transport::DockerArchive => "[\"docker-archive\"]",
+        Transport::Oci => ".oci",
+        Transport::OciArchive => "[\"oci-archive\"]",
+    };
+    format!("transports{name}[\"{}\"]", printable(scope))
 }
 
 fn scopes(reference: &Reference) -> Vec<String> {
@@ -110,10 +159,14 @@ struct RawPolicy {
     transports: Option<RawTransports>,
 }
 
-/// Images come from registries alone: the other transports are not read.
+/// Images come from registries and archives: the other transports are not read.
 #[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 struct RawTransports {
     docker: Option<Scopes>,
+    docker_archive: Option<Scopes>,
+    oci: Option<Scopes>,
+    oci_archive: Option<Scopes>,
 }
 
 #[derive(Default)]

@@ -167,8 +167,31 @@ fn the_most_specific_scope_counts() {
         let found = policy.rule(&name.parse().expect("a name"));
         assert_eq!(found.place, format!("transports.docker[\"{scope}\"]"), "{name}");
     }
-    let policy = SignaturePolicy::parse(br#"{"default":[{"type":"reject"}],"transports":{"oci":{"":[{"type":"x"}]}}}"#);
+    let policy = SignaturePolicy::parse(br#"{"default":[{"type":"reject"}],"transports":{"dir":{"":[{"type":"x"}]}}}"#);
     assert_eq!(policy.expect("a policy").rule(&"a:v1".parse().expect("a name")).place, "default");
+}
+
+#[test]
+fn an_archive_has_the_scope_of_its_transport_and_path() {
+    use policy::Transport::{DockerArchive, Oci, OciArchive};
+    let accept = || json!([{"type": "insecureAcceptAnything"}]);
+    let policy = json!({"default": [{"type": "reject"}], "transports": {
+        "docker": {"": accept()},
+        "docker-archive": {"/media": accept(), "": accept()},
+        "oci": {"/media/oci": accept()},
+        "oci-archive": {"/media": accept(), "/media/a.tar": accept(), "/": accept()},
+    }});
+    let policy = SignaturePolicy::parse(policy.to_string().as_bytes()).expect("a policy");
+    for (transport, path, place) in [
+        (OciArchive, "/media/a.tar", "transports[\"oci-archive\"][\"/media/a.tar\"]"),
+        (OciArchive, "/media/deep/b.tar", "transports[\"oci-archive\"][\"/media\"]"),
+        (OciArchive, "/mediation/b.tar", "default"),
+        (Oci, "/media/oci/app", "transports.oci[\"/media/oci\"]"),
+        (Oci, "/media", "default"),
+        (DockerArchive, "/media/a.tar", "transports[\"docker-archive\"][\"\"]"),
+    ] {
+        assert_eq!(policy.archive_rule(transport, Path::new(path)).place, place, "{transport:?} {path}");
+    }
 }
 
 #[test]

@@ -35,6 +35,13 @@ impl Store {
         (length == size).then_some(KeptBytes { file, length, is_in_copy: false })
     }
 
+    /// The blob of an artifact, which the layer of its file has unchanged; `path` was checked by the manifest.
+    pub(crate) fn open_layer_file(&self, layer: &Digest, path: &str, size: u64) -> Option<KeptBytes> {
+        self.layer(layer)?;
+        let (file, length) = open_file(&self.layer_folder(layer).join("fs").join(path))?;
+        (length == size).then_some(KeptBytes { file, length, is_in_copy: false })
+    }
+
     /// The first bytes of a blob.
     pub(crate) fn open_partial(&self, key: &PartialKey, size: u64) -> Option<KeptBytes> {
         let (file, length) = open_file(&self.partial_path(key))?;

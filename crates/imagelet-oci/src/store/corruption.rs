@@ -21,7 +21,7 @@ use super::{
     record::{ImageRecord, checksum},
     storage_error,
 };
-use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig};
+use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig, ManifestDocument};
 
 impl Index {
     pub(crate) fn admit(&mut self, root: &Path, id: &ImageId, read: Option<ReadRecord<ImageRecord>>) {
@@ -137,13 +137,23 @@ fn write_mark(folder: &Path, findings: &Findings) -> Result<(), RuntimeError> {
     }
 }
 
-/// The layers of an image whose record is lost, from its configuration: the image's id is that file's digest.
+/// The layers of an image whose record is lost, from the document whose digest is its id: the configuration of an image,
+/// or the manifest of an artifact.
 fn layers_by_config(root: &Path, id: &ImageId) -> Vec<Digest> {
-    let path = root.join("images").join(super::record::hex(id)).join("config.json");
-    let is_small = fs::metadata(&path).is_ok_and(|metadata| metadata.len() <= CONFIG_BYTES_MAX);
-    let bytes = if is_small { fs::read(&path).unwrap_or_default() } else { Vec::new() };
-    if Digest::of(&bytes).as_str() != id.as_str() {
-        return Vec::new();
-    }
-    ImageConfig::parse(&bytes).map(|config| config.diff_ids).unwrap_or_default()
+    let folder = root.join("images").join(super::record::hex(id));
+    let read = |name: &str| {
+        let path = folder.join(name);
+        let is_small = fs::metadata(&path).is_ok_and(|metadata| metadata.len() <= CONFIG_BYTES_MAX);
+        let bytes = fs::read(&path).ok().filter(|_| is_small);
+        bytes.filter(|bytes| Digest::of(bytes).as_str() == id.as_str())
+    };
+    let config = match (read("config.json"), read("manifest.json")) {
+        (Some(config), _) => ImageConfig::parse(&config).ok(),
+        (None, Some(manifest)) => match ManifestDocument::parse(&manifest, "") {
+            Ok(ManifestDocument::Image(manifest)) => manifest.read_config(&[]).ok(),
+            _ => None,
+        },
+        (None, None) => None,
+    };
+    config.map(|config| config.diff_ids).unwrap_or_default()
 }

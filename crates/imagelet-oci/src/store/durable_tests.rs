@@ -77,6 +77,7 @@ fn record(name: &str, layers: &[&str]) -> ImageRecord {
         media_type: "application/vnd.oci.image.layer.v1.tar".into(),
     };
     ImageRecord {
+        artifact: None,
         id: image_id(name).as_str().parse().unwrap(),
         manifest: Digest::of(name.as_bytes()),
         index: None,
@@ -101,6 +102,7 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
         digest: Digest::of(BLOB),
         size: BLOB.len() as u64,
         platform: None,
+        annotations: None,
     };
     let staged = StagedLayer::new(staging, &packed, record, Arc::clone(view)).unwrap();
     Arc::new(staged.with_blob(blob))

@@ -5,7 +5,7 @@
 //!   lock                     flocked by the process that changes the store; has its pid and command
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `sync_background`)
-//!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
+//!   images/ID-HEX/           image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; complete and durable;
 //!                            one with a file `damaged` counts as absent
 //!   blobs/ALGORITHM/HEX      compressed blobs of the images, where they are kept
@@ -46,7 +46,7 @@ pub(crate) use self::{
 pub(crate) use blobs::{KeptBytes, StagedBlob};
 pub(crate) use commit::{NewImage, StagedLayer};
 pub(crate) use record::LayerEntry;
-pub(crate) use record::{ImageRecord, LayerRecord};
+pub(crate) use record::{ArtifactRecord, ImageRecord, LayerRecord};
 pub(crate) use verify::Watch;
 
 use std::{

@@ -123,6 +123,22 @@ pub(crate) fn unpack_layer<'a>(
     writer.finish()
 }
 
+/// Writes the whole input into an empty directory as one file of `size` bytes, which belongs to root and is readable by
+/// all.
+pub(crate) fn unpack_file<'a>(
+    input: &mut dyn BufRead,
+    (path, size): (&str, u64),
+    root: BorrowedFd<'a>,
+    options: &UnpackOptions,
+    manifest: Option<FileManifest<'a>>,
+) -> Result<UnpackReport, UnpackError> {
+    let mut reader = Reader::new(input, options, Claim::on(&options.memory));
+    let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
+    let entry = reader.whole_input_as_file(path.as_bytes(), size);
+    writer.write(entry, &mut reader).map_err(|fault| fault.at(&reader.place))?;
+    writer.finish()
+}
+
 /// Reads the headers of the next entry of an archive whose data the caller skips or reads itself. `None`: the archive
 /// ends here.
 pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> Result<Option<TarEntry>, UnpackError> {

@@ -238,6 +238,30 @@ impl TestRegistry {
         self.put(&format!("{name}/manifests/{tag}"), media_type, manifest, None);
     }
 
+    /// Serves an artifact of these files, by title; returns the digest of its manifest.
+    pub(crate) fn artifact(&self, name: &str, tag: &str, files: &[(&str, &[u8])]) -> String {
+        let layer = |(title, bytes): &(&str, &[u8])| {
+            let digest = Digest::of(bytes);
+            self.put(&format!("{name}/blobs/{digest}"), "layer", bytes.to_vec(), None);
+            serde_json::json!({
+                "mediaType": "application/vnd.example.part", "digest": digest.as_str(), "size": bytes.len(),
+                "annotations": {"org.opencontainers.image.title": title},
+            })
+        };
+        let layers: Vec<_> = files.iter().map(layer).collect();
+        let (empty, media_type) = (Digest::of(b"{}"), "application/vnd.oci.image.manifest.v1+json");
+        let manifest = serde_json::json!({
+            "schemaVersion": 2, "mediaType": media_type, "artifactType": "application/vnd.example.model",
+            "config": {"mediaType": "application/vnd.oci.empty.v1+json", "digest": empty.as_str(), "size": 2},
+            "layers": layers,
+        });
+        let (manifest, digest) = (manifest.to_string().into_bytes(), Digest::of(manifest.to_string().as_bytes()));
+        self.put(&format!("{name}/blobs/{empty}"), "config", b"{}".to_vec(), None);
+        self.put(&format!("{name}/manifests/{digest}"), media_type, manifest.clone(), None);
+        self.put(&format!("{name}/manifests/{tag}"), media_type, manifest, None);
+        digest.to_string()
+    }
+
     /// What is served at a path below `/v2/`.
     pub(crate) fn file(&self, path: &str) -> Vec<u8> {
         self.content.files.lock().expect("no panic").get(path).expect("it is served").1.clone()

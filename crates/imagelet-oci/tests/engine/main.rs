@@ -3,6 +3,7 @@
 mod access;
 mod admission;
 mod archive;
+mod artifact;
 mod background;
 mod blobs;
 mod estimate;

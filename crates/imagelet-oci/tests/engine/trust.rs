@@ -4,8 +4,12 @@ use std::{path::Path, process::Command};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::{
-    image::Digest,
-    runtime::{ErrorClass, ImageService as _, RuntimeErrorKind},
+    credentials::Credential,
+    image::{Digest, ImageSpec, Reference},
+    runtime::{
+        ArchivePlace, ErrorClass, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, RuntimeErrorKind,
+        no_progress,
+    },
 };
 use imagelet_oci::{EngineConfig, RegistryConfig};
 use serde_json::{Value, json};
@@ -136,4 +140,54 @@ async fn an_image_is_pulled_once_its_signature_meets_the_policy_and_no_layer_is_
     // A later pull of the present image asks the policy, too.
     write(json!([{"type": "reject"}]));
     refused("rejects").await;
+}
+
+#[tokio::test]
+async fn an_archive_is_imported_where_the_policy_accepts_its_transport_and_else_refused_before_any_image() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let registry = TestRegistry::start().await;
+    registry.image("app", "v1", &[Layer::new().file("a", b"a").gzip()]);
+    let at = |name: &str| folder.path().join(name);
+    let keeping = EngineConfig { keep_blobs: true, ..EngineConfig::new(at("source")) };
+    let source = open_as(keeping).await;
+    pull(&source, &registry.name("app:v1")).await.expect("pulled");
+    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let places =
+        [ArchivePlace { path: at("app.tar"), is_folder: false }, ArchivePlace { path: at("app"), is_folder: true }];
+    for place in &places {
+        let request = ExportRequest { image: registry.name("app:v1"), place: place.clone() };
+        source.export(&request, &anonymous, &no_progress()).await.expect("exported");
+    }
+    let policy = at("policy.json");
+    let registry_config = RegistryConfig { signature_policy: Some(policy.clone()), ..RegistryConfig::default() };
+    let engine = open_as(EngineConfig { registry: registry_config, ..EngineConfig::new(at("store")) }).await;
+    let import = async |place: &ArchivePlace| {
+        let request = ImportRequest { place: place.clone(), ..ImportRequest::default() };
+        engine.import(&request, &no_progress()).await
+    };
+    let (accept, reject) = (json!([{"type": "insecureAcceptAnything"}]), json!([{"type": "reject"}]));
+    let signed = json!([{"type": "sigstoreSigned", "keyData": BASE64_STANDARD.encode("no key")}]);
+    // A registry's scope does not count for an archive.
+    for (transports, refused) in [
+        (json!({}), [Some("rule `default`: it rejects"); 2]),
+        (json!({"docker": {"": accept}}), [Some("rule `default`: it rejects"); 2]),
+        (json!({"oci": {"": signed}, "oci-archive": {"": signed}}), [Some("cannot be used"); 2]),
+        (json!({"oci-archive": {"": accept}}), [None, Some("it rejects")]),
+        (json!({"oci": {folder.path().display().to_string(): accept}}), [Some("it rejects"), None]),
+        (json!({"oci-archive": {"": accept, folder.path().display().to_string(): reject}}), [Some("it rejects"); 2]),
+    ] {
+        std::fs::write(&policy, json!({"default": reject, "transports": transports}).to_string()).expect("written");
+        for (place, refused) in places.iter().zip(refused) {
+            let imported = import(place).await;
+            let Some(word) = refused else {
+                imported.unwrap_or_else(|error| panic!("{transports}: {}", error.chain()));
+                engine.remove(&ImageSpec::new(registry.name("app:v1"))).await.expect("removed");
+                continue;
+            };
+            let error = imported.expect_err(word);
+            assert_eq!(error.kind(), RuntimeErrorKind::SignatureInvalid, "{transports}: {}", error.chain());
+            assert!(error.chain().contains(word), "{transports}: {}", error.chain());
+            assert!(engine.list(None).await.expect("a list").is_empty(), "{transports}");
+        }
+    }
 }

@@ -20,6 +20,21 @@ fn artifact(config_type: &str, layer_type: &str) -> Image {
         .manifest(|manifest| manifest["config"]["mediaType"] = config_type.into())
 }
 
+const EMPTY: &str = "application/vnd.oci.empty.v1+json";
+
+/// An artifact whose blobs have these names.
+fn titled(titles: &[&str]) -> Image {
+    let layer = |title: &&str| {
+        Layer::gzip("x", title.as_bytes()).described(|layer| {
+            layer["mediaType"] = "application/vnd.example.part".into();
+            layer["annotations"] = json!({"org.opencontainers.image.title": title});
+        })
+    };
+    Image::of(titles.iter().map(layer))
+        .with_config(b"{}".to_vec())
+        .manifest(|manifest| manifest["config"]["mediaType"] = EMPTY.into())
+}
+
 const SCHEMA1: &str = r#"{"schemaVersion":1,"name":"a","tag":"v1","architecture":"amd64","fsLayers":[{"blobSum":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}],"history":[{"v1Compatibility":"{}"}]}"#;
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -69,35 +84,21 @@ pub(crate) fn cases() -> Vec<Case> {
         encrypted("zstd", "application/vnd.oci.image.layer.v1.tar+zstd+encrypted"),
         encrypted("plain", "application/vnd.oci.image.layer.v1.tar+encrypted"),
         encrypted("docker's", "application/vnd.docker.image.rootfs.diff.tar.gzip+enc"),
-        refused(
-            "a chart",
-            artifact("application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip"),
-            &["helm"],
-        ),
-        refused(
-            "an artifact with layers of images",
-            artifact("application/vnd.cncf.helm.config.v1+json", gzip),
-            &["helm", "not an image"],
-        ),
-        refused(
-            "an artifact with an empty configuration",
-            artifact("application/vnd.oci.empty.v1+json", gzip),
-            &["application/vnd.oci.empty.v1+json", "not an image"],
-        ),
-        refused(
-            "an artifact by its own word",
-            artifact("application/vnd.oci.empty.v1+json", "application/x")
-                .manifest(|manifest| manifest["artifactType"] = "application/vnd.example.sbom".into()),
-            &["application/vnd.example.sbom", "not an image"],
-        ),
-        refused(
-            "an artifact without layers",
-            Image::of([]).with_config(b"{}".to_vec()).manifest(|manifest| {
-                manifest["config"]["mediaType"] = "application/vnd.oci.empty.v1+json".into();
-                manifest["artifactType"] = "application/vnd.example.note".into();
-            }),
-            &["application/vnd.example.note", "not an image"],
-        ),
+        refused("an artifact with a file above its folder", titled(&["../../etc/passwd"]), &["component `.` or `..`"]),
+        refused("an artifact with a file of the node", titled(&["/etc/passwd"]), &["is absolute"]),
+        refused("an artifact with two files of one name", titled(&["a", "b", "a"]), &["another blob"]),
+        refused("an artifact with a file in a file", titled(&["a", "a/b"]), &["as a file and as a folder"]),
+        refused("an artifact with a whiteout", titled(&["etc/.wh.passwd"]), &["begins with `.wh.`"]),
+        refused("an artifact with a NUL in a name", titled(&["a\0b"]), &["control characters"]),
+        refused("an artifact with an endless name", titled(&[&"x/".repeat(100_000)]), &["longer than 1024 bytes"]),
+        Case::new(
+            "B052",
+            "an artifact with a name that is no text",
+            Image::of([Layer::gzip("x", b"x")
+                .described(|layer| layer["annotations"] = json!({"org.opencontainers.image.title": 7}))])
+            .manifest(|manifest| manifest["config"]["mediaType"] = EMPTY.into()),
+        )
+        .fails(Corrupt, &["not an image manifest"]),
         refused("a signature", artifact(CONFIG, "application/vnd.dev.cosign.simplesigning.v1+json"), &["cosign"]),
         Case::new(
             "B052",

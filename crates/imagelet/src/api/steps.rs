@@ -78,7 +78,7 @@ impl Step {
                 }
             }
             PullEvent::Committing => Self::Committing,
-            PullEvent::Way(_) => return None,
+            PullEvent::Way(_) | PullEvent::Hosts(_) => return None,
         })
     }
 }

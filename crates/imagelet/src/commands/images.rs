@@ -103,6 +103,9 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
         {
             let text = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
             rows("Platform:", text(details.platform));
+            if details.artifact_type.is_some() {
+                rows("Artifact type:", text(details.artifact_type));
+            }
             rows("Manifest:", text(details.manifest));
             let layer = |layer: ShownLayer| format!("{} {}", text(layer.blob), ByteSize(layer.size));
             rows("Layers:", list(&details.layers.into_iter().map(layer).collect::<Vec<_>>()));
@@ -114,8 +117,10 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
 /// What the table shows of an image's details. The configuration beside it may be nested deeper than a `Value` is read.
 #[derive(Default, Deserialize)]
 #[serde(default)]
+#[serde(rename_all = "camelCase")]
 struct ShownDetails {
     platform: Option<String>,
+    artifact_type: Option<String>,
     manifest: Option<String>,
     layers: Vec<ShownLayer>,
 }

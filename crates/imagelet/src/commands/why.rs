@@ -7,6 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
+    audit_log::PullHost,
     image::{ByteSize, ImageId},
     text::duration_text,
 };
@@ -194,11 +195,18 @@ fn explained(happening: &WhyHappening) -> String {
             });
             parts.extend(happening.names.first().map(|name| format!("as {name}")));
             parts.extend(Some(happening.reason.clone()).filter(|way| !way.is_empty()));
+            parts.extend(senders(&happening.hosts));
+        }
+        "imported" => {
+            parts.push(format!("by {}", happening.by));
+            parts.push(happening.reason.clone());
+            parts.extend(happening.names.first().map(|name| format!("as {name}")));
         }
         "pull failed" | "given up" => {
             parts.push(format!("for {}", happening.by));
             parts.extend(happening.names.first().map(|name| format!("as {name}")));
             parts.push(happening.reason.clone());
+            parts.extend(senders(&happening.hosts));
             parts.extend(repeated(happening));
         }
         "found" => parts.push("something else brought it, or it came before the record began".into()),
@@ -226,6 +234,27 @@ fn explained(happening: &WhyHappening) -> String {
     }
     parts.retain(|part| !part.is_empty());
     parts.join("; ")
+}
+
+/// What each host sent, in the order of the configuration.
+fn senders(hosts: &[PullHost]) -> Option<String> {
+    let sender = |host: &PullHost| {
+        let mut parts: Vec<String> = Vec::new();
+        if host.manifest {
+            parts.push("manifest".to_owned());
+        }
+        if host.blobs > 0 {
+            let blobs = usize::try_from(host.blobs).unwrap_or(usize::MAX);
+            parts.push(format!("{} of {}", ByteSize(host.bytes), count(blobs, "blob")));
+        }
+        let failed = |(class, times): (&String, &u64)| match times {
+            1 => format!("failed: {class}"),
+            times => format!("failed {times} times: {class}"),
+        };
+        parts.extend(host.failures.iter().map(failed));
+        format!("{} ({})", host.host, parts.join(", "))
+    };
+    (!hosts.is_empty()).then(|| format!("hosts: {}", hosts.iter().map(sender).collect::<Vec<_>>().join(", ")))
 }
 
 fn repeated(happening: &WhyHappening) -> Option<String> {

@@ -29,7 +29,7 @@ use super::{
     keys_and_defaults::{
         API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
     },
-    settings::{Backend, RuntimeSettings, Settings, StoreSettings},
+    settings::{Backend, ImportFolder, RuntimeSettings, Settings, StoreSettings},
     violations::{Violation, Violations},
 };
 
@@ -97,6 +97,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         format!("must be at least {STALE_MIN}"),
     );
     let registry = registry(own, environment, found);
+    let import_folder = import_folder(own, &backend, found);
     if let Some(path) = &own.credentials.docker_config {
         found.absolute("credentials.dockerConfig", path);
     }
@@ -120,9 +121,21 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         providers: providers(own, environment, found),
         environment: environment.clone(),
         detection_period: own.detection.period.to_std(),
+        import_folder,
         stale_max: stale.enabled.then(|| stale.max_age.to_std()),
     };
     if violations.0.is_empty() { Ok(settings) } else { Err(violations.0) }
+}
+
+fn import_folder(own: &OwnKeys, backend: &Backend, found: &mut Violations) -> Option<ImportFolder> {
+    const KEY: &str = "importFolder.directory";
+    let directory = Some(&own.import_folder.directory).filter(|path| !path.as_os_str().is_empty())?;
+    found.absolute(KEY, directory);
+    let is_embedded = matches!(backend, Backend::Embedded(_));
+    let shown = format!("`{}`", directory.display());
+    found.rule(is_embedded, KEY, &shown, "needs the embedded store: images of a runtime are imported by its own tools");
+    found.rule(!directory.starts_with(&own.store.directory), KEY, &shown, "must not be in store.directory");
+    Some(ImportFolder { directory: directory.clone(), pin: own.import_folder.pin })
 }
 
 /// `None` for 0, which disables a feature.

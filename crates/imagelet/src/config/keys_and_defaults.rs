@@ -147,6 +147,8 @@ documents! {
         credentials: CredentialsKeys,
         /// How long pulls may take.
         pulls: PullsKeys,
+        /// A folder whose archives are imported, for nodes without a registry.
+        import_folder: ImportFolderKeys,
         /// How often images are detected.
         detection: DetectionKeys,
         /// Which behavior holds where the kubelet's has a weakness: `kubelet`, the kubelet's to the letter; `imagelet`, the improved one. [Compatibility](compatibility.md) lists the differences.
@@ -195,6 +197,12 @@ documents! {
     CredentialsKeys {
         /// A docker configuration (`config.json`) with the node's own registry credentials; read again every five minutes and on SIGHUP. Absent: `$DOCKER_CONFIG/config.json` where that is set; else a command reads `~/.docker/config.json`, and the daemon looks where the kubelet looks, see [credentials](credentials.md).
         docker_config: Option<PathBuf>,
+    }
+    ImportFolderKeys {
+        /// The daemon imports archives that appear here, and moves them to `done` or `failed` in it: an absolute path, of a folder that only root or the daemon's user may write to. Empty: none. Only with the embedded store. See [air gap](air-gap.md#a-watched-folder).
+        directory: PathBuf,
+        /// Pin the imported names, so that no collection removes them.
+        pin: bool,
     }
     DetectionKeys {
         /// How often the node detects which images are present and in use. With `imageMaximumGCAge` this or `gc.period` has to be shorter than 1h: otherwise uses between two detections could be missed.
@@ -429,6 +437,7 @@ impl File {
                 trickle_window: GoDuration::minutes(1),
                 bandwidth: "0".into(),
             },
+            import_folder: ImportFolderKeys { directory: PathBuf::new(), pin: true },
             detection: DetectionKeys { period: FIVE_MINUTES },
             compatibility: "imagelet".into(),
             stale_on_outage: StaleKeys { enabled: false, max_age: GoDuration::minutes(24 * 60) },

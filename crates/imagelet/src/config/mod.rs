@@ -18,6 +18,6 @@ mod violations;
 pub(crate) use self::{
     environment::Environment,
     keys_and_defaults::CriCallers,
-    settings::{Backend, CollectionMode, RuntimeSettings, Settings, StoreSettings},
+    settings::{Backend, CollectionMode, ImportFolder, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},
 };

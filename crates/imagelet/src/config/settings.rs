@@ -41,8 +41,16 @@ pub(crate) struct Settings {
     pub(crate) providers: Option<ProviderOptions>,
     pub(crate) environment: Environment,
     pub(crate) detection_period: Duration,
+    /// Where archives are imported from; `None`: nowhere.
+    pub(crate) import_folder: Option<ImportFolder>,
     /// How long `Always` uses a present image during an outage of its registry; `None`: never.
     pub(crate) stale_max: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ImportFolder {
+    pub(crate) directory: PathBuf,
+    pub(crate) pin: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@ use crate::{
 };
 use command::Command;
 pub(crate) use gc::{SpaceByCollection, collect};
-pub(crate) use images::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};
+pub(crate) use images::{FolderWatch, Why, WhyHappening, WhyImage, WhyNext, WhyRequest, import_arrivals};
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use pulls::PullTracker;
 pub(crate) use remote::{Probed, RemoteNode};

@@ -1,6 +1,6 @@
 //! Images that travel as files: `export` and `import`, alone, through a daemon, and with other tools at the other end.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::{
     fake_registry::FakeRegistry,
     images::{Image, Layer, noise},
     program::{Daemon, with_store},
-    testbed::scratch,
+    testbed::{scratch, wait_until},
 };
 
 fn image() -> Image {
@@ -123,4 +123,51 @@ fn a_daemon_exports_and_imports_what_a_pod_may_use_at_once() {
     )
     .unwrap();
     assert_eq!(daemon.run(["ensure", "-q", "-f", text(&pod)]).ok().trim(), image.id());
+}
+
+#[test]
+fn a_daemon_imports_what_appears_in_its_folder_pins_it_and_moves_it_away_once() {
+    let (registry, folder) = (FakeRegistry::start(), scratch());
+    let at = |part: &str| folder.path().join(part);
+    let (one, two) = (image(), Image::marked("two", 1000));
+    let (name, other) = (registry.put("app:v1", &one), registry.put("other:v1", &two));
+    for name in [&name, &other] {
+        with_store(&at("source"), ["pull", "-q", name]).ok();
+    }
+    with_store(&at("source"), ["export", "-q", &name, text(&at("app.tar"))]).ok();
+    with_store(&at("source"), ["export", "-q", &other, &format!("oci:{}", text(&at("layout")))]).ok();
+    drop(registry);
+
+    fs::create_dir(at("arrivals")).unwrap();
+    let config = at("config.yaml");
+    fs::write(&config, format!("importFolder: {{directory: {}}}\n", at("arrivals").display())).unwrap();
+    fs::copy(at("app.tar"), at("arrivals/app.tar.part")).unwrap();
+    fs::write(at("arrivals/exposed.tar"), "every user may write here").unwrap();
+    fs::set_permissions(at("arrivals/exposed.tar"), fs::Permissions::from_mode(0o666)).unwrap();
+    let daemon = Daemon::start(folder.path(), ["--store", text(&at("store")), "--config", text(&config)]);
+    fs::rename(at("layout"), at("arrivals/layout")).unwrap();
+    fs::rename(at("app.tar"), at("arrivals/app.tar")).unwrap();
+    wait_until("the archives are moved", || {
+        ["done/app.tar", "done/layout/index.json", "failed/exposed.tar"]
+            .iter()
+            .all(|path| at("arrivals").join(path).exists())
+    });
+    let reason = fs::read_to_string(at("arrivals/failed/exposed.tar.reason")).unwrap();
+    assert!(reason.contains("every user may write"), "{reason}");
+    assert!(at("arrivals/app.tar.part").exists() && !at("arrivals/app.tar").exists());
+
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
+    for (name, image) in [(&name, &one), (&other, &two)] {
+        let found = daemon.run(["inspect", "-o", "json", name]).json();
+        assert_eq!(found["image"]["id"].as_str(), Some(image.id()));
+        assert_eq!(found["image"]["pinnedBy"].as_array().unwrap().len(), 1, "{found}");
+    }
+    let why = daemon.run(["why", "-o", "json", &name]).json();
+    let history = why["images"][0]["history"].as_array().unwrap();
+    let imported: Vec<_> = history.iter().filter(|it| it["code"] == "imported").collect();
+    assert_eq!(imported.len(), 1, "{history:?}");
+    assert!(imported[0]["reason"].as_str().unwrap().contains("arrivals/app.tar"), "{imported:?}");
+    assert!(!history.iter().any(|it| it["what"] == "found"), "{history:?}");
+    let events = daemon.run(["events"]).ok();
+    assert!(events.contains("Imported 1 images from") && events.contains("ImportFailed"), "{events}");
 }

@@ -3,6 +3,7 @@
 mod admission;
 mod architecture;
 mod archives;
+mod artifacts;
 mod bare;
 mod between;
 mod by_hand;
@@ -55,6 +56,7 @@ mod rights;
 mod runtime_class;
 mod runtime_import;
 mod scripted;
+mod senders;
 mod shadow;
 mod sharing;
 mod socket;

@@ -32,7 +32,7 @@ use super::{
     startup_latency::ImageEnd,
 };
 use crate::{
-    audit_log::ActCode,
+    audit_log::{Act, ActCode},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, default_tag},
     inventory::HandedOut,
     records::{CheckResult, Intent},
@@ -188,8 +188,10 @@ impl<'a> Ensuring<'a> {
         self.reporter.normal("Pulling", event_messages::pulling(image));
         let began = Instant::now();
         let act = |code, why| self.request.act(&key.canonical, code, began.elapsed(), why);
+        let mut broadcast = None;
         let (outcome, completion) = match self.manager.puller.pull(&work) {
             Ok(subscription) => {
+                broadcast = Some(subscription.broadcast());
                 let completion = Completion {
                     intent: Some(intent),
                     records: Arc::clone(&self.manager.parts.records),
@@ -229,7 +231,8 @@ impl<'a> Ensuring<'a> {
         let message = event_messages::failed(image, &failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
-        self.manager.parts.decisions.act(act(ActCode::PullFailed, failure.chain()));
+        let hosts = broadcast.map(|broadcast| broadcast.hosts()).unwrap_or_default();
+        self.manager.parts.decisions.act(Act { hosts, ..act(ActCode::PullFailed, failure.chain()) });
         self.withdraw(intent).await;
         let error = EnsureError::from_pull(image, with_causes(failure, missing), self.manager.compatibility());
         self.failed(key, &error);

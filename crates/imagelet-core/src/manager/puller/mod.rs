@@ -134,6 +134,7 @@ impl Puller {
             took: began.elapsed(),
             credential,
             way: progress.way(),
+            hosts: progress.hosts(),
         })
     }
 

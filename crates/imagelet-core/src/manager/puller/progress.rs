@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    audit_log::PullHost,
     image::{ByteSize, Digest},
     runtime::{LayerState, Progress, PullEvent, PullWay},
 };
@@ -24,6 +25,7 @@ struct Shared {
     received: BTreeMap<Digest, ByteSize>,
     committing: bool,
     way: Option<PullWay>,
+    hosts: Vec<PullHost>,
     listeners: HashMap<u64, Progress>,
     next: u64,
 }
@@ -64,6 +66,11 @@ impl Broadcast {
         self.lock().way.clone()
     }
 
+    /// What each host has sent, over all attempts.
+    pub(crate) fn hosts(&self) -> Vec<PullHost> {
+        self.lock().hosts.clone()
+    }
+
     fn send(&self, event: &PullEvent) {
         let listeners: Vec<Progress> = {
             let mut shared = self.lock();
@@ -97,6 +104,7 @@ impl Shared {
                 }
             }
             PullEvent::Committing => self.committing = true,
+            PullEvent::Hosts(hosts) => PullHost::add_all(&mut self.hosts, hosts),
             PullEvent::Way(way) => {
                 // What an import reported before is not what the runtime does now.
                 self.layers.clear();
@@ -172,6 +180,28 @@ mod tests {
         assert_eq!(broadcast.lock().listeners.len(), 0);
         sink(PullEvent::Layer { digest: layer, state: LayerState::Done });
         assert_eq!(broadcast.fetched(), Some(ByteSize(9)));
+    }
+
+    #[test]
+    fn what_hosts_sent_is_summed_over_the_attempts_of_a_pull_and_bounded() {
+        let broadcast = Broadcast::default();
+        let host = |name: &str, bytes, class: &str| PullHost {
+            host: name.into(),
+            blobs: 1,
+            bytes,
+            failures: [(class.to_owned(), 1)].into(),
+            ..PullHost::default()
+        };
+        let sink = broadcast.sink();
+        sink(PullEvent::Hosts(vec![host("m", 5, "unauthorized")]));
+        sink(PullEvent::Hosts(vec![host("m", 2, "unauthorized"), host("r", 3, "timed-out")]));
+        let summed = PullHost { blobs: 2, bytes: 7, ..host("m", 0, "unauthorized") };
+        let summed = PullHost { failures: [("unauthorized".to_owned(), 2)].into(), ..summed };
+        assert_eq!(broadcast.hosts(), [summed, host("r", 3, "timed-out")]);
+        sink(PullEvent::Hosts((0..100).map(|number| host(&number.to_string(), 1, "other")).collect()));
+        (0..100).for_each(|number| sink(PullEvent::Hosts(vec![host("m", 0, &number.to_string())])));
+        let hosts = broadcast.hosts();
+        assert_eq!((hosts.len(), hosts[0].failures.len()), (PullHost::REPORTED_MAX, PullHost::CLASSES_MAX));
     }
 
     #[test]

@@ -196,6 +196,11 @@ impl<T: Send + 'static> Subscription<T> {
         self
     }
 
+    /// What is known of the pull, also after its end.
+    pub(crate) fn broadcast(&self) -> Broadcast {
+        self.progress.clone()
+    }
+
     pub(crate) async fn outcome(mut self, progress: &Progress) -> (Outcome, Option<T>) {
         let _listening = self.progress.listen(progress);
         // A clone, so that a drop here can still hand the pull to a keeper.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::circuit_breaker::CircuitKey;
 use crate::{
-    audit_log::Act,
+    audit_log::{Act, PullHost},
     credentials::TrackedCredential,
     image::{ByteSize, ImageKey, ImageSpec, Platform, Reference},
     manager::request::Caller,
@@ -38,11 +38,13 @@ pub(crate) struct Pulled {
     /// Which of the work's credentials opened the registry.
     pub(crate) credential: Option<usize>,
     pub(crate) way: Option<PullWay>,
+    pub(crate) hosts: Vec<PullHost>,
 }
 
 impl Pulled {
     pub(crate) fn act(&self, act: Act) -> Act {
-        Act { keys: vec![self.key.to_string()], bytes: Some(self.fetched.0).filter(|size| *size > 0), ..act }
+        let bytes = Some(self.fetched.0).filter(|size| *size > 0);
+        Act { keys: vec![self.key.to_string()], bytes, hosts: self.hosts.clone(), ..act }
     }
 }
 

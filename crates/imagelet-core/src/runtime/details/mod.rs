@@ -42,8 +42,10 @@ pub struct ImageDetails {
 pub struct PulledManifest {
     /// Its digest.
     pub digest: Digest,
-    /// `OS/ARCHITECTURE`
+    /// `OS/ARCHITECTURE`; empty for an artifact.
     pub platform: String,
+    /// The type of an artifact; `None`: it is an image.
+    pub artifact_type: Option<String>,
     /// Lowest first.
     pub layers: Vec<PulledLayer>,
     /// Time of the pull, in seconds since 1970.

@@ -12,7 +12,7 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-use super::super::{Engine, blocking, confirm::read_document, repair::sources};
+use super::super::{Engine, blocking, confirm::read_document, verify::repair::sources};
 use crate::{
     hash::Hash,
     image_archive::{
@@ -65,7 +65,7 @@ impl Engine {
         let mut documents = BTreeMap::new();
         let files = [
             ("manifest.json", Some(&record.manifest)),
-            ("config.json", Some(&record.id)),
+            ("config.json", Some(record.config())),
             ("index.json", record.index.as_ref()),
         ];
         for (name, digest) in files.into_iter().filter_map(|(name, digest)| Some((name, digest?))) {
@@ -91,12 +91,12 @@ impl Engine {
         credentials: &Credentials<'_>,
         progress: &Progress,
     ) -> Result<ExportedImage, RuntimeError> {
-        let mut layers: Vec<&Descriptor> = source.manifest.layers.iter().collect();
-        layers.sort_by_key(|layer| &layer.digest);
-        layers.dedup_by_key(|layer| &layer.digest);
+        let mut layers: Vec<(&Descriptor, Option<BlobFile>)> = source.layers()?;
+        layers.sort_by_key(|(layer, _)| &layer.digest);
+        layers.dedup_by_key(|(layer, _)| &layer.digest);
         progress(PullEvent::Resolved {
             manifest: source.root.digest.clone(),
-            layers: layers.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect(),
+            layers: layers.iter().map(|(layer, _)| (layer.digest.clone(), ByteSize(layer.size))).collect(),
         });
         let mut bytes = ByteSize::ZERO;
         let files = source.files(&names);
@@ -107,8 +107,8 @@ impl Engine {
         })
         .await?;
         let mut fetches = Fetches { engine: self, names: &source.names, credentials };
-        for layer in layers {
-            writer = self.write_layer(layer, writer, &mut fetches).await?;
+        for (layer, file) in layers {
+            writer = self.write_layer(layer, file, writer, &mut fetches).await?;
             bytes.0 += layer.size;
             progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Done });
         }
@@ -121,6 +121,7 @@ impl Engine {
     async fn write_layer(
         &self,
         layer: &Descriptor,
+        file: Option<BlobFile>,
         writer: LayoutWriter,
         fetches: &mut Fetches<'_>,
     ) -> Result<LayoutWriter, RuntimeError> {
@@ -129,7 +130,8 @@ impl Engine {
             .on_disk(move |store| {
                 let mut writer = writer;
                 writer.begin(&blob_name(&wanted.digest), wanted.size)?;
-                let Some(kept) = store.open_blob(&wanted.digest, wanted.size) else {
+                let of_artifact = || file.and_then(|file| store.open_layer_file(&file.key, &file.path, wanted.size));
+                let Some(kept) = store.open_blob(&wanted.digest, wanted.size).or_else(of_artifact) else {
                     return Ok((writer, false));
                 };
                 let is_whole = copy_kept(kept, &wanted.digest, &mut writer)?;
@@ -149,7 +151,19 @@ impl Engine {
     }
 }
 
+/// The file of an artifact in the store, which is a whole blob.
+struct BlobFile {
+    key: Digest,
+    path: String,
+}
+
 impl Source {
+    fn layers(&self) -> Result<Vec<(&Descriptor, Option<BlobFile>)>, RuntimeError> {
+        let config = self.manifest.read_config(&self.documents[&self.manifest.config.digest])?;
+        let file = |layer, key| self.manifest.file_path(layer).map(|path| BlobFile { key, path });
+        Ok(self.manifest.layers.iter().zip(config.diff_ids).map(|(layer, key)| (layer, file(layer, key))).collect())
+    }
+
     /// All files but the layers; blobs in the order of their digests.
     fn files(&self, names: &[String]) -> Vec<(String, Bytes)> {
         let root = Descriptor {
@@ -157,9 +171,12 @@ impl Source {
             digest: self.root.digest.clone(),
             size: self.root.bytes.len() as u64,
             platform: None,
+            annotations: None,
         };
         let layers = self.manifest.layers.iter().map(|layer| blob_name(&layer.digest)).collect();
-        let small = tables(&root, names, Some((blob_name(&self.manifest.config.digest), layers)));
+        // `docker load` reads images only.
+        let is_image = self.manifest.artifact_kind().is_none();
+        let small = tables(&root, names, is_image.then(|| (blob_name(&self.manifest.config.digest), layers)));
         let small = small.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes)));
         let documents = self.documents.iter().map(|(digest, bytes)| (blob_name(digest), bytes.clone()));
         small.chain(documents).collect()

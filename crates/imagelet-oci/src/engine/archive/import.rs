@@ -38,6 +38,7 @@ impl Engine {
     ) -> Result<Vec<ImportOutcome>, RuntimeError> {
         self.store.check_writable()?;
         let archive = self.open_archive(request).await?;
+        self.check_archive(&request.place, archive.format).await?;
         let count = archive.images.len();
         if request.name.is_some() && count != 1 {
             let message = format!("the archive has {count} images, and one name is given");
@@ -109,7 +110,7 @@ impl Engine {
         progress: &Progress,
     ) -> Result<(ImageId, bool), RuntimeError> {
         announce(resolved, progress)?;
-        let id = ImageId::new(resolved.manifest.config.digest.as_str());
+        let id = resolved.image_id();
         let names: Vec<String> = references
             .iter()
             .flat_map(|reference| {
@@ -120,7 +121,7 @@ impl Engine {
         let (config_bytes, config) = self.configuration(resolved, target).await?;
         let layers = &resolved.manifest.layers;
         check_layers(&id, layers.len(), config.diff_ids.len())?;
-        let may_share = self.config.sharing == LayerSharing::Node
+        let may_share = self.sharing(&resolved.manifest) == LayerSharing::Node
             || references.iter().all(|reference| self.store.is_named_in(&id, reference.repository()));
         if may_share && self.already_here(&id, &names, layers, progress).await? {
             return Ok((id, true));

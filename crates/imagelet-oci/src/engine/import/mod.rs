@@ -103,8 +103,20 @@ impl Engine {
 impl ImageImporter for EngineImporter {
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
         let described = self.describe(request, &progress).await.map_err(|error| ImportStage::Fetch.failed(error))?;
+        let imported = self.import_described(&described, &progress).await;
+        progress(PullEvent::Hosts(described.resolved.session.senders()));
+        imported
+    }
+
+    fn reserved(&self) -> Freed {
+        self.engine.reserved()
+    }
+}
+
+impl EngineImporter {
+    async fn import_described(&self, described: &Described, progress: &Progress) -> Result<ImageId, ImportError> {
         for _ in 0..BEGINS_MAX {
-            match self.attempt(&described, &progress).await {
+            match self.attempt(described, progress).await {
                 Ok(id) => return Ok(id),
                 Err(Ended::Failed(error)) => return Err(described.failed(error)),
                 Err(Ended::BaseGone) => {
@@ -117,23 +129,17 @@ impl ImageImporter for EngineImporter {
         Err(described.failed(ImportStage::Handover.failed(error)))
     }
 
-    fn reserved(&self) -> Freed {
-        self.engine.reserved()
-    }
-}
-
-impl EngineImporter {
     async fn describe(&self, request: &PullRequest, progress: &Progress) -> Result<Described, RuntimeError> {
         if !rustix::process::geteuid().is_root() {
             let message = "only root can unpack layers as a runtime has them";
             return Err(RuntimeError::new(RuntimeErrorKind::Unsupported, message));
         }
-        let (target, resolved) = scarce::retried(|| self.engine.resolved(request)).await?;
+        let (target, resolved) = scarce::retried(|| self.engine.resolved(request, progress)).await?;
         let read = async {
+            resolved.manifest.check_is_image()?;
             announce(&resolved, progress)?;
             let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &target)).await?;
-            let id = ImageId::new(resolved.manifest.config.digest.as_str());
-            check_layers(&id, resolved.manifest.layers.len(), read.diff_ids.len())?;
+            check_layers(&resolved.image_id(), resolved.manifest.layers.len(), read.diff_ids.len())?;
             let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
             let image = ImportedImage {
                 reference: target.reference.clone(),

@@ -1,4 +1,4 @@
-//! Authenticates requests to a registry.
+//! Authenticates requests to a registry (`docs/spec/pull.md §13.8`).
 //!
 //! **Invariant:** a credential, and every token obtained with it, lives in one pull session and is sent to one origin:
 //! its own registry, and that registry's token service if it passes [`check_realm`] and [`may_see`].

@@ -1,4 +1,4 @@
-//! Reads blobs as one exact stream, however often the connection breaks.
+//! Reads blobs as one exact stream, however often the connection breaks (`docs/spec/pull.md §13.7`).
 
 mod overtake;
 pub(super) mod parallel;
@@ -8,7 +8,7 @@ pub(super) mod straggler;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -298,7 +298,9 @@ pub(crate) struct BlobStream {
 impl BlobStream {
     /// Waits for the response head, so that an error of all hosts is known.
     pub(crate) async fn ready(&mut self) -> Result<(), RuntimeError> {
-        let is_empty = self.reached == self.end && self.source.size() > 0;
+        // An empty blob of a registry is requested, too: it may be absent there.
+        let is_here = self.source.size() > 0 || self.source.session.archive().is_some();
+        let is_empty = self.reached == self.end && is_here;
         if self.is_open || is_empty {
             return Ok(());
         }
@@ -343,6 +345,8 @@ impl BlobStream {
 
     /// The bytes of a chunk that are new; `None`: they all have been read before.
     fn accept(&mut self, mut chunk: Bytes) -> Result<Option<Bytes>, RuntimeError> {
+        let sent = &self.source.session.hosts()[self.host].sent;
+        sent.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
         let known = self.skip.min(chunk.len() as u64);
         self.skip -= known;
         chunk.advance(usize::try_from(known).unwrap_or(usize::MAX));
@@ -383,6 +387,7 @@ impl BlobStream {
         } else {
             // A cut says little of the host: the other requests continue there.
             tracing::debug!(host = self.place, error = failure.error.chain(), "a blob broke off");
+            self.source.session.hosts()[self.host].sent.failed(failure.error.fault().class);
             attempts.failed(self.host, failure, Instant::now());
         }
     }
@@ -439,7 +444,9 @@ impl BlobStream {
     }
 
     fn opened(&mut self, (index, began, answer, skip, end): (usize, Instant, Response, u64, u64)) {
-        self.source.notes().served.insert(index);
+        if self.source.notes().served.insert(index) {
+            self.source.session.hosts()[index].sent.blobs.fetch_add(1, Ordering::Relaxed);
+        }
         (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
         (self.body, self.skip, self.end, self.is_open) = (Some(answer.body), skip, end, true);
         self.body_reader = self.source.body_reader();

@@ -1,4 +1,4 @@
-//! The network side of one pull: time without a byte over all connections, and the rate.
+//! The network side of one pull: time without a byte over all connections, and the rate (`docs/spec/pull.md §13.2`).
 //!
 //! Only time in which a request waits for the network counts. Unpacking, the wait for a place and a registry's
 //! `Retry-After` do not count.

@@ -1,4 +1,5 @@
-//! Reads the hosts that serve a registry's content from the configuration, or the registry itself.
+//! Reads the hosts that serve a registry's content from the configuration, or the registry itself
+//! (`docs/spec/pull.md §13.1`).
 //!
 //! ```text
 //! DIRECTORY/     containerd's tree of HOST/hosts.toml

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use self::steps::{ConnectionStep, recording};
 use super::{PullSession, Registry, RegistryConfig, Resolved, hosts::Host};
-use crate::manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig};
+use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// One step on the path of a pull.
 #[derive(Debug)]
@@ -122,9 +122,9 @@ impl Walk<'_> {
         let described = &resolved.manifest.config;
         let fetched = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
         self.passed(Stage::Blob.word(), fetched.1, format!("configuration {}", described.digest));
-        let fits = ImageConfig::parse(&fetched.0).and_then(|config| config.check_platform(platform));
+        let fits = resolved.manifest.read_config(&fetched.0).and_then(|config| config.check_platform(platform));
         fits.map_err(|error| ("platform", Duration::ZERO, error))?;
-        resolved.manifest.check_is_image().map_err(|error| ("platform", Duration::ZERO, error))?;
+        resolved.manifest.check_layers().map_err(|error| ("platform", Duration::ZERO, error))?;
         self.passed("platform", Duration::ZERO, platform.to_string());
         for layer in &resolved.manifest.layers {
             let (first, took) = self.timed(first_byte(session, layer)).await?;

@@ -20,6 +20,9 @@ use self::disk_usage::DiskUsage;
 pub(crate) struct ImageRecord {
     pub id: Digest,
     pub manifest: Digest,
+    /// `None`: it is an image, and its id is the digest of its configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact: Option<ArtifactRecord>,
     /// Digest of the index that its name meant, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Digest>,
@@ -30,7 +33,7 @@ pub(crate) struct ImageRecord {
     /// The user in its configuration; empty if unset.
     #[serde(default)]
     pub user: String,
-    /// `OS/ARCHITECTURE`
+    /// `OS/ARCHITECTURE`; empty for an artifact.
     pub platform: String,
     /// In seconds since 1970.
     pub pulled_at: u64,
@@ -42,6 +45,15 @@ pub(crate) struct ImageRecord {
     pub names: Vec<String>,
 }
 
+/// What an artifact has besides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ArtifactRecord {
+    /// Its type, as it calls itself.
+    pub kind: String,
+    /// Digest of its configuration.
+    pub config: Digest,
+}
+
 /// A layer of an image, with the blob it was unpacked from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerEntry {
@@ -50,7 +62,7 @@ pub(crate) struct LayerEntry {
     pub blob: Option<Digest>,
     /// Size of that blob.
     pub size: u64,
-    /// Digest of the uncompressed tar, the key of the layer in the store.
+    /// Digest of the uncompressed tar, the key of the layer in the store. Of an artifact's file, the digest of blob and path.
     pub diff_id: Digest,
     /// Media type in the manifest.
     pub media_type: String,
@@ -106,6 +118,10 @@ impl ImageRecord {
 
     pub(crate) fn image_id(&self) -> ImageId {
         ImageId::new(self.id.as_str())
+    }
+
+    pub(crate) fn config(&self) -> &Digest {
+        self.artifact.as_ref().map_or(&self.id, |artifact| &artifact.config)
     }
 
     pub(crate) fn diff_ids(&self) -> impl Iterator<Item = &Digest> {

@@ -101,7 +101,7 @@ impl Store {
         }
         let documents = [
             ("manifest.json", Some(&record.manifest)),
-            ("config.json", Some(&record.id)),
+            ("config.json", Some(record.config())),
             ("index.json", record.index.as_ref()),
         ];
         for (name, digest) in documents {

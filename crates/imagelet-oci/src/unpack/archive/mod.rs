@@ -24,6 +24,8 @@ const HEADER_COST: usize = 4;
 /// The cost of an attribute besides name and value, and of a range of a sparse file, with their copies.
 const XATTR_COST: usize = 256;
 const RANGE_COST: usize = 32;
+/// Mode of a file that comes without one.
+const FILE_MODE: u32 = 0o644;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TarKind {
@@ -123,6 +125,28 @@ impl<'a> Reader<'a> {
             if is_pending && self.fill_input()? == 0 {
                 return Err(truncated());
             }
+        }
+    }
+
+    /// An entry for input that is no archive but the data of one file.
+    pub(crate) fn whole_input_as_file(&mut self, path: &[u8], size: u64) -> TarEntry {
+        path.clone_into(&mut self.place);
+        (self.remaining, self.padding) = (size, 0);
+        let time = Time { secs: 0, nanos: 0 };
+        TarEntry {
+            name: path.to_vec(),
+            link: Vec::new(),
+            kind: TarKind::File,
+            mode: FILE_MODE,
+            uid: 0,
+            gid: 0,
+            size,
+            stored: size,
+            sparse: None,
+            mtime: time,
+            atime: time,
+            device: (0, 0),
+            xattrs: Vec::new(),
         }
     }
 

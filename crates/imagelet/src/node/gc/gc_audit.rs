@@ -157,6 +157,7 @@ impl LocalNode {
             bytes: freed,
             took_ms: None,
             why: String::new(),
+            hosts: Vec::new(),
         });
     }
 
@@ -171,6 +172,7 @@ impl LocalNode {
             bytes: None,
             took_ms: None,
             why: String::new(),
+            hosts: Vec::new(),
         });
     }
 

@@ -89,6 +89,7 @@ impl LocalNode {
             bytes: None,
             took_ms: None,
             why: String::new(),
+            hosts: Vec::new(),
         });
     }
 

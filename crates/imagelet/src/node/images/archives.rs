@@ -4,10 +4,12 @@ use std::{sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
+    audit_log::{Act, ActCode},
     credentials::TrackedCredential,
     image::{Image, ImageId, ImageKey, Platform, Reference, shown_name},
     runtime::{self, ImportOutcome, Progress},
 };
+use tokio::time::Instant;
 
 use crate::{
     api::{ExportRequest, Exported, ImportRequest, Imported, ImportedRow, PinRequest, Step, Steps, no_steps},
@@ -53,22 +55,44 @@ impl Command for ImportRequest {
     type Answer = Imported;
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Imported, Failure> {
-        let store = node.store("an import")?;
-        let request = core_request(&self)?;
-        let mut imported = Imported::default();
-        for image in store.import(&request, &progress(steps)).await? {
-            let row = row_of(image);
-            if row.failure.is_none() {
-                tracing::info!(image = row.id, names = ?row.names, present = row.present, "imported an image");
-                node.parts.inventory.touch(&ImageKey::new(ImageId::new(&row.id), String::new()), SystemTime::now());
-                for name in row.names.iter().filter(|_| self.pin) {
-                    PinRequest { pattern: name.clone() }.run(node, no_steps()).await?;
-                }
-            }
-            imported.images.push(row);
-        }
-        Ok(imported)
+        import(node, &self, "command", steps).await
     }
+}
+
+/// Imports the images of an archive; `by` is the requester for the log of decisions.
+pub(super) async fn import(
+    node: &LocalNode,
+    request: &ImportRequest,
+    by: &str,
+    steps: Steps,
+) -> Result<Imported, Failure> {
+    let store = node.store("an import")?;
+    let (archive, began) = (core_request(request)?, Instant::now());
+    let mut imported = Imported::default();
+    for image in store.import(&archive, &progress(steps)).await? {
+        let row = row_of(image);
+        if row.failure.is_none() {
+            tracing::info!(image = row.id, names = ?row.names, present = row.present, "imported an image");
+            let key = ImageKey::new(ImageId::new(&row.id), String::new());
+            node.parts.inventory.touch(&key, SystemTime::now());
+            node.parts.decisions.act(Act {
+                at: SystemTime::now(),
+                code: ActCode::Imported,
+                keys: vec![key.to_string()],
+                names: row.names.clone(),
+                by: by.to_owned(),
+                bytes: None,
+                took_ms: u64::try_from(began.elapsed().as_millis()).ok(),
+                why: format!("from `{}`", request.place.path.display()),
+                hosts: Vec::new(),
+            });
+            for name in row.names.iter().filter(|_| request.pin) {
+                PinRequest { pattern: name.clone() }.run(node, no_steps()).await?;
+            }
+        }
+        imported.images.push(row);
+    }
+    Ok(imported)
 }
 
 fn progress(steps: Steps) -> Progress {

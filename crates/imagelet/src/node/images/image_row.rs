@@ -81,6 +81,8 @@ struct StoredDetails<'a> {
     id: &'a str,
     manifest: &'a str,
     platform: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    artifact_type: Option<&'a str>,
     layers: &'a [PulledLayer],
     pulled_at: Option<String>,
     config: &'a RawValue,
@@ -92,6 +94,7 @@ pub(crate) fn details_of(details: &ImageDetails) -> Option<Box<RawValue>> {
         id: details.image.id.as_str(),
         manifest: pulled.digest.as_str(),
         platform: &pulled.platform,
+        artifact_type: pulled.artifact_type.as_deref(),
         layers: &pulled.layers,
         pulled_at: moment(SystemTime::UNIX_EPOCH + Duration::from_secs(pulled.at)),
         config: serde_json::from_str(details.config.as_ref()?.as_str()).ok()?,

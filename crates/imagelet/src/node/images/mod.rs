@@ -4,6 +4,7 @@ mod adopt_images;
 mod archives;
 mod commands;
 mod image_row;
+mod import_folder;
 mod mounts;
 mod pins;
 mod usage;
@@ -11,4 +12,5 @@ mod verify;
 mod why;
 
 pub(crate) use image_row::{KnownSizes, row, row_without_uses};
+pub(crate) use import_folder::{FolderWatch, import_arrivals};
 pub(crate) use why::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
-    audit_log::{Happening, HappeningKind, History, ImageHistory},
+    audit_log::{Happening, HappeningKind, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
     image::{ImageId, ImageKey, shown_name},
     inventory::{ImageEntry, Snapshot},
@@ -93,7 +93,7 @@ pub(crate) struct WhyHappening {
     /// The last time, where the same decision was repeated.
     pub(crate) until: Option<String>,
     pub(crate) count: u64,
-    /// `pulled`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
+    /// `pulled`, `imported`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
     /// `pinned`, `unpinned`, `pull failed`, `given up`.
     pub(crate) what: String,
     pub(crate) code: String,
@@ -107,6 +107,9 @@ pub(crate) struct WhyHappening {
     pub(crate) took_ms: Option<u64>,
     /// Planned only, in shadow mode.
     pub(crate) shadow: bool,
+    /// Of a pull by the embedded store: what each host of the registry sent.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hosts: Vec<PullHost>,
 }
 
 #[async_trait]
@@ -308,6 +311,7 @@ fn happening(happening: Happening) -> WhyHappening {
     let what = match happening.kind {
         HappeningKind::Act(code) => match code {
             imagelet_core::audit_log::ActCode::Pulled => "pulled",
+            imagelet_core::audit_log::ActCode::Imported => "imported",
             imagelet_core::audit_log::ActCode::RemovedOnRequest => "removed",
             imagelet_core::audit_log::ActCode::UntaggedOnRequest => "untagged",
             imagelet_core::audit_log::ActCode::Pinned => "pinned",
@@ -338,5 +342,6 @@ fn happening(happening: Happening) -> WhyHappening {
         bytes: happening.bytes,
         took_ms: happening.took_ms,
         shadow: happening.shadow,
+        hosts: happening.hosts,
     }
 }

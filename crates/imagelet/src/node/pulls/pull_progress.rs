@@ -164,6 +164,7 @@ impl Pull {
                 self.sample(now);
             }
             PullEvent::Committing => self.phase = phase::COMMITTING,
+            PullEvent::Hosts(_) => {}
             PullEvent::Way(PullWay::Imported) => self.phase = phase::RESOLVING,
             PullEvent::Way(PullWay::Forwarded(_)) => {
                 // The runtime does not reuse what an import fetched.

@@ -1,5 +1,7 @@
 //! Compares the store with what was pulled; a damaged image is no longer shown.
 
+pub(super) mod repair;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,

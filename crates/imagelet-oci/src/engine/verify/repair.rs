@@ -8,11 +8,11 @@ use imagelet_core::{
     runtime::{Credentials, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 
-use super::{
-    Engine, blocking,
-    confirm::{Read, read_document},
-};
 use crate::{
+    engine::{
+        Engine, blocking,
+        confirm::{Read, read_document},
+    },
     manifest::{CONFIG_BYTES_MAX, ImageConfig, Manifest, ManifestDocument},
     mount,
     registry::{PullSession, Resolved, about},
@@ -28,7 +28,7 @@ struct RepairTarget {
 
 impl Engine {
     /// Whole layers and documents are not fetched, and nothing of an image that is whole by now.
-    pub(super) async fn repaired(
+    pub(in crate::engine) async fn repaired(
         &self,
         id: &ImageId,
         credentials: &Credentials<'_>,
@@ -65,7 +65,10 @@ impl Engine {
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
-        let digest = target.id.as_str().parse::<Digest>().ok();
+        let digest = match &target.record {
+            Some(record) => Some(record.config().clone()),
+            None => target.id.as_str().parse::<Digest>().ok(),
+        };
         let config = match &digest {
             Some(digest) => self.kept(&target.id, "config.json", digest).await,
             None => None,
@@ -77,7 +80,7 @@ impl Engine {
             let platform = own.and_then(|config| format!("{}/{}", config.os, config.architecture).parse().ok());
             self.registry.resolve(reference, credential, &platform.unwrap_or_else(Platform::host)).await?
         };
-        if resolved.manifest.config.digest.as_str() != target.id.as_str() {
+        if resolved.image_id() != target.id {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::NotFound,
                 format!("`{reference}` is another image than `{}` by now", target.id),
@@ -88,7 +91,7 @@ impl Engine {
             Some(config) => config,
             None => resolved.session.fetch_blob_bytes(&resolved.manifest.config, CONFIG_BYTES_MAX).await?.to_vec(),
         };
-        let layers = resolved.manifest.layers.iter().zip(ImageConfig::parse(&config)?.diff_ids);
+        let layers = resolved.manifest.layers.iter().zip(resolved.manifest.read_config(&config)?.diff_ids);
         let lacking = layers.filter(|(_, diff_id)| self.store.layer(diff_id).is_none());
         progress(PullEvent::Resolved {
             manifest: resolved.chosen.digest.clone(),
@@ -136,7 +139,7 @@ impl Engine {
         }
     }
 
-    pub(super) async fn refuse_if_mounted(&self, layers: &[Digest]) -> Result<(), RuntimeError> {
+    pub(in crate::engine) async fn refuse_if_mounted(&self, layers: &[Digest]) -> Result<(), RuntimeError> {
         let replaced = self.store.replaced_by(layers);
         if replaced.is_empty() {
             return Ok(());
@@ -158,7 +161,7 @@ impl Engine {
 }
 
 /// The sources of an image: each repository once, by digest where a name has one.
-pub(super) fn sources(names: &[String]) -> Vec<Reference> {
+pub(in crate::engine) fn sources(names: &[String]) -> Vec<Reference> {
     let mut parsed: Vec<Reference> = names.iter().filter_map(|name| name.parse().ok()).collect();
     parsed.sort_by_key(|reference| reference.digest().is_none());
     let mut sources: Vec<Reference> = Vec::new();

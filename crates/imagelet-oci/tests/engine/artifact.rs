@@ -1,0 +1,179 @@
+//! Artifacts: each blob is a file of the mounted directory, unchanged and named by its title.
+
+use std::{collections::BTreeMap, path::Path};
+
+use imagelet_core::{
+    credentials::Credential,
+    image::{ImageSpec, Reference},
+    runtime::{
+        ArchivePlace, ExportRequest, ImageService as _, ImportRequest, ImportStage, LocalStore as _, PullRequest,
+        RuntimeErrorKind, no_progress,
+    },
+};
+use imagelet_oci::Engine;
+
+use crate::{
+    fixture::{Layer, TestRegistry},
+    import::Bed,
+    open, pull, tree,
+};
+
+/// A gzip header, so that an inflater would take the file for compressed.
+const PACKED: &[u8] = b"\x1f\x8b\x08 and no more";
+
+fn files() -> Vec<(&'static str, &'static [u8])> {
+    vec![("model.bin", PACKED), ("tokens/vocabulary.txt", b"a b c\n"), ("tokens/merges.txt", b""), ("", b"unnamed")]
+}
+
+/// Path and content of all files of all layers.
+fn stored(root: &Path) -> BTreeMap<String, Vec<u8>> {
+    let paths = tree(&root.join("layers")).into_keys();
+    let files = paths.filter_map(|path| {
+        let (_, below) = path.split_once("/fs/")?;
+        Some((below.to_owned(), std::fs::read(root.join("layers").join(&path)).expect("a file")))
+    });
+    files.collect()
+}
+
+fn expected() -> BTreeMap<String, Vec<u8>> {
+    let unnamed = imagelet_core::image::Digest::of(b"unnamed").hex().to_owned();
+    let name = |title: &str| if title.is_empty() { unnamed.clone() } else { title.to_owned() };
+    files().into_iter().map(|(title, bytes)| (name(title), bytes.to_vec())).collect()
+}
+
+async fn findings(engine: &Engine) -> String {
+    let report = engine.verify(None, std::sync::Arc::new(|_, _| {})).await.expect("a check");
+    let damaged = report.images.iter().filter(|image| {
+        !image.documents.is_empty() || image.layers.iter().any(|(_, check)| !check.findings.is_empty())
+    });
+    damaged.map(|image| format!("{image:?}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_is_pulled_as_files_and_identified_by_its_manifest() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let digest = registry.artifact("model", "v1", &files());
+    let (engine, name) = (open(folder.path()).await, registry.name("model:v1"));
+    let id = pull(&engine, &name).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(id.as_str(), digest);
+    assert_eq!(stored(folder.path()), expected());
+
+    let details = engine.details(&ImageSpec::new(&name)).await.expect("it answers").expect("it is present");
+    let pulled = details.pulled.expect("the store records it");
+    assert_eq!(pulled.artifact_type.as_deref(), Some("application/vnd.example.model"));
+    assert_eq!((pulled.platform.as_str(), pulled.layers.len()), ("", 4));
+    assert!(details.image.size.0 > 0, "its files count");
+    assert_eq!(findings(&engine).await, "");
+
+    // Another artifact with the same configuration is another image, and shares the files of the same name.
+    let other = registry.artifact("model", "v2", &[("model.bin", PACKED), ("more", b"more")]);
+    registry.take_layer_requests();
+    assert_eq!(pull(&engine, &registry.name("model:v2")).await.expect("pulled").as_str(), other);
+    assert_eq!(registry.take_layer_requests(), 1);
+    assert_eq!(engine.list(None).await.expect("a list").len(), 2);
+
+    // After a restart it is present, and its removal frees its files but the shared one.
+    drop(engine);
+    let engine = open(folder.path()).await;
+    registry.take_layer_requests();
+    assert_eq!(pull(&engine, &name).await.expect("present").as_str(), digest);
+    assert_eq!(registry.take_layer_requests(), 0);
+    engine.remove(&ImageSpec::new(&name)).await.expect("removed");
+    assert_eq!(stored(folder.path()).into_keys().collect::<Vec<_>>(), ["model.bin", "more"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manifest_that_names_a_file_of_another_repository_does_not_get_it() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    registry.artifact("private", "v1", &[("key", b"secret")]);
+    registry.artifact("public", "v1", &[("key", b"secret")]);
+    let path = format!("public/blobs/{}", imagelet_core::image::Digest::of(b"secret"));
+    registry.forget(&path);
+    let engine = open(folder.path()).await;
+    pull(&engine, &registry.name("private:v1")).await.expect("pulled");
+    let error = pull(&engine, &registry.name("public:v1")).await.expect_err("its registry has no such blob");
+    assert_eq!(error.kind(), RuntimeErrorKind::NotFound, "{}", error.chain());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_bytes_and_wrong_sizes_of_a_file_are_refused_and_leave_nothing() {
+    let registry = TestRegistry::start().await;
+    for served in [&b"other!"[..], b"cut", b"longer than announced", b""] {
+        let folder = tempfile::tempdir().expect("a folder");
+        registry.artifact("model", "v1", &[("file", b"right!")]);
+        let path = format!("model/blobs/{}", imagelet_core::image::Digest::of(b"right!"));
+        registry.put(&path, "layer", served.to_vec(), None);
+        let engine = open(folder.path()).await;
+        pull(&engine, &registry.name("model:v1")).await.expect_err("the bytes are wrong");
+        assert_eq!(stored(folder.path()), BTreeMap::new());
+        assert!(engine.list(None).await.expect("a list").is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_of_an_artifact_is_found_and_repaired_also_without_its_record() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    registry.artifact("model", "v1", &files());
+    let name = registry.name("model:v1");
+    let engine = open(folder.path()).await;
+    let id = pull(&engine, &name).await.expect("pulled");
+    let hex = id.as_str().split_once(':').expect("a digest").1.to_owned();
+    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let file = tree(folder.path()).into_keys().find(|path| path.ends_with("fs/model.bin")).expect("it is stored");
+    std::fs::write(folder.path().join(file), b"rotten").expect("written");
+    assert!(findings(&engine).await.contains("model.bin"));
+    engine.repair(&id, &anonymous, &no_progress()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!((stored(folder.path()), findings(&engine).await), (expected(), String::new()));
+
+    drop(engine);
+    std::fs::write(folder.path().join("images").join(hex).join("image.json"), b"rotten").expect("written");
+    let engine = open(folder.path()).await;
+    assert_eq!(engine.damaged(&name).as_ref(), Some(&id));
+    engine.repair(&id, &anonymous, &no_progress()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!((stored(folder.path()), findings(&engine).await), (expected(), String::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_crosses_an_air_gap_without_its_registry_and_without_kept_blobs() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let digest = registry.artifact("model", "v1", &files());
+    let name = registry.name("model:v1");
+    let (source, target) = (open(&folder.path().join("source")).await, open(&folder.path().join("target")).await);
+    pull(&source, &name).await.expect("pulled");
+    drop(registry);
+    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    for is_folder in [false, true] {
+        let place = ArchivePlace { path: folder.path().join(format!("archive-{is_folder}")), is_folder };
+        let request = ExportRequest { image: name.clone(), place: place.clone() };
+        let exported = source.export(&request, &anonymous, &no_progress()).await;
+        assert_eq!(exported.unwrap_or_else(|error| panic!("{}", error.chain())).digest.as_str(), digest);
+        let request = ImportRequest { place, ..ImportRequest::default() };
+        let imported = target.import(&request, &no_progress()).await.expect("an archive");
+        let (id, present) = imported[0].outcome.as_ref().unwrap_or_else(|error| panic!("{}", error.chain()));
+        assert_eq!((id.as_str(), *present), (digest.as_str(), is_folder));
+        assert_eq!(stored(&folder.path().join("target")), expected());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_into_a_runtime_refuses_an_artifact_by_its_type_and_takes_images() {
+    let Some(bed) = Bed::new(|_| {}).await else { return };
+    bed.registry.artifact("model", "v1", &files());
+    bed.registry.image("app", "v1", &[Layer::new().file("a", b"a").gzip()]);
+    let error = bed.import("model:v1").await.expect_err("a runtime cannot run it");
+    assert_eq!((error.stage, error.cause.kind()), (ImportStage::Fetch, RuntimeErrorKind::Unacceptable));
+    let told = error.cause.chain();
+    assert!(told.contains("an artifact of type `application/vnd.example.model`, not an image"), "{told}");
+    assert!(told.contains("model:v1"), "{told}");
+    bed.import("app:v1").await.expect("an image");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_estimate_of_an_artifact_is_its_size() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    registry.artifact("model", "v1", &[("large", &[7; 1_000_000]), ("small", b"1")]);
+    let engine = open(folder.path()).await;
+    let request = PullRequest { image: ImageSpec::new(registry.name("model:v1")), ..PullRequest::default() };
+    let estimate = engine.estimate(&request).await.expect("it answers").expect("the store knows");
+    assert_eq!((estimate.bytes_missing.0, estimate.layers_missing), (1_000_001, 2));
+}
