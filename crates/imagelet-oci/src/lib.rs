@@ -29,6 +29,6 @@ pub use admission::Admission;
 pub use confine::Confinement;
 pub use engine::{Engine, EngineConfig, LayerSharing};
 pub use pipeline::LayerLimits;
-pub use registry::{PathReport, PathStep, ProxyConfig, RegistryConfig, Trickle, check_path};
+pub use registry::{LoginCheck, PathReport, PathStep, ProxyConfig, RegistryConfig, Trickle, check_login, check_path};
 pub use store::{Access, Durability};
 pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};

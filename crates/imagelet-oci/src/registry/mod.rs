@@ -9,6 +9,7 @@
 //! transport, origin  one request and its redirects; credentials stay with their origin
 //! reception        time without a byte, and the rate of a pull
 //! connector, dial, tls    connections: addresses, deadlines, trust;  proxy: by a proxy;  failure: why none
+//! login              whether a registry accepts a credential
 //! path_check         each step of a pull at each host, for diagnosis
 //! hosts: the hosts to try;  pull_session: the credential;  error: messages
 //! ```
@@ -22,6 +23,7 @@ mod connection;
 mod error;
 mod health;
 mod hosts;
+mod login;
 mod path_check;
 mod pull_session;
 mod rate_limit;
@@ -47,6 +49,7 @@ use self::{
 
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::{proxy::ProxyConfig, reception::Trickle};
+pub use self::login::{LoginCheck, check_login};
 pub use self::path_check::{PathReport, PathStep, check_path};
 pub(crate) use self::pull_session::PullSession;
 #[cfg(feature = "fuzzing")]

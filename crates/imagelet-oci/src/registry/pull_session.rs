@@ -62,6 +62,8 @@ pub(crate) struct SessionHost {
     /// The token service that did not receive the credential, for the message of a refusal.
     pub(crate) withheld: OnceLock<Origin>,
     reference: Reference,
+    /// The session only checks a credential: it asks for no repository.
+    is_login: bool,
     pub(crate) account: Account,
 }
 
@@ -78,6 +80,15 @@ impl PullSession {
         let reception = Arc::new(Reception::new(shared.config.silence_max, shared.config.trickle));
         let has_begun = AtomicBool::new(false);
         Self { inner: Arc::new(Inner { shared, reference, hosts, reception, archive: None, retry_budget, has_begun }) }
+    }
+
+    /// A session that checks a credential at one host.
+    pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, host: Host, credential: &Credential) -> Self {
+        let host =
+            SessionHost { is_login: true, ..SessionHost::new(host, &reference, Some(credential), &shared.rate_limits) };
+        let mut session = Self::new(shared, reference, Vec::new(), None);
+        Arc::get_mut(&mut session.inner).expect("it was made here").hosts.push(host);
+        session
     }
 
     /// A session without hosts: all blobs come from an archive.
@@ -167,7 +178,7 @@ impl SessionHost {
         let account = limits.account(credential);
         let (credential, reference) = (credential.cloned(), reference.clone());
         let renewal = tokio::sync::Mutex::default();
-        Self { host, credential, grant, renewal, withheld: OnceLock::new(), reference, account }
+        Self { host, credential, grant, renewal, withheld: OnceLock::new(), reference, is_login: false, account }
     }
 
     pub(crate) fn grant(&self) -> Option<Grant> {
@@ -189,10 +200,13 @@ impl SessionHost {
         }
     }
 
-    /// The token scope: pull from this repository, whatever scope the challenge names.
-    pub(crate) fn scope(&self) -> String {
+    /// The token scope: pull from this repository, whatever scope the challenge names; `None` for a login.
+    pub(crate) fn scope(&self) -> Option<String> {
+        if self.is_login {
+            return None;
+        }
         let prefix = self.host.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
-        format!("repository:{prefix}{}:pull", self.repository())
+        Some(format!("repository:{prefix}{}:pull", self.repository()))
     }
 
     fn repository(&self) -> &str {
@@ -205,6 +219,10 @@ impl SessionHost {
         let place = origin.authority();
         let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
         match (&self.credential, self.withheld.get()) {
+            (Some(_), None) if self.is_login => {
+                denied(format!("registry `{place}` does not accept this user and password{detail}"))
+                    .with_hint("check both; some registries want an access token in place of the password")
+            }
             (Some(_), Some(service)) => denied(format!(
                 "registry `{place}` wants a credential for `{reference}`, which its token service `{service}` is not \
                  shown: that is another origin and not encrypted{detail}"

@@ -31,6 +31,7 @@ mod library;
 mod lifecycle;
 mod lifetime;
 mod listing;
+mod login;
 mod mounts;
 mod one_socket;
 mod operator;
