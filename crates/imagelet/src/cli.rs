@@ -10,7 +10,7 @@ mod tests;
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
 use imagelet_core::{
     image::{ByteSize, Percent, Platform},
     text::{DurationError, GoDuration},

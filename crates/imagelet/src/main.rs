@@ -18,6 +18,7 @@ mod progress;
 mod secret_hygiene;
 mod serve;
 mod size;
+mod traces;
 
 use std::{
     ffi::OsString,

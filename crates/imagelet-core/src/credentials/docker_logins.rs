@@ -60,19 +60,14 @@ pub enum LoginError {
         #[source]
         source: io::Error,
     },
-    /// The credential helper did not run or failed.
-    #[error(transparent)]
-    Helper(#[from] HelperFailure),
+    /// The credential helper did not run or failed; the text shows no secret.
+    #[error("{0}")]
+    Helper(String),
 }
-
-/// The failure of a credential helper; its text shows no secret.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct HelperFailure(String);
 
 impl From<HelperError> for LoginError {
     fn from(error: HelperError) -> Self {
-        Self::Helper(HelperFailure(error.to_string()))
+        Self::Helper(error.to_string())
     }
 }
 

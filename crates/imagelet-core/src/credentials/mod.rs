@@ -26,6 +26,11 @@ pub use secret_encodings::spellings;
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 
+/// Every metric of credential providers.
+pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
+    provider::PROVIDER_FAMILIES.into_iter()
+}
+
 /// A credential for a registry. `Debug` hides the secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {

@@ -1,5 +1,7 @@
 //! Which lines are accepted, and the size of each help.
 
+use clap::CommandFactory as _;
+
 use super::*;
 
 fn read(line: &str) -> Result<Cli, clap::Error> {

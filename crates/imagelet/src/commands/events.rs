@@ -15,7 +15,7 @@ use crate::{
     cli::{EventsArgs, Format, Since, Template},
     failure::Failure,
     node::Node,
-    output::{Table, printable, printed},
+    output::{Table, printable, printable_layout, printed},
     progress::{PullScreen, lock},
 };
 
@@ -53,7 +53,7 @@ impl EventView {
         match (&self.template, entry) {
             (Some(template), EventLine::Event(event)) => {
                 let row = serde_json::to_value(event).map_err(io::Error::other)?;
-                Ok(format!("{}\n", printable(&template.render(&row).map_err(io::Error::other)?)).into_bytes())
+                Ok(format!("{}\n", printable_layout(&template.render(&row).map_err(io::Error::other)?)).into_bytes())
             }
             (Some(_), _) => Ok(Vec::new()),
             (None, entry) if self.is_document() => Ok(line(entry, self.format)),

@@ -12,7 +12,7 @@ use crate::{
     cli::{Format, ImageFilter, LsArgs, Template, TemplateError},
     failure::Failure,
     node::Node,
-    output::{NAMELESS, Table, age, names, print, printable},
+    output::{NAMELESS, Table, age, names, print, printable_layout},
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -74,12 +74,7 @@ fn print_by_template(template: &Template, rows: &[Value]) -> Result<ExitCode, Fa
             lines.iter().for_each(|line| table.row(line.split('\t')));
             return table.write(out);
         }
-        lines.iter().try_for_each(|line| {
-            line.split('\n').try_for_each(|line| {
-                let cells: Vec<String> = line.split('\t').map(printable).collect();
-                writeln!(out, "{}", cells.join("\t"))
-            })
-        })
+        lines.iter().try_for_each(|line| writeln!(out, "{}", printable_layout(line)))
     })?)
 }
 
@@ -94,7 +89,7 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
     }
     let now = Timestamp::now();
     let joined = |texts: &[String]| if texts.is_empty() { "-".into() } else { texts.join(",") };
-    let mut table = Table::new(header);
+    let mut table = Table::new(header).wide(wide);
     for image in images {
         let shown = image.shown_names();
         let mut row = vec![
@@ -236,7 +231,8 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     if wide {
         header.push("NEXT COLLECTION");
     }
-    let (mut table, now) = (Table::new(header), Timestamp::now());
+    let table = Table::new(header).wide(wide).optional(&["SHARED", "ID", "REASON"]);
+    let (mut table, now) = (table, Timestamp::now());
     let mut images: Vec<&ImageRow> = usage.images.iter().collect();
     images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
     for image in images {

@@ -40,10 +40,7 @@ pub(super) async fn log_in(
             Some(user) => user,
             None => question("Username: ", false).await?.expose().to_owned(),
         };
-        let password = match arguments.password_stdin {
-            true => whole_stdin()?,
-            false => question("Password: ", true).await?,
-        };
+        let password = if arguments.password_stdin { whole_stdin()? } else { question("Password: ", true).await? };
         Ok::<_, Failure>((user, password))
     };
     let (user, password) = tokio::select! {
@@ -161,6 +158,6 @@ impl HiddenInput {
 impl Drop for HiddenInput {
     fn drop(&mut self) {
         // The terminal may have gone; nothing is left to restore then.
-        drop(tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0));
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
     }
 }

@@ -52,7 +52,7 @@ fn one(
 ) -> io::Result<()> {
     let wide = format == Format::Wide;
     let id = ImageId::new(&image.id);
-    let mut head = Table::default();
+    let mut head = Table::default().wide(wide);
     let named = if wide && !image.names.is_empty() {
         image.names.join(", ")
     } else {
@@ -186,7 +186,7 @@ fn history(history: &[&WhyHappening], wide: bool) -> Table {
     if wide {
         header.push("CODE");
     }
-    let mut table = Table::new(header);
+    let mut table = Table::new(header).wide(wide);
     for happening in history {
         let what = if happening.shadow { format!("{} (shadow)", happening.what) } else { happening.what.clone() };
         let mut row = vec![happening.at.as_deref().map_or_else(String::new, clock), what, explained(happening)];

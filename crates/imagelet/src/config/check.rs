@@ -90,6 +90,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         format!("must be at least {STALE_MIN}"),
     );
     let registry = registry(own, environment, found);
+    let traces = check_kubelet::traces(&kubelet.tracing, found);
     if let Some(path) = &own.credentials.docker_config {
         found.absolute("credentials.dockerConfig", path);
     }
@@ -105,6 +106,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         socket: own.socket.clone(),
         callers: own.cri,
         http: Some(http.clone()).filter(|address| !address.is_empty()),
+        traces,
         backend,
         pinned,
         sandbox_images: (!compatibility.is_kubelet()).then_some(sandbox_images),

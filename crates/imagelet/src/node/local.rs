@@ -22,11 +22,12 @@ use imagelet_core::{
 use tokio::sync::Semaphore;
 
 use super::{
-    gc::{CollectionStats, declare},
+    gauges::declare,
+    gc::CollectionStats,
     images::{KnownSizes, row, row_without_uses},
     pulls::PullTracker,
 };
-use crate::{api::ImageRow, config::Settings, failure::Failure};
+use crate::{api::ImageRow, config::Settings, failure::Failure, traces::Tracer};
 
 /// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
 pub(super) const FOLLOWERS_MAX: usize = 32;
@@ -39,6 +40,7 @@ pub(crate) struct NodeParts {
     pub(crate) inventory: Arc<Inventory>,
     pub(crate) manager: ImageManager,
     pub(crate) pulls: PullTracker,
+    pub(crate) tracer: Tracer,
     pub(crate) pod_starts: Arc<PodStarts>,
     pub(crate) events: Arc<LogEvents>,
     pub(crate) keyring: Arc<NodeKeyring>,
