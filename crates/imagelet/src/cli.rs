@@ -18,7 +18,7 @@ use imagelet_core::{
 
 pub(crate) use self::{
     help::command,
-    image_filter::ImageFilter,
+    image_filter::{FilteredImage, ImageFilter},
     kubelet::KubeletFlags,
     since::Since,
     template::{Template, TemplateError},
@@ -291,9 +291,11 @@ impl Command {
 /// Which files and places the daemon uses.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServeArgs {
-    /// Configuration file (`kind: ImageletConfiguration`), read again on SIGHUP. Commands that need no daemon read the
-    /// file that the variable names.
-    #[arg(long, env = "IMAGELET_CONFIG", value_name = "FILE")]
+    /// Configuration file; read again on SIGHUP.
+    ///
+    /// A file of `kind: ImageletConfiguration`. The variable IMAGELET_CONFIG stands for it; commands that need no daemon read
+    /// the file that the variable names.
+    #[arg(long, env = "IMAGELET_CONFIG", value_name = "FILE", hide_env = true)]
     pub(crate) config: Option<PathBuf>,
     /// Take the image settings from a kubelet's configuration file.
     #[arg(long, value_name = "FILE")]
@@ -301,14 +303,16 @@ pub(crate) struct ServeArgs {
     /// Listen on this unix socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Serve metrics and health over HTTP here; without authentication, so keep it on loopback.
+    /// Serve metrics and health over HTTP here.
+    ///
+    /// There is no authentication, so keep it on loopback.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
     /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", hide_short_help = true)]
     pub(crate) image_credential_provider_config: Option<PathBuf>,
     /// The folder of the credential providers' executables.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
     /// Keep images in this CRI runtime instead of the embedded store.
     #[arg(long, value_name = "URI")]
@@ -338,11 +342,13 @@ pub(crate) struct PullArgs {
 /// The credential of a command, in place of the node's.
 #[derive(Debug, Args)]
 pub(crate) struct LoginArgs {
-    /// User and password for the registry; `-` reads them from stdin. Other users can see a command line before the
-    /// program can hide it, and a shell keeps it: prefer `-`, `--creds-file`, or the variable `IMAGELET_CREDS`.
+    /// User and password; `-` reads them from stdin.
+    ///
+    /// Other users can see a command line before the program can hide it, and a shell keeps it: prefer `-`, `--creds-file`,
+    /// the variable `IMAGELET_CREDS`, or `imagelet login`.
     #[arg(long, value_name = "USER:PASS", hide_default_value = true)]
     pub(crate) creds: Option<String>,
-    /// Read user and password from the first line of this file.
+    /// Read them from the first line of this file.
     #[arg(long, value_name = "FILE", conflicts_with = "creds")]
     pub(crate) creds_file: Option<PathBuf>,
 }

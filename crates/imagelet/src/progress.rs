@@ -17,7 +17,7 @@ use crate::{
 /// Layers with a bar of their own; the total covers the others. A low terminal has fewer.
 const BARS_MAX: usize = 24;
 /// Lines of a terminal beside those of layers: the total, and what was typed.
-const LINES_BESIDE: usize = 3;
+const LINES_RESERVED: usize = 3;
 /// Columns of a name before a bar, so that the line fits 80.
 const BAR_NAME_COLUMNS: usize = 28;
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
@@ -243,7 +243,7 @@ fn terminal_lines() -> Option<u16> {
 
 /// How many layers have a bar on a terminal of so many lines.
 fn bars_for(lines: Option<u16>) -> usize {
-    lines.map_or(BARS_MAX, |lines| usize::from(lines).saturating_sub(LINES_BESIDE).clamp(1, BARS_MAX))
+    lines.map_or(BARS_MAX, |lines| usize::from(lines).saturating_sub(LINES_RESERVED).clamp(1, BARS_MAX))
 }
 
 struct Bars {

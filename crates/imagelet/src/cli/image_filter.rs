@@ -4,8 +4,6 @@ use std::{mem::discriminant, str::FromStr};
 
 use imagelet_core::{image::Reference, inventory::PinPattern};
 
-use crate::api::ImageRow;
-
 const KNOWN: &str = "`reference=GLOB`, `dangling=`, `unused=` and `pinned=` with `true` or `false`";
 
 /// One `--filter NAME=VALUE`.
@@ -33,8 +31,10 @@ impl FromStr for ImageFilter {
         match name {
             "reference" => {
                 let pattern: PinPattern = value.parse().map_err(|error| format!("`{value}`: {error}"))?;
-                let name = (!value.contains('*')).then(|| value.parse::<Reference>().ok()).flatten();
-                let repository = name.filter(|name| name.tag().is_none() && name.digest().is_none());
+                // A name is parsed with a tag, whether it has one or not.
+                let last = value.rsplit('/').next().unwrap_or_default();
+                let is_repository = !value.contains(['*', '@']) && !last.contains(':');
+                let repository = is_repository.then(|| value.parse::<Reference>().ok()).flatten();
                 Ok(Self::Reference(Box::new(pattern), repository.map(|name| name.repository().to_owned())))
             }
             "dangling" => switch().map(Self::Dangling),
@@ -45,27 +45,37 @@ impl FromStr for ImageFilter {
     }
 }
 
+/// What filters look at of an image.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FilteredImage<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) names: &'a [String],
+    pub(crate) digests: &'a [String],
+    pub(crate) is_used: bool,
+    pub(crate) is_pinned: bool,
+}
+
 impl ImageFilter {
     /// Whether an image passes: one filter of each name has to match it.
-    pub(crate) fn all_pass(filters: &[Self], image: &ImageRow) -> bool {
+    pub(crate) fn all_pass(filters: &[Self], image: FilteredImage<'_>) -> bool {
         filters.iter().all(|filter| {
             let mut alike = filters.iter().filter(|other| discriminant(*other) == discriminant(filter));
             alike.any(|filter| filter.matches(image))
         })
     }
 
-    fn matches(&self, image: &ImageRow) -> bool {
+    fn matches(&self, image: FilteredImage<'_>) -> bool {
         match self {
             Self::Reference(pattern, repository) => {
                 let is_of = |name: &String| {
                     name.parse::<Reference>().is_ok_and(|name| Some(name.repository()) == repository.as_deref())
                 };
-                let by_repository = repository.is_some() && image.names.iter().chain(&image.digests).any(is_of);
-                by_repository || pattern.covers(&image.id, &image.names, &image.digests)
+                let by_repository = repository.is_some() && image.names.iter().chain(image.digests).any(is_of);
+                by_repository || pattern.covers(image.id, image.names, image.digests)
             }
             Self::Dangling(wanted) => image.names.is_empty() == *wanted,
-            Self::Unused(wanted) => image.in_use_by.is_empty() == *wanted,
-            Self::Pinned(wanted) => image.pinned_by.is_empty() != *wanted,
+            Self::Unused(wanted) => image.is_used != *wanted,
+            Self::Pinned(wanted) => image.is_pinned == *wanted,
         }
     }
 }
@@ -76,12 +86,9 @@ mod tests {
 
     #[test]
     fn an_image_passes_when_one_filter_of_each_name_matches() {
-        let image = ImageRow {
-            id: format!("sha256:{}", "ab".repeat(32)),
-            names: vec!["docker.io/library/busybox:1.36".into(), "ghcr.io/team/app:v1".into()],
-            pinned_by: vec!["busybox".into()],
-            ..ImageRow::default()
-        };
+        let id = format!("sha256:{}", "ab".repeat(32));
+        let names = ["docker.io/library/busybox:1.36".to_owned(), "ghcr.io/team/app:v1".to_owned()];
+        let image = FilteredImage { id: &id, names: &names, is_pinned: true, ..FilteredImage::default() };
         for (filters, passes) in [
             (&[][..], true),
             (&["reference=busybox"], true),
@@ -96,7 +103,7 @@ mod tests {
             (&["unused=false"], false),
         ] {
             let parsed: Vec<ImageFilter> = filters.iter().map(|text| text.parse().expect(text)).collect();
-            assert_eq!(ImageFilter::all_pass(&parsed, &image), passes, "{filters:?}");
+            assert_eq!(ImageFilter::all_pass(&parsed, image), passes, "{filters:?}");
         }
         for text in ["busybox", "dangling=maybe", "label=x", "reference="] {
             assert!(text.parse::<ImageFilter>().is_err(), "{text}");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
-    cli::{Format, ImageFilter, LsArgs, Template, TemplateError},
+    cli::{FilteredImage, Format, ImageFilter, LsArgs, Template, TemplateError},
     failure::Failure,
     node::Node,
     output::{NAMELESS, Table, age, names, print, printable_layout},
@@ -20,7 +20,16 @@ pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Res
     let is_plain = *quiet || (format == Format::Table && template.is_none());
     let brief = is_plain && !digests && filters.is_empty();
     let mut listed = node.ask(ListRequest { brief }, no_steps()).await?;
-    listed.images.retain(|image| ImageFilter::all_pass(filters, image));
+    listed.images.retain(|image| {
+        let of_filter = FilteredImage {
+            id: &image.id,
+            names: &image.names,
+            digests: &image.digests,
+            is_used: !image.in_use_by.is_empty(),
+            is_pinned: !image.pinned_by.is_empty(),
+        };
+        ImageFilter::all_pass(filters, of_filter)
+    });
     if *quiet {
         let ids = |out: &mut dyn Write| listed.images.iter().try_for_each(|image| writeln!(out, "{}", image.id));
         return Ok(print(Format::Table, &(), ids)?);

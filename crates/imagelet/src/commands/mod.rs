@@ -7,7 +7,6 @@ mod ensure;
 mod events;
 mod images;
 mod images_write;
-mod login;
 mod pull;
 mod status;
 mod target;
@@ -45,8 +44,8 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format),
         Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
-        Command::Login(arguments) => login::log_in(arguments, &cli.global, &environment).await,
-        Command::Logout { registry } => login::log_out(registry.as_deref(), &cli.global, &environment).await,
+        Command::Login(arguments) => pull::log_in(arguments, &cli.global, &environment).await,
+        Command::Logout { registry } => pull::log_out(registry.as_deref(), &cli.global, &environment).await,
         Command::Completions { shell } => {
             let script = completion::script(shell)?;
             Ok(print(Format::Table, &(), |out| out.write_all(&script))?)

@@ -10,7 +10,7 @@ use imagelet_core::{
     disks::FsStats,
     manager,
     metrics::{Family, MetricKind, Metrics},
-    runtime,
+    records, runtime,
 };
 use rustix::{
     param::{clock_ticks_per_second, page_size},
@@ -62,13 +62,16 @@ families! {
 
 /// Every metric of the daemon.
 fn families() -> impl Iterator<Item = &'static Family> {
-    let of_core = manager::metric_families().chain(runtime::metric_families()).chain(credentials::metric_families());
+    let of_core = manager::metric_families()
+        .chain(records::metric_families())
+        .chain(runtime::metric_families())
+        .chain(credentials::metric_families());
     let of_pulls = pulls::FAMILIES.iter().copied().chain([&traces::SPANS]);
     of_core.chain(gc::metric_families()).chain(of_pulls).chain(ALL.iter().copied())
 }
 
 /// Exports all metrics before their first update.
-pub(super) fn declare(metrics: &Metrics) {
+pub(crate) fn declare(metrics: &Metrics) {
     families().for_each(|family| metrics.declare(family));
 }
 

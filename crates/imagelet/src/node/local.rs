@@ -22,7 +22,6 @@ use imagelet_core::{
 use tokio::sync::Semaphore;
 
 use super::{
-    gauges::declare,
     gc::CollectionStats,
     images::{KnownSizes, row, row_without_uses},
     pulls::PullTracker,
@@ -79,7 +78,6 @@ impl LocalNode {
     pub(crate) fn new(parts: NodeParts, settings: Settings) -> Self {
         parts.gc.set_rules(settings.collection.rules.clone());
         parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
-        declare(&parts.metrics);
         Self {
             takes_over: AtomicBool::new(parts.takes_over),
             unreadable_records: Mutex::default(),

@@ -33,6 +33,7 @@ use crate::{
     failure::Failure,
 };
 use command::Command;
+pub(crate) use gauges::declare as declare_metrics;
 pub(crate) use gc::{SpaceByCollection, collect};
 pub(crate) use images::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};
 pub(crate) use local::{LocalNode, NodeParts};

@@ -34,7 +34,7 @@ use super::imports::RuntimeSite;
 use crate::{
     config::{Backend, Environment, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
-    node::{LocalNode, NodeParts, PullTracker, SpaceByCollection},
+    node::{LocalNode, NodeParts, PullTracker, SpaceByCollection, declare_metrics},
     output::printable,
     traces::Tracer,
 };
@@ -135,6 +135,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         uses_known: store.uses_known,
         takes_over,
     };
+    declare_metrics(&parts.metrics);
     let node = Arc::new(LocalNode::new(parts, settings));
     if let Some(engine) = store.engine {
         engine.ask_for_room(Arc::new(SpaceByCollection::new(&node)));

@@ -18,7 +18,9 @@ use tower::service_fn;
 
 use super::{
     SPANS,
-    messages::{ExportAnswer, ExportRequest, InstrumentationScope, Resource, ResourceSpans, ScopeSpans, Span, text},
+    messages::{
+        ExportAnswer, ExportRequest, InstrumentationScope, OtlpSpan, Resource, ResourceSpans, ScopeSpans, text,
+    },
 };
 
 const BATCH_MAX: usize = 512;
@@ -44,7 +46,7 @@ pub(crate) enum TraceTarget {
 }
 
 /// Exports until the last sender is gone.
-pub(super) async fn run(mut spans: mpsc::Receiver<Span>, target: TraceTarget, metrics: Arc<Metrics>) {
+pub(super) async fn run(mut spans: mpsc::Receiver<OtlpSpan>, target: TraceTarget, metrics: Arc<Metrics>) {
     let (mut batch, mut failed) = (Vec::new(), 0u64);
     let mut channel = None;
     while spans.recv_many(&mut batch, BATCH_MAX).await > 0 {
@@ -72,7 +74,7 @@ pub(super) async fn run(mut spans: mpsc::Receiver<Span>, target: TraceTarget, me
     }
 }
 
-fn export_request(spans: Vec<Span>) -> ExportRequest {
+fn export_request(spans: Vec<OtlpSpan>) -> ExportRequest {
     let version = env!("CARGO_PKG_VERSION");
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let attributes = vec![text("service.name", "imagelet"), text("service.version", version), text("host.name", node)];

@@ -27,7 +27,7 @@ pub(super) struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
     pub(super) scope: Option<InstrumentationScope>,
     #[prost(message, repeated, tag = "2")]
-    pub(super) spans: Vec<Span>,
+    pub(super) spans: Vec<OtlpSpan>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -39,7 +39,7 @@ pub(super) struct InstrumentationScope {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Span {
+pub(super) struct OtlpSpan {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) trace_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]

@@ -29,7 +29,7 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-use self::messages::{KeyValue, Span, SpanStatus, text};
+use self::messages::{KeyValue, OtlpSpan, SpanStatus, text};
 pub(crate) use self::{export::TraceTarget, pull_trace::PullTrace};
 
 /// Spans that wait for their export; more are dropped and counted.
@@ -61,7 +61,7 @@ pub(crate) struct Tracer(Option<Arc<SpanSink>>);
 
 #[derive(Debug)]
 struct SpanSink {
-    queue: mpsc::Sender<Span>,
+    queue: mpsc::Sender<OtlpSpan>,
     metrics: Arc<Metrics>,
     rate_per_million: u32,
 }
@@ -200,7 +200,7 @@ impl OpenSpan {
 impl Drop for OpenSpan {
     fn drop(&mut self) {
         let failure = if self.is_over { self.failure.take() } else { Some("Cancelled".to_owned()) };
-        let span = Span {
+        let span = OtlpSpan {
             trace_id: self.place.trace.to_vec(),
             span_id: self.place.span.to_vec(),
             parent_span_id: self.parent.map(|span| span.to_vec()).unwrap_or_default(),

@@ -75,9 +75,9 @@ async fn pull_once(tracer: &Tracer, failure: Option<&RuntimeError>) -> Result<()
         .await
 }
 
-async fn spans_of(received: &Received, count: usize) -> BTreeMap<String, Span> {
+async fn spans_of(received: &Received, count: usize) -> BTreeMap<String, OtlpSpan> {
     for _ in 0..1000 {
-        let spans: Vec<Span> = {
+        let spans: Vec<OtlpSpan> = {
             let received = received.lock().unwrap();
             let scopes = received.iter().flat_map(|request| &request.resource_spans).flat_map(|it| &it.scope_spans);
             scopes.flat_map(|scope| scope.spans.clone()).collect()

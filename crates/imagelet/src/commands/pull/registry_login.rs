@@ -13,9 +13,9 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use super::{images_write::note, interrupted};
 use crate::{
     cli::{Global, RegistryLoginArgs, ServeArgs},
+    commands::{images_write::note, interrupted},
     config::{Environment, Settings},
     failure::Failure,
     output::{print, printable},
@@ -27,7 +27,7 @@ const DEFAULT_REGISTRY: &str = "docker.io";
 const HELPER_MAX: Duration = Duration::from_mins(1);
 const LINE_LENGTH_MAX: u64 = 64 << 10;
 
-pub(super) async fn log_in(
+pub(crate) async fn log_in(
     arguments: RegistryLoginArgs,
     global: &Global,
     environment: &Environment,
@@ -73,7 +73,7 @@ pub(super) async fn log_in(
     })?)
 }
 
-pub(super) async fn log_out(
+pub(crate) async fn log_out(
     registry: Option<&str>,
     global: &Global,
     environment: &Environment,
