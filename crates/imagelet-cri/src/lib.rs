@@ -19,6 +19,7 @@ pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};
 pub use server::{ListenError, RuntimeServer, listen, routes};
+pub use trace::{CallerTrace, current_trace};
 
 /// The longest message in either direction; the interface's own limit.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

@@ -63,6 +63,33 @@ impl TraceContext {
     }
 }
 
+/// The span of a caller, from the `traceparent` header of its call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallerTrace {
+    /// The trace.
+    pub trace: [u8; 16],
+    /// The caller's span.
+    pub span: [u8; 8],
+    /// Whether the caller records the trace.
+    pub is_sampled: bool,
+}
+
+/// The span of the CRI call that the task answers; `None` outside of a call, or where the call has no trace.
+pub fn current_trace() -> Option<CallerTrace> {
+    let parent = CURRENT.try_with(|current| current.0.first().map(|(_, parent)| parent.clone())).ok()??;
+    let text = parent.to_str().ok()?;
+    let flags = u8::from_str_radix(text.get(53..55)?, 16).ok()?;
+    Some(CallerTrace { trace: hex(text.get(3..35)?)?, span: hex(text.get(36..52)?)?, is_sampled: flags & 1 == 1 })
+}
+
+fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * index..2 * index + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
 pub(crate) fn inject(metadata: &mut MetadataMap) {
     // No scope: the call was not made for an incoming one.
     let _ = CURRENT.try_with(|current| {
@@ -110,6 +137,9 @@ mod tests {
         let came = metadata(&[("traceparent", PARENT_SAID), ("tracestate", "a=b"), ("baggage", "k=v"), ("other", "x")]);
         let context = TraceContext::of(&came);
         assert_eq!(context.id(), Some("0af7651916cd43dd8448eb211c80319c"));
+        assert_eq!(current_trace(), None, "outside of a call");
+        let caller = context.clone().scope(async { current_trace() }).await.expect("a caller");
+        assert_eq!((caller.trace[..2].to_vec(), caller.span[7], caller.is_sampled), (vec![0x0a, 0xf7], 0x31, true));
         let sent = context
             .scope(async {
                 let mut sent = MetadataMap::new();

@@ -30,8 +30,8 @@ pub use confine::Confinement;
 pub use engine::{Engine, EngineConfig, LayerSharing};
 pub use pipeline::LayerLimits;
 pub use registry::{
-    Bandwidth, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, RegistryConfig, Trickle,
-    check_path,
+    Bandwidth, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, RegistryConfig,
+    Trickle, check_login, check_path,
 };
 pub use store::{Access, Durability};
 pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};

@@ -1,22 +1,34 @@
 //! The command line: commands and flags, and which combinations are refused.
 
+mod help;
+mod image_filter;
 mod kubelet;
+mod since;
+mod template;
+#[cfg(test)]
+mod tests;
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
 use imagelet_core::{
     image::{ByteSize, Percent, Platform},
     text::{DurationError, GoDuration},
 };
 
-pub(crate) use kubelet::KubeletFlags;
+pub(crate) use self::{
+    help::command,
+    image_filter::{FilteredImage, ImageFilter},
+    kubelet::KubeletFlags,
+    since::Since,
+    template::{Template, TemplateError},
+};
 
 use crate::size::parse_size;
 
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]
-#[command(name = "imagelet", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "imagelet", version, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -25,22 +37,66 @@ pub(crate) struct Cli {
 }
 
 /// Flags that every command takes, before or after its name.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Global {
-    /// Ask this image service: a running imagelet, or any CRI runtime (`unix:///run/containerd/containerd.sock`).
-    #[arg(long, global = true, env = "IMAGELET_ENDPOINT", value_name = "URI", help_heading = "Global options")]
+    /// Ask this imagelet or CRI runtime: `unix:///PATH`
+    ///
+    /// A running imagelet, or any CRI runtime (`unix:///run/containerd/containerd.sock`). The variable IMAGELET_ENDPOINT
+    /// stands for it.
+    #[arg(
+        long,
+        global = true,
+        env = "IMAGELET_ENDPOINT",
+        value_name = "URI",
+        help_heading = "Global options",
+        hide_env = true
+    )]
     pub(crate) endpoint: Option<String>,
-    /// Use the embedded store in this directory, in this process.
-    #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", help_heading = "Global options")]
+    /// Use the embedded store in this directory
+    ///
+    /// The store is opened in this process. The variable IMAGELET_STORE stands for it.
+    #[arg(
+        long,
+        global = true,
+        env = "IMAGELET_STORE",
+        value_name = "DIR",
+        help_heading = "Global options",
+        hide_env = true
+    )]
     pub(crate) store: Option<PathBuf>,
     /// How long to wait for another process that changes the store: `30s`, `2m`, 0 for not at all. Commands that change
     /// the store wait for 30 s, `serve` for 10 s; those that only read need not wait.
-    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, help_heading = "Global options")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DURATION",
+        value_parser = parse_wait,
+        help_heading = "Global options",
+        hide_short_help = true
+    )]
     pub(crate) lock_timeout: Option<Duration>,
     /// How long a daemon or runtime may take to answer: `30s`, `2m`, 0 for without end; 10 s unless given. Pulls,
     /// collections and checks may take longer while the daemon answers.
-    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, help_heading = "Global options")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DURATION",
+        value_parser = parse_wait,
+        help_heading = "Global options",
+        hide_short_help = true
+    )]
     pub(crate) timeout: Option<Duration>,
+    /// What to log on stderr: `error`, `warn`, `info`, `debug`, `trace`, or a list of `TARGET=LEVEL`. The variable
+    /// IMAGELET_LOG stands for it. A daemon logs `info`, a command only what would be lost otherwise.
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        value_parser = parse_log,
+        help_heading = "Global options",
+        hide_short_help = true
+    )]
+    pub(crate) log_level: Option<String>,
     /// How to print.
     #[arg(
         short,
@@ -77,13 +133,16 @@ pub(crate) enum Command {
     /// Make every image of pods present: init, sidecar, ephemeral and ordinary containers, image volumes.
     Ensure(EnsureArgs),
     /// List images.
-    #[command(visible_alias = "list")]
+    #[command(visible_aliases = ["list", "images"])]
     Ls(LsArgs),
     /// Show one image.
     Inspect {
         /// Print nothing; exit 1 when the image is absent.
         #[arg(short, long)]
         quiet: bool,
+        /// Print by a template: `{{.Id}}`, `{{json .Config}}`, or `json`.
+        #[arg(long, value_name = "TEMPLATE")]
+        format: Option<Template>,
         /// Name, id, or unique beginning of an id.
         #[arg(value_name = "REF")]
         image: String,
@@ -95,6 +154,7 @@ pub(crate) enum Command {
         verbose: bool,
     },
     /// Remove images with all their names.
+    #[command(visible_alias = "rmi")]
     Rm {
         /// Names, ids, or unique beginnings of ids.
         #[arg(required = true, value_name = "REF")]
@@ -107,6 +167,7 @@ pub(crate) enum Command {
         image: String,
     },
     /// Collect unused images.
+    #[command(visible_alias = "prune")]
     Gc(GcArgs),
     /// Keep images out of every collection.
     Pin {
@@ -135,24 +196,29 @@ pub(crate) enum Command {
         force: bool,
     },
     /// Write an image to an OCI layout that other tools and `import` read (embedded store).
-    #[command(after_help = "Example: imagelet export registry.example/app:v1 app.tar")]
     Export(ExportArgs),
     /// Read the images of an OCI layout or of `docker save` into the store, without a registry (embedded store).
-    #[command(after_help = "Example: imagelet import --pin app.tar")]
     Import(ImportArgs),
     /// Check every byte of images against what was pulled (embedded store).
     Verify(VerifyArgs),
     /// Show what happened on the node, and with -f what happens: pulls, failures, collections.
-    Events {
-        /// Go on with what happens from now on, and show how far pulls are: bars on a terminal, lines with `-o json`.
-        #[arg(short, long)]
-        follow: bool,
-    },
+    Events(EventsArgs),
     /// Show the history of an image and why: what keeps it, what the next collection would do.
     Why {
+        /// Only what happened since then: `2h` ago, or an RFC 3339 time.
+        #[arg(long, value_name = "TIME")]
+        since: Option<Since>,
         /// Name, id or digest, or the beginning of one; also of a removed image.
         #[arg(value_name = "REF")]
         image: String,
+    },
+    /// Keep a login for a registry in the docker configuration, once the registry has accepted it.
+    Login(RegistryLoginArgs),
+    /// Remove the login for a registry from the docker configuration.
+    Logout {
+        /// HOST[:PORT]; Docker Hub without one.
+        #[arg(value_name = "REGISTRY")]
+        registry: Option<String>,
     },
     /// Walk the path of a pull at each host of an image, and name the first step that fails and how to correct it. It
     /// writes nothing and needs no daemon; exit 1 where a step fails.
@@ -166,7 +232,7 @@ pub(crate) enum Command {
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Print a completion script for a shell.
+    /// Print a script that completes commands, flags and the names of images in a shell.
     Completions {
         /// Which shell.
         #[arg(value_enum)]
@@ -197,6 +263,15 @@ impl Command {
         }
     }
 
+    fn format(&self) -> Option<&Template> {
+        match self {
+            Self::Ls(arguments) => arguments.format.as_ref(),
+            Self::Inspect { format, .. } => format.as_ref(),
+            Self::Events(arguments) => arguments.format.as_ref(),
+            _ => None,
+        }
+    }
+
     /// What this command does to a store.
     pub(crate) fn intent(&self) -> Intent {
         match self {
@@ -216,9 +291,11 @@ impl Command {
 /// Which files and places the daemon uses.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServeArgs {
-    /// Configuration file (`kind: ImageletConfiguration`), read again on SIGHUP. Commands that need no daemon read the
-    /// file that the variable names.
-    #[arg(long, env = "IMAGELET_CONFIG", value_name = "FILE")]
+    /// Configuration file; read again on SIGHUP.
+    ///
+    /// A file of `kind: ImageletConfiguration`. The variable IMAGELET_CONFIG stands for it; commands that need no daemon read
+    /// the file that the variable names.
+    #[arg(long, env = "IMAGELET_CONFIG", value_name = "FILE", hide_env = true)]
     pub(crate) config: Option<PathBuf>,
     /// Take the image settings from a kubelet's configuration file.
     #[arg(long, value_name = "FILE")]
@@ -226,14 +303,16 @@ pub(crate) struct ServeArgs {
     /// Listen on this unix socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Serve metrics and health over HTTP here; without authentication, so keep it on loopback.
+    /// Serve metrics and health over HTTP here.
+    ///
+    /// There is no authentication, so keep it on loopback.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
     /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", hide_short_help = true)]
     pub(crate) image_credential_provider_config: Option<PathBuf>,
     /// The folder of the credential providers' executables.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
     /// Keep images in this CRI runtime instead of the embedded store.
     #[arg(long, value_name = "URI")]
@@ -263,11 +342,13 @@ pub(crate) struct PullArgs {
 /// The credential of a command, in place of the node's.
 #[derive(Debug, Args)]
 pub(crate) struct LoginArgs {
-    /// User and password for the registry; `-` reads them from stdin. Other users can see a command line before the
-    /// program can hide it, and a shell keeps it: prefer `-`, `--creds-file`, or the variable `IMAGELET_CREDS`.
+    /// User and password; `-` reads them from stdin.
+    ///
+    /// Other users can see a command line before the program can hide it, and a shell keeps it: prefer `-`, `--creds-file`,
+    /// the variable `IMAGELET_CREDS`, or `imagelet login`.
     #[arg(long, value_name = "USER:PASS", hide_default_value = true)]
     pub(crate) creds: Option<String>,
-    /// Read user and password from the first line of this file.
+    /// Read them from the first line of this file.
     #[arg(long, value_name = "FILE", conflicts_with = "creds")]
     pub(crate) creds_file: Option<PathBuf>,
 }
@@ -304,12 +385,44 @@ pub(crate) struct LsArgs {
     /// Print ids only.
     #[arg(short, long)]
     pub(crate) quiet: bool,
+    /// Only images with `reference=GLOB`, `dangling=true`, `unused=true`, `pinned=true`; repeatable.
+    #[arg(short, long = "filter", value_name = "NAME=VALUE")]
+    pub(crate) filters: Vec<ImageFilter>,
+    /// Print by a template, a line for each name: `{{.ID}}`, `table {{.Repository}}\t{{.Size}}`, or `json`.
+    #[arg(long, value_name = "TEMPLATE", conflicts_with = "quiet")]
+    pub(crate) format: Option<Template>,
     /// Understood, as in earlier versions; images without a tag are listed without it.
     #[arg(short, long, hide = true)]
     all: bool,
     /// Also the names by digest.
     #[arg(long)]
     pub(crate) digests: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Go on with what happens from now on, and show how far pulls are: bars on a terminal, lines with `-o json`.
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Only what happened since then: `2h` ago, or an RFC 3339 time.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<Since>,
+    /// Print each event by a template: `{{.reason}} {{.message}}`, or `json`.
+    #[arg(long, value_name = "TEMPLATE")]
+    pub(crate) format: Option<Template>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RegistryLoginArgs {
+    /// HOST[:PORT]; Docker Hub without one.
+    #[arg(value_name = "REGISTRY")]
+    pub(crate) registry: Option<String>,
+    /// The user; asked for on a terminal.
+    #[arg(short, long, value_name = "USER")]
+    pub(crate) username: Option<String>,
+    /// Read the password or token from stdin; without it, it is asked for on a terminal.
+    #[arg(long, requires = "username")]
+    pub(crate) password_stdin: bool,
 }
 
 #[derive(Debug, Args)]
@@ -328,7 +441,7 @@ pub(crate) struct GcArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["high", "low"])]
     pub(crate) free: Option<ByteSize>,
     /// Remove every image that is not in use, not pinned and older than `imageMinimumGCAge`.
-    #[arg(long, conflicts_with_all = ["high", "low", "free"])]
+    #[arg(short, long, conflicts_with_all = ["high", "low", "free"])]
     pub(crate) all_unused: bool,
     /// With `--all-unused`: take younger images, too.
     #[arg(long, requires = "all_unused")]
@@ -424,7 +537,7 @@ impl Cli {
         I: IntoIterator<Item = T>,
         T: Into<std::ffi::OsString> + Clone,
     {
-        let mut command = Self::command();
+        let mut command = command();
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let typed = |name| deepest_source(&matches, name) == Some(ValueSource::CommandLine);
@@ -437,6 +550,9 @@ impl Cli {
             (false, true) => cli.global.endpoint = None,
             (false, false) if cli.global.endpoint.is_some() => cli.global.store = None,
             (false, false) => {}
+        }
+        if cli.command.format().is_some() && typed("output") {
+            return conflict("the argument '--format <TEMPLATE>' cannot be used with '--output <FORMAT>'");
         }
         if let Command::Serve(serve) = &cli.command {
             if typed("endpoint") {
@@ -470,101 +586,12 @@ fn parse_percent(text: &str) -> Result<Percent, String> {
     Percent::new(number).map_err(|error| error.to_string())
 }
 
+fn parse_log(text: &str) -> Result<String, String> {
+    let parsed = text.parse::<tracing_subscriber::filter::Targets>();
+    parsed.map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
 fn parse_wait(text: &str) -> Result<Duration, String> {
     let wait: GoDuration = text.parse().map_err(|error: DurationError| error.to_string())?;
     if wait.0 < 0 { Err(format!("`{text}` is below zero")) } else { Ok(wait.to_std()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(line: &str) -> Result<Cli, clap::Error> {
-        Cli::read(std::iter::once("imagelet").chain(line.split_whitespace()))
-    }
-
-    #[test]
-    fn the_command_line_holds_together() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn global_flags_stand_before_or_after_the_command() {
-        for line in ["-o json --store /s ls", "ls -o json --store /s", "--store /s ls -o json"] {
-            let cli = read(line).expect("the line is accepted");
-            assert_eq!(cli.global.output, Format::Json, "{line}");
-            assert_eq!(cli.global.store.as_deref(), Some(std::path::Path::new("/s")), "{line}");
-        }
-    }
-
-    #[test]
-    fn contradictions_and_unknown_words_are_usage_errors() {
-        for line in [
-            "",
-            "frob",
-            "pull",
-            "ls --endpoint unix:///a --store /s",
-            "--endpoint unix:///a ls --store /s",
-            "serve --endpoint unix:///a",
-            "serve --store /s --runtime-endpoint unix:///a",
-            "gc --free 1Gi --high 50",
-            "gc --high 101",
-            "gc --free lots",
-            "pull x --policy Sometimes",
-            "pull x --platform linux",
-            "-o xml ls",
-            "completions tcsh",
-            "ls --lock-timeout soon",
-            "ls --lock-timeout=-1s",
-            "ls --timeout soon",
-            "ls --timeout=-1s",
-            "serve --timeout 5s",
-            "--timeout 5s serve",
-        ] {
-            let error = read(line).expect_err(line);
-            assert_eq!(error.exit_code(), 2, "{line}");
-        }
-    }
-
-    #[test]
-    fn only_what_changes_a_store_is_opened_to_change_it_and_only_what_fills_one_makes_it() {
-        for (line, expected) in [
-            ("ls", Intent::Looks),
-            ("inspect x", Intent::Looks),
-            ("df", Intent::Looks),
-            ("why x", Intent::Looks),
-            ("status", Intent::Looks),
-            ("pins", Intent::Looks),
-            ("gc --dry-run", Intent::Looks),
-            ("verify", Intent::Looks),
-            ("verify --repair", Intent::Changes),
-            ("gc", Intent::Changes),
-            ("rm x", Intent::Changes),
-            ("untag x", Intent::Changes),
-            ("unpin x", Intent::Changes),
-            ("mount x /m", Intent::Changes),
-            ("unmount /m", Intent::Changes),
-            ("pull x", Intent::Makes),
-            ("ensure -f x", Intent::Makes),
-            ("pin x", Intent::Makes),
-            ("serve", Intent::Makes),
-        ] {
-            assert_eq!(read(line).expect(line).command.intent(), expected, "{line}");
-        }
-    }
-
-    #[test]
-    fn a_wait_is_written_as_a_duration() {
-        let waits = |line: &str| read(line).expect(line).global.lock_timeout;
-        assert_eq!(waits("ls"), None);
-        assert_eq!(waits("rm x --lock-timeout 1m30s"), Some(Duration::from_secs(90)));
-        assert_eq!(waits("--lock-timeout 0 rm x"), Some(Duration::ZERO));
-    }
-
-    #[test]
-    fn pull_asks_the_registry_only_for_what_is_absent_by_default() {
-        let cli = read("pull a b").expect("accepted");
-        let Command::Pull(pull) = cli.command else { panic!("another command") };
-        assert_eq!((pull.images.len(), pull.policy.as_str()), (2, "IfNotPresent"));
-    }
 }

@@ -11,12 +11,14 @@ mod http;
 mod jobs;
 mod log;
 mod manifests;
+mod nearest;
 mod node;
 mod output;
 mod progress;
 mod secret_hygiene;
 mod serve;
 mod size;
+mod traces;
 
 use std::{
     ffi::OsString,
@@ -45,6 +47,11 @@ fn main() -> ExitCode {
     secret_hygiene::forbid_core_dumps();
     secret_hygiene::raise_file_limit();
     let arguments: Vec<_> = std::env::args_os().collect();
+    match commands::complete_word(&arguments) {
+        Ok(false) => {}
+        Ok(true) => return ExitCode::SUCCESS,
+        Err(failure) => return report(&failure),
+    }
     let cli = match Cli::read(arguments.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
@@ -53,7 +60,10 @@ fn main() -> ExitCode {
             return if error.exit_code() == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) };
         }
     };
-    let environment = Environment::of_process();
+    let mut environment = Environment::of_process();
+    if let Some(level) = &cli.global.log_level {
+        environment.log = Some(level.clone());
+    }
     if matches!(cli.command, Command::Serve(_)) && !environment.has_tunables {
         start_with_bounded_heap(&arguments);
     }

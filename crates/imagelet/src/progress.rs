@@ -1,7 +1,7 @@
 //! The display of a running pull: bars on a terminal, plain lines elsewhere, nothing with `--quiet`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{IsTerminal as _, Write as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -14,8 +14,12 @@ use crate::{
     output::printable,
 };
 
-/// Layers with a bar of their own; the total covers the others.
+/// Layers with a bar of their own; the total covers the others. A low terminal has fewer.
 const BARS_MAX: usize = 24;
+/// Lines of a terminal beside those of layers: the total, and what was typed.
+const LINES_RESERVED: usize = 3;
+/// Columns of a name before a bar, so that the line fits 80.
+const BAR_NAME_COLUMNS: usize = 28;
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 const DIGITS: usize = 12;
 
@@ -53,8 +57,9 @@ impl Screen {
                 Shown { steps: Arc::new(steps), bars: None }
             }
             Self::Bars(screen) => {
-                let layers_max = if line_width.is_some() { 0 } else { BARS_MAX };
-                let image = format!("{image:0$}", line_width.unwrap_or(0));
+                let layers_max = if line_width.is_some() { 0 } else { bars_for(terminal_lines()) };
+                let columns = line_width.unwrap_or_else(|| image.chars().count());
+                let image = in_columns(&image, columns.min(BAR_NAME_COLUMNS));
                 let bars = Arc::new(Bars::new(screen.clone(), image, layers_max));
                 let hearing = Arc::clone(&bars);
                 Shown { steps: Arc::new(move |step| hearing.take(step)), bars: Some(bars) }
@@ -232,11 +237,33 @@ pub(crate) fn standing(pull: &PullProgress) -> String {
     format!("{} {received} of {}{speed}{left}, {over} of {layers} layers", pull.phase, ByteSize(total))
 }
 
+fn terminal_lines() -> Option<u16> {
+    rustix::termios::tcgetwinsize(std::io::stderr()).ok().map(|size| size.ws_row)
+}
+
+/// How many layers have a bar on a terminal of so many lines.
+fn bars_for(lines: Option<u16>) -> usize {
+    lines.map_or(BARS_MAX, |lines| usize::from(lines).saturating_sub(LINES_RESERVED).clamp(1, BARS_MAX))
+}
+
 struct Bars {
     screen: MultiProgress,
     total: ProgressBar,
     layers_max: usize,
-    layers: Mutex<BTreeMap<String, ProgressBar>>,
+    layers: Mutex<LayerBars>,
+}
+
+#[derive(Default)]
+struct LayerBars {
+    by_digest: BTreeMap<String, ProgressBar>,
+    /// Of an image with more layers than lines: those under way that have a line.
+    visible: BTreeSet<String>,
+    done: usize,
+}
+
+/// Whether a layer that makes progress gets a line now: each one under way has one while there is room.
+fn gets_line(visible: &mut BTreeSet<String>, digest: &str, lines_max: usize) -> bool {
+    visible.len() < lines_max && visible.insert(digest.to_owned())
 }
 
 impl Bars {
@@ -253,13 +280,19 @@ impl Bars {
         match step {
             Step::Resolved { layers: resolved, .. } => self.resolve(&mut layers, &resolved),
             Step::Fetching { digest, received } => {
-                if let Some(bar) = layers.get(&digest) {
+                if let Some(bar) = layers.by_digest.get(&digest).cloned() {
+                    if layers.by_digest.len() > self.layers_max
+                        && self.layers_max > 0
+                        && gets_line(&mut layers.visible, &digest, self.layers_max)
+                    {
+                        drop(self.screen.add(bar.clone()));
+                    }
                     // A retry starts over; the bar follows.
                     bar.set_position(received.min(bar.length().unwrap_or(received)));
                 }
             }
-            Step::Present { digest } => finish(&layers, &digest, "present"),
-            Step::Done { digest } => finish(&layers, &digest, "done"),
+            Step::Present { digest } => self.finish(&mut layers, &digest, "present"),
+            Step::Done { digest } => self.finish(&mut layers, &digest, "done"),
             Step::ThroughRuntime => {
                 self.total.set_style(style("{spinner} {prefix} {msg} for {elapsed}"));
                 self.total.set_message(THROUGH_RUNTIME);
@@ -269,7 +302,7 @@ impl Bars {
             Step::Checking { read, total } => {
                 self.total.set_length(total);
                 self.total.set_style(style(
-                    "{spinner} {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}",
+                    "{spinner} {prefix} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}",
                 ));
                 self.total.set_message("");
                 self.total.set_position(read);
@@ -282,42 +315,50 @@ impl Bars {
             }
             Step::Asked { .. } | Step::Image { .. } | Step::Settled { .. } => return,
         }
-        self.total.set_position(layers.values().map(ProgressBar::position).sum());
+        self.total.set_position(layers.by_digest.values().map(ProgressBar::position).sum());
     }
 
-    fn resolve(&self, layers: &mut BTreeMap<String, ProgressBar>, resolved: &[LayerSize]) {
+    fn resolve(&self, layers: &mut LayerBars, resolved: &[LayerSize]) {
         self.total.set_style(style(
-            "{spinner} {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} {msg}",
+            "{spinner} {prefix} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} {msg}",
         ));
         self.total.set_message("");
+        let fits = resolved.len() <= self.layers_max;
         let mut above = self.total.clone();
         for layer in resolved {
-            if layers.contains_key(&layer.digest) {
+            if layers.by_digest.contains_key(&layer.digest) {
                 continue;
             }
             let mut bar = ProgressBar::with_draw_target(Some(layer.size), ProgressDrawTarget::hidden());
-            if layers.len() < self.layers_max {
+            if fits {
                 bar = self.screen.insert_after(&above, bar);
                 above = bar.clone();
             }
-            bar.set_style(style("  {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {msg}"));
+            bar.set_style(style("  {prefix} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {msg:7}"));
             bar.set_prefix(short(&layer.digest).to_owned());
-            layers.insert(layer.digest.clone(), bar);
+            layers.by_digest.insert(layer.digest.clone(), bar);
         }
-        self.total.set_length(layers.values().filter_map(ProgressBar::length).sum());
+        self.total.set_length(layers.by_digest.values().filter_map(ProgressBar::length).sum());
+    }
+
+    /// Of many layers, those that are done leave their line to one that is not.
+    fn finish(&self, layers: &mut LayerBars, digest: &str, word: &'static str) {
+        let Some(bar) = layers.by_digest.get(digest) else { return };
+        let total = layers.by_digest.len();
+        if total <= self.layers_max || self.layers_max == 0 {
+            return bar.finish_with_message(word);
+        }
+        bar.finish_and_clear();
+        layers.visible.remove(digest);
+        layers.done += 1;
+        self.total.set_message(format!("{}/{total}", layers.done.min(total)));
     }
 
     fn clear(&self) {
-        for bar in lock(&self.layers).values() {
+        for bar in lock(&self.layers).by_digest.values() {
             bar.finish_and_clear();
         }
         self.total.finish_and_clear();
-    }
-}
-
-fn finish(layers: &BTreeMap<String, ProgressBar>, digest: &str, word: &'static str) {
-    if let Some(bar) = layers.get(digest) {
-        bar.finish_with_message(word);
     }
 }
 
@@ -343,6 +384,24 @@ mod tests {
         }
         assert_eq!(in_columns(&format!("r.io/a@sha256:{hex}"), 36).trim_end(), "r.io/a@sha256:0123456789ab");
     }
+    #[test]
+    fn each_of_sixty_layers_has_a_line_while_it_is_under_way() {
+        assert_eq!([None, Some(24), Some(80), Some(2)].map(bars_for), [24, 21, 24, 1]);
+        let mut visible = BTreeSet::new();
+        let digests: Vec<String> = (0..60).map(|number| format!("sha256:{number:064}")).collect();
+        let under_way = 4;
+        for (number, digest) in digests.iter().enumerate() {
+            assert!(gets_line(&mut visible, digest, bars_for(Some(24))), "{number}");
+            assert!(!gets_line(&mut visible, digest, bars_for(Some(24))), "it has one");
+            if number >= under_way {
+                visible.remove(&digests[number - under_way]);
+            }
+            assert!(visible.contains(digest) && visible.len() <= under_way + 1);
+        }
+        let all = digests.iter().filter(|digest| gets_line(&mut visible, digest, 21)).count();
+        assert_eq!((all, visible.len()), (17, 21), "no more than the terminal has");
+    }
+
     #[test]
     fn a_pull_is_shown_in_a_line() {
         let layers = vec![

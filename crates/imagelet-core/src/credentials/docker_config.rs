@@ -12,7 +12,7 @@ use super::{
 use crate::text::json_error;
 
 /// The default registry in image names, and as credential helpers know it.
-const DOCKER_HUB: &str = "docker.io";
+pub(super) const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
 /// Longest document read; a Kubernetes secret holds at most this much.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
@@ -64,10 +64,13 @@ pub(crate) struct HelperNames {
 impl HelperNames {
     /// The helper for a repository, and the server name to pass to it, as `docker` does.
     pub(super) fn helper_for(&self, repository: &str) -> Option<(&str, String)> {
-        let registry = if is_default_registry(repository) { DOCKER_HUB } else { registry_key(repository) };
+        self.helper_of(if is_default_registry(repository) { DOCKER_HUB } else { registry_key(repository) })
+    }
+
+    /// The helper for a registry's host.
+    pub(super) fn helper_of(&self, registry: &str) -> Option<(&str, String)> {
         let name = self.by_host.get(registry).unwrap_or(&self.store);
-        let server = if registry == DOCKER_HUB { DOCKER_HUB_SERVER } else { registry };
-        (!name.is_empty()).then(|| (name.as_str(), server.to_owned()))
+        (!name.is_empty()).then(|| (name.as_str(), server_of(registry).to_owned()))
     }
 
     fn take(&mut self, host: &str, name: String) {
@@ -75,6 +78,11 @@ impl HelperNames {
         let host = if matches!(host, "index.docker.io" | "registry-1.docker.io") { DOCKER_HUB } else { host };
         self.by_host.insert(host.to_ascii_lowercase(), name);
     }
+}
+
+/// The key of a registry in `auths`, and its name for helpers.
+pub(super) fn server_of(registry: &str) -> &str {
+    if registry == DOCKER_HUB { DOCKER_HUB_SERVER } else { registry }
 }
 
 /// One entry. `Debug` hides the password.

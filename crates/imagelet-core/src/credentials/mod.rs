@@ -2,6 +2,7 @@
 
 mod credential_provider;
 mod docker_config;
+mod docker_logins;
 mod keyring;
 mod node;
 mod provider;
@@ -14,6 +15,7 @@ mod tokens;
 pub use credential_provider::{CredentialProvider, CredentialQuery, NoProviders, Provided};
 pub use docker_config::PullSecretKind;
 pub(crate) use docker_config::{DockerConfig, DockerEntry, HelperNames};
+pub use docker_logins::{DockerLogins, LoginError, LoginPlace, registry_host};
 pub(crate) use keyring::KeyringError;
 pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, TrackedCredential};
 pub use node::NodeKeyring;
@@ -23,6 +25,11 @@ pub use secret::Secret;
 pub use secret_encodings::spellings;
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
+
+/// Every metric of credential providers.
+pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
+    provider::PROVIDER_FAMILIES.into_iter()
+}
 
 /// A credential for a registry. `Debug` hides the secret.
 #[derive(Clone, Debug, PartialEq, Eq)]

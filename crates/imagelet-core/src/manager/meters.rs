@@ -66,12 +66,12 @@ pub(super) static WAIT_SECONDS: Family = Family {
     labels: &[],
 };
 
+pub(super) static FAMILIES: [&Family; 8] =
+    [&REQUESTS, &PULL_SECONDS, &CHECKS, &FAILURES, &WAITING, &RUNNING, &WAIT_SECONDS, &STALE_USED];
+
 pub(super) fn declare(metrics: &Metrics, with_stale: bool) {
-    for family in [&REQUESTS, &PULL_SECONDS, &CHECKS, &FAILURES, &WAITING, &RUNNING, &WAIT_SECONDS] {
+    for family in FAMILIES.into_iter().filter(|family| with_stale || family.name != STALE_USED.name) {
         metrics.declare(family);
-    }
-    if with_stale {
-        metrics.declare(&STALE_USED);
     }
 }
 

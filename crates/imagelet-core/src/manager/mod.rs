@@ -42,10 +42,15 @@ use crate::{
     events::{EventSink, LogEvents},
     image::{ImageKey, Reference},
     inventory::Inventory,
-    metrics::Metrics,
+    metrics::{Family, Metrics},
     records::PullRecords,
     runtime::{Progress, RuntimeManager},
 };
+
+/// Every metric of the manager.
+pub fn metric_families() -> impl Iterator<Item = &'static Family> {
+    meters::FAMILIES.into_iter().chain(pod::VOLUME_FAMILIES).chain([&startup_latency::POD_IMAGES])
+}
 
 /// The parts of a manager. [`ManagerParts::new`] fills all but the first two with defaults.
 #[derive(Debug)]

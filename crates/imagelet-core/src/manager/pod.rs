@@ -9,6 +9,7 @@ use std::{
 
 use futures_util::{StreamExt as _, stream};
 
+pub(super) use volumes::FAMILIES as VOLUME_FAMILIES;
 pub use volumes::VolumeImage;
 use volumes::walk;
 

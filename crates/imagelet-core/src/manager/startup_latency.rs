@@ -22,7 +22,7 @@ const FINISHED_AFTER: Duration = Duration::from_mins(1);
 /// A pod without a retry after a failed pull for this long is removed; the longest back-off is far shorter.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
-static POD_IMAGES: Family = Family {
+pub(super) static POD_IMAGES: Family = Family {
     name: "imagelet_pod_images_duration_seconds",
     help: "From the begin of the first pull for a pod to the moment its last image was there.",
     kind: MetricKind::Histogram(&[

@@ -18,6 +18,8 @@ pub(super) static RECORDS_MEMORY: Family = gauge(
     "The ImagePulledRecords in-memory cache usage in percent.",
 );
 
+pub(super) static FAMILIES: [&Family; 4] = [&INTENTS, &RECORDS, &INTENTS_MEMORY, &RECORDS_MEMORY];
+
 const fn gauge(name: &'static str, help: &'static str) -> Family {
     Family { name, help, kind: MetricKind::Gauge, labels: &[] }
 }

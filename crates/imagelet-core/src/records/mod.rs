@@ -47,6 +47,11 @@ use crate::{
     metrics::Metrics,
 };
 
+/// Every metric of intents and records.
+pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
+    gauges::FAMILIES.into_iter()
+}
+
 /// Most unrecorded images that are tracked individually; beyond that, every image counts as unrecorded.
 const UNRECORDED_MAX: usize = 1024;
 

@@ -43,3 +43,8 @@ pub use pull_observer::{PullEnd, PullObserver};
 pub use pull_request::{EncodedPod, LayerState, Progress, PullEvent, PullRequest, SandboxConfig, no_progress};
 pub use space_request::{MakeRoom, RoomMade, RoomWanted};
 pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
+
+/// Every metric of runtime calls and imports.
+pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
+    operations::FAMILIES.into_iter().chain([&import::PULLS])
+}

@@ -42,8 +42,10 @@ static SECONDS: Family = Family {
     labels: &["operation_type"],
 };
 
+pub(super) static FAMILIES: [&Family; 3] = [&TOTAL, &ERRORS, &SECONDS];
+
 pub(super) fn declare(metrics: &Metrics) {
-    for family in [&TOTAL, &ERRORS, &SECONDS] {
+    for family in FAMILIES {
         metrics.declare(family);
     }
 }

@@ -12,6 +12,7 @@
 //! host_slots       requests and connections of one host
 //! connector, dial, tls    connections: addresses, deadlines, trust;  proxy: by a proxy;  failure: why none
 //! client_certificate      which one a server gets, and whether it refuses
+//! login              whether a registry accepts a credential
 //! path_check         each step of a pull at each host, for diagnosis
 //! hosts: the hosts to try;  pull_session: the credential;  error: messages
 //! ```
@@ -26,6 +27,7 @@ mod connection;
 mod error;
 mod health;
 mod hosts;
+mod login;
 mod path_check;
 mod pull_session;
 mod rate_limit;
@@ -55,6 +57,7 @@ pub use self::connection::{
     proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules},
     reception::Trickle,
 };
+pub use self::login::{LoginCheck, check_login};
 pub use self::path_check::{PathReport, PathStep, check_path};
 pub(crate) use self::pull_session::PullSession;
 #[cfg(feature = "fuzzing")]

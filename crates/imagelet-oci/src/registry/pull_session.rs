@@ -66,6 +66,8 @@ pub(crate) struct SessionHost {
     /// The token service that did not receive the credential, for the message of a refusal.
     pub(crate) withheld: OnceLock<Origin>,
     reference: Reference,
+    /// The session only checks a credential: it asks for no repository.
+    is_login: bool,
     pub(crate) account: Account,
     pub(super) sent: SentTally,
 }
@@ -100,6 +102,15 @@ impl PullSession {
         let (archive, rates) = (None, ConnectionRates::default());
         let inner = Inner { shared, reference, hosts, reception, archive, retry_budget, has_begun, rates };
         Self { inner: Arc::new(inner) }
+    }
+
+    /// A session that checks a credential at one host.
+    pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, host: Host, credential: &Credential) -> Self {
+        let host =
+            SessionHost { is_login: true, ..SessionHost::new(host, &reference, Some(credential), &shared.rate_limits) };
+        let mut session = Self::new(shared, reference, Vec::new(), None);
+        Arc::get_mut(&mut session.inner).expect("it was made here").hosts.push(host);
+        session
     }
 
     /// A session without hosts: all blobs come from an archive.
@@ -229,6 +240,7 @@ impl SessionHost {
             renewal,
             withheld: OnceLock::new(),
             reference,
+            is_login: false,
             account,
             sent: SentTally::default(),
         }
@@ -248,10 +260,13 @@ impl SessionHost {
         if self.host.names_registry { target.with_query(&format!("ns={}", self.reference.domain())) } else { target }
     }
 
-    /// The token scope: pull from this repository, whatever scope the challenge names.
-    pub(crate) fn scope(&self) -> String {
+    /// The token scope: pull from this repository, whatever scope the challenge names; `None` for a login.
+    pub(crate) fn scope(&self) -> Option<String> {
+        if self.is_login {
+            return None;
+        }
         let prefix = self.host.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
-        format!("repository:{prefix}{}:pull", self.repository())
+        Some(format!("repository:{prefix}{}:pull", self.repository()))
     }
 
     fn repository(&self) -> &str {
@@ -264,6 +279,10 @@ impl SessionHost {
         let place = origin.authority();
         let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
         match (&self.credential, self.withheld.get()) {
+            (Some(_), None) if self.is_login => {
+                denied(format!("registry `{place}` does not accept this user and password{detail}"))
+                    .with_hint("check both; some registries want an access token in place of the password")
+            }
             (Some(_), Some(service)) => denied(format!(
                 "registry `{place}` wants a credential for `{reference}`, which its token service `{service}` is not \
                  shown: that is another origin and not encrypted{detail}"

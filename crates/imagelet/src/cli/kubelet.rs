@@ -9,28 +9,28 @@ use serde_json::Value;
 #[command(next_help_heading = "Kubelet's options, which win over both files")]
 pub(crate) struct KubeletFlags {
     /// `imageGCHighThresholdPercent`.
-    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+    #[arg(long, hide_short_help = true, value_name = "PERCENT", allow_negative_numbers = true)]
     image_gc_high_threshold: Option<i32>,
     /// `imageGCLowThresholdPercent`.
-    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+    #[arg(long, hide_short_help = true, value_name = "PERCENT", allow_negative_numbers = true)]
     image_gc_low_threshold: Option<i32>,
     /// `imageMinimumGCAge`; 0 holds here.
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    #[arg(long, hide_short_help = true, value_name = "DURATION", allow_hyphen_values = true)]
     minimum_image_ttl_duration: Option<GoDuration>,
     /// `imageMaximumGCAge`; 0 is off.
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    #[arg(long, hide_short_help = true, value_name = "DURATION", allow_hyphen_values = true)]
     maximum_image_ttl_duration: Option<GoDuration>,
     /// `serializeImagePulls`; without a value it is true.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    #[arg(long, hide_short_help = true, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     serialize_image_pulls: Option<bool>,
     /// `registryPullQPS`; 0 is no bound.
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
     registry_qps: Option<i32>,
     /// `registryBurst`; 0 is the default.
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
     registry_burst: Option<i32>,
     /// `maxParallelImagePulls`; from 2 on, pulls are not serialized unless that is asked for.
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
     max_parallel_image_pulls: Option<i32>,
 }
 

@@ -46,7 +46,7 @@ fn plan(done: &Collected, format: Format) -> Table {
     if wide {
         header.push("CODE");
     }
-    let mut table = Table::new(header);
+    let mut table = Table::new(header).wide(wide);
     for row in &done.images {
         let id = ImageId::new(&row.id);
         let id = if wide { row.id.as_str() } else { id.short() };

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     cli::{ConfigCommand, Format, ServeArgs},
-    config::Environment,
+    config::{ConfigError, Environment, Sources},
     failure::Failure,
     output::{Table, print},
     serve::sources,
@@ -24,8 +24,12 @@ pub(super) fn run(
         }
         ConfigCommand::Show(arguments) => (arguments, false),
     };
+    let invalid = |error: ConfigError| Failure::of(&error).or_hint("docs/configuration.md lists all keys");
+    if is_check {
+        check(&arguments, environment).map_err(invalid)?;
+    }
     let sources = sources(&arguments, store, environment)?;
-    sources.settings().map_err(|error| Failure::of(&error).or_hint("docs/configuration.md lists all keys"))?;
+    sources.settings().map_err(invalid)?;
     let effective = sources.effective()?;
     if is_check {
         let mut result = json!({ "valid": true });
@@ -40,11 +44,20 @@ pub(super) fn run(
         return Ok(print(format, &result, |out| writeln!(out, "{} {are} valid", files.join(" and ")))?);
     }
     Ok(print(format, &json!({ "settings": effective }), |out| {
-        let mut table = Table::new(["KEY", "VALUE", "SOURCE"]);
+        let mut table = Table::new(["KEY", "VALUE", "SOURCE"]).wide(true);
         for one in &effective {
             let value = one.value.as_str().map_or_else(|| one.value.to_string(), str::to_owned);
             table.row([one.key.as_str(), if value.is_empty() { "-" } else { &value }, &one.source.to_string()]);
         }
         table.write(out)
     })?)
+}
+
+/// Every mistake of the files: those of single keys, and the rules that the other keys violate.
+fn check(arguments: &ServeArgs, environment: &Environment) -> Result<(), ConfigError> {
+    let mut sources = Sources::new(environment.clone());
+    let kubelet = arguments.kubelet_config.as_deref().map(|file| sources.add_kubelet_file(file));
+    let own = arguments.config.as_deref().map(|file| sources.add_file(file));
+    let outcomes = [kubelet, own, Some(sources.violations())].into_iter().flatten();
+    ConfigError::all(outcomes.filter_map(Result::err).collect())
 }

@@ -7,14 +7,15 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use tokio::sync::Notify;
 
 use crate::{
     api::{EventLine, EventsRequest, NodeEvent},
-    cli::Format,
+    cli::{EventsArgs, Format, Since, Template},
     failure::Failure,
     node::Node,
-    output::{Table, printable, printed},
+    output::{Table, printable, printable_layout, printed},
     progress::{PullScreen, lock},
 };
 
@@ -22,18 +23,55 @@ use crate::{
 const DRAW_PERIOD: Duration = Duration::from_millis(500);
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(node: &Node, is_following: bool, format: Format) -> Result<ExitCode, Failure> {
-    if is_following { follow(node, format).await } else { recent(node, format).await }
+pub(super) async fn run(node: &Node, arguments: EventsArgs, format: Format) -> Result<ExitCode, Failure> {
+    let EventsArgs { follow: is_following, since, format: template } = arguments;
+    let look = EventView { format, since, template };
+    if is_following { follow(node, look).await } else { recent(node, &look).await }
 }
 
-async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
+/// Which events are printed, and how.
+#[derive(Debug)]
+struct EventView {
+    format: Format,
+    since: Option<Since>,
+    template: Option<Template>,
+}
+
+impl EventView {
+    fn includes(&self, entry: &EventLine, now: Timestamp) -> bool {
+        let EventLine::Event(event) = entry else { return true };
+        self.since.is_none_or(|since| since.includes(event.at.as_deref(), now))
+    }
+
+    /// For a program, without what a terminal shows beside the lines.
+    fn is_document(&self) -> bool {
+        self.template.is_some() || matches!(self.format, Format::Json | Format::Yaml)
+    }
+
+    /// One line or document; empty for what has no line of its own.
+    fn line(&self, entry: &EventLine) -> io::Result<Vec<u8>> {
+        match (&self.template, entry) {
+            (Some(template), EventLine::Event(event)) => {
+                let row = serde_json::to_value(event).map_err(io::Error::other)?;
+                Ok(format!("{}\n", printable_layout(&template.render(&row).map_err(io::Error::other)?)).into_bytes())
+            }
+            (Some(_), _) => Ok(Vec::new()),
+            (None, entry) if self.is_document() => Ok(line(entry, self.format)),
+            (None, entry) => Ok(plain(entry)),
+        }
+    }
+}
+
+async fn recent(node: &Node, view: &EventView) -> Result<ExitCode, Failure> {
     let heard = Mutex::new(Vec::new());
     let hear = |entry| lock(&heard).push(entry);
     node.follow(&EventsRequest::default(), &hear, &|_| {}).await?;
-    let heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let now = Timestamp::now();
+    let mut heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
+    heard.retain(|entry| view.includes(entry, now));
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = if is_document(format) {
-        heard.iter().try_for_each(|entry| out.write_all(&line(entry, format)))
+    let written = if view.is_document() {
+        heard.iter().try_for_each(|entry| out.write_all(&view.line(entry)?))
     } else {
         let mut table = Table::new(["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"]);
         for entry in &heard {
@@ -46,12 +84,14 @@ async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     Ok(printed(written.and_then(|()| out.flush()))?)
 }
 
-async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
-    let screen = if is_document(format) { None } else { PullScreen::of_stderr(format == Format::Wide) };
-    let every = if is_document(format) { Some(REPORT_PERIOD) } else { screen.as_ref().map(|_| DRAW_PERIOD) };
+async fn follow(node: &Node, view: EventView) -> Result<ExitCode, Failure> {
+    let (format, is_document) = (view.format, view.is_document());
+    let screen = if is_document { None } else { PullScreen::of_stderr(format == Format::Wide) };
+    let reports = view.template.is_none().then_some(REPORT_PERIOD);
+    let every = if is_document { reports } else { screen.as_ref().map(|_| DRAW_PERIOD) };
     let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
     let request = EventsRequest { follow: true, progress_ms };
-    let follower = Mutex::new(Follower { format, screen, last: None, before: None, failed: None });
+    let follower = Mutex::new(Follower { view, screen, last: None, before: None, failed: None });
     // A closed stdout ends the command at the next line.
     let closed = Notify::new();
     let hear = |entry: EventLine| {
@@ -69,7 +109,7 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
                 Err(failure) => failure,
             };
             // A program gets the end of its stream; on a terminal the command waits for the daemon's restart.
-            if is_document(format) || !is_lost(&failure) {
+            if is_document || !is_lost(&failure) {
                 return Err(failure);
             }
             lock(&follower).reconnect();
@@ -89,7 +129,7 @@ fn is_lost(failure: &Failure) -> bool {
 
 #[derive(Debug)]
 struct Follower {
-    format: Format,
+    view: EventView,
     screen: Option<PullScreen>,
     last: Option<String>,
     /// Events up to this time were printed before the connection broke: a daemon repeats them afterwards.
@@ -99,13 +139,13 @@ struct Follower {
 
 impl Follower {
     fn print(&mut self, entry: &EventLine) -> io::Result<()> {
-        if self.is_again(entry) {
+        if self.is_again(entry) || !self.view.includes(entry, Timestamp::now()) {
             return Ok(());
         }
         if let (Some(screen), EventLine::Progress(pull)) = (self.screen.as_mut(), entry) {
             screen.show(pull);
         }
-        let text = if is_document(self.format) { line(entry, self.format) } else { plain(entry) };
+        let text = self.view.line(entry)?;
         if text.is_empty() {
             return Ok(());
         }
@@ -145,10 +185,6 @@ async fn wait_for(node: &Node) {
             return;
         }
     }
-}
-
-fn is_document(format: Format) -> bool {
-    matches!(format, Format::Json | Format::Yaml)
 }
 
 /// One JSON document per line, or YAML documents after `---`.
@@ -197,7 +233,8 @@ mod tests {
             let at = Some(format!("2026-08-01T00:00:0{second}.000Z"));
             EventLine::Event(Box::new(NodeEvent { at, ..NodeEvent::default() }))
         };
-        let mut printed = Follower { format: Format::Table, screen: None, last: None, before: None, failed: None };
+        let view = EventView { format: Format::Table, since: None, template: None };
+        let mut printed = Follower { view, screen: None, last: None, before: None, failed: None };
         assert!(!printed.is_again(&at(1)) && !printed.is_again(&at(2)) && !printed.is_again(&at(2)));
         printed.reconnect();
         assert!(printed.is_again(&at(1)) && printed.is_again(&at(2)));

@@ -2,26 +2,89 @@
 
 use std::{io::Write, process::ExitCode};
 
-use imagelet_core::image::{ByteSize, ImageId, shown_name};
+use imagelet_core::image::{ByteSize, ImageId, Reference, shown_name};
 use jiff::Timestamp;
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::{
     api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
-    cli::{Format, LsArgs},
+    cli::{FilteredImage, Format, ImageFilter, LsArgs, Template, TemplateError},
     failure::Failure,
     node::Node,
-    output::{Table, age, names, print},
+    output::{NAMELESS, Table, age, names, print, printable_layout},
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
-    let brief = (arguments.quiet || format == Format::Table) && !arguments.digests;
-    let listed = node.ask(ListRequest { brief }, no_steps()).await?;
-    if arguments.quiet {
+    let LsArgs { quiet, filters, format: template, digests, .. } = arguments;
+    let is_plain = *quiet || (format == Format::Table && template.is_none());
+    let brief = is_plain && !digests && filters.is_empty();
+    let mut listed = node.ask(ListRequest { brief }, no_steps()).await?;
+    listed.images.retain(|image| {
+        let of_filter = FilteredImage {
+            id: &image.id,
+            names: &image.names,
+            digests: &image.digests,
+            is_used: !image.in_use_by.is_empty(),
+            is_pinned: !image.pinned_by.is_empty(),
+        };
+        ImageFilter::all_pass(filters, of_filter)
+    });
+    if *quiet {
         let ids = |out: &mut dyn Write| listed.images.iter().try_for_each(|image| writeln!(out, "{}", image.id));
         return Ok(print(Format::Table, &(), ids)?);
     }
-    Ok(print(format, &listed, |out| table(&listed.images, format, arguments.digests).write(out))?)
+    if let Some(template) = template {
+        let now = Timestamp::now();
+        let rows: Vec<Value> = listed.images.iter().flat_map(|image| template_rows(image, now)).collect();
+        return print_by_template(template, &rows);
+    }
+    Ok(print(format, &listed, |out| table(&listed.images, format, *digests).write(out))?)
+}
+
+/// A row for each name of an image, in the fields of `docker images` and a few of our own.
+fn template_rows(image: &ImageRow, now: Timestamp) -> Vec<Value> {
+    let of_name = |name: Option<&String>| {
+        let reference = name.and_then(|name| name.parse::<Reference>().ok());
+        let part = |part: Option<String>| part.unwrap_or_else(|| NAMELESS.to_owned());
+        let repository = part(reference.as_ref().map(|reference| reference.repository().to_owned()));
+        let of_repository = image.digests.iter().filter_map(|digest| digest.split_once('@'));
+        let mut digest = of_repository.filter(|(name, _)| *name == repository);
+        json!({
+            "ID": ImageId::shorten(&image.id),
+            "Repository": repository,
+            "Tag": part(reference.as_ref().and_then(|reference| reference.tag().map(str::to_owned))),
+            "Digest": part(digest.next().map(|(_, digest)| digest.to_owned())),
+            "Size": ByteSize(image.size).to_string(),
+            "UniqueSize": known_size(image.unique),
+            "SharedSize": known_size(image.shared),
+            "Names": image.names,
+            "Age": age(image.first_seen.as_deref(), now),
+            "LastUsed": age(image.last_used.as_deref(), now),
+            "InUseBy": image.in_use_by,
+            "PinnedBy": image.pinned_by,
+            "Origin": image.origin.clone().unwrap_or_default(),
+        })
+    };
+    match image.shown_names() {
+        [] => vec![of_name(None)],
+        names => names.iter().map(|name| of_name(Some(name))).collect(),
+    }
+}
+
+fn print_by_template(template: &Template, rows: &[Value]) -> Result<ExitCode, Failure> {
+    let lines = rows.iter().map(|row| template.render(row)).collect::<Result<Vec<_>, TemplateError>>();
+    let lines = lines.map_err(|error| {
+        Failure::new("InvalidArgument", error.to_string()).or_hint("`--format json` prints a row with all its fields")
+    })?;
+    Ok(print(Format::Table, &(), |out| {
+        if template.is_table {
+            let mut table = Table::new(template.header().split('\t'));
+            lines.iter().for_each(|line| table.row(line.split('\t')));
+            return table.write(out);
+        }
+        lines.iter().try_for_each(|line| writeln!(out, "{}", printable_layout(line)))
+    })?)
 }
 
 fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
@@ -35,7 +98,7 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
     }
     let now = Timestamp::now();
     let joined = |texts: &[String]| if texts.is_empty() { "-".into() } else { texts.join(",") };
-    let mut table = Table::new(header);
+    let mut table = Table::new(header).wide(wide);
     for image in images {
         let shown = image.shown_names();
         let mut row = vec![
@@ -70,7 +133,13 @@ fn known_size(size: Option<u64>) -> String {
     size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())
 }
 
-pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Format) -> Result<ExitCode, Failure> {
+pub(super) async fn inspect(
+    node: &Node,
+    quiet: bool,
+    name: String,
+    template: Option<&Template>,
+    format: Format,
+) -> Result<ExitCode, Failure> {
     let found = node.ask(InspectRequest { image: name.clone() }, no_steps()).await?;
     let image = match &found.image {
         Some(_) if quiet => return Ok(ExitCode::SUCCESS),
@@ -81,6 +150,10 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
                 .or_hint("`imagelet ls` lists what is present"));
         }
     };
+    if let Some(template) = template {
+        let details = found.details.as_ref().and_then(|details| serde_json::from_str(details.get()).ok());
+        return print_by_template(template, &[inspected_row(image, details.unwrap_or_default())]);
+    }
     Ok(print(format, &found, |out| {
         let list = |list: &[String]| if list.is_empty() { "-".into() } else { list.join("\n") };
         let now = Timestamp::now();
@@ -112,6 +185,19 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
         }
         table.write(out)
     })?)
+}
+
+/// An image in the fields of `docker inspect`: those of its configuration, its details, and its row.
+fn inspected_row(image: &ImageRow, details: Value) -> Value {
+    let mut fields = serde_json::Map::new();
+    let members = |value: Value| if let Value::Object(members) = value { members } else { serde_json::Map::new() };
+    let mut details = members(details);
+    fields.extend(members(details.remove("config").unwrap_or_default()));
+    fields.extend(details);
+    fields.extend(members(serde_json::to_value(image).unwrap_or_default()));
+    fields.insert("RepoTags".to_owned(), json!(image.names));
+    fields.insert("RepoDigests".to_owned(), json!(image.digests));
+    Value::Object(fields)
 }
 
 /// What the table shows of an image's details. The configuration beside it may be nested deeper than a `Value` is read.
@@ -159,7 +245,8 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     if wide {
         header.push("NEXT COLLECTION");
     }
-    let (mut table, now) = (Table::new(header), Timestamp::now());
+    let table = Table::new(header).wide(wide).optional(&["SHARED", "ID", "REASON"]);
+    let (mut table, now) = (table, Timestamp::now());
     let mut images: Vec<&ImageRow> = usage.images.iter().collect();
     images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
     for image in images {

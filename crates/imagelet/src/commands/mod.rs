@@ -1,6 +1,7 @@
 //! Runs each command of the command line on a node and prints the result.
 
 mod collect;
+mod completion;
 mod configuration;
 mod ensure;
 mod events;
@@ -14,7 +15,6 @@ mod why;
 
 use std::process::ExitCode;
 
-use clap::CommandFactory as _;
 use serde_json::json;
 
 use crate::{
@@ -27,6 +27,7 @@ use crate::{
     output::print,
     serve,
 };
+pub(crate) use completion::complete_word;
 use target::find_node;
 
 /// 128 + SIGINT.
@@ -43,9 +44,10 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format),
         Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
+        Command::Login(arguments) => pull::log_in(arguments, &cli.global, &environment).await,
+        Command::Logout { registry } => pull::log_out(registry.as_deref(), &cli.global, &environment).await,
         Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "imagelet", &mut script);
+            let script = completion::script(shell)?;
             Ok(print(Format::Table, &(), |out| out.write_all(&script))?)
         }
         Command::Version => {
@@ -60,7 +62,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
                 _ => Prepared::Nothing,
             };
             // `events -f` always ends by a signal: no message.
-            let is_endless = matches!(command, Command::Events { follow: true });
+            let is_endless = matches!(&command, Command::Events(arguments) if arguments.follow);
             let node = find_node(&cli.global, &environment, command.intent()).await?;
             let again = async |intent| find_node(&cli.global, &environment, intent).await;
             let code = tokio::select! {
@@ -102,7 +104,9 @@ async fn run_on(
             Prepared::Nothing => Ok(ExitCode::SUCCESS),
         },
         Command::Ls(arguments) => images::list(node, &arguments, format).await,
-        Command::Inspect { quiet, image } => images::inspect(node, quiet, image, format).await,
+        Command::Inspect { quiet, format: template, image } => {
+            images::inspect(node, quiet, image, template.as_ref(), format).await
+        }
         Command::Df { verbose } => images::usage(node, verbose, format).await,
         Command::Rm { images } => images_write::remove(node, images, format).await,
         Command::Untag { image } => images_write::untag(node, image, format).await,
@@ -114,13 +118,15 @@ async fn run_on(
         Command::Unmount { directory, force } => images_write::unmount(node, &directory, force, format).await,
         Command::Export(arguments) => images_write::export(node, arguments, format).await,
         Command::Import(arguments) => images_write::import(node, arguments, format).await,
-        Command::Events { follow } => events::run(node, follow, format).await,
-        Command::Why { image } => why::why(node, image, format).await,
+        Command::Events(arguments) => events::run(node, arguments, format).await,
+        Command::Why { since, image } => why::why(node, image, since, format).await,
         Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
         Command::Status { verbose } => status::status(node, verbose, format).await,
         Command::Serve(_)
         | Command::Config(_)
         | Command::Doctor(_)
+        | Command::Login(_)
+        | Command::Logout { .. }
         | Command::Completions { .. }
         | Command::Version => Ok(ExitCode::SUCCESS),
     }

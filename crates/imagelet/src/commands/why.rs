@@ -12,9 +12,11 @@ use imagelet_core::{
     text::duration_text,
 };
 
+use jiff::Timestamp;
+
 use crate::{
     api::{ImageRow, PodStartRow, no_steps},
-    cli::Format,
+    cli::{Format, Since},
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyImage, WhyNext, WhyRequest},
     output::{Table, names, print, printable},
@@ -22,29 +24,42 @@ use crate::{
 
 const PODS_SHOWN_MAX: usize = 3;
 
-pub(super) async fn why(node: &Node, image: String, format: Format) -> Result<ExitCode, Failure> {
-    let why = node.ask(WhyRequest { image }, no_steps()).await?;
+pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
+    let mut why = node.ask(WhyRequest { image }, no_steps()).await?;
+    let now = Timestamp::now();
+    let is_shown = |happening: &WhyHappening| since.is_none_or(|since| since.includes(happening.at.as_deref(), now));
+    if matches!(format, Format::Json | Format::Yaml) {
+        why.images.iter_mut().for_each(|image| image.history.retain(is_shown));
+    }
     Ok(print(format, &why, |out| {
         for (number, image) in why.images.iter().enumerate() {
             if number > 0 {
                 writeln!(out)?;
             }
-            one(image, why.presence_unknown, format, out)?;
+            let shown: Vec<_> = image.history.iter().filter(|happening| is_shown(happening)).collect();
+            one(image, &shown, why.presence_unknown, format, out)?;
         }
         notes(&why, out)
     })?)
 }
 
-fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut dyn Write) -> io::Result<()> {
+/// One image; `shown` is the part of its history to print.
+fn one(
+    image: &WhyImage,
+    shown: &[&WhyHappening],
+    is_unknown: bool,
+    format: Format,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let wide = format == Format::Wide;
     let id = ImageId::new(&image.id);
-    let mut head = Table::default();
-    let shown = if wide && !image.names.is_empty() {
+    let mut head = Table::default().wide(wide);
+    let named = if wide && !image.names.is_empty() {
         image.names.join(", ")
     } else {
         names(&image.names, image.now.as_ref().map_or(&[], |now| &now.digests))
     };
-    head.row(["Image:", &shown]);
+    head.row(["Image:", &named]);
     if !image.id.is_empty() {
         head.row(["Id:", if wide { image.id.as_str() } else { id.short() }]);
     }
@@ -72,8 +87,10 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut dyn Write) 
     writeln!(out)?;
     if image.history.is_empty() {
         writeln!(out, "There is no record of it: it came before the record began.")
+    } else if shown.is_empty() {
+        writeln!(out, "Nothing happened to it since then.")
     } else {
-        history(&image.history, wide).write(out)
+        history(shown, wide).write(out)
     }?;
     match hint(image).filter(|_| !is_unknown) {
         Some(hint) => writeln!(out, "hint: {hint}"),
@@ -165,12 +182,12 @@ fn thresholds(next: &WhyNext) -> String {
     format!("{used}collecting begins at {}% and ends at {}%{shadow}", next.high_percent, next.low_percent)
 }
 
-fn history(history: &[WhyHappening], wide: bool) -> Table {
+fn history(history: &[&WhyHappening], wide: bool) -> Table {
     let mut header = vec!["WHEN", "WHAT", "WHY"];
     if wide {
         header.push("CODE");
     }
-    let mut table = Table::new(header);
+    let mut table = Table::new(header).wide(wide);
     for happening in history {
         let what = if happening.shadow { format!("{} (shadow)", happening.what) } else { happening.what.clone() };
         let mut row = vec![happening.at.as_deref().map_or_else(String::new, clock), what, explained(happening)];

@@ -98,6 +98,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
     );
     let registry = registry(own, environment, found);
     let import_folder = import_folder(own, &backend, found);
+    let traces = check_kubelet::traces(&kubelet.tracing, found);
     if let Some(path) = &own.credentials.docker_config {
         found.absolute("credentials.dockerConfig", path);
     }
@@ -113,6 +114,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         socket: own.socket.clone(),
         callers: own.cri,
         http: Some(http.clone()).filter(|address| !address.is_empty()),
+        traces,
         backend,
         pinned,
         sandbox_images: (!compatibility.is_kubelet()).then_some(sandbox_images),

@@ -5,10 +5,17 @@ use imagelet_core::{
     text::quoted,
 };
 
-use super::{keys_and_defaults::KubeletKeys, settings::NodeSettings, violations::Violations};
+use super::{
+    keys_and_defaults::{KubeletKeys, TracingKeys},
+    settings::NodeSettings,
+    violations::Violations,
+};
+use crate::traces::{TraceSettings, TraceTarget};
 
 /// With a runtime at a socket of this name the kubelet reads the runtime's stores itself.
 const CRIO_SOCKET: &str = "run/crio/crio.sock";
+/// The kubelet's default collector.
+const COLLECTOR_DEFAULT: &str = "localhost:4317";
 
 pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> NodeSettings {
     let images_max = keys.node_status_max_images;
@@ -62,9 +69,33 @@ fn tracing_keys(keys: &KubeletKeys, found: &mut Violations) {
             found.add_bare(&[key], format!("{key}: Invalid value: {rate}: {limit}"));
         }
     }
-    if let Some(Err(refused)) = keys.tracing.endpoint.as_deref().map(check_target) {
+    let grpc = keys.tracing.endpoint.as_deref().filter(|endpoint| !is_http(endpoint));
+    if let Some(Err(refused)) = grpc.map(check_target) {
         found.add_bare(&["tracing.endpoint"], format!("tracing.endpoint: Invalid value: {refused}"));
     }
+}
+
+/// Where spans are sent. As with the kubelet, a rate alone sends them to a collector on this host.
+pub(super) fn traces(keys: &TracingKeys, found: &mut Violations) -> Option<TraceSettings> {
+    let rate = keys.sampling_rate_per_million.and_then(|rate| u32::try_from(rate).ok()).unwrap_or_default();
+    let endpoint = match &keys.endpoint {
+        Some(endpoint) if !endpoint.is_empty() => endpoint.as_str(),
+        _ if rate > 0 => COLLECTOR_DEFAULT,
+        _ => return None,
+    };
+    match endpoint.parse::<TraceTarget>() {
+        Ok(target) => Some(TraceSettings { target, rate_per_million: rate }),
+        // What the kubelet refuses was reported in its words.
+        Err(_) if !is_http(endpoint) && check_target(endpoint).is_err() => None,
+        Err(why) => {
+            found.add("tracing.endpoint", format!("tracing.endpoint {}: {why}", quoted(endpoint)));
+            None
+        }
+    }
+}
+
+fn is_http(endpoint: &str) -> bool {
+    endpoint.starts_with("http://")
 }
 
 /// Checks a gRPC address by the rules of Go's `url.Parse`; the error quotes it as Go does.

@@ -114,7 +114,7 @@ documents! {
         event_record_qps: i32,
         /// And how many at once. An explicit 0 becomes the default. Shown.
         event_burst: i32,
-        /// Where the kubelet sends its traces.
+        /// Where traces are sent: the kubelet's, and imagelet's.
         tracing: TracingKeys,
         /// The image that sandboxes ("pause" containers) are started from. Read as `sandboxImage` is, from a kubelet's file, too.
         pod_infra_container_image: String,
@@ -280,9 +280,9 @@ documents! {
         image_maximum_gc_age: bool,
     }
     TracingKeys {
-        /// `HOST:PORT`, `dns:`, `unix:` or `unix-abstract:`. Checked and shown; imagelet exports no traces.
+        /// The collector of traces, by OTLP without TLS: `HOST:PORT` or `unix:PATH` for gRPC, and `http://HOST:PORT` for protobuf over HTTP, which a kubelet's file does not know. Absent: none, or `localhost:4317` where the rate below is above 0. See [traces](metrics.md#traces).
         endpoint: Option<String>,
-        /// Of a million requests so many are traced. Checked and shown.
+        /// Of a million requests for images so many are traced; one whose caller has a sampled trace always is.
         sampling_rate_per_million: Option<i32>,
     }
     PullsKeys {

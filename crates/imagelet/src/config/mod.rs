@@ -20,4 +20,5 @@ pub(crate) use self::{
     keys_and_defaults::CriCallers,
     settings::{Backend, CollectionMode, ImportFolder, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},
+    violations::ConfigError,
 };

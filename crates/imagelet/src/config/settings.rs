@@ -15,6 +15,7 @@ use imagelet_core::{
 use imagelet_oci::{EngineConfig, RegistryConfig};
 
 use super::{environment::Environment, keys_and_defaults::CriCallers};
+use crate::traces::TraceSettings;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
@@ -31,6 +32,8 @@ pub(crate) struct Settings {
     pub(crate) socket: PathBuf,
     pub(crate) callers: CriCallers,
     pub(crate) http: Option<String>,
+    /// `None`: no traces are exported.
+    pub(crate) traces: Option<TraceSettings>,
     pub(crate) backend: Backend,
     pub(crate) pinned: PinnedNames,
     /// Names of sandbox images; `None`: like the kubelet, which knows none.

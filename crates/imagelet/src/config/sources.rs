@@ -1,7 +1,7 @@
 //! Merges files and flags key by key, and records the source of each value.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     path::{Path, PathBuf},
 };
@@ -18,6 +18,7 @@ use super::{
     settings::Settings,
     violations::{ConfigError, Violation, place},
 };
+use crate::nearest::nearest;
 
 /// The key with secrets in its values.
 const PROXIES: &str = "registry.proxies";
@@ -64,19 +65,31 @@ struct Given {
 pub(crate) struct Sources {
     environment: Environment,
     given: BTreeMap<String, Given>,
+    /// Keys of files whose values were refused, so that no rule is checked against the defaults in their place.
+    refused: BTreeSet<String>,
 }
 
 impl Sources {
     pub(crate) fn new(environment: Environment) -> Self {
-        Self { environment, given: BTreeMap::new() }
+        Self { environment, given: BTreeMap::new(), refused: BTreeSet::new() }
     }
 
+    /// Takes all keys that are right.
+    ///
+    /// # Errors
+    /// The file is unreadable, or every key and value in it that is refused.
     pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
-        let mut reader = Reader { path, coerces: true, given: BTreeMap::new() };
-        reader.add_fields("", &read_mapping(path)?, &to_value(&File::default()))?;
-        reader.refuse_unasked_runtime()?;
+        let fields = read_mapping(path)?;
+        let mut reader = Reader::new(path, true);
+        reader.add_fields("", &fields, &to_value(&File::default()));
+        reader.refuse_unasked_runtime();
+        self.take(reader)
+    }
+
+    fn take(&mut self, reader: Reader<'_>) -> Result<(), ConfigError> {
         self.given.extend(reader.given);
-        Ok(())
+        self.refused.extend(reader.refused);
+        ConfigError::all(reader.errors)
     }
 
     pub(crate) fn add_kubelet_file(&mut self, path: &Path) -> Result<(), ConfigError> {
@@ -93,10 +106,9 @@ impl Sources {
                 gates.retain(|(gate, _)| schema["featureGates"].get(gate).is_some());
             }
         }
-        let mut reader = Reader { path, coerces: false, given: BTreeMap::new() };
-        reader.add_fields("", &fields, &schema)?;
-        self.given.extend(reader.given);
-        Ok(())
+        let mut reader = Reader::new(path, false);
+        reader.add_fields("", &fields, &schema);
+        self.take(reader)
     }
 
     pub(crate) fn add_flag(&mut self, flag: &'static str, key: &str, value: impl Into<Value>) {
@@ -132,8 +144,17 @@ impl Sources {
                 None => message,
                 Some(source) => format!("{source}: {message}"),
             };
-            ConfigError::Invalid(violations.into_iter().map(text).collect())
+            let is_judged = |violation: &Violation| !violation.keys.iter().any(|key| self.refused.contains(key));
+            ConfigError::Invalid(violations.into_iter().filter(is_judged).map(text).collect())
         })
+    }
+
+    /// Every rule that the accepted keys violate, beside the refused ones.
+    pub(crate) fn violations(&self) -> Result<(), ConfigError> {
+        match self.settings() {
+            Err(ConfigError::Invalid(lines)) if lines.is_empty() => Ok(()),
+            other => other.map(drop),
+        }
     }
 
     /// The source of a key; `key[2]` is the third entry of a list.
@@ -153,75 +174,92 @@ struct Reader<'a> {
     /// A number is accepted for a text, such as 0 for a duration. A kubelet rejects that.
     coerces: bool,
     given: BTreeMap<String, Given>,
+    refused: Vec<String>,
+    errors: Vec<ConfigError>,
 }
 
-impl Reader<'_> {
-    fn add_fields(&mut self, above: &str, fields: &[(String, Located)], schema: &Value) -> Result<(), ConfigError> {
+impl<'a> Reader<'a> {
+    fn new(path: &'a Path, coerces: bool) -> Self {
+        Self { path, coerces, given: BTreeMap::new(), refused: Vec::new(), errors: Vec::new() }
+    }
+
+    fn add_fields(&mut self, above: &str, fields: &[(String, Located)], schema: &Value) {
         for (name, field) in fields {
             let key = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };
             let Some(schema) = schema.get(name) else {
-                let known: Vec<&String> = schema.as_object().into_iter().flat_map(serde_json::Map::keys).collect();
-                let hint = if above.is_empty() { String::new() } else { format!(", expected one of {known:?}") };
-                return Err(self.refuse(field.line, &format!("unknown key `{name}`{hint}")));
+                let near = near_key(above, name, schema).map_or_else(String::new, |near| format!("; `{near}` is near"));
+                self.refuse(&key, field.line, &format!("unknown key `{name}`{near}"));
+                continue;
             };
             match &field.node {
                 Node::Scalar(Value::Null) => {}
-                _ if !schema.is_object() || MAPS.contains(&&*key) => self.add_leaf(key, field, schema)?,
-                Node::Map(fields) => self.add_fields(&key, fields, schema)?,
-                _ => return Err(self.refuse(field.line, &format!("{key}: expected a mapping"))),
+                _ if !schema.is_object() || MAPS.contains(&&*key) => self.add_leaf(key, field, schema),
+                Node::Map(fields) => self.add_fields(&key, fields, schema),
+                _ => self.refuse(&key, field.line, &format!("{key}: expected a mapping")),
             }
         }
-        Ok(())
     }
 
-    fn add_leaf(&mut self, key: String, field: &Located, schema: &Value) -> Result<(), ConfigError> {
+    fn add_leaf(&mut self, key: String, field: &Located, schema: &Value) {
         let mut value = field.value();
         if self.coerces && schema.is_string() && value.is_number() {
             value = value.to_string().into();
         }
         if let Err(error) = type_check(&key, value.clone()) {
             let whole = (key.clone(), field.line, error);
-            let (key, line, error) = first_refused(&key, field, &|value| type_check(&key, value)).unwrap_or(whole);
+            let (part, line, error) = first_refused(&key, field, &|value| type_check(&key, value)).unwrap_or(whole);
             let mut error = error.to_string();
-            if key.starts_with(PROXIES) {
+            if part.starts_with(PROXIES) {
                 // The refused value may be a URL with a password.
                 error = error.split_once(" string ").map_or(error.as_str(), |(problem, _)| problem).to_owned();
             }
-            return Err(self.refuse(line, &format!("{key}: {error}")));
+            return self.refuse(&key, line, &format!("{part}: {error}"));
         }
         if ZERO_IS_DEFAULT.contains(&&*key) && is_zero(&value) {
-            return Ok(());
+            return;
         }
         let entry_lines = match &field.node {
             Node::List(entries) => entries.iter().map(|entry| entry.line).collect(),
             _ => Vec::new(),
         };
         self.given.insert(key, Given { value, source: Source::File(self.path.to_owned(), field.line), entry_lines });
-        Ok(())
     }
 
     /// In imagelet's file, the kubelet's key for its runtime must name a runtime that imagelet uses as well.
-    fn refuse_unasked_runtime(&self) -> Result<(), ConfigError> {
+    fn refuse_unasked_runtime(&mut self) {
         let value = |key| self.given.get(key).map(|given| &given.value);
         let Some(Given { value: named, source: Source::File(_, line), .. }) =
             self.given.get("containerRuntimeEndpoint")
         else {
-            return Ok(());
+            return;
         };
         if [value("imageService.cri.endpoint"), value("store.runtimeEndpoint")].contains(&Some(named)) {
-            return Ok(());
+            return;
         }
+        let line = *line;
         let message = format!(
             "containerRuntimeEndpoint: the kubelet asks {named}, imagelet does not: set imageService.cri.endpoint to it \
              to manage the images in that runtime, or store.runtimeEndpoint if it runs containers from imagelet's own \
              store"
         );
-        Err(self.refuse(*line, &message))
+        self.refuse("containerRuntimeEndpoint", line, &message);
     }
 
-    fn refuse(&self, line: usize, message: &str) -> ConfigError {
-        ConfigError::at(self.path, Some(line), message)
+    fn refuse(&mut self, key: &str, line: usize, message: &str) {
+        self.refused.push(key.to_owned());
+        self.errors.push(ConfigError::at(self.path, Some(line), message));
     }
+}
+
+/// What may be meant by an unknown key: a like one beside it, or the same one in another section.
+fn near_key(above: &str, name: &str, schema: &Value) -> Option<String> {
+    let known = schema.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
+    if let Some(near) = nearest(name, known) {
+        return Some(if above.is_empty() { near.to_owned() } else { format!("{above}.{near}") });
+    }
+    let mut leaves = BTreeMap::new();
+    flatten(String::new(), to_value(&File::default()), &mut leaves);
+    leaves.into_keys().find(|key| key.rsplit('.').next() == Some(name))
 }
 
 fn type_check(key: &str, value: Value) -> Result<(), serde_json::Error> {

@@ -30,6 +30,15 @@ pub(crate) enum ConfigError {
 }
 
 impl ConfigError {
+    /// Success, the only error, or one with the line of each.
+    pub(crate) fn all(mut errors: Vec<Self>) -> Result<(), Self> {
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(Self::Invalid(errors.iter().map(ToString::to_string).collect())),
+        }
+    }
+
     /// An error at a line of a file. Text quoted from the file is truncated.
     pub(super) fn at(path: &Path, line: Option<usize>, message: &str) -> Self {
         Self::Parse { path: path.to_owned(), line, message: message.chars().take(MESSAGE_MAX).collect() }

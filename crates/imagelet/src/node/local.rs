@@ -22,11 +22,11 @@ use imagelet_core::{
 use tokio::sync::Semaphore;
 
 use super::{
-    gc::{CollectionStats, declare},
+    gc::CollectionStats,
     images::{KnownSizes, row, row_without_uses},
     pulls::PullTracker,
 };
-use crate::{api::ImageRow, config::Settings, failure::Failure};
+use crate::{api::ImageRow, config::Settings, failure::Failure, traces::Tracer};
 
 /// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
 pub(super) const FOLLOWERS_MAX: usize = 32;
@@ -39,6 +39,7 @@ pub(crate) struct NodeParts {
     pub(crate) inventory: Arc<Inventory>,
     pub(crate) manager: ImageManager,
     pub(crate) pulls: PullTracker,
+    pub(crate) tracer: Tracer,
     pub(crate) pod_starts: Arc<PodStarts>,
     pub(crate) events: Arc<LogEvents>,
     pub(crate) keyring: Arc<NodeKeyring>,
@@ -77,7 +78,6 @@ impl LocalNode {
     pub(crate) fn new(parts: NodeParts, settings: Settings) -> Self {
         parts.gc.set_rules(settings.collection.rules.clone());
         parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
-        declare(&parts.metrics);
         Self {
             takes_over: AtomicBool::new(parts.takes_over),
             unreadable_records: Mutex::default(),

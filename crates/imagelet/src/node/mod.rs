@@ -1,7 +1,16 @@
 //! One way to ask a node, whether its store is in this process or behind a daemon's socket.
 
+/// Declares metric families, and a list of all of them.
+macro_rules! families {
+    ($($name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
+        $(pub(crate) static $name: Family = Family { name: $metric, help: $help, kind: $kind, labels: $labels };)*
+        pub(crate) static ALL: &[&Family] = &[$(&$name),*];
+    };
+}
+
 mod command;
 mod events;
+mod gauges;
 mod gc;
 mod images;
 mod local;
@@ -24,6 +33,7 @@ use crate::{
     failure::Failure,
 };
 use command::Command;
+pub(crate) use gauges::declare as declare_metrics;
 pub(crate) use gc::{SpaceByCollection, collect};
 pub(crate) use images::{FolderWatch, Why, WhyHappening, WhyImage, WhyNext, WhyRequest, import_arrivals};
 pub(crate) use local::{LocalNode, NodeParts};

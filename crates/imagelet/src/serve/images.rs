@@ -142,8 +142,9 @@ impl ImageService for ServedImages {
     async fn pull(&self, asked: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
         let node = self.readiness.node().await?;
         let request = Self::request(asked, node.local().is_some(), node.settings().callers);
+        let ensure = node.parts.tracer.ensure(&request.image, node.parts.manager.ensure(&request, progress));
         let ensured = tokio::select! {
-            ensured = node.parts.manager.ensure(&request, progress) => ensured,
+            ensured = ensure => ensured,
             () = self.working.cancelled() => {
                 let message = format!("the pull of `{}` was given up: the daemon is stopping", asked.image.image);
                 return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));

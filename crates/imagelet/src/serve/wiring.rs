@@ -34,8 +34,9 @@ use super::imports::RuntimeSite;
 use crate::{
     config::{Backend, Environment, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
-    node::{LocalNode, NodeParts, PullTracker, SpaceByCollection},
+    node::{LocalNode, NodeParts, PullTracker, SpaceByCollection, declare_metrics},
     output::printable,
+    traces::Tracer,
 };
 
 /// The kubelet's root, where it searches for a docker configuration first.
@@ -66,6 +67,9 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         Backend::Cri(runtime) => open_runtime(runtime, &settings, role, &metrics).await?,
     };
     let pulls = if store.engine.is_some() { PullTracker::default() } else { PullTracker::of_runtime() };
+    let traces = settings.traces.as_ref().filter(|_| role == Role::Daemon);
+    let tracer = Tracer::new(traces, &metrics);
+    let pulls = pulls.measured(Arc::clone(&metrics)).traced(tracer.clone());
     let runtime = RuntimeManager {
         pinned: Arc::new(settings.pinned.clone()),
         observer: Some(Arc::new(pulls.clone())),
@@ -116,6 +120,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         inventory,
         manager,
         pulls,
+        tracer,
         pod_starts,
         events,
         keyring,
@@ -130,6 +135,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         uses_known: store.uses_known,
         takes_over,
     };
+    declare_metrics(&parts.metrics);
     let node = Arc::new(LocalNode::new(parts, settings));
     if let Some(engine) = store.engine {
         engine.ask_for_room(Arc::new(SpaceByCollection::new(&node)));

@@ -147,6 +147,26 @@ fn a_path_that_is_no_text_and_a_complaint_with_escapes_print_harmlessly() {
 }
 
 #[test]
+fn a_check_names_every_mistake_with_its_line_and_the_key_that_was_meant() {
+    let folder = scratch();
+    let path = folder.path().join("config.yaml");
+    let text = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nimageGCHighTresholdPercent: 70\n\
+                imageGCLowThresholdPercent: 120\nstore:\n  unpackMemry: 1Gi\n  keepBlobs: perhaps\ndirectory: /s\n\
+                registryPullQPS: -1\n";
+    fs::write(&path, text).unwrap();
+    let outcome = run(program().args(["config", "check"]).arg(&path));
+    let told = outcome.refused(&[
+        ":3: unknown key `imageGCHighTresholdPercent`; `imageGCHighThresholdPercent` is near",
+        ":4: invalid configuration: imageGCLowThresholdPercent",
+        ":6: unknown key `unpackMemry`; `store.unpackMemory` is near",
+        ":7: store.keepBlobs: ",
+        ":8: unknown key `directory`; `store.directory` is near",
+        ":9: invalid configuration: registryPullQPS",
+    ]);
+    assert!(told.lines().count() < 12, "{told}");
+}
+
+#[test]
 fn a_kubelets_file_is_checked_alone_and_under_ours() {
     let folder = scratch();
     let (own, kubelet) = (folder.path().join("own.yaml"), folder.path().join("kubelet.yaml"));

@@ -1,4 +1,4 @@
-//! Credential helpers of docker configurations: `docker-credential-NAME get`, run as plugins are.
+//! Credential helpers of docker configurations: `docker-credential-NAME get`, `store` and `erase`, run as plugins are.
 //!
 //! Only the node's own configuration can name a helper. A pull secret's helper never runs: a pod chooses no program.
 
@@ -63,6 +63,31 @@ impl CredentialHelpers {
         name: &str,
         server: &str,
     ) -> Result<Option<Credential>, HelperError> {
+        let (program, output) = self.run(name, "get", server.as_bytes()).await?;
+        read(&program, self.limit, output)
+    }
+
+    /// Gives the helper a credential to keep for a server.
+    pub(in crate::credentials) async fn store(
+        &self,
+        name: &str,
+        server: &str,
+        user: &str,
+        password: &Secret,
+    ) -> Result<(), HelperError> {
+        let entry = Entrusted { server, user, secret: password.expose() };
+        let document = Zeroizing::new(serde_json::to_vec(&entry).unwrap_or_default());
+        let (program, output) = self.run(name, "store", &document).await?;
+        confirm(&program, self.limit, output, Some(password))
+    }
+
+    /// Removes what the helper keeps for a server; success where it keeps nothing.
+    pub(in crate::credentials) async fn erase(&self, name: &str, server: &str) -> Result<(), HelperError> {
+        let (program, output) = self.run(name, "erase", server.as_bytes()).await?;
+        confirm(&program, self.limit, output, None)
+    }
+
+    async fn run(&self, name: &str, act: &str, input: &[u8]) -> Result<(String, Output), HelperError> {
         if !is_name(name) {
             return Err(HelperError::Name(name.to_owned()));
         }
@@ -75,9 +100,10 @@ impl CredentialHelpers {
         });
         let path = found.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         let environment = Environment::new(&self.environment, &[]);
-        let plugin = Plugin { path, args: vec!["get".to_owned()], environment, limit: self.limit };
+        let plugin = Plugin { path, args: vec![act.to_owned()], environment, limit: self.limit };
         let _permit = self.permits.acquire().await.expect("nothing closes it");
-        read(&program, self.limit, plugin.run(server.as_bytes()).await)
+        let output = plugin.run(input).await;
+        Ok((program, output))
     }
 }
 
@@ -108,6 +134,16 @@ fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     Err(HelperError::Missing { program: program.to_owned(), path: folders.to_string_lossy().into_owned() })
 }
 
+#[derive(serde::Serialize)]
+struct Entrusted<'a> {
+    #[serde(rename = "ServerURL")]
+    server: &'a str,
+    #[serde(rename = "Username")]
+    user: &'a str,
+    #[serde(rename = "Secret")]
+    secret: &'a str,
+}
+
 #[derive(serde::Deserialize)]
 struct Answer {
     #[serde(rename = "Username", default)]
@@ -117,22 +153,13 @@ struct Answer {
 }
 
 fn read(program: &str, limit: Duration, output: Output) -> Result<Option<Credential>, HelperError> {
-    let program = || program.to_owned();
     let stdout = Zeroizing::new(output.stdout);
     match output.result {
         Ok(()) => {}
-        Err(RunError::TimedOut) => return Err(HelperError::TimedOut { program: program(), limit }),
-        Err(_) if stdout.trim_ascii() == NOT_FOUND.as_bytes() => return Ok(None),
-        Err(error) => {
-            let known = texts_of(&stdout);
-            let complaint = [stdout.as_slice(), &output.stderr].join(&b' ');
-            let text = redact(&Zeroizing::new(complaint), known.iter().map(Secret::expose));
-            let line: String =
-                text.trim().chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
-            let said = if line.is_empty() { line } else { format!(": {line}") };
-            return Err(HelperError::Failed { program: program(), error: error.to_string(), said });
-        }
+        Err(_) if is_not_found(&stdout) => return Ok(None),
+        Err(error) => return Err(failed(program, limit, error, &stdout, &output.stderr, None)),
     }
+    let program = || program.to_owned();
     let answer: Answer = serde_json::from_slice(&stdout).map_err(|_| HelperError::Answer { program: program() })?;
     let secret = Secret::new(answer.secret.as_str());
     Ok(match answer.username.as_str() {
@@ -140,6 +167,40 @@ fn read(program: &str, limit: Duration, output: Output) -> Result<Option<Credent
         TOKEN_USER => Some(Credential { kind: CredentialKind::IdentityToken(secret), server_address: String::new() }),
         user => Some(Credential::basic("", user, secret)),
     })
+}
+
+/// The end of a run that answers nothing.
+fn confirm(program: &str, limit: Duration, output: Output, secret: Option<&Secret>) -> Result<(), HelperError> {
+    let stdout = Zeroizing::new(output.stdout);
+    match output.result {
+        Err(error) if !is_not_found(&stdout) => Err(failed(program, limit, error, &stdout, &output.stderr, secret)),
+        _ => Ok(()),
+    }
+}
+
+fn is_not_found(stdout: &[u8]) -> bool {
+    stdout.trim_ascii() == NOT_FOUND.as_bytes()
+}
+
+fn failed(
+    program: &str,
+    limit: Duration,
+    error: RunError,
+    stdout: &[u8],
+    stderr: &[u8],
+    secret: Option<&Secret>,
+) -> HelperError {
+    let program = program.to_owned();
+    if matches!(error, RunError::TimedOut) {
+        return HelperError::TimedOut { program, limit };
+    }
+    let known = texts_of(stdout);
+    let complaint = Zeroizing::new([stdout, stderr].join(&b' '));
+    let text = redact(&complaint, known.iter().chain(secret).map(Secret::expose));
+    let line: String =
+        text.trim().chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
+    let said = if line.is_empty() { line } else { format!(": {line}") };
+    HelperError::Failed { program, error: error.to_string(), said }
 }
 
 #[cfg(test)]

@@ -34,6 +34,8 @@ pub(super) static FAILURES: Family = Family {
     labels: &["plugin_name", "reason"],
 };
 
+pub(in crate::credentials) static FAMILIES: [&Family; 4] = [&ERRORS, &DURATION, &CONFIG, &FAILURES];
+
 #[derive(Clone, Debug)]
 pub(super) struct Meters {
     metrics: Arc<Metrics>,
@@ -41,7 +43,7 @@ pub(super) struct Meters {
 
 impl Meters {
     pub(super) fn new(metrics: Arc<Metrics>) -> Self {
-        for family in [&ERRORS, &DURATION, &CONFIG, &FAILURES] {
+        for family in FAMILIES {
             metrics.declare(family);
         }
         Self { metrics }

@@ -33,6 +33,7 @@ use async_trait::async_trait;
 use config::ProviderConfig;
 use futures_util::future::join_all;
 pub(super) use helper::{CredentialHelpers, HelperError};
+pub(super) use meters::FAMILIES as PROVIDER_FAMILIES;
 use tokio::sync::Semaphore;
 pub use validate::Gates;
 

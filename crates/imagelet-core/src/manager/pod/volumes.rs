@@ -28,6 +28,8 @@ pub(super) static FAILED: Family = Family {
     labels: &[],
 };
 
+pub(in crate::manager) static FAMILIES: [&Family; 3] = [&REQUESTED, &SUCCEEDED, &FAILED];
+
 /// The prefix of a runtime's error for an image that could not be mounted.
 const MOUNT_FAILED: &str = "ImageVolumeMountFailed";
 

@@ -10,6 +10,7 @@ use std::{fmt, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 
+pub(super) use self::service::PULLS;
 pub use self::{
     decide::ImportMode,
     forward_reason::{ForwardReason, PullWay, RegistrySetting},

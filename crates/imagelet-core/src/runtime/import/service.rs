@@ -38,7 +38,7 @@ const USABLE_FOR: Duration = Duration::from_secs(10);
 const USABLE_MAX: Duration = Duration::from_secs(1);
 const TOPS_MAX: usize = 20_000;
 
-static PULLS: Family = Family {
+pub(in crate::runtime) static PULLS: Family = Family {
     name: "imagelet_runtime_pulls_total",
     help: "Pulls into a runtime by the way they took, why they were forwarded, and how they ended.",
     kind: MetricKind::Counter,

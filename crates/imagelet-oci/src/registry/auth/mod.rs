@@ -233,7 +233,8 @@ fn token_call(target: Target, bound: HeaderMap, form: Option<String>, host: &Ses
 }
 
 fn scope_pairs(service: Option<&str>, host: &SessionHost) -> Vec<String> {
-    service.map(|service| pair("service", service)).into_iter().chain([pair("scope", &host.scope())]).collect()
+    let scope = host.scope().map(|scope| pair("scope", &scope));
+    service.map(|service| pair("service", service)).into_iter().chain(scope).collect()
 }
 
 fn pair(name: &str, value: &str) -> String {

@@ -386,6 +386,9 @@ async fn respond(State((address, state)): State<(SocketAddr, Arc<Mutex<Inner>>)>
     if let Some(refusal) = inner.check(address, seen.authorization.as_deref()) {
         return refusal;
     }
+    if seen.path == "/v2/" {
+        return answer(200, &[], Bytes::new());
+    }
     inner.content(&seen, trick, &head.headers)
 }
 

@@ -79,3 +79,22 @@ async fn a_token_service_that_misbehaves_is_given_up() {
     fake.trick("/v1", 9, answer(401, &[("www-authenticate", "Bearer realm=\"x")], ""));
     assert_eq!(pull(&fake, None).await.unwrap_err().kind(), RuntimeErrorKind::Denied);
 }
+
+#[tokio::test]
+async fn a_login_is_accepted_by_the_registry_or_its_token_service_and_asks_for_no_repository() {
+    let check = async |fake: &FakeRegistry, password: &str| {
+        let registry = fake.reference("team/app:v1").domain().to_owned();
+        crate::check_login(RegistryConfig::default(), &registry, &credential(password)).await
+    };
+    let fake = FakeRegistry::start().await;
+    assert_eq!(check(&fake, "hunter2pass").await.unwrap(), crate::LoginCheck::NotAsked);
+    for guard in [bearer(), Guard::Basic("user", "hunter2pass")] {
+        fake.guard(guard.clone());
+        assert_eq!(check(&fake, "hunter2pass").await.unwrap(), crate::LoginCheck::Accepted, "{guard:?}");
+        assert!(fake.seen().iter().all(|seen| !seen.query.contains("scope")), "{guard:?}");
+        let error = check(&fake, "wrong-word").await.unwrap_err();
+        assert_eq!(error.kind(), RuntimeErrorKind::Denied, "{guard:?}");
+        assert!(error.chain().contains("does not accept this user and password"), "{}", error.chain());
+        assert!(!error.chain().contains("wrong-word") && !error.chain().contains("`login`"), "{}", error.chain());
+    }
+}

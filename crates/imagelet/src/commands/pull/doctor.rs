@@ -223,7 +223,7 @@ fn advice(class: ErrorClass) -> &'static str {
 }
 
 fn table(diagnosis: &Diagnosis, format: Format) -> Table {
-    let mut table = Table::new(["", "STEP", "HOST", "TIME", "RESULT"]);
+    let mut table = Table::new(["", "STEP", "HOST", "TIME", "RESULT"]).wide(format == Format::Wide);
     for step in &diagnosis.steps {
         let mark = if step.ok { "✓" } else { "✗" };
         let host = if step.host.is_empty() { "-" } else { &step.host };

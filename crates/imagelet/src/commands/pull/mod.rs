@@ -1,6 +1,7 @@
 //! `pull`: ensures images, with progress on stderr and their ids on stdout.
 
 mod doctor;
+mod registry_login;
 
 use std::{
     io::{BufRead as _, Read as _},
@@ -15,7 +16,10 @@ use imagelet_core::{
 };
 use serde_json::json;
 
-pub(super) use self::doctor::doctor;
+pub(super) use self::{
+    doctor::doctor,
+    registry_login::{log_in, log_out},
+};
 use super::images_write::complain;
 use crate::{
     api::{Hidden, Login, PullRequest, Pulled},

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The kubelet's metric.
-static COLLECTED: Family = Family {
+pub(super) static COLLECTED: Family = Family {
     name: "kubelet_image_garbage_collected_total",
     help: "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
     kind: MetricKind::Counter,

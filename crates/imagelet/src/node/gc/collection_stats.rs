@@ -4,21 +4,13 @@ use std::sync::{Mutex, PoisonError};
 
 use imagelet_core::{
     gc::{Shadow, ShadowCounts},
-    metrics::{Family, MetricKind, Metrics},
+    metrics::{Family, MetricKind},
 };
 
 use crate::api::LastCollection;
 
 /// From a collection without removals to one with hundreds.
 const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
-
-macro_rules! families {
-    ($($name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
-        $(pub(crate) static $name: Family = Family { name: $metric, help: $help, kind: $kind, labels: $labels };)*
-        /// All families, so that they are exported before the first collection.
-        static ALL: &[&Family] = &[$(&$name),*];
-    };
-}
 
 families! {
     RUNS = "imagelet_gc_runs_total",
@@ -69,12 +61,5 @@ impl CollectionStats {
 
     pub(crate) fn shadow(&self) -> ShadowCounts {
         self.shadow.lock().unwrap_or_else(PoisonError::into_inner).counts()
-    }
-}
-
-/// Exports the metrics of collections before the first one.
-pub(crate) fn declare(metrics: &Metrics) {
-    for family in ALL {
-        metrics.declare(family);
     }
 }

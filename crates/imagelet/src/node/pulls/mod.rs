@@ -7,5 +7,6 @@ mod pull_progress;
 mod startup_latency;
 mod waiting_reasons;
 
+pub(super) use pull_progress::ALL as FAMILIES;
 pub(crate) use pull_progress::PullTracker;
 pub(crate) use waiting_reasons::WaitingRows;

@@ -45,7 +45,8 @@ impl Command for PodRequest {
         let mut listening = Listening::new(node.parts.events.follow(), &request);
         let is_silent = node.local().is_none();
         let report = PodReport { asked: &self, request: &request, steps, is_silent };
-        let outcomes = listening.during(node.parts.manager.ensure_pod(&request, &report)).await;
+        let ensure = node.parts.manager.ensure_pod(&request, &report);
+        let outcomes = listening.during(node.parts.tracer.ensure_pod(&self.pod.name, ensure)).await;
         let rows = outcomes.iter().enumerate().map(|(image, outcome)| report.row(image, outcome, &outcomes));
         let mut images: Vec<PodImageRow> = rows.collect();
         fill_sizes(node, &mut images).await;

@@ -36,7 +36,7 @@ impl Command for PullRequest {
                 steps(step);
             }
         });
-        let ensured = node.parts.manager.ensure(&request, progress).await;
+        let ensured = node.parts.tracer.ensure(&request.image, node.parts.manager.ensure(&request, progress)).await;
         let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
         let (present, took, size) = match ensured.origin {
             Origin::AlreadyPresent | Origin::Stale { .. } => (true, std::time::Duration::ZERO, None),

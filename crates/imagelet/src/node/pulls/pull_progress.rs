@@ -12,11 +12,24 @@ use std::{
 
 use imagelet_core::{
     image::{ByteSize, Digest},
+    metrics::{Family, MetricKind, Metrics},
     runtime::{LayerState, PullEnd, PullEvent, PullObserver, PullRequest, PullWay},
 };
 use tokio::time::Instant;
 
-use crate::api::{LayerProgress, PullProgress};
+use crate::{
+    api::{LayerProgress, PullProgress},
+    traces::{PullTrace, Tracer},
+};
+
+families! {
+    PULLS = "imagelet_pulls_total",
+        "Pulls of the store or runtime that ended, by outcome: pulled, failed, cancelled. Callers that share a pull count once.",
+        MetricKind::Counter, &["outcome"];
+    RECEIVED = "imagelet_pull_received_bytes_total",
+        "Bytes of layers that pulls received, compressed as in the registry; none of pulls by a runtime.",
+        MetricKind::Counter, &[];
+}
 
 const PULLS_MAX: usize = 512;
 const LAYERS_MAX: usize = 256;
@@ -30,6 +43,8 @@ pub(crate) struct PullTracker {
     pulls: Arc<Mutex<Pulls>>,
     /// A runtime pulls and reports no progress.
     is_silent: bool,
+    metrics: Arc<Metrics>,
+    tracer: Tracer,
 }
 
 #[derive(Default)]
@@ -52,8 +67,11 @@ struct Pull {
     layers: Vec<Layer>,
     layers_hidden: u64,
     samples: VecDeque<(Instant, u64)>,
+    /// Bytes of the present layers that the counter has.
+    counted: u64,
     failure: String,
     version: u64,
+    trace: Option<PullTrace>,
 }
 
 struct Layer {
@@ -77,6 +95,18 @@ mod phase {
 impl PullTracker {
     pub(crate) fn of_runtime() -> Self {
         Self { is_silent: true, ..Self::default() }
+    }
+
+    /// Counts pulls and their bytes here.
+    #[must_use]
+    pub(crate) fn measured(self, metrics: Arc<Metrics>) -> Self {
+        Self { metrics, ..self }
+    }
+
+    /// Makes spans of pulls.
+    #[must_use]
+    pub(crate) fn traced(self, tracer: Tracer) -> Self {
+        Self { tracer, ..self }
     }
 
     /// The changes after a version, and the present version. Zero returns every running pull.
@@ -108,6 +138,14 @@ impl Pull {
     fn bytes(&self) -> (u64, u64) {
         let fetched = self.layers.iter().filter(|layer| layer.state != "present");
         fetched.fold((0, 0), |(total, received), layer| (total + layer.size, received + layer.received))
+    }
+
+    /// Bytes received since the last call. A layer that is fetched again counts once more.
+    fn newly_received(&mut self) -> u64 {
+        let received = self.bytes().1;
+        let new = received.saturating_sub(self.counted);
+        self.counted = received;
+        new
     }
 
     fn sample(&mut self, now: Instant) {
@@ -229,8 +267,10 @@ impl PullObserver for PullTracker {
                 layers: Vec::new(),
                 layers_hidden: 0,
                 samples: VecDeque::new(),
+                counted: 0,
                 failure: String::new(),
                 version,
+                trace: self.tracer.pull(&request.image.image),
             };
             pulls.by_number.insert(number, pull);
         }
@@ -238,13 +278,31 @@ impl PullObserver for PullTracker {
     }
 
     fn step(&self, pull: u64, event: &PullEvent) {
-        let now = Instant::now();
-        self.change(pull, |pull| pull.step(event, now));
+        let (now, mut received) = (Instant::now(), 0);
+        self.change(pull, |pull| {
+            pull.step(event, now);
+            if let Some(trace) = &mut pull.trace {
+                trace.step(event);
+            }
+            received = pull.newly_received();
+        });
+        if received > 0 {
+            self.metrics.add(&RECEIVED, &[], received as f64);
+        }
     }
 
     fn end(&self, pull: u64, end: PullEnd<'_>) {
+        let outcome = match end {
+            PullEnd::Pulled => "pulled",
+            PullEnd::Failed(_) => "failed",
+            PullEnd::Cancelled => "cancelled",
+        };
+        self.metrics.increment(&PULLS, &[outcome]);
         self.change(pull, |pull| {
             pull.ended = Some(Instant::now());
+            if let Some(trace) = pull.trace.take() {
+                trace.end(end);
+            }
             (pull.phase, pull.failure) = match end {
                 PullEnd::Pulled => (phase::DONE, String::new()),
                 PullEnd::Failed(error) => (phase::FAILED, error.chain()),
@@ -309,6 +367,30 @@ mod tests {
         step(5, layer("a", LayerState::Done));
         step(5, PullEvent::Committing);
         assert_eq!(tracker.since(0, Instant::now()).1[0].phase, "committing");
+    }
+
+    #[test]
+    fn pulls_and_the_bytes_that_they_receive_are_counted() {
+        let metrics = Arc::new(Metrics::new());
+        let tracker = PullTracker::default().measured(Arc::clone(&metrics));
+        let pull = tracker.begin(&request("app:v1"));
+        tracker.step(pull, &resolved(&[("a", 10 * MEGABYTE), ("b", 5 * MEGABYTE), ("c", MEGABYTE)]));
+        tracker.step(pull, &layer("c", LayerState::Present));
+        for received in [4, 6, 2, 5] {
+            tracker.step(pull, &layer("a", LayerState::Fetching { received: ByteSize(received * MEGABYTE) }));
+        }
+        tracker.step(pull, &layer("b", LayerState::Done));
+        tracker.end(pull, PullEnd::Pulled);
+        tracker.end(tracker.begin(&request("app:v2")), PullEnd::Cancelled);
+        let megabytes = metrics.value(&RECEIVED, &[]) / 1e6;
+        assert!((megabytes - 14.0).abs() < 1e-9, "6 of the first try, 3 of the second, 5 of the other: {megabytes}");
+        let text = metrics.render();
+        assert!(
+            text.contains(
+                "imagelet_pulls_total{outcome=\"cancelled\"} 1\nimagelet_pulls_total{outcome=\"pulled\"} 1\n"
+            ),
+            "{text}"
+        );
     }
 
     #[test]

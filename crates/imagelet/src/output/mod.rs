@@ -1,5 +1,7 @@
 //! The output of results: aligned tables for people, JSON and YAML for programs.
 
+mod table;
+
 use std::{
     borrow::Cow,
     io::{self, Write},
@@ -8,48 +10,22 @@ use std::{
 
 use jiff::Timestamp;
 use serde::Serialize;
-use unicode_width::UnicodeWidthStr;
+
+pub(crate) use table::Table;
 
 use crate::cli::Format;
 
 /// Digits of a digest that distinguish images: `sha256:` and 12 digits.
 const DIGEST_SHOWN: usize = 7 + 12;
-const GAP: usize = 3;
-
-/// A table whose columns are as wide as their widest cell.
-#[derive(Debug, Default)]
-pub(crate) struct Table(Vec<Vec<String>>);
-
-impl Table {
-    pub(crate) fn new<S: AsRef<str>>(header: impl IntoIterator<Item = S>) -> Self {
-        let mut table = Self::default();
-        table.row(header);
-        table
-    }
-
-    /// Adds a row. Control characters, which foreign names may contain, are shown as `?`.
-    pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
-        self.0.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
-    }
-
-    pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let columns = self.0.iter().map(Vec::len).max().unwrap_or(0);
-        let cells = |column: usize| self.0.iter().filter_map(move |row| row.get(column));
-        let widths: Vec<_> = (0..columns).map(|column| cells(column).map(|cell| cell.width()).max()).collect();
-        for row in &self.0 {
-            let pad = |(cell, widest): (&String, &Option<usize>)| {
-                let gap = widest.unwrap_or(0) - cell.width() + GAP;
-                format!("{cell}{:gap$}", "")
-            };
-            writeln!(out, "{}", row.iter().zip(&widths).map(pad).collect::<String>().trim_end())?;
-        }
-        Ok(())
-    }
-}
 
 /// Untrusted text, safe on a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// The same, with the tabs and line ends of a user's template.
+pub(crate) fn printable_layout(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && !matches!(c, '\t' | '\n') { '?' } else { c }).collect()
 }
 
 /// Prints a result to stdout, as a document or through `human`.
@@ -117,16 +93,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-
-    #[test]
-    fn columns_are_as_wide_as_what_a_terminal_shows() {
-        let mut table = Table::new(["NAME", "SIZE"]);
-        table.row(["日本", "1MB"]);
-        table.row(["a\u{1b}[31m", ""]);
-        let mut out = Vec::new();
-        table.write(&mut out).expect("memory takes it");
-        assert_eq!(String::from_utf8_lossy(&out), "NAME     SIZE\n日本     1MB\na?[31m\n");
-    }
 
     #[test]
     fn an_image_is_named_by_its_tag_then_by_its_digest() {

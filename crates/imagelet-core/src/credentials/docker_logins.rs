@@ -1,0 +1,364 @@
+//! Writes logins into a docker configuration file, or gives them to the credential helper that it names.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use rustix::fs::{FlockOperation, Gid, Uid, fchown, flock};
+use serde_json::{Map, Value, json, ser::PrettyFormatter};
+use zeroize::Zeroizing;
+
+use super::{
+    DockerConfig, HelperNames, PullSecretKind, Secret,
+    docker_config::{DOCKER_CONFIG_LENGTH_MAX, DOCKER_HUB, server_of},
+    provider::{CredentialHelpers, HelperError},
+};
+use crate::trusted_files;
+
+const AUTHS: &str = "auths";
+const HOST_LENGTH_MAX: usize = 255;
+
+/// The logins of one docker configuration file.
+#[derive(Debug)]
+pub struct DockerLogins {
+    path: PathBuf,
+    helpers: CredentialHelpers,
+}
+
+/// Where a login is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoginPlace {
+    /// The file itself, not encrypted.
+    File(PathBuf),
+    /// The program of this name keeps it.
+    Helper(String),
+}
+
+/// A login was neither written nor removed.
+#[derive(Debug, thiserror::Error)]
+pub enum LoginError {
+    /// The text does not name a registry.
+    #[error("`{0}` names no registry")]
+    Registry(String),
+    /// The user's name cannot be stored.
+    #[error("a user name is not empty and has no colon")]
+    User,
+    /// The file is unreadable or cannot be written.
+    #[error("could not {act} the docker configuration `{path}`")]
+    File {
+        /// What was attempted.
+        act: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The credential helper did not run or failed; the text shows no secret.
+    #[error("{0}")]
+    Helper(String),
+}
+
+impl From<HelperError> for LoginError {
+    fn from(error: HelperError) -> Self {
+        Self::Helper(error.to_string())
+    }
+}
+
+/// The registry that a login names: host and port, in lower case. A scheme and the path of a version are removed; all
+/// names of Docker Hub become `docker.io`.
+///
+/// # Errors
+/// The text has another path, a user, or characters that no host has.
+pub fn registry_host(text: &str) -> Result<String, LoginError> {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let is_of_host = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);
+    let is_host = (1..=HOST_LENGTH_MAX).contains(&host.len()) && host.bytes().all(is_of_host);
+    if !is_host || !matches!(path.trim_end_matches('/'), "" | "v1" | "v2") {
+        return Err(LoginError::Registry(text.chars().filter(|c| !c.is_control()).take(HOST_LENGTH_MAX).collect()));
+    }
+    let host = host.to_ascii_lowercase();
+    Ok(match host.as_str() {
+        "docker.io" | "index.docker.io" | "registry-1.docker.io" | "registry.hub.docker.com" => DOCKER_HUB.to_owned(),
+        _ => host,
+    })
+}
+
+impl DockerLogins {
+    /// The logins of a `config.json`. Credential helpers run with these variables, each at most for this time.
+    pub fn new(path: impl Into<PathBuf>, environment: Vec<(OsString, OsString)>, limit: Duration) -> Self {
+        Self { path: path.into(), helpers: CredentialHelpers::new(environment, limit) }
+    }
+
+    /// Keeps a login for a registry, as [`registry_host`] spells it: with its credential helper, else in the file.
+    ///
+    /// # Errors
+    /// The file is unreadable, malformed or cannot be replaced; or the helper fails.
+    pub async fn store(&self, registry: &str, user: &str, password: &Secret) -> Result<LoginPlace, LoginError> {
+        if user.is_empty() || user.contains(':') {
+            return Err(LoginError::User);
+        }
+        let server = server_of(registry).to_owned();
+        let (place, entry) = match self.helper(registry)? {
+            Some((name, server)) => {
+                self.helpers.store(&name, &server, user, password).await?;
+                (LoginPlace::Helper(format!("docker-credential-{name}")), json!({}))
+            }
+            None => {
+                let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
+                (LoginPlace::File(self.path.clone()), json!({ "auth": STANDARD.encode(pair.as_bytes()) }))
+            }
+        };
+        self.change(|auths| {
+            auths.insert(server, entry);
+            true
+        })?;
+        Ok(place)
+    }
+
+    /// Removes the login of a registry, from its credential helper and from the file. `false`: the file has none.
+    ///
+    /// # Errors
+    /// As [`Self::store`].
+    pub async fn erase(&self, registry: &str) -> Result<bool, LoginError> {
+        let helper = self.helper(registry)?;
+        if let Some((name, server)) = &helper {
+            self.helpers.erase(name, server).await?;
+        }
+        let mut is_found = helper.is_some();
+        if !self.path.exists() {
+            return Ok(is_found);
+        }
+        self.change(|auths| {
+            let before = auths.len();
+            auths.retain(|key, _| !is_key_of(key, registry));
+            is_found |= auths.len() < before;
+            auths.len() < before
+        })?;
+        Ok(is_found)
+    }
+
+    /// The helper for a registry and the server's name for it. A helper of a file that other users may change is refused.
+    fn helper(&self, registry: &str) -> Result<Option<(String, String)>, LoginError> {
+        let failed = |source| self.failed("read", source);
+        let Some((names, refused)) = self.names().map_err(failed)? else { return Ok(None) };
+        let Some((name, server)) = names.helper_of(registry) else { return Ok(None) };
+        match refused {
+            Some(refused) => Err(failed(refused)),
+            None => Ok(Some((name.to_owned(), server))),
+        }
+    }
+
+    fn names(&self) -> io::Result<Option<(HelperNames, Option<io::Error>)>> {
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let refused = trusted_files::check(&self.path, &file).err();
+        let document = read(file)?;
+        let config = DockerConfig::parse(PullSecretKind::DockerConfigJson, &document).map_err(io::Error::other)?;
+        Ok(Some((config.helpers, refused)))
+    }
+
+    /// Replaces the file where `edit` changes its `auths`; everything else in it stays.
+    fn change(&self, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> Result<(), LoginError> {
+        replace(&self.path, edit).map_err(|source| self.failed("change", source))
+    }
+
+    fn failed(&self, act: &'static str, source: io::Error) -> LoginError {
+        LoginError::File { act, path: self.path.clone(), source }
+    }
+}
+
+/// Whether a key of `auths` stands for this registry as a whole. A key with a path is a login of its own.
+fn is_key_of(key: &str, registry: &str) -> bool {
+    registry_host(key).is_ok_and(|host| host == registry)
+}
+
+fn read(file: File) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut document = Zeroizing::new(Vec::new());
+    let length_max = u64::try_from(DOCKER_CONFIG_LENGTH_MAX).unwrap_or(u64::MAX);
+    io::Read::read_to_end(&mut io::Read::take(file, length_max + 1), &mut document)?;
+    Ok(document)
+}
+
+/// One change at a time; a reader sees the old file or the new one.
+fn replace(path: &Path, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> io::Result<()> {
+    // A symlink stays: its target is replaced.
+    let target = match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+        found => found?,
+    };
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let lock = File::open(folder)?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    let (mut root, owner) = match File::open(&target) {
+        Ok(file) => {
+            let owner = file.metadata()?;
+            let document = read(file)?;
+            let config = serde_json::from_slice(&document).map_err(|_| malformed())?;
+            (config, Some(owner))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => (json!({}), None),
+        Err(error) => return Err(error),
+    };
+    let members = root.as_object_mut().ok_or_else(malformed)?;
+    let auths = members.entry(AUTHS).or_insert_with(|| json!({})).as_object_mut().ok_or_else(malformed)?;
+    if !edit(auths) {
+        return Ok(());
+    }
+    let mut document = Zeroizing::new(Vec::new());
+    let mut writer = serde_json::Serializer::with_formatter(&mut *document, PrettyFormatter::with_indent(b"\t"));
+    serde::Serialize::serialize(&root, &mut writer)?;
+    if document.len() > DOCKER_CONFIG_LENGTH_MAX {
+        return Err(io::Error::other(format!("it would be longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")));
+    }
+    let beside = folder.join(format!(".config.json.{}", std::process::id()));
+    let written = write(&beside, &document, owner.as_ref()).and_then(|()| fs::rename(&beside, &target));
+    if written.is_err() {
+        drop(fs::remove_file(&beside));
+    }
+    written?;
+    lock.sync_all()
+}
+
+fn malformed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it is not a JSON object with an object `auths`")
+}
+
+/// A new file that only its owner reads; the owner of the file before keeps it.
+fn write(path: &Path, document: &[u8], owner: Option<&fs::Metadata>) -> io::Result<()> {
+    drop(fs::remove_file(path));
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    if let Some(owner) = owner.filter(|owner| owner.uid() != file.metadata().map_or(owner.uid(), |own| own.uid())) {
+        fchown(&file, Some(Uid::from_raw(owner.uid())), Some(Gid::from_raw(owner.gid())))?;
+    }
+    file.write_all(document)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn logins(path: &Path) -> DockerLogins {
+        let path_of_helpers = path.parent().unwrap().join("bin").into_os_string();
+        let both = [path_of_helpers, "/usr/bin".into(), "/bin".into()].join(std::ffi::OsStr::new(":"));
+        DockerLogins::new(path, vec![("PATH".into(), both)], Duration::from_secs(30))
+    }
+
+    fn document(path: &Path) -> Value {
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_registry_is_named_by_its_host_in_any_form_that_docker_takes() {
+        for (text, host) in [
+            ("reg.io", Some("reg.io")),
+            ("https://Reg.io:5000/v2/", Some("reg.io:5000")),
+            ("http://[::1]:5000", Some("[::1]:5000")),
+            ("https://index.docker.io/v1/", Some("docker.io")),
+            ("registry-1.docker.io", Some("docker.io")),
+            ("reg.io/team", None),
+            ("user:pw@reg.io", None),
+            ("", None),
+            ("a b", None),
+        ] {
+            assert_eq!(registry_host(text).ok().as_deref(), host, "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_login_is_kept_for_its_owner_alone_and_everything_else_in_the_file_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/config.json");
+        let kept = logins(&path);
+        let place = kept.store("reg.io:5000", "bob", &Secret::new("hunter:2")).await.unwrap();
+        assert_eq!(place, LoginPlace::File(path.clone()));
+        assert_eq!(document(&path), json!({ "auths": { "reg.io:5000": { "auth": "Ym9iOmh1bnRlcjoy" } } }));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o700);
+
+        let other = json!({ "auths": { "a.io": {}, "https://reg.io/v2/": { "auth": "eDp5" }, "reg.io/team": {} },
+                            "psFormat": "table", "plugins": { "x": { "hooks": "1" } } });
+        fs::write(&path, other.to_string()).unwrap();
+        assert!(kept.erase("reg.io").await.unwrap());
+        assert!(!kept.erase("reg.io").await.unwrap());
+        kept.store("docker.io", "bob", &Secret::new("x")).await.unwrap();
+        let expected = json!({ "auths": { "a.io": {}, "reg.io/team": {}, "https://index.docker.io/v1/": { "auth": "Ym9iOng=" } },
+                               "psFormat": "table", "plugins": { "x": { "hooks": "1" } } });
+        assert_eq!(document(&path), expected);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[tokio::test]
+    async fn a_file_that_does_not_read_is_refused_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        for text in ["{", "[]", r#"{"auths": []}"#] {
+            fs::write(&path, text).unwrap();
+            let error = logins(&path).store("reg.io", "bob", &Secret::new("hunter2")).await.expect_err(text);
+            assert!(
+                error.to_string().contains("config.json") && !format!("{error:?}").contains("hunter2"),
+                "{error:?}"
+            );
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        assert!(matches!(logins(&path).store("reg.io", "a:b", &Secret::new("x")).await, Err(LoginError::User)));
+    }
+
+    #[tokio::test]
+    async fn parallel_logins_are_all_kept_and_a_symlink_stays_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, path) = (folder.path().join("link.json"), folder.path().join("config.json"));
+        fs::write(&path, "{}").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        std::thread::scope(|scope| {
+            for number in 0..8 {
+                let link = &link;
+                scope.spawn(move || replace(link, |auths| auths.insert(number.to_string(), json!({})).is_none()));
+            }
+        });
+        assert_eq!(document(&path)["auths"].as_object().unwrap().len(), 8);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    #[tokio::test]
+    async fn a_helper_keeps_the_login_and_removes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, bin) = (folder.path().join("config.json"), folder.path().join("bin"));
+        fs::create_dir(&bin).unwrap();
+        let notes = folder.path().join("notes");
+        let script = format!("#!/bin/sh\n(echo $1; cat; echo) >> {}\n", notes.display());
+        let program = bin.join("docker-credential-box");
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(&path, r#"{"credHelpers": {"reg.io": "box"}}"#).unwrap();
+        let kept = logins(&path);
+        let place = kept.store("reg.io", "bob", &Secret::new("hunter2")).await.unwrap();
+        assert_eq!(place, LoginPlace::Helper("docker-credential-box".to_owned()));
+        assert_eq!(document(&path)["auths"], json!({ "reg.io": {} }), "the file names it without a secret");
+        assert!(kept.erase("reg.io").await.unwrap());
+        let entrusted = r#"{"ServerURL":"reg.io","Username":"bob","Secret":"hunter2"}"#;
+        assert_eq!(fs::read_to_string(&notes).unwrap(), format!("store\n{entrusted}\nerase\nreg.io\n"));
+
+        fs::write(&program, "#!/bin/sh\necho no hunter2 today >&2\nexit 1\n").unwrap();
+        let error = kept.store("reg.io", "bob", &Secret::new("hunter2")).await.unwrap_err().to_string();
+        assert!(error.contains("docker-credential-box") && !error.contains("hunter2"), "{error}");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let error = kept.store("reg.io", "bob", &Secret::new("hunter2")).await.unwrap_err();
+        let refused = std::error::Error::source(&error).expect("a reason").to_string();
+        assert!(refused.contains("every user may write"), "{refused}");
+    }
+}

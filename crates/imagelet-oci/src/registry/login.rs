@@ -1,0 +1,96 @@
+//! Checks a credential at its registry before anything keeps it, as `docker login` does.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{HeaderMap, Method, header};
+use imagelet_core::{
+    credentials::Credential,
+    image::Reference,
+    runtime::{RuntimeError, RuntimeErrorKind, Stage},
+};
+
+use super::{
+    PullSession, Registry, RegistryConfig,
+    connection::{
+        origin::Target,
+        transport::{Request, drain},
+    },
+    error::{status_fault, unavailable},
+};
+
+/// The result of a login that was not rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoginCheck {
+    /// The registry, or its token service, accepts the credential.
+    Accepted,
+    /// The registry asks for no credential, so that none was checked.
+    NotAsked,
+}
+
+/// Sends a credential to a registry, `HOST[:PORT]`, and to the token service that it names. Mirrors are not asked, nothing
+/// is retried, and nothing is stored.
+///
+/// # Errors
+/// The registry settings cannot be used, the registry cannot be reached, or it rejects the credential.
+pub async fn check_login(
+    config: RegistryConfig,
+    registry: &str,
+    credential: &Credential,
+) -> Result<LoginCheck, RuntimeError> {
+    let reference: Reference = format!("{registry}/login").parse().map_err(|error| {
+        RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{registry}` names no registry")).caused_by(error)
+    })?;
+    let client = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
+    let own = client.hosts(&reference).await?.into_iter().rfind(|host| !host.is_mirror);
+    let own = own.ok_or_else(|| RuntimeError::other(format!("`{registry}` itself is not configured as a host")))?;
+    let session = PullSession::of_login(Arc::clone(&client.shared), reference.canonical(), own, credential);
+    session.check_login().await
+}
+
+impl PullSession {
+    async fn check_login(&self) -> Result<LoginCheck, RuntimeError> {
+        let host = &self.hosts()[0];
+        let mut was_asked = false;
+        loop {
+            let grant = host.grant();
+            let shown = grant.as_ref().map(|grant| grant.number);
+            let mut bound = host.host.headers.clone();
+            if let Some(grant) = grant {
+                bound.insert(header::AUTHORIZATION, grant.header);
+            }
+            let request = Request {
+                target: Target {
+                    origin: host.host.origin.clone(),
+                    path_and_query: format!("{}/", host.host.base_path),
+                },
+                connection: host.host.connection.clone(),
+                bound,
+                open: HeaderMap::new(),
+                method: Method::GET,
+                form: None,
+                may_stray: false,
+                hop: Stage::Manifest,
+            };
+            let answer = self.transport().send(request, self.reception()).await.map_err(|failure| failure.error)?;
+            let status = answer.status;
+            drain(answer.body).await;
+            if status.is_success() {
+                return Ok(if was_asked { LoginCheck::Accepted } else { LoginCheck::NotAsked });
+            }
+            let fault = || status_fault(status.as_u16(), Stage::Manifest, None);
+            match status.as_u16() {
+                401 if !was_asked => {
+                    self.authenticate(host, &answer.headers, shown).await.map_err(|failure| failure.error)?
+                }
+                401 | 403 => return Err(host.denied(Some(status.to_string())).with_fault(fault())),
+                _ => {
+                    let place = host.host.origin.authority();
+                    return Err(
+                        unavailable(format!("registry `{place}` answered {status} to a login")).with_fault(fault())
+                    );
+                }
+            }
+            was_asked = true;
+        }
+    }
+}

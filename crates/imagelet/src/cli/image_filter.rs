@@ -1,0 +1,112 @@
+//! The filters of a list of images, in docker's words.
+
+use std::{mem::discriminant, str::FromStr};
+
+use imagelet_core::{image::Reference, inventory::PinPattern};
+
+const KNOWN: &str = "`reference=GLOB`, `dangling=`, `unused=` and `pinned=` with `true` or `false`";
+
+/// One `--filter NAME=VALUE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ImageFilter {
+    /// A name, an id or a glob. The repository of a name without tag and digest, which matches all its tags.
+    Reference(Box<PinPattern>, Option<String>),
+    /// It has no tag.
+    Dangling(bool),
+    /// No container uses it.
+    Unused(bool),
+    Pinned(bool),
+}
+
+impl FromStr for ImageFilter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is no filter; there are {KNOWN}"))?;
+        let switch = || match value {
+            "true" | "1" => Ok(true),
+            "false" | "0" => Ok(false),
+            _ => Err(format!("`{name}` is `true` or `false`")),
+        };
+        match name {
+            "reference" => {
+                let pattern: PinPattern = value.parse().map_err(|error| format!("`{value}`: {error}"))?;
+                // A name is parsed with a tag, whether it has one or not.
+                let last = value.rsplit('/').next().unwrap_or_default();
+                let is_repository = !value.contains(['*', '@']) && !last.contains(':');
+                let repository = is_repository.then(|| value.parse::<Reference>().ok()).flatten();
+                Ok(Self::Reference(Box::new(pattern), repository.map(|name| name.repository().to_owned())))
+            }
+            "dangling" => switch().map(Self::Dangling),
+            "unused" => switch().map(Self::Unused),
+            "pinned" => switch().map(Self::Pinned),
+            _ => Err(format!("there is no filter `{name}`; there are {KNOWN}")),
+        }
+    }
+}
+
+/// What filters look at of an image.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FilteredImage<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) names: &'a [String],
+    pub(crate) digests: &'a [String],
+    pub(crate) is_used: bool,
+    pub(crate) is_pinned: bool,
+}
+
+impl ImageFilter {
+    /// Whether an image passes: one filter of each name has to match it.
+    pub(crate) fn all_pass(filters: &[Self], image: FilteredImage<'_>) -> bool {
+        filters.iter().all(|filter| {
+            let mut alike = filters.iter().filter(|other| discriminant(*other) == discriminant(filter));
+            alike.any(|filter| filter.matches(image))
+        })
+    }
+
+    fn matches(&self, image: FilteredImage<'_>) -> bool {
+        match self {
+            Self::Reference(pattern, repository) => {
+                let is_of = |name: &String| {
+                    name.parse::<Reference>().is_ok_and(|name| Some(name.repository()) == repository.as_deref())
+                };
+                let by_repository = repository.is_some() && image.names.iter().chain(image.digests).any(is_of);
+                by_repository || pattern.covers(image.id, image.names, image.digests)
+            }
+            Self::Dangling(wanted) => image.names.is_empty() == *wanted,
+            Self::Unused(wanted) => image.is_used != *wanted,
+            Self::Pinned(wanted) => image.is_pinned == *wanted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_passes_when_one_filter_of_each_name_matches() {
+        let id = format!("sha256:{}", "ab".repeat(32));
+        let names = ["docker.io/library/busybox:1.36".to_owned(), "ghcr.io/team/app:v1".to_owned()];
+        let image = FilteredImage { id: &id, names: &names, is_pinned: true, ..FilteredImage::default() };
+        for (filters, passes) in [
+            (&[][..], true),
+            (&["reference=busybox"], true),
+            (&["reference=busybox:1.36"], true),
+            (&["reference=busybox:1.37"], false),
+            (&["reference=ghcr.io/team/*"], true),
+            (&["reference=abababababab"], true),
+            (&["reference=alpine", "reference=busybox"], true),
+            (&["reference=alpine", "pinned=true"], false),
+            (&["dangling=true"], false),
+            (&["dangling=false", "unused=1", "pinned=true"], true),
+            (&["unused=false"], false),
+        ] {
+            let parsed: Vec<ImageFilter> = filters.iter().map(|text| text.parse().expect(text)).collect();
+            assert_eq!(ImageFilter::all_pass(&parsed, image), passes, "{filters:?}");
+        }
+        for text in ["busybox", "dangling=maybe", "label=x", "reference="] {
+            assert!(text.parse::<ImageFilter>().is_err(), "{text}");
+        }
+    }
+}

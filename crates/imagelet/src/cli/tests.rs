@@ -1,0 +1,158 @@
+//! Which lines are accepted, and the size of each help.
+
+use clap::CommandFactory as _;
+
+use super::*;
+
+fn read(line: &str) -> Result<Cli, clap::Error> {
+    Cli::read(std::iter::once("imagelet").chain(line.split_whitespace()))
+}
+
+#[test]
+fn the_command_line_holds_together() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn global_flags_stand_before_or_after_the_command() {
+    for line in ["-o json --store /s ls", "ls -o json --store /s", "--store /s ls -o json"] {
+        let cli = read(line).expect("the line is accepted");
+        assert_eq!(cli.global.output, Format::Json, "{line}");
+        assert_eq!(cli.global.store.as_deref(), Some(std::path::Path::new("/s")), "{line}");
+    }
+}
+
+#[test]
+fn contradictions_and_unknown_words_are_usage_errors() {
+    for line in [
+        "",
+        "frob",
+        "pull",
+        "ls --endpoint unix:///a --store /s",
+        "--endpoint unix:///a ls --store /s",
+        "serve --endpoint unix:///a",
+        "serve --store /s --runtime-endpoint unix:///a",
+        "gc --free 1Gi --high 50",
+        "gc --high 101",
+        "gc --free lots",
+        "pull x --policy Sometimes",
+        "pull x --platform linux",
+        "-o xml ls",
+        "completions tcsh",
+        "ls --lock-timeout soon",
+        "ls --lock-timeout=-1s",
+        "ls --timeout soon",
+        "ls --timeout=-1s",
+        "serve --timeout 5s",
+        "--timeout 5s serve",
+    ] {
+        let error = read(line).expect_err(line);
+        assert_eq!(error.exit_code(), 2, "{line}");
+    }
+}
+
+#[test]
+fn only_what_changes_a_store_is_opened_to_change_it_and_only_what_fills_one_makes_it() {
+    for (line, expected) in [
+        ("ls", Intent::Looks),
+        ("inspect x", Intent::Looks),
+        ("df", Intent::Looks),
+        ("why x", Intent::Looks),
+        ("status", Intent::Looks),
+        ("pins", Intent::Looks),
+        ("gc --dry-run", Intent::Looks),
+        ("verify", Intent::Looks),
+        ("verify --repair", Intent::Changes),
+        ("gc", Intent::Changes),
+        ("rm x", Intent::Changes),
+        ("untag x", Intent::Changes),
+        ("unpin x", Intent::Changes),
+        ("mount x /m", Intent::Changes),
+        ("unmount /m", Intent::Changes),
+        ("pull x", Intent::Makes),
+        ("ensure -f x", Intent::Makes),
+        ("pin x", Intent::Makes),
+        ("serve", Intent::Makes),
+    ] {
+        assert_eq!(read(line).expect(line).command.intent(), expected, "{line}");
+    }
+}
+
+#[test]
+fn a_wait_is_written_as_a_duration() {
+    let waits = |line: &str| read(line).expect(line).global.lock_timeout;
+    assert_eq!(waits("ls"), None);
+    assert_eq!(waits("rm x --lock-timeout 1m30s"), Some(Duration::from_secs(90)));
+    assert_eq!(waits("--lock-timeout 0 rm x"), Some(Duration::ZERO));
+}
+
+#[test]
+fn pull_asks_the_registry_only_for_what_is_absent_by_default() {
+    let cli = read("pull a b").expect("accepted");
+    let Command::Pull(pull) = cli.command else { panic!("another command") };
+    assert_eq!((pull.images.len(), pull.policy.as_str()), (2, "IfNotPresent"));
+}
+
+/// Each command with its path, subcommands of subcommands included.
+fn commands() -> Vec<(String, clap::Command)> {
+    let mut whole = command().term_width(80);
+    whole.build();
+    let mut found = vec![(String::new(), whole.clone())];
+    let mut next = 0;
+    while next < found.len() {
+        let (path, above) = found[next].clone();
+        let below = above.get_subcommands().filter(|one| one.get_name() != "help" && !one.is_hide_set());
+        found.extend(below.map(|one| (format!("{path} {}", one.get_name()).trim().to_owned(), one.clone())));
+        next += 1;
+    }
+    found
+}
+
+#[test]
+fn the_help_of_each_command_fits_a_screen_and_ends_with_an_example_that_is_accepted() {
+    let commands = commands();
+    assert!(commands.len() > 25, "{}", commands.len());
+    let mut wrong = Vec::new();
+    for (path, command) in commands {
+        let text = command.term_width(80).render_help().to_string();
+        let (lines, columns) = (text.trim_end().lines().count(), text.lines().map(|line| line.chars().count()).max());
+        if lines > 24 || columns > Some(80) {
+            wrong.push(format!("`{path} -h` has {lines} lines, {columns:?} columns:\n{text}"));
+        }
+        let Some((_, example)) = text.split_once("Example: ") else {
+            wrong.push(format!("`{path} -h` has no example:\n{text}"));
+            continue;
+        };
+        let line = example.lines().next().expect("a line").replace('\'', "");
+        // A template of an example has blanks, which this split does not honour.
+        let words = line.trim_start_matches("source <(").trim_end_matches(')').split(" <").next().expect("words");
+        let words = words.replace("{{.ID}} {{.Size}}", "{{.ID}}").replace("{{json .Config.Env}}", "{{.Config.Env}}");
+        if let Err(error) = Cli::read(words.split_whitespace()) {
+            wrong.push(format!("the example of `{path}`: {error}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_first_screen_names_each_command() {
+    let text = command().render_help().to_string();
+    for (path, _) in commands().into_iter().filter(|(path, _)| !path.is_empty() && !path.contains(' ')) {
+        let is_named = text.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == path);
+        assert!(is_named, "`{path}` is missing in a group:\n{text}");
+    }
+}
+
+#[test]
+fn the_names_that_docker_uses_are_understood() {
+    for (line, is_right) in [
+        ("images --filter dangling=true", matches!(read("images").expect("it reads").command, Command::Ls(_))),
+        ("rmi x", matches!(read("rmi x").expect("it reads").command, Command::Rm { .. })),
+        (
+            "prune -a",
+            matches!(read("prune -a").expect("it reads").command, Command::Gc(GcArgs { all_unused: true, .. })),
+        ),
+    ] {
+        assert!(is_right && read(line).is_ok(), "{line}");
+    }
+}

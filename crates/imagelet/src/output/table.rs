@@ -1,0 +1,248 @@
+//! Aligned tables: as wide as their cells where nothing bounds them, and no wider than a terminal.
+
+use std::io::{self, IsTerminal as _, Write};
+
+use rustix::termios::tcgetwinsize;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+
+use super::printable;
+
+const GAP: usize = 3;
+/// Between columns where a table has to be made narrower.
+const GAP_MIN: usize = 2;
+/// A name is not cut shorter than this.
+const CELL_MIN: usize = 20;
+/// Prose in the last column is not wrapped narrower than this: it is printed below its row instead.
+const PROSE_MIN: usize = 24;
+const INDENT: usize = 4;
+
+/// A table. The last column may be prose, which is wrapped; other wide cells are cut at their beginning.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+    /// Columns that are left out first on a narrow terminal, by their header.
+    optional: &'static [&'static str],
+    is_wide: bool,
+}
+
+impl Table {
+    pub(crate) fn new<S: AsRef<str>>(header: impl IntoIterator<Item = S>) -> Self {
+        let mut table = Self::default();
+        table.row(header);
+        table
+    }
+
+    /// Leaves these columns out, in this order, where a terminal is too narrow.
+    #[must_use]
+    pub(crate) fn optional(self, columns: &'static [&'static str]) -> Self {
+        Self { optional: columns, ..self }
+    }
+
+    /// A wide table is not fitted.
+    #[must_use]
+    pub(crate) fn wide(self, is_wide: bool) -> Self {
+        Self { is_wide, ..self }
+    }
+
+    /// Adds a row. Control characters, which foreign names may contain, are shown as `?`.
+    pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
+        self.rows.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
+    }
+
+    pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let width = if self.is_wide { None } else { terminal_width() };
+        self.lines(width).iter().try_for_each(|line| writeln!(out, "{line}"))
+    }
+
+    fn lines(&self, width: Option<usize>) -> Vec<String> {
+        let mut rows = self.rows.clone();
+        if let Some(width) = width {
+            for column in self.optional {
+                if total(&widths(&rows), GAP_MIN) > width && !last_is_prose(&rows) {
+                    leave_out(&mut rows, column);
+                }
+            }
+        }
+        let mut widths = widths(&rows);
+        let Some(width) = width.filter(|width| total(&widths, GAP) > *width) else {
+            return rows.iter().map(|row| joined(row, &widths, GAP)).collect();
+        };
+        let is_prose = last_is_prose(&rows);
+        let last = widths.len().saturating_sub(1);
+        let wanted = if is_prose { PROSE_MIN.min(widths[last]) } else { widths.get(last).copied().unwrap_or(0) };
+        // Names give way first, the widest of them before the others.
+        loop {
+            let excess = (total(&widths[..last], GAP_MIN) + GAP_MIN + wanted).saturating_sub(width);
+            let widest = (0..last).max_by_key(|column| widths[*column]).filter(|column| widths[*column] > CELL_MIN);
+            let Some(widest) = widest.filter(|_| excess > 0) else { break };
+            let next = (0..last).filter(|column| *column != widest).map(|column| widths[column]).max().unwrap_or(0);
+            widths[widest] =
+                (widths[widest] - excess.min(widths[widest])).max(next.min(widths[widest] - 1)).max(CELL_MIN);
+        }
+        let before = total(&widths[..last], GAP_MIN);
+        let left = width.saturating_sub(before + GAP_MIN);
+        rows.iter()
+            .flat_map(|row| {
+                let cut = row.iter().zip(&widths).enumerate();
+                let cut = cut
+                    .map(|(column, (cell, width))| if column < last { with_end(cell, *width) } else { cell.clone() });
+                let cells: Vec<String> = cut.collect();
+                match cells.get(last) {
+                    Some(prose) if is_prose && left >= PROSE_MIN => {
+                        below(&cells[..last], &widths, wrapped(prose, left), before + GAP_MIN)
+                    }
+                    Some(prose) if is_prose => {
+                        let mut lines = vec![joined(&cells[..last], &widths, GAP_MIN)];
+                        let wrapped = wrapped(prose, width.saturating_sub(INDENT).max(PROSE_MIN));
+                        lines.extend(wrapped.into_iter().map(|line| format!("{:INDENT$}{line}", "")));
+                        lines
+                    }
+                    _ => vec![joined(&cells, &widths, GAP_MIN)],
+                }
+            })
+            .collect()
+    }
+}
+
+/// The columns of the terminal on stdout; `None`: it is none.
+fn terminal_width() -> Option<usize> {
+    let stdout = io::stdout();
+    let size = stdout.is_terminal().then(|| tcgetwinsize(&stdout).ok()).flatten()?;
+    (size.ws_col > 0).then_some(usize::from(size.ws_col))
+}
+
+fn widths(rows: &[Vec<String>]) -> Vec<usize> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max();
+    (0..columns).map(|column| width(column).unwrap_or(0)).collect()
+}
+
+fn total(widths: &[usize], gap: usize) -> usize {
+    widths.iter().sum::<usize>() + gap * widths.len().saturating_sub(1)
+}
+
+/// Sentences have more than two words, names and states have not.
+fn last_is_prose(rows: &[Vec<String>]) -> bool {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    rows.iter().filter_map(|row| row.get(columns.wrapping_sub(1))).any(|cell| cell.split(' ').count() > 3)
+}
+
+fn leave_out(rows: &mut [Vec<String>], header: &str) {
+    let Some(column) = rows.first().and_then(|row| row.iter().position(|cell| cell == header)) else { return };
+    for row in rows.iter_mut().filter(|row| row.len() > column) {
+        row.remove(column);
+    }
+}
+
+fn joined(cells: &[String], widths: &[usize], gap: usize) -> String {
+    let pad = |(cell, width): (&String, &usize)| {
+        let gap = width.saturating_sub(cell.width()) + gap;
+        format!("{cell}{:gap$}", "")
+    };
+    cells.iter().zip(widths).map(pad).collect::<String>().trim_end().to_owned()
+}
+
+/// A row whose last cell has several lines.
+fn below(cells: &[String], widths: &[usize], lines: Vec<String>, indent: usize) -> Vec<String> {
+    let mut rows = Vec::new();
+    for (number, line) in lines.into_iter().enumerate() {
+        let head = if number == 0 { joined(cells, widths, GAP_MIN) } else { String::new() };
+        let gap = indent.saturating_sub(head.width());
+        rows.push(format!("{head}{:gap$}{line}", "").trim_end().to_owned());
+    }
+    rows
+}
+
+/// The end of a text that is too wide, which distinguishes names.
+fn with_end(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let mut left = width.saturating_sub(1);
+    let fits = |letter: &char| {
+        let wide = letter.width().unwrap_or(0);
+        let is_in = wide <= left;
+        left = if is_in { left - wide } else { 0 };
+        is_in
+    };
+    let mut end: Vec<char> = text.chars().rev().take_while(fits).collect();
+    end.push('…');
+    end.into_iter().rev().collect()
+}
+
+/// Lines of whole words; a word that is too wide has a line of its own.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("never empty");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.width() + 1 + word.width() <= width {
+            line.extend([" ", word]);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_what_a_terminal_shows() {
+        let mut table = Table::new(["NAME", "SIZE"]);
+        table.row(["日本", "1MB"]);
+        table.row(["a\u{1b}[31m", ""]);
+        let mut out = Vec::new();
+        table.write(&mut out).expect("memory takes it");
+        assert_eq!(String::from_utf8_lossy(&out), "NAME     SIZE\n日本     1MB\na?[31m\n");
+    }
+
+    fn plan() -> Table {
+        let mut table = Table::new(["NAME", "ID", "SIZE", "REASON"]);
+        let reason = "no container has used it for three days, and the disk is above its threshold";
+        table.row(["registry.example.org/team/project/a-long-name:v1.2.3", "0123456789ab", "64MB", reason]);
+        table.row(["busybox:1.36", "ba9876543210", "4MB", "in use by web"]);
+        table
+    }
+
+    #[test]
+    fn a_table_is_no_wider_than_its_terminal_and_keeps_the_ends_of_names() {
+        assert_eq!(plan().lines(None), plan().lines(Some(200)));
+        for width in [60, 80, 100, 120, 160] {
+            let lines = plan().lines(Some(width));
+            assert!(lines.iter().all(|line| line.width() <= width), "{width}:\n{}", lines.join("\n"));
+            let text = lines.join(" ");
+            assert!(text.contains("a-long-name:v1.2.3") || width < 80, "{width}:\n{}", lines.join("\n"));
+            for word in ["0123456789ab", "threshold", "busybox:1.36", "web"] {
+                assert!(text.contains(word), "{width}: {word} is missing:\n{}", lines.join("\n"));
+            }
+        }
+        assert_eq!(
+            plan().lines(Some(60)),
+            [
+                "NAME                  ID            SIZE",
+                "    REASON",
+                "…/a-long-name:v1.2.3  0123456789ab  64MB",
+                "    no container has used it for three days, and the disk is",
+                "    above its threshold",
+                "busybox:1.36          ba9876543210  4MB",
+                "    in use by web",
+            ]
+        );
+    }
+
+    #[test]
+    fn optional_columns_are_left_out_before_a_line_breaks() {
+        let mut table = Table::new(["NAME", "ID", "SIZE", "USE"]).optional(&["ID"]);
+        table.row(["registry.example.org/team/app:v1", "0123456789ab", "64MB", "in use"]);
+        assert_eq!(table.lines(Some(80))[0], "NAME                               ID             SIZE   USE");
+        assert_eq!(
+            table.lines(Some(50)),
+            ["NAME                               SIZE   USE", "registry.example.org/team/app:v1   64MB   in use"]
+        );
+        assert_eq!(table.lines(Some(40))[1], "…y.example.org/team/app:v1  64MB  in use");
+    }
+}

@@ -1,0 +1,224 @@
+//! Traces of requests for images and of their pulls, exported by OTLP.
+//!
+//! ```text
+//! ensure                     a request, below the caller's span where its call carries a trace (W3C)
+//!   queue                    until the pull begins: records, credentials, a slot, the rate
+//!   pull                     one pull; requests that share it are named in the trace of the first
+//!     resolve                token and manifest
+//!     layer                  one streaming pass: download, check, decompression, unpacking
+//!     commit                 sync and name
+//! ```
+//!
+//! A span carries names, digests, sizes and the stable words of failures: no address of a request, and no secret.
+
+mod export;
+mod messages;
+mod pull_trace;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use imagelet_core::{
+    manager::EnsureError,
+    metrics::{Family, MetricKind, Metrics},
+};
+use tokio::sync::mpsc;
+
+use self::messages::{KeyValue, OtlpSpan, SpanStatus, text};
+pub(crate) use self::{export::TraceTarget, pull_trace::PullTrace};
+
+/// Spans that wait for their export; more are dropped and counted.
+const QUEUE_MAX: usize = 2048;
+const MILLION: u64 = 1_000_000;
+const KIND_INTERNAL: i32 = 1;
+const KIND_SERVER: i32 = 2;
+const STATUS_ERROR: i32 = 2;
+
+/// What happened to spans.
+pub(crate) static SPANS: Family = Family {
+    name: "imagelet_trace_spans_total",
+    help: "Spans of traces by what became of them: exported, failed (the collector refused or did not answer), dropped (the queue was full).",
+    kind: MetricKind::Counter,
+    labels: &["outcome"],
+};
+
+/// Where traces are sent, and how many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TraceSettings {
+    pub(crate) target: TraceTarget,
+    /// Of a million requests whose caller has no trace. One whose caller has a sampled trace is always traced.
+    pub(crate) rate_per_million: u32,
+}
+
+/// Makes spans. Without settings it makes none and costs nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tracer(Option<Arc<SpanSink>>);
+
+#[derive(Debug)]
+struct SpanSink {
+    queue: mpsc::Sender<OtlpSpan>,
+    metrics: Arc<Metrics>,
+    rate_per_million: u32,
+}
+
+/// The place of a span in its trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SpanPlace {
+    trace: [u8; 16],
+    span: [u8; 8],
+}
+
+tokio::task_local! {
+    /// The request that the task works for, and when it began.
+    static REQUEST: (SpanPlace, SystemTime);
+}
+
+impl Tracer {
+    /// Exports in a task of its own, which ends with the last clone.
+    pub(crate) fn new(settings: Option<&TraceSettings>, metrics: &Arc<Metrics>) -> Self {
+        let Some(settings) = settings else { return Self::default() };
+        let (queue, spans) = mpsc::channel(QUEUE_MAX);
+        tokio::spawn(export::run(spans, settings.target.clone(), Arc::clone(metrics)));
+        let metrics = Arc::clone(metrics);
+        Self(Some(Arc::new(SpanSink { queue, metrics, rate_per_million: settings.rate_per_million })))
+    }
+
+    /// Runs a request for an image as a span, below the span of the CRI call that it is made for.
+    pub(crate) async fn ensure<T>(
+        &self,
+        image: &str,
+        work: impl Future<Output = Result<T, EnsureError>>,
+    ) -> Result<T, EnsureError> {
+        let Some(mut span) = self.0.as_ref().and_then(|sink| sink.request(image)) else { return work.await };
+        let outcome = REQUEST.scope((span.place, span.began), work).await;
+        if let Err(error) = &outcome {
+            let fault = error.fault();
+            span.attributes.extend([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
+        }
+        span.end(outcome.as_ref().err().map(|error| error.reason().into_owned()));
+        outcome
+    }
+
+    /// Runs a request for all images of a pod as a span.
+    pub(crate) async fn ensure_pod<T>(&self, pod: &str, work: impl Future<Output = T>) -> T {
+        let Some(mut span) = self.0.as_ref().and_then(|sink| sink.request("")) else { return work.await };
+        span.attributes = vec![text("k8s.pod.name", pod)];
+        let outcome = REQUEST.scope((span.place, span.began), work).await;
+        span.end(None);
+        outcome
+    }
+
+    /// A pull that begins now, if the request that it is made for is traced.
+    pub(crate) fn pull(&self, image: &str) -> Option<PullTrace> {
+        let sink = self.0.as_ref()?;
+        let (request, asked_at) = REQUEST.try_with(|request| *request).ok()?;
+        let mut queue = sink.below(request, "queue");
+        queue.began = asked_at;
+        queue.end(None);
+        let mut pull = sink.below(request, "pull");
+        pull.attributes.push(text("imagelet.image", image));
+        Some(PullTrace::new(pull))
+    }
+}
+
+impl SpanSink {
+    /// The span of a request; `None`: it is not sampled.
+    fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
+        let caller = imagelet_cri::current_trace();
+        let is_sampled = match &caller {
+            Some(caller) => caller.is_sampled,
+            None => random() % MILLION < u64::from(self.rate_per_million),
+        };
+        let (trace, parent) = match caller {
+            Some(caller) => (caller.trace, Some(caller.span)),
+            None => ((u128::from(random()) << 64 | u128::from(random().max(1))).to_be_bytes(), None),
+        };
+        let place = SpanPlace { trace, span: random_span() };
+        is_sampled.then(|| {
+            let mut span = OpenSpan::new(self, place, parent, "ensure");
+            span.kind = if parent.is_some() { KIND_SERVER } else { KIND_INTERNAL };
+            span.attributes.push(text("imagelet.image", image));
+            span
+        })
+    }
+
+    fn below(self: &Arc<Self>, above: SpanPlace, name: &'static str) -> OpenSpan {
+        let place = SpanPlace { span: random_span(), ..above };
+        OpenSpan::new(self, place, Some(above.span), name)
+    }
+}
+
+/// Ids are unique and no secrets: the standard library's random keys are enough.
+fn random() -> u64 {
+    RandomState::new().hash_one(SystemTime::now())
+}
+
+fn random_span() -> [u8; 8] {
+    random().max(1).to_be_bytes()
+}
+
+/// A span under way. It ends when it is dropped: as cancelled, unless its end was set.
+#[derive(Debug)]
+struct OpenSpan {
+    sink: Arc<SpanSink>,
+    place: SpanPlace,
+    parent: Option<[u8; 8]>,
+    name: &'static str,
+    kind: i32,
+    began: SystemTime,
+    attributes: Vec<KeyValue>,
+    failure: Option<String>,
+    is_over: bool,
+}
+
+impl OpenSpan {
+    fn new(sink: &Arc<SpanSink>, place: SpanPlace, parent: Option<[u8; 8]>, name: &'static str) -> Self {
+        let (sink, began) = (Arc::clone(sink), SystemTime::now());
+        Self {
+            sink,
+            place,
+            parent,
+            name,
+            kind: KIND_INTERNAL,
+            began,
+            attributes: Vec::new(),
+            failure: None,
+            is_over: false,
+        }
+    }
+
+    fn end(mut self, failure: Option<String>) {
+        (self.failure, self.is_over) = (failure, true);
+    }
+}
+
+impl Drop for OpenSpan {
+    fn drop(&mut self) {
+        let failure = if self.is_over { self.failure.take() } else { Some("Cancelled".to_owned()) };
+        let span = OtlpSpan {
+            trace_id: self.place.trace.to_vec(),
+            span_id: self.place.span.to_vec(),
+            parent_span_id: self.parent.map(|span| span.to_vec()).unwrap_or_default(),
+            name: self.name.to_owned(),
+            kind: self.kind,
+            start_time_unix_nano: nanoseconds(self.began),
+            end_time_unix_nano: nanoseconds(SystemTime::now()).max(nanoseconds(self.began)),
+            attributes: std::mem::take(&mut self.attributes),
+            status: failure.map(|message| SpanStatus { message, code: STATUS_ERROR }),
+        };
+        // A full queue never holds a pull up.
+        if self.sink.queue.try_send(span).is_err() {
+            self.sink.metrics.increment(&SPANS, &["dropped"]);
+        }
+    }
+}
+
+fn nanoseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

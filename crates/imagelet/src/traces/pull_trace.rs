@@ -1,0 +1,90 @@
+//! The spans of one pull, from what its store reports of it.
+
+use std::collections::HashMap;
+
+use imagelet_core::{
+    image::Digest,
+    runtime::{LayerState, PullEnd, PullEvent},
+};
+
+use super::{
+    OpenSpan,
+    messages::{number, text},
+};
+
+/// The open spans of a pull. Dropped before its end, all of them end as cancelled.
+#[derive(Debug)]
+pub(crate) struct PullTrace {
+    /// Before `pull`, so that they are sent first.
+    part: Option<OpenSpan>,
+    layers: HashMap<Digest, OpenSpan>,
+    pull: OpenSpan,
+}
+
+impl PullTrace {
+    pub(super) fn new(pull: OpenSpan) -> Self {
+        let resolve = pull.sink.below(pull.place, "resolve");
+        Self { part: Some(resolve), layers: HashMap::new(), pull }
+    }
+
+    pub(crate) fn step(&mut self, event: &PullEvent) {
+        match event {
+            PullEvent::Way(way) => {
+                self.pull.attributes.push(text("imagelet.way", way.code()));
+            }
+            PullEvent::Resolved { manifest, layers } => {
+                self.end_part();
+                self.pull.attributes.extend([
+                    text("imagelet.manifest", manifest.to_string()),
+                    number("imagelet.layers", layers.len() as u64),
+                    number("imagelet.bytes", layers.iter().map(|(_, size)| size.0).sum()),
+                ]);
+            }
+            PullEvent::Layer { digest, state: LayerState::Fetching { .. } } => {
+                let pull = &self.pull;
+                self.layers.entry(digest.clone()).or_insert_with(|| {
+                    let mut layer = pull.sink.below(pull.place, "layer");
+                    layer.attributes.push(text("imagelet.layer", digest.to_string()));
+                    layer
+                });
+            }
+            PullEvent::Layer { digest, state: LayerState::Done } => {
+                if let Some(layer) = self.layers.remove(digest) {
+                    layer.end(None);
+                }
+            }
+            PullEvent::Layer { state: LayerState::Present, .. } => {}
+            PullEvent::Committing => {
+                self.end_part();
+                self.part = Some(self.pull.sink.below(self.pull.place, "commit"));
+            }
+        }
+    }
+
+    pub(crate) fn end(mut self, end: PullEnd<'_>) {
+        let failure = match end {
+            PullEnd::Pulled => None,
+            PullEnd::Failed(error) => {
+                let fault = error.fault();
+                self.pull
+                    .attributes
+                    .extend([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
+                Some(format!("{:?}", error.kind()))
+            }
+            // Open spans say so themselves.
+            PullEnd::Cancelled => return,
+        };
+        if failure.is_none() {
+            self.end_part();
+        }
+        let Self { part, layers, pull } = self;
+        drop((part, layers));
+        pull.end(failure);
+    }
+
+    fn end_part(&mut self) {
+        if let Some(part) = self.part.take() {
+            part.end(None);
+        }
+    }
+}

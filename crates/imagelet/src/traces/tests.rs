@@ -1,0 +1,174 @@
+//! A collector in this process, over gRPC and over HTTP, and what it receives.
+
+use std::{collections::BTreeMap, sync::Mutex};
+
+use axum::{Router, body::Bytes, extract::State, http::HeaderMap, routing::post};
+use imagelet_core::{
+    image::{ByteSize, Digest, ImageSpec},
+    manager::EnsureError,
+    runtime::{LayerState, PullEnd, PullEvent, PullObserver as _, PullRequest, RuntimeError},
+};
+use prost::Message as _;
+use tokio::net::TcpListener;
+
+use super::{
+    messages::{AnyValueKind, ExportAnswer, ExportRequest},
+    *,
+};
+use crate::node::PullTracker;
+
+type Received = Arc<Mutex<Vec<ExportRequest>>>;
+
+/// Answers both protocols: HTTP/1.1 with the plain message, gRPC with the same behind its five bytes.
+async fn collector() -> (String, Received) {
+    let received = Received::default();
+    let plain = async |State(received): State<Received>, headers: HeaderMap, body: Bytes| {
+        assert_eq!(headers["content-type"], "application/x-protobuf");
+        received.lock().unwrap().push(ExportRequest::decode(body).unwrap());
+        Vec::<u8>::new()
+    };
+    let router = Router::new().route("/v1/traces", post(plain)).with_state(Arc::clone(&received));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move { axum_serve(listener, router).await });
+    (address, received)
+}
+
+async fn axum_serve(listener: TcpListener, router: Router) {
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let service = hyper_util::service::TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let io = hyper_util::rt::TokioIo::new(stream);
+            drop(hyper::server::conn::http1::Builder::new().serve_connection(io, service).await);
+        });
+    }
+}
+
+fn tracer(target: TraceTarget, rate_per_million: u32) -> (Tracer, Arc<Metrics>) {
+    let metrics = Arc::new(Metrics::new());
+    (Tracer::new(Some(&TraceSettings { target, rate_per_million }), &metrics), metrics)
+}
+
+/// One pull with two layers, one of them present.
+async fn pull_once(tracer: &Tracer, failure: Option<&RuntimeError>) -> Result<(), EnsureError> {
+    let tracker = PullTracker::default().traced(tracer.clone());
+    tracer
+        .ensure("reg.test/app:v1", async {
+            let pull =
+                tracker.begin(&PullRequest { image: ImageSpec::new("reg.test/app:v1"), ..PullRequest::default() });
+            let [first, second] = ["one", "two"].map(|text| Digest::of(text.as_bytes()));
+            let layers = vec![(first.clone(), ByteSize(10)), (second.clone(), ByteSize(20))];
+            tracker.step(pull, &PullEvent::Resolved { manifest: Digest::of(b"m"), layers });
+            tracker.step(pull, &PullEvent::Layer { digest: first, state: LayerState::Present });
+            let fetching = LayerState::Fetching { received: ByteSize(5) };
+            tracker.step(pull, &PullEvent::Layer { digest: second.clone(), state: fetching });
+            if let Some(error) = failure {
+                tracker.end(pull, PullEnd::Failed(error));
+                return Err(EnsureError::never_pull("reg.test/app:v1"));
+            }
+            tracker.step(pull, &PullEvent::Layer { digest: second, state: LayerState::Done });
+            tracker.step(pull, &PullEvent::Committing);
+            tracker.end(pull, PullEnd::Pulled);
+            Ok(())
+        })
+        .await
+}
+
+async fn spans_of(received: &Received, count: usize) -> BTreeMap<String, OtlpSpan> {
+    for _ in 0..1000 {
+        let spans: Vec<OtlpSpan> = {
+            let received = received.lock().unwrap();
+            let scopes = received.iter().flat_map(|request| &request.resource_spans).flat_map(|it| &it.scope_spans);
+            scopes.flat_map(|scope| scope.spans.clone()).collect()
+        };
+        if spans.len() >= count {
+            assert_eq!(spans.len(), count);
+            return spans.into_iter().map(|span| (span.name.clone(), span)).collect();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{count} spans were not exported: {:?}", received.lock().unwrap());
+}
+
+#[tokio::test]
+async fn a_pull_is_exported_as_spans_below_its_request() {
+    let (address, received) = collector().await;
+    let (tracer, metrics) = tracer(TraceTarget::Http(address), 1_000_000);
+    pull_once(&tracer, None).await.unwrap();
+    let spans = spans_of(&received, 6).await;
+    let names: Vec<&str> = spans.keys().map(String::as_str).collect();
+    assert_eq!(names, ["commit", "ensure", "layer", "pull", "queue", "resolve"]);
+    let parent = |name: &str| spans[name].parent_span_id.clone();
+    assert_eq!(parent("ensure"), Vec::<u8>::new());
+    assert!(["queue", "pull"].iter().all(|name| parent(name) == spans["ensure"].span_id));
+    assert!(["resolve", "layer", "commit"].iter().all(|name| parent(name) == spans["pull"].span_id));
+    assert!(spans.values().all(|span| span.trace_id == spans["ensure"].trace_id && span.status.is_none()));
+    assert!(spans.values().all(|span| span.start_time_unix_nano <= span.end_time_unix_nano));
+    let layer = spans["layer"].attributes[0].value.clone().and_then(|value| value.value);
+    assert_eq!(layer, Some(AnyValueKind::Text(Digest::of(b"two").to_string())));
+    let resource = received.lock().unwrap()[0].resource_spans[0].resource.clone().unwrap();
+    assert!(resource.attributes.contains(&text("service.name", "imagelet")));
+    let exported = metrics.value(&SPANS, &["exported"]);
+    assert!((exported - 6.0).abs() < f64::EPSILON, "{}", metrics.render());
+}
+
+#[tokio::test]
+async fn a_failed_pull_has_the_stable_words_of_its_failure_and_no_text_of_it() {
+    let (address, received) = collector().await;
+    let (tracer, _) = tracer(TraceTarget::Http(address), 1_000_000);
+    let error = RuntimeError::other("https://user:hunter2@reg.test said no");
+    pull_once(&tracer, Some(&error)).await.unwrap_err();
+    let spans = spans_of(&received, 5).await;
+    for name in ["ensure", "pull", "layer"] {
+        assert_eq!(spans[name].status.as_ref().map(|status| status.code), Some(STATUS_ERROR), "{name}");
+    }
+    assert!(!format!("{spans:?}").contains("hunter2"), "{spans:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_traced_without_settings_or_without_a_sample_and_no_collector_holds_a_pull_up() {
+    pull_once(&Tracer::default(), None).await.unwrap();
+    let (address, received) = collector().await;
+    let (unsampled, metrics) = tracer(TraceTarget::Http(address), 0);
+    pull_once(&unsampled, None).await.unwrap();
+    assert!(received.lock().unwrap().is_empty() && metrics.value(&SPANS, &["exported"]) < 1.0);
+    // A listener that never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (tracer, metrics) = tracer(TraceTarget::Grpc(silent.local_addr().unwrap().to_string()), 1_000_000);
+    for _ in 0..QUEUE_MAX / 6 + 100 {
+        pull_once(&tracer, None).await.unwrap();
+    }
+    assert!(metrics.value(&SPANS, &["dropped"]) > 0.0, "{}", metrics.render());
+}
+
+#[tokio::test]
+async fn spans_are_exported_over_grpc() {
+    let received = Received::default();
+    let service = tower::service_fn({
+        let received = Arc::clone(&received);
+        move |request: http::Request<axum::body::Body>| {
+            let received = Arc::clone(&received);
+            async move {
+                let keep = tower::service_fn(move |request: tonic::Request<ExportRequest>| {
+                    received.lock().unwrap().push(request.into_inner());
+                    std::future::ready(Ok::<_, tonic::Status>(tonic::Response::new(ExportAnswer::default())))
+                });
+                let codec = tonic_prost::ProstCodec::<ExportAnswer, ExportRequest>::default();
+                Ok::<_, std::convert::Infallible>(tonic::server::Grpc::new(codec).unary(keep, request).await)
+            }
+        }
+    });
+    let path = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+    let routes = tonic::service::Routes::from(Router::new().route_service(path, service));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    tokio::spawn(tonic::transport::Server::builder().add_routes(routes).serve_with_incoming(incoming));
+    let (tracer, metrics) = tracer(TraceTarget::Grpc(address), 1_000_000);
+    pull_once(&tracer, None).await.unwrap();
+    assert_eq!(spans_of(&received, 6).await["pull"].name, "pull");
+    while metrics.value(&SPANS, &["exported"]) < 6.0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
