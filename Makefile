@@ -98,9 +98,9 @@ bench: parts ## Prints every figure the project claims; FIGURES="web rss" for so
 	figures="$(FIGURES)"
 	others=
 	for figure in $$figures; do [[ "$$core" = *" $$figure "* ]] || others+=" $$figure"; done
-	[ -n "$$figures" ] && [ -z "$$others" ] || $(CARGO) build --locked --release --package imagelet
+	[ -n "$$figures" ] && [ -z "$$others" ] || $(CARGO) build --locked --profile dist --package imagelet
 	target=$$($(CARGO) metadata --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')
 	for figure in $$core; do
-	  if [ -z "$$figures" ] || grep -qw "$$figure" <<<"$$figures"; then $(CARGO) bench --locked --quiet --package imagelet-core --bench "$$figure"; fi
+	  if [ -z "$$figures" ] || grep -qw "$$figure" <<<"$$figures"; then $(CARGO) bench --locked --quiet --profile dist --package imagelet-core --bench "$$figure"; fi
 	done
-	[ -n "$$figures" ] && [ -z "$$others" ] || python3 benches/bench.py $$others --imagelet "$$target/release/imagelet" --work "$$target/bench" $(BENCH_FLAGS)
+	[ -n "$$figures" ] && [ -z "$$others" ] || python3 benches/bench.py $$others --imagelet "$$target/dist/imagelet" --work "$$target/bench" $(BENCH_FLAGS)
