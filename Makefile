@@ -14,33 +14,46 @@ FUZZ_SECONDS ?= 3600
 FUZZ_TARGETS := $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 TEST_LOG := target/test.log
 
+# Where cargo builds; asked when needed.
+TARGET_DIRECTORY = $$($(CARGO) metadata --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')
+
 # What the tests start for real, as `program:package`.
 PARTS := containerd:containerd runc:runc docker-registry:docker-registry busybox:busybox-static htpasswd:apache2-utils \
 	openssl:openssl skopeo:skopeo strace:strace mkfs.ext4:e2fsprogs mount:mount zstd:zstd gzip:gzip cc:gcc make:make python3:python3 \
 	systemd-analyze:systemd tinyproxy:tinyproxy-bin promtool:prometheus
+# Shell that installs the Debian packages of programs that are missing, of PARTS unless given as an argument.
+define install_parts
+export PATH="$$PATH:/usr/sbin:/sbin"
+parts=($(if $(1),$(1),$(PARTS)))
+missing=()
+for part in "$${parts[@]}"; do
+  command -v "$${part%%:*}" >/dev/null || missing+=("$${part##*:}")
+done
+if [ "$${#missing[@]}" -gt 0 ]; then
+  echo "installing: $${missing[*]}"
+  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo
+  $$sudo apt-get update -qq
+  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null
+fi
+for part in "$${parts[@]}"; do
+  command -v "$${part%%:*}" >/dev/null || { echo "missing: $${part%%:*} (Debian package $${part##*:})" >&2; exit 1; }
+done
+endef
 # A second containerd, of the next Debian release; unpacked below target, not installed.
 CONTAINERD_1_7_SUITE := trixie
 
-.PHONY: help parts fmt lint doc book deny test fuzz bench
+# What `make deb` and `make package-test` need beside those.
+DEB_PARTS := dpkg-buildpackage:dpkg-dev dh:debhelper cc:gcc python3:python3
+PACKAGE_PARTS := $(DEB_PARTS) lintian:lintian debootstrap:debootstrap unshare:util-linux systemd-analyze:systemd \
+	update-ca-certificates:ca-certificates
+
+.PHONY: help parts fmt lint doc book deny test package-test deb fuzz bench
 
 help: ## Lists the targets.
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
 
 parts: ## Installs the Debian packages the tests start, where they are missing, and unpacks a second containerd.
-	@export PATH="$$PATH:/usr/sbin:/sbin"
-	missing=()
-	for part in $(PARTS); do
-	  command -v "$${part%%:*}" >/dev/null || missing+=("$${part##*:}")
-	done
-	if [ "$${#missing[@]}" -gt 0 ]; then
-	  echo "installing: $${missing[*]}"
-	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo
-	  $$sudo apt-get update -qq
-	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null
-	fi
-	for part in $(PARTS); do
-	  command -v "$${part%%:*}" >/dev/null || { echo "missing: $${part%%:*} (Debian package $${part##*:})" >&2; exit 1; }
-	done
+	@$(install_parts)
 	tests/containerd.sh $(CONTAINERD_1_7_SUITE) target/parts/containerd-1.7
 
 fmt: ## Checks the formatting.
@@ -74,6 +87,17 @@ test: parts lint doc deny ## Everything CI checks; ends on `N passed, N failed`.
 	  END { printf "%d passed, %d failed, %d skipped\n", passed, failed, ignored; exit passed == 0 }' $(TEST_LOG)
 	exit $$status
 
+package-test: ## Makes the Debian package of a quick build, and installs, upgrades and purges it in a new Debian; root.
+	@$(call install_parts,$(PACKAGE_PARTS))
+	$(CARGO) build --locked --release --package imagelet
+	tests/package.sh "$(TARGET_DIRECTORY)/release/imagelet" target/parts
+
+deb: ## Makes the Debian package in target/packages.
+	@$(call install_parts,$(DEB_PARTS))
+	$(CARGO) build --locked --profile dist --package imagelet
+	packaging/files.sh "$(TARGET_DIRECTORY)/dist/imagelet" target/packages/files
+	packaging/deb.sh target/packages/files target/packages
+
 fuzz: ## Fuzzes all targets side by side, FUZZ_SECONDS each; wants a C++ compiler and an hour.
 	@[ "$$($(CARGO) fuzz --version 2>/dev/null)" = "cargo-fuzz $(FUZZ_VERSION)" ] \
 	  || $(CARGO) install --quiet --locked cargo-fuzz --version $(FUZZ_VERSION)
@@ -104,9 +128,9 @@ bench: parts ## Prints every figure the project claims; FIGURES="web rss" for so
 	figures="$(FIGURES)"
 	others=
 	for figure in $$figures; do [[ "$$core" = *" $$figure "* ]] || others+=" $$figure"; done
-	[ -n "$$figures" ] && [ -z "$$others" ] || $(CARGO) build --locked --release --package imagelet
-	target=$$($(CARGO) metadata --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')
+	[ -n "$$figures" ] && [ -z "$$others" ] || $(CARGO) build --locked --profile dist --package imagelet
+	target=$(TARGET_DIRECTORY)
 	for figure in $$core; do
-	  if [ -z "$$figures" ] || grep -qw "$$figure" <<<"$$figures"; then $(CARGO) bench --locked --quiet --package imagelet-core --bench "$$figure"; fi
+	  if [ -z "$$figures" ] || grep -qw "$$figure" <<<"$$figures"; then $(CARGO) bench --locked --quiet --profile dist --package imagelet-core --bench "$$figure"; fi
 	done
-	[ -n "$$figures" ] && [ -z "$$others" ] || python3 benches/bench.py $$others --imagelet "$$target/release/imagelet" --work "$$target/bench" $(BENCH_FLAGS)
+	[ -n "$$figures" ] && [ -z "$$others" ] || python3 benches/bench.py $$others --imagelet "$$target/dist/imagelet" --work "$$target/bench" $(BENCH_FLAGS)

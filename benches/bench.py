@@ -69,7 +69,7 @@ def read():
     lines = "; ".join(f"{name}: {figure.__doc__.splitlines()[0].rstrip('.')}" for name, figure in FIGURES.items())
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(IMAGES)}: cold pulls; {lines}")
     target = pathlib.Path(__file__).resolve().parent.parent / "target"
-    parser.add_argument("--imagelet", type=pathlib.Path, default=target / "release/imagelet", help="the program")
+    parser.add_argument("--imagelet", type=pathlib.Path, default=target / "dist/imagelet", help="the program")
     parser.add_argument("--containerd", default="containerd", help="the program; its shim lies beside it")
     parser.add_argument("--work", type=pathlib.Path, default=target / "bench", help="where the corpus is built and kept")
     parser.add_argument("--corpus", type=pathlib.Path, help="a corpus that is there already")
@@ -91,7 +91,7 @@ def read():
             parser.error(f"no candidate `{who}`; there are {', '.join(candidates.NAMES)}")
     arguments.imagelet = arguments.imagelet.resolve()
     if not arguments.imagelet.is_file():
-        parser.error(f"`{arguments.imagelet}` is not there: build it with `cargo build --release`")
+        parser.error(f"`{arguments.imagelet}` is not there: build it with `cargo build --profile dist`")
     if os.geteuid() != 0:
         parser.error("file systems are mounted and containerd is started: run it as root")
     return arguments

@@ -1,7 +1,10 @@
-//! Generates the committed wire types.
+//! Generates the committed wire types, and parts of a release.
 //!
-//! `cargo xtask gen` writes them, `cargo xtask gen --check` fails where they are not what would be written. No build needs
-//! `protoc`, and building the workspace generates nothing.
+//! `cargo xtask gen` writes the types, `cargo xtask gen --check` fails where they are not what would be written. No build needs
+//! `protoc`, and building the workspace generates nothing. `make dist` calls `image` and `licenses`.
+
+mod image;
+mod licenses;
 
 use std::{
     fs,
@@ -59,13 +62,32 @@ fn main() -> Result<()> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["gen"] => INTERFACES.iter().try_for_each(write),
         ["gen", "--check"] => INTERFACES.iter().try_for_each(check),
-        _ => bail!("usage: cargo xtask gen [--check]"),
+        ["image", program, authorities, architecture, created, out] => {
+            let version = env!("CARGO_PKG_VERSION");
+            let image = image::ProgramImage {
+                program: program.into(),
+                authorities: authorities.into(),
+                name: format!("localhost/imagelet:{version}"),
+                version: version.into(),
+                architecture: architecture.into(),
+                created: created.parse().with_context(|| format!("`{created}` is no number of seconds"))?,
+            };
+            write_file(out, &image.layout()?)
+        }
+        ["licenses", target, out] => write_file(out, licenses::text(target)?.as_bytes()),
+        _ => bail!(
+            "usage: cargo xtask gen [--check] | image PROGRAM AUTHORITIES ARCHITECTURE SECONDS OUT | licenses TARGET OUT"
+        ),
     }
 }
 
 fn write(interface: &Interface) -> Result<()> {
-    let path = workspace().join(interface.module);
-    fs::write(&path, generate(interface)?).with_context(|| format!("cannot write `{}`", path.display()))
+    write_file(workspace().join(interface.module), generate(interface)?.as_bytes())
+}
+
+fn write_file(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
+    let path = path.as_ref();
+    fs::write(path, bytes).with_context(|| format!("cannot write `{}`", path.display()))
 }
 
 fn check(interface: &Interface) -> Result<()> {

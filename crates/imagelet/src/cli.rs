@@ -238,6 +238,13 @@ pub(crate) enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+    /// Write a manual page for each command into a folder.
+    #[command(hide = true)]
+    Man {
+        /// The folder; it has to exist.
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
     /// Print the version.
     Version,
 }

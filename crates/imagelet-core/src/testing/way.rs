@@ -2,8 +2,6 @@
 
 use std::{num::NonZeroUsize, time::Duration};
 
-use imagelet_vectors::Way;
-
 use crate::{
     gc::{GcMarks, GcOrder, GcPolicy, ReliefMarks},
     image::Percent,
@@ -11,27 +9,17 @@ use crate::{
     records::Guard,
 };
 
-/// The settings of a [`Way`].
-pub trait WaySettings {
-    /// The `compatibility` setting.
-    fn compatibility(self) -> Compatibility;
-    /// The daemon's pull settings.
-    fn pull_settings(self) -> PullSettings;
-    /// What a started pull protects from collection.
-    fn guard(self) -> Guard;
-    /// These thresholds and ages, with this way's defaults for the rest.
-    #[must_use]
-    fn collecting(self, policy: GcPolicy) -> GcPolicy;
-}
+/// The settings of a configuration under which vectors run: the kubelet's or the shipped one.
+pub trait WaySettings: Copy {
+    /// Whether it is the shipped one.
+    fn is_shipped(self) -> bool;
 
-impl WaySettings for Way {
+    /// The `compatibility` setting.
     fn compatibility(self) -> Compatibility {
-        match self {
-            Self::Kubelet => Compatibility::Kubelet,
-            Self::Shipped => Compatibility::default(),
-        }
+        if self.is_shipped() { Compatibility::default() } else { Compatibility::Kubelet }
     }
 
+    /// The daemon's pull settings.
     fn pull_settings(self) -> PullSettings {
         PullSettings {
             slots: NonZeroUsize::new(1),
@@ -42,22 +30,27 @@ impl WaySettings for Way {
         }
     }
 
+    /// What a started pull protects from collection.
     fn guard(self) -> Guard {
-        match self {
-            Self::Kubelet => Guard::Spelling,
-            Self::Shipped => Guard::Image,
-        }
+        if self.is_shipped() { Guard::Image } else { Guard::Spelling }
     }
 
+    /// These thresholds and ages, with this way's defaults for the rest.
+    #[must_use]
     fn collecting(self, policy: GcPolicy) -> GcPolicy {
-        let percent = |value| Percent::new(value).expect("a percentage");
-        match self {
-            Self::Kubelet => GcPolicy { order: GcOrder::Kubelet, ..policy },
-            Self::Shipped => {
-                let relief = ReliefMarks { idle_min: Duration::from_hours(1), critical: percent(95) };
-                let inodes = GcMarks::new(percent(95), percent(90));
-                GcPolicy { order: GcOrder::Cost, inodes: Some(inodes), relief: Some(relief), ..policy }
-            }
+        if !self.is_shipped() {
+            return GcPolicy { order: GcOrder::Kubelet, ..policy };
         }
+        let percent = |value| Percent::new(value).expect("a percentage");
+        let relief = ReliefMarks { idle_min: Duration::from_hours(1), critical: percent(95) };
+        let inodes = GcMarks::new(percent(95), percent(90));
+        GcPolicy { order: GcOrder::Cost, inodes: Some(inodes), relief: Some(relief), ..policy }
+    }
+}
+
+#[cfg(test)]
+impl WaySettings for imagelet_vectors::Way {
+    fn is_shipped(self) -> bool {
+        self == Self::Shipped
     }
 }

@@ -50,6 +50,12 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             let script = completion::script(shell)?;
             Ok(print(Format::Table, &(), |out| out.write_all(&script))?)
         }
+        Command::Man { directory } => {
+            clap_mangen::generate_to(Cli::command(), &directory).map_err(|error| {
+                Failure::because(format!("cannot write manual pages to `{}`", directory.display()), &error)
+            })?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");
             Ok(print(format, &json!({ "version": version }), |out| writeln!(out, "imagelet {version}"))?)
@@ -128,6 +134,7 @@ async fn run_on(
         | Command::Login(_)
         | Command::Logout { .. }
         | Command::Completions { .. }
+        | Command::Man { .. }
         | Command::Version => Ok(ExitCode::SUCCESS),
     }
 }

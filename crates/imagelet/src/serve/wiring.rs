@@ -412,26 +412,38 @@ pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &S
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::{gc::GcPolicy, testing::WaySettings as _};
-    use imagelet_vectors::Way;
+    use imagelet_core::{gc::GcPolicy, testing::WaySettings};
 
     use super::*;
     use crate::config::Sources;
 
+    /// The two configurations under which vectors run.
+    #[derive(Clone, Copy, Debug)]
+    enum VectorWay {
+        Kubelet,
+        Shipped,
+    }
+
+    impl WaySettings for VectorWay {
+        fn is_shipped(self) -> bool {
+            matches!(self, Self::Shipped)
+        }
+    }
+
     #[test]
     fn the_vectors_are_run_under_what_the_program_makes_of_its_configuration() {
-        for (way, compatibility) in [(Way::Kubelet, Some("kubelet")), (Way::Shipped, None)] {
+        for (way, compatibility) in [(VectorWay::Kubelet, Some("kubelet")), (VectorWay::Shipped, None)] {
             let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
             if let Some(compatibility) = compatibility {
                 sources.add_flag("--test", "compatibility", compatibility);
             }
             let settings = sources.settings().expect("the defaults hold");
             assert_eq!(settings.compatibility, way.compatibility());
-            assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way}");
+            assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way:?}");
             let records = records_settings(&settings).expect("pulls are recorded");
-            assert_eq!(records.guard, way.guard(), "{way}");
+            assert_eq!(records.guard, way.guard(), "{way:?}");
             let marks = GcPolicy::new(85, 80, Duration::from_mins(2), None).expect("the defaults hold");
-            assert_eq!(settings.gc, way.collecting(marks), "{way}");
+            assert_eq!(settings.gc, way.collecting(marks), "{way:?}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The units of systemd in the documents: what Debian 12's release understands, and a configuration that is there.
+//! The units of systemd in the documents and the package: what Debian 12's release understands, and a configuration that is
+//! there; and the manual pages of a package.
 
 use std::{
     collections::BTreeMap,
@@ -9,6 +10,7 @@ use std::{
 
 use crate::{
     program::{program, run},
+    source::repository,
     testbed::scratch,
 };
 
@@ -33,7 +35,11 @@ const KNOWN: [(&str, &[&str]); 4] = [
             "Delegate",
             "NoNewPrivileges",
             "CapabilityBoundingSet",
-            "ProtectSystem",
+            "RestrictAddressFamilies",
+            "RestrictNamespaces",
+            "RestrictRealtime",
+            "LockPersonality",
+            "SystemCallArchitectures",
             "SystemCallFilter",
             "SystemCallErrorNumber",
             "MemoryHigh",
@@ -105,6 +111,43 @@ fn the_service_names_a_configuration_that_the_page_has_and_the_program_accepts()
 }
 
 #[test]
+fn the_package_has_the_documented_units_for_its_own_path_and_a_configuration_that_the_program_accepts() {
+    let packaging = repository().join("packaging");
+    let files = documented();
+    for name in ["imagelet.socket", "imagelet.service"] {
+        let packaged = fs::read_to_string(packaging.join(name)).unwrap();
+        let documented = files[&Path::new("/etc/systemd/system").join(name)].replace("/usr/local/bin/", "/usr/bin/");
+        assert_eq!(settings(&packaged), settings(&documented), "{name}");
+    }
+    run(program().args(["config", "check"]).arg(packaging.join("config.yaml"))).ok();
+}
+
+#[test]
+fn each_command_has_a_manual_page_and_hidden_ones_have_none() {
+    let folder = scratch();
+    run(program().arg("man").arg(folder.path())).ok();
+    let mut pages = BTreeMap::new();
+    for entry in fs::read_dir(folder.path()).unwrap() {
+        let path = entry.unwrap().path();
+        pages.insert(path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(path).unwrap());
+    }
+    let help = run(program().arg("--help")).ok();
+    let commands = help.split("Commands:").nth(1).unwrap().split("\n\n").next().unwrap();
+    let names = commands.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names: Vec<_> = names.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(names.contains(&"serve") && names.contains(&"why"), "{names:?}");
+    for name in names {
+        let page = pages.get(&format!("imagelet-{name}.1")).unwrap_or_else(|| panic!("`{name}` has no page"));
+        assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    }
+    assert!(pages["imagelet.1"].contains("imagelet\\-pull(1)"), "the first page names the others");
+    assert!(!pages.contains_key("imagelet-man.1"), "a hidden command has a page");
+    let refused =
+        run(program().arg("man").arg(folder.path().join("absent"))).refused(&["cannot write manual pages to"]);
+    assert!(refused.contains("No such file or directory"), "{refused}");
+}
+
+#[test]
 fn systemd_finds_nothing_wrong_with_the_documented_units() {
     let folder = scratch();
     let units = folder.path().join("systemd/system");
@@ -117,7 +160,10 @@ fn systemd_finds_nothing_wrong_with_the_documented_units() {
     let mut verify = Command::new("systemd-analyze");
     // The machine's own units stand behind ours; without a pager and colours.
     verify.env("SYSTEMD_UNIT_PATH", format!("{}:", units.display())).env("SYSTEMD_COLORS", "0");
-    verify.arg("verify").args(["imagelet.socket", "imagelet.service", "kubelet.service"].map(|name| units.join(name)));
+    // The manual page is there once installed.
+    verify
+        .args(["verify", "--man=no"])
+        .args(["imagelet.socket", "imagelet.service", "kubelet.service"].map(|name| units.join(name)));
     let outcome = run(&mut verify);
     assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
 }
