@@ -3,7 +3,7 @@
 
 Usage: kills.py IMAGELET [--kills N] [--size BYTES] [--rate BYTES_PER_SECOND] [--seed N] [--folder DIR]
 
-The registry sends at most `--rate` over all connections, so that a connection more brings nothing and little is under way
+Of a blob, fewer than 8 MiB are not kept: the first kill comes after 16. The registry sends at most `--rate` over all connections, so that a connection more brings nothing and little is under way
 when a pull ends. After the kills the last pull has to succeed, with at most 1 MiB a kill sent again. Then a pull is killed
 once more half-way, the last bytes on the disk are overwritten, and the next pull has to notice.
 """
@@ -27,6 +27,7 @@ import registry
 NAME = "bench/kills"
 PIECE = 64 << 10
 AGAIN_MAX = 1 << 20
+FIRST = 16 << 20
 TAIL = 4096
 MEDIA = "application/vnd.oci.image."
 
@@ -124,8 +125,8 @@ def main():
         server = Server(folder / "image", arguments.rate)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         pulls, kills = Pulls(arguments.imagelet.absolute(), folder / "store", server), 0
-        step = 1.6 * arguments.size / arguments.kills
-        while kills < arguments.kills and pulls.killed_after(moments.uniform(0, step)):
+        step = 1.6 * (arguments.size - FIRST) / arguments.kills
+        while kills < arguments.kills and pulls.killed_after(moments.uniform(0, step) if kills else FIRST):
             kills += 1
         pulls.finish()
         again = server.count.bytes - layer["size"]
