@@ -12,6 +12,7 @@ use imagelet_core::{
 use super::{
     PullSession, Registry, RegistryConfig,
     connection::{
+        host_slots::Urgency,
         origin::Target,
         transport::{Request, drain},
     },
@@ -70,6 +71,7 @@ impl PullSession {
                 form: None,
                 may_stray: false,
                 hop: Stage::Manifest,
+                urgency: Urgency::is_next(),
             };
             let answer = self.transport().send(request, self.reception()).await.map_err(|failure| failure.error)?;
             let status = answer.status;
