@@ -16,7 +16,7 @@ TEST_LOG := target/test.log
 # What the tests start for real, as `program:package`.
 PARTS := containerd:containerd runc:runc docker-registry:docker-registry busybox:busybox-static htpasswd:apache2-utils \
 	openssl:openssl skopeo:skopeo strace:strace mkfs.ext4:e2fsprogs mount:mount zstd:zstd gzip:gzip cc:gcc make:make python3:python3 \
-	systemd-analyze:systemd tinyproxy:tinyproxy-bin
+	systemd-analyze:systemd tinyproxy:tinyproxy-bin chromium:chromium chromedriver:chromium-driver
 # A second containerd, of the next Debian release; unpacked below target, not installed.
 CONTAINERD_1_7_SUITE := trixie
 

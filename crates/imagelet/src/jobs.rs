@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::{CollectionMode, Settings},
     failure::Failure,
-    node::{LocalNode, collect},
+    node::{LocalNode, collect, sample_disk},
 };
 
 /// How often a disabled collection checks whether it is still disabled.
@@ -17,6 +17,9 @@ const IDLE_PERIOD: Duration = Duration::from_mins(5);
 
 /// How often the inventory checks for unwritten changes. With 45 s between writes a crash loses less than a minute.
 const FLUSH_PERIOD: Duration = Duration::from_secs(10);
+
+/// How often the usage of the disk is recorded.
+const SAMPLE_PERIOD: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
 pub(crate) struct Jobs {
@@ -44,6 +47,7 @@ impl Jobs {
         );
         // Uses arrive without a pass, too; written every 45 s at most.
         start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts.inventory.flush_if_due().await }));
+        start(|_| SAMPLE_PERIOD, |node| Box::pin(async move { sample_disk(&node).await }));
         Self { tasks, wake, stop: stop.clone() }
     }
 

@@ -5,6 +5,7 @@
 
 mod check;
 mod check_gc;
+mod check_http;
 mod check_kubelet;
 mod environment;
 mod keys_and_defaults;
@@ -18,6 +19,6 @@ mod violations;
 pub(crate) use self::{
     environment::Environment,
     keys_and_defaults::CriCallers,
-    settings::{Backend, CollectionMode, RuntimeSettings, Settings, StoreSettings},
+    settings::{Backend, CollectionMode, HttpSettings, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},
 };

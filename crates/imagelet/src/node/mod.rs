@@ -1,10 +1,12 @@
 //! One way to ask a node, whether its store is in this process or behind a daemon's socket.
 
 mod command;
+mod disk_history;
 mod events;
 mod gc;
 mod images;
 mod local;
+mod overview;
 mod pulls;
 mod remote;
 mod status;
@@ -17,16 +19,20 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     api::{
-        CollectRequest, EventLine, EventsRequest, ExportRequest, Handler, ImportRequest, InspectRequest, ListRequest,
-        MountRequest, PinRequest, PinsRequest, PodRequest, PullRequest, Refusal, RemoveRequest, Replies, StatusRequest,
-        Steps, UnmountRequest, UnpinRequest, UntagRequest, UsageRequest, VerifyRequest,
+        CollectRequest, DiskRequest, EventLine, EventsRequest, ExportRequest, Handler, ImportRequest, InspectRequest,
+        ListRequest, MountRequest, PinRequest, PinsRequest, PodRequest, PullRequest, PullsRequest, QueueRequest,
+        Refusal, RemoveRequest, Replies, StatusRequest, Steps, UnmountRequest, UnpinRequest, UntagRequest,
+        UsageRequest, VerifyRequest,
     },
     failure::Failure,
 };
-use command::Command;
+pub(crate) use command::Command;
 pub(crate) use gc::{SpaceByCollection, collect};
-pub(crate) use images::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};
+pub(crate) use images::{
+    DECISIONS_MAX, DecisionRow, DecisionsRequest, Why, WhyHappening, WhyImage, WhyNext, WhyRequest, predict_all,
+};
 pub(crate) use local::{LocalNode, NodeParts};
+pub(crate) use overview::sample_disk;
 pub(crate) use pulls::PullTracker;
 pub(crate) use remote::{Probed, RemoteNode};
 
@@ -84,6 +90,10 @@ impl Handler for LocalNode {
             ImportRequest::NAME => answer::<ImportRequest>(self, body, progress).await,
             VerifyRequest::NAME => answer::<VerifyRequest>(self, body, progress).await,
             StatusRequest::NAME => answer::<StatusRequest>(self, body, progress).await,
+            DiskRequest::NAME => answer::<DiskRequest>(self, body, progress).await,
+            QueueRequest::NAME => answer::<QueueRequest>(self, body, progress).await,
+            PullsRequest::NAME => answer::<PullsRequest>(self, body, progress).await,
+            DecisionsRequest::NAME => answer::<DecisionsRequest>(self, body, progress).await,
             WhyRequest::NAME => answer::<WhyRequest>(self, body, progress).await,
             unknown => Err(Refusal::Unknown(format!("no command `{}`", unknown.escape_debug()))),
         }

@@ -3,6 +3,7 @@
 mod adopt_images;
 mod archives;
 mod commands;
+mod decisions;
 mod image_row;
 mod mounts;
 mod pins;
@@ -10,5 +11,7 @@ mod usage;
 mod verify;
 mod why;
 
+pub(crate) use decisions::{DECISIONS_MAX, DecisionRow, DecisionsRequest};
 pub(crate) use image_row::{KnownSizes, row, row_without_uses};
-pub(crate) use why::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};
+pub(crate) use usage::disk_of;
+pub(crate) use why::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest, predict_all};
