@@ -37,7 +37,7 @@ pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<RecentHappe
             reasons.extend(act.keys.into_iter().map(|key| (key, act.why.clone())));
         }
         Line::Act(act) => keep(of_act(act)),
-        Line::Run(run) => of_run(run, std::mem::take(&mut reasons)).into_iter().for_each(&mut keep),
+        Line::Run(run) => of_run(&run, &std::mem::take(&mut reasons)).into_iter().for_each(&mut keep),
         Line::Lost(_) => {}
     })?;
     Ok(last.into_iter().rev().collect())
@@ -55,7 +55,7 @@ fn of_act(act: Act) -> RecentHappening {
 }
 
 /// The removals of a collection; in shadow mode, what it selected.
-fn of_run(run: Run, reasons: BTreeMap<String, String>) -> Vec<RecentHappening> {
+fn of_run(run: &Run, reasons: &BTreeMap<String, String>) -> Vec<RecentHappening> {
     let head = &run.head;
     let new = |kind, code: &str, at| Happening { shadow: head.shadow, ..Happening::new(kind, code, at, &head.by) };
     let selected = run.decisions.iter().filter(|it| it.goes && head.shadow).map(|it| RecentHappening {

@@ -22,7 +22,7 @@ fn assert_nothing_is_wrong(token: Option<&str>) {
         let file = folder.path().join("token");
         fs::write(&file, token).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-        http += &format!(", tokenFile: {}", file.display());
+        http = format!("{http}, tokenFile: {}", file.display());
     }
     let text = fs::read_to_string(&config).unwrap();
     fs::write(&config, format!("{text}http: {{{http}}}\n")).unwrap();
