@@ -20,7 +20,8 @@ TARGET_DIRECTORY = $$($(CARGO) metadata --format-version 1 --no-deps | python3 -
 # What the tests start for real, as `program:package`.
 PARTS := containerd:containerd runc:runc docker-registry:docker-registry busybox:busybox-static htpasswd:apache2-utils \
 	openssl:openssl skopeo:skopeo strace:strace mkfs.ext4:e2fsprogs mount:mount zstd:zstd gzip:gzip cc:gcc make:make python3:python3 \
-	systemd-analyze:systemd tinyproxy:tinyproxy-bin promtool:prometheus
+	systemd-analyze:systemd tinyproxy:tinyproxy-bin promtool:prometheus \
+	chromium:chromium chromedriver:chromium-driver
 # Shell that installs the Debian packages of programs that are missing, of PARTS unless given as an argument.
 define install_parts
 export PATH="$$PATH:/usr/sbin:/sbin"

@@ -229,6 +229,12 @@ pub(crate) enum Command {
         #[arg(short, long)]
         verbose: bool,
     },
+    /// Show pulls, queue, disk and decisions live; `q` ends it. Without a terminal it prints one frame.
+    Top {
+        /// Print one frame and end.
+        #[arg(long)]
+        once: bool,
+    },
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -310,9 +316,8 @@ pub(crate) struct ServeArgs {
     /// Listen on this unix socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Serve metrics and health over HTTP here.
-    ///
-    /// There is no authentication, so keep it on loopback.
+    /// Serve metrics, health, the JSON API and the dashboard over HTTP here. An address that is not loopback needs
+    /// `http.tokenFile` in the configuration.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
     /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files.

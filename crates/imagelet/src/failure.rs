@@ -14,6 +14,7 @@ const CAUSES_MAX: usize = 16;
 
 /// Why a command failed. Sent over the daemon's socket, so that a daemon and a local node report the same words.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Failure {
     pub(crate) message: String,
@@ -30,6 +31,7 @@ pub(crate) struct Failure {
 
 /// Class and stage of a failure in the stable words of `docs/errors.md`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct FaultWords {
     pub(crate) class: String,
     pub(crate) hop: String,

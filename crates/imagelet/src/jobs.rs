@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::{CollectionMode, Settings},
     failure::Failure,
-    node::{FolderWatch, LocalNode, collect, import_arrivals},
+    node::{FolderWatch, LocalNode, collect, import_arrivals, sample_disk},
 };
 
 /// How often a disabled collection checks whether it is still disabled.
@@ -23,6 +23,8 @@ const FLUSH_PERIOD: Duration = Duration::from_secs(10);
 
 /// How often the import folder is scanned.
 const SCAN_PERIOD: Duration = Duration::from_secs(2);
+/// How often the usage of the disk is recorded.
+const SAMPLE_PERIOD: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
 pub(crate) struct Jobs {
@@ -50,6 +52,7 @@ impl Jobs {
         );
         // Uses arrive without a pass, too; written every 45 s at most.
         start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts.inventory.flush_if_due().await }));
+        start(|_| SAMPLE_PERIOD, |node| Box::pin(async move { sample_disk(&node).await }));
         let watch = Arc::new(Mutex::new(FolderWatch::default()));
         let job = {
             let node = Arc::clone(node);

@@ -29,7 +29,7 @@ use crate::{
     cli::{Global, ServeArgs},
     config::{Backend, Environment, Settings, Sources},
     failure::Failure,
-    http,
+    http::{self, AccessPolicy, HttpAccess},
     jobs::Jobs,
     node::LocalNode,
 };
@@ -134,22 +134,24 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         let guard = SocketGuard::new(&settings.socket);
         (node, tokio::spawn(server(listener)), Some(guard))
     };
-    let http_listener = match &settings.http {
-        Some(address) => Some(bind_http(address).await?),
+    let access = AccessPolicy::load(&settings.http)?;
+    let http_listener = match &settings.http.address {
+        Some(address) => Some(bind_http(address, access.has_token()).await?),
         None => None,
     };
+    let access = HttpAccess::new(access);
     let mut http = tokio::spawn({
-        let (node, stop) = (Arc::clone(&node), accepting.clone());
+        let (node, access, stop) = (Arc::clone(&node), access.clone(), accepting.clone());
         async move {
             if let Some(listener) = http_listener {
-                http::serve(listener, node, stop).await;
+                http::serve(listener, node, access, stop).await;
             }
         }
     });
     let watchdog = tokio::spawn(systemd_notify::watchdog(working.clone()));
     let jobs = Jobs::start(&node, &working.child_token());
     tracing::info!(
-        socket = %settings.socket.display(), backend = node.parts.backend, http = settings.http,
+        socket = %settings.socket.display(), backend = node.parts.backend, http = settings.http.address,
         version = env!("CARGO_PKG_VERSION"), "serving"
     );
     let status = format!("serving images of the {}", node.parts.backend);
@@ -161,7 +163,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
             _ = interrupt.recv() => break false,
             _ = hangup.recv() => {
                 systemd_notify::reloading();
-                reload(&arguments, store.as_ref(), &environment, &node, &jobs).await;
+                reload(&arguments, store.as_ref(), &environment, &Running { node: &node, jobs: &jobs, access: &access }).await;
                 systemd_notify::ready(&status);
             }
             _ = &mut server => break true,
@@ -225,37 +227,42 @@ fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Fail
     }
 }
 
-async fn bind_http(address: &str) -> Result<TcpListener, Failure> {
+async fn bind_http(address: &str, has_token: bool) -> Result<TcpListener, Failure> {
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| Failure::because(format!("could not listen on `{address}`"), &error))?;
-    if listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
-        tracing::warn!(address, "metrics and health are open to the network: there is no authentication");
+    // The configuration knows addresses; what a name means is known now.
+    if !has_token && listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
+        let message = format!("http.address `{address}` is not loopback and needs http.tokenFile");
+        return Err(Failure::new("InvalidArgument", message).or_hint("see docs/http.md"));
     }
     Ok(listener)
 }
 
+/// The parts of a daemon that a reload changes.
+struct Running<'a> {
+    node: &'a Arc<LocalNode>,
+    jobs: &'a Jobs,
+    access: &'a HttpAccess,
+}
+
 /// Reads the files again. An invalid one changes nothing.
-async fn reload(
-    arguments: &ServeArgs,
-    store: Option<&PathBuf>,
-    environment: &Environment,
-    node: &Arc<LocalNode>,
-    jobs: &Jobs,
-) {
+async fn reload(arguments: &ServeArgs, store: Option<&PathBuf>, environment: &Environment, running: &Running<'_>) {
     let read = async {
         let new = sources(arguments, store, environment)?.settings().map_err(|error| Failure::of(&error))?;
         // Only the providers can still be rejected, so they come first.
-        wiring::configure_providers(&node.parts.providers, &new).await?;
-        Ok::<_, Failure>(new)
+        let access = AccessPolicy::load(&new.http)?;
+        wiring::configure_providers(&running.node.parts.providers, &new).await?;
+        Ok::<_, Failure>((new, access))
     };
-    let mut new = match read.await {
-        Ok(new) => new,
+    let (mut new, access) = match read.await {
+        Ok(read) => read,
         Err(failure) => {
             let error = failure.to_string();
             return tracing::error!(error, "the new configuration is refused; the old one stays in force");
         }
     };
+    let Running { node, jobs, access: accepted } = *running;
     let old = node.settings();
     // The registry clients share the old rules.
     let new_rules = std::mem::replace(&mut new.registry.proxies.rules, old.registry.proxies.rules.clone());
@@ -269,6 +276,10 @@ async fn reload(
     node.parts.keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
     // Read now, so that errors are reported now.
     node.parts.keyring.keyring().await;
+    // An open address never loses its token; another address takes effect with the next start.
+    if access.has_token() || !accepted.has_token() {
+        accepted.replace(access);
+    }
     node.replace_settings(new);
     jobs.wake();
     tracing::info!("configuration reloaded");
@@ -277,7 +288,7 @@ async fn reload(
 fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     let changed = [
         ("socket", old.socket != new.socket),
-        ("http", old.http != new.http),
+        ("http.address", old.http.address != new.http.address),
         ("store, imageService, runtimeImport", old.backend != new.backend),
         ("imageService.pinnedImages", old.pinned != new.pinned),
         ("registry", old.registry != new.registry),

@@ -432,7 +432,7 @@ impl Story {
 }
 
 impl Happening {
-    fn new(kind: HappeningKind, code: &str, at: SystemTime, by: &str) -> Self {
+    pub(super) fn new(kind: HappeningKind, code: &str, at: SystemTime, by: &str) -> Self {
         Self {
             at,
             until: at,

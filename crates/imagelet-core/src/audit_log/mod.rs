@@ -15,6 +15,7 @@
 
 mod files;
 mod history;
+mod recent;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use std::{
 pub use self::{
     files::Damage,
     history::{Happening, HappeningKind, History, ImageHistory},
+    recent::RecentHappening,
     record::{Act, ActCode, Decision, Outcome, OutcomeResult, PullHost, Run, RunHead},
 };
 use self::{files::LogFiles, write::Writer};
@@ -131,6 +133,15 @@ impl AuditLog {
     pub fn history(&self, text: &str) -> io::Result<History> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
+    }
+
+    /// The last happenings of all images, the latest first. Blocks.
+    ///
+    /// # Errors
+    /// As [`Self::history`].
+    pub fn recent(&self, max: usize) -> io::Result<Vec<RecentHappening>> {
+        self.flush();
+        self.directory.as_deref().map_or_else(|| Ok(Vec::new()), |directory| recent::recent(directory, max))
     }
 
     fn send(&self, message: Message) {

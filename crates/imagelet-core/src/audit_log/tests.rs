@@ -120,6 +120,35 @@ fn files_of(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
+fn the_last_happenings_come_latest_first_with_the_reason_of_each_removal_and_without_kept_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = AuditLog::new(folder.path(), BYTES_MIN);
+    log.act(act(1, ActCode::Pulled, 1));
+    log.run(quiet(2, vec![kept(1, "in_use"), kept(2, "pinned")]));
+    log.act(Act { why: "least needed".into(), ..act(3, ActCode::Removing, 1) });
+    log.run(Run { outcomes: vec![removed(1)], ..quiet(4, vec![goes(1, "space")]) });
+    let failed = Outcome { result: OutcomeResult::Failed("busy".into()), ..removed(2) };
+    log.run(Run { outcomes: vec![failed], ..quiet(5, Vec::new()) });
+    let mut shadow = quiet(6, vec![goes(3, "age"), kept(4, "pinned")]);
+    shadow.head.shadow = true;
+    log.run(shadow);
+    let found = |max| -> Vec<_> {
+        let recent = log.recent(max).unwrap().into_iter();
+        recent.map(|it| (it.happening.kind, it.happening.at, it.happening.text, it.key)).collect()
+    };
+    let all = [
+        (HappeningKind::Chosen, at(6), "age".to_owned(), id(3)),
+        (HappeningKind::Failed, at(5), "busy".to_owned(), id(2)),
+        (Removed, at(4), "least needed".to_owned(), id(1)),
+        (PULLED, at(1), String::new(), id(1)),
+    ];
+    assert_eq!(found(10), all);
+    assert_eq!(found(2), all[..2]);
+    assert_eq!(found(0), []);
+    assert_eq!(AuditLog::off().recent(5).unwrap(), []);
+}
+
+#[test]
 fn records_are_read_in_order_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("state/decisions");

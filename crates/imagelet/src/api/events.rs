@@ -9,6 +9,7 @@ documents! {
         /// Interval of progress messages in milliseconds; absent: no progress.
         progress_ms: Option<u64>,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     NodeEvent {
         at: Option<String>,
         kind: String,
@@ -26,6 +27,7 @@ documents! {
         class: String,
         hop: String,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PullProgress {
         /// Unique in this daemon; zero while the pull waits for a slot.
         pull: u64,
@@ -52,6 +54,7 @@ documents! {
         layers: Vec<LayerProgress>,
         layers_hidden: u64,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     LayerProgress {
         digest: String,
         /// `waiting`, `fetching`, `done`, or `present` for a layer that was in the store before.
@@ -66,6 +69,7 @@ impl EventsRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub(crate) enum EventLine {
     Event(Box<NodeEvent>),

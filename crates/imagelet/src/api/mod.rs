@@ -14,6 +14,7 @@ macro_rules! documents {
 mod archives;
 mod events;
 mod fields;
+mod overview;
 mod pods;
 mod steps;
 mod transport;
@@ -25,6 +26,10 @@ mod verify;
 pub(crate) use archives::{ExportRequest, Exported, ImportRequest, Imported, ImportedRow};
 pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress};
 pub(crate) use fields::{Hidden, moment};
+pub(crate) use overview::{
+    Disk, DiskRequest, DiskSample, ImagePage, NamespaceWaitRow, OpenCircuits, PullsRequest, Queue, QueueRequest,
+    RunningPulls,
+};
 pub(crate) use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use steps::{LayerSize, Step, Steps, no_steps, silences};
 pub(crate) use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Refusal, Replies, Wait, serve_calls};

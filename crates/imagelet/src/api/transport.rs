@@ -47,6 +47,16 @@ pub(crate) struct Replies {
 }
 
 impl Replies {
+    /// A channel inside this process, and the documents that a command sends through it.
+    pub(crate) fn channel() -> (Self, impl Stream<Item = Vec<u8>> + Send + Unpin) {
+        let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
+        let documents = ReceiverStream::new(receiver).filter_map(|reply| match reply {
+            Ok(CallReply { reply: Some(Reply::Progress(document)) }) => Some(document),
+            _ => None,
+        });
+        (Self { sender }, documents)
+    }
+
     /// Sends a message, or drops it where the reader is slow: the next one repeats the state.
     pub(crate) fn report(&self, document: Vec<u8>) {
         drop(self.sender.try_send(Ok(reply(Reply::Progress(document)))));

@@ -59,6 +59,7 @@ documents! {
     ImageList {
         images: Vec<ImageRow>,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     ImageRow {
         id: String,
         /// Empty means the default handler.
@@ -87,10 +88,12 @@ documents! {
     InspectRequest {
         image: String,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Inspected {
         /// Absent when no image matches.
         image: Option<ImageRow>,
         #[serde(serialize_with = "laid_out")]
+        #[cfg_attr(test, schemars(with = "Option<serde_json::Map<String, serde_json::Value>>"))]
         details: Option<Box<RawValue>>,
     }
     UsageRequest {}
@@ -127,6 +130,7 @@ documents! {
     UntagRequest {
         image: String,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     CollectRequest {
         dry_run: bool,
         high: Option<u8>,
@@ -139,6 +143,7 @@ documents! {
         now: bool,
         enforce: bool,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Collected {
         /// This is a plan; nothing was removed.
         dry_run: bool,
@@ -166,6 +171,7 @@ documents! {
         out_of_reach: bool,
         failures: Vec<String>,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     CollectedRow {
         id: String,
         names: Vec<String>,
@@ -179,12 +185,14 @@ documents! {
         inputs: serde_json::Value,
         reason: String,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PinRequest {
         pattern: String,
     }
     UnpinRequest {
         pattern: String,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PinChanged {
         pattern: String,
         /// `false`: the pins were already in this state.
@@ -193,9 +201,11 @@ documents! {
         images: Option<Vec<String>>,
     }
     PinsRequest {}
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Pins {
         pins: Vec<PinRow>,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PinRow {
         pattern: String,
         /// Where the pin is removed: `operator` or `configuration`.
@@ -216,6 +226,7 @@ documents! {
         force: bool,
     }
     StatusRequest {}
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Status {
         version: String,
         /// `store DIR` or `runtime URI`.
@@ -241,12 +252,14 @@ documents! {
         disk_layout: Option<String>,
         eviction: Vec<ThresholdRow>,
         /// `status.images` of the Node as the kubelet builds it: the largest first, at most `nodeStatusMaxImages`.
+        #[cfg_attr(test, schemars(with = "Vec<serde_json::Map<String, serde_json::Value>>"))]
         node_images: Vec<NodeImage>,
         gc_high_percent: u8,
         gc_low_percent: u8,
         /// `enforce`, or `shadow`: selected images are reported and not removed.
         gc_mode: String,
         last_collection: Option<LastCollection>,
+        #[cfg_attr(test, schemars(with = "Option<serde_json::Map<String, serde_json::Value>>"))]
         shadow: Option<ShadowCounts>,
         /// Decisions missing from the log on disk since the start.
         decisions_lost: u64,
@@ -258,6 +271,7 @@ documents! {
         problems: Vec<String>,
     }
     /// A file system of the kubelet's summary; absent fields are unknown.
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     FsRow {
         time: Option<String>,
         /// Bytes that an unprivileged user can still write.
@@ -270,6 +284,7 @@ documents! {
         /// Inodes of images or of writable layers.
         inodes_used: Option<u64>,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     ThresholdRow {
         signal: String,
         /// The threshold is met when less than this is available: a share or an amount.
@@ -279,6 +294,7 @@ documents! {
         /// What the kubelet reclaims, in order, before it evicts a pod.
         reclaims: Vec<String>,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     LastCollection {
         at: Option<String>,
         /// The trigger: `timer`, `command`, `pull`, `pressure`.
@@ -293,6 +309,7 @@ documents! {
         took_ms: u64,
         failure: Option<String>,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PullRow {
         image: String,
         /// `running`, `waiting-for-slot` or `waiting-for-rate`.
@@ -304,11 +321,13 @@ documents! {
         for_ms: u64,
         askers: usize,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     HeldBackRow {
         image: String,
         remaining_ms: u64,
         failure: String,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     OpenCircuitRow {
         registry: String,
         /// Which pulls wait: `all-pulls`, those with certain `credentials`, or those of certain `images`.
@@ -320,6 +339,7 @@ documents! {
         /// Zero while an attempt runs.
         remaining_seconds: u64,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     ImportStatus {
         /// `runtimeImport` as configured: `auto`, `never` or `require`.
         mode: String,
@@ -335,6 +355,7 @@ documents! {
         registry_folders: Option<Vec<String>>,
         recent: Vec<PullWayRow>,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PullWayRow {
         at: Option<String>,
         image: String,
@@ -345,6 +366,7 @@ documents! {
         took_ms: u64,
         failure: Option<String>,
     }
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PodStartRow {
         namespace: String,
         pod: String,

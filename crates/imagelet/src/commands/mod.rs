@@ -10,6 +10,7 @@ mod images_write;
 mod pull;
 mod status;
 mod target;
+mod top;
 mod verify;
 mod why;
 
@@ -68,11 +69,15 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
                 _ => Prepared::Nothing,
             };
             // `events -f` always ends by a signal: no message.
-            let is_endless = matches!(&command, Command::Events(arguments) if arguments.follow);
+            let is_endless = match &command {
+                Command::Events(arguments) => arguments.follow,
+                Command::Top { .. } => true,
+                _ => false,
+            };
             let node = find_node(&cli.global, &environment, command.intent()).await?;
             let again = async |intent| find_node(&cli.global, &environment, intent).await;
             let code = tokio::select! {
-                code = run_on(&node, again, command, prepared, format) => code,
+                code = run_on(&node, again, command, prepared, Shown { format, has_color: !environment.no_color }) => code,
                 code = interrupted() => {
                     if !is_endless {
                         images_write::complain(&Failure::new("Cancelled", "interrupted"));
@@ -88,6 +93,13 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
     }
 }
 
+/// How a command shows its result.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
+    format: Format,
+    has_color: bool,
+}
+
 /// Input of a command, read before the node is opened.
 #[derive(Debug)]
 enum Prepared {
@@ -101,7 +113,7 @@ async fn run_on(
     again: impl AsyncFn(Intent) -> Result<Node, Failure>,
     command: Command,
     prepared: Prepared,
-    format: Format,
+    Shown { format, has_color }: Shown,
 ) -> Result<ExitCode, Failure> {
     match command {
         Command::Pull(PullArgs { quiet, .. }) | Command::Ensure(EnsureArgs { quiet, .. }) => match prepared {
@@ -127,6 +139,7 @@ async fn run_on(
         Command::Events(arguments) => events::run(node, arguments, format).await,
         Command::Why { since, image } => why::why(node, image, since, format).await,
         Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
+        Command::Top { once } => top::top(node, once, has_color, format).await,
         Command::Status { verbose } => status::status(node, verbose, format).await,
         Command::Serve(_)
         | Command::Config(_)

@@ -24,7 +24,7 @@ use imagelet_oci::{
 };
 
 use super::{
-    check_gc, check_kubelet,
+    check_gc, check_http, check_kubelet,
     environment::Environment,
     keys_and_defaults::{
         API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
@@ -72,9 +72,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
             format!("socket has {length} bytes; the limit for the path of a unix socket is {SOCKET_LENGTH_MAX}"),
         );
     }
-    let http = &own.http.address;
-    let is_address = http.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-    found.rule(http.is_empty() || is_address, "http.address", format!("`{http}`"), "must be HOST:PORT");
+    let http = check_http::check(&own.http, found);
     let record_age_max = own.credential_record_max_age;
     found.rule(record_age_max.0 >= 0, "credentialRecordMaxAge", record_age_max, "must not be negative");
     let backend = backend(file, found);
@@ -113,7 +111,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         runtime_request_timeout: timeout.to_std(),
         socket: own.socket.clone(),
         callers: own.cri,
-        http: Some(http.clone()).filter(|address| !address.is_empty()),
+        http,
         traces,
         backend,
         pinned,

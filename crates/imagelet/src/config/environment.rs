@@ -53,6 +53,8 @@ pub(crate) struct Environment {
     pub(crate) variables: Variables,
     /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
     pub(crate) proxies: ProxyConfig,
+    /// `NO_COLOR` is set, or `TERM` is `dumb`.
+    pub(crate) no_color: bool,
     /// `IMAGELET_LOG`: a level, or a list of `TARGET=LEVEL`.
     pub(crate) log: Option<String>,
 }
@@ -77,6 +79,7 @@ impl Environment {
                 std::env::vars_os().filter(|(name, _)| !OURS_ALONE.iter().any(|ours| name == ours)).collect(),
             ),
             proxies: proxies(text),
+            no_color: text("NO_COLOR").is_some() || text("TERM").is_some_and(|term| term == "dumb"),
             log: text("IMAGELET_LOG"),
         }
     }

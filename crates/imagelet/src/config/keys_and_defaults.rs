@@ -161,8 +161,14 @@ documents! {
         gc: GcKeys,
     }
     HttpKeys {
-        /// `HOST:PORT` for `/metrics`, `/healthz` and `/readyz`; empty is off. There is no authentication: keep it on loopback.
+        /// `HOST:PORT` for metrics, health, the JSON API and the dashboard; empty is off. An address that is not loopback needs `http.tokenFile`. See [http](http.md).
         address: String,
+        /// A file with the token that every request but a probe has to present: one line of 32 to 512 characters without spaces. Refused while other users may read or change it; read again on SIGHUP. Empty: no token, loopback only.
+        token_file: PathBuf,
+        /// Names under which clients reach the address, besides `localhost`, IP addresses and the host of `http.address`. A request for another name is refused: a page of a foreign site may have made it (DNS rebinding).
+        host_names: Vec<String>,
+        /// Whether the API also changes the node: collections and pins. Needs `http.tokenFile`.
+        actions: bool,
     }
     ImageServiceKeys {
         /// A runtime that speaks CRI.

@@ -5,6 +5,7 @@
 
 mod check;
 mod check_gc;
+mod check_http;
 mod check_kubelet;
 mod environment;
 mod keys_and_defaults;
@@ -18,7 +19,7 @@ mod violations;
 pub(crate) use self::{
     environment::Environment,
     keys_and_defaults::CriCallers,
-    settings::{Backend, CollectionMode, ImportFolder, RuntimeSettings, Settings, StoreSettings},
+    settings::{Backend, CollectionMode, HttpSettings, ImportFolder, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},
     violations::ConfigError,
 };

@@ -31,7 +31,7 @@ pub(crate) struct Settings {
     pub(crate) runtime_request_timeout: Duration,
     pub(crate) socket: PathBuf,
     pub(crate) callers: CriCallers,
-    pub(crate) http: Option<String>,
+    pub(crate) http: HttpSettings,
     /// `None`: no traces are exported.
     pub(crate) traces: Option<TraceSettings>,
     pub(crate) backend: Backend,
@@ -68,6 +68,16 @@ pub(crate) struct Collection {
     pub(crate) lease_for: Duration,
     /// Size limit of the audit log; `None`: no log.
     pub(crate) decisions_max: Option<NonZeroU64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HttpSettings {
+    /// `HOST:PORT`; `None`: off.
+    pub(crate) address: Option<String>,
+    pub(crate) token_file: Option<PathBuf>,
+    /// Accepted names in `Host` headers, besides the built-in ones.
+    pub(crate) host_names: Vec<String>,
+    pub(crate) actions: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,15 @@
 //! Accepts HTTP connections within limits of number and time, and answers one request on each.
 //!
-//! A scraper or a probe connects again for its next request, so an idle connection has no use.
+//! A scraper or a probe connects again for its next request, so an idle connection has no use. A stream of events lasts
+//! longer than other answers: until its [`StreamEnd`].
 
-use std::{convert::Infallible, net::IpAddr, pin::pin, time::Duration};
+use std::{
+    convert::Infallible,
+    net::IpAddr,
+    pin::pin,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use axum::{Router, body::Body, response::IntoResponse as _};
 use http::{Request, StatusCode};
@@ -23,6 +30,10 @@ const HEAD_WITHIN: Duration = Duration::from_secs(5);
 const CONNECTION_MAX: Duration = Duration::from_secs(30);
 /// The longest request head; a scraper's has a few hundred bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
+
+/// Extension of a response whose body has no end of its own: the connection closes when this is cancelled.
+#[derive(Clone, Debug)]
+pub(super) struct StreamEnd(pub(super) CancellationToken);
 
 /// Serves until `stop` is cancelled and the running requests have ended.
 pub(super) async fn serve(listener: TcpListener, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
@@ -65,17 +76,24 @@ async fn answer<S>(stream: S, router: Router, calls: Calls<IpAddr>, stop: impl F
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    let stream_end = Arc::new(OnceLock::new());
+    let found_end = Arc::clone(&stream_end);
     let service = service_fn(move |request: Request<Incoming>| {
-        let (call, mut router) = (calls.begin(), router.clone());
+        let (call, mut router, found_end) = (calls.begin(), router.clone(), Arc::clone(&found_end));
         async move {
             let Some(call) = call else { return Ok(StatusCode::SERVICE_UNAVAILABLE.into_response()) };
-            Ok::<_, Infallible>(router.call(request).await?.map(|body| Body::new(call.until_read(body))))
+            let response = router.call(request).await?;
+            if let Some(StreamEnd(end)) = response.extensions().get() {
+                // Each connection carries one request.
+                drop(found_end.set(end.clone()));
+            }
+            Ok::<_, Infallible>(response.map(|body| Body::new(call.until_read(body))))
         }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
     let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
-    let ended = tokio::time::timeout(CONNECTION_MAX, async {
+    let served = async {
         tokio::select! {
             biased;
             ended = connection.as_mut() => ended,
@@ -84,11 +102,22 @@ where
                 connection.await
             }
         }
-    });
-    match ended.await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "an HTTP connection ended early"),
-        Err(_) => tracing::debug!("an HTTP connection lasted longer than {CONNECTION_MAX:?} and is closed"),
+    };
+    let deadline = async {
+        tokio::time::sleep(CONNECTION_MAX).await;
+        match stream_end.get() {
+            Some(end) => end.cancelled().await,
+            None => tracing::debug!("an HTTP connection lasted longer than {CONNECTION_MAX:?} and is closed"),
+        }
+    };
+    tokio::select! {
+        biased;
+        ended = served => {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "an HTTP connection ended early");
+            }
+        }
+        () = deadline => {}
     }
 }
 
@@ -176,6 +205,26 @@ mod tests {
         tokio::time::sleep(CONNECTION_MAX * 2).await;
         let (answer, _) = read_all(client).await;
         assert!(answer.len() < BODY_BYTES, "the rest of the answer was thrown away");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_lasts_until_its_end_although_its_client_does_not_read() {
+        let end = CancellationToken::new();
+        let handler = {
+            let end = end.clone();
+            move || async move { (axum::Extension(StreamEnd(end)), "x".repeat(BODY_BYTES)) }
+        };
+        let (mut client, server) = tokio::io::duplex(1024);
+        let open = ConnectionTable::new(LIMITS).enter(IpAddr::from([127, 0, 0, 1])).await.unwrap();
+        let router = Router::new().route("/metrics", get(handler));
+        let answering = tokio::spawn(async move {
+            answer(server, router, open.calls(), std::future::pending()).await;
+        });
+        client.write_all(REQUEST).await.unwrap();
+        tokio::time::sleep(CONNECTION_MAX * 10).await;
+        assert!(!answering.is_finished());
+        end.cancel();
+        answering.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

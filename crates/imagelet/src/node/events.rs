@@ -63,6 +63,13 @@ async fn pass(replies: &Replies, line: &EventLine) -> bool {
     replies.deliver(serde_json::to_vec(line).unwrap_or_default()).await
 }
 
+/// The running and waiting pulls.
+pub(crate) fn pulls_now(node: &LocalNode) -> Vec<PullProgress> {
+    let (_, running) = node.parts.pulls.since(0, Instant::now());
+    let estimate = |pull: PullProgress| PullProgress { bytes_estimated: estimated(node, &pull), ..pull };
+    running.into_iter().chain(waiting(node)).map(estimate).collect()
+}
+
 async fn report(node: &LocalNode, version: &mut u64, replies: &Replies) -> bool {
     let (now, news) = node.parts.pulls.since(*version, Instant::now());
     *version = now;

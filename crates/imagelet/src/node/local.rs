@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError, RwLock, atomic::AtomicBool},
     time::{Duration, SystemTime},
 };
@@ -22,6 +23,7 @@ use imagelet_core::{
 use tokio::sync::Semaphore;
 
 use super::{
+    disk_history::DiskHistory,
     gc::CollectionStats,
     images::{KnownSizes, row, row_without_uses},
     pulls::PullTracker,
@@ -50,6 +52,8 @@ pub(crate) struct NodeParts {
     /// Sandbox of the threads that unpack layers; absent for a runtime.
     pub(crate) unpacking: Option<String>,
     pub(crate) is_read_only: bool,
+    /// The directory of the node's own state.
+    pub(crate) state: PathBuf,
     /// Imports of a daemon into its runtime.
     pub(crate) imports: Option<Arc<ImportingImages>>,
     /// `store DIR` or `runtime URI`.
@@ -65,6 +69,7 @@ pub(crate) struct LocalNode {
     pub(crate) parts: NodeParts,
     settings: RwLock<Arc<Settings>>,
     pub(crate) collections: CollectionStats,
+    pub(crate) disk_history: DiskHistory,
     pub(crate) started_at: SystemTime,
     pub(crate) followers: Semaphore,
     gc_runs: Mutex<GcRuns>,
@@ -84,6 +89,7 @@ impl LocalNode {
             parts,
             settings: RwLock::new(Arc::new(settings)),
             collections: CollectionStats::default(),
+            disk_history: DiskHistory::default(),
             started_at: SystemTime::now(),
             followers: Semaphore::new(FOLLOWERS_MAX),
             gc_runs: Mutex::default(),

@@ -9,11 +9,13 @@ macro_rules! families {
 }
 
 mod command;
+mod disk_history;
 mod events;
 mod gauges;
 mod gc;
 mod images;
 mod local;
+mod overview;
 mod pulls;
 mod remote;
 mod status;
@@ -26,17 +28,22 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     api::{
-        CollectRequest, EventLine, EventsRequest, ExportRequest, Handler, ImportRequest, InspectRequest, ListRequest,
-        MountRequest, PinRequest, PinsRequest, PodRequest, PullRequest, Refusal, RemoveRequest, Replies, StatusRequest,
-        Steps, UnmountRequest, UnpinRequest, UntagRequest, UsageRequest, VerifyRequest,
+        CollectRequest, DiskRequest, EventLine, EventsRequest, ExportRequest, Handler, ImportRequest, InspectRequest,
+        ListRequest, MountRequest, PinRequest, PinsRequest, PodRequest, PullRequest, PullsRequest, QueueRequest,
+        Refusal, RemoveRequest, Replies, StatusRequest, Steps, UnmountRequest, UnpinRequest, UntagRequest,
+        UsageRequest, VerifyRequest,
     },
     failure::Failure,
 };
-use command::Command;
+pub(crate) use command::Command;
 pub(crate) use gauges::declare as declare_metrics;
 pub(crate) use gc::{SpaceByCollection, collect};
-pub(crate) use images::{FolderWatch, Why, WhyHappening, WhyImage, WhyNext, WhyRequest, import_arrivals};
+pub(crate) use images::{
+    DECISIONS_MAX, DecisionRow, DecisionsRequest, FolderWatch, Why, WhyHappening, WhyImage, WhyNext, WhyRequest,
+    import_arrivals, predict_all,
+};
 pub(crate) use local::{LocalNode, NodeParts};
+pub(crate) use overview::sample_disk;
 pub(crate) use pulls::PullTracker;
 pub(crate) use remote::{Probed, RemoteNode};
 
@@ -94,6 +101,10 @@ impl Handler for LocalNode {
             ImportRequest::NAME => answer::<ImportRequest>(self, body, progress).await,
             VerifyRequest::NAME => answer::<VerifyRequest>(self, body, progress).await,
             StatusRequest::NAME => answer::<StatusRequest>(self, body, progress).await,
+            DiskRequest::NAME => answer::<DiskRequest>(self, body, progress).await,
+            QueueRequest::NAME => answer::<QueueRequest>(self, body, progress).await,
+            PullsRequest::NAME => answer::<PullsRequest>(self, body, progress).await,
+            DecisionsRequest::NAME => answer::<DecisionsRequest>(self, body, progress).await,
             WhyRequest::NAME => answer::<WhyRequest>(self, body, progress).await,
             unknown => Err(Refusal::Unknown(format!("no command `{}`", unknown.escape_debug()))),
         }

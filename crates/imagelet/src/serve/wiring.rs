@@ -129,6 +129,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         metrics,
         unpacking: store.engine.as_ref().map(|engine| engine.confinement().to_string()),
         is_read_only,
+        state: store.state.clone(),
         imports: store.imports.as_ref().map(|(images, _)| Arc::clone(images)),
         backend: store.name,
         is_daemon: role == Role::Daemon,

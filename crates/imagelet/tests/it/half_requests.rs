@@ -60,7 +60,7 @@ fn half_requests_at_both_listeners_silence_neither() {
         let half = |whole: &'static [u8]| &whole[..if number % 2 == 0 { 0 } else { whole.len() / 2 }];
         let mut client = TcpStream::connect(port.address()).unwrap();
         // A client that was closed for another one cannot write; that is as good.
-        drop(client.write_all(half(b"GET /metrics HTTP/1.1\r\nHost: node\r\n")));
+        drop(client.write_all(half(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")));
         over_http.push(client);
         let mut client = UnixStream::connect(&socket).unwrap();
         drop(client.write_all(half(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")));
@@ -72,7 +72,7 @@ fn half_requests_at_both_listeners_silence_neither() {
     }
     let mut scraper = TcpStream::connect(port.address()).unwrap();
     scraper.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n").unwrap();
+    scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut answer = String::new();
     scraper.read_to_string(&mut answer).expect("the metrics are answered");
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("imagelet_"), "{answer}");

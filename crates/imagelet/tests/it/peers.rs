@@ -81,7 +81,7 @@ fn attacks() -> Vec<Attack> {
     vec![
         attack("nothing at all", Vec::new()),
         attack("half a preface", PREFACE[..10].to_vec()),
-        attack("HTTP/1.1", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()),
+        attack("HTTP/1.1", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec()),
         attack("noise", (0..100_000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()),
         attack("nothing after the preface", PREFACE.to_vec()),
         attack("a call without an end", opened([call(1, LIST), message_head(0, 100).into_frame(1, 0)])),

@@ -222,7 +222,10 @@ fn a_daemons_secrets_are_seen_nowhere() {
     for command in [&["status", "-o", "json"][..], &["ls", "-o", "json"], &["status"], &["pins"], &["df", "-v"]] {
         look_at(&mut seen, &format!("{command:?}"), &daemon.run(command), &markers);
     }
-    for path in ["/metrics", "/healthz", "/readyz", "/", "/debug"] {
+    let api = ["status", "images", "pulls", "queue", "registries", "decisions", "gc/plan", "pins"];
+    let api = api.map(|route| format!("/api/v1/{route}"));
+    let pages = ["/metrics", "/healthz", "/readyz?verbose", "/", "/plan", "/debug"];
+    for path in pages.into_iter().chain(api.iter().map(String::as_str)) {
         let answer = ask(&port.address(), path);
         seen.look(&format!("GET {path}"), answer.as_bytes(), &markers);
     }
@@ -248,7 +251,9 @@ fn a_daemons_secrets_are_seen_nowhere() {
 fn ask(address: &str, path: &str) -> String {
     use std::io::Read as _;
     let mut stream = std::net::TcpStream::connect(address).unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())
+        .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer

@@ -3,6 +3,7 @@
 mod adopt_images;
 mod archives;
 mod commands;
+mod decisions;
 mod image_row;
 mod import_folder;
 mod mounts;
@@ -11,6 +12,8 @@ mod usage;
 mod verify;
 mod why;
 
+pub(crate) use decisions::{DECISIONS_MAX, DecisionRow, DecisionsRequest};
 pub(crate) use image_row::{KnownSizes, row, row_without_uses};
 pub(crate) use import_folder::{FolderWatch, import_arrivals};
-pub(crate) use why::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};
+pub(crate) use usage::disk_of;
+pub(crate) use why::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest, predict_all};

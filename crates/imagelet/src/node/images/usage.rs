@@ -63,7 +63,7 @@ fn listed(images: &[ImageRow]) -> u64 {
 }
 
 /// The disk of a directory; `None` where the directory is not visible from here.
-fn disk_of(directory: &Path) -> Option<DiskUse> {
+pub(crate) fn disk_of(directory: &Path) -> Option<DiskUse> {
     StatVfs.look(directory).ok().filter(|disk| disk.capacity > ByteSize::ZERO)
 }
 

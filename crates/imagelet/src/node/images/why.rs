@@ -29,6 +29,7 @@ pub(crate) struct WhyRequest {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Why {
     /// Present images first.
@@ -45,6 +46,7 @@ pub(crate) struct Why {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyImage {
     pub(crate) id: String,
@@ -69,6 +71,7 @@ pub(crate) struct WhyImage {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyNext {
     /// `keep` or `remove`.
@@ -87,6 +90,7 @@ pub(crate) struct WhyNext {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WhyHappening {
     pub(crate) at: Option<String>,
@@ -307,7 +311,7 @@ fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -
     }
 }
 
-fn happening(happening: Happening) -> WhyHappening {
+pub(super) fn happening(happening: Happening) -> WhyHappening {
     let what = match happening.kind {
         HappeningKind::Act(code) => match code {
             imagelet_core::audit_log::ActCode::Pulled => "pulled",

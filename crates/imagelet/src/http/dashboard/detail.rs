@@ -1,0 +1,233 @@
+//! The pages of one image and of a collection's plan.
+
+use imagelet_core::image::ByteSize;
+use jiff::Timestamp;
+use maud::{Markup, html};
+
+use super::{
+    page::{Frame, page},
+    text::{ago, image_href, milliseconds, short_id},
+};
+use crate::{
+    api::{Collected, ImageRow},
+    failure::Failure,
+    node::{Why, WhyHappening, WhyImage},
+};
+
+/// Rows of a plan; the API has more.
+const ROWS_MAX: usize = 300;
+
+/// What a plan was asked for, as the form of the page has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PlanForm {
+    /// A size as users type it; empty for the thresholds.
+    pub(super) free: String,
+    pub(super) all_unused: bool,
+}
+
+/// The plan, or why there is none.
+pub(super) fn plan(frame: &Frame, form: &PlanForm, planned: &Result<Collected, Failure>) -> String {
+    let content = html! {
+        section {
+            h1 { "Collection plan" }
+            p .note { "What a collection would remove now. Nothing is removed by looking at it." }
+            form .row method="get" action="/plan" {
+                label for="free" { "Free at least" }
+                input #free name="free" value=(form.free) placeholder="10Gi" size="8" autocomplete="off";
+                label .check {
+                    input type="checkbox" name="allUnused" value="true" checked[form.all_unused];
+                    "all unused images"
+                }
+                button type="submit" { "Plan" }
+            }
+            @match planned {
+                Ok(plan) => (planned_rows(plan)),
+                Err(failure) => (failed(failure)),
+            }
+        }
+    };
+    page("Collection plan", frame, &content)
+}
+
+/// A page for what failed.
+pub(super) fn failed_page(frame: &Frame, failure: &Failure) -> String {
+    page("Failed", frame, &html! { section { h1 { "Failed" } (failed(failure)) } })
+}
+
+fn failed(failure: &Failure) -> Markup {
+    html! {
+        p .problem role="alert" { (failure.to_string()) }
+        @if let Some(hint) = &failure.hint { p .note { (hint) } }
+    }
+}
+
+fn planned_rows(plan: &Collected) -> Markup {
+    let removed = plan.images.iter().filter(|row| row.verdict != "keep").count();
+    let wanted =
+        plan.wanted.map_or_else(|| "no space is needed".to_owned(), |wanted| format!("{} wanted", ByteSize(wanted)));
+    html! {
+        p {
+            strong { (removed) " of " (plan.images.len()) " images would be removed" }
+            ", which frees " (ByteSize(plan.frees)) " (" (plan.certainty) "); "
+            "the disk is " (plan.used_percent_before) "% full, " (wanted) "."
+        }
+        @if let Some(shortfall) = &plan.shortfall { p .problem { (shortfall) } }
+        table {
+            thead { tr { th { "Image" } th { "Decision" } th .number { "Frees" } th .number { "Size" } th { "Reason" } } }
+            tbody { @for row in plan.images.iter().take(ROWS_MAX) {
+                @let goes = row.verdict != "keep";
+                @let name = row.names.first().or(row.digests.first());
+                tr .goes[goes] {
+                    td data-label="Image" { a href=(image_href(&row.id)) { (name.map_or_else(|| short_id(&row.id), |name| imagelet_core::image::shown_name(name).into_owned())) } }
+                    td data-label="Decision" { (row.verdict) }
+                    td .number data-label="Frees" { (row.frees.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())) }
+                    td .number data-label="Size" { (ByteSize(row.size)) }
+                    td data-label="Reason" { (row.reason) }
+                }
+            } }
+        }
+        @if plan.images.len() > ROWS_MAX {
+            p .note { (plan.images.len() - ROWS_MAX) " more: " code { "/api/v1/gc/plan" } }
+        }
+    }
+}
+
+/// Everything that is known about the images of a name.
+pub(super) fn image(frame: &Frame, why: &Why, now: Timestamp) -> String {
+    let title = why.images.first().map_or_else(|| "Image".to_owned(), title_of);
+    let content = html! {
+        @for image in &why.images { (image_section(image, now)) }
+        @for problem in &why.problems { p .problem role="alert" { (problem) } }
+    };
+    page(&title, frame, &content)
+}
+
+fn title_of(image: &WhyImage) -> String {
+    image.names.first().map_or_else(|| short_id(&image.id), |name| imagelet_core::image::shown_name(name).into_owned())
+}
+
+fn image_section(image: &WhyImage, now: Timestamp) -> Markup {
+    html! {
+        section {
+            h1 { (title_of(image)) }
+            dl .facts {
+                @for (name, value) in facts(image, now) { dt { (name) } dd { (value) } }
+            }
+            h2 { "History" }
+            @if image.history.is_empty() { p .empty { "Nothing is recorded." } }
+            @else {
+                table {
+                    thead { tr { th { "When" } th { "What" } th { "Why" } } }
+                    tbody { @for happening in image.history.iter().rev() {
+                        tr {
+                            td data-label="When" { (when(happening, now)) }
+                            td data-label="What" { (happening.what) @if happening.count > 1 { " ×" (happening.count) } }
+                            td data-label="Why" { (because(happening)) }
+                        }
+                    } }
+                }
+            }
+        }
+    }
+}
+
+fn facts(image: &WhyImage, now: Timestamp) -> Vec<(&'static str, String)> {
+    let mut facts = vec![("Id", image.id.clone()), ("Names", image.names.join(", "))];
+    let size = |bytes: u64| ByteSize(bytes).to_string();
+    facts.push(("Size", size(image.size)));
+    if let Some(ImageRow { unique, shared, first_seen, last_used, in_use_by, pinned_by, .. }) = &image.now {
+        facts.push(("Only in this image", unique.map(size).unwrap_or_default()));
+        facts.push(("Shared with others", shared.map(size).unwrap_or_default()));
+        facts.push(("First seen", first_seen.as_ref().map(|at| ago(at, now)).unwrap_or_default()));
+        facts.push(("Last used", last_used.as_ref().map(|at| ago(at, now)).unwrap_or_default()));
+        facts.push(("In use by", in_use_by.join(", ")));
+        facts.push(("Pinned by", pinned_by.join(", ")));
+    } else {
+        facts.push(("State", "not present".into()));
+    }
+    if let Some(next) = &image.next {
+        facts.push(("Next collection", format!("{}: {}", next.verdict, next.reason)));
+    }
+    facts.retain(|(_, value)| !value.is_empty());
+    facts
+}
+
+fn when(happening: &WhyHappening, now: Timestamp) -> String {
+    let at = |time: &Option<String>| time.as_ref().map(|at| ago(at, now));
+    at(&happening.until).or_else(|| at(&happening.at)).unwrap_or_default()
+}
+
+fn because(happening: &WhyHappening) -> String {
+    let parts = [
+        (!happening.reason.is_empty()).then(|| happening.reason.clone()),
+        happening.bytes.map(|bytes| ByteSize(bytes).to_string()),
+        happening.took_ms.map(milliseconds),
+        (!happening.by.is_empty()).then(|| format!("by {}", happening.by)),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{api::CollectedRow, node::WhyNext};
+
+    #[test]
+    fn a_plan_names_each_image_with_its_reason_and_a_failure_its_hint() {
+        let row = |id: &str, verdict: &str, reason: &str| CollectedRow {
+            id: id.into(),
+            verdict: verdict.into(),
+            reason: reason.into(),
+            ..CollectedRow::default()
+        };
+        let planned = Collected {
+            images: vec![row("sha256:aa", "remove", "unused for 3 days"), row("sha256:bb", "keep", "pinned by <b>")],
+            frees: 7_000_000,
+            certainty: "exact".into(),
+            used_percent_before: 88,
+            ..Collected::default()
+        };
+        let form = PlanForm { free: "1\"><script>".into(), all_unused: true };
+        let text = plan(&Frame::default(), &form, &Ok(planned));
+        for words in [
+            "1 of 2 images would be removed",
+            "7MB (exact)",
+            "88% full",
+            "unused for 3 days",
+            "pinned by &lt;b&gt;",
+            " checked",
+            "1&quot;&gt;&lt;script&gt;",
+        ] {
+            assert!(text.contains(words), "{words} is missing in {text}");
+        }
+        let failed = plan(&Frame::default(), &form, &Err(Failure::new("Unavailable", "no answer").or_hint("wait")));
+        assert!(failed.contains("no answer") && failed.contains(">wait<"), "{failed}");
+    }
+
+    #[test]
+    fn the_page_of_an_image_has_its_state_its_next_decision_and_its_history_latest_first() {
+        let happening = |what: &str, at: &str, count| WhyHappening {
+            at: Some(at.into()),
+            what: what.into(),
+            reason: "because".into(),
+            count,
+            ..WhyHappening::default()
+        };
+        let image_now = WhyImage {
+            id: "sha256:aa".into(),
+            names: vec!["r.example/app:v1".into()],
+            now: Some(ImageRow { unique: Some(3000), in_use_by: vec!["shop/web/app".into()], ..ImageRow::default() }),
+            next: Some(WhyNext { verdict: "keep".into(), reason: "in use".into(), ..WhyNext::default() }),
+            history: vec![happening("pulled", "2026-08-01T00:00:00Z", 1), happening("kept", "2026-08-01T12:00:00Z", 4)],
+            ..WhyImage::default()
+        };
+        let why = Why { images: vec![image_now, WhyImage::default()], ..Why::default() };
+        let text = image(&Frame::default(), &why, "2026-08-02T00:00:00Z".parse().unwrap());
+        for words in
+            ["r.example/app:v1", "3kB", "shop/web/app", "keep: in use", "kept ×4", "not present", "Nothing is recorded"]
+        {
+            assert!(text.contains(words), "{words} is missing in {text}");
+        }
+        assert!(text.find("kept ×4") < text.find(">pulled<"), "{text}");
+    }
+}

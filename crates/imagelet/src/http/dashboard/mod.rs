@@ -1,0 +1,132 @@
+//! The dashboard: pages made by the daemon, with a script that follows pulls and refreshes sections.
+
+mod charts;
+mod detail;
+mod page;
+mod text;
+mod treemap;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::State,
+    response::{Html, IntoResponse, Response},
+    routing::get,
+};
+use http::{StatusCode, Uri, header};
+use jiff::Timestamp;
+
+use super::routes::decoded;
+use crate::{
+    api::{CollectRequest, DiskRequest, PullsRequest, QueueRequest, no_steps},
+    failure::Failure,
+    node::{Command, DecisionsRequest, LocalNode, WhyRequest, predict_all},
+    size::parse_size,
+};
+use detail::PlanForm;
+use page::{Frame, Overview};
+
+pub(super) use page::login;
+
+const CSS: &str = include_str!("dashboard.css");
+const SCRIPT: &str = include_str!("dashboard.js");
+const ICON: &str = include_str!("icon.svg");
+/// A section whose answer takes longer is left out, and the page says so.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// Points of the chart: one for each two pixels of a wide screen.
+const SAMPLES_MAX: u64 = 480;
+const DECISIONS: u64 = 30;
+
+/// Adds the pages and their files.
+pub(super) fn add(
+    router: Router<Arc<LocalNode>>,
+    has_login: impl Fn() -> bool + Clone + Send + Sync + 'static,
+) -> Router<Arc<LocalNode>> {
+    let frame = move |node: &LocalNode| Frame { backend: node.parts.backend.clone(), has_login: has_login() };
+    let (of_plan, of_image) = (frame.clone(), frame.clone());
+    let asset = |kind: &'static str, text: &'static str| {
+        get(move || async move { ([(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "no-cache")], text) })
+    };
+    router
+        .route("/", get(move |State(node): State<Arc<LocalNode>>| async move {
+            let model = gather(&node, frame(&node)).await;
+            Html(page::overview(&model, Timestamp::now()))
+        }))
+        .route("/plan", get(move |State(node): State<Arc<LocalNode>>, uri: Uri| async move { plan(&node, &of_plan(&node), &uri).await }))
+        .route("/image", get(move |State(node): State<Arc<LocalNode>>, uri: Uri| async move { image(&node, &of_image(&node), &uri).await }))
+        .route("/assets/dashboard.css", asset("text/css; charset=utf-8", CSS))
+        .route("/assets/dashboard.js", asset("text/javascript; charset=utf-8", SCRIPT))
+        .route("/assets/icon.svg", asset("image/svg+xml", ICON))
+}
+
+async fn gather(node: &LocalNode, frame: Frame) -> Overview {
+    let mut problems = Vec::new();
+    let images = async {
+        let mut rows = node.rows().await?;
+        predict_all(node, &mut rows).await;
+        Ok(rows)
+    };
+    let (disk, images, pulls, queue, decisions) = tokio::join!(
+        in_time("the disk", DiskRequest { samples: Some(SAMPLES_MAX) }.run(node, no_steps())),
+        in_time("the images", images),
+        in_time("the pulls", PullsRequest::default().run(node, no_steps())),
+        in_time("the queue", QueueRequest::default().run(node, no_steps())),
+        in_time("the decisions", DecisionsRequest { limit: DECISIONS }.run(node, no_steps())),
+    );
+    Overview {
+        frame,
+        disk: or_problem(disk, &mut problems),
+        images: or_problem(images, &mut problems),
+        pulls: or_problem(pulls, &mut problems).pulls,
+        queue: or_problem(queue, &mut problems),
+        decisions: or_problem(decisions, &mut problems).decisions,
+        problems,
+    }
+}
+
+async fn in_time<T>(what: &str, answer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let late = || Failure::new("TimedOut", format!("{what}: no answer within {} s", ANSWER_MAX.as_secs()));
+    tokio::time::timeout(ANSWER_MAX, answer).await.unwrap_or_else(|_| Err(late()))
+}
+
+fn or_problem<T: Default>(answer: Result<T, Failure>, problems: &mut Vec<String>) -> T {
+    answer.unwrap_or_else(|failure| {
+        problems.push(failure.to_string());
+        T::default()
+    })
+}
+
+async fn plan(node: &LocalNode, frame: &Frame, uri: &Uri) -> Response {
+    let query = uri.query().unwrap_or_default();
+    let form = PlanForm {
+        free: parameter(query, "free").unwrap_or_default(),
+        all_unused: parameter(query, "allUnused").is_some(),
+    };
+    let planned = async {
+        let free = match form.free.trim() {
+            "" => None,
+            size => Some(parse_size(size).map_err(|error| Failure::new("InvalidArgument", error.to_string()))?.0),
+        };
+        let request = CollectRequest { dry_run: true, free, all_unused: form.all_unused, ..CollectRequest::default() };
+        in_time("the plan", request.run(node, no_steps())).await
+    };
+    let planned = planned.await;
+    let status = planned.as_ref().map_or_else(|failure| super::routes::status_of(&failure.reason), |_| StatusCode::OK);
+    (status, Html(detail::plan(frame, &form, &planned))).into_response()
+}
+
+async fn image(node: &LocalNode, frame: &Frame, uri: &Uri) -> Response {
+    let image = parameter(uri.query().unwrap_or_default(), "ref").unwrap_or_default();
+    match in_time("the image", WhyRequest { image }.run(node, no_steps())).await {
+        Ok(why) => Html(detail::image(frame, &why, Timestamp::now())).into_response(),
+        Err(failure) => {
+            (super::routes::status_of(&failure.reason), Html(detail::failed_page(frame, &failure))).into_response()
+        }
+    }
+}
+
+fn parameter(query: &str, name: &str) -> Option<String> {
+    let mut values = query.split('&').filter_map(|pair| pair.split_once('='));
+    values.find(|(given, _)| *given == name).and_then(|(_, value)| decoded(value).ok())
+}

@@ -1,0 +1,468 @@
+//! The frame of every page, and the overview with its sections.
+
+use imagelet_core::image::{ByteSize, shown_name};
+use jiff::Timestamp;
+use maud::{DOCTYPE, Markup, html};
+
+use super::{
+    charts::{image_map, share_bar, state, usage},
+    text::{ago, image_href, milliseconds, of_seconds, short_id, shown},
+};
+use crate::{
+    api::{Disk, ImageRow, PullProgress, Queue},
+    node::DecisionRow,
+};
+
+/// Rows of the list of images; the API has all.
+const IMAGES_MAX: usize = 200;
+const ROWS_MAX: usize = 50;
+
+/// What every page shows around its content.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Frame {
+    /// `store DIR` or `runtime URI`.
+    pub(super) backend: String,
+    /// There is a token, so a session can end.
+    pub(super) has_login: bool,
+}
+
+/// What the overview shows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Overview {
+    pub(super) frame: Frame,
+    pub(super) disk: Disk,
+    pub(super) images: Vec<ImageRow>,
+    pub(super) pulls: Vec<PullProgress>,
+    pub(super) queue: Queue,
+    pub(super) decisions: Vec<DecisionRow>,
+    /// What could not be shown, and why.
+    pub(super) problems: Vec<String>,
+}
+
+/// A whole page.
+pub(super) fn page(title: &str, frame: &Frame, content: &Markup) -> String {
+    let here = |path: &str| (path == title).then_some("page");
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) " – imagelet" }
+                link rel="stylesheet" href="/assets/dashboard.css";
+                link rel="icon" href="/assets/icon.svg" type="image/svg+xml";
+                script src="/assets/dashboard.js" defer {}
+            }
+            body {
+                a .skip href="#main" { "Skip to content" }
+                header {
+                    strong .brand { "imagelet" }
+                    span .backend { (frame.backend) }
+                    span #live role="status" {}
+                    nav aria-label="Pages" {
+                        a href="/" aria-current=[here("Overview")] { "Overview" }
+                        a href="/plan" aria-current=[here("Collection plan")] { "Plan" }
+                        a href="/api/v1/openapi.json" { "API" }
+                        @if frame.has_login {
+                            form method="post" action="/logout" { button type="submit" { "Log out" } }
+                        }
+                    }
+                }
+                main #main tabindex="-1" { (content) }
+            }
+        }
+    }
+    .into_string()
+}
+
+/// The login form, with what was wrong with the last try.
+pub(in crate::http) fn login(problem: Option<&str>) -> String {
+    let content = html! {
+        section .login {
+            h1 { "Log in" }
+            @if let Some(problem) = problem {
+                p .problem role="alert" { (problem) }
+            }
+            form method="post" action="/login" {
+                label for="token" { "Token" }
+                input #token name="token" type="password" autocomplete="current-password" required autofocus;
+                button type="submit" { "Log in" }
+            }
+            p { "The token is in the file that " code { "http.tokenFile" } " names." }
+        }
+    };
+    page("Log in", &Frame::default(), &content)
+}
+
+pub(super) fn overview(model: &Overview, now: Timestamp) -> String {
+    let content = html! {
+        h1 .visually-hidden { "Overview" }
+        (section("problems", "Problems", &problems(&model.problems)))
+        (section("disk", "Disk", &disk(&model.disk)))
+        (section("pulls", "Pulls", &pulls(&model.pulls)))
+        (section("images", "Images", &images(&model.images, now)))
+        (section("decisions", "Last decisions", &decisions(&model.decisions, now)))
+        (section("waits", "Waits", &waits(&model.queue)))
+        (section("registries", "Registries", &registries(&model.queue)))
+    };
+    page("Overview", &model.frame, &content)
+}
+
+/// A part of a page that the script replaces by its next state.
+fn section(id: &str, title: &str, content: &Markup) -> Markup {
+    html! {
+        section id=(id) aria-labelledby=(format!("{id}-title")) data-refresh hidden[content.0.is_empty()] {
+            h2 id=(format!("{id}-title")) { (title) }
+            div .body { (content) }
+        }
+    }
+}
+
+fn problems(problems: &[String]) -> Markup {
+    html! { @for problem in problems { p .problem role="alert" { (problem) } } }
+}
+
+fn tile(name: &str, value: &str) -> Markup {
+    html! { div .stat { dt { (name) } dd { (value) } } }
+}
+
+fn disk(disk: &Disk) -> Markup {
+    let Some(used) = disk.used_percent else {
+        return html! { p .empty { "The disk of the images is not visible from the daemon." } };
+    };
+    html! {
+        dl .stats {
+            (tile("Used", &format!("{used}%")))
+            (tile("Free", &ByteSize(disk.available).to_string()))
+            (tile("Collection", &format!("{}% → {}%", disk.high_percent, disk.low_percent)))
+            (tile("Forecast", &disk.forecast()))
+        }
+        (usage(disk))
+        (share_bar(disk))
+        @if disk.gc_mode == "shadow" {
+            p .note { "Shadow mode: selected images are reported and not removed." }
+        }
+    }
+}
+
+fn pulls(pulls: &[PullProgress]) -> Markup {
+    html! {
+        p .empty #no-pulls hidden[!pulls.is_empty()] { "No pull is running." }
+        table #pull-rows hidden[pulls.is_empty()] {
+            thead { tr { th { "Image" } th { "Progress" } th .number { "Rate" } th .number { "Left" } th { "Pod" } } }
+            tbody { @for pull in pulls { (pull_row(pull)) } }
+        }
+    }
+}
+
+/// A row of the running pulls. The script fills copies of it.
+fn pull_row(pull: &PullProgress) -> Markup {
+    let key = if pull.pull == 0 { pull.image.clone() } else { pull.pull.to_string() };
+    let rate = pull.bytes_per_second.map_or_else(String::new, |rate| format!("{}/s", ByteSize(rate)));
+    let pod = if pull.pod.is_empty() { String::new() } else { format!("{}/{}", pull.namespace, pull.pod) };
+    html! {
+        tr data-key=(key) {
+            td data-label="Image" { (shown_name(&pull.image)) }
+            td data-label="Progress" {
+                progress max=(pull.bytes_total.unwrap_or(1)) value=[pull.bytes_total.map(|_| pull.bytes_received)]
+                    aria-label="Progress" {}
+                " "
+                span .phase { (phase(pull)) }
+            }
+            td .number data-label="Rate" { (rate) }
+            td .number data-label="Left" { (pull.remaining_ms.map(milliseconds).unwrap_or_default()) }
+            td data-label="Pod" { (pod) }
+        }
+    }
+}
+
+fn phase(pull: &PullProgress) -> String {
+    match (pull.bytes_total, pull.position) {
+        (Some(total), _) => format!("{} of {}", ByteSize(pull.bytes_received), ByteSize(total)),
+        (None, Some(position)) => format!("{}, place {position}", pull.phase),
+        (None, None) => pull.phase.clone(),
+    }
+}
+
+fn images(images: &[ImageRow], now: Timestamp) -> Markup {
+    if images.is_empty() {
+        return html! { p .empty { "There are no images." } };
+    }
+    let mut rows: Vec<&ImageRow> = images.iter().collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.unique.unwrap_or(row.size)));
+    html! {
+        p .note {
+            (images.len()) " images by the bytes that only they hold: "
+            span .key.in-use {} "in use " span .key.pinned {} "pinned " span .key.unused {} "unused"
+        }
+        (image_map(images, 960.0, 320.0, "wide"))
+        (image_map(images, 360.0, 420.0, "narrow"))
+        details {
+            summary { "As a list" }
+            table {
+                thead { tr { th { "Image" } th .number { "Own" } th .number { "Size" } th { "Last used" } th { "Next collection" } } }
+                tbody {
+                    @for row in rows.iter().take(IMAGES_MAX) {
+                        tr {
+                            td data-label="Image" { a href=(image_href(&row.id)) { (shown(row)) } }
+                            td .number data-label="Own" { (row.unique.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())) }
+                            td .number data-label="Size" { (ByteSize(row.size)) }
+                            td data-label="Last used" { (row.last_used.as_ref().map_or_else(|| "-".into(), |at| ago(at, now))) }
+                            td data-label="Next collection" { (row.next_reason.as_deref().unwrap_or_else(|| state(row))) }
+                        }
+                    }
+                }
+            }
+            @if rows.len() > IMAGES_MAX {
+                p .note { (rows.len() - IMAGES_MAX) " more: " code { "/api/v1/images" } }
+            }
+        }
+    }
+}
+
+fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
+    if decisions.is_empty() {
+        return html! { p .empty { "Nothing is recorded yet." } };
+    }
+    html! {
+        table {
+            thead { tr { th { "When" } th { "What" } th { "Image" } th { "Why" } } }
+            tbody { @for row in decisions.iter().take(ROWS_MAX) {
+                @let happening = &row.happening;
+                @let name = happening.names.first().map_or_else(|| short_id(&row.id), |name| shown_name(name).into_owned());
+                @let target = if row.id.is_empty() { &name } else { &row.id };
+                tr {
+                    td data-label="When" { (happening.at.as_ref().map_or_else(String::new, |at| ago(at, now))) }
+                    td data-label="What" {
+                        (happening.what)
+                        @if happening.shadow { " (shadow)" }
+                    }
+                    td data-label="Image" { a href=(image_href(target)) { (name) } }
+                    td data-label="Why" { (reason(row)) }
+                }
+            } }
+        }
+    }
+}
+
+fn reason(row: &DecisionRow) -> String {
+    let happening = &row.happening;
+    let size = happening.bytes.map(|bytes| ByteSize(bytes).to_string());
+    let took = happening.took_ms.map(milliseconds);
+    let by = (!happening.by.is_empty()).then(|| format!("by {}", happening.by));
+    let reason = (!happening.reason.is_empty()).then(|| happening.reason.clone());
+    [reason, size, took, by].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn waits(queue: &Queue) -> Markup {
+    let waiting: Vec<_> = queue.pulls.iter().filter(|pull| pull.state != "running").collect();
+    html! {
+        @if waiting.is_empty() && queue.held_back.is_empty() && queue.namespaces.is_empty() {
+            p .empty { "Nothing waits." }
+        }
+        @if !waiting.is_empty() {
+            table {
+                thead { tr { th { "Waiting pull" } th { "For" } th .number { "Place" } th .number { "Priority" } th .number { "Since" } } }
+                tbody { @for pull in waiting {
+                    tr {
+                        td data-label="Waiting pull" { (shown_name(&pull.image)) }
+                        td data-label="For" { (if pull.state == "waiting-for-rate" { "the rate limit" } else { "a free slot" }) }
+                        td .number data-label="Place" { (pull.position.map_or_else(|| "-".into(), |place| place.to_string())) }
+                        td .number data-label="Priority" { (pull.priority) }
+                        td .number data-label="Since" { (milliseconds(pull.for_ms)) }
+                    }
+                } }
+            }
+        }
+        @if !queue.held_back.is_empty() {
+            table {
+                thead { tr { th { "In back-off" } th .number { "Again in" } th { "Because" } } }
+                tbody { @for held in &queue.held_back {
+                    tr {
+                        td data-label="In back-off" { (shown_name(&held.image)) }
+                        td .number data-label="Again in" { (milliseconds(held.remaining_ms)) }
+                        td data-label="Because" { (held.failure) }
+                    }
+                } }
+            }
+        }
+        @if !queue.namespaces.is_empty() {
+            table {
+                thead { tr { th { "Namespace" } th .number { "Pods" } th .number { "Waited" } th .number { "Pulled" } th .number { "Longest" } } }
+                tbody { @for row in &queue.namespaces {
+                    tr {
+                        td data-label="Namespace" { (row.namespace) }
+                        td .number data-label="Pods" { (row.pods) }
+                        td .number data-label="Waited" { (of_seconds(row.waited_seconds)) }
+                        td .number data-label="Pulled" { (of_seconds(row.pulling_seconds)) }
+                        td .number data-label="Longest" { (of_seconds(row.longest_seconds)) }
+                    }
+                } }
+            }
+            table {
+                thead { tr { th { "Pod" } th .number { "Images" } th .number { "Waited" } th .number { "Pulled" } } }
+                tbody { @for pod in queue.pod_starts.iter().take(ROWS_MAX) {
+                    tr {
+                        td data-label="Pod" { (pod.namespace) "/" (pod.pod) @if !pod.over { " (so far)" } }
+                        td .number data-label="Images" { (pod.images.len()) }
+                        td .number data-label="Waited" { (of_seconds((pod.took_seconds - pod.pulling_seconds).max(0.0))) }
+                        td .number data-label="Pulled" { (of_seconds(pod.pulling_seconds)) }
+                    }
+                } }
+            }
+        }
+    }
+}
+
+fn registries(queue: &Queue) -> Markup {
+    if queue.registries.is_empty() {
+        return html! { p .empty { "No registry is held back: all are asked." } };
+    }
+    html! {
+        table {
+            thead { tr { th { "Not asked" } th { "For" } th .number { "Next attempt in" } th { "Because" } } }
+            tbody { @for open in &queue.registries {
+                tr {
+                    td data-label="Not asked" { (open.registry) }
+                    td data-label="For" { (open.pulls) }
+                    td .number data-label="Next attempt in" {
+                        (if open.remaining_seconds == 0 { "now".to_owned() } else { milliseconds(open.remaining_seconds * 1000) })
+                    }
+                    td data-label="Because" { (open.failures) " failures (" (open.class) ")" }
+                }
+            } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        api::{HeldBackRow, NamespaceWaitRow, OpenCircuitRow, PodStartRow, PullRow},
+        node::WhyHappening,
+    };
+
+    fn now() -> Timestamp {
+        "2026-08-02T00:00:00Z".parse().unwrap()
+    }
+
+    #[test]
+    fn an_empty_node_says_so_in_every_section() {
+        let text = overview(&Overview::default(), now());
+        for words in [
+            "not visible",
+            "No pull is running",
+            "There are no images",
+            "Nothing is recorded",
+            "Nothing waits",
+            "all are asked",
+        ] {
+            assert!(text.contains(words), "{words} is missing");
+        }
+        assert!(!text.contains("Log out") && text.contains("id=\"problems\""), "{text}");
+    }
+
+    #[test]
+    fn the_overview_shows_what_a_node_does_and_why() {
+        let hostile = "r.example/<img src=x onerror=alert(1)>:v1".to_owned();
+        let model = Overview {
+            frame: Frame { backend: "store /s".into(), has_login: true },
+            disk: Disk {
+                used_percent: Some(71),
+                high_percent: 85,
+                low_percent: 80,
+                capacity: 100,
+                available: 29,
+                ..Disk::default()
+            },
+            images: vec![ImageRow {
+                id: "sha256:ab".into(),
+                names: vec![hostile.clone()],
+                size: 5_000_000,
+                ..ImageRow::default()
+            }],
+            pulls: vec![PullProgress {
+                pull: 3,
+                image: hostile.clone(),
+                bytes_total: Some(2_000_000),
+                bytes_received: 500_000,
+                bytes_per_second: Some(250_000),
+                remaining_ms: Some(6000),
+                ..PullProgress::default()
+            }],
+            queue: Queue {
+                pulls: vec![PullRow {
+                    image: "r.example/b:v1".into(),
+                    state: "waiting-for-rate".into(),
+                    position: Some(2),
+                    ..PullRow::default()
+                }],
+                held_back: vec![HeldBackRow { failure: "no such host".into(), ..HeldBackRow::default() }],
+                registries: vec![OpenCircuitRow {
+                    registry: "r.example".into(),
+                    failures: 3,
+                    class: "registry-unreachable".into(),
+                    ..OpenCircuitRow::default()
+                }],
+                pod_starts: vec![PodStartRow {
+                    namespace: "shop".into(),
+                    pod: "web".into(),
+                    took_seconds: 9.0,
+                    pulling_seconds: 4.5,
+                    ..PodStartRow::default()
+                }],
+                namespaces: vec![NamespaceWaitRow {
+                    namespace: "shop".into(),
+                    pods: 1,
+                    waited_seconds: 4.5,
+                    ..NamespaceWaitRow::default()
+                }],
+            },
+            decisions: vec![DecisionRow {
+                id: "sha256:cd".into(),
+                happening: WhyHappening {
+                    at: Some("2026-08-01T23:00:00Z".into()),
+                    what: "removed".into(),
+                    reason: "least needed".into(),
+                    bytes: Some(1000),
+                    by: "timer".into(),
+                    ..WhyHappening::default()
+                },
+            }],
+            problems: vec!["the runtime is away".into()],
+        };
+        let text = overview(&model, now());
+        assert!(!text.contains("<img") && !text.contains("onerror=alert(1)>"), "names are escaped");
+        for words in [
+            "store /s",
+            "Log out",
+            "71%",
+            "85% → 80%",
+            "500kB of 2MB",
+            "250kB/s",
+            ">6s<",
+            "the rate limit",
+            "no such host",
+            "3 failures (registry-unreachable)",
+            "shop/web (so far)",
+            "4.5 s",
+            "least needed, 1kB, by timer",
+            "60m ago",
+            "/image?ref=sha256%3Acd",
+            "the runtime is away",
+        ] {
+            assert!(text.contains(words), "{words} is missing in {text}");
+        }
+    }
+
+    #[test]
+    fn the_login_form_has_no_script_in_it_and_names_what_was_wrong() {
+        let text = login(Some("the token is wrong"));
+        assert!(text.contains("the token is wrong") && text.contains("type=\"password\""), "{text}");
+        // The policy of the content allows no script, style or handler in a page.
+        for banned in ["<style", " style=", " onclick=", "javascript:", "<script>"] {
+            assert!(!text.contains(banned), "{banned}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! A squarified treemap: areas in the proportion of sizes, in an order that a reader finds by size.
+
+/// A rectangle of the map.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Tile {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    pub(super) width: f64,
+    pub(super) height: f64,
+}
+
+impl Tile {
+    fn short_side(&self) -> f64 {
+        self.width.min(self.height)
+    }
+}
+
+/// Lays sizes out, the largest first, one tile for each; zero sizes get empty tiles.
+pub(super) fn tiles(sizes: &[u64], width: f64, height: f64) -> Vec<Tile> {
+    let total: f64 = sizes.iter().map(|size| *size as f64).sum();
+    let mut free = Tile { x: 0.0, y: 0.0, width, height };
+    let mut laid = Vec::with_capacity(sizes.len());
+    if total <= 0.0 {
+        return vec![Tile::default(); sizes.len()];
+    }
+    let areas: Vec<f64> = sizes.iter().map(|size| *size as f64 / total * width * height).collect();
+    let mut rest = &areas[..];
+    while !rest.is_empty() {
+        let side = free.short_side();
+        let mut count = 1;
+        // A row grows while its tiles become more like squares.
+        while count < rest.len() && worst_ratio(&rest[..=count], side) <= worst_ratio(&rest[..count], side) {
+            count += 1;
+        }
+        let (row, later) = rest.split_at(count);
+        free = lay_row(row, free, &mut laid);
+        rest = later;
+    }
+    laid
+}
+
+/// The largest ratio of the sides of a row's tiles along a side.
+fn worst_ratio(row: &[f64], side: f64) -> f64 {
+    let sum: f64 = row.iter().sum();
+    let thickness = sum / side;
+    row.iter().map(|area| (thickness * thickness / area).max(area / (thickness * thickness))).fold(0.0, f64::max)
+}
+
+/// Lays a row along the short side of the free space, and returns what is left of it.
+fn lay_row(row: &[f64], free: Tile, laid: &mut Vec<Tile>) -> Tile {
+    let sum: f64 = row.iter().sum();
+    let side = free.short_side();
+    let thickness = if side > 0.0 { sum / side } else { 0.0 };
+    let is_column = free.width >= free.height;
+    let mut offset = 0.0;
+    for area in row {
+        let length = if thickness > 0.0 { area / thickness } else { 0.0 };
+        laid.push(if is_column {
+            Tile { x: free.x, y: free.y + offset, width: thickness, height: length }
+        } else {
+            Tile { x: free.x + offset, y: free.y, width: length, height: thickness }
+        });
+        offset += length;
+    }
+    if is_column {
+        Tile { x: free.x + thickness, width: (free.width - thickness).max(0.0), ..free }
+    } else {
+        Tile { y: free.y + thickness, height: (free.height - thickness).max(0.0), ..free }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_the_map_in_proportion_without_overlap() {
+        for sizes in [vec![6, 6, 4, 3, 2, 2, 1], vec![1], vec![5; 40], vec![1_000_000, 1, 1], (1..60).rev().collect()] {
+            let tiles = tiles(&sizes, 800.0, 360.0);
+            let total: f64 = sizes.iter().map(|size| *size as f64).sum();
+            for (tile, size) in tiles.iter().zip(&sizes) {
+                let area = tile.width * tile.height / (800.0 * 360.0);
+                assert!((area - *size as f64 / total).abs() < 1e-6, "{tile:?} of {size}");
+                assert!(tile.x > -1e-6 && tile.y > -1e-6);
+                assert!(tile.x + tile.width < 800.001 && tile.y + tile.height < 360.001, "{tile:?}");
+            }
+            for (number, a) in tiles.iter().enumerate() {
+                for b in &tiles[number + 1..] {
+                    let across = (a.x + a.width).min(b.x + b.width) - a.x.max(b.x);
+                    let down = (a.y + a.height).min(b.y + b.height) - a.y.max(b.y);
+                    assert!(across < 1e-6 || down < 1e-6, "{a:?} {b:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_of_one_size_are_nearly_squares_and_nothing_has_no_area() {
+        for tile in tiles(&[7; 24], 600.0, 400.0) {
+            assert!((0.5..2.0).contains(&(tile.width / tile.height)), "{tile:?}");
+        }
+        assert_eq!(tiles(&[0, 0], 100.0, 100.0), [Tile::default(); 2]);
+        assert_eq!(tiles(&[], 100.0, 100.0), []);
+        let with_zero = tiles(&[3, 0], 100.0, 100.0);
+        assert!(
+            (with_zero[0].width * with_zero[0].height - 10_000.0).abs() < 1e-6
+                && with_zero[1].width * with_zero[1].height == 0.0
+        );
+    }
+}

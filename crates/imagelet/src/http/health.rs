@@ -1,0 +1,117 @@
+//! Liveness and readiness: named checks, each with a deadline.
+
+use std::{io::Write as _, path::Path, time::Duration};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::node::LocalNode;
+
+/// A check that takes longer fails.
+const CHECK_MAX: Duration = Duration::from_secs(5);
+/// Passes over the images that may be missing before the inventory counts as outdated.
+const PASSES_MISSED_MAX: u32 = 3;
+/// The smallest amount that a disk gives; a full one gives nothing.
+const BLOCK: [u8; 4096] = [0; 4096];
+
+/// A named check: `Err` has the reason.
+pub(super) type Checked = (&'static str, Result<(), String>);
+
+/// The process answers.
+pub(super) fn live() -> Vec<Checked> {
+    vec![("ping", Ok(()))]
+}
+
+/// The node can do its work.
+pub(super) async fn ready(node: &LocalNode) -> Vec<Checked> {
+    let runtime = async { node.parts.runtime.filesystem().await.map(drop).map_err(|error| error.chain()) };
+    let state = async {
+        if node.parts.is_read_only {
+            return Ok(());
+        }
+        let state = node.parts.state.clone();
+        tokio::task::spawn_blocking(move || check_writable(&state)).await.unwrap_or_else(|error| Err(error.to_string()))
+    };
+    let inventory = async { check_inventory(node) };
+    let (runtime, state, inventory) = tokio::join!(in_time(runtime), in_time(state), in_time(inventory));
+    let images = if node.local().is_some() { "store" } else { "runtime" };
+    vec![(images, runtime), ("state", state), ("inventory", inventory)]
+}
+
+async fn in_time(check: impl Future<Output = Result<(), String>>) -> Result<(), String> {
+    let late = || Err(format!("no answer within {} s", CHECK_MAX.as_secs()));
+    tokio::time::timeout(CHECK_MAX, check).await.unwrap_or_else(|_| late())
+}
+
+/// The text of a probe's answer, as of Kubernetes' own components.
+pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool, String) {
+    let is_ok = checks.iter().all(|(_, checked)| checked.is_ok());
+    if !is_verbose {
+        let failed = checks.iter().filter(|(_, checked)| checked.is_err()).map(|(name, _)| *name).collect::<Vec<_>>();
+        let text = if is_ok { "ok\n".to_owned() } else { format!("failed: {}\n", failed.join(", ")) };
+        return (is_ok, text);
+    }
+    let lines = checks.iter().map(|(name, checked)| match checked {
+        Ok(()) => format!("[+]{name} ok\n"),
+        Err(why) => format!("[-]{name} failed: {}\n", crate::output::printable(why)),
+    });
+    let end = if is_ok { "passed" } else { "failed" };
+    (is_ok, lines.chain([format!("{probe} check {end}\n")]).collect())
+}
+
+/// Writes a block to a file without a name, which leaves nothing behind.
+fn check_writable(state: &Path) -> Result<(), String> {
+    // The first change of the node creates it.
+    let state = state.ancestors().find(|folder| folder.exists()).unwrap_or(state);
+    let failed = |error: std::io::Error| format!("could not write below `{}`: {error}", state.display());
+    match rustix::fs::open(state, OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => std::fs::File::from(file).write_all(&BLOCK).map_err(failed),
+        // The file system has no files without a name.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
+            rustix::fs::access(state, rustix::fs::Access::WRITE_OK).map_err(|error| failed(error.into()))
+        }
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+fn check_inventory(node: &LocalNode) -> Result<(), String> {
+    let Some(snapshot) = node.parts.inventory.snapshot() else {
+        return Err("no pass over the images has succeeded yet".into());
+    };
+    let age = snapshot.taken_at.elapsed().unwrap_or_default();
+    let age_max = node.settings().detection_period.saturating_mul(PASSES_MISSED_MAX) + CHECK_MAX;
+    if age > age_max {
+        return Err(format!(
+            "the last pass over the images is {} s old; the limit is {} s",
+            age.as_secs(),
+            age_max.as_secs()
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_names_failed_checks_and_with_verbose_all_with_reasons() {
+        let checks: [Checked; 2] = [("store", Ok(())), ("runtime", Err("away\u{1b}".into()))];
+        assert_eq!(report("readyz", &checks[..1], false), (true, "ok\n".into()));
+        assert_eq!(report("readyz", &checks, false), (false, "failed: runtime\n".into()));
+        let text = "[+]store ok\n[-]runtime failed: away?\nreadyz check failed\n";
+        assert_eq!(report("readyz", &checks, true), (false, text.into()));
+        assert_eq!(report("livez", &live(), true), (true, "[+]ping ok\nlivez check passed\n".into()));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_named_and_a_check_leaves_nothing_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(check_writable(folder.path()), Ok(()));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(check_writable(&folder.path().join("later/state")), Ok(()));
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let failed = check_writable(&file.join("state")).unwrap_err();
+        assert!(failed.contains(file.to_str().unwrap()) && failed.contains("Not a directory"), "{failed}");
+    }
+}

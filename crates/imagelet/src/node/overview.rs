@@ -1,0 +1,149 @@
+//! What `top` and the dashboard show: the disk and what holds it, the queue, running pulls.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use imagelet_core::{disks::DiskUse, inventory::ImageEntry};
+
+use super::{
+    command::Command,
+    disk_history::{forecast, thinned},
+    events::pulls_now,
+    images::disk_of,
+    local::LocalNode,
+    pulls::WaitingRows,
+};
+use crate::{
+    api::{
+        Disk, DiskRequest, DiskSample, NamespaceWaitRow, PodStartRow, PullsRequest, Queue, QueueRequest, RunningPulls,
+        Steps,
+    },
+    failure::Failure,
+};
+
+/// A runtime that takes longer is reported as silent; the other answers of a view do not wait for it.
+const DISK_WAIT_MAX: Duration = Duration::from_secs(4);
+
+#[async_trait]
+impl Command for DiskRequest {
+    const NAME: &'static str = "disk";
+    type Answer = Disk;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Disk, Failure> {
+        let (mountpoint, disk) = measured(node).await?;
+        let settings = node.settings();
+        let samples = node.disk_history.all();
+        let capacity = disk.as_ref().map_or(0, |disk| disk.capacity.0);
+        let high = u64::try_from(u128::from(capacity) * u128::from(settings.gc.high().get()) / 100).unwrap_or(0);
+        let forecast = forecast(&samples, capacity, high);
+        let snapshot = node.parts.inventory.snapshot();
+        let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
+        let size = |is: fn(&ImageEntry) -> bool| {
+            entries.iter().filter(|entry| is(entry)).fold(0_u64, |sum, entry| sum.saturating_add(entry.image.size.0))
+        };
+        let max = self.samples.map_or(usize::MAX, |max| usize::try_from(max).unwrap_or(usize::MAX));
+        Ok(Disk {
+            mountpoint,
+            capacity,
+            available: disk.as_ref().map_or(0, |disk| disk.available.0),
+            used_percent: disk.as_ref().map(DiskUse::used_percent),
+            high_percent: settings.gc.high().get(),
+            low_percent: settings.gc.low().get(),
+            in_use_size: size(|entry| !entry.in_use_by.is_empty()),
+            pinned_size: size(|entry| entry.in_use_by.is_empty() && !entry.pinned_by.is_empty()),
+            unused_size: size(|entry| entry.in_use_by.is_empty() && entry.pinned_by.is_empty()),
+            growth_per_hour: forecast.growth_per_hour,
+            hours_to_high: forecast.hours_to_high,
+            history: thinned(samples, max),
+            last_collection: node.collections.last(),
+            gc_mode: settings.collection.mode.name().into(),
+        })
+    }
+}
+
+#[async_trait]
+impl Command for PullsRequest {
+    const NAME: &'static str = "pulls";
+    type Answer = RunningPulls;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<RunningPulls, Failure> {
+        Ok(RunningPulls { pulls: pulls_now(node) })
+    }
+}
+
+#[async_trait]
+impl Command for QueueRequest {
+    const NAME: &'static str = "queue";
+    type Answer = Queue;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Queue, Failure> {
+        let WaitingRows { pulls, held_back, registries } = WaitingRows::from_status(node.parts.manager.status());
+        node.parts.pod_starts.close_finished();
+        let pod_starts = PodStartRow::all(&node.parts.pod_starts);
+        Ok(Queue { pulls, held_back, registries, namespaces: by_namespace(&pod_starts), pod_starts })
+    }
+}
+
+/// Records the present usage of the disk, where a dashboard may show it.
+pub(crate) async fn sample_disk(node: &LocalNode) {
+    if node.settings().http.address.is_none() {
+        return;
+    }
+    match measured(node).await {
+        Ok((_, Some(disk))) => {
+            let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+            node.disk_history.record(DiskSample { at, used: disk.used().0 });
+        }
+        Ok((_, None)) => {}
+        Err(failure) => tracing::debug!(error = failure.to_string(), "could not measure the disk"),
+    }
+}
+
+/// The directory of the images and its disk; `None` where it is not visible from here.
+async fn measured(node: &LocalNode) -> Result<(String, Option<DiskUse>), Failure> {
+    let reported = tokio::time::timeout(DISK_WAIT_MAX, node.parts.runtime.filesystem()).await.map_err(|_| {
+        let seconds = DISK_WAIT_MAX.as_secs();
+        Failure::new("TimedOut", format!("no answer within {seconds} s from {}", node.parts.backend))
+    })??;
+    let mountpoint = reported.images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
+    Ok((mountpoint.display().to_string(), disk_of(&mountpoint)))
+}
+
+fn by_namespace(pods: &[PodStartRow]) -> Vec<NamespaceWaitRow> {
+    let mut rows: BTreeMap<&str, NamespaceWaitRow> = BTreeMap::new();
+    for pod in pods {
+        let row = rows.entry(&pod.namespace).or_default();
+        row.namespace.clone_from(&pod.namespace);
+        row.pods += 1;
+        row.waited_seconds += (pod.took_seconds - pod.pulling_seconds).max(0.0);
+        row.pulling_seconds += pod.pulling_seconds;
+        row.longest_seconds = row.longest_seconds.max(pod.took_seconds);
+    }
+    let mut rows: Vec<_> = rows.into_values().collect();
+    rows.sort_by(|a, b| b.waited_seconds.total_cmp(&a.waited_seconds));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_waits_as_long_as_its_pods_together_and_the_longest_wait_comes_first() {
+        let pod = |namespace: &str, took_seconds, pulling_seconds| PodStartRow {
+            namespace: namespace.into(),
+            took_seconds,
+            pulling_seconds,
+            ..PodStartRow::default()
+        };
+        let rows = by_namespace(&[pod("a", 4.0, 3.0), pod("b", 9.0, 2.0), pod("a", 6.0, 6.5)]);
+        let shown: Vec<_> = rows
+            .iter()
+            .map(|row| (row.namespace.as_str(), row.pods, row.waited_seconds, row.pulling_seconds, row.longest_seconds))
+            .collect();
+        assert_eq!(shown, [("b", 1, 7.0, 2.0, 9.0), ("a", 2, 1.0, 9.5, 6.0)]);
+    }
+}
