@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How long an archive has to be unchanged before it is read: longer than the pauses of a copy over a network.
-const SETTLED: Duration = Duration::from_secs(5);
+const QUIET_MIN: Duration = Duration::from_secs(5);
 /// How long one that does not read as an archive has to be unchanged before it counts as failed.
 const SUSPECT: Duration = Duration::from_mins(1);
 /// When an import is tried again that failed for a reason outside the archive.
@@ -87,7 +87,7 @@ impl FolderWatch {
                     }
                 }
                 _ => {
-                    let arrival = Arrival { looks, since: now, next: Step::At(now + SETTLED) };
+                    let arrival = Arrival { looks, since: now, next: Step::At(now + QUIET_MIN) };
                     self.arrivals.insert(name, arrival);
                 }
             }
