@@ -52,7 +52,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             Ok(print(Format::Table, &(), |out| out.write_all(&script))?)
         }
         Command::Man { directory } => {
-            clap_mangen::generate_to(Cli::command(), &directory).map_err(|error| {
+            clap_mangen::generate_to(crate::cli::command(), &directory).map_err(|error| {
                 Failure::because(format!("cannot write manual pages to `{}`", directory.display()), &error)
             })?;
             Ok(ExitCode::SUCCESS)

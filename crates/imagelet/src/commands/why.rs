@@ -7,7 +7,6 @@ use std::{
 };
 
 use imagelet_core::{
-    audit_log::PullHost,
     image::{ByteSize, ImageId},
     text::duration_text,
 };
@@ -18,7 +17,7 @@ use crate::{
     api::{ImageRow, PodStartRow, no_steps},
     cli::{Format, Since},
     failure::Failure,
-    node::{Node, Why, WhyHappening, WhyImage, WhyNext, WhyRequest},
+    node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
     output::{Table, names, print, printable},
 };
 
@@ -254,8 +253,8 @@ fn explained(happening: &WhyHappening) -> String {
 }
 
 /// What each host sent, in the order of the configuration.
-fn senders(hosts: &[PullHost]) -> Option<String> {
-    let sender = |host: &PullHost| {
+fn senders(hosts: &[WhyHost]) -> Option<String> {
+    let sender = |host: &WhyHost| {
         let mut parts: Vec<String> = Vec::new();
         if host.manifest {
             parts.push("manifest".to_owned());

@@ -39,8 +39,8 @@ pub(crate) use command::Command;
 pub(crate) use gauges::declare as declare_metrics;
 pub(crate) use gc::{SpaceByCollection, collect};
 pub(crate) use images::{
-    DECISIONS_MAX, DecisionRow, DecisionsRequest, FolderWatch, Why, WhyHappening, WhyImage, WhyNext, WhyRequest,
-    import_arrivals, predict_all,
+    DECISIONS_MAX, DecisionRow, DecisionsRequest, FolderWatch, Why, WhyHappening, WhyHost, WhyImage, WhyNext,
+    WhyRequest, import_arrivals, predict_all,
 };
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use overview::sample_disk;

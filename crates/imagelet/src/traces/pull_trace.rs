@@ -53,7 +53,7 @@ impl PullTrace {
                     layer.end(None);
                 }
             }
-            PullEvent::Layer { state: LayerState::Present, .. } => {}
+            PullEvent::Layer { state: LayerState::Present, .. } | PullEvent::Hosts(_) => {}
             PullEvent::Committing => {
                 self.end_part();
                 self.part = Some(self.pull.sink.below(self.pull.place, "commit"));

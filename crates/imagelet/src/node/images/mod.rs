@@ -16,4 +16,4 @@ pub(crate) use decisions::{DECISIONS_MAX, DecisionRow, DecisionsRequest};
 pub(crate) use image_row::{KnownSizes, row, row_without_uses};
 pub(crate) use import_folder::{FolderWatch, import_arrivals};
 pub(crate) use usage::disk_of;
-pub(crate) use why::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest, predict_all};
+pub(crate) use why::{Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest, predict_all};

@@ -1,6 +1,10 @@
 //! An image's recorded history, what holds it now, and the next collection's decision on it.
 
-use std::{collections::HashMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use async_trait::async_trait;
 use imagelet_core::{
@@ -113,7 +117,30 @@ pub(crate) struct WhyHappening {
     pub(crate) shadow: bool,
     /// Of a pull by the embedded store: what each host of the registry sent.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) hosts: Vec<PullHost>,
+    pub(crate) hosts: Vec<WhyHost>,
+}
+
+/// What one host, a mirror or the registry itself, sent for a pull.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct WhyHost {
+    /// `HOST:PORT`.
+    pub(crate) host: String,
+    /// It sent or confirmed the manifest.
+    pub(crate) manifest: bool,
+    /// Blobs of which it sent bytes.
+    pub(crate) blobs: u64,
+    pub(crate) bytes: u64,
+    /// Failed requests by class.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) failures: BTreeMap<String, u64>,
+}
+
+impl From<PullHost> for WhyHost {
+    fn from(PullHost { host, manifest, blobs, bytes, failures }: PullHost) -> Self {
+        Self { host, manifest, blobs, bytes, failures }
+    }
 }
 
 #[async_trait]
@@ -346,6 +373,6 @@ pub(super) fn happening(happening: Happening) -> WhyHappening {
         bytes: happening.bytes,
         took_ms: happening.took_ms,
         shadow: happening.shadow,
-        hosts: happening.hosts,
+        hosts: happening.hosts.into_iter().map(WhyHost::from).collect(),
     }
 }
