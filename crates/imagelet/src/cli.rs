@@ -3,6 +3,7 @@
 mod help;
 mod image_filter;
 mod kubelet;
+mod login;
 mod since;
 mod template;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub(crate) use self::{
     help::command,
     image_filter::{FilteredImage, ImageFilter},
     kubelet::KubeletFlags,
+    login::{LoginArgs, RegistryLoginArgs},
     since::Since,
     template::{Template, TemplateError},
 };
@@ -351,20 +353,6 @@ pub(crate) struct PullArgs {
     pub(crate) quiet: bool,
 }
 
-/// The credential of a command, in place of the node's.
-#[derive(Debug, Args)]
-pub(crate) struct LoginArgs {
-    /// User and password; `-` reads them from stdin.
-    ///
-    /// Other users can see a command line before the program can hide it, and a shell keeps it: prefer `-`, `--creds-file`,
-    /// the variable `IMAGELET_CREDS`, or `imagelet login`.
-    #[arg(long, value_name = "USER:PASS", hide_default_value = true)]
-    pub(crate) creds: Option<String>,
-    /// Read them from the first line of this file.
-    #[arg(long, value_name = "FILE", conflicts_with = "creds")]
-    pub(crate) creds_file: Option<PathBuf>,
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// The image to look for.
@@ -422,19 +410,6 @@ pub(crate) struct EventsArgs {
     /// Print each event by a template: `{{.reason}} {{.message}}`, or `json`.
     #[arg(long, value_name = "TEMPLATE")]
     pub(crate) format: Option<Template>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RegistryLoginArgs {
-    /// HOST[:PORT]; Docker Hub without one.
-    #[arg(value_name = "REGISTRY")]
-    pub(crate) registry: Option<String>,
-    /// The user; asked for on a terminal.
-    #[arg(short, long, value_name = "USER")]
-    pub(crate) username: Option<String>,
-    /// Read the password or token from stdin; without it, it is asked for on a terminal.
-    #[arg(long, requires = "username")]
-    pub(crate) password_stdin: bool,
 }
 
 #[derive(Debug, Args)]

@@ -106,15 +106,12 @@ impl DockerLogins {
             return Err(LoginError::User);
         }
         let server = server_of(registry).to_owned();
-        let (place, entry) = match self.helper(registry)? {
-            Some((name, server)) => {
-                self.helpers.store(&name, &server, user, password).await?;
-                (LoginPlace::Helper(format!("docker-credential-{name}")), json!({}))
-            }
-            None => {
-                let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
-                (LoginPlace::File(self.path.clone()), json!({ "auth": STANDARD.encode(pair.as_bytes()) }))
-            }
+        let (place, entry) = if let Some((name, server)) = self.helper(registry)? {
+            self.helpers.store(&name, &server, user, password).await?;
+            (LoginPlace::Helper(format!("docker-credential-{name}")), json!({}))
+        } else {
+            let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
+            (LoginPlace::File(self.path.clone()), json!({ "auth": STANDARD.encode(pair.as_bytes()) }))
         };
         self.change(|auths| {
             auths.insert(server, entry);

@@ -10,7 +10,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Keep and collect", &["gc", "pin", "unpin", "pins"]),
     ("Files", &["mount", "unmount", "export", "import"]),
     ("Registries", &["login", "logout", "doctor"]),
-    ("What happened", &["events", "why", "status"]),
+    ("What happened", &["events", "why", "status", "top"]),
     ("Daemon and shell", &["serve", "config", "completions", "version"]),
 ];
 
@@ -20,7 +20,7 @@ const OPTIONS: &str = "Options of all commands, before or after the name (`COMMA
     --timeout DURATION, --lock-timeout DURATION, -h, --help; -V, --version";
 
 /// An example of each command.
-const EXAMPLES: [(&str, &str); 27] = [
+const EXAMPLES: [(&str, &str); 28] = [
     ("serve", "imagelet serve --config /etc/imagelet/config.yaml"),
     ("pull", "imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36"),
     ("ensure", "imagelet ensure -f pod.yaml --secret registry-secret.yaml"),
@@ -44,6 +44,7 @@ const EXAMPLES: [(&str, &str); 27] = [
     ("logout", "imagelet logout registry.example"),
     ("doctor", "imagelet doctor registry.example/app:v1"),
     ("status", "imagelet status -v"),
+    ("top", "imagelet top --once -o json"),
     ("config check", "imagelet config check /etc/imagelet/config.yaml"),
     ("config show", "imagelet config show --config /etc/imagelet/config.yaml"),
     ("completions", "source <(imagelet completions bash)"),

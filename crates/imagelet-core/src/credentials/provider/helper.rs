@@ -157,7 +157,7 @@ fn read(program: &str, limit: Duration, output: Output) -> Result<Option<Credent
     match output.result {
         Ok(()) => {}
         Err(_) if is_not_found(&stdout) => return Ok(None),
-        Err(error) => return Err(failed(program, limit, error, &stdout, &output.stderr, None)),
+        Err(error) => return Err(failed(program, limit, &error, &stdout, &output.stderr, None)),
     }
     let program = || program.to_owned();
     let answer: Answer = serde_json::from_slice(&stdout).map_err(|_| HelperError::Answer { program: program() })?;
@@ -173,7 +173,7 @@ fn read(program: &str, limit: Duration, output: Output) -> Result<Option<Credent
 fn confirm(program: &str, limit: Duration, output: Output, secret: Option<&Secret>) -> Result<(), HelperError> {
     let stdout = Zeroizing::new(output.stdout);
     match output.result {
-        Err(error) if !is_not_found(&stdout) => Err(failed(program, limit, error, &stdout, &output.stderr, secret)),
+        Err(error) if !is_not_found(&stdout) => Err(failed(program, limit, &error, &stdout, &output.stderr, secret)),
         _ => Ok(()),
     }
 }
@@ -185,7 +185,7 @@ fn is_not_found(stdout: &[u8]) -> bool {
 fn failed(
     program: &str,
     limit: Duration,
-    error: RunError,
+    error: &RunError,
     stdout: &[u8],
     stderr: &[u8],
     secret: Option<&Secret>,

@@ -16,12 +16,12 @@ use tokio_rustls::TlsConnector;
 use tower_service::Service;
 
 use super::{
-    client_certificate::{JudgedStream, watched},
     dial::{DialError, dial},
     host_slots::HostPermits,
     origin::{Origin, Target},
     proxy::{BadProxy, Proxy, ProxyKind, TunnelError, host_and_port, tunnel, without_brackets},
     stream::{BoxedStream, RegistryConnection},
+    tls::client_certificate::{JudgedStream, watched},
 };
 use crate::registry::path_check::steps::record;
 

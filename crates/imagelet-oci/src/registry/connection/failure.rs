@@ -11,10 +11,10 @@ use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, Stage};
 use rustls::{AlertDescription, CertificateError, InvalidMessage, pki_types::UnixTime};
 
 use super::{
-    client_certificate::Rejected,
     connector::ConnectError,
     dial::DialError,
     proxy::{Proxy, TunnelError},
+    tls::client_certificate::Rejected,
 };
 use crate::{manifest::printable, registry::error::unavailable};
 

@@ -1,6 +1,5 @@
 //! One request to one origin: its connection, its redirects, and how long no byte came.
 
-mod client_certificate;
 mod connector;
 mod dial;
 mod failure;

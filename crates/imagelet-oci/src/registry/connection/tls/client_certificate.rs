@@ -21,7 +21,7 @@ use rustls::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::settings::Identity;
+use crate::registry::connection::settings::Identity;
 
 /// The configured client certificates, in their order.
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! HTTP clients, one per set of TLS settings.
 
+pub(super) mod client_certificate;
+
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
@@ -27,8 +29,8 @@ use rustls::{
 
 use tokio::sync::OnceCell;
 
+use self::client_certificate::ClientCertificates;
 use super::{
-    client_certificate::ClientCertificates,
     connector::Connector,
     host_slots::HostPermits,
     proxy::{Proxies, ProxyKind, TUNNEL_TIMEOUT},
