@@ -94,7 +94,7 @@ fn check_imported(imported: &Imported) {
                 chosen
                     .layers
                     .iter()
-                    .flat_map(|layer| layer.as_ref().err())
+                    .filter_map(|layer| layer.as_ref().err())
                     .for_each(|error| assert_short_message(error));
             }
             Err(error) => assert_short_message(error),

@@ -95,9 +95,9 @@ async fn relay(
 
 /// A document as a server-sent event; `None` for an event that the client has.
 fn frame(document: &[u8], after: &mut Option<String>) -> Option<String> {
-    let LineHead { r#type, at } = serde_json::from_slice(document).ok()?;
+    let LineHead { r#type: kind, at } = serde_json::from_slice(document).ok()?;
     let text = std::str::from_utf8(document).ok()?;
-    if r#type == "event" {
+    if kind == "event" {
         if after.is_some() && at <= *after {
             return None;
         }
@@ -105,7 +105,7 @@ fn frame(document: &[u8], after: &mut Option<String>) -> Option<String> {
     }
     let id = at.map_or_else(String::new, |at| format!("id: {at}\n"));
     // A JSON document has no line end of its own.
-    Some(format!("event: {}\n{id}data: {text}\n\n", r#type))
+    Some(format!("event: {kind}\n{id}data: {text}\n\n"))
 }
 
 #[cfg(test)]

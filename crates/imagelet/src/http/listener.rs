@@ -105,9 +105,10 @@ where
     };
     let deadline = async {
         tokio::time::sleep(CONNECTION_MAX).await;
-        match stream_end.get() {
-            Some(end) => end.cancelled().await,
-            None => tracing::debug!("an HTTP connection lasted longer than {CONNECTION_MAX:?} and is closed"),
+        if let Some(end) = stream_end.get() {
+            end.cancelled().await;
+        } else {
+            tracing::debug!("an HTTP connection lasted longer than {CONNECTION_MAX:?} and is closed");
         }
     };
     tokio::select! {

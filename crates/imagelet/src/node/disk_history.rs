@@ -96,7 +96,9 @@ mod tests {
     #[test]
     fn a_day_of_samples_is_kept_and_a_clock_set_back_starts_anew() {
         let history = DiskHistory::default();
-        line(0..2000, |minute| minute).into_iter().for_each(|sample| history.record(sample));
+        for sample in line(0..2000, |minute| minute) {
+            history.record(sample);
+        }
         let all = history.all();
         assert_eq!((all.len(), all[0].used, all[1439].used), (1440, 560, 1999));
         history.record(DiskSample { at: 5, used: 7 });

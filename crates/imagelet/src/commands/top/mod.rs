@@ -51,7 +51,7 @@ pub(super) async fn top(node: &Node, is_once: bool, has_color: bool, format: For
     loop {
         let (columns, lines) = terminal.size();
         let canvas = Canvas { columns, lines: Some(lines), has_color };
-        if let Err(error) = terminal.draw(&frame(&view, canvas, Timestamp::now())) {
+        if let Err(error) = terminal::draw(&frame(&view, canvas, Timestamp::now())) {
             return Ok(printed(Err(error))?);
         }
         tokio::select! {
@@ -76,12 +76,16 @@ async fn first(node: &Node) -> Result<View, Failure> {
 /// Replaces what is answered; what is not stays, and the view says so.
 async fn update(node: &Node, view: &mut View, with_decisions: bool) {
     let decisions = async {
-        if with_decisions { Some(node.ask(DecisionsRequest { limit: DECISIONS_MAX }, no_steps()).await) } else { None }
+        if with_decisions {
+            Some(Box::pin(node.ask(DecisionsRequest { limit: DECISIONS_MAX }, no_steps())).await)
+        } else {
+            None
+        }
     };
     let (disk, pulls, queue, decisions) = tokio::join!(
-        node.ask(DiskRequest { samples: Some(0) }, no_steps()),
-        node.ask(PullsRequest::default(), no_steps()),
-        node.ask(QueueRequest::default(), no_steps()),
+        Box::pin(node.ask(DiskRequest { samples: Some(0) }, no_steps())),
+        Box::pin(node.ask(PullsRequest::default(), no_steps())),
+        Box::pin(node.ask(QueueRequest::default(), no_steps())),
         decisions,
     );
     let mut problems = Vec::new();

@@ -53,11 +53,6 @@ impl Terminal {
         size_of(&self.tty)
     }
 
-    pub(super) fn draw(&self, lines: &[String]) -> io::Result<()> {
-        let lines: Vec<String> = lines.iter().map(|line| format!("{line}{CLEAR_LINE}")).collect();
-        write(&format!("{HOME}{}{CLEAR_BELOW}", lines.join("\r\n")))
-    }
-
     /// Waits for a key that ends `top`: `q` or Ctrl-C.
     pub(super) async fn quit(&self) {
         self.quit.cancelled().await;
@@ -70,6 +65,11 @@ impl Drop for Terminal {
         drop(write(LEAVE));
         let _ = tcsetattr(&self.tty, OptionalActions::Flush, &self.before);
     }
+}
+
+pub(super) fn draw(lines: &[String]) -> io::Result<()> {
+    let lines: Vec<String> = lines.iter().map(|line| format!("{line}{CLEAR_LINE}")).collect();
+    write(&format!("{HOME}{}{CLEAR_BELOW}", lines.join("\r\n")))
 }
 
 fn read_keys(mut tty: &File, quit: &CancellationToken, closed: &CancellationToken) {
