@@ -253,9 +253,9 @@ impl LayerJob {
         let confinement = self.confinement.clone();
         let is_archive = self.file.is_none();
         let inflater = tokio::task::spawn_blocking(move || {
-            let inflated = confinement.run(None, move || match is_archive {
-                true => inflate::inflate(compressed, &mut blocks, bounds),
-                false => inflate::pass(compressed, &mut blocks, bounds),
+            let inflated = confinement.run(None, move || {
+                let read = if is_archive { inflate::inflate } else { inflate::pass };
+                read(compressed, &mut blocks, bounds)
             });
             // The reader's files are dropped here, outside the sandbox that cannot remove files.
             inflated.map_or_else(|error| Err(Stopped::Failed(unconfined(error))), |(_, inflated)| inflated)

@@ -82,7 +82,7 @@ impl PullSession {
             let fault = || status_fault(status.as_u16(), Stage::Manifest, None);
             match status.as_u16() {
                 401 if !was_asked => {
-                    self.authenticate(host, &answer.headers, shown).await.map_err(|failure| failure.error)?
+                    self.authenticate(host, &answer.headers, shown).await.map_err(|failure| failure.error)?;
                 }
                 401 | 403 => return Err(host.denied(Some(status.to_string())).with_fault(fault())),
                 _ => {

@@ -46,7 +46,7 @@ async fn findings(engine: &Engine) -> String {
     let damaged = report.images.iter().filter(|image| {
         !image.documents.is_empty() || image.layers.iter().any(|(_, check)| !check.findings.is_empty())
     });
-    damaged.map(|image| format!("{image:?}")).collect()
+    damaged.map(|image| format!("{image:?}")).collect::<Vec<_>>().join("\n")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -171,7 +171,7 @@ async fn an_import_into_a_runtime_refuses_an_artifact_by_its_type_and_takes_imag
 #[tokio::test(flavor = "multi_thread")]
 async fn an_estimate_of_an_artifact_is_its_size() {
     let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
-    registry.artifact("model", "v1", &[("large", &[7; 1_000_000]), ("small", b"1")]);
+    registry.artifact("model", "v1", &[("large", &vec![7; 1_000_000]), ("small", b"1")]);
     let engine = open(folder.path()).await;
     let request = PullRequest { image: ImageSpec::new(registry.name("model:v1")), ..PullRequest::default() };
     let estimate = engine.estimate(&request).await.expect("it answers").expect("the store knows");

@@ -54,11 +54,11 @@ const EXAMPLES: [(&str, &str); 28] = [
 /// The commands and flags with their help.
 pub(crate) fn command() -> clap::Command {
     let mut command = Cli::command();
-    let full = command.get_subcommands().map(|one| {
+    let full = command.get_subcommands().filter(|one| !one.is_hide_set()).map(|one| {
         let about = one.get_about().map(ToString::to_string).unwrap_or_default();
         let aliases = one.get_visible_aliases().collect::<Vec<_>>().join(", ");
         let aliases = if aliases.is_empty() { aliases } else { format!(" (also: {aliases})") };
-        format!("  {:<12} {about}{aliases}", one.get_name())
+        beside(one.get_name(), &format!("{about}{aliases}"))
     });
     let full = full.collect::<Vec<_>>().join("\n");
     let full = format!("Commands:\n{full}\n\n{OPTIONS}\n\n{}", example_of("pull"));
@@ -73,9 +73,27 @@ pub(crate) fn command() -> clap::Command {
         });
     }
     command
-        .help_template("{about}\n\n{usage-heading} {usage}\n\n{after-help}")
+        .help_template("{about}\n\n{usage-heading} {usage}{after-help}")
         .after_help(grouped())
         .after_long_help(full)
+}
+
+/// A name, and a text beside it in lines of a narrow terminal.
+fn beside(name: &str, text: &str) -> String {
+    const WIDTH: usize = 64;
+    let (mut lines, mut length) = (format!("  {name:<12} "), 0);
+    for word in text.split_whitespace() {
+        if length > 0 && length + 1 + word.len() > WIDTH {
+            lines.push_str("\n               ");
+            length = 0;
+        } else if length > 0 {
+            lines.push(' ');
+            length += 1;
+        }
+        lines += word;
+        length += word.len();
+    }
+    lines
 }
 
 fn grouped() -> String {

@@ -80,7 +80,9 @@ fn print_by_template(template: &Template, rows: &[Value]) -> Result<ExitCode, Fa
     Ok(print(Format::Table, &(), |out| {
         if template.is_table {
             let mut table = Table::new(template.header().split('\t'));
-            lines.iter().for_each(|line| table.row(line.split('\t')));
+            for line in &lines {
+                table.row(line.split('\t'));
+            }
             return table.write(out);
         }
         lines.iter().try_for_each(|line| writeln!(out, "{}", printable_layout(line)))

@@ -251,7 +251,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What may be meant by an unknown key: a like one beside it, or the same one in another section.
+/// What may be meant by an unknown key: a like one beside it, or the same ones in other sections.
 fn near_key(above: &str, name: &str, schema: &Value) -> Option<String> {
     let known = schema.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
     if let Some(near) = nearest(name, known) {
@@ -259,7 +259,8 @@ fn near_key(above: &str, name: &str, schema: &Value) -> Option<String> {
     }
     let mut leaves = BTreeMap::new();
     flatten(String::new(), to_value(&File::default()), &mut leaves);
-    leaves.into_keys().find(|key| key.rsplit('.').next() == Some(name))
+    let named: Vec<String> = leaves.into_keys().filter(|key| key.rsplit('.').next() == Some(name)).collect();
+    (!named.is_empty()).then(|| named.join("` or `"))
 }
 
 fn type_check(key: &str, value: Value) -> Result<(), serde_json::Error> {

@@ -160,7 +160,7 @@ fn a_check_names_every_mistake_with_its_line_and_the_key_that_was_meant() {
         ":4: invalid configuration: imageGCLowThresholdPercent",
         ":6: unknown key `unpackMemry`; `store.unpackMemory` is near",
         ":7: store.keepBlobs: ",
-        ":8: unknown key `directory`; `store.directory` is near",
+        ":8: unknown key `directory`; `importFolder.directory` or `store.directory` is near",
         ":9: invalid configuration: registryPullQPS",
     ]);
     assert!(told.lines().count() < 12, "{told}");

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt::Write as _,
     fs,
     io::{Read as _, Write as _},
     net::TcpStream,
@@ -85,7 +86,7 @@ fn the_board_has_valid_expressions_and_panels_that_do_not_overlap() {
     let mut rules = "groups:\n- name: board\n  rules:\n".to_owned();
     for (number, expression) in expressions(&board).into_iter().enumerate() {
         let expression = expression.replace("$__rate_interval", "5m");
-        rules += &format!("  - record: board:{number}\n    expr: {}\n", Value::from(expression));
+        writeln!(rules, "  - record: board:{number}\n    expr: {}", Value::from(expression)).unwrap();
     }
     fs::write(&path, rules).unwrap();
     run(Command::new("promtool").args(["check", "rules"]).arg(&path), "prometheus");

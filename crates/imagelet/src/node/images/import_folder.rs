@@ -183,7 +183,8 @@ async fn import_one(
         Err(failure) => vec![failure],
     };
     let outcome = Outcome::of(failures.iter().copied());
-    let reason: String = failures.iter().map(|failure| format!("{failure}\n")).collect();
+    let lines: Vec<String> = failures.iter().map(ToString::to_string).collect();
+    let reason = lines.join("\n") + "\n";
     let looked_again = on_disk({
         let path = path.clone();
         move || fingerprint(&path)
