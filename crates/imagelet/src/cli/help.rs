@@ -58,7 +58,7 @@ pub(crate) fn command() -> clap::Command {
         let about = one.get_about().map(ToString::to_string).unwrap_or_default();
         let aliases = one.get_visible_aliases().collect::<Vec<_>>().join(", ");
         let aliases = if aliases.is_empty() { aliases } else { format!(" (also: {aliases})") };
-        beside(one.get_name(), &format!("{about}{aliases}"))
+        aligned(one.get_name(), &format!("{about}{aliases}"))
     });
     let full = full.collect::<Vec<_>>().join("\n");
     let full = format!("Commands:\n{full}\n\n{OPTIONS}\n\n{}", example_of("pull"));
@@ -79,7 +79,7 @@ pub(crate) fn command() -> clap::Command {
 }
 
 /// A name, and a text beside it in lines of a narrow terminal.
-fn beside(name: &str, text: &str) -> String {
+fn aligned(name: &str, text: &str) -> String {
     const WIDTH: usize = 64;
     let (mut lines, mut length) = (format!("  {name:<12} "), 0);
     for word in text.split_whitespace() {
