@@ -72,10 +72,7 @@ pub(crate) fn command() -> clap::Command {
             }
         });
     }
-    command
-        .help_template("{about}\n\n{usage-heading} {usage}{after-help}")
-        .after_help(grouped())
-        .after_long_help(full)
+    command.help_template("{about}\n\n{usage-heading} {usage}{after-help}").after_help(grouped()).after_long_help(full)
 }
 
 /// A name, and a text beside it in lines of a narrow terminal.
