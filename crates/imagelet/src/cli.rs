@@ -218,7 +218,7 @@ pub(crate) enum Command {
     Login(RegistryLoginArgs),
     /// Remove the login for a registry from the docker configuration.
     Logout {
-        /// HOST[:PORT]; Docker Hub without one.
+        /// HOST or HOST:PORT; Docker Hub without one.
         #[arg(value_name = "REGISTRY")]
         registry: Option<String>,
     },

@@ -20,7 +20,7 @@ pub(crate) struct LoginArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RegistryLoginArgs {
-    /// HOST[:PORT]; Docker Hub without one.
+    /// HOST or HOST:PORT; Docker Hub without one.
     #[arg(value_name = "REGISTRY")]
     pub(crate) registry: Option<String>,
     /// The user; asked for on a terminal.
