@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::{HeaderMap, Method, header};
+use http::{HeaderMap, Method};
 use imagelet_core::{
     credentials::Credential,
     image::Reference,
@@ -53,12 +53,7 @@ impl PullSession {
         let host = &self.hosts()[0];
         let mut was_asked = false;
         loop {
-            let grant = host.grant();
-            let shown = grant.as_ref().map(|grant| grant.number);
-            let mut bound = host.host.headers.clone();
-            if let Some(grant) = grant {
-                bound.insert(header::AUTHORIZATION, grant.header);
-            }
+            let (bound, shown) = host.bound_headers();
             let request = Request {
                 target: Target {
                     origin: host.host.origin.clone(),

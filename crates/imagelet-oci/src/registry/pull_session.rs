@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use http::{HeaderMap, header};
 use imagelet_core::{
     audit_log::PullHost,
     credentials::{Credential, CredentialKind},
@@ -248,6 +249,16 @@ impl SessionHost {
 
     pub(crate) fn grant(&self) -> Option<Grant> {
         self.grant.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The headers that only this host receives, and the number of the grant among them.
+    pub(crate) fn bound_headers(&self) -> (HeaderMap, Option<u64>) {
+        let (mut bound, grant) = (self.host.headers.clone(), self.grant());
+        let shown = grant.as_ref().map(|grant| grant.number);
+        if let Some(grant) = grant {
+            bound.insert(header::AUTHORIZATION, grant.header);
+        }
+        (bound, shown)
     }
 
     pub(crate) fn set_grant(&self, grant: Grant) {

@@ -201,12 +201,7 @@ impl PullSession {
         let host = &self.hosts()[index];
         let mut is_second = false;
         loop {
-            let grant = host.grant();
-            let shown = grant.as_ref().map(|grant| grant.number);
-            let mut bound = host.host.headers.clone();
-            if let Some(grant) = grant {
-                bound.insert(header::AUTHORIZATION, grant.header);
-            }
+            let (bound, shown) = host.bound_headers();
             let request = Request {
                 target: host.target(&query.path),
                 connection: host.host.connection.clone(),

@@ -162,9 +162,9 @@ async fn an_import_into_a_runtime_refuses_an_artifact_by_its_type_and_takes_imag
     bed.registry.image("app", "v1", &[Layer::new().file("a", b"a").gzip()]);
     let error = bed.import("model:v1").await.expect_err("a runtime cannot run it");
     assert_eq!((error.stage, error.cause.kind()), (ImportStage::Fetch, RuntimeErrorKind::Unacceptable));
-    let told = error.cause.chain();
-    assert!(told.contains("an artifact of type `application/vnd.example.model`, not an image"), "{told}");
-    assert!(told.contains("model:v1"), "{told}");
+    let message = error.cause.chain();
+    assert!(message.contains("an artifact of type `application/vnd.example.model`, not an image"), "{message}");
+    assert!(message.contains("model:v1"), "{message}");
     bed.import("app:v1").await.expect("an image");
 }
 

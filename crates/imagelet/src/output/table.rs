@@ -104,7 +104,7 @@ impl Table {
     }
 }
 
-/// The columns of the terminal on stdout; `None`: it is none.
+/// The columns of the terminal on stdout; `None`: stdout is not a terminal.
 fn terminal_width() -> Option<usize> {
     let stdout = io::stdout();
     let size = stdout.is_terminal().then(|| tcgetwinsize(&stdout).ok()).flatten()?;

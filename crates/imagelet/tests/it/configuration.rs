@@ -155,7 +155,7 @@ fn a_check_names_every_mistake_with_its_line_and_the_key_that_was_meant() {
                 registryPullQPS: -1\n";
     fs::write(&path, text).unwrap();
     let outcome = run(program().args(["config", "check"]).arg(&path));
-    let told = outcome.refused(&[
+    let stderr = outcome.refused(&[
         ":3: unknown key `imageGCHighTresholdPercent`; `imageGCHighThresholdPercent` is near",
         ":4: invalid configuration: imageGCLowThresholdPercent",
         ":6: unknown key `unpackMemry`; `store.unpackMemory` is near",
@@ -163,7 +163,7 @@ fn a_check_names_every_mistake_with_its_line_and_the_key_that_was_meant() {
         ":8: unknown key `directory`; `importFolder.directory` or `store.directory` is near",
         ":9: invalid configuration: registryPullQPS",
     ]);
-    assert!(told.lines().count() < 12, "{told}");
+    assert!(stderr.lines().count() < 12, "{stderr}");
 }
 
 #[test]

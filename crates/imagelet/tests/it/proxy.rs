@@ -27,18 +27,24 @@ fn start_proxy(folder: &Path) -> (Part, Port) {
     (part, port)
 }
 
-#[test]
-fn a_pull_uses_the_proxy_of_the_environment_and_names_it_without_its_password() {
-    let (registry, folder) = (Registry::start(), scratch());
+/// An image of the registry, and the registry's address as a name that is no loopback host: those are never reached by a
+/// proxy. `certs.d` in the folder knows it.
+fn offered(registry: &Registry, folder: &Path) -> (Image, String) {
     let image = Image::busybox("proxied");
     registry.push("proxied:v1", &image);
-    let (proxy, port) = start_proxy(folder.path());
-    // The registry under a name that is no loopback host: those are never reached by a proxy.
     let host = registry.address().replace("127.0.0.1", "127.1");
-    let name = format!("{host}/proxied:v1");
-    let own = folder.path().join("certs.d").join(&host);
+    let own = folder.join("certs.d").join(&host);
     fs::create_dir_all(&own).unwrap();
     fs::write(own.join("hosts.toml"), format!("server = \"http://{host}\"\n")).unwrap();
+    (image, host)
+}
+
+#[test]
+fn a_pull_uses_the_proxy_of_the_environment_and_names_it_without_its_password() {
+    let (folder, registry) = (scratch(), Registry::start());
+    let (proxy, port) = start_proxy(folder.path());
+    let (image, host) = offered(&registry, folder.path());
+    let name = format!("{host}/proxied:v1");
     let config = format!(
         "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nregistry: {{configPath: {}}}\n",
         folder.path().join("certs.d").display()
@@ -95,15 +101,10 @@ fn a_pull_uses_the_proxy_of_the_environment_and_names_it_without_its_password() 
 
 #[test]
 fn changed_proxies_hold_without_a_restart() {
-    let (registry, folder) = (Registry::start(), scratch());
-    let image = Image::busybox("proxied");
-    registry.push("proxied:v1", &image);
+    let (folder, registry) = (scratch(), Registry::start());
     let (proxy, port) = start_proxy(folder.path());
-    let host = registry.address().replace("127.0.0.1", "127.1");
+    let (_, host) = offered(&registry, folder.path());
     let name = format!("{host}/proxied:v1");
-    let own = folder.path().join("certs.d").join(&host);
-    fs::create_dir_all(&own).unwrap();
-    fs::write(own.join("hosts.toml"), format!("server = \"http://{host}\"\n")).unwrap();
     let (config, store) = (folder.path().join("config.yaml"), folder.path().join("store"));
     let write = |proxy: &str| {
         let certs = folder.path().join("certs.d");

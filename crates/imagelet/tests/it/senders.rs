@@ -64,12 +64,12 @@ fn why_names_the_mirror_that_broke_off_and_the_registry_that_went_on_with_their_
     assert!(from_mirror["failures"]["connection-lost"].as_u64().unwrap_or_default() > 0, "{rows:?}");
     assert!(from_origin.get("failures").is_none(), "{rows:?}");
 
-    let told = daemon.run(["why", &name]).ok();
+    let why = daemon.run(["why", &name]).ok();
     for word in [mirror_address, address, "manifest", "of 2 blobs", "of 1 blob", "connection-lost"] {
-        assert!(told.contains(word), "`{word}` is missing:\n{told}");
+        assert!(why.contains(word), "`{word}` is missing:\n{why}");
     }
     let log = fs::read_dir(folder.path().join("store/state/decisions")).unwrap();
-    for text in log.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).chain([told]) {
+    for text in log.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).chain([why]) {
         assert!(!text.contains(PASSWORD), "{text}");
     }
 }

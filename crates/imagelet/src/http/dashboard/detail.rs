@@ -25,7 +25,7 @@ pub(super) struct PlanForm {
     pub(super) all_unused: bool,
 }
 
-/// The plan, or why there is none.
+/// The plan of the next collection, or why it cannot be made.
 pub(super) fn plan(frame: &Frame, form: &PlanForm, planned: &Result<Collected, Failure>) -> String {
     let content = html! {
         section {
