@@ -9,8 +9,8 @@ target=${TARGET:-$(rustc -vV | sed -n 's/^host: //p')}
 rm -rf "$folder"
 mkdir -p "$folder"/{man,completions,docs}
 install -m 755 "$program" "$folder/imagelet"
-install -m 644 packaging/config.yaml packaging/imagelet.service packaging/imagelet.socket README.md LICENSE "$folder"
-install -m 644 docs/*.md "$folder/docs"
+install -m 644 packaging/config.yaml packaging/imagelet.service packaging/imagelet.socket README.md CHANGELOG.md LICENSE "$folder"
+cp -r docs/. "$folder/docs"
 "$program" man "$folder/man"
 "$program" completions bash >"$folder/completions/imagelet"
 "$program" completions zsh >"$folder/completions/_imagelet"

@@ -11,6 +11,7 @@ import base64
 import json
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,13 @@ class Browser:
             raise SystemExit("chromedriver did not start")
         self.base = f"http://127.0.0.1:{found[1]}"
         self.session = None
+        try:
+            self.start(folder)
+        except BaseException:
+            self.driver.kill()
+            raise
+
+    def start(self, folder):
         options = {"args": ARGUMENTS + [f"--user-data-dir={folder}"]}
         capabilities = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         made = self.send("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
@@ -247,6 +255,8 @@ def main():
     arguments.add_argument("--token")
     arguments.add_argument("--screenshots", type=pathlib.Path)
     given = arguments.parse_args()
+    # The browser is ended as well when the walk is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     wrong = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         browser = Browser(folder)

@@ -50,8 +50,12 @@ fn assert_nothing_is_wrong(token: Option<&str>) {
     registry.spoil("held", &slow.layers[0].digest, |answer| answer.pause = Duration::from_secs(1));
     let mut pull = daemon.command().args(["pull", "-q", &name]).spawn().unwrap();
     wait_until("the pull to begin", || registry.sent("held", &slow.layers[0].digest) > 0);
-    let mut walk = Command::new("python3");
-    walk.arg(repository().join("tests/dashboard.py")).arg(format!("http://{}", port.address())).arg(&names[0]);
+    // It ends the browser when it is ended.
+    let mut walk = Command::new("timeout");
+    walk.args(["100", "python3"])
+        .arg(repository().join("tests/dashboard.py"))
+        .arg(format!("http://{}", port.address()))
+        .arg(&names[0]);
     if let Some(token) = token {
         walk.args(["--token", token]);
     }

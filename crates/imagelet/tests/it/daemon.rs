@@ -206,12 +206,3 @@ fn layers_are_unpacked_on_confined_threads_and_status_says_so() {
     pull.wait().unwrap();
     assert!(daemon.stop(Signal::TERM).success());
 }
-
-#[test]
-fn each_line_that_hardens_the_unit_says_why() {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md")).unwrap();
-    for key in ["NoNewPrivileges", "CapabilityBoundingSet", "SystemCallFilter", "MemoryHigh", "LimitNOFILE"] {
-        assert!(page.contains(&format!("\n{key}=")), "the unit has no `{key}=`");
-        assert!(page.contains(&format!("\n| `{key}=` | ")), "no row says why the unit has `{key}=`");
-    }
-}

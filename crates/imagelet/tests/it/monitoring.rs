@@ -51,6 +51,12 @@ fn expressions(board: &Value) -> Vec<String> {
 fn the_alert_rules_are_valid_and_fire_when_they_should() {
     run(Command::new("promtool").args(["check", "rules"]).arg(file("imagelet-rules.yaml")), "prometheus");
     run(Command::new("promtool").args(["test", "rules"]).arg(file("imagelet-rules-test.yaml")), "prometheus");
+    let read = |name| fs::read_to_string(file(name)).unwrap();
+    let (rules, tests) = (read("imagelet-rules.yaml"), read("imagelet-rules-test.yaml"));
+    for alert in rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        assert!(tests.contains(&format!("alertname: {alert}, exp_alerts: []}}")), "{alert} is never silent");
+        assert!(tests.contains(&format!("alertname: {alert}\n    exp_alerts:\n")), "{alert} never fires");
+    }
 }
 
 #[test]

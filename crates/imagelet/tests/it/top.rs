@@ -29,20 +29,22 @@ if pid == 0:
         os.dup2(slave, number)
     os.execv(command[0], command)
 written = b""
-def read_until(text):
+def read_until(is_there, what):
     global written
     start, end = len(written), time.monotonic() + 60
-    while text.encode() not in written[start:]:
+    while not is_there(written[start:]):
         ready, _, _ = select.select([master], [], [], max(0, end - time.monotonic()))
         if not ready:
-            raise SystemExit(f"{text!r} is not shown: {written!r}")
+            raise SystemExit(f"{what!r} is not shown: {written!r}")
         written += os.read(master, 65536)
     return written[start:].decode()
-shown = [read_until(first)]
+# Whole frames: the start of the next one is there. The first after a change of the size may be of the size before.
+frames = lambda text, count: (lambda read: sum(text.encode() in it for it in read.split(b"\x1b[H")[1:-1]) >= count, text)
+shown = [read_until(*frames(first, 1))]
 resize(50, 160)
-shown.append(read_until(second))
+shown.append(read_until(*frames(second, 2)))
 os.write(master, b"xyz" + key.encode())
-shown.append(read_until("\x1b[?1049l"))
+shown.append(read_until(lambda read: b"\x1b[?1049l" in read, "the end"))
 _, status = os.waitpid(pid, 0)
 print(json.dumps({"shown": shown, "code": os.waitstatus_to_exitcode(status), "restored": termios.tcgetattr(slave) == before}))
 "#;
@@ -55,8 +57,7 @@ fn daemon(folder: &Path) -> Daemon {
 /// The lines of each whole frame, without control sequences.
 fn frames(text: &str) -> Vec<Vec<String>> {
     let mut frames: Vec<&str> = text.split("\u{1b}[H").skip(1).collect();
-    // The last one may be read halfway.
-    frames.pop();
+    frames.pop().expect("the frame whose start ends the one before");
     let plain = |line: &str| {
         let parts = line.split('\u{1b}');
         parts
@@ -66,7 +67,8 @@ fn frames(text: &str) -> Vec<Vec<String>> {
             )
             .collect()
     };
-    frames.iter().map(|frame| frame.split("\r\n").map(plain).collect()).collect()
+    // The terminal puts a return of its own before each end of a line.
+    frames.iter().map(|frame| frame.split("\n").map(|line| plain(line.trim_end_matches('\r'))).collect()).collect()
 }
 
 #[test]
@@ -88,12 +90,14 @@ fn top_is_live_follows_the_size_of_its_terminal_and_gives_it_back() {
         let shown: Vec<&str> = ended["shown"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
         assert!(shown[0].starts_with("\u{1b}[?1049h\u{1b}[?25l"), "{shown:?}");
         assert!(shown[2].ends_with("\u{1b}[?25h\u{1b}[?1049l"), "{shown:?}");
-        for (text, lines, columns) in [(shown[0], 24, 80), (shown[1], 50, 160)] {
-            for frame in frames(text) {
+        for (text, narrower, lines, columns) in [(shown[0], 0, 24, 80), (shown[1], 80, 50, 160)] {
+            let frames = frames(text);
+            let widest = |frame: &[String]| frame.iter().map(|line| line.chars().count()).max().unwrap();
+            for frame in &frames {
                 assert!(frame.len() <= lines, "{} lines", frame.len());
-                let widest = frame.iter().map(|line| line.chars().count()).max().unwrap();
-                assert!(widest <= columns, "{widest} columns: {frame:?}");
+                assert!(widest(frame) <= columns, "{} columns: {frame:?}", widest(frame));
             }
+            assert!(widest(frames.last().unwrap()) > narrower, "the size is not used: {frames:?}");
         }
         drop(held);
         assert!(pull.wait().unwrap().success());

@@ -32,7 +32,6 @@ const KNOWN: [(&str, &[&str]); 4] = [
             "TimeoutStopSec",
             "OOMScoreAdjust",
             "LimitNOFILE",
-            "Delegate",
             "NoNewPrivileges",
             "CapabilityBoundingSet",
             "RestrictAddressFamilies",
@@ -94,6 +93,20 @@ fn the_documented_units_have_nothing_that_systemd_252_does_not_know() {
                 path.display()
             );
         }
+    }
+}
+
+#[test]
+fn each_line_that_restricts_the_service_says_why() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE)).unwrap();
+    let rows: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next()).collect();
+    let plain = ["ExecStart", "ExecReload", "Restart", "RestartSec", "TimeoutStopSec"];
+    for (_, key, _) in settings(&documented()[Path::new("/etc/systemd/system/imagelet.service")])
+        .into_iter()
+        .filter(|(section, key, _)| *section == "Service" && !plain.contains(key))
+    {
+        let key = if key.starts_with("Restrict") { "Restrict…" } else { key };
+        assert!(rows.iter().any(|row| row.contains(&format!("{key}="))), "no row says why the service has `{key}=`");
     }
 }
 

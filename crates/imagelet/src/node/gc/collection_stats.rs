@@ -35,9 +35,9 @@ families! {
     LOST = "imagelet_decisions_lost", "Decisions that did not reach the log on disk since the start.", MetricKind::Gauge, &[];
     SHADOW_COMPARED = "imagelet_gc_shadow_compared", "Collections in shadow mode compared with what then happened.",
         MetricKind::Gauge, &[];
-    SHADOW_AGREED = "imagelet_gc_shadow_agreed_images", "Images that went, as shadow mode had foretold.",
+    SHADOW_AGREED = "imagelet_gc_shadow_agreed_images", "Images that were removed, as shadow mode had predicted.",
         MetricKind::Gauge, &[];
-    SHADOW_KEPT = "imagelet_gc_shadow_kept_images", "Images that went although shadow mode would have kept them.",
+    SHADOW_KEPT = "imagelet_gc_shadow_kept_images", "Images that were removed although shadow mode would have kept them.",
         MetricKind::Gauge, &[];
     SHADOW_KEPT_BYTES = "imagelet_gc_shadow_kept_bytes", "Bytes of those.", MetricKind::Gauge, &[];
     SHADOW_SAVED_BYTES = "imagelet_gc_shadow_saved_bytes",
