@@ -110,6 +110,28 @@ async fn an_export_comes_back_with_every_digest_and_name_from_a_file_and_from_a_
 }
 
 #[tokio::test]
+async fn a_layer_of_no_bytes_is_pulled_exported_and_imported_like_any_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let registry = TestRegistry::start().await;
+    registry.image("app", "v1", &[two_layers()[0].clone(), Layer::new()]);
+    let name = registry.name("app:v1");
+    for keeps in [true, false] {
+        let at = |name: &str| folder.path().join(format!("{name}-{keeps}"));
+        let source = if keeps { keeping(&at("source")).await } else { open(&at("source")).await };
+        let id = pull(&source, &name).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+        for place in [tar_at(at("file.tar")), folder_at(at("layout"))] {
+            export(&source, &name, &place).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+            for keep_blobs in [true, false] {
+                let root = at(&format!("target-{keep_blobs}-{}", place.is_folder));
+                let target = open_as(EngineConfig { keep_blobs, ..EngineConfig::new(root) }).await;
+                let imported = import_one(&target, &place).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+                assert_eq!(imported, (id.to_string(), false));
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_index_is_exported_and_imported_with_its_digest() {
     let folder = tempfile::tempdir().expect("a folder");
     let registry = TestRegistry::start().await;
