@@ -12,7 +12,7 @@ use super::fake::{FakeRegistry, Trick};
 use crate::registry::{Registry, RegistryConfig, Resolved};
 
 /// A client whose `hosts.toml` names these mirrors before the registry.
-fn client(fake: &FakeRegistry, mirrors: &[String], config: RegistryConfig) -> (Registry, tempfile::TempDir) {
+pub(crate) fn client(fake: &FakeRegistry, mirrors: &[String], config: RegistryConfig) -> (Registry, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let own = folder.path().join(fake.address.to_string());
     std::fs::create_dir(&own).unwrap();

@@ -2,7 +2,7 @@
 
 mod certificates;
 mod credential_table;
-mod failover;
+pub(crate) mod failover;
 pub(crate) mod fake;
 mod proxies;
 mod registries_yaml;

@@ -11,7 +11,10 @@ use super::*;
 use crate::registry::{
     Registry, RegistryConfig,
     blob::TWICE_MAX,
-    tests::fake::{FakeRegistry, RecordedRequest as Request, Trick},
+    tests::{
+        failover::client,
+        fake::{FakeRegistry, RecordedRequest as Request, Trick},
+    },
 };
 
 const MIB: usize = 1 << 20;
@@ -61,6 +64,18 @@ async fn read(source: &BlobSource, offset: u64, behind: Behind) -> Result<Vec<u8
         }
         all.extend_from_slice(&bytes);
     }
+}
+
+/// Whether a host ends all its answers within two seconds.
+async fn is_idle(fake: &FakeRegistry) -> bool {
+    let is_idle = || fake.traffic().running.load(Ordering::SeqCst) == 0;
+    for _ in 0..100 {
+        if is_idle() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    is_idle()
 }
 
 fn ranges(seen: &[Request]) -> Vec<Option<&str>> {
@@ -140,13 +155,7 @@ async fn what_is_read_ahead_stays_within_its_bound_while_the_reader_sleeps() {
     assert!((1 << 20..=bound).contains(&held), "{held}");
     assert!(registry.shared.read_ahead.available_permits() < READ_AHEAD_MAX);
     drop(stream);
-    for _ in 0..100 {
-        if fake.traffic().running.load(Ordering::SeqCst) == 0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    assert_eq!(fake.traffic().running.load(Ordering::SeqCst), 0, "nothing is left running");
+    assert!(is_idle(&fake).await, "nothing is left running");
     let shared = &registry.shared;
     assert_eq!(
         (shared.read_ahead.available_permits(), shared.extra_connections.available_permits()),
@@ -263,8 +272,15 @@ async fn a_server_that_breaks_every_part_again_and_again_is_read_to_the_end_or_g
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable, "{error}");
 }
 
-/// Reads a blob of which one connection after the first megabytes gets a trick; the time, and the bytes that were sent.
-async fn read_with_a_slow_one(fake: &FakeRegistry, source: &BlobSource, layer: &[u8], trick: Trick) -> (Duration, u64) {
+/// Reads a blob of which so many connections after the first megabytes get a trick; the time, and the bytes that this
+/// host sent.
+async fn read_with_slow_ones(
+    fake: &FakeRegistry,
+    source: &BlobSource,
+    layer: &[u8],
+    connections: u32,
+    trick: Trick,
+) -> (Duration, u64) {
     let reader_wait = ReaderWait::default();
     let began = Instant::now();
     let mut stream = source.open_ranged(0, &reader_wait).await.unwrap();
@@ -275,7 +291,7 @@ async fn read_with_a_slow_one(fake: &FakeRegistry, source: &BlobSource, layer: &
         reader_wait.add(asked.elapsed());
         all.extend_from_slice(&bytes);
         if let Some(trick) = trick.take_if(|_| all.len() >= 6 * MIB) {
-            fake.trick(Digest::of(layer).as_str(), 1, trick);
+            fake.trick(Digest::of(layer).as_str(), connections, trick);
         }
     }
     assert!(all == layer, "every byte in its place");
@@ -290,10 +306,36 @@ async fn a_connection_that_trickles_or_falls_silent_is_overtaken_by_a_second_req
         fake.throttle(4 << 20);
         let registry = Registry::new(RegistryConfig::default()).unwrap();
         let source = source(&fake, &registry, &layer).await;
-        let (took, sent) = read_with_a_slow_one(&fake, &source, &layer, trick.clone()).await;
+        let (took, sent) = read_with_slow_ones(&fake, &source, &layer, 1, trick.clone()).await;
         assert!(took < Duration::from_secs(12), "{trick:?}: {took:?}");
         assert!(sent < layer.len() as u64 + TWICE_MAX, "{trick:?}: {sent}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mirror_that_slows_to_a_crawl_is_overtaken_by_the_registry_and_its_connection_dropped() {
+    let (fake, mirror, layer) = (FakeRegistry::start().await, FakeRegistry::start().await, pattern(24 * MIB));
+    let (registry, _folder) = client(&fake, &[mirror.address.to_string()], RegistryConfig::default());
+    for host in [&fake, &mirror] {
+        host.throttle(4 << 20);
+        host.put_image("v1", &[&layer]);
+    }
+    let source = source(&fake, &registry, &layer).await;
+    mirror.seen();
+    // From the sixth megabyte on, each new connection to the mirror takes 100 s and more for its part.
+    let (took, from_mirror) = read_with_slow_ones(&mirror, &source, &layer, 99, Trick::Slow(20 << 10)).await;
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    let requested = ranges(&fake.seen()).into_iter().flatten().map(str::to_owned).collect::<Vec<_>>();
+    assert!(!requested.is_empty(), "the registry sends the rest");
+    let from_registry = fake.traffic().bytes.load(Ordering::SeqCst);
+    assert!(from_mirror >= 6 * MIB as u64 && from_registry > 0, "{from_mirror} {from_registry}");
+    let sent = from_mirror + from_registry;
+    assert!(sent < layer.len() as u64 + TWICE_MAX, "{sent}");
+    let senders = source.session.senders();
+    let named: Vec<(&str, bool)> = senders.iter().map(|sender| (&*sender.host, sender.bytes > 0)).collect();
+    assert_eq!(named, [(&*mirror.address.to_string(), true), (&*fake.address.to_string(), true)]);
+    assert!(senders[0].bytes + senders[1].bytes >= layer.len() as u64);
+    assert!(is_idle(&mirror).await, "its connections would be busy for minutes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
