@@ -24,6 +24,7 @@ import goals
 import layers
 import network
 import node
+import partial
 import pods
 import pulls
 import report
@@ -32,10 +33,10 @@ from source import registry
 
 DISK_BYTES = 4 << 30
 IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
-FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, between.between, node.together, crowd.callers, full.full, network.slow)
+FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, between.between, node.together, crowd.callers, full.full, network.slow, partial.partial)
 FIGURES = {function.__name__: function for function in FUNCTIONS}
 # What a figure pulls, beside what it makes itself.
-NEEDS = {"podstart": "web", "rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web"}
+NEEDS = {"podstart": "web", "rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web", "partial": "web"}
 DEFAULT = ("small", "web", "many", "web-zstd", *FIGURES)
 
 

@@ -205,6 +205,13 @@ class KeepingDaemon(ImageletDaemon):
     settings = "store: {keepBlobs: true}\n"
 
 
+class ForgettingDaemon(ImageletDaemon):
+    """`imagelet serve` that writes nothing for a resumption."""
+
+    name = "forgetting"
+    settings = "pulls: {resumeFor: 0s}\n"
+
+
 class Containerd(Daemon):
     """containerd through its CRI plug-in, as Debian ships it, with Go's own gzip."""
 
@@ -317,9 +324,9 @@ class Umoci(Candidate):
         return not (self.place / "layout").exists()
 
 
-NAMES = ("imagelet", "daemon", "background", "keeping", "imported", "forwarded", "containerd", "umoci")
+NAMES = ("imagelet", "daemon", "background", "keeping", "forgetting", "imported", "forwarded", "containerd", "umoci")
 DEFAULT = ("imagelet", "daemon", "background", "imported", "forwarded", "containerd", "umoci")
-OURS = {kind.name: kind for kind in (OneShot, ImageletDaemon, BackgroundDaemon, KeepingDaemon)}
+OURS = {kind.name: kind for kind in (OneShot, ImageletDaemon, BackgroundDaemon, KeepingDaemon, ForgettingDaemon)}
 BETWEEN = {kind.name: kind for kind in (ImportingDaemon, ForwardingDaemon)}
 
 
