@@ -1,4 +1,7 @@
 //! A registry that counts its requests and lies as told: what no honest one would serve.
+//!
+//! `imagelet_oci::testing` has one image and runs in a test's own runtime; the tests in here serve many images to other
+//! processes, hold and change single blobs, and have no runtime.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,8 +1,11 @@
 //! A registry on loopback that follows or breaks the protocol as a test asks, and records its requests.
+//!
+//! The registry of [`crate::testing`] serves one image and has one fault of a fixed table; the tests in here change content,
+//! guard and rate between two requests, and count bytes and connections.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     pin::Pin,
     sync::{
         Arc, Mutex,
@@ -27,6 +30,7 @@ use crate::testing::tls::{ClientCertificates, self_signed};
 
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 #[derive(Debug)]
@@ -110,7 +114,11 @@ pub(crate) struct Traffic {
 
 impl FakeRegistry {
     pub(crate) async fn start() -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        Self::start_on(LOOPBACK).await
+    }
+
+    pub(crate) async fn start_on(ip: IpAddr) -> Self {
+        let listener = tokio::net::TcpListener::bind((ip, 0)).await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let open = Arc::<OpenConnections>::default();
         Self::serving(address, Counting { listener, open: Arc::clone(&open) }, Arc::default(), open)
@@ -130,7 +138,7 @@ impl FakeRegistry {
     /// A TLS registry that serves only clients with this certificate.
     pub(crate) async fn start_requiring(client: CertificateDer<'static>) -> Self {
         let parameters = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("a name");
-        Self::start_over_tls(&parameters, Some(client), true).await.0
+        Self::start_over_tls(LOOPBACK, &parameters, Some(client), true).await.0
     }
 
     /// A TLS registry with a self-signed certificate of these parameters.
@@ -138,15 +146,21 @@ impl FakeRegistry {
         parameters: &rcgen::CertificateParams,
         client: Option<CertificateDer<'static>>,
     ) -> (Self, String) {
-        Self::start_over_tls(parameters, client, false).await
+        Self::start_over_tls(LOOPBACK, parameters, client, false).await
+    }
+
+    /// The same without client certificates, at another address.
+    pub(crate) async fn start_showing_on(ip: IpAddr, parameters: &rcgen::CertificateParams) -> (Self, String) {
+        Self::start_over_tls(ip, parameters, None, false).await
     }
 
     async fn start_over_tls(
+        ip: IpAddr,
         parameters: &rcgen::CertificateParams,
         client: Option<CertificateDer<'static>>,
         is_required: bool,
     ) -> (Self, String) {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = tokio::net::TcpListener::bind((ip, 0)).await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let clients = client.map(|authority| ClientCertificates { authority, is_required });
         let (acceptor, authority) = self_signed(parameters, rustls::ALL_VERSIONS, clients);

@@ -1,5 +1,6 @@
 //! Pulls from a registry that means well, and from ones that do not.
 
+mod addresses;
 mod certificates;
 mod credential_table;
 pub(crate) mod failover;
