@@ -9,6 +9,7 @@ CARGO ?= cargo
 DENY_VERSION := 0.20.2
 FUZZ_VERSION := 0.13.2
 MDBOOK_VERSION := 0.4.52
+CYCLONEDX_VERSION := 0.5.9
 # How long `make fuzz` spends on each target; all run at once.
 FUZZ_SECONDS ?= 3600
 FUZZ_TARGETS := $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
@@ -40,15 +41,24 @@ for part in "$${parts[@]}"; do
   command -v "$${part%%:*}" >/dev/null || { echo "missing: $${part%%:*} (Debian package $${part##*:})" >&2; exit 1; }
 done
 endef
+# Shell that prints how many tests passed, by the log and what is given beside: PASSED,FAILED.
+define summary
+awk -v passed="$(1)" -v failed="$(2)" '/^test result:/ { passed += $$4; failed += $$6; ignored += $$8 }
+  END { printf "%d passed, %d failed, %d skipped\n", passed, failed, ignored; exit passed == 0 }' $(TEST_LOG)
+endef
 # A second containerd, of the next Debian release; unpacked below target, not installed.
 CONTAINERD_1_7_SUITE := trixie
 
 # What `make deb` and `make package-test` need beside those.
 DEB_PARTS := dpkg-buildpackage:dpkg-dev dh:debhelper cc:gcc python3:python3
 PACKAGE_PARTS := $(DEB_PARTS) lintian:lintian debootstrap:debootstrap unshare:util-linux systemd-analyze:systemd \
-	update-ca-certificates:ca-certificates
+	strip:binutils update-ca-certificates:ca-certificates
+# What `make dist` needs.
+DIST_PARTS := $(DEB_PARTS) git:git musl-gcc:musl-tools readelf:binutils update-ca-certificates:ca-certificates
+# The targets of `make dist`; this machine's with musl and with glibc where empty.
+DIST_TARGETS ?=
 
-.PHONY: help parts fmt lint doc book deny test package-test deb fuzz bench
+.PHONY: help parts fmt lint doc book deny test package-test ci deb dist dist-check publish-check fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -84,20 +94,41 @@ test: parts lint doc deny ## Everything CI checks; ends on `N passed, N failed`.
 	status=0
 	$(CARGO) test --locked --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG) || status=$$?
 	grep -E '^test .* FAILED$$' $(TEST_LOG) || true
-	awk '/^test result:/ { passed += $$4; failed += $$6; ignored += $$8 }
-	  END { printf "%d passed, %d failed, %d skipped\n", passed, failed, ignored; exit passed == 0 }' $(TEST_LOG)
+	$(call summary,0,0)
 	exit $$status
 
-package-test: ## Makes the Debian package of a quick build, and installs, upgrades and purges it in a new Debian; root.
+ci: test ## `make test`, then `make package-test`; ends on the summary of both.
+	@passed=1 failed=0
+	$(MAKE) --no-print-directory package-test || { passed=0; failed=1; }
+	$(call summary,$$passed,$$failed)
+	exit $$failed
+
+package-test: ## Makes the Debian package of the tests' build, and installs, upgrades and purges it in a new Debian; root.
 	@$(call install_parts,$(PACKAGE_PARTS))
-	$(CARGO) build --locked --release --package imagelet
-	tests/package.sh "$(TARGET_DIRECTORY)/release/imagelet" target/parts
+	export PATH="$$PATH:/usr/sbin:/sbin"
+	# The packages and targets of `make test`: nothing is compiled twice.
+	$(CARGO) build --locked --workspace --bins --tests
+	target=$(TARGET_DIRECTORY)
+	XTASK="$$target/debug/xtask" tests/package.sh "$$target/debug/imagelet" target/parts
 
 deb: ## Makes the Debian package in target/packages.
 	@$(call install_parts,$(DEB_PARTS))
 	$(CARGO) build --locked --profile dist --package imagelet
+	export CARGO=$(CARGO)
 	packaging/files.sh "$(TARGET_DIRECTORY)/dist/imagelet" target/packages/files
 	packaging/deb.sh target/packages/files target/packages
+
+dist: ## Makes a release in target/packages: static program, Debian package, container image, bill of materials, sums.
+	@$(call install_parts,$(DIST_PARTS))
+	[ "$$($(CARGO) cyclonedx --version 2>/dev/null)" = "cargo-cyclonedx-cyclonedx $(CYCLONEDX_VERSION)" ] \
+	  || $(CARGO) install --quiet --locked cargo-cyclonedx --version $(CYCLONEDX_VERSION)
+	CARGO=$(CARGO) packaging/dist.sh target/packages $(DIST_TARGETS)
+
+dist-check: dist ## Makes the release of the last commit once more, in another folder, and compares the two.
+	@CARGO=$(CARGO) packaging/reproduce.sh target/packages $(DIST_TARGETS)
+
+publish-check: ## Packs the crates as for crates.io, and compiles what was packed.
+	@$(CARGO) publish --locked --workspace --dry-run
 
 fuzz: ## Fuzzes all targets side by side, FUZZ_SECONDS each; wants a C++ compiler and an hour.
 	@[ "$$($(CARGO) fuzz --version 2>/dev/null)" = "cargo-fuzz $(FUZZ_VERSION)" ] \

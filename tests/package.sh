@@ -120,13 +120,17 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 step "packages"
+# The package has no symbols; a quick build has.
+strip -o "$work/imagelet" "$program"
+program=$work/imagelet
 packaging/files.sh "$program" "$work/files"
 packaging/deb.sh "$work/files" "$work/new"
 version=$(dpkg-deb -f "$work"/new/*.deb Version)
 packaging/deb.sh "$work/files" "$work/old" "$version~before"
 cargo_version=$("$program" version | cut -d' ' -f2)
 [ "${version%-*}" = "$cargo_version" ] || fail "packaging/debian/changelog has version $version, the program is $cargo_version"
-cargo run --locked --quiet --release --package xtask -- image "$program" /etc/ssl/certs/ca-certificates.crt \
+read -ra xtask <<<"${XTASK:-${CARGO:-cargo} run --locked --quiet --package xtask --}"
+"${xtask[@]}" image "$program" /etc/ssl/certs/ca-certificates.crt \
   "$(dpkg --print-architecture)" 0 "$work/image.tar"
 
 step "lintian"
