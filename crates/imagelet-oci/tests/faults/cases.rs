@@ -1,4 +1,5 @@
-//! Where each case of a registry that misbehaves, and of the credentials for it, is proved: B069 to B101 of the catalogue.
+//! Where each case of a registry that misbehaves, and of the credentials for it, is proved: B069 to B101 of the catalogue;
+//! and where each promise of the registry path is.
 
 use imagelet_oci::testing::FAULTS;
 
@@ -20,6 +21,134 @@ const RECORDS: &str = include_str!("../../../imagelet-core/src/records/tests/mod
 const RECORD_VECTORS: &str = include_str!("../../../imagelet-core/src/records/tests/vectors.rs");
 const PLAN: &str = include_str!("../../../imagelet-core/src/gc/tests/plan.rs");
 const INVENTORY: &str = include_str!("../../../imagelet-core/src/inventory/tests/mod.rs");
+
+const ADDRESSES: &str = include_str!("../../src/registry/tests/addresses.rs");
+const HOSTS_TOML: &str = include_str!("../../src/registry/tests/hosts_toml.rs");
+const FAILOVER: &str = include_str!("../../src/registry/tests/failover.rs");
+const SILENCE: &str = include_str!("../../src/registry/tests/silence.rs");
+const PARALLEL: &str = include_str!("../../src/registry/blob/parallel/tests.rs");
+const PROXY_CHOICE: &str = include_str!("../../src/registry/connection/proxy/choose.rs");
+const CERTS_D: &str = include_str!("../../src/registry/hosts/certs_d.rs");
+const REGISTRIES_CONF: &str = include_str!("../../src/registry/hosts/registries_conf.rs");
+const REGISTRIES_YAML: &str = include_str!("../../src/registry/hosts/registries_yaml.rs");
+const RATE_LIMIT: &str = include_str!("../../src/registry/rate_limit.rs");
+const RETRY_BUDGET: &str = include_str!("../../src/registry/retry_budget.rs");
+const ATTEMPTS: &str = include_str!("../../src/registry/attempts.rs");
+const MANIFEST: &str = include_str!("../../src/manifest/tests.rs");
+const SIGNATURE: &str = include_str!("../../src/signature/tests.rs");
+const MEDIA: &str = include_str!("../hostile_image/media.rs");
+const DIGESTS: &str = include_str!("../hostile_image/digests.rs");
+const COMPRESSION: &str = include_str!("../hostile_image/compression.rs");
+const MANIFESTS: &str = include_str!("../hostile_image/manifests.rs");
+const ACCESS: &str = include_str!("../engine/access.rs");
+const ARCHIVE: &str = include_str!("../engine/archive.rs");
+const ARTIFACT: &str = include_str!("../engine/artifact.rs");
+const TRUST: &str = include_str!("../engine/trust.rs");
+const RELOAD: &str = include_str!("../../../imagelet/tests/it/configuration/reload.rs");
+const RESUME: &str = include_str!("../../../imagelet/tests/it/resume.rs");
+const SENDERS: &str = include_str!("../../../imagelet/tests/it/senders.rs");
+const ARCHIVES: &str = include_str!("../../../imagelet/tests/it/archives.rs");
+const PROXY: &str = include_str!("../../../imagelet/tests/it/proxy.rs");
+const REGISTRY_ACCESS: &str = include_str!("../../../imagelet/tests/it/registry_access.rs");
+
+/// What the registry path promises: the promise, the file, the test.
+const PROMISES: &[(&str, &str, &str)] = &[
+    ("NO_PROXY", PROXY_CHOICE, "no_proxy_is_read_as_go_reads_it"),
+    ("HTTP, HTTPS and SOCKS5 proxies", PROXIES, "a_pull_goes_by_the_proxy_with_the_credential_of_each"),
+    ("a host's own proxy", PROXIES, "an_encrypted_proxy_is_verified_by_the_authorities_of_its_hosts"),
+    ("a proxy's environment", PROXY, "a_pull_uses_the_proxy_of_the_environment_and_names_it_without_its_password"),
+    ("IPv6", ADDRESSES, "a_registry_at_an_ipv6_address_serves_a_pull_with_a_token_and_a_redirect"),
+    ("IPv6 in TLS", ADDRESSES, "a_registry_at_an_ipv6_address_is_verified_by_that_address"),
+    ("dual stack", DIAL, "both_families_take_turns_in_the_order_of_the_resolver"),
+    ("happy eyeballs", DIAL, "the_first_connection_wins_and_a_dead_address_costs_its_head_start"),
+    ("an authority, skip_verify", REGISTRY, "an_encrypted_registry_is_believed_only_with_its_authority"),
+    ("a client certificate", REGISTRY_ACCESS, "a_client_certificate_is_shown_where_hosts_toml_names_it"),
+    ("a failed handshake is explained", CERTIFICATES, "a_failed_handshake_says_what_the_server_speaks_or_wants"),
+    ("the order of hosts.toml", CERTS_D, "hosts_are_asked_in_the_order_of_the_file"),
+    (
+        "paths, capabilities, headers",
+        HOSTS_TOML,
+        "a_mirror_is_requested_below_its_path_for_what_it_can_and_with_its_header",
+    ),
+    (
+        "`_default`",
+        HOSTS_TOML,
+        "the_default_folder_leads_to_a_shared_cache_that_gets_the_registrys_name_and_no_credential",
+    ),
+    ("dial_timeout", ADDRESSES, "the_dial_timeout_of_a_host_bounds_its_connection_and_no_others"),
+    ("registries.conf", REGISTRIES_CONF, "the_longest_prefix_gives_mirrors_and_location"),
+    ("registries.yaml", REGISTRIES_YAML, "endpoints_come_before_the_registry_with_the_settings_of_their_own_hosts"),
+    (
+        "health is shared and on disk",
+        FAILOVER,
+        "a_mirror_that_never_answers_costs_one_deadline_for_an_image_of_thirty_layers_and_none_after_a_restart",
+    ),
+    ("a probe", FAILOVER, "a_mirror_that_recovers_is_used_again_after_a_probe"),
+    ("another source in mid-blob", FAILOVER, "a_blob_that_breaks_off_at_a_mirror_goes_on_at_the_registry"),
+    ("another source after silence", SILENCE, "a_mirror_that_falls_silent_in_the_middle_is_passed_over"),
+    (
+        "`why` names the senders",
+        SENDERS,
+        "why_names_the_mirror_that_broke_off_and_the_registry_that_went_on_with_their_bytes",
+    ),
+    ("partial blobs", RESUME, "a_pull_that_is_killed_many_times_fetches_little_again"),
+    ("a changed tail", RESUME, "bytes_that_changed_on_the_disk_are_found_and_fetched_again"),
+    (
+        "stragglers",
+        PARALLEL,
+        "a_connection_that_trickles_or_falls_silent_is_overtaken_by_a_second_request_for_its_rest",
+    ),
+    (
+        "stragglers, two hosts",
+        PARALLEL,
+        "a_mirror_that_slows_to_a_crawl_is_overtaken_by_the_registry_and_its_connection_dropped",
+    ),
+    ("Retry-After, RateLimit-*", RATE_LIMIT, "a_wait_is_read_in_seconds_as_a_date_and_from_rate_limit_headers"),
+    (
+        "a limit by registry and account",
+        REGISTRY,
+        "a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks_by_all_of_an_account",
+    ),
+    (
+        "HEAD before GET",
+        ACCESS,
+        "a_tag_that_is_here_costs_a_head_and_a_get_only_where_that_does_not_answer_or_the_tag_has_moved",
+    ),
+    ("one budget of retries", RETRY_BUDGET, "requests_that_retry_at_the_same_time_spend_the_budget_once"),
+    ("jitter", ATTEMPTS, "waits_double_up_to_a_bound_and_begin_anew_after_progress"),
+    ("a cap of the bandwidth", RELOAD, "a_bandwidth_holds_for_running_pulls_and_a_reload_changes_it"),
+    ("connections of a host", PARALLEL, "a_host_never_has_more_connections_than_its_bound_and_every_pull_goes_on"),
+    ("identity tokens", TOKENS, "identity_and_registry_tokens_open_what_they_are_for"),
+    (
+        "one token for requests at once",
+        TOKENS,
+        "a_token_service_that_knows_only_forms_gets_one_and_one_token_serves_concurrent_requests",
+    ),
+    ("a nested index", REGISTRY, "indexes_that_never_end_are_left"),
+    ("variants", MANIFEST, "the_best_entry_for_a_platform_is_chosen"),
+    ("Docker's own types", MANIFESTS, "a_document_is_one_thing_by_its_own_and_its_transports_word"),
+    ("sha512", DIGESTS, "longer_digests_are_held_to_like_the_usual_one"),
+    ("a layer of no bytes", DIGESTS, "whatever_is_not_as_long_as_it_is_said_is_refused"),
+    (
+        "a layer of no bytes in an archive",
+        ARCHIVE,
+        "a_layer_of_no_bytes_is_pulled_exported_and_imported_like_any_other",
+    ),
+    ("referrers and schema 1", MEDIA, "what_is_not_an_image_is_refused_by_its_type_before_a_byte_of_it_is_fetched"),
+    ("artifacts", ARTIFACT, "an_artifact_is_pulled_as_files_and_identified_by_its_manifest"),
+    ("zstd, zstd:chunked", COMPRESSION, "a_layer_is_unpacked_by_what_it_is_or_refused_as_damaged"),
+    ("foreign and encrypted layers", MANIFEST, "each_layer_type_is_unpacked_or_refused_by_name"),
+    ("export and import", ARCHIVE, "an_export_comes_back_with_every_digest_and_name_from_a_file_and_from_a_folder"),
+    ("several images of docker save", ARCHIVE, "several_images_of_docker_save_are_imported_also_compressed"),
+    ("skopeo, both ways", ARCHIVES, "skopeo_reads_what_is_exported_and_what_it_writes_is_imported_with_every_digest"),
+    ("an import folder", ARCHIVES, "a_daemon_imports_what_appears_in_its_folder_pins_it_and_moves_it_away_once"),
+    ("policy.json", SIGNATURE, "the_most_specific_scope_counts"),
+    (
+        "a signature before the first layer",
+        TRUST,
+        "an_image_is_pulled_once_its_signature_meets_the_policy_and_no_layer_is_fetched_before",
+    ),
+];
 
 /// Cases with tests of their own: the case, the file, the test.
 const TESTS: &[(&str, &str, &str)] = &[
@@ -79,8 +208,8 @@ const IN_THE_MATRIX: &[(&str, &[&str])] = &[
 const WITHOUT: &[(&str, &str)] = &[("B086", "the registry client speaks HTTP/1.1 only")];
 
 #[test]
-fn every_case_of_a_registry_that_misbehaves_has_a_test() {
-    for (case, source, test) in TESTS {
+fn every_case_of_a_registry_that_misbehaves_and_every_promise_has_a_test() {
+    for (case, source, test) in TESTS.iter().chain(PROMISES) {
         assert!(source.contains(&format!("fn {test}()")), "{case}: there is no test `{test}` any more");
     }
     for (case, names) in IN_THE_MATRIX {

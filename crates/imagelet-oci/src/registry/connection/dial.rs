@@ -127,9 +127,11 @@ async fn race<T, F: Future<Output = io::Result<T>>>(
 mod tests {
     use std::cell::RefCell;
 
-    use tokio::time::Instant;
-
     use super::*;
+    use crate::{
+        registry::tests::failover::fault,
+        testing::{FaultRegistry, TestImage},
+    };
 
     fn addresses(texts: &[&str]) -> Vec<SocketAddr> {
         texts
@@ -229,21 +231,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_host_that_drops_packets_costs_one_deadline() {
-        use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
-        // The system drops further connection requests of a full backlog.
-        let full = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        bind(&full, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        listen(&full, 0).unwrap();
-        let port = SocketAddr::try_from(getsockname(&full).unwrap()).unwrap().port();
+        let full = FaultRegistry::start(Some(fault("dial-dropped")), &TestImage::of_size(1)).await;
+        let port = full.address().parse::<SocketAddr>().unwrap().port();
         let began = Instant::now();
-        let mut kept = Vec::new();
-        let error = loop {
-            match dial("127.0.0.1", port, Duration::from_secs(2)).await {
-                Ok(stream) => kept.push(stream),
-                Err(error) => break error,
-            }
-            assert!(kept.len() < 100, "the backlog is never full");
-        };
+        let error = dial("127.0.0.1", port, Duration::from_secs(2)).await.unwrap_err();
         assert!(matches!(error, DialError::Late { .. }) && began.elapsed() >= Duration::from_secs(2), "{error}");
         assert_eq!(error.to_string(), "no connection to `127.0.0.1` within 2 s");
     }

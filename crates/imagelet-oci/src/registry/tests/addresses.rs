@@ -7,8 +7,11 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{failover::client, *};
-use crate::testing::{FAULTS, FaultRegistry, TestImage};
+use super::{
+    failover::{client, fault},
+    *,
+};
+use crate::testing::{FaultRegistry, TestImage};
 
 const LOOPBACK: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
@@ -59,8 +62,7 @@ async fn a_registry_at_an_ipv6_address_is_verified_by_that_address() {
 
 #[tokio::test]
 async fn the_dial_timeout_of_a_host_bounds_its_connection_and_no_others() {
-    let dropping = FAULTS.iter().find(|fault| fault.name == "dial-dropped").unwrap();
-    let mirror = FaultRegistry::start(Some(dropping), &TestImage::of_size(1)).await;
+    let mirror = FaultRegistry::start(Some(fault("dial-dropped")), &TestImage::of_size(1)).await;
     let fake = FakeRegistry::start().await;
     fake.put_image("v1", &[]);
     let config = RegistryConfig { dial_timeout: Duration::from_mins(5), ..RegistryConfig::default() };

@@ -6,10 +6,13 @@ use imagelet_core::{
     image::{Digest, Platform},
     runtime::{ErrorClass, RuntimeError, RuntimeErrorKind},
 };
-use tokio::{net::TcpListener, time::Instant};
+use tokio::time::Instant;
 
 use super::fake::{FakeRegistry, Trick};
-use crate::registry::{Registry, RegistryConfig, Resolved};
+use crate::{
+    registry::{Registry, RegistryConfig, Resolved},
+    testing::{FAULTS, FaultRegistry, RegistryFault, TestImage},
+};
 
 /// A client whose `hosts.toml` names these mirrors before the registry.
 pub(crate) fn client(fake: &FakeRegistry, mirrors: &[String], config: RegistryConfig) -> (Registry, tempfile::TempDir) {
@@ -20,6 +23,11 @@ pub(crate) fn client(fake: &FakeRegistry, mirrors: &[String], config: RegistryCo
     std::fs::write(own.join("hosts.toml"), text.concat()).unwrap();
     let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], ..config };
     (Registry::new(config).unwrap(), folder)
+}
+
+/// A fault of the table.
+pub(crate) fn fault(name: &str) -> &'static RegistryFault {
+    FAULTS.iter().find(|fault| fault.name == name).unwrap()
 }
 
 fn quick() -> RegistryConfig {
@@ -52,41 +60,23 @@ fn answer(status: u16, headers: &[(&'static str, &str)]) -> Trick {
     Trick::Answer(status, headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect(), "".into())
 }
 
-/// Accepts connections and never answers; counts them.
-async fn silent() -> (String, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let count = std::sync::Arc::<std::sync::atomic::AtomicUsize>::default();
-    let accepted = std::sync::Arc::clone(&count);
-    tokio::spawn(async move {
-        let mut open = Vec::new();
-        loop {
-            open.push(listener.accept().await.unwrap());
-            accepted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        }
-    });
-    (address, count)
-}
-
 #[tokio::test]
 async fn a_mirror_that_never_answers_costs_one_deadline_for_an_image_of_thirty_layers_and_none_after_a_restart() {
     let fake = FakeRegistry::start().await;
     let layers: Vec<Vec<u8>> = (0..30).map(|index| vec![index; 1000]).collect();
     fake.put_image("v1", &layers.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let (mirror, connections) = silent().await;
+    let mirror = FaultRegistry::start(Some(fault("accept-and-silence")), &TestImage::of_size(1)).await;
     let kept = tempfile::tempdir().unwrap();
     let health_file = Some(kept.path().join("health.json"));
-    let (registry, _folder) = client(&fake, &[mirror], RegistryConfig { health_file, ..quick() });
+    let (registry, _folder) = client(&fake, &[mirror.address().to_owned()], RegistryConfig { health_file, ..quick() });
     let resolved = resolve(&registry, &fake).await.unwrap();
     let reads = (0..30).map(|index| layer(&resolved, index));
     let read: Vec<_> = futures_util::future::join_all(reads).await;
     assert!(read.into_iter().zip(&layers).all(|(read, layer)| read.unwrap() == *layer));
-    let asked = connections.load(std::sync::atomic::Ordering::SeqCst);
-    assert_eq!(asked, 1, "the manifest waits for it, no layer does");
+    assert_eq!(mirror.stalls(), 1, "the manifest waits for it, no layer does");
     let again = Registry::new(registry.shared.config.clone()).unwrap();
     resolve(&again, &fake).await.unwrap();
-    let asked = connections.load(std::sync::atomic::Ordering::SeqCst);
-    assert_eq!(asked, 1, "the next process knows it");
+    assert_eq!(mirror.stalls(), 1, "the next process knows it");
 }
 
 /// An image of one layer at a registry and at its mirror, and the bytes of the layer.

@@ -85,6 +85,8 @@ pub(crate) enum Trick {
     Slow(u64),
     /// The whole body, whatever the requested range.
     IgnoreRange,
+    /// The usual response after this time.
+    Late(std::time::Duration),
     /// The usual response with another header.
     Header(&'static str, String),
     /// The usual response with another body and no length.
@@ -384,13 +386,11 @@ async fn respond(State((address, state)): State<(SocketAddr, Arc<Mutex<Inner>>)>
         body: String::from_utf8_lossy(&body).into_owned(),
         headers: head.headers.clone(),
     };
-    let mut inner = state.lock().expect("no test panicked in here");
-    inner.seen.push(seen.clone());
-    let trick = inner.tricks.iter_mut().find(|(end, times, _)| *times > 0 && seen.path.ends_with(end.as_str()));
-    let trick = trick.map(|(_, times, trick)| {
-        *times -= 1;
-        trick.clone()
-    });
+    let trick = state.lock().expect("no test panicked in here").record(&seen);
+    if let Some(Trick::Late(delay)) = trick {
+        tokio::time::sleep(delay).await;
+    }
+    let inner = state.lock().expect("no test panicked in here");
     if let Some(Trick::Answer(status, headers, body)) = trick {
         return answer(status, &headers, body);
     }
@@ -407,6 +407,15 @@ async fn respond(State((address, state)): State<(SocketAddr, Arc<Mutex<Inner>>)>
 }
 
 impl Inner {
+    /// Records a request; returns its trick.
+    fn record(&mut self, seen: &RecordedRequest) -> Option<Trick> {
+        self.seen.push(seen.clone());
+        let mut tricks = self.tricks.iter_mut();
+        let (_, times, trick) = tricks.find(|(end, times, _)| *times > 0 && seen.path.ends_with(end.as_str()))?;
+        *times -= 1;
+        Some(trick.clone())
+    }
+
     fn token(&self, seen: &RecordedRequest) -> Response {
         let Guard::Bearer { shown, form, .. } = &self.guard else { return answer(404, &[], Bytes::new()) };
         let allowed = match form {

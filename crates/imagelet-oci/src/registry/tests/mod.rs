@@ -5,6 +5,7 @@ mod certificates;
 mod credential_table;
 pub(crate) mod failover;
 pub(crate) mod fake;
+mod hosts_toml;
 mod proxies;
 mod registries_yaml;
 mod silence;

@@ -48,10 +48,13 @@ async fn a_token_service_that_knows_only_forms_gets_one_and_one_token_serves_con
     assert_eq!(tokens, ["GET", "POST"]);
     fake.guard(bearer());
     fake.expire_tokens();
+    // All layers are refused before the token is there.
+    fake.trick("/token", 9, Trick::Late(Duration::from_secs(1)));
     let layers = &resolved.manifest.layers;
     let reads = futures_util::future::join_all(layers.iter().map(|layer| read(&resolved, layer))).await;
     assert!(reads.into_iter().all(|read| read.is_ok()));
     assert_eq!(fake.seen().iter().filter(|seen| seen.path == "/token").count(), 1);
+    fake.clear_tricks();
     fake.trick("/token", 9, answer(405, &[], ""));
     let error = pull(&fake, Some(&credential("hunter2pass"))).await.unwrap_err();
     assert_eq!((error.kind(), error.fault().hop), (RuntimeErrorKind::Denied, Stage::Token), "{}", error.chain());
