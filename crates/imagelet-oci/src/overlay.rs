@@ -3,7 +3,8 @@
 //! One procedure serves every kernel from 5.10 on. An overlay's options have to fit in one page, so layers are named by
 //! short links (`0:1:2`) relative to the working folder; a thread with a working folder and a mount namespace of its
 //! own mounts the overlay there by mount(2), and returns a detached clone. `lowerdir+` needs no links, but Linux 6.8.
-//! If the thread fails, its namespace removes everything, and no other mount table ever had it.
+//! Where the root is no mount point, as in a plain chroot, the kernel gives no such namespace, and the overlay is made by
+//! fsconfig(2), for fewer layers. If the thread fails, its namespace removes everything, and no other mount table ever had it.
 
 use std::{
     ffi::CString,
@@ -19,8 +20,9 @@ use rustix::{
     fs::{CWD, Mode, OFlags},
     io::Errno,
     mount::{
-        FsOpenFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
-        fsconfig_set_flag, fsconfig_set_string, fsopen, mount, mount_change, move_mount, open_tree,
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+        fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, mount_change, move_mount,
+        open_tree,
     },
     thread::UnshareFlags,
 };
@@ -71,9 +73,12 @@ impl OverlayFolder {
         let made = thread::scope(|scope| {
             scope
                 .spawn(|| -> io::Result<OwnedFd> {
-                    own_namespace()?;
+                    let is_private = own_namespace()?;
                     let lower = self.0.join(LOWER);
                     rustix::process::chdir(&lower)?;
+                    if !is_private {
+                        return mount_by_context(layers, source, flags);
+                    }
                     mount(source, &lower, "overlay", flags, options.as_c_str())?;
                     Ok(open_tree(CWD, &lower, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?)
                 })
@@ -114,16 +119,57 @@ pub(crate) fn attach(mount: &OwnedFd, target: &Path) -> io::Result<()> {
 }
 
 fn options(layers: usize) -> String {
-    let lower: Vec<String> = (0..layers.max(1)).map(|at| at.to_string()).collect();
-    format!("lowerdir={},upperdir=../{UPPER},workdir=../{WORK}", lower.join(":"))
+    format!("lowerdir={},upperdir=../{UPPER},workdir=../{WORK}", lower_folders(layers))
+}
+
+fn lower_folders(layers: usize) -> String {
+    (0..layers.max(1)).map(|at| at.to_string()).collect::<Vec<_>>().join(":")
 }
 
 /// Gives the calling thread a mount namespace and a working folder of its own. Mounts in it are invisible outside;
-/// unmounts outside propagate into it.
-fn own_namespace() -> io::Result<()> {
+/// unmounts outside propagate into it. `false`: its root is no mount point, as in a plain chroot, so that mounts in it may
+/// be visible outside.
+fn own_namespace() -> io::Result<bool> {
     #[expect(deprecated, reason = "the successor is unsafe, for descriptors that stay with a thread; these do not")]
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
-    Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
+    match mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC) {
+        Ok(()) => Ok(true),
+        Err(Errno::INVAL) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The kernel's limit of one value of fsconfig(2), with its end.
+const CONTEXT_VALUE_MAX: usize = 256;
+
+/// Mounts an overlay detached and without a namespace, from the working folder `lower/`. Needs no root that is a mount
+/// point, and takes fewer layers than mount(2).
+fn mount_by_context(layers: usize, source: &str, flags: MountFlags) -> io::Result<OwnedFd> {
+    let lower = lower_folders(layers);
+    if lower.len() >= CONTEXT_VALUE_MAX {
+        return Err(io::Error::other(format!(
+            "the root of this process is no mount point, and there an image may have about 80 layers, not {layers}\n\
+             hint: make it one before the chroot: `mount --bind ROOT ROOT`"
+        )));
+    }
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, "source", source)?;
+    fsconfig_set_string(&context, "lowerdir", lower.as_str())?;
+    fsconfig_set_string(&context, "upperdir", format!("../{UPPER}").as_str())?;
+    fsconfig_set_string(&context, "workdir", format!("../{WORK}").as_str())?;
+    let mut attributes = MountAttrFlags::empty();
+    for (flag, attribute) in [
+        (MountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
+        (MountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
+        (MountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
+    ] {
+        attributes.set(attribute, flags.contains(flag));
+    }
+    if flags.contains(MountFlags::RDONLY) {
+        fsconfig_set_flag(&context, "ro")?;
+    }
+    fsconfig_create(&context)?;
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
 #[cfg(test)]
@@ -135,5 +181,6 @@ mod tests {
         assert_eq!(options(3), "lowerdir=0:1:2,upperdir=../upper,workdir=../work");
         assert_eq!(options(0), options(1), "overlayfs takes no empty list");
         assert!(options(500).len() < 4096, "{}", options(500).len());
+        assert!(lower_folders(80).len() < CONTEXT_VALUE_MAX, "{}", lower_folders(80).len());
     }
 }

@@ -12,7 +12,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::{
     fake_registry::FakeRegistry,
     images::{Image, Layer},
-    program::{Outcome, program, with_store},
+    program::{Outcome, program, run, with_store},
     testbed::{Part, require_root, scratch, wait_until},
 };
 
@@ -139,6 +139,30 @@ fn mounted_elsewhere(bench: &Bench) -> Part {
     let part = Part::start(&mut command, "util-linux", bench.folder.path().join("elsewhere.log"));
     wait_until("the mount in the other namespace", || part.log().contains("ready"));
     part
+}
+
+#[test]
+fn an_image_is_mounted_in_a_chroot_whose_root_is_no_mount_point() {
+    let bench = Bench::new();
+    let root = bench.folder.path().join("root");
+    for folder in ["usr", "proc", "target"] {
+        fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    for link in ["lib", "lib64"] {
+        std::os::unix::fs::symlink(format!("usr/{link}"), root.join(link)).unwrap();
+    }
+    fs::write(root.join("imagelet"), "").unwrap();
+    fs::rename(bench.store(), root.join("store")).unwrap();
+    let script = "set -e; mount --make-rprivate /; mount --bind /usr \"$1/usr\"; mount -t proc proc \"$1/proc\"\n\
+        mount --bind \"$2\" \"$1/imagelet\"\n\
+        inside() { chroot \"$1\" /imagelet --store /store \"$2\" \"$3\" $4; }\n\
+        inside \"$1\" mount \"$3\" /target; ls \"$1/target\"; inside \"$1\" inspect \"$3\"\n\
+        inside \"$1\" unmount /target; ls -A \"$1/target\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(&root).arg(program().get_program()).arg(&bench.name);
+    let said = run(&mut command).ok();
+    let in_use = said.contains("In use by:    mount /target");
+    assert!(in_use && said.starts_with("/target\n") && said.ends_with("\n/target\n"), "{said}");
 }
 
 #[test]
