@@ -23,7 +23,7 @@ pub(crate) fn start(environment: &Environment, is_daemon: bool) {
         let builder = builder.without_time().with_level(false).with_target(false).with_ansi(false);
         builder.fmt_fields(debug_fn(for_people)).finish().with(filter).init();
     } else if std::io::stderr().is_terminal() {
-        builder.with_target(false).finish().with(filter).init();
+        builder.with_target(false).with_ansi(!environment.no_color).finish().with(filter).init();
     } else {
         builder.json().flatten_event(true).finish().with(filter).init();
     }

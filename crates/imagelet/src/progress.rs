@@ -4,24 +4,29 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io::{IsTerminal as _, Write as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use imagelet_core::image::ByteSize;
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use tokio::time::Instant;
 
 use crate::{
-    api::{LayerSize, PullProgress, Step, Steps, no_steps},
+    api::{LayerSize, PullProgress, PullRetry, Step, Steps, no_steps},
+    config::has_dumb_terminal,
     output::printable,
 };
 
 /// Layers with a bar of their own; the total covers the others. A low terminal has fewer.
 const BARS_MAX: usize = 24;
-/// Lines of a terminal beside those of layers: the total, and what was typed.
-const LINES_RESERVED: usize = 3;
+/// Lines of a terminal beside those of layers: the total, a wait for the registry, and what was typed.
+const LINES_RESERVED: usize = 4;
 /// Columns of a name before a bar, so that the line fits 80.
 const BAR_NAME_COLUMNS: usize = 28;
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 const DIGITS: usize = 12;
+/// Waits that end within this time of each other are one.
+const RETRY_TOLERANCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub(crate) enum Screen {
@@ -34,7 +39,7 @@ impl Screen {
     pub(crate) fn of_stderr(quiet: bool) -> Self {
         if quiet {
             Self::Quiet
-        } else if std::io::stderr().is_terminal() {
+        } else if draws_bars() {
             Self::Bars(MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)))
         } else {
             Self::Lines
@@ -48,9 +53,9 @@ impl Screen {
         match self {
             Self::Quiet => Shown { steps: no_steps(), bars: None },
             Self::Lines => {
-                let sizes = Mutex::default();
+                let said = Mutex::default();
                 let steps = move |step| {
-                    if let Some(text) = line(&mut lock(&sizes), &step) {
+                    if let Some(text) = line(&mut lock(&said), &step) {
                         drop(writeln!(std::io::stderr(), "{image}: {text}"));
                     }
                 };
@@ -77,6 +82,11 @@ impl Screen {
     }
 }
 
+/// Bars need a terminal that moves its cursor.
+fn draws_bars() -> bool {
+    std::io::stderr().is_terminal() && !has_dumb_terminal()
+}
+
 pub(crate) struct Shown {
     pub(crate) steps: Steps,
     bars: Option<Arc<Bars>>,
@@ -90,18 +100,33 @@ impl Drop for Shown {
     }
 }
 
-fn line(sizes: &mut BTreeMap<String, ByteSize>, step: &Step) -> Option<String> {
+/// What a pull without bars has said.
+#[derive(Default)]
+struct Said {
+    sizes: BTreeMap<String, ByteSize>,
+    retry: Option<(String, Instant)>,
+}
+
+fn line(said: &mut Said, step: &Step) -> Option<String> {
     match step {
         Step::Resolved { layers: resolved, .. } => {
-            *sizes = resolved.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect();
+            said.sizes = resolved.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect();
             let total: ByteSize = resolved.iter().map(|layer| ByteSize(layer.size)).sum();
             let plural = if resolved.len() == 1 { "" } else { "s" };
             Some(format!("{} layer{plural}, {total} to fetch at most", resolved.len()))
         }
         Step::Silence { note } => Some(printable(note)),
         Step::Present { digest } => Some(format!("layer {} is present", short(digest))),
+        Step::Retry(retry) => {
+            let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
+            // All requests of a pull wait for the same limit.
+            let is_new =
+                said.retry.as_ref().is_none_or(|(host, known)| *host != retry.host || at > *known + RETRY_TOLERANCE);
+            said.retry = Some((retry.host.clone(), at));
+            is_new.then(|| retry.text())
+        }
         Step::Done { digest } => {
-            let size = sizes.get(digest).copied().unwrap_or(ByteSize::ZERO);
+            let size = said.sizes.get(digest).copied().unwrap_or(ByteSize::ZERO);
             Some(format!("layer {} is done ({size})", short(digest)))
         }
         _ => None,
@@ -133,7 +158,7 @@ const NAME_COLUMNS: usize = 36;
 impl PullScreen {
     /// On stderr, drawn twice a second at most; `None` where stderr is no terminal.
     pub(crate) fn of_stderr(with_layers: bool) -> Option<Self> {
-        std::io::stderr().is_terminal().then(|| Self {
+        draws_bars().then(|| Self {
             screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(2)),
             pulls: BTreeMap::new(),
             with_layers,
@@ -224,17 +249,18 @@ fn in_columns(name: &str, columns: usize) -> String {
 
 pub(crate) fn standing(pull: &PullProgress) -> String {
     let for_so_long = format!("{} s", pull.elapsed_ms / 1000);
+    let retry = pull.retry.as_ref().map_or_else(String::new, |retry| format!(", {}", retry.text()));
     let Some(total) = pull.bytes_total else {
         let place = pull.position.map_or_else(String::new, |place| format!(" at place {place}"));
         let estimate = pull.bytes_estimated.map_or_else(String::new, |bytes| format!(", about {}", ByteSize(bytes)));
         let phase = if pull.phase == "pulling" { THROUGH_RUNTIME } else { &pull.phase };
-        return format!("{phase}{place} for {for_so_long}{estimate}");
+        return format!("{phase}{place} for {for_so_long}{estimate}{retry}");
     };
     let over = pull.layers.iter().filter(|layer| ["done", "present"].contains(&layer.state.as_str())).count();
     let speed = pull.bytes_per_second.map_or_else(String::new, |speed| format!(", {}/s", ByteSize(speed)));
     let left = pull.remaining_ms.map_or_else(String::new, |left| format!(", {} s left", left.div_ceil(1000)));
     let (received, layers) = (ByteSize(pull.bytes_received), pull.layers.len() as u64 + pull.layers_hidden);
-    format!("{} {received} of {}{speed}{left}, {over} of {layers} layers", pull.phase, ByteSize(total))
+    format!("{} {received} of {}{speed}{left}, {over} of {layers} layers{retry}", pull.phase, ByteSize(total))
 }
 
 fn terminal_lines() -> Option<u16> {
@@ -259,6 +285,41 @@ struct LayerBars {
     /// Of an image with more layers than lines: those under way that have a line.
     visible: BTreeSet<String>,
     done: usize,
+    retry: Option<Countdown>,
+}
+
+/// A line below the total that counts down to the next request.
+struct Countdown {
+    bar: ProgressBar,
+    at: Instant,
+}
+
+impl Countdown {
+    const PERIOD: Duration = Duration::from_secs(1);
+
+    fn new(screen: &MultiProgress, above: &ProgressBar, retry: PullRetry) -> Self {
+        let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
+        let bar = screen.insert_after(above, ProgressBar::new_spinner());
+        let text = move |_: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let left = at.saturating_duration_since(Instant::now()).as_millis();
+            let retry = PullRetry { remaining_ms: u64::try_from(left).unwrap_or(u64::MAX), ..retry.clone() };
+            let _ = out.write_str(&retry.text());
+        };
+        bar.set_style(style("  {wait}").with_key("wait", text));
+        bar.enable_steady_tick(Self::PERIOD);
+        Self { bar, at }
+    }
+
+    /// Whether a step shows that the pull goes on.
+    fn is_over(&self, step: &Step, now: Instant) -> bool {
+        matches!(step, Step::Resolved { .. } | Step::Committing | Step::ThroughRuntime) || now >= self.at
+    }
+}
+
+impl Drop for Countdown {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 /// Whether a layer that makes progress gets a line now: each one under way has one while there is room.
@@ -271,13 +332,24 @@ impl Bars {
         let total = screen.add(ProgressBar::new_spinner().with_style(style("{spinner} {prefix} {wide_msg}")));
         total.set_prefix(image);
         total.set_message("asking the registry");
-        total.enable_steady_tick(std::time::Duration::from_millis(120));
+        total.enable_steady_tick(Duration::from_millis(120));
         Self { screen, total, layers_max, layers: Mutex::default() }
     }
 
     fn take(&self, step: Step) {
         let mut layers = lock(&self.layers);
+        if layers.retry.as_ref().is_some_and(|retry| retry.is_over(&step, Instant::now())) {
+            layers.retry = None;
+        }
         match step {
+            Step::Retry(retry) => {
+                let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
+                if layers.retry.as_ref().is_none_or(|shown| at > shown.at + RETRY_TOLERANCE) {
+                    layers.retry = None;
+                    layers.retry = Some(Countdown::new(&self.screen, &self.total, retry));
+                }
+                return;
+            }
             Step::Resolved { layers: resolved, .. } => self.resolve(&mut layers, &resolved),
             Step::Fetching { digest, received } => {
                 if let Some(bar) = layers.by_digest.get(&digest).cloned() {
@@ -355,7 +427,9 @@ impl Bars {
     }
 
     fn clear(&self) {
-        for bar in lock(&self.layers).by_digest.values() {
+        let mut layers = lock(&self.layers);
+        layers.retry = None;
+        for bar in layers.by_digest.values() {
             bar.finish_and_clear();
         }
         self.total.finish_and_clear();
@@ -386,7 +460,7 @@ mod tests {
     }
     #[test]
     fn each_of_sixty_layers_has_a_line_while_it_is_under_way() {
-        assert_eq!([None, Some(24), Some(80), Some(2)].map(bars_for), [24, 21, 24, 1]);
+        assert_eq!([None, Some(24), Some(80), Some(2)].map(bars_for), [24, 20, 24, 1]);
         let mut visible = BTreeSet::new();
         let digests: Vec<String> = (0..60).map(|number| format!("sha256:{number:064}")).collect();
         let under_way = 4;
@@ -427,13 +501,16 @@ mod tests {
         assert_eq!(standing(&of_runtime), "pulling through the runtime for 4 s, about 9MB");
         let waits = PullProgress { phase: "waiting".into(), position: Some(3), ..PullProgress::default() };
         assert_eq!(standing(&waits), "waiting at place 3 for 0 s");
+        let retry = Some(PullRetry { host: "r.test".into(), remaining_ms: 11_001, requested: true });
+        let held = PullProgress { phase: "asking".into(), retry, ..PullProgress::default() };
+        assert_eq!(standing(&held), "asking for 0 s, r.test limits requests, next try in 12 s");
     }
 
     #[test]
     fn without_a_terminal_a_pull_is_a_few_plain_lines() {
         let digest = format!("sha256:{}", "ab".repeat(32));
         let layers = vec![LayerSize { digest: digest.clone(), size: 1_500_000 }];
-        let mut known = BTreeMap::new();
+        let mut known = Said::default();
         let mut say = |step| line(&mut known, &step);
         assert_eq!(
             say(Step::Resolved { manifest: String::new(), layers }).as_deref(),
@@ -442,5 +519,12 @@ mod tests {
         assert_eq!(say(Step::Fetching { digest: digest.clone(), received: 10 }), None);
         assert_eq!(say(Step::Done { digest }).as_deref(), Some("layer abababababab is done (1.5MB)"));
         assert_eq!(say(Step::Committing), None);
+        let mut wait = |host: &str, remaining_ms, requested| {
+            say(Step::Retry(PullRetry { host: host.into(), remaining_ms, requested }))
+        };
+        assert_eq!(wait("r.test", 11_500, true).as_deref(), Some("r.test limits requests, next try in 12 s"));
+        assert_eq!(wait("r.test", 11_900, true), None, "another request that waits for the same limit");
+        assert_eq!(wait("m.test", 3000, false).as_deref(), Some("m.test failed, next try in 3 s"));
+        assert_eq!(wait("m.test", 9000, false).as_deref(), Some("m.test failed, next try in 9 s"));
     }
 }

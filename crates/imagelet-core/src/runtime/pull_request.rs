@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use tokio::time::Instant;
+
 use super::PullWay;
 use crate::{
     audit_log::PullHost,
@@ -88,6 +90,24 @@ pub enum PullEvent {
     Committing,
     /// What each host of the registry sent in an attempt that is over, also one that failed.
     Hosts(Vec<PullHost>),
+    /// A request of the pull is sent at a later time; other requests of the pull may go on.
+    Retry {
+        /// The host that gets the request.
+        host: String,
+        /// When it is sent.
+        at: Instant,
+        /// The host has requested the wait; otherwise it has failed.
+        is_requested: bool,
+    },
+    /// A request for a token is over.
+    Token {
+        /// The token service.
+        service: String,
+        /// When the request began; it ends with this event.
+        began: Instant,
+        /// Whether the service sent a token.
+        is_granted: bool,
+    },
 }
 
 /// The state of a layer.

@@ -3,7 +3,7 @@
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::RuntimeError,
+    runtime::{Progress, RuntimeError},
 };
 
 use super::{Engine, estimate::PullTarget};
@@ -18,10 +18,17 @@ impl Engine {
     /// Resolves a digest of a repository it was pulled from before, or a tag that still names the present image, once the
     /// registry grants it to this request's credential. Registries that count pulls count a `GET` of a manifest and no
     /// `HEAD`. `None`: the caller has to fetch, and the answer to the fetch is more precise.
-    pub(super) async fn confirmed(&self, target: &PullTarget) -> Result<Option<Resolved>, RuntimeError> {
+    pub(super) async fn confirmed(
+        &self,
+        target: &PullTarget,
+        progress: Option<&Progress>,
+    ) -> Result<Option<Resolved>, RuntimeError> {
         let Some(digest) = self.digest_here(target) else { return Ok(None) };
         let Some((root, chosen, manifest)) = self.documents_here(target, &digest).await else { return Ok(None) };
         let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
+        if let Some(progress) = progress {
+            session.report_to(progress);
+        }
         match session.confirm(&target.reference, &digest).await {
             Ok(true) => Ok(Some(Resolved { session, root, chosen, manifest })),
             Ok(false) => Ok(None),

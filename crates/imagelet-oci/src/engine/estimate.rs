@@ -96,10 +96,13 @@ impl Engine {
         target: &PullTarget,
         progress: Option<&Progress>,
     ) -> Result<Resolved, RuntimeError> {
-        if let Some(resolved) = self.confirmed(target).await? {
+        if let Some(resolved) = self.confirmed(target, progress).await? {
             return Ok(resolved);
         }
         let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
+        if let Some(progress) = progress {
+            session.report_to(progress);
+        }
         let resolved = session.clone().resolve(&target.reference, &target.platform).await;
         if let (Err(_), Some(progress)) = (&resolved, progress) {
             progress(PullEvent::Hosts(session.senders()));

@@ -58,7 +58,10 @@ impl Engine {
         let target = PullTarget::by(request)?;
         self.store.check_writable()?;
         let resolved = match self.resolutions.take(&target, Instant::now()) {
-            Some(resolved) => resolved,
+            Some(resolved) => {
+                resolved.session.report_to(progress);
+                resolved
+            }
             None => self.resolve(&target, Some(progress)).await?,
         };
         self.check_signatures(&resolved).await?;

@@ -143,7 +143,9 @@ impl Hashed {
     async fn pass(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;
-        if self.received - self.from_disk - self.reported >= PROGRESS_STEP {
+        let fetched = self.received - self.from_disk;
+        // The first bytes show that the layer is under way.
+        if fetched - self.reported >= PROGRESS_STEP || (self.reported == 0 && fetched > 0) {
             self.report(job, progress);
         }
         self.inflater.frames.send(Frame::Bytes(bytes)).await.is_ok()

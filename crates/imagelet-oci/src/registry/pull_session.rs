@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -14,7 +15,7 @@ use imagelet_core::{
     audit_log::PullHost,
     credentials::{Credential, CredentialKind},
     image::Reference,
-    runtime::{ErrorClass, RuntimeError},
+    runtime::{ErrorClass, Progress, PullEvent, RuntimeError},
 };
 
 use zeroize::Zeroizing;
@@ -54,6 +55,43 @@ struct Inner {
     retry_budget: Arc<RetryBudget>,
     has_begun: AtomicBool,
     rates: ConnectionRates,
+    reports: Reports,
+}
+
+/// Sends the events of requests to the pull. A token obtained before the pull begins is reported when it does.
+#[derive(Default)]
+struct Reports(Mutex<(Option<Progress>, Vec<PullEvent>)>);
+
+const REPORTS_MAX: usize = 8;
+
+impl Reports {
+    fn attach(&self, progress: &Progress) {
+        let missed = {
+            let mut reports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            reports.0 = Some(Arc::clone(progress));
+            std::mem::take(&mut reports.1)
+        };
+        missed.into_iter().for_each(|event| progress(event));
+    }
+
+    fn send(&self, event: PullEvent) {
+        let listener = {
+            let mut reports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if reports.0.is_none() && reports.1.len() < REPORTS_MAX && matches!(event, PullEvent::Token { .. }) {
+                reports.1.push(event.clone());
+            }
+            reports.0.clone()
+        };
+        if let Some(progress) = listener {
+            progress(event);
+        }
+    }
+}
+
+impl fmt::Debug for Reports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reports")
+    }
 }
 
 /// A host, and what it may see of the credential.
@@ -101,7 +139,17 @@ impl PullSession {
         let reception = Arc::new(Reception::new(shared.config.silence_max, shared.config.trickle));
         let has_begun = AtomicBool::new(false);
         let (archive, rates) = (None, ConnectionRates::default());
-        let inner = Inner { shared, reference, hosts, reception, archive, retry_budget, has_begun, rates };
+        let inner = Inner {
+            shared,
+            reference,
+            hosts,
+            reception,
+            archive,
+            retry_budget,
+            has_begun,
+            rates,
+            reports: Reports::default(),
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -119,7 +167,17 @@ impl PullSession {
         let reception = Arc::new(Reception::new(None, None));
         let (retry_budget, has_begun) = (RetryBudget::new(Duration::ZERO), AtomicBool::new(false));
         let (hosts, archive, rates) = (Vec::new(), Some(archive), ConnectionRates::default());
-        let inner = Inner { shared, reference, hosts, reception, archive, retry_budget, has_begun, rates };
+        let inner = Inner {
+            shared,
+            reference,
+            hosts,
+            reception,
+            archive,
+            retry_budget,
+            has_begun,
+            rates,
+            reports: Reports::default(),
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -135,6 +193,15 @@ impl PullSession {
 
     pub(crate) fn reference(&self) -> &Reference {
         &self.inner.reference
+    }
+
+    /// Reports waits and requests for tokens from now on, and the tokens so far.
+    pub(crate) fn report_to(&self, progress: &Progress) {
+        self.inner.reports.attach(progress);
+    }
+
+    pub(super) fn report(&self, event: PullEvent) {
+        self.inner.reports.send(event);
     }
 
     pub(super) fn shared(&self) -> &Shared {

@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
+use imagelet_core::runtime::{ErrorClass, Fault, PullEvent, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::Instant;
 
 use super::{
@@ -30,6 +30,8 @@ use crate::manifest::MANIFEST_MEDIA_TYPES;
 const FRESH_REDIRECTS: Retry = Retry::Again { times: 2 };
 /// So that requests that wait for the same moment do not all come in it.
 const HELD_SPREAD: Duration = Duration::from_millis(200);
+/// Shorter waits are not worth a line.
+const REPORTED_WAIT_MIN: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
@@ -97,6 +99,13 @@ impl PullSession {
 
     /// A backoff counts as silence, a wait that the registry requests does not.
     async fn pause(&self, next: Next) {
+        if next.wait >= REPORTED_WAIT_MIN {
+            self.report(PullEvent::Retry {
+                host: self.hosts()[next.host].host.origin.authority(),
+                at: Instant::now() + next.wait,
+                is_requested: next.is_requested,
+            });
+        }
         let spread = if next.is_requested { super::attempts::jittered(HELD_SPREAD) } else { Duration::ZERO };
         let _waiting = (!next.is_requested).then(|| self.reception().waiting());
         tokio::time::sleep(next.wait + spread).await;

@@ -3,4 +3,5 @@
 mod cases;
 mod diagnosis;
 mod matrix;
+mod reports;
 mod scene;

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 use imagelet_core::{
     credentials::{Credential, Secret},
     image::{ImageId, ImageSpec, Platform},
-    runtime::{ImageService as _, PullRequest, RuntimeError, no_progress},
+    runtime::{ImageService as _, Progress, PullRequest, RuntimeError, no_progress},
 };
 use imagelet_oci::{
     Durability, Engine, EngineConfig, PathReport, PathStep, RegistryConfig, check_path,
@@ -54,10 +54,14 @@ impl Scene {
     }
 
     pub(crate) async fn pull(&self) -> Result<ImageId, RuntimeError> {
+        self.pull_with(no_progress()).await
+    }
+
+    pub(crate) async fn pull_with(&self, progress: Progress) -> Result<ImageId, RuntimeError> {
         let credential = credential();
         let image = ImageSpec::new(self.name());
         let request = PullRequest { image, credential: Some(credential), ..PullRequest::default() };
-        let pull = self.engine.pull(&request, no_progress());
+        let pull = self.engine.pull(&request, progress);
         tokio::time::timeout(HANGS, pull).await.expect("the pull hangs")
     }
 

@@ -50,9 +50,20 @@ documents! {
         /// For a runtime that reports no sizes: the size of the image that had this name before.
         bytes_estimated: Option<u64>,
         position: Option<usize>,
+        /// A request that waits, because its registry limits requests or did not answer.
+        retry: Option<PullRetry>,
         failure: String,
         layers: Vec<LayerProgress>,
         layers_hidden: u64,
+    }
+    #[derive(PartialEq, Eq)]
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
+    PullRetry {
+        /// The host that gets the next request.
+        host: String,
+        remaining_ms: u64,
+        /// The registry has requested the wait: it limits requests.
+        requested: bool,
     }
     #[cfg_attr(test, derive(schemars::JsonSchema))]
     LayerProgress {

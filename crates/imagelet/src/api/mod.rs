@@ -24,7 +24,7 @@ mod v1;
 mod verify;
 
 pub(crate) use archives::{ExportRequest, Exported, ImportRequest, Imported, ImportedRow};
-pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress};
+pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress, PullRetry};
 pub(crate) use fields::{Hidden, moment};
 pub(crate) use overview::{
     Disk, DiskRequest, DiskSample, ImagePage, NamespaceWaitRow, OpenCircuits, PullsRequest, Queue, QueueRequest,

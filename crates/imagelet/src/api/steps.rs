@@ -7,8 +7,10 @@ use imagelet_core::{
     runtime::{LayerState, PullEvent},
 };
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
-use super::pods::PodImageRow;
+use super::{events::PullRetry, pods::PodImageRow};
+use crate::output::printable;
 
 /// Receives the progress of a command. Must not block.
 pub(crate) type Steps = Arc<dyn Fn(Step) + Send + Sync>;
@@ -46,6 +48,8 @@ pub(crate) enum Step {
     Done { digest: String },
     /// All layers are here; the store makes them durable and records the name.
     Committing,
+    /// The next request to a host is sent later.
+    Retry(PullRetry),
     /// Bytes read so far, of about `total`.
     Checking { read: u64, total: u64 },
     /// The daemon has sent nothing for a while. Created by the client, never sent.
@@ -78,8 +82,28 @@ impl Step {
                 }
             }
             PullEvent::Committing => Self::Committing,
-            PullEvent::Way(_) | PullEvent::Hosts(_) => return None,
+            PullEvent::Retry { host, at, is_requested } => Self::Retry(PullRetry::new(host, at, is_requested)?),
+            PullEvent::Way(_) | PullEvent::Hosts(_) | PullEvent::Token { .. } => return None,
         })
+    }
+}
+
+impl PullRetry {
+    /// `None`: the wait is over.
+    pub(crate) fn new(host: String, at: Instant, requested: bool) -> Option<Self> {
+        let left = at.saturating_duration_since(Instant::now());
+        let remaining_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        (remaining_ms > 0).then_some(Self { host, remaining_ms, requested })
+    }
+
+    /// `r.example limits requests, next try in 12 s`.
+    pub(crate) fn text(&self) -> String {
+        let why = if self.requested { "limits requests" } else { "failed" };
+        let next = match self.remaining_ms.div_ceil(1000) {
+            0 => "now".to_owned(),
+            seconds => format!("in {seconds} s"),
+        };
+        format!("{} {why}, next try {next}", printable(&self.host))
     }
 }
 

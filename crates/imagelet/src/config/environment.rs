@@ -59,6 +59,11 @@ pub(crate) struct Environment {
     pub(crate) log: Option<String>,
 }
 
+/// Whether the terminal can only print lines: it moves no cursor and has no colours.
+pub(crate) fn has_dumb_terminal() -> bool {
+    std::env::var_os("TERM").is_some_and(|term| term == "dumb")
+}
+
 impl Environment {
     pub(crate) fn of_process() -> Self {
         let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -79,7 +84,7 @@ impl Environment {
                 std::env::vars_os().filter(|(name, _)| !OURS_ALONE.iter().any(|ours| name == ours)).collect(),
             ),
             proxies: proxies(text),
-            no_color: text("NO_COLOR").is_some() || text("TERM").is_some_and(|term| term == "dumb"),
+            no_color: text("NO_COLOR").is_some() || has_dumb_terminal(),
             log: text("IMAGELET_LOG"),
         }
     }

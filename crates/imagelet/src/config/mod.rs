@@ -17,7 +17,7 @@ mod tests;
 mod violations;
 
 pub(crate) use self::{
-    environment::Environment,
+    environment::{Environment, has_dumb_terminal},
     keys_and_defaults::CriCallers,
     settings::{Backend, CollectionMode, HttpSettings, ImportFolder, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},

@@ -4,7 +4,8 @@
 //! ensure                     a request, below the caller's span where its call carries a trace (W3C)
 //!   queue                    until the pull begins: records, credentials, a slot, the rate
 //!   pull                     one pull; requests that share it are named in the trace of the first
-//!     resolve                token and manifest
+//!     resolve                the manifest
+//!     token                  a request to a token service
 //!     layer                  one streaming pass: download, check, decompression, unpacking
 //!     commit                 sync and name
 //! ```

@@ -1,6 +1,6 @@
 //! The spans of one pull, from what its store reports of it.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::SystemTime};
 
 use imagelet_core::{
     image::Digest,
@@ -53,7 +53,17 @@ impl PullTrace {
                     layer.end(None);
                 }
             }
-            PullEvent::Layer { state: LayerState::Present, .. } | PullEvent::Hosts(_) => {}
+            PullEvent::Layer { state: LayerState::Present, .. } | PullEvent::Hosts(_) | PullEvent::Retry { .. } => {}
+            PullEvent::Token { service, began, is_granted } => {
+                let mut token = self.pull.sink.below(self.pull.place, "token");
+                token.began = SystemTime::now() - began.elapsed();
+                if token.began < self.pull.began {
+                    // Obtained while the pull waited in its queue.
+                    token.parent = self.pull.parent;
+                }
+                token.attributes.push(text("imagelet.token.service", service));
+                token.end((!is_granted).then(|| "Denied".to_owned()));
+            }
             PullEvent::Committing => {
                 self.end_part();
                 self.part = Some(self.pull.sink.below(self.pull.place, "commit"));

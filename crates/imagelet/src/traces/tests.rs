@@ -59,6 +59,8 @@ async fn pull_once(tracer: &Tracer, failure: Option<&RuntimeError>) -> Result<()
                 tracker.begin(&PullRequest { image: ImageSpec::new("reg.test/app:v1"), ..PullRequest::default() });
             let [first, second] = ["one", "two"].map(|text| Digest::of(text.as_bytes()));
             let layers = vec![(first.clone(), ByteSize(10)), (second.clone(), ByteSize(20))];
+            let service = "auth.test".to_owned();
+            tracker.step(pull, &PullEvent::Token { service, began: tokio::time::Instant::now(), is_granted: true });
             tracker.step(pull, &PullEvent::Resolved { manifest: Digest::of(b"m"), layers });
             tracker.step(pull, &PullEvent::Layer { digest: first, state: LayerState::Present });
             let fetching = LayerState::Fetching { received: ByteSize(5) };
@@ -96,13 +98,13 @@ async fn a_pull_is_exported_as_spans_below_its_request() {
     let (address, received) = collector().await;
     let (tracer, metrics) = tracer(TraceTarget::Http(address), 1_000_000);
     pull_once(&tracer, None).await.unwrap();
-    let spans = spans_of(&received, 6).await;
+    let spans = spans_of(&received, 7).await;
     let names: Vec<&str> = spans.keys().map(String::as_str).collect();
-    assert_eq!(names, ["commit", "ensure", "layer", "pull", "queue", "resolve"]);
+    assert_eq!(names, ["commit", "ensure", "layer", "pull", "queue", "resolve", "token"]);
     let parent = |name: &str| spans[name].parent_span_id.clone();
     assert_eq!(parent("ensure"), Vec::<u8>::new());
     assert!(["queue", "pull"].iter().all(|name| parent(name) == spans["ensure"].span_id));
-    assert!(["resolve", "layer", "commit"].iter().all(|name| parent(name) == spans["pull"].span_id));
+    assert!(["resolve", "token", "layer", "commit"].iter().all(|name| parent(name) == spans["pull"].span_id));
     assert!(spans.values().all(|span| span.trace_id == spans["ensure"].trace_id && span.status.is_none()));
     assert!(spans.values().all(|span| span.start_time_unix_nano <= span.end_time_unix_nano));
     let layer = spans["layer"].attributes[0].value.clone().and_then(|value| value.value);
@@ -110,7 +112,7 @@ async fn a_pull_is_exported_as_spans_below_its_request() {
     let resource = received.lock().unwrap()[0].resource_spans[0].resource.clone().unwrap();
     assert!(resource.attributes.contains(&text("service.name", "imagelet")));
     let exported = metrics.value(&SPANS, &["exported"]);
-    assert!((exported - 6.0).abs() < f64::EPSILON, "{}", metrics.render());
+    assert!((exported - 7.0).abs() < f64::EPSILON, "{}", metrics.render());
 }
 
 #[tokio::test]
@@ -119,7 +121,7 @@ async fn a_failed_pull_has_the_stable_words_of_its_failure_and_no_text_of_it() {
     let (tracer, _) = tracer(TraceTarget::Http(address), 1_000_000);
     let error = RuntimeError::other("https://user:hunter2@reg.test said no");
     pull_once(&tracer, Some(&error)).await.unwrap_err();
-    let spans = spans_of(&received, 5).await;
+    let spans = spans_of(&received, 6).await;
     for name in ["ensure", "pull", "layer"] {
         assert_eq!(spans[name].status.as_ref().map(|status| status.code), Some(STATUS_ERROR), "{name}");
     }
@@ -136,7 +138,7 @@ async fn nothing_is_traced_without_settings_or_without_a_sample_and_no_collector
     // A listener that never answers.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (tracer, metrics) = tracer(TraceTarget::Grpc(silent.local_addr().unwrap().to_string()), 1_000_000);
-    for _ in 0..QUEUE_MAX / 6 + 100 {
+    for _ in 0..QUEUE_MAX / 7 + 100 {
         pull_once(&tracer, None).await.unwrap();
     }
     assert!(metrics.value(&SPANS, &["dropped"]) > 0.0, "{}", metrics.render());
@@ -167,8 +169,8 @@ async fn spans_are_exported_over_grpc() {
     tokio::spawn(tonic::transport::Server::builder().add_routes(routes).serve_with_incoming(incoming));
     let (tracer, metrics) = tracer(TraceTarget::Grpc(address), 1_000_000);
     pull_once(&tracer, None).await.unwrap();
-    assert_eq!(spans_of(&received, 6).await["pull"].name, "pull");
-    while metrics.value(&SPANS, &["exported"]) < 6.0 {
+    assert_eq!(spans_of(&received, 7).await["pull"].name, "pull");
+    while metrics.value(&SPANS, &["exported"]) < 7.0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -70,6 +70,7 @@ mod source;
 mod stale;
 mod story;
 mod takeover;
+mod terminal;
 mod testbed;
 mod top;
 mod trace;

@@ -25,6 +25,8 @@ struct Shared {
     received: BTreeMap<Digest, ByteSize>,
     committing: bool,
     way: Option<PullWay>,
+    /// The last announced wait.
+    retry: Option<PullEvent>,
     hosts: Vec<PullHost>,
     listeners: HashMap<u64, Progress>,
     next: u64,
@@ -95,6 +97,7 @@ impl Shared {
                 // A second credential restarts the pull.
                 self.layers.clear();
                 self.committing = false;
+                self.retry = None;
                 self.resolved = Some(event.clone());
             }
             PullEvent::Layer { digest, state } => {
@@ -103,12 +106,15 @@ impl Shared {
                     self.layers.insert(digest.clone(), *state);
                 }
             }
-            PullEvent::Committing => self.committing = true,
+            PullEvent::Committing => (self.committing, self.retry) = (true, None),
+            PullEvent::Retry { .. } => self.retry = Some(event.clone()),
+            PullEvent::Token { .. } => {}
             PullEvent::Hosts(hosts) => PullHost::add_all(&mut self.hosts, hosts),
             PullEvent::Way(way) => {
                 // What an import reported before is not what the runtime does now.
                 self.layers.clear();
                 self.resolved = None;
+                self.retry = None;
                 self.committing = false;
                 self.way = Some(way.clone());
             }
@@ -138,7 +144,7 @@ impl Shared {
             self.layers.iter().map(|(digest, state)| PullEvent::Layer { digest: digest.clone(), state: *state });
         let committing = self.committing.then_some(PullEvent::Committing);
         let way = self.way.clone().map(PullEvent::Way);
-        way.into_iter().chain(self.resolved.clone()).chain(layers).chain(committing).collect()
+        way.into_iter().chain(self.resolved.clone()).chain(layers).chain(committing).chain(self.retry.clone()).collect()
     }
 }
 

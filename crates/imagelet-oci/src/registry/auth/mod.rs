@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
-    runtime::{ErrorClass, Fault, RuntimeError, Stage},
+    runtime::{ErrorClass, Fault, PullEvent, RuntimeError, Stage},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -79,8 +79,14 @@ impl PullSession {
     }
 
     async fn token(&self, host: &SessionHost, challenge: &Challenge) -> Result<Secret, Failure> {
-        let realm = challenge.parameter("realm").unwrap_or_default();
-        let target = check_realm(realm, &host.host.origin)?;
+        let target = check_realm(challenge.parameter("realm").unwrap_or_default(), &host.host.origin)?;
+        let (service, began) = (target.origin.authority(), Instant::now());
+        let token = self.token_from(target, host, challenge).await;
+        self.report(PullEvent::Token { service, began, is_granted: token.is_ok() });
+        token
+    }
+
+    async fn token_from(&self, target: Target, host: &SessionHost, challenge: &Challenge) -> Result<Secret, Failure> {
         let place = target.origin.authority();
         let credential = host.credential.as_ref().filter(|_| may_see(&target.origin, &host.host.origin));
         if host.credential.is_some() && credential.is_none() {

@@ -194,7 +194,7 @@ fn disk(disk: &Disk, columns: usize) -> Vec<Line> {
         vec![(
             Style::Dim,
             format!(
-                "      collects at {}% down to {}%{mode}; {}",
+                "      collects at {}% down to {}%{mode}; forecast: {}",
                 disk.high_percent,
                 disk.low_percent,
                 disk.forecast()
@@ -240,6 +240,7 @@ fn pulls(pulls: &[PullProgress], columns: usize) -> Section {
         };
         let image = printable(&shown_name(&pull.image));
         rows.push(vec![(Style::Plain, format!("  {} ", padded(&image, name))), (Style::Good, state)]);
+        rows.extend(pull.retry.as_ref().map(|retry| vec![(Style::Warning, format!("    {}", retry.text()))]));
         let fetching: Vec<_> = pull.layers.iter().filter(|layer| layer.state == "fetching").collect();
         for layer in fetching.iter().take(LAYERS_MAX) {
             let digest: String = layer.digest.chars().skip("sha256:".len()).take(12).collect();
@@ -428,7 +429,7 @@ mod tests {
             "the daemon does not answer",
             "Disk   82% [",
             "18GB free",
-            "collects at 85% down to 80%; 85% in about 5 h",
+            "collects at 85% down to 80%; forecast: 85% in about 5 h",
             "images in use 40GB, other files 42GB",
             "Pulls  9 running",
             "[#####...............] 5MB of 20MB  2.5MB/s  6s left",

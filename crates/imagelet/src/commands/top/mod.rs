@@ -18,6 +18,7 @@ use tokio::{
 use crate::{
     api::{DiskRequest, PullsRequest, QueueRequest, no_steps},
     cli::Format,
+    config::has_dumb_terminal,
     failure::Failure,
     node::{DecisionsRequest, Node},
     output::{print, printed},
@@ -32,7 +33,7 @@ const DECISIONS_MAX: u64 = 50;
 
 pub(super) async fn top(node: &Node, is_once: bool, has_color: bool, format: Format) -> Result<ExitCode, Failure> {
     let is_document = matches!(format, Format::Json | Format::Yaml);
-    if is_once || is_document || !io::stdout().is_terminal() {
+    if is_once || is_document || !io::stdout().is_terminal() || has_dumb_terminal() {
         let view = first(node).await?;
         return Ok(print(format, &view, |out| {
             let is_terminal = io::stdout().is_terminal();

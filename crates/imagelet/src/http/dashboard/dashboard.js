@@ -25,6 +25,14 @@ function duration(milliseconds) {
 
 function phase(pull) {
   if (pull.failure) return pull.phase + ": " + pull.failure;
+  return standing(pull) + (pull.retry ? ", " + retry(pull.retry) : "");
+}
+
+function retry({ host, requested, remainingMs }) {
+  return host + (requested ? " limits requests" : " failed") + ", next try in " + Math.ceil(remainingMs / 1000) + " s";
+}
+
+function standing(pull) {
   if (pull.bytesTotal) return bytes(pull.bytesReceived) + " of " + bytes(pull.bytesTotal);
   return pull.position ? pull.phase + ", place " + pull.position : pull.phase;
 }

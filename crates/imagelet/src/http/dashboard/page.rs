@@ -177,11 +177,12 @@ fn pull_row(pull: &PullProgress) -> Markup {
 }
 
 fn phase(pull: &PullProgress) -> String {
-    match (pull.bytes_total, pull.position) {
+    let standing = match (pull.bytes_total, pull.position) {
         (Some(total), _) => format!("{} of {}", ByteSize(pull.bytes_received), ByteSize(total)),
         (None, Some(position)) => format!("{}, place {position}", pull.phase),
         (None, None) => pull.phase.clone(),
-    }
+    };
+    pull.retry.as_ref().map_or(standing.clone(), |retry| format!("{standing}, {}", retry.text()))
 }
 
 fn images(images: &[ImageRow], now: Timestamp) -> Markup {

@@ -18,7 +18,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 
 use crate::{
-    api::{LayerProgress, PullProgress},
+    api::{LayerProgress, PullProgress, PullRetry},
     traces::{PullTrace, Tracer},
 };
 
@@ -69,6 +69,8 @@ struct Pull {
     samples: VecDeque<(Instant, u64)>,
     /// Bytes of the present layers that the counter has.
     counted: u64,
+    /// When which host gets the next request, and whether it requested the wait.
+    retry: Option<(Instant, String, bool)>,
     failure: String,
     version: u64,
     trace: Option<PullTrace>,
@@ -202,7 +204,8 @@ impl Pull {
                 self.sample(now);
             }
             PullEvent::Committing => self.phase = phase::COMMITTING,
-            PullEvent::Hosts(_) => {}
+            PullEvent::Retry { host, at, is_requested } => self.retry = Some((*at, host.clone(), *is_requested)),
+            PullEvent::Hosts(_) | PullEvent::Token { .. } => {}
             PullEvent::Way(PullWay::Imported) => self.phase = phase::RESOLVING,
             PullEvent::Way(PullWay::Forwarded(_)) => {
                 // The runtime does not reuse what an import fetched.
@@ -232,6 +235,7 @@ impl Pull {
             elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
             bytes_estimated: None,
             position: None,
+            retry: self.retry.clone().and_then(|(at, host, requested)| PullRetry::new(host, at, requested)),
             failure: self.failure.clone(),
             layers_hidden: self.layers_hidden,
             layers: self
@@ -268,6 +272,7 @@ impl PullObserver for PullTracker {
                 layers_hidden: 0,
                 samples: VecDeque::new(),
                 counted: 0,
+                retry: None,
                 failure: String::new(),
                 version,
                 trace: self.tracer.pull(&request.image.image),
@@ -299,7 +304,7 @@ impl PullObserver for PullTracker {
         };
         self.metrics.increment(&PULLS, &[outcome]);
         self.change(pull, |pull| {
-            pull.ended = Some(Instant::now());
+            (pull.ended, pull.retry) = (Some(Instant::now()), None);
             if let Some(trace) = pull.trace.take() {
                 trace.end(end);
             }
