@@ -85,6 +85,12 @@ impl Failure {
         if fault.class == ErrorClass::NotPresent {
             failure = failure.or_hint("pull it with another policy, such as `--policy IfNotPresent`");
         }
+        // What a runtime's registry did is in the runtime's own words.
+        if fault.hop != Stage::Runtime
+            && let Some(advice) = advice(fault.class)
+        {
+            failure = failure.or_hint(advice);
+        }
         failure
     }
 
@@ -108,6 +114,30 @@ impl Failure {
         }
         self.hint.as_ref().map_or(Ok(()), |hint| writeln!(out, "hint: {}", lines(hint)))
     }
+}
+
+/// What to do about a class of failure whose error has no hint of its own; `docs/errors.md` says more.
+pub(crate) fn advice(class: ErrorClass) -> Option<&'static str> {
+    Some(match class {
+        ErrorClass::HostNotFound => "check the registry's name and the node's DNS",
+        ErrorClass::ConnectionRefused => "check that the registry runs and that the port is right",
+        ErrorClass::Unreachable => "check routes, firewalls and network policies between node and registry",
+        ErrorClass::ConnectionLost => "try again; otherwise check proxies and load balancers on the way",
+        ErrorClass::TimedOut => "check the load of the registry and of what is before it",
+        ErrorClass::TlsFailed => "name a registry without TLS with `http://` in its `hosts.toml`",
+        ErrorClass::ProxyFailed => "check HTTPS_PROXY and NO_PROXY, and the proxy itself",
+        ErrorClass::Forbidden => "permit the account to pull from this repository",
+        ErrorClass::Unauthorized => "check the name, then the credential",
+        ErrorClass::ImageUnknown => "check name and tag, and that the image was pushed",
+        ErrorClass::BlobUnknown => "push the image again: the registry or mirror lost a part of it",
+        ErrorClass::RateLimited => "wait as long as the registry asks, log in, or configure a mirror",
+        ErrorClass::RegistryFailed => "check the registry's log",
+        ErrorClass::AnswerInvalid => "check the address: another service answers there",
+        ErrorClass::PlatformMissing => "build the image for this platform, or look for another one with --platform",
+        ErrorClass::DigestMismatch => "check the mirror or registry: it serves other bytes than announced",
+        ErrorClass::ContentInvalid => "build and push the image again",
+        _ => return None,
+    })
 }
 
 /// Keeps line breaks and removes all other control characters.

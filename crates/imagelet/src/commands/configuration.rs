@@ -24,7 +24,10 @@ pub(super) fn run(
         }
         ConfigCommand::Show(arguments) => (arguments, false),
     };
-    let invalid = |error: ConfigError| Failure::of(&error).or_hint("docs/configuration.md lists all keys");
+    let invalid = |error: ConfigError| match error {
+        ConfigError::Read { .. } => Failure::of(&error),
+        _ => Failure::of(&error).or_hint("docs/configuration.md lists all keys"),
+    };
     if is_check {
         check(&arguments, environment).map_err(invalid)?;
     }

@@ -169,9 +169,10 @@ pub(super) async fn inspect(
         rows("Names:", list(&image.names));
         rows("Digests:", list(&image.digests));
         rows("Size:", size(image));
-        rows("First seen:", format!("{} ago", age(image.first_seen.as_deref(), now)));
+        let ago = |time: Option<&str>| time.map_or_else(|| "-".to_owned(), |_| format!("{} ago", age(time, now)));
+        rows("First seen:", ago(image.first_seen.as_deref()));
         rows("Origin:", image.origin.clone().unwrap_or_else(|| "-".into()));
-        rows("Last used:", age(image.last_used.as_deref(), now));
+        rows("Last used:", ago(image.last_used.as_deref()));
         rows("In use by:", list(&image.in_use_by));
         rows("Pinned by:", list(&image.pinned_by));
         if let Some(details) = found.details.as_ref().and_then(|it| serde_json::from_str::<ShownDetails>(it.get()).ok())

@@ -169,5 +169,5 @@ fn a_daemon_imports_what_appears_in_its_folder_pins_it_and_moves_it_away_once() 
     assert!(imported[0]["reason"].as_str().unwrap().contains("arrivals/app.tar"), "{imported:?}");
     assert!(!history.iter().any(|it| it["what"] == "found"), "{history:?}");
     let events = daemon.run(["events"]).ok();
-    assert!(events.contains("Imported 1 images from") && events.contains("ImportFailed"), "{events}");
+    assert!(events.contains("Imported 1 image from") && events.contains("ImportFailed"), "{events}");
 }

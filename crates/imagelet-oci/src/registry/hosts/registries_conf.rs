@@ -144,7 +144,10 @@ impl Registry {
     /// `rest`: the image's name after the prefix.
     fn hosts(&self, rest: &str, reference: &Reference) -> Result<Vec<Host>, String> {
         if self.blocked {
-            return Err(format!("it blocks `{}`", printable(self.prefix())));
+            return Err(format!(
+                "it blocks `{}`\nhint: pull from another registry; `blocked = true` is there on purpose",
+                printable(self.prefix())
+            ));
         }
         let mut hosts = Vec::new();
         for mirror in &self.mirror {

@@ -16,7 +16,7 @@ use crate::{
     cli::{DoctorArgs, Format, Global, ServeArgs},
     commands::images_write::complain,
     config::{Backend, Environment, Settings},
-    failure::Failure,
+    failure::{Failure, advice},
     output::{Table, print},
     serve::{node_credentials, sources},
 };
@@ -182,7 +182,9 @@ impl DiagnosisStep {
         let PathStep { name, host, detail, took, error } = step;
         let failure = error.map(|error| {
             let fault = error.fault();
-            Failure::of(&error).at(fault.class, fault.hop).or_hint(advice(fault.class))
+            Failure::of(&error)
+                .at(fault.class, fault.hop)
+                .or_hint(advice(fault.class).unwrap_or("see docs/errors.md for the class of the failure"))
         });
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         Self { step: name, host, ok: failure.is_none(), took_ms, detail, failure }
@@ -196,30 +198,6 @@ fn first_failure(step: &DiagnosisStep) -> Failure {
     let message = format!("the first step that fails is `{}`{place}", step.step);
     failure.causes.insert(0, std::mem::replace(&mut failure.message, message));
     failure
-}
-
-/// What to do about a class of failure whose error has no hint of its own; `docs/errors.md` says more.
-fn advice(class: ErrorClass) -> &'static str {
-    match class {
-        ErrorClass::HostNotFound => "check the registry's name and the node's DNS",
-        ErrorClass::ConnectionRefused => "check that the registry runs and that the port is right",
-        ErrorClass::Unreachable => "check routes, firewalls and network policies between node and registry",
-        ErrorClass::ConnectionLost => "try again; otherwise check proxies and load balancers on the way",
-        ErrorClass::TimedOut => "check the load of the registry and of what is before it",
-        ErrorClass::TlsFailed => "name a registry without TLS with `http://` in its `hosts.toml`",
-        ErrorClass::ProxyFailed => "check HTTPS_PROXY and NO_PROXY, and the proxy itself",
-        ErrorClass::Forbidden => "permit the account to pull from this repository",
-        ErrorClass::Unauthorized => "check the name, then the credential",
-        ErrorClass::ImageUnknown => "check name and tag, and that the image was pushed",
-        ErrorClass::BlobUnknown => "push the image again: the registry or mirror lost a part of it",
-        ErrorClass::RateLimited => "wait as long as the registry asks, log in, or configure a mirror",
-        ErrorClass::RegistryFailed => "check the registry's log",
-        ErrorClass::AnswerInvalid => "check the address: another service answers there",
-        ErrorClass::PlatformMissing => "build the image for this platform, or look for another one with --platform",
-        ErrorClass::DigestMismatch => "check the mirror or registry: it serves other bytes than announced",
-        ErrorClass::ContentInvalid => "build and push the image again",
-        _ => "see docs/errors.md for the class of the failure",
-    }
 }
 
 fn table(diagnosis: &Diagnosis, format: Format) -> Table {

@@ -205,7 +205,8 @@ async fn import_one(
     };
     let images = imported.iter().flat_map(|imported| &imported.images).filter(|row| row.failure.is_none()).count();
     if place == DONE {
-        let message = format!("Imported {images} images from `{}`", path.display());
+        let plural = if images == 1 { "" } else { "s" };
+        let message = format!("Imported {images} image{plural} from `{}`", path.display());
         tracing::info!("{message}");
         record_event(node, EventKind::Normal, "Imported", message);
     } else {
