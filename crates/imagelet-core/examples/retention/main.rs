@@ -1,6 +1,6 @@
 //! Shows what each way of collecting makes a node fetch again, over made-up histories of nodes.
 //!
-//! `cargo run --release -p imagelet-core --example retention -- [DAYS] [SEEDS] [PERCENT…]`: so many percent of the disk
+//! `cargo run --profile dist -p imagelet-core --example retention -- [DAYS] [SEEDS] [PERCENT…]`: so many percent of the disk
 //! that each history has are its disks. The inventory, the plan and its choice are the real ones; store, disk and pods
 //! are made up. A history with more days teaches more.
 
