@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The document that describes these routes. A test compares it with the table and the types of the answers.
-pub(super) const OPENAPI: &str = include_str!("../../../../docs/openapi.json");
+pub(super) const OPENAPI: &str = include_str!("openapi.json");
 /// Before the path of each route.
 pub(super) const ROOT: &str = "/api/v1";
 /// Most images of a page, and rows of a plan.
