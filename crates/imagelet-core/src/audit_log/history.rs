@@ -344,14 +344,7 @@ impl Story {
             | ActCode::PullFailed
             | ActCode::PullGivenUp => {}
         }
-        let happening = Happening {
-            names: act.names.clone(),
-            bytes: act.bytes,
-            took_ms: act.took_ms,
-            text: act.why.clone(),
-            hosts: act.hosts.clone(),
-            ..Happening::new(HappeningKind::Act(act.code), act.code.code(), act.at, &act.by)
-        };
+        let happening = Happening::of_act(act);
         match self.image.happenings.last_mut() {
             Some(last) if act.is_of_a_name() && last.is_same(&happening) && last.text == act.why => {
                 last.count += 1;
@@ -447,6 +440,17 @@ impl Happening {
             took_ms: None,
             shadow: false,
             hosts: Vec::new(),
+        }
+    }
+
+    pub(super) fn of_act(act: &Act) -> Self {
+        Self {
+            names: act.names.clone(),
+            bytes: act.bytes,
+            took_ms: act.took_ms,
+            text: act.why.clone(),
+            hosts: act.hosts.clone(),
+            ..Self::new(HappeningKind::Act(act.code), act.code.code(), act.at, &act.by)
         }
     }
 

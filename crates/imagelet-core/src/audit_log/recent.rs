@@ -9,7 +9,7 @@ use std::{
 use super::{
     files::read,
     history::{Happening, HappeningKind},
-    record::{Act, ActCode, Line, OutcomeResult, Run},
+    record::{ActCode, Line, OutcomeResult, Run},
 };
 
 /// A happening with the image that it is about.
@@ -36,22 +36,14 @@ pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<RecentHappe
         Line::Act(act) if act.code == ActCode::Removing => {
             reasons.extend(act.keys.into_iter().map(|key| (key, act.why.clone())));
         }
-        Line::Act(act) => keep(of_act(act)),
+        Line::Act(act) => {
+            let happening = Happening::of_act(&act);
+            keep(RecentHappening { key: act.keys.into_iter().next().unwrap_or_default(), happening });
+        }
         Line::Run(run) => of_run(&run, &std::mem::take(&mut reasons)).into_iter().for_each(&mut keep),
         Line::Lost(_) => {}
     })?;
     Ok(last.into_iter().rev().collect())
-}
-
-fn of_act(act: Act) -> RecentHappening {
-    let happening = Happening {
-        names: act.names,
-        bytes: act.bytes,
-        took_ms: act.took_ms,
-        text: act.why,
-        ..Happening::new(HappeningKind::Act(act.code), act.code.code(), act.at, &act.by)
-    };
-    RecentHappening { key: act.keys.into_iter().next().unwrap_or_default(), happening }
 }
 
 /// The removals of a collection; in shadow mode, what it selected.

@@ -123,7 +123,8 @@ fn files_of(directory: &Path) -> Vec<PathBuf> {
 fn the_last_happenings_come_latest_first_with_the_reason_of_each_removal_and_without_kept_images() {
     let folder = tempfile::tempdir().unwrap();
     let log = AuditLog::new(folder.path(), BYTES_MIN);
-    log.act(act(1, ActCode::Pulled, 1));
+    let hosts = vec![PullHost { host: "mirror.example".into(), bytes: 7, ..PullHost::default() }];
+    log.act(Act { hosts: hosts.clone(), ..act(1, ActCode::Pulled, 1) });
     log.run(quiet(2, vec![kept(1, "in_use"), kept(2, "pinned")]));
     log.act(Act { why: "least needed".into(), ..act(3, ActCode::Removing, 1) });
     log.run(Run { outcomes: vec![removed(1)], ..quiet(4, vec![goes(1, "space")]) });
@@ -143,6 +144,7 @@ fn the_last_happenings_come_latest_first_with_the_reason_of_each_removal_and_wit
         (PULLED, at(1), String::new(), id(1)),
     ];
     assert_eq!(found(10), all);
+    assert_eq!(log.recent(10).unwrap().pop().unwrap().happening.hosts, hosts);
     assert_eq!(found(2), all[..2]);
     assert_eq!(found(0), []);
     assert_eq!(AuditLog::off().recent(5).unwrap(), []);
