@@ -10,8 +10,12 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use rustix::fs::{FlockOperation, Gid, Uid, fchown, flock};
+use rustix::{
+    fs::{FlockOperation, Gid, Uid, fchown, flock},
+    io::Errno,
+};
 use serde_json::{Map, Value, json, ser::PrettyFormatter};
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::{
@@ -19,10 +23,13 @@ use super::{
     docker_config::{DOCKER_CONFIG_LENGTH_MAX, DOCKER_HUB, server_of},
     provider::{CredentialHelpers, HelperError},
 };
-use crate::trusted_files;
+use crate::{image::shown_name, trusted_files};
 
 const AUTHS: &str = "auths";
 const HOST_LENGTH_MAX: usize = 255;
+/// A change takes a fraction of a second.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
+const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// The logins of one docker configuration file.
 #[derive(Debug)]
@@ -82,7 +89,9 @@ pub fn registry_host(text: &str) -> Result<String, LoginError> {
     let is_of_host = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);
     let is_host = (1..=HOST_LENGTH_MAX).contains(&host.len()) && host.bytes().all(is_of_host);
     if !is_host || !matches!(path.trim_end_matches('/'), "" | "v1" | "v2") {
-        return Err(LoginError::Registry(text.chars().filter(|c| !c.is_control()).take(HOST_LENGTH_MAX).collect()));
+        return Err(LoginError::Registry(
+            shown_name(text).chars().filter(|c| !c.is_control()).take(HOST_LENGTH_MAX).collect(),
+        ));
     }
     let host = host.to_ascii_lowercase();
     Ok(match host.as_str() {
@@ -113,14 +122,19 @@ impl DockerLogins {
             let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
             (LoginPlace::File(self.path.clone()), json!({ "auth": STANDARD.encode(pair.as_bytes()) }))
         };
-        self.change(|auths| {
+        let registry = registry.to_owned();
+        self.change(move |auths| {
+            // Another form of its name must not keep an older password.
+            auths.retain(|key, _| !is_key_of(key, &registry));
             auths.insert(server, entry);
             true
-        })?;
+        })
+        .await?;
         Ok(place)
     }
 
-    /// Removes the login of a registry, from its credential helper and from the file. `false`: the file has none.
+    /// Removes the login of a registry, from its credential helper, if one is configured, and from the file. `false`: it has
+    /// no helper, and the file has no login; a helper does not report whether it had one.
     ///
     /// # Errors
     /// As [`Self::store`].
@@ -129,17 +143,16 @@ impl DockerLogins {
         if let Some((name, server)) = &helper {
             self.helpers.erase(name, server).await?;
         }
-        let mut is_found = helper.is_some();
         if !self.path.exists() {
-            return Ok(is_found);
+            return Ok(helper.is_some());
         }
-        self.change(|auths| {
+        let registry = registry.to_owned();
+        let is_changed = self.change(move |auths| {
             let before = auths.len();
-            auths.retain(|key, _| !is_key_of(key, registry));
-            is_found |= auths.len() < before;
+            auths.retain(|key, _| !is_key_of(key, &registry));
             auths.len() < before
-        })?;
-        Ok(is_found)
+        });
+        Ok(is_changed.await? || helper.is_some())
     }
 
     /// The helper for a registry and the server's name for it. A helper of a file that other users may change is refused.
@@ -165,9 +178,14 @@ impl DockerLogins {
         Ok(Some((config.helpers, refused)))
     }
 
-    /// Replaces the file where `edit` changes its `auths`; everything else in it stays.
-    fn change(&self, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> Result<(), LoginError> {
-        replace(&self.path, edit).map_err(|source| self.failed("change", source))
+    /// Replaces the file where `edit` changes its `auths`; everything else in it stays. Returns whether it did.
+    async fn change(
+        &self,
+        edit: impl FnOnce(&mut Map<String, Value>) -> bool + Send + 'static,
+    ) -> Result<bool, LoginError> {
+        let path = self.path.clone();
+        let replaced = tokio::task::spawn_blocking(move || replace(&path, LOCK_WAIT_MAX, edit)).await;
+        replaced.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|source| self.failed("change", source))
     }
 
     fn failed(&self, act: &'static str, source: io::Error) -> LoginError {
@@ -188,7 +206,7 @@ fn read(file: File) -> io::Result<Zeroizing<Vec<u8>>> {
 }
 
 /// One change at a time; a reader sees the old file or the new one.
-fn replace(path: &Path, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> io::Result<()> {
+fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> io::Result<bool> {
     // A symlink stays: its target is replaced.
     let target = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
@@ -197,7 +215,7 @@ fn replace(path: &Path, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> i
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let lock = File::open(folder)?;
-    flock(&lock, FlockOperation::LockExclusive)?;
+    lock_exclusively(&lock, lock_wait)?;
     let (mut root, owner) = match File::open(&target) {
         Ok(file) => {
             let owner = file.metadata()?;
@@ -211,7 +229,7 @@ fn replace(path: &Path, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> i
     let members = root.as_object_mut().ok_or_else(malformed)?;
     let auths = members.entry(AUTHS).or_insert_with(|| json!({})).as_object_mut().ok_or_else(malformed)?;
     if !edit(auths) {
-        return Ok(());
+        return Ok(false);
     }
     let mut document = Zeroizing::new(Vec::new());
     let mut writer = serde_json::Serializer::with_formatter(&mut *document, PrettyFormatter::with_indent(b"\t"));
@@ -225,7 +243,23 @@ fn replace(path: &Path, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> i
         drop(fs::remove_file(&beside));
     }
     written?;
-    lock.sync_all()
+    lock.sync_all()?;
+    Ok(true)
+}
+
+/// Any process that reads the folder may lock it.
+fn lock_exclusively(folder: &File, wait: Duration) -> io::Result<()> {
+    let began = Instant::now();
+    loop {
+        match flock(folder, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if began.elapsed() < wait => std::thread::sleep(LOCK_POLL),
+            Err(Errno::WOULDBLOCK) => {
+                let message = format!("another process has its folder locked for more than {} s", wait.as_secs_f32());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+            }
+            locked => return Ok(locked?),
+        }
+    }
 }
 
 fn malformed() -> io::Error {
@@ -274,6 +308,10 @@ mod tests {
         ] {
             assert_eq!(registry_host(text).ok().as_deref(), host, "{text}");
         }
+        for text in ["https://bob:hunter2@reg.io", "bob:hunter2@reg.io", "https://reg.io/?password=hunter2"] {
+            let error = registry_host(text).unwrap_err().to_string();
+            assert!(error.contains("reg.io") && !error.contains("hunter2"), "{error}");
+        }
     }
 
     #[tokio::test]
@@ -297,6 +335,23 @@ mod tests {
                                "psFormat": "table", "plugins": { "x": { "hooks": "1" } } });
         assert_eq!(document(&path), expected);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing is left beside it");
+
+        let older = json!({ "auths": { "https://reg.io/v2/": { "auth": "eDp5" }, "reg.io/team": { "auth": "eDp6" } } });
+        fs::write(&path, older.to_string()).unwrap();
+        kept.store("reg.io", "bob", &Secret::new("x")).await.unwrap();
+        let expected = json!({ "auths": { "reg.io": { "auth": "Ym9iOng=" }, "reg.io/team": { "auth": "eDp6" } } });
+        assert_eq!(document(&path), expected, "no older password of the registry stays");
+    }
+
+    #[test]
+    fn a_folder_that_another_process_keeps_locked_fails_the_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let (lock, path) = (File::open(folder.path()).unwrap(), folder.path().join("config.json"));
+        flock(&lock, FlockOperation::LockShared).unwrap();
+        let error = replace(&path, Duration::from_millis(50), |_| true).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(lock);
+        assert!(replace(&path, Duration::from_millis(50), |_| true).unwrap());
     }
 
     #[tokio::test]
@@ -324,7 +379,9 @@ mod tests {
         std::thread::scope(|scope| {
             for number in 0..8 {
                 let link = &link;
-                scope.spawn(move || replace(link, |auths| auths.insert(number.to_string(), json!({})).is_none()));
+                scope.spawn(move || {
+                    replace(link, LOCK_WAIT_MAX, |auths| auths.insert(number.to_string(), json!({})).is_none())
+                });
             }
         });
         assert_eq!(document(&path)["auths"].as_object().unwrap().len(), 8);
