@@ -1,4 +1,4 @@
-//! The decisions of a node's image manager: when an image is pulled, who may use it, which image goes.
+//! The decisions of a node's image manager: when an image is pulled, which callers may use it, which image goes.
 //!
 //! Opens no socket and speaks no protocol; it asks through two ports, [`runtime::ImageService`] and
 //! [`runtime::ContainerService`], and touches only local files and child processes.

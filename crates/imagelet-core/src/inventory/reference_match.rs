@@ -104,7 +104,7 @@ fn by_prefix<'t>(images: &[Arc<Image>], prefixes: Vec<&'t str>) -> HashMap<&'t s
     prefixes.into_iter().map(of_prefix).collect()
 }
 
-/// The ends of all searched texts. Most names of a node are in no container, and their last bytes tell.
+/// The ends of all searched texts. Most names of a node are in no container: their last bytes are in no such text.
 #[derive(Debug)]
 struct EndFilter {
     /// By the last eight bytes, in which names and digests differ most.
