@@ -144,7 +144,7 @@ fn layers_by_config(root: &Path, id: &ImageId) -> Vec<Digest> {
     let read = |name: &str| {
         let path = folder.join(name);
         let is_small = fs::metadata(&path).is_ok_and(|metadata| metadata.len() <= CONFIG_BYTES_MAX);
-        let bytes = fs::read(&path).ok().filter(|_| is_small);
+        let bytes = if is_small { fs::read(&path).ok() } else { None };
         bytes.filter(|bytes| Digest::of(bytes).as_str() == id.as_str())
     };
     let config = match (read("config.json"), read("manifest.json")) {
