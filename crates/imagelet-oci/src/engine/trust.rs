@@ -51,7 +51,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks an archive against the policy file, before any of its images. An archive has no signatures that are read: it
+    /// Checks an archive, at a path without links, against the policy file, before any of its images. An archive has no signatures that are read: it
     /// is accepted or refused as a whole.
     pub(in crate::engine) async fn check_archive(
         &self,
@@ -65,11 +65,8 @@ impl Engine {
             (ArchiveFormat::OciLayout, false) => Transport::OciArchive,
         };
         let path = place.path.clone();
-        let (rule, requirements) = blocking(move || {
-            let resolved = path.canonicalize().unwrap_or(path);
-            load(&policy, |policy| policy.archive_rule(transport, &resolved))
-        })
-        .await?;
+        let loaded = blocking(move || load(&policy, |policy| policy.archive_rule(transport, &path)));
+        let (rule, requirements) = loaded.await?;
         let why = requirements.iter().find_map(|requirement| match requirement {
             Loaded::Accept => None,
             Loaded::Refuse(why) => Some(why.as_str()),

@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom},
     os::fd::AsRawFd as _,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -93,6 +93,11 @@ impl ArchiveFiles {
             .map(Some)
             .map_err(|error| corrupt(format!("could not read `{name}` of the archive")).caused_by(error))
     }
+}
+
+/// The path of an archive without links, to be opened and checked as the same.
+pub(crate) fn without_links(path: &Path) -> Result<PathBuf, RuntimeError> {
+    path.canonicalize().map_err(|error| unopened(&path.display().to_string(), error))
 }
 
 /// Opens a file to read, without waiting for the writer of a pipe; other kinds of files are refused.

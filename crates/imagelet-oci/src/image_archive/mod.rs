@@ -26,7 +26,7 @@ use imagelet_core::{
 };
 
 pub(crate) use self::{
-    files::{ArchiveFiles, open_file},
+    files::{ArchiveFiles, open_file, without_links},
     layout::{LayoutName, blob_name},
 };
 use crate::{

@@ -10,7 +10,7 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId, Platform, Reference},
-    runtime::{ImportOutcome, ImportRequest, Progress, RuntimeError, RuntimeErrorKind},
+    runtime::{ArchivePlace, ImportOutcome, ImportRequest, Progress, RuntimeError, RuntimeErrorKind},
 };
 
 use super::super::{
@@ -22,6 +22,7 @@ use crate::{
     image_archive::{
         ArchiveBlobs, ArchiveFiles, ArchivedImage, ImageArchive, open_file, references,
         spool::{self, SpoolLimits},
+        without_links,
     },
     manifest::{
         Descriptor, INDEX_DEPTH_MAX, Index, MANIFEST_BYTES_MAX, Manifest, ManifestDocument, corrupt, unacceptable,
@@ -37,8 +38,12 @@ impl Engine {
         progress: &Progress,
     ) -> Result<Vec<ImportOutcome>, RuntimeError> {
         self.store.check_writable()?;
-        let archive = self.open_archive(request).await?;
-        self.check_archive(&request.place, archive.format).await?;
+        let path = request.place.path.clone();
+        let place = blocking(move || without_links(&path)).await?;
+        // The policy accepts what is opened: no link changes in between.
+        let place = ArchivePlace { path: place, ..request.place.clone() };
+        let archive = self.open_archive(&place).await?;
+        self.check_archive(&place, archive.format).await?;
         let count = archive.images.len();
         if request.name.is_some() && count != 1 {
             let message = format!("the archive has {count} images, and one name is given");
@@ -58,8 +63,8 @@ impl Engine {
         Ok(imported)
     }
 
-    async fn open_archive(&self, request: &ImportRequest) -> Result<ImageArchive, RuntimeError> {
-        let (place, memory) = (request.place.clone(), self.budget.layer());
+    async fn open_archive(&self, place: &ArchivePlace) -> Result<ImageArchive, RuntimeError> {
+        let (place, memory) = (place.clone(), self.budget.layer());
         let LayerLimits { expansion_max, expansion_free, free_bytes_floor, .. } = self.config.limits;
         let limits = SpoolLimits { expansion_max, expansion_free, free_bytes_floor };
         let cancelled = Arc::new(AtomicBool::new(false));
