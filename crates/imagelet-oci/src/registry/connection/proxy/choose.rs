@@ -108,7 +108,7 @@ impl ProxyRule {
         }
         let pattern = |text: &String| {
             let is_url = text.contains("://") || text.contains('@');
-            let pattern = HostPattern::parse(text).filter(|_| !is_url);
+            let pattern = HostPattern::parse_strict(text).filter(|_| !is_url);
             // What stands before an `@` may be a password.
             let shown = text.rsplit('@').next().unwrap_or_default();
             pattern.ok_or_else(|| ProxyRuleError::Host(printable(shown)))
@@ -286,6 +286,13 @@ mod tests {
             (hosts(&[]), "none", "names no hosts"),
             (hosts(&["a.example", "10.0.0.0/99"]), "none", "`10.0.0.0/99` is no host"),
             (hosts(&["https://a.example"]), "none", "`https://a.example` is no host"),
+            (hosts(&["b.example:50x0"]), "none", "`b.example:50x0` is no host"),
+            (hosts(&["10.0.0.1:70000"]), "none", "`10.0.0.1:70000` is no host"),
+            (hosts(&["10.0.0.0/8:5000"]), "none", "`10.0.0.0/8:5000` is no host"),
+            (hosts(&["*:5000"]), "none", "`*:5000` is no host"),
+            (hosts(&["*corp.example"]), "none", "`*corp.example` is no host"),
+            (hosts(&["exa mple"]), "none", "`exa mple` is no host"),
+            (hosts(&["a..example"]), "none", "`a..example` is no host"),
             (hosts(&["a.example"]), "user:hunter2@p", "no scheme"),
             (hosts(&["a.example"]), "ftp://user:hunter2@p", "scheme is not"),
         ] {
@@ -293,5 +300,7 @@ mod tests {
             assert!(error.contains(words) && !error.contains("hunter2"), "{error}");
         }
         ProxyRule::new(&vec!["a.example".to_owned(); PATTERNS_MAX + 1], "none").unwrap_err();
+        let good = ["*", "*.a.example", ".a.example", "a_b.example:5000", "10.0.0.0/8", "[fd00::1]:5000", "a.example."];
+        ProxyRule::new(&hosts(&good), "none").unwrap();
     }
 }

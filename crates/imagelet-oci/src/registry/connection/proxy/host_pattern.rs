@@ -22,7 +22,22 @@ pub(crate) enum HostPattern {
 }
 
 impl HostPattern {
-    /// Reads `HOST`, `.SUFFIX`, an address, a CIDR network, each perhaps with a port, or `*`.
+    /// As [`Self::parse`]; a pattern that no host can match is refused.
+    pub(crate) fn parse_strict(item: &str) -> Option<Self> {
+        let pattern = Self::parse(item)?;
+        let is_port = |port: &Option<String>| port.as_ref().is_none_or(|port| port.parse::<u16>().is_ok());
+        let is_of_host = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        let can_match = match &pattern {
+            Self::All | Self::Network(_) => true,
+            Self::Address(_, port) => is_port(port),
+            Self::Domain { suffix, port, .. } => {
+                is_port(port) && suffix.bytes().all(is_of_host) && !suffix.contains("..")
+            }
+        };
+        can_match.then_some(pattern)
+    }
+
+    /// Reads `HOST`, `.SUFFIX` or an address, each perhaps with a port, a CIDR network, or `*`.
     pub(crate) fn parse(item: &str) -> Option<Self> {
         let item = item.trim().to_ascii_lowercase();
         if item == "*" {
