@@ -66,7 +66,11 @@ enum PullFrom {
 /// The hosts of an image for which the file, or a file in the folder `FILE.d`, has a prefix.
 pub(super) fn load(file: &Path, reference: &Reference) -> Result<Option<Vec<Host>>, RuntimeError> {
     let drop_ins = drop_ins(file)?;
-    let has_main = drop_ins.is_empty() || file.exists();
+    let has_main = match std::fs::metadata(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => drop_ins.is_empty(),
+        Err(error) => return Err(complaint(file, &error.to_string())),
+        Ok(_) => true,
+    };
     let paths = has_main.then(|| file.to_owned()).into_iter().chain(drop_ins);
     let read = |path: PathBuf| {
         let bytes = check_file(&path)?;
@@ -77,8 +81,7 @@ pub(super) fn load(file: &Path, reference: &Reference) -> Result<Option<Vec<Host
         parsed.map_err(|problem| complaint(&path, &problem)).map(|parsed| (path, parsed))
     };
     let files = paths.map(read).collect::<Result<Vec<_>, _>>()?;
-    let name = full_name(reference);
-    let Some((path, registry, rest)) = choose(&files, &name) else { return Ok(None) };
+    let Some((path, registry, rest)) = choose(&files, reference.repository()) else { return Ok(None) };
     registry.hosts(rest, reference).map(Some).map_err(|problem| complaint(path, &problem))
 }
 
@@ -94,7 +97,10 @@ fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
         Err(error) => return Err(complaint(&folder, &error.to_string())),
     };
     let mut paths = Vec::new();
-    for entry in entries.take(ENTRIES_MAX) {
+    for (number, entry) in entries.enumerate() {
+        if number == ENTRIES_MAX {
+            return Err(complaint(&folder, &format!("it has more than {ENTRIES_MAX} entries")));
+        }
         let path = entry.map_err(|error| complaint(&folder, &error.to_string()))?.path();
         if path.extension().is_some_and(|extension| extension == "conf") && !path.is_dir() {
             paths.push(path);
@@ -106,10 +112,6 @@ fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
     }
     paths.sort();
     Ok(paths)
-}
-
-fn full_name(reference: &Reference) -> String {
-    format!("{}/{}", reference.domain(), reference.path())
 }
 
 /// The entry with the longest prefix of a name, the part of the name after the prefix, and its file. An entry replaces
@@ -129,8 +131,7 @@ fn choose<'a, K>(files: &'a [(K, File)], name: &'a str) -> Option<(&'a K, &'a Re
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn parse(texts: &[&str], reference: &Reference) -> Result<Option<Vec<Host>>, String> {
     let files = texts.iter().map(|text| Ok(((), File::parse(text)?))).collect::<Result<Vec<_>, String>>()?;
-    let name = full_name(reference);
-    let chosen = choose(&files, &name);
+    let chosen = choose(&files, reference.repository());
     chosen.map(|((), registry, rest)| registry.hosts(rest, reference)).transpose()
 }
 
@@ -387,10 +388,24 @@ mod tests {
             assert!(error.chain().contains("every user may write to"), "{}", error.chain());
             std::fs::set_permissions(&path, before).unwrap();
         }
+        std::fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        let error = mirrors("r.example/a:v1").unwrap_err();
+        assert!(
+            error.chain().contains("symbolic links"),
+            "a file that cannot be read is not absent: {}",
+            error.chain()
+        );
+        std::fs::remove_file(&file).unwrap();
         for number in 0..DROP_INS_MAX {
             write(&format!("x{number}.conf"), "x.example");
         }
         let error = mirrors("r.example/a:v1").unwrap_err();
         assert!(error.chain().contains("the limit is 64"), "{}", error.chain());
+        for number in 0..=ENTRIES_MAX {
+            std::fs::write(drop_ins.join(format!("note{number}")), "").unwrap();
+        }
+        let error = mirrors("r.example/a:v1").unwrap_err();
+        assert!(error.chain().contains("more than 4096 entries"), "{}", error.chain());
     }
 }
