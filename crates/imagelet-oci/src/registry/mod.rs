@@ -38,7 +38,7 @@ mod signatures;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 
 use http::HeaderValue;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
@@ -66,6 +66,9 @@ pub(crate) use blob::BlobSource;
 pub(crate) use error::about;
 pub(crate) use resolve::{Document, Resolved};
 
+/// As many layers of one registry as have places at once, and the further connections of all blobs.
+const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
+
 /// Configuration of the registry client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
@@ -83,8 +86,8 @@ pub struct RegistryConfig {
     pub silence_max: Option<Duration>,
     /// Below this rate a pull trickles; `None`: never.
     pub trickle: Option<Trickle>,
-    /// Connections to one host at once, over all pulls; at least 1.
-    pub connections_per_host: usize,
+    /// Requests to one host at once, over all pulls, and connections to it with the same TLS settings and proxy.
+    pub connections_per_host: NonZeroUsize,
     /// The rate at which blobs are received, over all pulls and all engines with a clone of it.
     pub bandwidth: Bandwidth,
     /// Time that the requests of a pull may spend on retries after temporary failures.
@@ -107,8 +110,7 @@ impl Default for RegistryConfig {
             progress_timeout: Duration::from_secs(20),
             silence_max: Some(Duration::from_mins(1)),
             trickle: Some(Trickle { bytes_per_second: 16 << 10, window: Duration::from_mins(1) }),
-            // As many layers of one registry as have places at once, and the further connections of all blobs.
-            connections_per_host: 48,
+            connections_per_host: CONNECTIONS_PER_HOST,
             bandwidth: Bandwidth::default(),
             retry_budget: Duration::from_mins(1),
             health_file: None,
@@ -142,8 +144,12 @@ impl Registry {
                 .caused_by(error)
         })?;
         let transport = Transport {
-            clients: Clients::new(config.dial_timeout, config.connections_per_host, Proxies::new(&config.proxies)),
-            slots: HostSlots::new(config.connections_per_host),
+            clients: Clients::new(
+                config.dial_timeout,
+                config.connections_per_host.get(),
+                Proxies::new(&config.proxies),
+            ),
+            slots: HostSlots::new(config.connections_per_host.get()),
             loopback: LoopbackSpeech::default(),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,

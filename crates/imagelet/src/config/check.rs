@@ -356,7 +356,10 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
         proxies: ProxyConfig { rules: proxy_rules(&own.registry.proxies, found), ..environment.proxies.clone() },
         silence_max: positive(*progress_deadline),
         retry_budget: positive(*retry_budget).unwrap_or_default(),
-        connections_per_host: usize::try_from(connections).unwrap_or(1),
+        connections_per_host: usize::try_from(connections)
+            .ok()
+            .and_then(NonZeroUsize::new)
+            .unwrap_or(NonZeroUsize::MIN),
         bandwidth: Bandwidth::new(NonZeroU64::new(limit)),
         trickle: rate.map(|bytes_per_second| Trickle { bytes_per_second, window: trickle_window.to_std() }),
         ..RegistryConfig::default()

@@ -1,4 +1,5 @@
-//! How many requests run at one host at once, over all pulls of the process, and how many connections to it are open.
+//! How many requests run at one host at once, over all pulls of the process, and how many connections to it a client
+//! of one set of TLS settings and proxy has open.
 //!
 //! A request has a slot from before its connection until the end of its body. Slots are granted in the order of the
 //! requests, so that no pull waits behind more than those before it. Requests that read ahead get a part of the slots

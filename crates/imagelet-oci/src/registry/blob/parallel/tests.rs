@@ -1,6 +1,6 @@
 //! Blobs over several connections, from fast, slow, broken and lying servers.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{num::NonZeroUsize, sync::atomic::Ordering, time::Duration};
 
 use imagelet_core::{
     image::{Digest, Platform},
@@ -343,7 +343,8 @@ async fn a_host_never_has_more_connections_than_its_bound_and_every_pull_goes_on
     for bound in [1, 3] {
         let fake = FakeRegistry::start().await;
         fake.throttle(6 << 20);
-        let config = RegistryConfig { connections_per_host: bound, ..RegistryConfig::default() };
+        let connections_per_host = NonZeroUsize::new(bound).expect("not zero");
+        let config = RegistryConfig { connections_per_host, ..RegistryConfig::default() };
         let registry = Registry::new(config).unwrap();
         let layer = pattern(17 * MIB);
         let source = source(&fake, &registry, &layer).await;

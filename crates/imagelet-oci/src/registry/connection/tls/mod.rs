@@ -69,8 +69,8 @@ impl Clients {
         Self { provider, roots, dial_timeout, connections_per_host, proxies, made }
     }
 
-    /// The client for a scheme and these settings, in which the proxy is chosen. Without system authorities only hosts with their own are
-    /// reachable over TLS.
+    /// The client for a scheme and these settings, in which the proxy is chosen. Without system authorities only hosts
+    /// with their own are reachable over TLS.
     pub(crate) async fn client(
         &self,
         is_https: bool,
