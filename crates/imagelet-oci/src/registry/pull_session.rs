@@ -259,10 +259,8 @@ impl PullSession {
         let mut hosts: Vec<PullHost> = self.hosts().iter().map(tally).collect();
         let has_sent = |host: &PullHost| host.manifest || host.bytes > 0;
         hosts.retain(|host| has_sent(host) || !host.failures.is_empty());
-        if hosts.len() > PullHost::REPORTED_MAX {
-            hosts.sort_by_key(|host| !has_sent(host));
-            hosts.truncate(PullHost::REPORTED_MAX);
-        }
+        hosts.sort_by_key(|host| !has_sent(host));
+        hosts.truncate(PullHost::REPORTED_MAX);
         hosts
     }
 

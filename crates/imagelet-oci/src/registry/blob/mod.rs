@@ -96,6 +96,8 @@ pub(crate) struct BlobSource {
 #[derive(Debug, Default)]
 struct HostNotes {
     served: BTreeSet<usize>,
+    /// Hosts that ever sent a byte of the blob.
+    counted: BTreeSet<usize>,
     /// Hosts that do not have the blob.
     lacking: BTreeSet<usize>,
     /// How often a host sent wrong content.
@@ -151,6 +153,7 @@ impl BlobSource {
             skip: 0,
             end: span.end,
             is_open: false,
+            is_counted: false,
             unbroken: 0,
             attempts: None,
             meter,
@@ -287,6 +290,8 @@ pub(crate) struct BlobStream {
     /// After the requested end when the host ignores ranges.
     end: u64,
     is_open: bool,
+    /// The body has had a byte.
+    is_counted: bool,
     unbroken: u64,
     attempts: Option<Attempts>,
     meter: Arc<WindowMeter>,
@@ -347,6 +352,9 @@ impl BlobStream {
     fn accept(&mut self, mut chunk: Bytes) -> Result<Option<Bytes>, RuntimeError> {
         let sent = &self.source.session.hosts()[self.host].sent;
         sent.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+        if !std::mem::replace(&mut self.is_counted, true) && self.source.notes().counted.insert(self.host) {
+            sent.blobs.fetch_add(1, Ordering::Relaxed);
+        }
         let known = self.skip.min(chunk.len() as u64);
         self.skip -= known;
         chunk.advance(usize::try_from(known).unwrap_or(usize::MAX));
@@ -411,6 +419,7 @@ impl BlobStream {
         let attempt = |index| {
             let opened = async move {
                 let began = Instant::now();
+                meter.attempts(index);
                 let opened = blob.request(index, query, span).await;
                 meter.received(0, blob.session.rates(), Instant::now());
                 let (answer, skip, end) = opened?;
@@ -428,6 +437,7 @@ impl BlobStream {
         let source = self.source.clone();
         let (query, began) = (source.query(&self.urgency), Instant::now());
         let Ok(hosts) = query.hosts(&source.session) else { return false };
+        self.meter.attempts(index);
         match source.request(index, &query, &(self.reached..self.end)).await {
             Ok((answer, skip, end)) => {
                 let mut attempts = Attempts::new(source.notes().usable(&hosts));
@@ -444,9 +454,8 @@ impl BlobStream {
     }
 
     fn opened(&mut self, (index, began, answer, skip, end): (usize, Instant, Response, u64, u64)) {
-        if self.source.notes().served.insert(index) {
-            self.source.session.hosts()[index].sent.blobs.fetch_add(1, Ordering::Relaxed);
-        }
+        self.source.notes().served.insert(index);
+        self.is_counted = false;
         (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
         (self.body, self.skip, self.end, self.is_open) = (Some(answer.body), skip, end, true);
         self.body_reader = self.source.body_reader();

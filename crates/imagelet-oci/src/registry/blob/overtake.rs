@@ -25,7 +25,6 @@ const RIVALS_MAX: u32 = 16;
 pub(super) struct Lead<'a> {
     pub(super) source: &'a BlobSource,
     pub(super) meter: &'a WindowMeter,
-    pub(super) host: usize,
     /// What it has not delivered.
     pub(super) rest: Range<u64>,
 }
@@ -66,8 +65,9 @@ impl Race {
                     continue;
                 }
                 bytes.advance(usize::try_from(known).unwrap_or(usize::MAX));
-                if stream.host != lead.host {
-                    lead.source.notes().slow.insert(lead.host);
+                let slow = lead.meter.host();
+                if stream.host != slow {
+                    lead.source.notes().slow.insert(slow);
                 }
                 return (bytes, stream);
             }
@@ -88,10 +88,11 @@ impl Race {
         if !is_straggler(window, end - start, lead.source.session.rates().usual()) {
             return;
         }
-        let Some(host) = lead.source.rival_host(lead.host, start) else { return };
+        let slow = lead.meter.host();
+        let Some(host) = lead.source.rival_host(slow, start) else { return };
         let place = |host: usize| lead.source.session.hosts()[host].host.origin.authority();
         tracing::debug!(
-            blob = %lead.source.descriptor.digest, host = place(lead.host), rival = place(host), from = start,
+            blob = %lead.source.descriptor.digest, host = place(slow), rival = place(host), from = start,
             "a connection is far slower than the others; requesting its rest a second time"
         );
         (self.begun, self.from) = (self.begun + 1, start);

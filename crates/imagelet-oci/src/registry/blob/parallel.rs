@@ -151,7 +151,7 @@ impl RangedStream {
         let part = turned.as_ref();
         let head_meter = Arc::clone(part.map_or(&head.meter, |part| &part.meter));
         let end = part.map_or(head.end, |part| part.end);
-        let lead = Lead { source, meter: &head_meter, host: head.host, rest: *delivered..end };
+        let lead = Lead { source, meter: &head_meter, rest: *delivered..end };
         let (bytes, stream) = tokio::select! {
             biased;
             bytes = next_of(turned, head, meter) => return bytes,

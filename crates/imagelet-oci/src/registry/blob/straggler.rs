@@ -5,7 +5,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -73,7 +76,10 @@ impl ConnectionRates {
 
 /// Measures one connection; read by others while it waits.
 #[derive(Debug, Default)]
-pub(super) struct WindowMeter(Mutex<Metered>);
+pub(super) struct WindowMeter {
+    metered: Mutex<Metered>,
+    host: AtomicUsize,
+}
 
 #[derive(Debug, Default)]
 struct Metered {
@@ -84,6 +90,16 @@ struct Metered {
 }
 
 impl WindowMeter {
+    /// An attempt at a host, an index of the session's list, begins.
+    pub(super) fn attempts(&self, host: usize) {
+        self.host.store(host, Ordering::Relaxed);
+    }
+
+    /// The host of the last attempt.
+    pub(super) fn host(&self) -> usize {
+        self.host.load(Ordering::Relaxed)
+    }
+
     pub(super) fn wait(&self, now: Instant) {
         self.lock().waits_since = Some(now);
     }
@@ -117,7 +133,7 @@ impl WindowMeter {
     }
 
     fn lock(&self) -> MutexGuard<'_, Metered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.metered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -93,6 +93,24 @@ async fn mirrored() -> (FakeRegistry, FakeRegistry, Resolved, Vec<u8>) {
 }
 
 #[tokio::test]
+async fn a_host_counts_for_a_blob_from_its_first_byte_and_once() {
+    let (_fake, mirror, resolved, bytes) = mirrored().await;
+    let blobs = |resolved: &Resolved| resolved.session.senders().iter().map(|host| host.blobs).collect::<Vec<_>>();
+    mirror.trick(Digest::of(&bytes).as_str(), 1, Trick::CutAfter(0));
+    assert_eq!(layer(&resolved, 0).await.unwrap(), bytes);
+    assert_eq!(blobs(&resolved), [0, 1], "the mirror sent a head and no byte");
+
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[&bytes]);
+    let (registry, _folder) = client(&fake, &[], quick());
+    let resolved = resolve(&registry, &fake).await.unwrap();
+    let descriptor = &resolved.manifest.layers[0];
+    fake.trick(descriptor.digest.as_str(), 1, Trick::Body(vec![0; bytes.len()].into()));
+    resolved.session.fetch_blob_bytes(descriptor, 1 << 20).await.unwrap();
+    assert_eq!(blobs(&resolved), [1], "fetched again after wrong bytes");
+}
+
+#[tokio::test]
 async fn a_blob_that_breaks_off_at_a_mirror_goes_on_at_the_registry() {
     let (fake, mirror, resolved, bytes) = mirrored().await;
     let digest = Digest::of(&bytes);

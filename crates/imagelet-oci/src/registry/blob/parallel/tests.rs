@@ -312,6 +312,24 @@ async fn a_connection_that_trickles_or_falls_silent_is_overtaken_by_a_second_req
     }
 }
 
+#[tokio::test]
+async fn a_stream_that_is_not_open_yet_is_measured_for_the_host_that_it_requests_from() {
+    let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join(fake.address.to_string());
+    std::fs::create_dir(&own).unwrap();
+    std::fs::write(own.join("hosts.toml"), format!("[host.\"http://{}\"]\n", mirror.address)).unwrap();
+    let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], ..RegistryConfig::default() };
+    mirror.put_image("v1", &[b"layer"]);
+    let source = source(&fake, &Registry::new(config).unwrap(), b"layer").await;
+    for registry in [&fake, &mirror] {
+        registry.trick(Digest::of(b"layer").as_str(), 9, Trick::Answer(404, vec![], "".into()));
+    }
+    let mut stream = source.stream(0..5);
+    stream.ready().await.unwrap_err();
+    assert_eq!((stream.host, stream.meter.host()), (0, 1));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mirror_that_slows_to_a_crawl_is_overtaken_by_the_registry_and_its_connection_dropped() {
     let (fake, mirror, layer) = (FakeRegistry::start().await, FakeRegistry::start().await, pattern(24 * MIB));
