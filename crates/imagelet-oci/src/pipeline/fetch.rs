@@ -1,6 +1,10 @@
 //! The first stage: bytes from the disk and a registry, hashed and passed to the inflater in order.
 
-use std::io::{self, Read as _};
+use std::{
+    io::{self, Read as _},
+    pin::pin,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use imagelet_core::{
@@ -21,6 +25,8 @@ const PROGRESS_STEP: u64 = 1 << 20;
 /// The size of one read from the disk, and the number of reads that wait.
 const PIECE_SIZE: usize = 256 << 10;
 const PIECES_QUEUED: usize = 2;
+/// A layer that waits longer for memory closes its connections.
+const CONNECTED_WAIT_MAX: Duration = Duration::from_millis(250);
 
 pub(super) struct Unread {
     /// `None`: the failure was in the bytes from the disk.
@@ -71,7 +77,21 @@ impl LayerJob {
         }
         let mut stream = source.open_ranged(offset, &intake.inflater.reader_wait).await?;
         while let Some(bytes) = stream.next().await? {
-            if !intake.take(self, bytes, progress).await {
+            // As for places: layers that wait for memory must not have the host's slots that one with memory needs.
+            let is_read = {
+                let mut taken = pin!(intake.take(self, bytes, progress));
+                loop {
+                    tokio::select! {
+                        biased;
+                        is_read = &mut taken => break is_read,
+                        () = tokio::time::sleep(CONNECTED_WAIT_MAX) => {}
+                    }
+                    if memory.is_awaited() {
+                        stream.rest();
+                    }
+                }
+            };
+            if !is_read {
                 return Ok(Some(intake.unread(Some(stream))));
             }
             if !self.session.trickles_for(place.held_for()) {

@@ -67,6 +67,7 @@ impl UnpackBudget {
             budget: Arc::clone(self),
             account: Mutex::default(),
             was_refused: AtomicBool::new(false),
+            is_awaited: AtomicBool::new(false),
             runtime: Handle::try_current().ok(),
         })
     }
@@ -104,6 +105,7 @@ pub(crate) struct LayerMemory {
     pub(crate) budget: Arc<UnpackBudget>,
     account: Mutex<Account>,
     was_refused: AtomicBool,
+    is_awaited: AtomicBool,
     runtime: Option<Handle>,
 }
 
@@ -139,6 +141,11 @@ impl LayerMemory {
         self.was_refused.load(Ordering::Relaxed)
     }
 
+    /// Whether the layer waits for shared memory now.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is_awaited.load(Ordering::Relaxed)
+    }
+
     fn account(&self) -> MutexGuard<'_, Account> {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -164,6 +171,7 @@ impl LayerMemory {
     fn wait_for(&self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let bytes = bytes.next_multiple_of(STEP).min(self.budget.share_max);
         let Some(runtime) = self.runtime.as_ref().filter(|_| self.account().held == 0) else { return Ok(()) };
+        self.is_awaited.store(true, Ordering::Relaxed);
         let acquired = runtime.block_on(async {
             let mut acquired = std::pin::pin!(Arc::clone(&self.budget.shared).acquire_many_owned(units(bytes)));
             loop {
@@ -174,6 +182,7 @@ impl LayerMemory {
                 }
             }
         });
+        self.is_awaited.store(false, Ordering::Relaxed);
         let permit = acquired.ok_or(MemoryError::Cancelled)?;
         self.account().add(Some(permit), bytes);
         Ok(())

@@ -100,6 +100,15 @@ impl Layer {
         Self { blob, media_type: format!("{PLAIN}+zstd"), ..ended }
     }
 
+    /// A frame that does not state its size, so that its window is taken for as large as `2^log` bytes.
+    pub(crate) fn zstd_with_window(self, log: u32) -> Self {
+        let ended = self.ended();
+        let mut encoder = zstd::Encoder::new(Vec::new(), 1).expect("an encoder");
+        encoder.window_log(log).expect("a window");
+        encoder.write_all(&ended.tar).expect("memory takes all");
+        Self { blob: encoder.finish().expect("memory takes all"), media_type: format!("{PLAIN}+zstd"), ..ended }
+    }
+
     pub(crate) fn diff_id(&self) -> Digest {
         self.diff_id.clone().unwrap_or_else(|| Digest::of(&self.tar))
     }

@@ -1,8 +1,12 @@
-//! Pulls that trickle, and those that wait for a place behind them.
+//! Layers that hold what others wait for: places while they trickle, memory, and requests at a host.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
-use imagelet_oci::{EngineConfig, RegistryConfig, Trickle};
+use imagelet_core::{
+    image::ImageSpec,
+    runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
+};
+use imagelet_oci::{EngineConfig, RegistryConfig, Trickle, UNPACK_MEMORY_MIN};
 
 use crate::{
     blobs::noise,
@@ -58,4 +62,48 @@ async fn pulls_that_trickle_make_way_for_a_healthy_one_and_end_whole_themselves(
         ranges.iter().flatten().any(|range| range.ends_with('-')),
         "what was there was not fetched again: {ranges:?}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_that_wait_for_memory_let_the_one_that_has_it_continue_at_the_same_host() {
+    const MIB: usize = 1 << 20;
+    let registry = TestRegistry::start().await;
+    let layer = |seed, length: usize| Layer::new().file(&format!("f{seed}"), &noise(seed, length));
+    // Larger than what fits between the socket and the inflater.
+    let waiting = [layer(2, 3 * MIB).zstd(), layer(3, 3 * MIB).zstd()];
+    registry.image("waiting", "v1", &waiting);
+    // It takes the whole memory, and has to request its rest again.
+    let holder = layer(1, 6 * MIB).zstd_with_window(24);
+    registry.image("holder", "v1", &[holder.clone().stalling_at(5 * MIB)]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let progress_timeout = Duration::from_secs(2);
+    let connections_per_host = NonZeroUsize::new(2).expect("not zero");
+    let registry_config = RegistryConfig { connections_per_host, progress_timeout, ..RegistryConfig::default() };
+    let config = EngineConfig {
+        registry: registry_config,
+        unpack_memory: UNPACK_MEMORY_MIN,
+        ..EngineConfig::new(folder.path())
+    };
+    let engine = open_as(config).await;
+    let (unpacks, mut unpacking) = tokio::sync::mpsc::unbounded_channel();
+    let progress: Progress = Arc::new(move |event| {
+        if let PullEvent::Layer { state: LayerState::Fetching { received }, .. } = event
+            && received.0 >= 4 << 20
+        {
+            let _ = unpacks.send(());
+        }
+    });
+    let request = PullRequest { image: ImageSpec::new(registry.name("holder:v1")), ..PullRequest::default() };
+    let holding = {
+        let engine = Arc::clone(&engine);
+        tokio::spawn(async move { engine.pull(&request, progress).await })
+    };
+    unpacking.recv().await.expect("it unpacks");
+    registry.image("holder", "v1", &[holder]);
+    let both = async {
+        let waiting = pull(&engine, &registry.name("waiting:v1")).await;
+        waiting.expect("it gets memory once the other has ended");
+        holding.await.expect("no panic").expect("it continues");
+    };
+    tokio::time::timeout(WAIT_MAX, both).await.expect("they do not wait for one another");
 }

@@ -164,12 +164,16 @@ impl RangedStream {
         Ok(Some(bytes))
     }
 
+    /// Whether resting loses no bytes that were read ahead of the current part.
     pub(crate) fn can_rest(&self) -> bool {
         self.turned.is_none()
     }
 
     /// Closes the connections. The next bytes are requested again from the current offset.
     pub(crate) fn rest(&mut self) {
+        if let Some(part) = self.turned.take() {
+            self.head = self.source.stream(self.delivered..part.end);
+        }
         self.head.body = None;
         self.race.end();
         self.ahead.clear();
