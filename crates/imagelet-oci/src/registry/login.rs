@@ -41,6 +41,12 @@ pub async fn check_login(
     let reference: Reference = format!("{registry}/login").parse().map_err(|error| {
         RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{registry}` names no registry")).caused_by(error)
     })?;
+    if reference.domain() != registry {
+        let domain = reference.domain();
+        let message = format!("`{registry}` is read as a repository of `{domain}`, not as a registry");
+        return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
+            .with_hint(format!("give the registry's port or domain, such as `{registry}:443`")));
+    }
     let client = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
     let own = client.hosts(&reference).await?.into_iter().rfind(|host| !host.is_mirror);
     let own = own.ok_or_else(|| RuntimeError::other(format!("`{registry}` itself is not configured as a host")))?;
@@ -66,12 +72,16 @@ impl PullSession {
                 form: None,
                 may_stray: false,
                 hop: Stage::Manifest,
-                urgency: Urgency::is_next(),
+                urgency: Some(Urgency::is_next()),
             };
             let answer = self.transport().send(request, self.reception()).await.map_err(|failure| failure.error)?;
             let status = answer.status;
             drain(answer.body).await;
             if status.is_success() {
+                // An anonymous token.
+                if host.withheld.get().is_some() {
+                    return Err(host.denied(None));
+                }
                 return Ok(if was_asked { LoginCheck::Accepted } else { LoginCheck::NotAsked });
             }
             let fault = || status_fault(status.as_u16(), Stage::Manifest, None);

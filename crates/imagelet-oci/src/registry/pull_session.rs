@@ -153,10 +153,15 @@ impl PullSession {
         Self { inner: Arc::new(inner) }
     }
 
-    /// A session that checks a credential at one host.
+    /// A session that checks this credential and no other at one host.
     pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, host: Host, credential: &Credential) -> Self {
-        let host =
-            SessionHost { is_login: true, ..SessionHost::new(host, &reference, Some(credential), &shared.rate_limits) };
+        let host = SessionHost {
+            is_login: true,
+            credential: Some(credential.clone()),
+            grant: Mutex::new(Grant::ready(credential)),
+            account: shared.rate_limits.account(Some(credential)),
+            ..SessionHost::new(host, &reference, None, &shared.rate_limits)
+        };
         let mut session = Self::new(shared, reference, Vec::new(), None);
         Arc::get_mut(&mut session.inner).expect("it was made here").hosts.push(host);
         session
@@ -354,13 +359,14 @@ impl SessionHost {
         let (origin, reference) = (&self.host.origin, &self.reference);
         let place = origin.authority();
         let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
+        let subject = if self.is_login { "a login".to_owned() } else { format!("`{reference}`") };
         match (&self.credential, self.withheld.get()) {
             (Some(_), None) if self.is_login => {
                 denied(format!("registry `{place}` does not accept this user and password{detail}"))
                     .with_hint("check both; some registries want an access token in place of the password")
             }
             (Some(_), Some(service)) => denied(format!(
-                "registry `{place}` wants a credential for `{reference}`, which its token service `{service}` is not \
+                "registry `{place}` wants a credential for {subject}, which its token service `{service}` is not \
                  shown: that is another origin and not encrypted{detail}"
             ))
             .with_hint(format!("serve `{service}` over HTTPS or at `{origin}` itself; a credential goes nowhere else")),

@@ -121,7 +121,9 @@ impl PullSession {
         }
         let now = Instant::now();
         let due = attempts.failed(index, failure, now);
-        if fault.class == ErrorClass::RateLimited || fault.retry_after.is_some() {
+        // What its token service requests holds back no request that has a token.
+        let is_limited = fault.class == ErrorClass::RateLimited || fault.retry_after.is_some();
+        if is_limited && fault.hop != Stage::Token {
             let end = due.or_else(|| Some(now + fault.retry_after?.min(RETRY_AFTER_MAX)));
             if let Some(end) = end {
                 self.shared().rate_limits.hold(origin, host.account, end);
@@ -148,18 +150,16 @@ impl PullSession {
     /// Whether a host answers at all; it receives no credential.
     async fn probe(self, index: usize) -> bool {
         let host = &self.hosts()[index].host;
-        let mut connection = host.connection.clone();
-        connection.tls.identities.clear();
         let request = Request {
             target: Target { origin: host.origin.clone(), path_and_query: "/v2/".to_owned() },
-            connection,
+            connection: host.connection.clone().without_identities(),
             bound: HeaderMap::new(),
             open: HeaderMap::new(),
             method: Method::GET,
             form: None,
             may_stray: false,
             hop: Stage::Manifest,
-            urgency: Urgency::is_next(),
+            urgency: Some(Urgency::is_next()),
         };
         let answer = self.transport().send(request, &Reception::new(None, None)).await;
         answer.is_ok_and(|answer| !answer.status.is_server_error())
@@ -220,7 +220,7 @@ impl PullSession {
                 form: None,
                 may_stray: true,
                 hop: query.hop(),
-                urgency: Arc::clone(&query.urgency),
+                urgency: Some(Arc::clone(&query.urgency)),
             };
             let answer = self.transport().send(request, self.reception()).await?;
             if answer.status.is_success() {

@@ -87,7 +87,7 @@ impl PullSession {
     }
 
     async fn token_from(&self, target: Target, host: &SessionHost, challenge: &Challenge) -> Result<Secret, Failure> {
-        let place = target.origin.authority();
+        let (origin, place) = (target.origin.clone(), target.origin.authority());
         let credential = host.credential.as_ref().filter(|_| may_see(&target.origin, &host.host.origin));
         if host.credential.is_some() && credential.is_none() {
             // Public content needs no credential.
@@ -96,6 +96,8 @@ impl PullSession {
         let service = challenge.parameter("service");
         let as_form = password_request(target.clone(), service, credential, host);
         let request = token_request(target, service, credential, host)?;
+        // One slot for both forms, before the deadline: a wait for other pulls says nothing of the service.
+        let _slot = self.transport().slots.acquire(&origin, &Urgency::is_next()).await;
         // One deadline for both forms and the body: a request that needs a token fails over as early as another.
         let timeout = self.transport().header_timeout;
         let began = Instant::now();
@@ -222,20 +224,10 @@ fn token_call(target: Target, bound: HeaderMap, form: Option<String>, host: &Ses
         open.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
     }
     let method = if form.is_some() { Method::POST } else { Method::GET };
-    // The registry's TLS settings apply; a client certificate is sent only to the registry's own origin.
+    // The registry's TLS settings apply.
     let connection = host.host.connection.clone();
-    let connection = if target.origin == host.host.origin { connection } else { connection.without_identities() };
-    Request {
-        target,
-        connection,
-        bound,
-        open,
-        method,
-        form,
-        may_stray: false,
-        hop: Stage::Token,
-        urgency: Urgency::is_next(),
-    }
+    let connection = if target.origin == host.host.origin { connection } else { connection.for_other_origin() };
+    Request { target, connection, bound, open, method, form, may_stray: false, hop: Stage::Token, urgency: None }
 }
 
 fn scope_pairs(service: Option<&str>, host: &SessionHost) -> Vec<String> {

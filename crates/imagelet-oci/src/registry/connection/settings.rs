@@ -9,7 +9,8 @@ pub(crate) struct ConnectionSettings {
     pub(crate) tls: TlsSettings,
     /// `None`: the deadline of the registry client.
     pub(crate) dial_timeout: Option<Duration>,
-    /// The host's own proxy, before the rules for proxies and the variables of the environment.
+    /// The host's own proxy, before the rules for proxies and the variables of the environment; in the key of a client
+    /// the proxy that was chosen.
     pub(crate) proxy: Option<Arc<Proxy>>,
     /// A loopback host for which no scheme is configured: plain HTTP, or TLS.
     pub(crate) may_be_tls: bool,
@@ -42,6 +43,12 @@ impl ConnectionSettings {
     pub(crate) fn for_loopback_tls(mut self) -> Self {
         self.tls.skip_verify |= self.tls == TlsSettings::default();
         self
+    }
+
+    /// For another origin than the host's: its TLS settings alone. A client certificate is a credential of the host, and
+    /// its proxy is that of the host.
+    pub(crate) fn for_other_origin(self) -> Self {
+        Self { proxy: None, ..self.without_identities() }
     }
 
     /// Without client certificates, which are credentials of their host.

@@ -52,7 +52,8 @@ pub(crate) struct Request {
     /// Redirects to other origins, without credentials, are followed.
     pub(crate) may_stray: bool,
     pub(crate) hop: Stage,
-    pub(crate) urgency: Arc<Urgency>,
+    /// `None`: the caller has a slot of the target's origin.
+    pub(crate) urgency: Option<Arc<Urgency>>,
 }
 
 #[derive(Debug)]
@@ -69,7 +70,7 @@ pub(crate) struct Response {
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     incoming: Incoming,
-    _slot: HostSlot,
+    _slot: Option<HostSlot>,
 }
 
 impl Response {
@@ -86,8 +87,7 @@ impl Response {
 impl Transport {
     pub(crate) async fn send(&self, request: Request, reception: &Reception) -> Result<Response, Failure> {
         let origin = request.target.origin.clone();
-        // A client certificate is a credential too.
-        let stray_connection = request.connection.clone().without_identities();
+        let stray_connection = request.connection.clone().for_other_origin();
         let mut target = request.target.clone();
         let mut strayed = false;
         for _ in 0..=REDIRECTS_MAX {
@@ -97,7 +97,10 @@ impl Transport {
             }
             headers.insert(header::USER_AGENT, self.user_agent.clone());
             let connection = if strayed { &stray_connection } else { &request.connection };
-            let slot = self.slots.acquire(&target.origin, &request.urgency).await;
+            let slot = match &request.urgency {
+                Some(urgency) => Some(self.slots.acquire(&target.origin, urgency).await),
+                None => None,
+            };
             let response = self.exchange(&target, connection, headers, &request, reception).await?;
             let (head, incoming) = response.into_parts();
             let body = ResponseBody { incoming, _slot: slot };

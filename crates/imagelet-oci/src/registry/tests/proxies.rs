@@ -18,7 +18,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    SHOWN, credential,
+    SHOWN, answer, credential,
     fake::{FakeRegistry, Guard},
     platform,
 };
@@ -273,6 +273,32 @@ async fn an_encrypted_proxy_is_verified_by_the_authorities_of_its_hosts() {
             assert!(error.chain().contains(&format!("proxy `https://{}`", proxy.address)), "{}", error.chain());
             assert!(!error.chain().contains("s3cretproxy") && proxy.seen().is_empty(), "{}", error.chain());
         }
+    }
+}
+
+#[tokio::test]
+async fn a_hosts_own_proxy_carries_neither_its_redirects_nor_its_token_service() {
+    let (fake, folder) = registry(false).await;
+    let other = FakeRegistry::start().await;
+    other.put_image("v1", &[]);
+    let own = FakeProxy::start(Kind::Http, fake.address, None).await;
+    let environment = FakeProxy::start(Kind::Http, other.address, None).await;
+    let hosts = format!("server = \"http://{NAME}\"\nproxy = \"http://{}\"\n", own.address);
+    std::fs::write(folder.path().join(NAME).join("hosts.toml"), hosts).unwrap();
+    let registry = client(&folder, &format!("http://{}", environment.address), "", ProxyRules::default());
+    let elsewhere = "http://storage.example/v2/team/app/manifests/v1";
+    fake.guard(Guard::Open);
+    fake.trick("/v1", 1, answer(307, &[("location", elsewhere)], ""));
+    let service = "http://registry.example:5001/token";
+    let lines = |proxy: &FakeProxy| proxy.seen().into_iter().map(|(line, _)| line).collect::<Vec<_>>();
+    for (stranger, own_requests) in [(elsewhere, 1), (service, 2)] {
+        resolve(&registry).await.unwrap_or_else(|error| panic!("{stranger}: {}", error.chain()));
+        let (by_own, by_environment) = (lines(&own), lines(&environment));
+        assert!(by_own.iter().all(|line| line.contains(NAME)) && by_own.len() == own_requests, "{by_own:?}");
+        assert!(matches!(&by_environment[..], [line] if line.contains(stranger)), "{by_environment:?}");
+        let open = |realm| Guard::Bearer { shown: None, form: None, realm };
+        fake.guard(open(Some(service.to_owned())));
+        other.guard(open(None));
     }
 }
 

@@ -84,6 +84,73 @@ async fn a_token_service_that_misbehaves_is_given_up() {
 }
 
 #[tokio::test]
+async fn a_token_request_that_waits_for_a_slot_of_its_host_is_not_late() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"layer"]);
+    fake.guard(bearer());
+    let config = RegistryConfig {
+        header_timeout: Duration::from_secs(2),
+        connections_per_host: std::num::NonZeroUsize::MIN,
+        retry_budget: Duration::ZERO,
+        ..RegistryConfig::default()
+    };
+    let registry = Registry::new(config).unwrap();
+    let reference = fake.reference("team/app:v1");
+    let resolved = registry.resolve(&reference, Some(&credential("hunter2pass")), &platform()).await.unwrap();
+    fake.expire_tokens();
+    fake.seen();
+    let (slots, origin) = (&registry.shared.transport.slots, resolved.session.hosts()[0].host.origin.clone());
+    let next = Urgency::is_next();
+    let first = slots.acquire(&origin, &next).await;
+    let mut reading = Box::pin(read(&resolved, &resolved.manifest.layers[0]));
+    let mut second = Box::pin(slots.acquire(&origin, &next));
+    assert!(futures_util::poll!(&mut reading).is_pending() && futures_util::poll!(&mut second).is_pending());
+    drop(first);
+    let long = async {
+        let slot = second.await;
+        assert_eq!(shown(&fake.seen()), [Some("Bearer token-0")], "the token is requested while this one is held");
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        drop(slot);
+    };
+    let (read, ()) = tokio::join!(reading, long);
+    assert_eq!(read.unwrap_or_else(|error| panic!("{}", error.chain())), b"layer");
+    assert!(!registry.shared.health.is_bad(&origin));
+}
+
+#[tokio::test]
+async fn a_wait_that_a_token_service_requests_holds_back_no_request_to_its_registry() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"layer"]);
+    fake.guard(bearer());
+    let (registry, reference) = (registry(), fake.reference("team/app:v1"));
+    let credential = credential("hunter2pass");
+    let granted = registry.resolve(&reference, Some(&credential), &platform()).await.unwrap();
+    fake.trick("/token", 9, answer(503, &[("retry-after", "50")], ""));
+    let error = registry.resolve(&reference, Some(&credential), &platform()).await.unwrap_err();
+    assert_eq!(error.fault().hop, Stage::Token, "{}", error.chain());
+    assert_eq!(granted.session.standing(0).held_until, None);
+}
+
+#[tokio::test]
+async fn a_login_is_not_accepted_where_the_credential_was_not_sent() {
+    let services = FakeRegistry::start().await;
+    services.guard(Guard::Bearer { shown: None, form: None, realm: None });
+    let fake = FakeRegistry::start().await;
+    let realm = Some(format!("http://{}/token", services.address));
+    fake.guard(Guard::Bearer { shown: None, form: None, realm });
+    let registry = fake.reference("team/app:v1").domain().to_owned();
+    let error = crate::check_login(RegistryConfig::default(), &registry, &credential("hunter2pass")).await.unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::Denied, "{}", error.chain());
+    assert!(error.to_string().contains("another origin and not encrypted"), "{error}");
+    assert!(!error.chain().contains("/login"), "{}", error.chain());
+
+    // A name without dot and port is a repository of Docker Hub.
+    let error = crate::check_login(RegistryConfig::default(), "myreg", &credential("hunter2pass")).await.unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::InvalidArgument, "{}", error.chain());
+    assert!(error.hint().is_some_and(|hint| hint.contains("`myreg:443`")), "{error:?}");
+}
+
+#[tokio::test]
 async fn a_login_is_accepted_by_the_registry_or_its_token_service_and_asks_for_no_repository() {
     let check = async |fake: &FakeRegistry, password: &str| {
         let registry = fake.reference("team/app:v1").domain().to_owned();
