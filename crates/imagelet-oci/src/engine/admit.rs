@@ -14,7 +14,7 @@ use crate::{
         Admission, Amount, Demand, Expansions, Expected, MissingSpace, Reservation, Reservations, Space, decide,
         helps_to_wait, refusal,
     },
-    manifest::{Compression, Descriptor, LayerKind},
+    manifest::{Compression, Descriptor, LayerKind, Manifest},
     store::{Store, storage_error},
 };
 
@@ -147,8 +147,9 @@ impl Engine {
 }
 
 impl Wanted {
-    pub(super) fn of(descriptor: &Descriptor, id: Digest, is_fetched: bool) -> Self {
-        Self { id, compression: compression(&descriptor.media_type), packed: descriptor.size, is_fetched }
+    pub(super) fn of((manifest, layer): (&Manifest, &Descriptor), id: Digest, is_fetched: bool) -> Self {
+        let is_artifact = manifest.artifact_kind().is_some();
+        Self { id, compression: compression(&layer.media_type, is_artifact), packed: layer.size, is_fetched }
     }
 }
 
@@ -200,13 +201,17 @@ fn look_now(
 pub(super) fn learned(store: &Store) -> Expansions {
     let mut learned = Expansions::default();
     for layer in store.layer_sizes() {
-        learned.learn(compression(&layer.media_type), layer.packed, layer.on_disk, layer.entries);
+        learned.learn(compression(&layer.media_type, layer.is_artifact), layer.packed, layer.on_disk, layer.entries);
     }
     learned
 }
 
-/// By media type alone: the first bytes, which decide, are not fetched yet.
-pub(super) fn compression(media_type: &str) -> Compression {
+/// By media type alone: the first bytes, which decide, are not fetched yet. The files of an artifact are stored as they
+/// are, also those with the type of an archive.
+pub(super) fn compression(media_type: &str, is_artifact: bool) -> Compression {
+    if is_artifact {
+        return Compression::Stored;
+    }
     match LayerKind::of(media_type) {
         LayerKind::Tar(compression) | LayerKind::Foreign(compression) => compression,
         // Only artifacts have such layers.

@@ -135,7 +135,9 @@ impl Engine {
         let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, sharers) };
         let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
         let learned = learned(&self.store);
-        let expected = missing.iter().map(|layer| learned.expect(compression(&layer.media_type), layer.size, false));
+        let is_artifact = resolved.manifest.artifact_kind().is_some();
+        let expected =
+            missing.iter().map(|layer| learned.expect(compression(&layer.media_type, is_artifact), layer.size, false));
         let expected: Vec<_> = expected.collect();
         let is_measured = expected.iter().all(|layer| layer.is_measured);
         let amount = expected.iter().map(|layer| layer.amount).fold(Amount::default(), Amount::plus);

@@ -178,7 +178,10 @@ impl Engine {
         let wanted = layers.iter().zip(&config.diff_ids);
         let wanted: Vec<Wanted> = wanted
             .filter(|(_, diff_id)| !self.store.has_spare(&sharing.spare_wanted(repository, diff_id, LayerEnd::Store)))
-            .map(|(layer, diff_id)| Wanted::of(layer, diff_id.clone(), !self.may_share(sharing, repository, diff_id)))
+            .map(|(layer, diff_id)| {
+                let is_fetched = !self.may_share(sharing, repository, diff_id);
+                Wanted::of((&resolved.manifest, layer), diff_id.clone(), is_fetched)
+            })
             .collect();
         let fetches = self.begin_fetches(resolved, &wanted, tenant).await?;
         let jobs = layers.iter().zip(&config.diff_ids).map(|(descriptor, diff_id)| {

@@ -274,13 +274,20 @@ impl Store {
         let index = self.index();
         let mut seen = HashSet::new();
         let sunk = index.sunk.iter().cloned();
-        let entries = index.images.values().flat_map(|image| &image.layers);
+        let images = index.images.values();
+        let entries = images.flat_map(|image| image.layers.iter().map(|entry| (image.artifact.is_some(), entry)));
         entries
-            .filter(|entry| entry.blob.is_some() && seen.insert(&entry.diff_id))
-            .filter_map(|entry| {
+            .filter(|(_, entry)| entry.blob.is_some() && seen.insert(&entry.diff_id))
+            .filter_map(|(is_artifact, entry)| {
                 let layer = index.layers.get(&entry.diff_id)?;
                 let media_type = entry.media_type.clone();
-                Some(LayerSizes { media_type, packed: entry.size, on_disk: layer.disk_bytes, entries: layer.entries })
+                Some(LayerSizes {
+                    media_type,
+                    is_artifact,
+                    packed: entry.size,
+                    on_disk: layer.disk_bytes,
+                    entries: layer.entries,
+                })
             })
             .chain(sunk)
             .collect()
@@ -341,6 +348,8 @@ impl Store {
 #[derive(Clone, Debug)]
 pub(crate) struct LayerSizes {
     pub(crate) media_type: String,
+    /// The layer is a file, whatever its media type.
+    pub(crate) is_artifact: bool,
     pub(crate) packed: u64,
     pub(crate) on_disk: u64,
     pub(crate) entries: u64,

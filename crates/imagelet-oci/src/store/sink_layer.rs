@@ -82,6 +82,7 @@ impl SinkLayer {
         }
         let sizes = LayerSizes {
             media_type: media_type.to_owned(),
+            is_artifact: false,
             packed,
             on_disk: self.spare.record.disk_bytes,
             entries: self.spare.record.entries,

@@ -15,6 +15,7 @@ use imagelet_core::{
 use imagelet_oci::{Admission, Engine, EngineConfig};
 
 use crate::{
+    blobs::noise,
     fixture::{Layer, TestRegistry},
     open_as, pull, settled,
 };
@@ -172,4 +173,19 @@ async fn what_a_failed_and_a_dropped_pull_have_reserved_is_free_again() {
 
 async fn reserved_by(engine: &Engine) -> Freed {
     engine.filesystem().await.expect("it is measured").reserved
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_an_artifact_are_expected_as_they_are_whatever_their_types_say() {
+    let registry = TestRegistry::start().await;
+    let file = noise(1, 400_000);
+    let tar = "application/vnd.oci.image.layer.v1.tar+gzip";
+    registry.artifact_typed("model", "v1", tar, &[("weights", &file)]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut config = EngineConfig::new(folder.path());
+    config.limits.free_bytes_floor = WHOLE_DISK;
+    config.admission = Admission::Strict;
+    let engine = open_as(config).await;
+    let error = pull(&engine, &registry.name("model:v1")).await.expect_err("there is no room");
+    assert!(error.chain().contains("x 1.2 assumed"), "{}", error.chain());
 }

@@ -249,11 +249,16 @@ impl TestRegistry {
 
     /// Serves an artifact of these files, by title; returns the digest of its manifest.
     pub(crate) fn artifact(&self, name: &str, tag: &str, files: &[(&str, &[u8])]) -> String {
+        self.artifact_typed(name, tag, "application/vnd.example.part", files)
+    }
+
+    /// The same with files of a media type.
+    pub(crate) fn artifact_typed(&self, name: &str, tag: &str, media_type: &str, files: &[(&str, &[u8])]) -> String {
         let layer = |(title, bytes): &(&str, &[u8])| {
             let digest = Digest::of(bytes);
             self.put(&format!("{name}/blobs/{digest}"), "layer", bytes.to_vec(), None);
             serde_json::json!({
-                "mediaType": "application/vnd.example.part", "digest": digest.as_str(), "size": bytes.len(),
+                "mediaType": media_type, "digest": digest.as_str(), "size": bytes.len(),
                 "annotations": {"org.opencontainers.image.title": title},
             })
         };

@@ -224,8 +224,10 @@ impl EngineImporter {
         let resumption = engine.resumption();
         let mut spares = engine.take_spares(described, present, &resumption).await.map_err(fetch)?;
         let missing = (present..layers.len()).filter(|index| !spares.contains_key(index));
-        let descriptors = &described.resolved.manifest.layers;
-        let wanted = missing.map(|index| Wanted::of(&descriptors[index], described.chains[index].clone(), true));
+        let manifest = &described.resolved.manifest;
+        let descriptors = &manifest.layers;
+        let chains = &described.chains;
+        let wanted = missing.map(|index| Wanted::of((manifest, &descriptors[index]), chains[index].clone(), true));
         let wanted: Vec<Wanted> = wanted.collect();
         let fetches = engine.begin_fetches(&described.resolved, &wanted, Arc::clone(&described.tenant));
         let fetches = fetches.await.map_err(fetch)?;
