@@ -3,13 +3,13 @@
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::{Progress, RuntimeError},
+    runtime::{RuntimeError, Stage},
 };
 
 use super::{Engine, estimate::PullTarget};
 use crate::{
     manifest::{Manifest, ManifestDocument},
-    registry::{Document, Resolved},
+    registry::{Document, PullSession, Resolved},
 };
 
 pub(super) type Read = (Document, ManifestDocument);
@@ -21,18 +21,15 @@ impl Engine {
     pub(super) async fn confirmed(
         &self,
         target: &PullTarget,
-        progress: Option<&Progress>,
+        session: &PullSession,
     ) -> Result<Option<Resolved>, RuntimeError> {
         let Some(digest) = self.digest_here(target) else { return Ok(None) };
         let Some((root, chosen, manifest)) = self.documents_here(target, &digest).await else { return Ok(None) };
-        let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
-        if let Some(progress) = progress {
-            session.report_to(progress);
-        }
         match session.confirm(&target.reference, &digest).await {
-            Ok(true) => Ok(Some(Resolved { session, root, chosen, manifest })),
+            Ok(true) => Ok(Some(Resolved { session: session.clone(), root, chosen, manifest })),
             Ok(false) => Ok(None),
-            Err(error) if error.is_outage() => Err(error),
+            // A token service answers both in the same words.
+            Err(error) if error.is_outage() || error.fault().hop == Stage::Token => Err(error),
             Err(_) => Ok(None),
         }
     }

@@ -96,14 +96,16 @@ impl Engine {
         target: &PullTarget,
         progress: Option<&Progress>,
     ) -> Result<Resolved, RuntimeError> {
-        if let Some(resolved) = self.confirmed(target, progress).await? {
-            return Ok(resolved);
-        }
+        // One session for both ways: a token serves both, and a refused credential is presented once.
         let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
         if let Some(progress) = progress {
             session.report_to(progress);
         }
-        let resolved = session.clone().resolve(&target.reference, &target.platform).await;
+        let resolved = match self.confirmed(target, &session).await {
+            Ok(None) => session.clone().resolve(&target.reference, &target.platform).await,
+            Ok(Some(resolved)) => Ok(resolved),
+            Err(error) => Err(error),
+        };
         if let (Err(_), Some(progress)) = (&resolved, progress) {
             progress(PullEvent::Hosts(session.senders()));
         }

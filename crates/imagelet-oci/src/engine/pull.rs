@@ -64,8 +64,13 @@ impl Engine {
             }
             None => self.resolve(&target, Some(progress)).await?,
         };
-        self.check_signatures(&resolved).await?;
-        Ok((target, resolved))
+        match self.check_signatures(&resolved).await {
+            Ok(()) => Ok((target, resolved)),
+            Err(error) => {
+                progress(PullEvent::Hosts(resolved.session.senders()));
+                Err(error)
+            }
+        }
     }
 
     async fn fetch(

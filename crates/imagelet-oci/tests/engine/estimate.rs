@@ -5,9 +5,13 @@ use imagelet_core::{
     image::{ByteSize, ImageSpec, Platform},
     runtime::{ImageService as _, LocalStore as _, PullEstimate, PullRequest, RuntimeErrorKind, no_progress},
 };
-use imagelet_oci::Engine;
+use imagelet_oci::{
+    Engine,
+    testing::{FaultRegistry, TestImage},
+};
 
 use crate::{
+    blobs::noise,
     fixture::{Layer, TestRegistry},
     open, pull,
 };
@@ -90,6 +94,34 @@ async fn what_one_right_has_resolved_serves_no_other_right_name_or_machine() {
     }
     engine.pull(&mine, no_progress()).await.expect("a pull");
     assert_eq!(registry.take_manifest_requests(), 0, "what is mine is still there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_that_a_token_service_refuses_is_sent_once_for_a_tag_that_is_here() {
+    let registry = FaultRegistry::start(None, &TestImage::of_size(1000)).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open(folder.path()).await;
+    let name = format!("{}/{}", registry.address(), TestImage::NAME);
+    pull(&engine, &name).await.expect("to every client");
+    registry.require("bob", "right");
+    let before = registry.requests();
+    let wrong = PullRequest { credential: Some(login("wrong")), ..request(&name) };
+    let error = engine.pull(&wrong, no_progress()).await.expect_err("it is refused");
+    assert_eq!(error.kind(), RuntimeErrorKind::Denied, "{}", error.chain());
+    assert_eq!(registry.requests() - before, 2, "the manifest and the token");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_artifacts_are_no_measurement_of_layers_of_the_same_type() {
+    let registry = TestRegistry::start().await;
+    let files: Vec<(String, Vec<u8>)> = (1..=5).map(|seed| (format!("f{seed}"), noise(seed, 7 << 20))).collect();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(title, bytes)| (title.as_str(), bytes.as_slice())).collect();
+    registry.artifact_typed("model", "v1", "application/vnd.oci.image.layer.v1.tar+gzip", &files);
+    registry.image("a", "v1", &[Layer::new().file("a", b"a").gzip()]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open(folder.path()).await;
+    pull(&engine, &registry.name("model:v1")).await.expect("the artifact");
+    assert_eq!(estimate(&engine, &request(&registry.name("a:v1"))).await.bytes_unpacked, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

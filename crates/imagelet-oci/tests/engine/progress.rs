@@ -7,6 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
+    audit_log::PullHost,
     image::ImageSpec,
     runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
 };
@@ -17,6 +18,50 @@ use crate::{
     fixture::{Layer, TestRegistry},
     open_as, pull,
 };
+
+/// Pulls; answers what the hosts sent, in each report, and whether the pull failed.
+async fn hosts(engine: &Engine, name: &str) -> (Vec<Vec<PullHost>>, bool) {
+    let heard: Arc<Mutex<Vec<Vec<PullHost>>>> = Arc::default();
+    let progress: Progress = {
+        let heard = Arc::clone(&heard);
+        Arc::new(move |event| {
+            if let PullEvent::Hosts(hosts) = event {
+                heard.lock().expect("no panic").push(hosts);
+            }
+        })
+    };
+    let request = PullRequest { image: ImageSpec::new(name), ..PullRequest::default() };
+    let failed = engine.pull(&request, progress).await.is_err();
+    let heard = std::mem::take(&mut *heard.lock().expect("no panic"));
+    (heard, failed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_that_fails_before_its_first_layer_reports_its_hosts_once() {
+    let registry = TestRegistry::start().await;
+    registry.image("a", "v1", &[Layer::new().file("a", b"a").gzip()]);
+    let (name, folder) = (registry.name("a:v1"), tempfile::tempdir().expect("a folder"));
+    let policy = folder.path().join("policy.json");
+    let accepting = |kind: &str| format!(r#"{{"default": [{{"type": "{kind}"}}]}}"#);
+    std::fs::write(&policy, accepting("reject")).expect("written");
+    let registry_config = RegistryConfig {
+        signature_policy: Some(policy.clone()),
+        retry_budget: Duration::ZERO,
+        ..RegistryConfig::default()
+    };
+    let config = EngineConfig { registry: registry_config, ..EngineConfig::new(folder.path().join("store")) };
+    let engine = open_as(config).await;
+    let (reports, failed) = hosts(&engine, &name).await;
+    assert!(failed && matches!(&reports[..], [hosts] if hosts[0].manifest), "a refused signature: {reports:?}");
+    std::fs::write(&policy, accepting("insecureAcceptAnything")).expect("written");
+    pull(&engine, &name).await.expect("accepted");
+    registry.answer_head(503, false);
+    let (reports, failed) = hosts(&engine, &name).await;
+    assert!(failed && matches!(&reports[..], [hosts] if !hosts[0].failures.is_empty()), "an outage: {reports:?}");
+    registry.answer_head(0, true);
+    let (reports, failed) = hosts(&engine, &name).await;
+    assert!(!failed && reports.len() == 1, "one session for both ways: {reports:?}");
+}
 
 /// Pulls; answers the bytes that progress says were received, of all layers together.
 async fn received(engine: &Engine, name: &str) -> u64 {

@@ -165,7 +165,10 @@ impl EngineImporter {
         };
         match read.await {
             Ok((image, chains)) => Ok(Described { resolved, image, chains, tenant: tenant(request) }),
-            Err(error) => Err(about(error, &format!("could not import `{}`", target.reference)).not_an_outage()),
+            Err(error) => {
+                progress(PullEvent::Hosts(resolved.session.senders()));
+                Err(about(error, &format!("could not import `{}`", target.reference)).not_an_outage())
+            }
         }
     }
 
