@@ -192,7 +192,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         tracing::info!("not all jobs ended in time");
         http.abort();
     }
-    let closed = async { drop(tokio::join!(node.close(), released)) };
+    let closed = async { drop(tokio::join!(node.close(), released, node.parts.tracer.close())) };
     if tokio::time::timeout(CLOSE_MAX, closed).await.is_err() {
         tracing::warn!("the disk takes too long; the next start makes durable what is not");
     }

@@ -12,6 +12,7 @@ use tokio::{
     net::{TcpStream, UnixStream},
     sync::mpsc,
 };
+use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
@@ -29,7 +30,7 @@ const BATCH_WAIT: Duration = Duration::from_millis(500);
 /// A collector that takes longer loses the batch.
 const SEND_MAX: Duration = Duration::from_secs(10);
 const ANSWER_BYTES_MAX: usize = 64 << 10;
-/// One warning for so many failed batches.
+/// One warning for so many batches that fail in a row.
 const WARN_EVERY: u64 = 60;
 const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 const HTTP_PATH: &str = "/v1/traces";
@@ -45,12 +46,29 @@ pub(crate) enum TraceTarget {
     Http(String),
 }
 
-/// Exports until the last sender is gone.
-pub(super) async fn run(mut spans: mpsc::Receiver<OtlpSpan>, target: TraceTarget, metrics: Arc<Metrics>) {
+/// Exports until the last sender is gone, or what is queued at a stop.
+pub(super) async fn run(
+    mut spans: mpsc::Receiver<OtlpSpan>,
+    target: TraceTarget,
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+) {
     let (mut batch, mut failed) = (Vec::new(), 0u64);
     let mut channel = None;
-    while spans.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        tokio::time::sleep(BATCH_WAIT).await;
+    loop {
+        tokio::select! {
+            received = spans.recv_many(&mut batch, BATCH_MAX) => if received == 0 {
+                return;
+            },
+            () = stop.cancelled(), if !spans.is_closed() => {
+                spans.close();
+                continue;
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(BATCH_WAIT) => {}
+            () = stop.cancelled() => {}
+        }
         while batch.len() < BATCH_MAX
             && let Ok(span) = spans.try_recv()
         {
@@ -60,7 +78,10 @@ pub(super) async fn run(mut spans: mpsc::Receiver<OtlpSpan>, target: TraceTarget
         let request = export_request(std::mem::take(&mut batch));
         let sent = tokio::time::timeout(SEND_MAX, send(&target, &mut channel, request)).await;
         let outcome = match sent.unwrap_or_else(|_| Err(format!("no answer within {} s", SEND_MAX.as_secs()))) {
-            Ok(()) => "exported",
+            Ok(()) => {
+                failed = 0;
+                "exported"
+            }
             Err(error) => {
                 channel = None;
                 if failed.is_multiple_of(WARN_EVERY) {

@@ -3,7 +3,7 @@
 //! ```text
 //! ensure                     a request, below the caller's span where its call carries a trace (W3C)
 //!   queue                    until the pull begins: records, credentials, a slot, the rate
-//!   pull                     one pull; requests that share it are named in the trace of the first
+//!   pull                     one pull, in the trace of one of the requests that share it
 //!     resolve                the manifest
 //!     token                  a request to a token service
 //!     layer                  one streaming pass: download, check, decompression, unpacking
@@ -20,21 +20,25 @@ mod tests;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use imagelet_core::{
-    manager::EnsureError,
+    image::shown_name,
+    manager::{EnsureError, PodOutcome},
     metrics::{Family, MetricKind, Metrics},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
 
 use self::messages::{KeyValue, OtlpSpan, SpanStatus, text};
 pub(crate) use self::{export::TraceTarget, pull_trace::PullTrace};
 
 /// Spans that wait for their export; more are dropped and counted.
 const QUEUE_MAX: usize = 2048;
+/// How long the end of a daemon waits for its last spans to be exported.
+const LAST_EXPORT_MAX: Duration = Duration::from_millis(500);
 const MILLION: u64 = 1_000_000;
 const KIND_INTERNAL: i32 = 1;
 const KIND_SERVER: i32 = 2;
@@ -65,6 +69,9 @@ struct SpanSink {
     queue: mpsc::Sender<OtlpSpan>,
     metrics: Arc<Metrics>,
     rate_per_million: u32,
+    /// Ends the export after what is queued.
+    stop: CancellationToken,
+    export: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The place of a span in its trace.
@@ -80,13 +87,27 @@ tokio::task_local! {
 }
 
 impl Tracer {
-    /// Exports in a task of its own, which ends with the last clone.
+    /// Exports in a task of its own, until [`Self::close`] or the last clone is dropped.
     pub(crate) fn new(settings: Option<&TraceSettings>, metrics: &Arc<Metrics>) -> Self {
         let Some(settings) = settings else { return Self::default() };
         let (queue, spans) = mpsc::channel(QUEUE_MAX);
-        tokio::spawn(export::run(spans, settings.target.clone(), Arc::clone(metrics)));
+        let stop = CancellationToken::new();
+        let export = tokio::spawn(export::run(spans, settings.target.clone(), Arc::clone(metrics), stop.clone()));
         let metrics = Arc::clone(metrics);
-        Self(Some(Arc::new(SpanSink { queue, metrics, rate_per_million: settings.rate_per_million })))
+        let rate_per_million = settings.rate_per_million;
+        Self(Some(Arc::new(SpanSink { queue, metrics, rate_per_million, stop, export: Mutex::new(Some(export)) })))
+    }
+
+    /// Exports what is queued, and ends. Later spans are dropped.
+    pub(crate) async fn close(&self) {
+        let Some(sink) = &self.0 else { return };
+        sink.stop.cancel();
+        let export = sink.export.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(export) = export
+            && tokio::time::timeout(LAST_EXPORT_MAX, export).await.is_err()
+        {
+            tracing::info!("the collector takes too long; the last spans are lost");
+        }
     }
 
     /// Runs a request for an image as a span, below the span of the CRI call that it is made for.
@@ -95,23 +116,22 @@ impl Tracer {
         image: &str,
         work: impl Future<Output = Result<T, EnsureError>>,
     ) -> Result<T, EnsureError> {
-        let Some(mut span) = self.0.as_ref().and_then(|sink| sink.request(image)) else { return work.await };
+        let Some(span) = self.0.as_ref().and_then(|sink| sink.request(image)) else { return work.await };
         let outcome = REQUEST.scope((span.place, span.began), work).await;
-        if let Err(error) = &outcome {
-            let fault = error.fault();
-            span.attributes.extend([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
-        }
-        span.end(outcome.as_ref().err().map(|error| error.reason().into_owned()));
+        span.end_as(outcome.as_ref().err());
         outcome
     }
 
-    /// Runs a request for all images of a pod as a span.
-    pub(crate) async fn ensure_pod<T>(&self, pod: &str, work: impl Future<Output = T>) -> T {
+    /// Runs a request for all images of a pod as a span, which fails with the first of them.
+    pub(crate) async fn ensure_pod(&self, pod: &str, work: impl Future<Output = Vec<PodOutcome>>) -> Vec<PodOutcome> {
         let Some(mut span) = self.0.as_ref().and_then(|sink| sink.request("")) else { return work.await };
         span.attributes = vec![text("k8s.pod.name", pod)];
-        let outcome = REQUEST.scope((span.place, span.began), work).await;
-        span.end(None);
-        outcome
+        let outcomes = REQUEST.scope((span.place, span.began), work).await;
+        span.end_as(outcomes.iter().find_map(|outcome| match outcome {
+            PodOutcome::Failed(error) => Some(error),
+            _ => None,
+        }));
+        outcomes
     }
 
     /// A pull that begins now, if the request that it is made for is traced.
@@ -122,7 +142,7 @@ impl Tracer {
         queue.began = asked_at;
         queue.end(None);
         let mut pull = sink.below(request, "pull");
-        pull.attributes.push(text("imagelet.image", image));
+        pull.attributes.push(text("imagelet.image", shown_name(image)));
         Some(PullTrace::new(pull))
     }
 }
@@ -143,7 +163,7 @@ impl SpanSink {
         is_sampled.then(|| {
             let mut span = OpenSpan::new(self, place, parent, "ensure");
             span.kind = if parent.is_some() { KIND_SERVER } else { KIND_INTERNAL };
-            span.attributes.push(text("imagelet.image", image));
+            span.attributes.push(text("imagelet.image", shown_name(image)));
             span
         })
     }
@@ -191,6 +211,15 @@ impl OpenSpan {
             failure: None,
             is_over: false,
         }
+    }
+
+    /// Ends with class and stage of a failure, whose text may come from outside.
+    fn end_as(mut self, failure: Option<&EnsureError>) {
+        let fault = failure.map(EnsureError::fault);
+        if let Some(fault) = &fault {
+            self.attributes.extend([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
+        }
+        self.end(fault.map(|fault| fault.class.word().to_owned()));
     }
 
     fn end(mut self, failure: Option<String>) {

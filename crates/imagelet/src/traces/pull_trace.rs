@@ -79,7 +79,7 @@ impl PullTrace {
                 self.pull
                     .attributes
                     .extend([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
-                Some(format!("{:?}", error.kind()))
+                Some(fault.class.word().to_owned())
             }
             // Open spans say so themselves.
             PullEnd::Cancelled => return,

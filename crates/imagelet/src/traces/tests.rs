@@ -122,10 +122,53 @@ async fn a_failed_pull_has_the_stable_words_of_its_failure_and_no_text_of_it() {
     let error = RuntimeError::other("https://user:hunter2@reg.test said no");
     pull_once(&tracer, Some(&error)).await.unwrap_err();
     let spans = spans_of(&received, 6).await;
-    for name in ["ensure", "pull", "layer"] {
-        assert_eq!(spans[name].status.as_ref().map(|status| status.code), Some(STATUS_ERROR), "{name}");
+    for (name, message) in [("ensure", "not-present"), ("pull", "other"), ("layer", "Cancelled")] {
+        let status = spans[name].status.as_ref().map(|status| (status.code, status.message.as_str()));
+        assert_eq!(status, Some((STATUS_ERROR, message)), "{name}");
     }
     assert!(!format!("{spans:?}").contains("hunter2"), "{spans:?}");
+}
+
+#[tokio::test]
+async fn the_name_of_an_image_is_exported_without_the_password_that_stands_in_it() {
+    let (address, received) = collector().await;
+    let (tracer, _) = tracer(TraceTarget::Http(address), 1_000_000);
+    let image = "https://user:hunter2@reg.test/app";
+    let request = async {
+        drop(tracer.pull(image));
+        Err::<(), _>(EnsureError::never_pull(image))
+    };
+    tracer.ensure(image, request).await.unwrap_err();
+    let spans = spans_of(&received, 4).await;
+    assert!(!format!("{spans:?}").contains("hunter2"), "{spans:?}");
+    let name = text("imagelet.image", "https://[redacted]@reg.test/app");
+    assert!(["ensure", "pull"].iter().all(|span| spans[*span].attributes.contains(&name)), "{spans:?}");
+}
+
+#[tokio::test]
+async fn the_request_of_a_pod_fails_with_an_image_of_it() {
+    let (address, received) = collector().await;
+    let (tracer, _) = tracer(TraceTarget::Http(address), 1_000_000);
+    let outcomes = vec![PodOutcome::Blocked { by: 1 }, PodOutcome::Failed(EnsureError::never_pull("app:v1"))];
+    tracer.ensure_pod("web", std::future::ready(outcomes)).await;
+    let span = spans_of(&received, 1).await.remove("ensure").unwrap();
+    let status = span.status.as_ref().map(|status| (status.code, status.message.as_str()));
+    assert_eq!(status, Some((STATUS_ERROR, "not-present")));
+    assert!(span.attributes.contains(&text("k8s.pod.name", "web")), "{span:?}");
+}
+
+#[tokio::test]
+async fn the_last_spans_are_exported_at_the_end() {
+    let (address, received) = collector().await;
+    let (tracer, metrics) = tracer(TraceTarget::Http(address), 1_000_000);
+    pull_once(&tracer, None).await.unwrap();
+    tracer.close().await;
+    let exported: usize =
+        received.lock().unwrap().iter().map(|request| request.resource_spans[0].scope_spans[0].spans.len()).sum();
+    assert_eq!(exported, 6);
+    pull_once(&tracer, None).await.unwrap();
+    tracer.close().await;
+    assert!((metrics.value(&SPANS, &["dropped"]) - 6.0).abs() < f64::EPSILON, "{}", metrics.render());
 }
 
 #[tokio::test]
