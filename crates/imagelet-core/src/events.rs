@@ -104,6 +104,8 @@ impl fmt::Display for EventSubject {
 /// An event and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedEvent {
+    /// Its position among all events of this process, from 1.
+    pub number: u64,
     /// The time of recording.
     pub at: SystemTime,
     /// The event.
@@ -154,8 +156,9 @@ impl EventSink for LogEvents {
                 tracing::warn!(reason = event.reason, subject = %event.subject, class, hop, "{}", event.message);
             }
         }
-        let recorded = RecordedEvent { at: SystemTime::now(), event };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = kept.back().map_or(0, |last| last.number) + 1;
+        let recorded = RecordedEvent { number, at: SystemTime::now(), event };
         if kept.len() == self.kept_max.get() {
             kept.pop_front();
         }
@@ -186,8 +189,9 @@ mod tests {
         for message in ["a", "b", "c"] {
             events.record(event(message));
         }
-        let kept: Vec<String> = events.recent().into_iter().map(|recorded| recorded.event.message).collect();
-        assert_eq!(kept, ["b", "c"]);
+        let kept: Vec<_> =
+            events.recent().into_iter().map(|recorded| (recorded.number, recorded.event.message)).collect();
+        assert_eq!(kept, [(2, "b".to_owned()), (3, "c".to_owned())]);
         assert!(matches!(follower.try_recv(), Err(broadcast::error::TryRecvError::Lagged(1))));
     }
 

@@ -1,6 +1,7 @@
 //! The HTTP endpoint: metrics, health, the JSON API and the dashboard, for the clients that its access policy accepts.
 
 mod access;
+mod actions;
 mod dashboard;
 mod event_stream;
 mod health;
@@ -13,18 +14,18 @@ mod routes;
 use std::{sync::Arc, time::SystemTime};
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Bytes,
-    extract::{DefaultBodyLimit, Request, State},
+    extract::{Request, State},
     middleware::{Next, from_fn_with_state},
     response::{Html, IntoResponse, Response},
     routing::{get, post},
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use access::{AccessPolicy, HttpAccess};
+pub(crate) use access::HttpAccess;
 
 use crate::{
     api::{EventsRequest, Handler},
@@ -32,15 +33,18 @@ use crate::{
     failure::Failure,
     node::LocalNode,
 };
-use access::{Decision, Presented, Purpose};
-use event_stream::{EventStreams, STREAMS_MAX};
+use access::{AccessPolicy, Decision, Presented, Purpose};
+use actions::Actions;
+use event_stream::EventStreams;
 
 /// The header without which nothing is changed.
 const ACTION: &str = "x-imagelet-action";
-/// The longest body: a pin, a collection, or a login.
-const BODY_BYTES_MAX: usize = 64 << 10;
 /// How often a stream of events reports the progress of pulls, in milliseconds.
 const PROGRESS_MS: u64 = 1000;
+/// The end of the permission by which a request is answered.
+#[derive(Clone, Debug)]
+struct PermissionEnd(CancellationToken);
+
 /// Headers of every answer. Scripts, styles and connections come from this server alone, and no page embeds another.
 static HEADERS: [(header::HeaderName, &str); 6] = [
     (
@@ -56,23 +60,27 @@ static HEADERS: [(header::HeaderName, &str); 6] = [
 ];
 
 pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, access: HttpAccess, stop: CancellationToken) {
-    let streams = EventStreams { free: Arc::new(Semaphore::new(STREAMS_MAX)), stop: stop.clone() };
     let limits = http_limits(open_files_max());
-    listener::serve(listener, router(node, access, streams), limits, stop).await;
+    let streams = EventStreams::new(limits.open.all, node.started_at, stop.clone());
+    let actions = Actions::new(stop.clone());
+    listener::serve(listener, router(node, access, streams, actions.clone()), limits, stop).await;
+    actions.end().await;
 }
 
-fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams) -> Router {
+fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams, actions: Actions) -> Router {
     let (readiness, login, pages) = (access.clone(), access.clone(), access.clone());
-    let events = move |State(node): State<Arc<LocalNode>>, headers: HeaderMap| async move {
+    let events = move |State(node): State<Arc<LocalNode>>,
+                       Extension(end): Extension<PermissionEnd>,
+                       headers: HeaderMap| async move {
         let after = text_of(&headers, "last-event-id").map(str::to_owned);
         let asked = EventsRequest { follow: true, progress_ms: Some(PROGRESS_MS) };
-        streams.open(node as Arc<dyn Handler>, &asked, after)
+        streams.open(node as Arc<dyn Handler>, &asked, after.as_deref(), end.0)
     };
     let ready = move |State(node): State<Arc<LocalNode>>, uri: Uri, headers: HeaderMap| async move {
         let is_verbose = is_verbose(&uri, &headers, &readiness);
         probe("readyz", &health::ready(&node).await, is_verbose)
     };
-    let live = |uri: Uri| async move { probe("livez", &health::live(), uri.query() == Some("verbose")) };
+    let live = |uri: Uri| async move { probe("livez", &health::live(), asks_for_details(&uri)) };
     let router = Router::new()
         .route("/metrics", get(metrics::metrics))
         .route("/healthz", get(live))
@@ -81,20 +89,26 @@ fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams) -> Ro
         .route("/login", post(move |body: Bytes| async move { log_in(&login.policy(), &body) }))
         .route("/logout", post(|| async { to_start(&AccessPolicy::log_out()) }))
         .route(&format!("{}/events", routes::ROOT), get(events));
-    dashboard::add(routes::add(router), move || pages.has_token())
-        .fallback(|| async { routes::refuse(&Failure::new("NotFound", "there is nothing at this path")) })
+    dashboard::add(routes::add(router, &actions), move || pages.has_token())
+        .fallback(|| async { not_found() })
         .with_state(node)
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn_with_state(access, guard))
 }
 
+fn not_found() -> Response {
+    routes::refuse(&Failure::new("NotFound", "there is nothing at this path"))
+}
+
 /// Answers the requests that the policy allows, with the headers of every answer.
-async fn guard(State(access): State<HttpAccess>, request: Request, next: Next) -> Response {
+async fn guard(State(access): State<HttpAccess>, mut request: Request, next: Next) -> Response {
     let (policy, headers) = (access.policy(), request.headers());
     let purpose = purpose_of(request.method(), request.uri().path());
     let decision = policy.decide(purpose, &presented(headers), SystemTime::now());
     let mut response = match decision {
-        Decision::Allow => next.run(request).await,
+        Decision::Allow => {
+            request.extensions_mut().insert(PermissionEnd(policy.ended().clone()));
+            next.run(request).await
+        }
         Decision::ForeignHost => {
             let message = "the request names another host; http.hostNames lists the names of this one";
             let refused = routes::refuse(&Failure::new("PermissionDenied", message));
@@ -115,6 +129,10 @@ async fn guard(State(access): State<HttpAccess>, request: Request, next: Next) -
             let message = format!("an action needs the header `{ACTION}` and must come from this server's own pages");
             routes::refuse(&Failure::new("PermissionDenied", message))
         }
+        Decision::ForgedLogin => {
+            let message = "a session begins and ends on this server's own pages";
+            routes::refuse(&Failure::new("PermissionDenied", message))
+        }
     };
     for (name, value) in &HEADERS {
         response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
@@ -126,7 +144,7 @@ fn purpose_of(method: &Method, path: &str) -> Purpose {
     match path {
         "/livez" | "/readyz" | "/healthz" => Purpose::Probe,
         "/login" | "/logout" => Purpose::Login,
-        _ if path.starts_with("/assets/") => Purpose::Login,
+        _ if path.starts_with("/assets/") => Purpose::Asset,
         _ if *method == Method::GET || *method == Method::HEAD => Purpose::Read,
         _ => Purpose::Action,
     }
@@ -155,8 +173,11 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 /// Reasons of failed checks may name paths and endpoints: only for clients that may read.
 fn is_verbose(uri: &Uri, headers: &HeaderMap, access: &HttpAccess) -> bool {
     let may_read = access.policy().decide(Purpose::Read, &presented(headers), SystemTime::now()) == Decision::Allow;
-    uri.query().is_some_and(|query| query.split('&').any(|it| it == "verbose" || it.starts_with("verbose=")))
-        && may_read
+    asks_for_details(uri) && may_read
+}
+
+fn asks_for_details(uri: &Uri) -> bool {
+    routes::pairs(uri.query().unwrap_or_default()).any(|(name, _)| name == "verbose")
 }
 
 fn probe(name: &str, checks: &[health::Checked], is_verbose: bool) -> (StatusCode, String) {
@@ -165,9 +186,10 @@ fn probe(name: &str, checks: &[health::Checked], is_verbose: bool) -> (StatusCod
 }
 
 fn log_in(policy: &AccessPolicy, body: &[u8]) -> Response {
-    let form = std::str::from_utf8(body).unwrap_or_default();
-    let token = form.split('&').find_map(|field| field.strip_prefix("token="));
-    let token = token.and_then(|token| routes::decoded(token).ok()).unwrap_or_default();
+    if !policy.has_token() {
+        return not_found();
+    }
+    let token = routes::value_of(std::str::from_utf8(body).unwrap_or_default(), "token").unwrap_or_default();
     match policy.log_in(token.trim(), SystemTime::now()) {
         Some(cookie) => to_start(&cookie),
         None => (StatusCode::UNAUTHORIZED, Html(dashboard::login(Some("The token is wrong.")))).into_response(),

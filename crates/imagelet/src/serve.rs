@@ -29,7 +29,7 @@ use crate::{
     cli::{Global, ServeArgs},
     config::{Backend, Environment, Settings, Sources},
     failure::Failure,
-    http::{self, AccessPolicy, HttpAccess},
+    http::{self, HttpAccess},
     jobs::Jobs,
     node::LocalNode,
 };
@@ -134,12 +134,11 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         let guard = SocketGuard::new(&settings.socket);
         (node, tokio::spawn(server(listener)), Some(guard))
     };
-    let access = AccessPolicy::load(&settings.http)?;
+    let access = HttpAccess::load(&settings.http)?;
     let http_listener = match &settings.http.address {
         Some(address) => Some(bind_http(address, access.has_token()).await?),
         None => None,
     };
-    let access = HttpAccess::new(access);
     let mut http = tokio::spawn({
         let (node, access, stop) = (Arc::clone(&node), access.clone(), accepting.clone());
         async move {
@@ -250,8 +249,8 @@ struct Running<'a> {
 async fn reload(arguments: &ServeArgs, store: Option<&PathBuf>, environment: &Environment, running: &Running<'_>) {
     let read = async {
         let new = sources(arguments, store, environment)?.settings().map_err(|error| Failure::of(&error))?;
-        // Only the providers can still be rejected, so they come first.
-        let access = AccessPolicy::load(&new.http)?;
+        // What can still be rejected comes before the first change; the providers check themselves before they change.
+        let access = running.access.next(&new.http)?;
         wiring::configure_providers(&running.node.parts.providers, &new).await?;
         Ok::<_, Failure>((new, access))
     };
@@ -276,10 +275,7 @@ async fn reload(arguments: &ServeArgs, store: Option<&PathBuf>, environment: &En
     node.parts.keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
     // Read now, so that errors are reported now.
     node.parts.keyring.keyring().await;
-    // An open address never loses its token; another address takes effect with the next start.
-    if access.has_token() || !accepted.has_token() {
-        accepted.replace(access);
-    }
+    accepted.replace(access);
     node.replace_settings(new);
     jobs.wake();
     tracing::info!("configuration reloaded");
@@ -289,6 +285,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     let changed = [
         ("socket", old.socket != new.socket),
         ("http.address", old.http.address != new.http.address),
+        ("http.tokenFile", old.http.token_file.is_some() && new.http.token_file.is_none()),
         ("store, imageService, runtimeImport", old.backend != new.backend),
         ("imageService.pinnedImages", old.pinned != new.pinned),
         ("registry", old.registry != new.registry),

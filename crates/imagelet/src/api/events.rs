@@ -11,6 +11,8 @@ documents! {
     }
     #[cfg_attr(test, derive(schemars::JsonSchema))]
     NodeEvent {
+        /// Position among the events of this daemon, from 1.
+        number: u64,
         at: Option<String>,
         kind: String,
         reason: String,

@@ -12,6 +12,7 @@ use std::{
 
 use aws_lc_rs::hmac;
 use imagelet_core::trusted_files;
+use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
 use crate::{config::HttpSettings, failure::Failure};
@@ -20,8 +21,8 @@ use crate::{config::HttpSettings, failure::Failure};
 const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
 /// The read permission of other users.
 const OTHERS_READ: u32 = 0o004;
-/// How long a login in a browser lasts.
-const SESSION_MAX: Duration = Duration::from_hours(12);
+/// How long a login in a browser lasts, and a stream that it opened.
+pub(super) const SESSION_MAX: Duration = Duration::from_hours(12);
 /// The name of the session's cookie.
 const COOKIE: &str = "imagelet_session";
 
@@ -30,7 +31,9 @@ const COOKIE: &str = "imagelet_session";
 pub(super) enum Purpose {
     /// Health, without details: any client, under any name.
     Probe,
-    /// The login form and the files of the page.
+    /// The files of the pages.
+    Asset,
+    /// The begin and the end of a session.
     Login,
     Read,
     /// It changes the node.
@@ -57,19 +60,42 @@ pub(super) enum Decision {
     Unauthenticated,
     ActionsOff,
     ForgedAction,
+    /// A page of a foreign site sent it.
+    ForgedLogin,
 }
 
 /// The policy in force; a reload replaces it.
 #[derive(Clone, Debug)]
-pub(crate) struct HttpAccess(Arc<RwLock<Arc<AccessPolicy>>>);
+pub(crate) struct HttpAccess {
+    policy: Arc<RwLock<Arc<AccessPolicy>>>,
+    /// The address of the listener, which no reload changes.
+    bound: Option<String>,
+}
 
 impl HttpAccess {
-    pub(crate) fn new(policy: AccessPolicy) -> Self {
-        Self(Arc::new(RwLock::new(Arc::new(policy))))
+    /// The policy of the first start.
+    pub(crate) fn load(settings: &HttpSettings) -> Result<Self, Failure> {
+        let policy = AccessPolicy::load(settings)?;
+        Ok(Self { policy: Arc::new(RwLock::new(Arc::new(policy))), bound: settings.address.clone() })
     }
 
-    pub(crate) fn replace(&self, policy: AccessPolicy) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
+    /// The policy of changed settings for the bound listener. One with a token keeps it where the settings name none: an
+    /// open address never loses its token.
+    pub(crate) fn next(&self, settings: &HttpSettings) -> Result<AccessPolicy, Failure> {
+        let mut policy = AccessPolicy::load(&HttpSettings { address: self.bound.clone(), ..settings.clone() })?;
+        policy.token = policy.token.or_else(|| self.policy().token.clone());
+        Ok(policy)
+    }
+
+    /// Puts a policy in force. Streams end where their token changed.
+    pub(crate) fn replace(&self, mut policy: AccessPolicy) {
+        let mut in_force = self.policy.write().unwrap_or_else(PoisonError::into_inner);
+        if in_force.has_token_of(&policy) {
+            policy.ended = in_force.ended.clone();
+        } else {
+            in_force.ended.cancel();
+        }
+        *in_force = Arc::new(policy);
     }
 
     pub(crate) fn has_token(&self) -> bool {
@@ -77,14 +103,16 @@ impl HttpAccess {
     }
 
     pub(super) fn policy(&self) -> Arc<AccessPolicy> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// Which requests are answered.
 #[derive(Debug)]
 pub(crate) struct AccessPolicy {
-    token: Option<TokenKey>,
+    token: Option<Arc<TokenKey>>,
+    /// Cancelled when another token is in force.
+    ended: CancellationToken,
     /// Accepted names of this server, in lower case.
     hosts: Vec<String>,
     has_actions: bool,
@@ -113,14 +141,25 @@ impl AccessPolicy {
         let own = settings.address.iter().filter_map(|address| Some(address.rsplit_once(':')?.0.to_owned()));
         let hosts = own.chain(settings.host_names.iter().cloned()).chain(["localhost".to_owned()]);
         Self {
-            token: token.map(TokenKey::new),
+            token: token.map(TokenKey::new).map(Arc::new),
+            ended: CancellationToken::new(),
             hosts: hosts.map(|host| host.to_ascii_lowercase()).collect(),
             has_actions: settings.actions,
         }
     }
 
-    pub(crate) fn has_token(&self) -> bool {
+    pub(super) fn has_token(&self) -> bool {
         self.token.is_some()
+    }
+
+    /// The end of what this policy opened.
+    pub(super) fn ended(&self) -> &CancellationToken {
+        &self.ended
+    }
+
+    fn has_token_of(&self, other: &Self) -> bool {
+        let tag = |policy: &Self| policy.token.as_ref().map(|token| token.tag.as_ref().to_vec());
+        tag(self) == tag(other)
     }
 
     pub(super) fn decide(&self, purpose: Purpose, presented: &Presented<'_>, now: SystemTime) -> Decision {
@@ -131,8 +170,11 @@ impl AccessPolicy {
         if purpose != Purpose::Probe && !has_bearer && !presented.host.is_some_and(|host| self.is_own(host)) {
             return Decision::ForeignHost;
         }
-        if matches!(purpose, Purpose::Probe | Purpose::Login) {
-            return Decision::Allow;
+        let is_foreign = presented.fetch_site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
+        match purpose {
+            Purpose::Login if is_foreign => return Decision::ForgedLogin,
+            Purpose::Probe | Purpose::Asset | Purpose::Login => return Decision::Allow,
+            Purpose::Read | Purpose::Action => {}
         }
         let has_session = || presented.cookies.is_some_and(|cookies| self.has_session(cookies, now));
         if self.token.is_some() && !has_bearer && !has_session() {
@@ -141,7 +183,6 @@ impl AccessPolicy {
         if purpose == Purpose::Read {
             return Decision::Allow;
         }
-        let is_foreign = presented.fetch_site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
         if !self.has_actions || self.token.is_none() {
             Decision::ActionsOff
         } else if !presented.has_action_header || is_foreign {
@@ -280,7 +321,7 @@ mod tests {
         ] {
             let presented = Presented { host: Some(host), ..Presented::default() };
             let expected = if is_own { Decision::Allow } else { Decision::ForeignHost };
-            for purpose in [Purpose::Read, Purpose::Login] {
+            for purpose in [Purpose::Read, Purpose::Login, Purpose::Asset] {
                 assert_eq!(policy.decide(purpose, &presented, now()), expected, "{host}");
             }
             assert_eq!(policy.decide(Purpose::Probe, &presented, now()), Decision::Allow);
@@ -359,6 +400,69 @@ mod tests {
             let foreign = Presented { fetch_site: Some(site), ..presented };
             assert_eq!(decide(policy(Some(TOKEN), true), foreign), Decision::ForgedAction);
         }
+    }
+
+    #[test]
+    fn a_page_of_a_foreign_site_neither_opens_nor_ends_a_session() {
+        for (site, expected) in [
+            (None, Decision::Allow),
+            (Some("same-origin"), Decision::Allow),
+            (Some("none"), Decision::Allow),
+            (Some("same-site"), Decision::ForgedLogin),
+            (Some("cross-site"), Decision::ForgedLogin),
+        ] {
+            let presented = Presented { host: Some("localhost"), fetch_site: site, ..Presented::default() };
+            let decide = |purpose| policy(Some(TOKEN), false).decide(purpose, &presented, now());
+            assert_eq!((decide(Purpose::Login), decide(Purpose::Asset)), (expected, Decision::Allow), "{site:?}");
+        }
+    }
+
+    #[test]
+    fn a_reload_withdraws_actions_and_keeps_the_token_and_the_address_of_the_listener() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let write = |token: &str| {
+            fs::write(&path, token).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        write(TOKEN);
+        let first = HttpSettings {
+            address: Some("node-1:9100".into()),
+            token_file: Some(path.clone()),
+            actions: true,
+            ..HttpSettings::default()
+        };
+        let access = HttpAccess::load(&first).unwrap();
+        let reload = |settings: &HttpSettings| {
+            let before = access.policy();
+            access.replace(access.next(settings).unwrap());
+            before.ended().is_cancelled()
+        };
+        let decide = |host, token: &str| {
+            let authorization = format!("Bearer {token}");
+            let presented = Presented { host: Some(host), has_action_header: true, ..Presented::default() };
+            let with = Presented { authorization: Some(&authorization), ..presented };
+            (
+                access.policy().decide(Purpose::Login, &presented, now()),
+                access.policy().decide(Purpose::Action, &with, now()),
+            )
+        };
+        assert_eq!(decide("node-1", TOKEN), (Decision::Allow, Decision::Allow));
+        let moved = HttpSettings { address: Some("node-2:9100".into()), ..first.clone() };
+        assert!(!reload(&moved), "the token is the same");
+        assert_eq!(decide("node-1", TOKEN), (Decision::Allow, Decision::Allow), "the listener has its old address");
+        assert_eq!(decide("node-2", TOKEN).0, Decision::ForeignHost);
+        let withdrawn = HttpSettings { address: first.address.clone(), ..HttpSettings::default() };
+        assert!(!reload(&withdrawn));
+        assert_eq!(decide("node-1", TOKEN), (Decision::Allow, Decision::ActionsOff));
+        assert_eq!(decide("node-1", "wrong").1, Decision::Unauthenticated, "an open address keeps its token");
+        let other = "another token of 32 bytes".replace(' ', "-") + "-1234567";
+        write(&other);
+        assert!(reload(&first), "streams of the old token end");
+        assert_eq!(
+            (decide("node-1", TOKEN).1, decide("node-1", &other).1),
+            (Decision::Unauthenticated, Decision::Allow)
+        );
     }
 
     #[test]

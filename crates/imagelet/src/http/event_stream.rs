@@ -1,6 +1,10 @@
 //! `/api/v1/events`: recorded events, later ones and the progress of pulls, as server-sent events.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use axum::{
     Extension,
@@ -13,14 +17,15 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 
-use super::listener::StreamEnd;
+use super::{access::SESSION_MAX, listener::StreamEnd};
 use crate::{
-    api::{EventsRequest, Handler, Replies},
+    api::{EventsRequest, Handler, Refusal, Replies},
     failure::Failure,
 };
 
-/// Streams at a time: a part of the connections, so that probes are still answered.
-pub(super) const STREAMS_MAX: usize = 12;
+/// Streams at a time, and the part of the connections that they may have: probes are still answered.
+const STREAMS_MAX: usize = 12;
+const STREAMS_PART: usize = 2;
 /// Frames that a slow client may be behind.
 const FRAMES_MAX: usize = 64;
 /// A client that reads nothing for so long is disconnected.
@@ -31,36 +36,70 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// The streams of a daemon.
 #[derive(Clone, Debug)]
 pub(super) struct EventStreams {
-    pub(super) free: Arc<Semaphore>,
-    pub(super) stop: CancellationToken,
+    free: Arc<Semaphore>,
+    max: usize,
+    /// The start of this daemon, which the ids of its events begin with: a daemon numbers its events from 1.
+    run: String,
+    stop: CancellationToken,
 }
 
 /// The fields of a line that decide on it.
 #[derive(Deserialize)]
 struct LineHead {
     r#type: String,
-    at: Option<String>,
+    #[serde(default)]
+    number: u64,
+}
+
+/// The events that a client gets, and the ids that they have.
+#[derive(Clone, Debug)]
+struct Framing {
+    run: String,
+    /// The number of the last event that the client has.
+    after: u64,
 }
 
 impl EventStreams {
-    /// Opens a stream. With `after`, the id of the last event that the client got, the events up to it are left out.
-    pub(super) fn open(&self, node: Arc<dyn Handler>, asked: &EventsRequest, after: Option<String>) -> Response {
+    pub(super) fn new(connections_max: usize, started_at: SystemTime, stop: CancellationToken) -> Self {
+        let max = STREAMS_MAX.min(connections_max / STREAMS_PART);
+        let since = started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { free: Arc::new(Semaphore::new(max)), max, run: since.as_millis().to_string(), stop }
+    }
+
+    /// Opens a stream, which lasts until `permission` ends, and no longer than a session. With `after`, the id of the last
+    /// event that the client got, the events up to it are left out.
+    pub(super) fn open(
+        &self,
+        node: Arc<dyn Handler>,
+        asked: &EventsRequest,
+        after: Option<&str>,
+        permission: CancellationToken,
+    ) -> Response {
         let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else {
-            let message = format!("{STREAMS_MAX} clients follow the events over HTTP; that is the limit");
+            let message = format!("{} clients follow the events over HTTP; that is the limit", self.max);
             return super::routes::refuse(&Failure::new("Unavailable", message));
         };
         let (sender, receiver) = mpsc::channel(FRAMES_MAX);
         let end = CancellationToken::new();
         let (ended, stop) = (end.clone(), self.stop.clone());
         let body = serde_json::to_vec(asked).unwrap_or_default();
+        let framing = Framing { run: self.run.clone(), after: self.number_of(after).unwrap_or(0) };
         tokio::spawn(async move {
             let _permit = permit;
             let (replies, documents) = Replies::channel();
             tokio::select! {
-                _ = node.handle(EventsRequest::NAME, &body, replies) => {}
-                () = relay(documents, &sender, after) => {}
+                refused = async { node.handle(EventsRequest::NAME, &body, replies).await.err() } => {
+                    if let Some(Refusal::Failed(document)) = refused {
+                        drop(tokio::time::timeout(SLOW_MAX, sender.send(failure(&document).into())).await);
+                    }
+                }
+                () = relay(documents, &sender, &framing) => {}
                 () = stop.cancelled() => {}
+                () = permission.cancelled() => {}
+                () = tokio::time::sleep(SESSION_MAX) => {}
             }
+            // The client reads what is on its way, and then the end.
+            drop(sender);
             ended.cancel();
         });
         let frames = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
@@ -69,16 +108,24 @@ impl EventStreams {
     }
 }
 
+impl EventStreams {
+    /// The number of an event by its id; `None` for an event of another run.
+    fn number_of(&self, id: Option<&str>) -> Option<u64> {
+        let (run, number) = id?.split_once('-')?;
+        number.parse().ok().filter(|_| run == self.run)
+    }
+}
+
 /// Ends when the client has gone or is too slow.
 async fn relay(
     mut documents: impl tokio_stream::Stream<Item = Vec<u8>> + Unpin,
     frames: &mpsc::Sender<Bytes>,
-    mut after: Option<String>,
+    framing: &Framing,
 ) {
     loop {
         let document = tokio::time::timeout(SILENCE_MAX, documents.next()).await;
         let text = match document {
-            Ok(Some(document)) => match frame(&document, &mut after) {
+            Ok(Some(document)) => match framing.frame(&document) {
                 Some(text) => text,
                 None => continue,
             },
@@ -93,19 +140,24 @@ async fn relay(
     }
 }
 
-/// A document as a server-sent event; `None` for an event that the client has.
-fn frame(document: &[u8], after: &mut Option<String>) -> Option<String> {
-    let LineHead { r#type: kind, at } = serde_json::from_slice(document).ok()?;
-    let text = std::str::from_utf8(document).ok()?;
-    if kind == "event" {
-        if after.is_some() && at <= *after {
+impl Framing {
+    /// A document as a server-sent event; `None` for an event that the client has.
+    fn frame(&self, document: &[u8]) -> Option<String> {
+        let LineHead { r#type: kind, number } = serde_json::from_slice(document).ok()?;
+        let text = std::str::from_utf8(document).ok()?;
+        let is_event = kind == "event";
+        if is_event && number <= self.after {
             return None;
         }
-        *after = None;
+        let id = if is_event { format!("id: {}-{number}\n", self.run) } else { String::new() };
+        // A JSON document has no line end of its own.
+        Some(format!("event: {kind}\n{id}data: {text}\n\n"))
     }
-    let id = at.map_or_else(String::new, |at| format!("id: {at}\n"));
-    // A JSON document has no line end of its own.
-    Some(format!("event: {kind}\n{id}data: {text}\n\n"))
+}
+
+/// A failure as the last event of its stream.
+fn failure(document: &[u8]) -> String {
+    format!("event: failure\ndata: {}\n\n", String::from_utf8_lossy(document))
 }
 
 #[cfg(test)]
@@ -123,9 +175,8 @@ mod tests {
     #[async_trait]
     impl Handler for Sends {
         async fn handle(&self, _: &str, _: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
-            for number in 0..self.0 {
-                let event = format!("{{\"type\":\"event\",\"at\":\"2026-08-01T00:00:{:02}.000Z\"}}", number % 60);
-                if !replies.deliver(event.into_bytes()).await {
+            for number in 1..=self.0 {
+                if !replies.deliver(event(number)).await {
                     break;
                 }
             }
@@ -133,47 +184,99 @@ mod tests {
         }
     }
 
+    /// Has its limit of followers.
+    #[derive(Debug)]
+    struct Refuses;
+
+    #[async_trait]
+    impl Handler for Refuses {
+        async fn handle(&self, _: &str, _: &[u8], _: Replies) -> Result<Bytes, Refusal> {
+            Err(Refusal::Failed(br#"{"message":"32 clients follow"}"#.to_vec()))
+        }
+    }
+
+    fn event(number: usize) -> Vec<u8> {
+        format!("{{\"type\":\"event\",\"at\":\"2026-08-01T00:00:00.000Z\",\"number\":{number}}}").into_bytes()
+    }
+
+    /// For a daemon with two connections.
     fn streams() -> EventStreams {
-        EventStreams { free: Arc::new(Semaphore::new(1)), stop: CancellationToken::new() }
+        let started_at = SystemTime::UNIX_EPOCH + Duration::from_millis(1234);
+        EventStreams::new(2, started_at, CancellationToken::new())
+    }
+
+    fn open(streams: &EventStreams, node: impl Handler + 'static) -> Response {
+        streams.open(Arc::new(node), &EventsRequest::default(), None, CancellationToken::new())
+    }
+
+    async fn next(body: &mut Body) -> Option<Bytes> {
+        body.frame().await.map(|frame| frame.unwrap().into_data().unwrap())
     }
 
     #[test]
-    fn an_event_is_framed_with_its_time_as_id_and_a_client_gets_none_twice() {
-        let mut after = None;
+    fn a_client_gets_each_event_once_also_those_of_one_moment_and_those_of_another_run() {
+        let streams = streams();
+        let framing = |id: Option<&str>| Framing { run: "1234".into(), after: streams.number_of(id).unwrap_or(0) };
         let progress = br#"{"type":"progress","image":"a"}"#;
         assert_eq!(
-            frame(progress, &mut after).as_deref(),
+            framing(Some("1234-7")).frame(progress).as_deref(),
             Some("event: progress\ndata: {\"type\":\"progress\",\"image\":\"a\"}\n\n")
         );
-        let at = |second| format!("{{\"type\":\"event\",\"at\":\"2026-08-01T00:00:0{second}.000Z\"}}").into_bytes();
-        let mut after = Some("2026-08-01T00:00:02.000Z".to_owned());
-        assert_eq!((frame(&at(1), &mut after), frame(&at(2), &mut after)), (None, None));
-        assert!(frame(&at(3), &mut after).unwrap().contains("\nid: 2026-08-01T00:00:03.000Z\ndata: "));
-        assert!(frame(&at(1), &mut after).is_some(), "a clock that was set back loses no event");
-        assert_eq!(frame(b"no json", &mut None), None);
+        for (id, first) in [
+            (None, 1),
+            (Some("1234-2"), 3),
+            (Some("999-2"), 1),
+            (Some("2026-08-01T00:00:00.000Z"), 1),
+            (Some("1234-x"), 1),
+            (Some(""), 1),
+        ] {
+            let shown = (1..=4).filter_map(|number| framing(id).frame(&event(number)));
+            let ids: Vec<String> = shown.map(|text| text.lines().nth(1).unwrap().to_owned()).collect();
+            let expected: Vec<String> = (first..=4).map(|number| format!("id: 1234-{number}")).collect();
+            assert_eq!(ids, expected, "{id:?}");
+        }
+        assert_eq!(framing(None).frame(b"no json"), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_quiet_stream_has_lines_and_ends_with_the_daemon() {
         let streams = streams();
-        let mut body = streams.open(Arc::new(Sends(1)), &EventsRequest::default(), None).into_body();
-        let mut next = async || body.frame().await.map(|frame| frame.unwrap().into_data().unwrap());
-        assert!(next().await.unwrap().starts_with(b"event: event\n"));
-        assert_eq!(next().await.unwrap(), ": \n\n");
+        let mut body = open(&streams, Sends(1)).into_body();
+        assert!(next(&mut body).await.unwrap().starts_with(b"event: event\n"));
+        assert_eq!(next(&mut body).await.unwrap(), ": \n\n");
         streams.stop.cancel();
-        assert_eq!(next().await, None);
+        assert_eq!(next(&mut body).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_with_the_permission_that_opened_it_and_with_the_time_of_a_session() {
+        let (streams, permission) = (streams(), CancellationToken::new());
+        let mut body =
+            streams.open(Arc::new(Sends(0)), &EventsRequest::default(), None, permission.clone()).into_body();
+        assert_eq!(next(&mut body).await.unwrap(), ": \n\n");
+        permission.cancel();
+        assert_eq!(next(&mut body).await, None);
+        let (mut body, opened) = (open(&streams, Sends(0)).into_body(), tokio::time::Instant::now());
+        while next(&mut body).await.is_some() {}
+        assert_eq!(opened.elapsed(), SESSION_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_stream_says_why() {
+        let mut body = open(&streams(), Refuses).into_body();
+        assert_eq!(next(&mut body).await.unwrap(), "event: failure\ndata: {\"message\":\"32 clients follow\"}\n\n");
+        assert_eq!(next(&mut body).await, None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn streams_are_bounded_and_a_client_that_does_not_read_frees_its_place() {
         let streams = streams();
-        let slow = streams.open(Arc::new(Sends(100_000)), &EventsRequest::default(), None);
-        let refused = streams.open(Arc::new(Sends(1)), &EventsRequest::default(), None);
-        assert_eq!(refused.status(), http::StatusCode::SERVICE_UNAVAILABLE);
+        let slow = open(&streams, Sends(100_000));
+        let refused = open(&streams, Sends(1));
+        assert_eq!(refused.status(), http::StatusCode::SERVICE_UNAVAILABLE, "half of the connections");
         let StreamEnd(end) = slow.extensions().get::<StreamEnd>().unwrap().clone();
         end.cancelled().await;
         tokio::task::yield_now().await;
-        let next = streams.open(Arc::new(Sends(1)), &EventsRequest::default(), None);
-        assert_eq!(next.status(), http::StatusCode::OK);
+        assert_eq!(open(&streams, Sends(1)).status(), http::StatusCode::OK);
     }
 }

@@ -1,7 +1,8 @@
 //! Accepts HTTP connections within limits of number and time, and answers one request on each.
 //!
-//! A scraper or a probe connects again for its next request, so an idle connection has no use. A stream of events lasts
-//! longer than other answers: until its [`StreamEnd`].
+//! A scraper or a probe connects again for its next request, so an idle connection has no use. A call begins when its
+//! request is complete: until then its connection makes room for another one. A stream of events lasts longer than other
+//! answers, until its [`StreamEnd`], and so does an action.
 
 use std::{
     convert::Infallible,
@@ -12,7 +13,8 @@ use std::{
 };
 
 use axum::{Router, body::Body, response::IntoResponse as _};
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -26,7 +28,11 @@ use crate::connections::{AcceptFailures, Calls, ConnectionLimits, ConnectionTabl
 
 /// How long a client may take to send the request head, from its connection on.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// How long a connection may last: request head, response, and the time to read the response.
+/// How long it may take to send the body after that.
+const BODY_WITHIN: Duration = Duration::from_secs(5);
+/// The longest body: a pin, a collection, or a login.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// How long a connection may last: request, response, and the time to read the response; after an action once more.
 const CONNECTION_MAX: Duration = Duration::from_secs(30);
 /// The longest request head; a scraper's has a few hundred bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -76,16 +82,26 @@ async fn answer<S>(stream: S, router: Router, calls: Calls<IpAddr>, stop: impl F
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let stream_end = Arc::new(OnceLock::new());
-    let found_end = Arc::clone(&stream_end);
+    // Each connection carries one request.
+    let (action_end, stream_end) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
+    let found = (Arc::clone(&action_end), Arc::clone(&stream_end));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (call, mut router, found_end) = (calls.begin(), router.clone(), Arc::clone(&found_end));
+        let (calls, mut router, (action_end, stream_end)) = (calls.clone(), router.clone(), found.clone());
         async move {
-            let Some(call) = call else { return Ok(StatusCode::SERVICE_UNAVAILABLE.into_response()) };
+            let is_action = !reads(request.method());
+            let request = match complete(request).await {
+                Ok(request) => request,
+                Err(status) => return Ok(status.into_response()),
+            };
+            let Some(call) = calls.begin() else { return Ok(StatusCode::SERVICE_UNAVAILABLE.into_response()) };
+            let end = CancellationToken::new();
+            if is_action {
+                drop(action_end.set(end.clone()));
+            }
             let response = router.call(request).await?;
+            end.cancel();
             if let Some(StreamEnd(end)) = response.extensions().get() {
-                // Each connection carries one request.
-                drop(found_end.set(end.clone()));
+                drop(stream_end.set(end.clone()));
             }
             Ok::<_, Infallible>(response.map(|body| Body::new(call.until_read(body))))
         }
@@ -105,6 +121,10 @@ where
     };
     let deadline = async {
         tokio::time::sleep(CONNECTION_MAX).await;
+        if let Some(end) = action_end.get() {
+            end.cancelled().await;
+            tokio::time::sleep(CONNECTION_MAX).await;
+        }
         if let Some(end) = stream_end.get() {
             end.cancelled().await;
         } else {
@@ -122,9 +142,30 @@ where
     }
 }
 
+fn reads(method: &Method) -> bool {
+    *method == Method::GET || *method == Method::HEAD
+}
+
+/// The request with its whole body; that of a reading request is ignored.
+///
+/// # Errors
+/// The status of a body that is too long, or does not come.
+async fn complete(request: Request<Incoming>) -> Result<Request<Body>, StatusCode> {
+    let (head, body) = request.into_parts();
+    if reads(&head.method) {
+        return Ok(Request::from_parts(head, Body::empty()));
+    }
+    match tokio::time::timeout(BODY_WITHIN, Limited::new(body, BODY_BYTES_MAX).collect()).await {
+        Ok(Ok(body)) => Ok(Request::from_parts(head, Body::from(body.to_bytes()))),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(StatusCode::PAYLOAD_TOO_LARGE),
+        Ok(Err(_)) => Err(StatusCode::BAD_REQUEST),
+        Err(_) => Err(StatusCode::REQUEST_TIMEOUT),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use axum::routing::get;
+    use axum::routing::{get, post};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
         net::TcpStream,
@@ -141,7 +182,11 @@ mod tests {
     const BODY_BYTES: usize = 1 << 20;
 
     fn router() -> Router {
-        Router::new().route("/metrics", get(|| async { "x".repeat(BODY_BYTES) }))
+        let slow = async |body: String| {
+            tokio::time::sleep(CONNECTION_MAX * 3).await;
+            format!("done with {body}")
+        };
+        Router::new().route("/metrics", get(|| async { "x".repeat(BODY_BYTES) })).route("/action", post(slow))
     }
 
     /// A served connection; its peer closes when the response has ended.
@@ -237,6 +282,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_come_or_is_too_long_is_refused() {
+        let too_long = BODY_BYTES_MAX + 1;
+        for (length, sent, status, after) in
+            [(1000, 0, "408", BODY_WITHIN), (too_long, too_long, "413", Duration::ZERO)]
+        {
+            let (reader, mut writer) = tokio::io::split(connected().await);
+            let request =
+                format!("POST /action HTTP/1.1\r\nHost: node\r\nContent-Length: {length}\r\n\r\n{}", "a".repeat(sent));
+            let sending = tokio::spawn(async move {
+                drop(writer.write_all(request.as_bytes()).await);
+                std::future::pending::<()>().await;
+            });
+            let (answer, took) = read_all(reader).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && took == after, "{took:?}: {answer}");
+            sending.abort();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_action_is_answered_however_long_it_takes() {
+        let mut client = connected().await;
+        client.write_all(b"POST /action HTTP/1.1\r\nHost: node\r\nContent-Length: 2\r\n\r\nit").await.unwrap();
+        let (answer, took) = read_all(client).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("done with it"), "{answer}");
+        assert_eq!(took, CONNECTION_MAX * 3);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_head_without_end_is_refused() {
         let mut client = connected().await;
         client.write_all(b"GET / HTTP/1.1\r\nX: ").await.unwrap();
@@ -251,6 +324,19 @@ mod tests {
         let limits = LIMITS;
         let stop = CancellationToken::new();
         let server = tokio::spawn(serve(listener, router(), limits, stop.clone()));
+        let without_body = b"POST /action HTTP/1.1\r\nHost: node\r\nContent-Length: 1000\r\n\r\n";
+        let mut waiting = Vec::new();
+        for _ in 0..limits.open.all * 2 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(without_body).await.unwrap();
+            waiting.push(client);
+        }
+        let mut scraper = TcpStream::connect(address).await.unwrap();
+        scraper.write_all(REQUEST).await.unwrap();
+        assert!(
+            read_all(scraper).await.0.starts_with("HTTP/1.1 200 "),
+            "bodies that do not come hold every connection"
+        );
         let mut idle = Vec::new();
         for _ in 0..limits.open.all * 3 {
             let mut client = TcpStream::connect(address).await.unwrap();

@@ -11,13 +11,16 @@ use axum::{
 };
 use http::{Method, StatusCode, Uri, header};
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 
+use super::actions::Actions;
 use crate::{
     api::{
         CollectRequest, DiskRequest, ImagePage, ImageRow, InspectRequest, OpenCircuits, PinRequest, PinsRequest,
         PullsRequest, QueueRequest, StatusRequest, UnpinRequest, no_steps,
     },
     failure::Failure,
+    nearest::nearest,
     node::{Command, DECISIONS_MAX, DecisionsRequest, LocalNode, WhyRequest},
 };
 
@@ -265,20 +268,20 @@ pub(super) static ROUTES: [Route; 14] = [
 ];
 
 /// Adds the routes of the table.
-pub(super) fn add(mut router: Router<Arc<LocalNode>>) -> Router<Arc<LocalNode>> {
+pub(super) fn add(mut router: Router<Arc<LocalNode>>, actions: &Actions) -> Router<Arc<LocalNode>> {
     for route in &ROUTES {
         let Ok(filter) = MethodFilter::try_from(route.method.clone()) else { continue };
         // A name of an image has slashes.
         let path = format!("{ROOT}{}", route.path.replace("{image}", "{*image}"));
+        let actions = actions.clone();
         let handler = move |State(node): State<Arc<LocalNode>>, path: RawPathParams, uri: Uri, body: Bytes| async move {
             let ends: Vec<_> = path.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-            match Arguments::check(route.parameters, &ends, uri.query().unwrap_or_default(), body) {
-                Ok(arguments) => match (route.run)(node, arguments).await {
-                    Ok(document) => json(StatusCode::OK, document),
-                    Err(failure) => refuse(&failure),
-                },
-                Err(failure) => refuse(&failure),
-            }
+            let answer = match Arguments::check(route.parameters, &ends, uri.query().unwrap_or_default(), body) {
+                Ok(arguments) if route.method == Method::GET => (route.run)(node, arguments).await,
+                Ok(arguments) => actions.run((route.run)(node, arguments)).await,
+                Err(failure) => Err(failure),
+            };
+            answer.map_or_else(|failure| refuse(&failure), |document| json(StatusCode::OK, document))
         };
         router = router.route(&path, on(filter, handler));
     }
@@ -336,8 +339,7 @@ impl Arguments {
         for (name, value) in path {
             given.extend(find(name).map(|it| (it.name, value.clone())));
         }
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in pairs(query) {
             let (name, value) = (decoded(name)?, decoded(value)?);
             let Some(declared) = find(&name).filter(|it| it.kind != ParameterKind::Path) else {
                 return Err(wrong(format!("there is no parameter `{}`", name.escape_debug())));
@@ -379,16 +381,39 @@ impl Arguments {
         self.text(name).is_some_and(|text| text != "false")
     }
 
-    fn document<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+    /// The document of the body. Unlike on the socket, whose clients are of any version, an unknown field is refused: a
+    /// misspelled `dryRun` must not collect.
+    fn document<T: DeserializeOwned + Default + Serialize>(&self) -> Result<T, Failure> {
         let body: &[u8] = if self.body.is_empty() { b"{}" } else { &self.body };
-        serde_json::from_slice(body)
-            .map_err(|error| Failure::because("the body of the request is not valid", &error))
-            .map_err(|failure| Failure { reason: "InvalidArgument".into(), ..failure })
+        let invalid = |error: serde_json::Error| Failure {
+            reason: "InvalidArgument".into(),
+            ..Failure::because("the body of the request is not valid", &error)
+        };
+        let fields: serde_json::Map<String, Value> = serde_json::from_slice(body).map_err(invalid)?;
+        let known = serde_json::to_value(T::default())?;
+        let is_known = |name: &String| known.get(name).is_some();
+        if let Some(unknown) = fields.keys().find(|name| !is_known(name)) {
+            let names = known.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
+            let near = nearest(unknown, names).map_or_else(String::new, |near| format!("; `{near}` is near"));
+            let message = format!("the body has no field `{}`{near}", unknown.escape_debug());
+            return Err(Failure::new("InvalidArgument", message));
+        }
+        serde_json::from_value(Value::Object(fields)).map_err(invalid)
     }
 }
 
+/// The names and values of a query or a form, still encoded.
+pub(super) fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+/// One value of a query or a form.
+pub(super) fn value_of(query: &str, name: &str) -> Option<String> {
+    pairs(query).find(|(given, _)| *given == name).and_then(|(_, value)| decoded(value).ok())
+}
+
 /// A part of a query, where `+` is a space as in forms.
-pub(super) fn decoded(text: &str) -> Result<String, Failure> {
+fn decoded(text: &str) -> Result<String, Failure> {
     let text = text.replace('+', " ");
     percent_encoding::percent_decode_str(&text)
         .decode_utf8()
@@ -433,6 +458,30 @@ mod tests {
         let required = [parameter("pattern", ParameterKind::Required, "")];
         assert_eq!(check(&required, "").unwrap_err(), "`pattern` is missing");
         assert!(check(&[IMAGE], "image=a").is_err(), "it is in the path");
+    }
+
+    #[test]
+    fn an_unknown_field_of_a_body_is_refused_with_the_one_that_is_near() {
+        let read = |body: &str| {
+            let arguments = Arguments { body: Bytes::copy_from_slice(body.as_bytes()), ..Arguments::default() };
+            let read: Result<CollectRequest, Failure> = arguments.document();
+            read.map(|request| (request.dry_run, request.free)).map_err(|failure| {
+                assert_eq!(failure.reason, "InvalidArgument");
+                failure.to_string()
+            })
+        };
+        assert_eq!((read(""), read("{}")), (Ok((false, None)), Ok((false, None))));
+        assert_eq!(read("{\"dryRun\": true, \"free\": 5}"), Ok((true, Some(5))));
+        for (body, words) in [
+            ("{\"dry_run\": true}", "no field `dry_run`; `dryRun` is near"),
+            ("{\"\\u001b\": 1}", "no field `\\u{1b}`"),
+            ("{\"free\": \"much\"}", "not valid"),
+            ("[]", "not valid"),
+            ("{", "not valid"),
+        ] {
+            let refused = read(body).unwrap_err();
+            assert!(refused.contains(words), "{body}: {refused}");
+        }
     }
 
     #[test]

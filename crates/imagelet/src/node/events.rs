@@ -89,7 +89,7 @@ fn waiting(node: &LocalNode) -> impl Iterator<Item = PullProgress> {
         phase: "waiting".into(),
         elapsed_ms: u64::try_from(now.saturating_duration_since(pull.since).as_millis()).unwrap_or(u64::MAX),
         position: pull.position,
-        image: pull.image,
+        image: shown_name(&pull.image).into_owned(),
         ..PullProgress::default()
     })
 }
@@ -136,6 +136,7 @@ pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {
         }
     }
     NodeEvent {
+        number: recorded.number,
         at: moment_precise(recorded.at),
         kind: event.kind.name().into(),
         reason: event.reason.into(),

@@ -282,8 +282,21 @@ fn a_token_opens_reading_and_with_the_setting_and_a_header_also_actions() {
     assert_eq!((unpinned.status, &unpinned.json()["changed"]), (200, &json!(true)), "{}", unpinned.body);
     let collected = request(&address, "POST", "/api/v1/gc", &format!("{}{action}", bearer()), "{\"allUnused\":true}");
     assert_eq!((collected.status, &collected.json()["dryRun"]), (200, &json!(false)), "{}", collected.body);
-    let wrong = request(&address, "POST", "/api/v1/gc", &format!("{}{action}", bearer()), "{\"free\":\"much\"}");
-    assert_eq!(wrong.status, 400, "{}", wrong.body);
+    for body in ["{\"free\":\"much\"}", "{\"dry_run\":true}"] {
+        let wrong = request(&address, "POST", "/api/v1/gc", &format!("{}{action}", bearer()), body);
+        assert_eq!(wrong.status, 400, "{}", wrong.body);
+    }
+    let foreign = request(&address, "POST", "/logout", &format!("{session}Sec-Fetch-Site: cross-site\r\n"), "");
+    assert!(foreign.status == 403 && !foreign.head.contains("set-cookie"), "{}", foreign.head);
+    let own = request(&address, "POST", "/logout", &format!("{session}Sec-Fetch-Site: same-origin\r\n"), "");
+    assert!(own.status == 303 && own.head.contains("set-cookie"), "{}", own.head);
+
+    // A stream ends with the token that opened it.
+    let mut stream = TcpStream::connect(&address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+    write!(stream, "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n{}\r\n", bearer()).unwrap();
+    let mut stream = BufReader::new(stream);
+    read_until(&mut stream, |line| line == "\r\n");
 
     // A changed token is in force after a reload, and ends the sessions of the old one.
     fs::write(&token, TOKEN.replace('-', "+")).unwrap();
@@ -291,7 +304,30 @@ fn a_token_opens_reading_and_with_the_setting_and_a_header_also_actions() {
     wait_until("the reload", || daemon.part.log().contains("configuration reloaded"));
     assert_eq!(request(&address, "GET", "/metrics", &bearer(), "").status, 401);
     assert_eq!(request(&address, "GET", "/", &session, "").status, 401);
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).expect("the stream ends");
     assert!(!daemon.part.log().contains(TOKEN));
+}
+
+#[test]
+fn a_reload_withdraws_actions_and_keeps_the_token_until_the_next_start() {
+    let (folder, port) = (scratch(), Port::choose());
+    let token = write_token(folder.path());
+    let daemon = daemon(folder.path(), &port, &format!(", actions: true, tokenFile: {token}"));
+    let address = port.address();
+    let collect = || {
+        let headers = format!("{}X-Imagelet-Action: 1\r\n", bearer());
+        request(&address, "POST", "/api/v1/gc", &headers, "{\"dryRun\":true}").status
+    };
+    assert_eq!(collect(), 200);
+    let config = folder.path().join("config.yaml");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace(&format!(", actions: true, tokenFile: {token}"), "")).unwrap();
+    daemon.part.signal(rustix::process::Signal::HUP);
+    wait_until("the reload", || daemon.part.log().contains("configuration reloaded"));
+    assert_eq!((collect(), get(&address, "/metrics").status), (403, 401));
+    let log = daemon.part.log();
+    assert!(log.contains("\"settings\":\"http.tokenFile\""), "{log}");
 }
 
 #[test]
@@ -303,7 +339,10 @@ fn a_daemon_whose_runtime_is_away_is_alive_and_not_ready() {
     let _daemon = Daemon::start(folder.path(), arguments);
     wait_until("the HTTP listener", || TcpStream::connect(port.address()).is_ok());
     let address = port.address();
-    assert_eq!(get(&address, "/livez?verbose").body, "[+]ping ok\nlivez check passed\n");
+    for path in ["/livez?verbose", "/livez?verbose=1"] {
+        assert_eq!(get(&address, path).body, "[+]ping ok\nlivez check passed\n");
+    }
+    assert_eq!(request(&address, "POST", "/login", "", "token=a").status, 404, "there is no token to log in with");
     let ready = get(&address, "/readyz");
     assert_eq!((ready.status, ready.body.as_str()), (503, "failed: runtime, inventory\n"));
     let verbose = get(&address, "/readyz?verbose").body;

@@ -17,7 +17,7 @@ use axum::{
 use http::{StatusCode, Uri, header};
 use jiff::Timestamp;
 
-use super::routes::decoded;
+use super::routes::value_of;
 use crate::{
     api::{CollectRequest, DiskRequest, PullsRequest, QueueRequest, no_steps},
     failure::Failure,
@@ -100,8 +100,8 @@ fn or_problem<T: Default>(answer: Result<T, Failure>, problems: &mut Vec<String>
 async fn plan(node: &LocalNode, frame: &Frame, uri: &Uri) -> Response {
     let query = uri.query().unwrap_or_default();
     let form = PlanForm {
-        free: parameter(query, "free").unwrap_or_default(),
-        all_unused: parameter(query, "allUnused").is_some(),
+        free: value_of(query, "free").unwrap_or_default(),
+        all_unused: value_of(query, "allUnused").is_some(),
     };
     let planned = async {
         let free = match form.free.trim() {
@@ -117,16 +117,11 @@ async fn plan(node: &LocalNode, frame: &Frame, uri: &Uri) -> Response {
 }
 
 async fn image(node: &LocalNode, frame: &Frame, uri: &Uri) -> Response {
-    let image = parameter(uri.query().unwrap_or_default(), "ref").unwrap_or_default();
+    let image = value_of(uri.query().unwrap_or_default(), "ref").unwrap_or_default();
     match in_time("the image", WhyRequest { image }.run(node, no_steps())).await {
         Ok(why) => Html(detail::image(frame, &why, Timestamp::now())).into_response(),
         Err(failure) => {
             (super::routes::status_of(&failure.reason), Html(detail::failed_page(frame, &failure))).into_response()
         }
     }
-}
-
-fn parameter(query: &str, name: &str) -> Option<String> {
-    let mut values = query.split('&').filter_map(|pair| pair.split_once('='));
-    values.find(|(given, _)| *given == name).and_then(|(_, value)| decoded(value).ok())
 }
