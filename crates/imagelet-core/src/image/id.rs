@@ -1,8 +1,10 @@
 //! Image ids, and image keys with a runtime handler.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::reference::shown_name;
 
 /// The id a store gave an image: `sha256:` and the digest of its configuration in our own store and in containerd's.
 ///
@@ -25,6 +27,11 @@ impl ImageId {
     /// The id without algorithm, cut to 13 characters, as crictl shows it.
     pub fn short(&self) -> &str {
         Self::shorten(&self.0)
+    }
+
+    /// What a reader knows an image by: its name, else its id as [`Self::short`].
+    pub fn shown<'a>(name: Option<&'a String>, id: &'a str) -> Cow<'a, str> {
+        name.map_or(Cow::Borrowed(Self::shorten(id)), |name| shown_name(name))
     }
 
     /// As [`Self::short`], for a text.

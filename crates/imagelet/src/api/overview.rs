@@ -32,9 +32,9 @@ documents! {
         unused_size: u64,
         /// Bytes an hour since the last fall of the usage; absent before half an hour is known.
         growth_per_hour: Option<i64>,
-        /// Hours until the high threshold at this growth; absent where it is not reached within 30 days.
+        /// Hours until the high threshold at this growth, zero above it; absent where it is not reached within 30 days.
         hours_to_high: Option<f64>,
-        /// Usage by time, the oldest first: the last 24 hours of a daemon with `http.address`.
+        /// Usage by time, the oldest first: the last 24 hours of a daemon.
         history: Vec<DiskSample>,
         last_collection: Option<LastCollection>,
         /// `enforce`, or `shadow`: selected images are reported and not removed.
@@ -114,17 +114,18 @@ impl Disk {
         ]
     }
 
-    /// When it reaches the high threshold, no more exact than that can be.
-    pub(crate) fn forecast(&self) -> String {
+    /// When it reaches the high threshold, no more exact than that can be. `None`: its usage is not recorded here.
+    pub(crate) fn forecast(&self) -> Option<String> {
         let high = self.high_percent;
-        match (self.hours_to_high, self.growth_per_hour) {
+        Some(match (self.hours_to_high, self.growth_per_hour) {
             (Some(hours), _) if hours <= 0.0 => format!("above {high}%"),
             (Some(hours), _) if hours < 1.0 => format!("{high}% in less than an hour"),
             (Some(hours), _) if hours < 48.0 => format!("{high}% in about {hours:.0} h"),
             (Some(hours), _) => format!("{high}% in about {:.0} d", hours / 24.0),
             (None, Some(_)) => format!("{high}% not within 30 days"),
+            (None, None) if self.history.is_empty() => return None,
             (None, None) => "known after 30 minutes".to_owned(),
-        }
+        })
     }
 }
 
@@ -148,17 +149,20 @@ mod tests {
             high_percent: 85,
             hours_to_high,
             growth_per_hour,
+            history: vec![DiskSample::default()],
             ..Disk::default()
         };
         for (hours, growth, expected) in [
             (None, None, "known after 30 minutes"),
+            (Some(0.0), None, "above 85%"),
             (None, Some(1), "85% not within 30 days"),
             (Some(0.0), Some(1), "above 85%"),
             (Some(0.4), Some(1), "85% in less than an hour"),
             (Some(5.2), Some(1), "85% in about 5 h"),
             (Some(100.0), Some(1), "85% in about 4 d"),
         ] {
-            assert_eq!(disk(hours, growth).forecast(), expected);
+            assert_eq!(disk(hours, growth).forecast().as_deref(), Some(expected));
         }
+        assert_eq!(Disk { history: Vec::new(), ..disk(None, None) }.forecast(), None, "a command without a daemon");
     }
 }

@@ -380,3 +380,10 @@ documents! {
         over: bool,
     }
 }
+
+impl PullRow {
+    /// What a pull waits for that does not run.
+    pub(crate) fn waits_for(&self) -> &'static str {
+        if self.state == "waiting-for-rate" { "the rate limit" } else { "a free slot" }
+    }
+}

@@ -56,15 +56,27 @@ pub(crate) struct Forecast {
     pub(crate) hours_to_high: Option<f64>,
 }
 
-/// The straight line through the samples since the last fall, and where it crosses `high` bytes.
-pub(crate) fn forecast(samples: &[DiskSample], capacity: u64, high: u64) -> Forecast {
+/// Where the straight line through the samples since the last fall crosses `high` bytes, from the present usage on.
+pub(crate) fn forecast(samples: &[DiskSample], used: Option<u64>, capacity: u64, high: u64) -> Forecast {
+    let growth = growth(samples, capacity);
+    let hours_to_high = used.and_then(|used| {
+        let missing = high.saturating_sub(used) as f64;
+        if used >= high { Some(0.0) } else { growth.filter(|growth| *growth > 0.0).map(|growth| missing / growth) }
+    });
+    #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and a disk has fewer bytes")]
+    let growth_per_hour = growth.map(|growth| growth.round() as i64);
+    Forecast { growth_per_hour, hours_to_high: hours_to_high.filter(|hours| *hours <= HOURS_MAX) }
+}
+
+/// Bytes an hour since the last fall; `None` before half an hour is known.
+fn growth(samples: &[DiskSample], capacity: u64) -> Option<f64> {
     let fall = (1..samples.len())
         .rev()
         .find(|at| samples[*at].used.saturating_add(capacity / FALL_PART) < samples[*at - 1].used);
     let since = &samples[fall.unwrap_or(0)..];
-    let (Some(first), Some(last)) = (since.first(), since.last()) else { return Forecast::default() };
+    let (first, last) = (since.first()?, since.last()?);
     if last.at - first.at < GROWTH_SECONDS_MIN {
-        return Forecast::default();
+        return None;
     }
     let count = since.len() as f64;
     let hours = |sample: &DiskSample| (sample.at - first.at) as f64 / 3600.0;
@@ -75,12 +87,7 @@ pub(crate) fn forecast(samples: &[DiskSample], capacity: u64, high: u64) -> Fore
         let away = hours(sample) - mean_hours;
         (over + away * (bytes(sample) - mean_bytes), under + away * away)
     });
-    let growth = if under > 0.0 { over / under } else { 0.0 };
-    let missing = high.saturating_sub(last.used) as f64;
-    let hours_to_high = if last.used >= high { Some(0.0) } else { (growth > 0.0).then(|| missing / growth) };
-    #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and a disk has fewer bytes")]
-    let growth_per_hour = Some(growth.round() as i64);
-    Forecast { growth_per_hour, hours_to_high: hours_to_high.filter(|hours| *hours <= HOURS_MAX) }
+    Some(if under > 0.0 { over / under } else { 0.0 })
 }
 
 #[cfg(test)]
@@ -116,15 +123,19 @@ mod tests {
     #[test]
     fn the_forecast_is_a_straight_line_since_the_last_fall() {
         let (capacity, high) = (100 * GIB, 85 * GIB);
-        let hours = |samples: &[DiskSample]| forecast(samples, capacity, high).hours_to_high;
+        let of = |samples: &[DiskSample]| forecast(samples, samples.last().map(|it| it.used), capacity, high);
+        let hours = |samples: &[DiskSample]| of(samples).hours_to_high;
         // A GiB a minute for the last hour: 60 GiB an hour.
         let fills = line(0..61, |minute| minute * GIB / 2);
-        assert_eq!(forecast(&fills, capacity, high).growth_per_hour, Some(i64::try_from(30 * GIB).unwrap()));
+        assert_eq!(of(&fills).growth_per_hour, Some(i64::try_from(30 * GIB).unwrap()));
         assert!((hours(&fills).unwrap() - 55.0 / 30.0).abs() < 1e-6);
         // A collection an hour ago hides what was before.
         let collected = line(0..121, |minute| if minute < 60 { 80 * GIB } else { 20 * GIB + (minute - 60) * GIB / 4 });
         assert!((hours(&collected).unwrap() - 50.0 / 15.0).abs() < 1e-6);
         assert_eq!(hours(&line(0..61, |_| 90 * GIB)), Some(0.0), "it is reached");
+        assert_eq!(hours(&line(0..1, |_| 90 * GIB)), Some(0.0), "which needs no history");
+        assert_eq!(forecast(&[], Some(85 * GIB), capacity, high).hours_to_high, Some(0.0));
+        assert_eq!(forecast(&[], None, 0, 0), Forecast::default(), "the disk is not visible");
         for (what, samples) in [
             ("nothing", Vec::new()),
             ("one", line(0..1, |_| GIB)),

@@ -38,7 +38,8 @@ impl Command for DiskRequest {
         let samples = node.disk_history.all();
         let capacity = disk.as_ref().map_or(0, |disk| disk.capacity.0);
         let high = u64::try_from(u128::from(capacity) * u128::from(settings.gc.high().get()) / 100).unwrap_or(0);
-        let forecast = forecast(&samples, capacity, high);
+        let used = disk.as_ref().map(|disk| disk.used().0);
+        let forecast = forecast(&samples, used, capacity, high);
         let snapshot = node.parts.inventory.snapshot();
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         let size = |is: fn(&ImageEntry) -> bool| {
@@ -87,11 +88,8 @@ impl Command for QueueRequest {
     }
 }
 
-/// Records the present usage of the disk, where a dashboard may show it.
+/// Records the present usage of the disk, for `top` and the dashboard.
 pub(crate) async fn sample_disk(node: &LocalNode) {
-    if node.settings().http.address.is_none() {
-        return;
-    }
     match measured(node).await {
         Ok((_, Some(disk))) => {
             let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();

@@ -6,8 +6,10 @@ use std::{
     borrow::Cow,
     io::{self, Write},
     process::ExitCode,
+    time::Duration,
 };
 
+use imagelet_core::text::duration_text;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -66,6 +68,11 @@ pub(crate) fn age(since: Option<&str>, now: Timestamp) -> String {
     }
 }
 
+/// Milliseconds in whole seconds, of which the last has begun: `1m30s`.
+pub(crate) fn milliseconds(milliseconds: u64) -> String {
+    duration_text(Duration::from_secs(milliseconds.div_ceil(1000)))
+}
+
 pub(crate) const NAMELESS: &str = "<none>";
 
 /// An image's name in a table: its first tag, else its first digest, else [`NAMELESS`]; then the number of others.
@@ -90,8 +97,6 @@ pub(crate) fn cut_digest(name: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -350,6 +350,7 @@ fn a_daemon_whose_runtime_is_away_is_alive_and_not_ready() {
     // The page says so, too.
     let page = get(&address, "/");
     assert!(page.status == 200 && page.body.contains("class=\"problem\""), "{}", page.body);
+    assert!(!page.body.contains("There are no images"), "it is not known: {}", page.body);
 }
 
 /// Reads events until one fits; returns all up to it.

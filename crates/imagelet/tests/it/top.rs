@@ -122,10 +122,13 @@ fn without_a_terminal_top_prints_one_frame_without_colours_or_a_document() {
         assert!(text.contains("pull failed 127.0.0.1:1/away:v1"), "{text}");
     }
     let document = daemon.run(["top", "-o", "json"]).json();
+    // The usage of the disk is recorded also without HTTP.
+    assert_eq!(document["disk"]["history"].as_array().map(Vec::len), Some(1), "{document}");
     assert_eq!(document["decisions"][1]["what"], "pulled", "{document}");
     assert!(document["disk"]["capacity"].as_u64() > Some(0) && document["pulls"].is_array(), "{document}");
     // A store without a daemon has a disk and decisions as well.
     drop(daemon);
-    assert!(with_store(&folder.path().join("store"), ["top"]).ok().contains(&name));
+    let alone = with_store(&folder.path().join("store"), ["top"]).ok();
+    assert!(alone.contains(&name) && !alone.contains("known after"), "{alone}");
     with_store(&folder.path().join("none"), ["top"]).refused(&[]);
 }

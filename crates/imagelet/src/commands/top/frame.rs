@@ -2,10 +2,7 @@
 
 use std::fmt::Write as _;
 
-use imagelet_core::{
-    image::{ByteSize, shown_name},
-    text::duration_text,
-};
+use imagelet_core::image::{ByteSize, ImageId, shown_name};
 use jiff::Timestamp;
 use serde::Serialize;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
@@ -13,7 +10,7 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 use crate::{
     api::{Disk, PullProgress, Queue},
     node::DecisionRow,
-    output::{age, printable},
+    output::{age, milliseconds, printable},
 };
 
 /// Columns of an image's name at most, and at least where the line has room.
@@ -117,7 +114,7 @@ fn render(line: &[(Style, String)], canvas: Canvas) -> String {
     let mut text = String::new();
     for (style, part) in line {
         let part = cut(part, left);
-        left -= part.width();
+        left = left.saturating_sub(part.width());
         let code = match style {
             Style::Plain => "",
             Style::Bold => "1",
@@ -140,6 +137,9 @@ fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
     }
+    if columns == 0 {
+        return String::new();
+    }
     let mut cut = String::new();
     for letter in text.chars() {
         if cut.width() + letter.width().unwrap_or(0) + 1 > columns {
@@ -147,13 +147,17 @@ fn cut(text: &str, columns: usize) -> String {
         }
         cut.push(letter);
     }
-    if columns > 0 { cut + "…" } else { cut }
+    // Letters together may be wider than each: a variation selector makes its letter a picture of two columns.
+    while cut.width() + 1 > columns {
+        cut.pop();
+    }
+    cut + "…"
 }
 
 /// A text of exactly so many columns.
 fn padded(text: &str, columns: usize) -> String {
     let cut = cut(text, columns);
-    let gap = columns - cut.width();
+    let gap = columns.saturating_sub(cut.width());
     format!("{cut}{:gap$}", "")
 }
 
@@ -183,6 +187,7 @@ fn disk(disk: &Disk, columns: usize) -> Vec<Line> {
     let shares = disk.shares();
     let held = shares[..4].iter().filter(|(.., size)| *size > 0);
     let held: Vec<String> = held.map(|(_, name, size)| format!("{name} {}", ByteSize(*size))).collect();
+    let forecast = disk.forecast().map_or_else(String::new, |forecast| format!("; forecast: {forecast}"));
     let mode = if disk.gc_mode == "shadow" { ", shadow mode" } else { "" };
     vec![
         vec![
@@ -193,12 +198,7 @@ fn disk(disk: &Disk, columns: usize) -> Vec<Line> {
         ],
         vec![(
             Style::Dim,
-            format!(
-                "      collects at {}% down to {}%{mode}; forecast: {}",
-                disk.high_percent,
-                disk.low_percent,
-                disk.forecast()
-            ),
+            format!("      collects at {}% down to {}%{mode}{forecast}", disk.high_percent, disk.low_percent),
         )],
         vec![(Style::Dim, format!("      {}", held.join(", ")))],
     ]
@@ -215,10 +215,6 @@ fn bar(received: u64, total: u64) -> String {
     format!("[{}{}]", "#".repeat(full), ".".repeat(BAR - full))
 }
 
-fn seconds(milliseconds: u64) -> String {
-    duration_text(std::time::Duration::from_secs(milliseconds.div_ceil(1000)))
-}
-
 /// Columns of a name beside so many others.
 fn name_columns(columns: usize, others: usize) -> usize {
     columns.saturating_sub(others).clamp(NAME_MIN, NAME_MAX)
@@ -232,11 +228,11 @@ fn pulls(pulls: &[PullProgress], columns: usize) -> Section {
         let state = match pull.bytes_total {
             Some(total) => {
                 let rate = pull.bytes_per_second.map_or_else(String::new, |rate| format!("  {}/s", ByteSize(rate)));
-                let left = pull.remaining_ms.map_or_else(String::new, |left| format!("  {} left", seconds(left)));
+                let left = pull.remaining_ms.map_or_else(String::new, |left| format!("  {} left", milliseconds(left)));
                 let (received, all) = (ByteSize(pull.bytes_received), ByteSize(total));
                 format!("{} {received} of {all}{rate}{left}", bar(pull.bytes_received, total))
             }
-            None => format!("{} for {}", pull.phase, seconds(pull.elapsed_ms)),
+            None => format!("{} for {}", pull.phase, milliseconds(pull.elapsed_ms)),
         };
         let image = printable(&shown_name(&pull.image));
         rows.push(vec![(Style::Plain, format!("  {} ", padded(&image, name))), (Style::Good, state)]);
@@ -268,12 +264,14 @@ fn queue(queue: &Queue, columns: usize) -> Section {
     };
     let mut rows: Vec<Line> = Vec::new();
     for pull in &waiting {
-        let reason = if pull.state == "waiting-for-rate" { "the rate limit" } else { "a free slot" };
         let place = pull.position.map_or_else(String::new, |place| format!(", place {place}"));
-        rows.push(row(&pull.image, format!("waits for {reason} since {}{place}", seconds(pull.for_ms))));
+        rows.push(row(
+            &pull.image,
+            format!("waits for {} since {}{place}", pull.waits_for(), milliseconds(pull.for_ms)),
+        ));
     }
     for held in &queue.held_back {
-        let text = format!("back-off, again in {}: {}", seconds(held.remaining_ms), printable(&held.failure));
+        let text = format!("back-off, again in {}: {}", milliseconds(held.remaining_ms), printable(&held.failure));
         rows.push(row(&held.image, text));
     }
     let what = match (waiting.len(), queue.held_back.len()) {
@@ -288,7 +286,7 @@ fn registries(queue: &Queue) -> Section {
         let next = if open.remaining_seconds == 0 {
             "now".into()
         } else {
-            format!("in {}", seconds(open.remaining_seconds * 1000))
+            format!("in {}", milliseconds(open.remaining_seconds * 1000))
         };
         let text =
             format!("not asked for {}, next attempt {next}: {} failures ({})", open.pulls, open.failures, open.class);
@@ -307,8 +305,7 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Section {
             "removed" | "chosen" => Style::Warning,
             _ => Style::Plain,
         };
-        let id = || row.id.trim_start_matches("sha256:").chars().take(12).collect();
-        let name = happening.names.first().map_or_else(id, |name| shown_name(name).into_owned());
+        let name = ImageId::shown(happening.names.first(), &row.id);
         let reason =
             if happening.reason.is_empty() { String::new() } else { format!(": {}", printable(&happening.reason)) };
         let by = if happening.by.is_empty() { String::new() } else { format!(" ({})", printable(&happening.by)) };
@@ -473,5 +470,20 @@ mod tests {
             (cut("日本語", 5), cut("abc", 3), cut("abc", 0), padded("a", 3)),
             ("日本…".into(), "abc".into(), String::new(), "a  ".into())
         );
+    }
+
+    #[test]
+    fn letters_that_together_are_wider_than_each_stay_within_their_columns() {
+        for text in
+            ["☺\u{fe0f}abc", "a☺\u{fe0f}☺\u{fe0f}☺\u{fe0f}", "1\u{fe0f}\u{20e3}1\u{fe0f}\u{20e3}1\u{fe0f}\u{20e3}"]
+        {
+            for columns in 0..8 {
+                assert!(cut(text, columns).width() <= columns, "{text:?} in {columns}");
+                assert_eq!(padded(text, columns).width(), columns, "{text:?} in {columns}");
+                let line = [(Style::Plain, text.to_owned()), (Style::Bold, text.to_owned())];
+                let drawn = render(&line, Canvas { columns, lines: None, has_color: false });
+                assert!(drawn.width() <= columns, "{drawn:?} in {columns}");
+            }
+        }
     }
 }

@@ -84,7 +84,7 @@ async fn update(node: &Node, view: &mut View, with_decisions: bool) {
         }
     };
     let (disk, pulls, queue, decisions) = tokio::join!(
-        Box::pin(node.ask(DiskRequest { samples: Some(0) }, no_steps())),
+        Box::pin(node.ask(DiskRequest { samples: Some(1) }, no_steps())),
         Box::pin(node.ask(PullsRequest::default(), no_steps())),
         Box::pin(node.ask(QueueRequest::default(), no_steps())),
         decisions,

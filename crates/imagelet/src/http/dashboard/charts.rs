@@ -4,10 +4,13 @@ use imagelet_core::image::ByteSize;
 use maud::{Markup, html};
 
 use super::{
-    text::{image_href, milliseconds, shown},
+    text::{image_href, shown},
     treemap::{Tile, tiles},
 };
-use crate::api::{Disk, ImageRow};
+use crate::{
+    api::{Disk, ImageRow},
+    output::milliseconds,
+};
 
 /// Images with a tile of their own; smaller ones share one.
 const TILES_MAX: usize = 48;

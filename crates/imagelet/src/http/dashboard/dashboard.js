@@ -3,6 +3,7 @@
 
 const REFRESH_MS = 15000;
 const DONE_MS = 5000;
+const UNSEEN_MS = 5000;
 
 function bytes(number) {
   const units = ["B", "kB", "MB", "GB", "TB"];
@@ -79,12 +80,22 @@ function showPull(pull) {
   cell(row, "Left").textContent = pull.remainingMs ? duration(pull.remainingMs) : "";
   cell(row, "Pod").textContent = pull.pod ? pull.namespace + "/" + pull.pod : "";
   row.dataset.phase = pull.phase;
+  row.dataset.seen = Date.now();
   if (["done", "failed", "given-up"].includes(pull.phase)) {
     bar.remove();
     row.querySelector(".phase").textContent = phase(pull).replace(/^.* of /, "");
     if (pull.phase === "done") row.querySelector(".phase").textContent = "done";
     setTimeout(() => { row.remove(); showTable(); }, DONE_MS);
   }
+  showTable();
+}
+
+// While the stream is open, each running or waiting pull is reported once a second: a row without a report has ended.
+function removeUnseen(openSince) {
+  const since = Date.now() - UNSEEN_MS;
+  if (!openSince || openSince > since) return;
+  const rows = document.querySelectorAll("#pull-rows tbody tr");
+  rows.forEach((row) => { if (Number(row.dataset.seen || 0) < since) row.remove(); });
   showTable();
 }
 
@@ -99,12 +110,14 @@ function showTable() {
 function follow() {
   const events = new EventSource("/api/v1/events");
   const status = document.getElementById("live");
+  let openSince = 0;
   events.addEventListener("progress", (message) => showPull(JSON.parse(message.data)));
-  events.addEventListener("open", () => { status.textContent = "live"; });
-  events.addEventListener("error", () => { status.textContent = "reconnecting"; });
+  events.addEventListener("open", () => { status.textContent = "live"; openSince = Date.now(); });
+  events.addEventListener("error", () => { status.textContent = "reconnecting"; openSince = 0; });
+  setInterval(() => removeUnseen(openSince), 1000);
 }
 
-// Sections with the focus or an open list stay until the reader leaves them; pulls come by events.
+// A section with the focus stays until the reader leaves it, and an open list stays open; pulls come by events.
 function replace(fresh) {
   for (const next of fresh.querySelectorAll("section[data-refresh]")) {
     const now = document.getElementById(next.id);

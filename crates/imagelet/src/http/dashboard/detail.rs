@@ -1,12 +1,12 @@
 //! The pages of one image and of a collection's plan.
 
-use imagelet_core::image::ByteSize;
+use imagelet_core::image::{ByteSize, ImageId};
 use jiff::Timestamp;
 use maud::{Markup, html};
 
 use super::{
     page::{Frame, page},
-    text::{ago, image_href, milliseconds, short_id},
+    text::{ago, image_href},
 };
 use crate::{
     api::{Collected, ImageRow},
@@ -75,10 +75,9 @@ fn planned_rows(plan: &Collected) -> Markup {
         table {
             thead { tr { th { "Image" } th { "Decision" } th .number { "Frees" } th .number { "Size" } th { "Reason" } } }
             tbody { @for row in plan.images.iter().take(ROWS_MAX) {
-                @let goes = row.verdict != "keep";
                 @let name = row.names.first().or(row.digests.first());
-                tr .goes[goes] {
-                    td data-label="Image" { a href=(image_href(&row.id)) { (name.map_or_else(|| short_id(&row.id), |name| imagelet_core::image::shown_name(name).into_owned())) } }
+                tr .is-removed[row.verdict != "keep"] {
+                    td data-label="Image" { a href=(image_href(&row.id)) { (ImageId::shown(name, &row.id)) } }
                     td data-label="Decision" { (row.verdict) }
                     td .number data-label="Frees" { (row.frees.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())) }
                     td .number data-label="Size" { (ByteSize(row.size)) }
@@ -103,7 +102,7 @@ pub(super) fn image(frame: &Frame, why: &Why, now: Timestamp) -> String {
 }
 
 fn title_of(image: &WhyImage) -> String {
-    image.names.first().map_or_else(|| short_id(&image.id), |name| imagelet_core::image::shown_name(name).into_owned())
+    ImageId::shown(image.names.first(), &image.id).into_owned()
 }
 
 fn image_section(image: &WhyImage, now: Timestamp) -> Markup {
@@ -122,7 +121,7 @@ fn image_section(image: &WhyImage, now: Timestamp) -> Markup {
                         tr {
                             td data-label="When" { (when(happening, now)) }
                             td data-label="What" { (happening.what) @if happening.count > 1 { " ×" (happening.count) } }
-                            td data-label="Why" { (because(happening)) }
+                            td data-label="Why" { (happening.explained()) }
                         }
                     } }
                 }
@@ -155,16 +154,6 @@ fn facts(image: &WhyImage, now: Timestamp) -> Vec<(&'static str, String)> {
 fn when(happening: &WhyHappening, now: Timestamp) -> String {
     let at = |time: &Option<String>| time.as_ref().map(|at| ago(at, now));
     at(&happening.until).or_else(|| at(&happening.at)).unwrap_or_default()
-}
-
-fn because(happening: &WhyHappening) -> String {
-    let parts = [
-        (!happening.reason.is_empty()).then(|| happening.reason.clone()),
-        happening.bytes.map(|bytes| ByteSize(bytes).to_string()),
-        happening.took_ms.map(milliseconds),
-        (!happening.by.is_empty()).then(|| format!("by {}", happening.by)),
-    ];
-    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -32,10 +32,11 @@ pub(super) use page::login;
 const CSS: &str = include_str!("dashboard.css");
 const SCRIPT: &str = include_str!("dashboard.js");
 const ICON: &str = include_str!("icon.svg");
-/// A section whose answer takes longer is left out, and the page says so.
+/// A section whose answer takes longer, or fails, is left out, and the page says so.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Points of the chart: one for each two pixels of a wide screen.
 const SAMPLES_MAX: u64 = 480;
+/// Rows of the last decisions; `/api/v1/decisions` has more.
 const DECISIONS: u64 = 30;
 
 /// Adds the pages and their files.
@@ -78,9 +79,9 @@ async fn gather(node: &LocalNode, frame: Frame) -> Overview {
         frame,
         disk: or_problem(disk, &mut problems),
         images: or_problem(images, &mut problems),
-        pulls: or_problem(pulls, &mut problems).pulls,
+        pulls: or_problem(pulls, &mut problems).map(|it| it.pulls),
         queue: or_problem(queue, &mut problems),
-        decisions: or_problem(decisions, &mut problems).decisions,
+        decisions: or_problem(decisions, &mut problems).map(|it| it.decisions),
         problems,
     }
 }
@@ -90,11 +91,8 @@ async fn in_time<T>(what: &str, answer: impl Future<Output = Result<T, Failure>>
     tokio::time::timeout(ANSWER_MAX, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
-fn or_problem<T: Default>(answer: Result<T, Failure>, problems: &mut Vec<String>) -> T {
-    answer.unwrap_or_else(|failure| {
-        problems.push(failure.to_string());
-        T::default()
-    })
+fn or_problem<T>(answer: Result<T, Failure>, problems: &mut Vec<String>) -> Option<T> {
+    answer.map_err(|failure| problems.push(failure.to_string())).ok()
 }
 
 async fn plan(node: &LocalNode, frame: &Frame, uri: &Uri) -> Response {

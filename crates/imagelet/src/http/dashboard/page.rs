@@ -1,21 +1,23 @@
 //! The frame of every page, and the overview with its sections.
 
-use imagelet_core::image::{ByteSize, shown_name};
+use imagelet_core::image::{ByteSize, ImageId, shown_name};
 use jiff::Timestamp;
 use maud::{DOCTYPE, Markup, html};
 
 use super::{
     charts::{image_map, share_bar, state, usage},
-    text::{ago, image_href, milliseconds, of_seconds, short_id, shown},
+    text::{ago, image_href, of_seconds, shown},
 };
 use crate::{
     api::{Disk, ImageRow, PullProgress, Queue},
     node::DecisionRow,
+    output::milliseconds,
 };
 
 /// Rows of the list of images; the API has all.
 const IMAGES_MAX: usize = 200;
-const ROWS_MAX: usize = 50;
+/// Rows of the pods that started last.
+const PODS_MAX: usize = 50;
 
 /// What every page shows around its content.
 #[derive(Clone, Debug, Default)]
@@ -30,18 +32,19 @@ pub(super) struct Frame {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overview {
     pub(super) frame: Frame,
-    pub(super) disk: Disk,
-    pub(super) images: Vec<ImageRow>,
-    pub(super) pulls: Vec<PullProgress>,
-    pub(super) queue: Queue,
-    pub(super) decisions: Vec<DecisionRow>,
+    /// `None`, here and below: there was no answer, and a problem says why.
+    pub(super) disk: Option<Disk>,
+    pub(super) images: Option<Vec<ImageRow>>,
+    pub(super) pulls: Option<Vec<PullProgress>>,
+    pub(super) queue: Option<Queue>,
+    pub(super) decisions: Option<Vec<DecisionRow>>,
     /// What could not be shown, and why.
     pub(super) problems: Vec<String>,
 }
 
 /// A whole page.
 pub(super) fn page(title: &str, frame: &Frame, content: &Markup) -> String {
-    let here = |path: &str| (path == title).then_some("page");
+    let here = |of: &str| (of == title).then_some("page");
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -98,14 +101,19 @@ pub(super) fn overview(model: &Overview, now: Timestamp) -> String {
     let content = html! {
         h1 .visually-hidden { "Overview" }
         (section("problems", "Problems", &problems(&model.problems)))
-        (section("disk", "Disk", &disk(&model.disk)))
-        (section("pulls", "Pulls", &pulls(&model.pulls)))
-        (section("images", "Images", &images(&model.images, now)))
-        (section("decisions", "Last decisions", &decisions(&model.decisions, now)))
-        (section("waits", "Waits", &waits(&model.queue)))
-        (section("registries", "Registries", &registries(&model.queue)))
+        (section("disk", "Disk", &known(model.disk.as_ref(), disk)))
+        (section("pulls", "Pulls", &known(model.pulls.as_ref(), |rows| pulls(rows))))
+        (section("images", "Images", &known(model.images.as_ref(), |rows| images(rows, now))))
+        (section("decisions", "Last decisions", &known(model.decisions.as_ref(), |rows| decisions(rows, now))))
+        (section("waits", "Waits", &known(model.queue.as_ref(), waits)))
+        (section("registries", "Registries", &known(model.queue.as_ref(), registries)))
     };
     page("Overview", &model.frame, &content)
+}
+
+/// The content of a section; empty without an answer, so that the section is hidden.
+fn known<T>(answer: Option<&T>, content: impl FnOnce(&T) -> Markup) -> Markup {
+    answer.map_or_else(|| html! {}, content)
 }
 
 /// A part of a page that the script replaces by its next state.
@@ -135,7 +143,7 @@ fn disk(disk: &Disk) -> Markup {
             (tile("Used", &format!("{used}%")))
             (tile("Free", &ByteSize(disk.available).to_string()))
             (tile("Collection", &format!("{}% → {}%", disk.high_percent, disk.low_percent)))
-            (tile("Forecast", &disk.forecast()))
+            @if let Some(forecast) = disk.forecast() { (tile("Forecast", &forecast)) }
         }
         (usage(disk))
         (share_bar(disk))
@@ -228,10 +236,10 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
     html! {
         table {
             thead { tr { th { "When" } th { "What" } th { "Image" } th { "Why" } } }
-            tbody { @for row in decisions.iter().take(ROWS_MAX) {
+            tbody { @for row in decisions {
                 @let happening = &row.happening;
-                @let name = happening.names.first().map_or_else(|| short_id(&row.id), |name| shown_name(name).into_owned());
-                @let target = if row.id.is_empty() { &name } else { &row.id };
+                @let name = ImageId::shown(happening.names.first(), &row.id);
+                @let target = if row.id.is_empty() { &*name } else { row.id.as_str() };
                 tr {
                     td data-label="When" { (happening.at.as_ref().map_or_else(String::new, |at| ago(at, now))) }
                     td data-label="What" {
@@ -239,20 +247,11 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
                         @if happening.shadow { " (shadow)" }
                     }
                     td data-label="Image" { a href=(image_href(target)) { (name) } }
-                    td data-label="Why" { (reason(row)) }
+                    td data-label="Why" { (happening.explained()) }
                 }
             } }
         }
     }
-}
-
-fn reason(row: &DecisionRow) -> String {
-    let happening = &row.happening;
-    let size = happening.bytes.map(|bytes| ByteSize(bytes).to_string());
-    let took = happening.took_ms.map(milliseconds);
-    let by = (!happening.by.is_empty()).then(|| format!("by {}", happening.by));
-    let reason = (!happening.reason.is_empty()).then(|| happening.reason.clone());
-    [reason, size, took, by].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 fn waits(queue: &Queue) -> Markup {
@@ -267,7 +266,7 @@ fn waits(queue: &Queue) -> Markup {
                 tbody { @for pull in waiting {
                     tr {
                         td data-label="Waiting pull" { (shown_name(&pull.image)) }
-                        td data-label="For" { (if pull.state == "waiting-for-rate" { "the rate limit" } else { "a free slot" }) }
+                        td data-label="For" { (pull.waits_for()) }
                         td .number data-label="Place" { (pull.position.map_or_else(|| "-".into(), |place| place.to_string())) }
                         td .number data-label="Priority" { (pull.priority) }
                         td .number data-label="Since" { (milliseconds(pull.for_ms)) }
@@ -302,7 +301,7 @@ fn waits(queue: &Queue) -> Markup {
             }
             table {
                 thead { tr { th { "Pod" } th .number { "Images" } th .number { "Waited" } th .number { "Pulled" } } }
-                tbody { @for pod in queue.pod_starts.iter().take(ROWS_MAX) {
+                tbody { @for pod in queue.pod_starts.iter().take(PODS_MAX) {
                     tr {
                         td data-label="Pod" { (pod.namespace) "/" (pod.pod) @if !pod.over { " (so far)" } }
                         td .number data-label="Images" { (pod.images.len()) }
@@ -350,7 +349,17 @@ mod tests {
 
     #[test]
     fn an_empty_node_says_so_in_every_section() {
-        let text = overview(&Overview::default(), now());
+        let empty = Overview {
+            disk: Some(Disk::default()),
+            images: Some(Vec::new()),
+            pulls: Some(Vec::new()),
+            queue: Some(Queue::default()),
+            decisions: Some(Vec::new()),
+            ..Overview::default()
+        };
+        let text = overview(&empty, now());
+        // A section without an answer claims nothing.
+        let unknown = overview(&Overview::default(), now());
         for words in [
             "not visible",
             "No pull is running",
@@ -360,6 +369,7 @@ mod tests {
             "all are asked",
         ] {
             assert!(text.contains(words), "{words} is missing");
+            assert!(!unknown.contains(words), "{words} is not known");
         }
         assert!(!text.contains("Log out") && text.contains("id=\"problems\""), "{text}");
     }
@@ -369,21 +379,21 @@ mod tests {
         let hostile = "r.example/<img src=x onerror=alert(1)>:v1".to_owned();
         let model = Overview {
             frame: Frame { backend: "store /s".into(), has_login: true },
-            disk: Disk {
+            disk: Some(Disk {
                 used_percent: Some(71),
                 high_percent: 85,
                 low_percent: 80,
                 capacity: 100,
                 available: 29,
                 ..Disk::default()
-            },
-            images: vec![ImageRow {
+            }),
+            images: Some(vec![ImageRow {
                 id: "sha256:ab".into(),
                 names: vec![hostile.clone()],
                 size: 5_000_000,
                 ..ImageRow::default()
-            }],
-            pulls: vec![PullProgress {
+            }]),
+            pulls: Some(vec![PullProgress {
                 pull: 3,
                 image: hostile.clone(),
                 bytes_total: Some(2_000_000),
@@ -391,8 +401,8 @@ mod tests {
                 bytes_per_second: Some(250_000),
                 remaining_ms: Some(6000),
                 ..PullProgress::default()
-            }],
-            queue: Queue {
+            }]),
+            queue: Some(Queue {
                 pulls: vec![PullRow {
                     image: "r.example/b:v1".into(),
                     state: "waiting-for-rate".into(),
@@ -419,8 +429,8 @@ mod tests {
                     waited_seconds: 4.5,
                     ..NamespaceWaitRow::default()
                 }],
-            },
-            decisions: vec![DecisionRow {
+            }),
+            decisions: Some(vec![DecisionRow {
                 id: "sha256:cd".into(),
                 happening: WhyHappening {
                     at: Some("2026-08-01T23:00:00Z".into()),
@@ -430,7 +440,7 @@ mod tests {
                     by: "timer".into(),
                     ..WhyHappening::default()
                 },
-            }],
+            }]),
             problems: vec!["the runtime is away".into()],
         };
         let text = overview(&model, now());

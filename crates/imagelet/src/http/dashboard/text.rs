@@ -2,20 +2,18 @@
 
 use std::time::Duration;
 
-use imagelet_core::{image::shown_name, text::duration_text};
+use imagelet_core::image::ImageId;
 use jiff::Timestamp;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::{api::ImageRow, output::age};
+use crate::{
+    api::ImageRow,
+    output::{age, milliseconds},
+};
 
 /// The name that a reader knows the image by.
 pub(super) fn shown(row: &ImageRow) -> String {
-    row.shown_names().first().map_or_else(|| short_id(&row.id), |name| shown_name(name).into_owned())
-}
-
-/// The first digits of an id.
-pub(super) fn short_id(id: &str) -> String {
-    id.strip_prefix("sha256:").unwrap_or(id).chars().take(12).collect()
+    ImageId::shown(row.shown_names().first(), &row.id).into_owned()
 }
 
 /// The page of an image.
@@ -26,10 +24,6 @@ pub(super) fn image_href(image: &str) -> String {
 /// `3m ago`, for a time in RFC 3339.
 pub(super) fn ago(at: &str, now: Timestamp) -> String {
     format!("{} ago", age(Some(at), now))
-}
-
-pub(super) fn milliseconds(milliseconds: u64) -> String {
-    duration_text(Duration::from_secs(milliseconds.div_ceil(1000)))
 }
 
 pub(super) fn of_seconds(seconds: f64) -> String {
@@ -48,6 +42,6 @@ mod tests {
     fn a_link_to_an_image_carries_any_name() {
         assert_eq!(image_href("r.example/a?b=c&d:v1"), "/image?ref=r%2Eexample%2Fa%3Fb%3Dc%26d%3Av1");
         let row = ImageRow { id: "sha256:0123456789abcdef".into(), ..ImageRow::default() };
-        assert_eq!(shown(&row), "0123456789ab");
+        assert_eq!(shown(&row), "0123456789abc");
     }
 }

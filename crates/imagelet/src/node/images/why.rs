@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     audit_log::{Happening, HappeningKind, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
-    image::{ImageId, ImageKey, shown_name},
+    image::{ByteSize, ImageId, ImageKey, shown_name},
     inventory::{ImageEntry, Snapshot},
 };
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,7 @@ use crate::{
     api::{HeldBackRow, ImageRow, PodStartRow, Steps, moment},
     failure::Failure,
     node::{command::Command, local::LocalNode, pulls::WaitingRows},
+    output::milliseconds,
 };
 
 /// A longer answer is not useful.
@@ -118,6 +119,19 @@ pub(crate) struct WhyHappening {
     /// Of a pull by the embedded store: what each host of the registry sent.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) hosts: Vec<WhyHost>,
+}
+
+impl WhyHappening {
+    /// The reason, the bytes, the time and the requester, as far as they are known.
+    pub(crate) fn explained(&self) -> String {
+        let parts = [
+            (!self.reason.is_empty()).then(|| self.reason.clone()),
+            self.bytes.map(|bytes| ByteSize(bytes).to_string()),
+            self.took_ms.map(milliseconds),
+            (!self.by.is_empty()).then(|| format!("by {}", self.by)),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// What one host, a mirror or the registry itself, sent for a pull.

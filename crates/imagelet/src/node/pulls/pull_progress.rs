@@ -11,7 +11,7 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{ByteSize, Digest},
+    image::{ByteSize, Digest, shown_name},
     metrics::{Family, MetricKind, Metrics},
     runtime::{LayerState, PullEnd, PullEvent, PullObserver, PullRequest, PullWay},
 };
@@ -223,7 +223,7 @@ impl Pull {
         let elapsed = self.ended.unwrap_or(now).saturating_duration_since(self.began);
         PullProgress {
             pull: number,
-            image: self.image.clone(),
+            image: shown_name(&self.image).into_owned(),
             namespace: self.namespace.clone(),
             pod: self.pod.clone(),
             phase: self.phase.to_owned(),
@@ -425,6 +425,13 @@ mod tests {
         tracker.step(seen, &PullEvent::Way(PullWay::Forwarded(ForwardReason::SwitchedOff)));
         assert_eq!((progress().phase.as_str(), progress().bytes_total, progress().layers.len()), ("pulling", None, 0));
         tracker.end(seen, PullEnd::Cancelled);
+    }
+
+    #[test]
+    fn a_password_in_a_name_is_not_reported() {
+        let tracker = PullTracker::default();
+        tracker.begin(&request("https://user:hunter2@reg.test/app"));
+        assert_eq!(tracker.since(0, Instant::now()).1[0].image, "https://[redacted]@reg.test/app");
     }
 
     #[test]
