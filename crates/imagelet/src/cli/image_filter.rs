@@ -9,13 +9,20 @@ const KNOWN: &str = "`reference=GLOB`, `dangling=`, `unused=` and `pinned=` with
 /// One `--filter NAME=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ImageFilter {
-    /// A name, an id or a glob. The repository of a name without tag and digest, which matches all its tags.
-    Reference(Box<PinPattern>, Option<String>),
+    Reference(ReferenceFilter),
     /// It has no tag.
     Dangling(bool),
     /// No container uses it.
     Unused(bool),
     Pinned(bool),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ReferenceFilter {
+    /// `*`: it has a name.
+    Any,
+    /// A name, an id or a glob. The repository of a name without tag and digest, which matches all its tags.
+    Pattern(Box<PinPattern>, Option<String>),
 }
 
 impl FromStr for ImageFilter {
@@ -29,13 +36,17 @@ impl FromStr for ImageFilter {
             _ => Err(format!("`{name}` is `true` or `false`")),
         };
         match name {
+            "reference" if !value.is_empty() && value.bytes().all(|byte| byte == b'*') => {
+                Ok(Self::Reference(ReferenceFilter::Any))
+            }
             "reference" => {
                 let pattern: PinPattern = value.parse().map_err(|error| format!("`{value}`: {error}"))?;
                 // A name is parsed with a tag, whether it has one or not.
                 let last = value.rsplit('/').next().unwrap_or_default();
                 let is_repository = !value.contains(['*', '@']) && !last.contains(':');
                 let repository = is_repository.then(|| value.parse::<Reference>().ok()).flatten();
-                Ok(Self::Reference(Box::new(pattern), repository.map(|name| name.repository().to_owned())))
+                let repository = repository.map(|name| name.repository().to_owned());
+                Ok(Self::Reference(ReferenceFilter::Pattern(Box::new(pattern), repository)))
             }
             "dangling" => switch().map(Self::Dangling),
             "unused" => switch().map(Self::Unused),
@@ -66,7 +77,8 @@ impl ImageFilter {
 
     fn matches(&self, image: FilteredImage<'_>) -> bool {
         match self {
-            Self::Reference(pattern, repository) => {
+            Self::Reference(ReferenceFilter::Any) => !(image.names.is_empty() && image.digests.is_empty()),
+            Self::Reference(ReferenceFilter::Pattern(pattern, repository)) => {
                 let is_of = |name: &String| {
                     name.parse::<Reference>().is_ok_and(|name| Some(name.repository()) == repository.as_deref())
                 };
@@ -96,6 +108,9 @@ mod tests {
             (&["reference=busybox:1.37"], false),
             (&["reference=ghcr.io/team/*"], true),
             (&["reference=abababababab"], true),
+            (&["reference=*"], true),
+            (&["reference=**"], true),
+            (&["reference=*", "pinned=false"], false),
             (&["reference=alpine", "reference=busybox"], true),
             (&["reference=alpine", "pinned=true"], false),
             (&["dangling=true"], false),
@@ -105,6 +120,8 @@ mod tests {
             let parsed: Vec<ImageFilter> = filters.iter().map(|text| text.parse().expect(text)).collect();
             assert_eq!(ImageFilter::all_pass(&parsed, image), passes, "{filters:?}");
         }
+        let nameless = FilteredImage { id: &id, ..FilteredImage::default() };
+        assert!(!ImageFilter::all_pass(&["reference=*".parse().expect("a filter")], nameless));
         for text in ["busybox", "dangling=maybe", "label=x", "reference="] {
             assert!(text.parse::<ImageFilter>().is_err(), "{text}");
         }

@@ -59,7 +59,7 @@ pub(super) fn script(shell: Shell) -> Result<Vec<u8>, Failure> {
     Ok(script)
 }
 
-/// Answers a completion script. `false`: none asks.
+/// Answers a completion script. `false`: no script asks.
 ///
 /// # Errors
 /// The script names an unknown shell, or stdout is closed.

@@ -25,8 +25,12 @@ const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(node: &Node, arguments: EventsArgs, format: Format) -> Result<ExitCode, Failure> {
     let EventsArgs { follow: is_following, since, format: template } = arguments;
-    let look = EventView { format, since, template };
-    if is_following { follow(node, look).await } else { recent(node, &look).await }
+    if template.as_ref().is_some_and(|template| template.is_table) {
+        return Err(Failure::new("InvalidArgument", "`--format` of events has no `table`")
+            .or_hint("without `--format` the last events are a table"));
+    }
+    let view = EventView { format, since, template };
+    if is_following { follow(node, view).await } else { recent(node, &view).await }
 }
 
 /// Which events are printed, and how.

@@ -190,16 +190,26 @@ pub(super) async fn inspect(
     })?)
 }
 
+/// The detail that only artifacts have.
+const ARTIFACT_TYPE: &str = "artifactType";
+
 /// An image in the fields of `docker inspect`: those of its configuration, its details, and its row.
+///
+/// The configuration comes from outside, and a template finds names in any case: a member that is called as one of our
+/// own fields is left out.
 fn inspected_row(image: &ImageRow, details: Value) -> Value {
-    let mut fields = serde_json::Map::new();
     let members = |value: Value| if let Value::Object(members) = value { members } else { serde_json::Map::new() };
-    let mut details = members(details);
-    fields.extend(members(details.remove("config").unwrap_or_default()));
-    fields.extend(details);
+    let mut fields = members(details);
+    let configuration = members(fields.remove("config").unwrap_or_default());
     fields.extend(members(serde_json::to_value(image).unwrap_or_default()));
     fields.insert("RepoTags".to_owned(), json!(image.names));
     fields.insert("RepoDigests".to_owned(), json!(image.digests));
+    let is_foreign = |name: &str| {
+        let mut own = fields.keys().map(String::as_str).chain([ARTIFACT_TYPE]);
+        own.all(|own| !own.eq_ignore_ascii_case(name))
+    };
+    let of_image: Vec<_> = configuration.into_iter().filter(|(name, _)| is_foreign(name)).collect();
+    fields.extend(of_image);
     Value::Object(fields)
 }
 
@@ -311,4 +321,36 @@ fn totals(usage: &Usage) -> Table {
         table.row(["Layers:", &layers.to_string()]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_member_of_a_configuration_passes_for_a_field_of_ours() {
+        let image =
+            ImageRow { id: "sha256:true".into(), names: vec!["r.example/app:v1".into()], ..ImageRow::default() };
+        let details = json!({
+            "manifest": "sha256:own",
+            "config": {
+                "ID": "sha256:forged", "Names": ["forged"], "REPOTAGS": ["forged"], "PinnedBy": ["forged"],
+                "MANIFEST": "forged", "ArtifactType": "forged", "architecture": "amd64", "config": { "Env": ["A=1"] },
+            },
+        });
+        let row = inspected_row(&image, details);
+        for (template, expected) in [
+            ("{{.ID}} {{.Id}}", Ok("sha256:true sha256:true")),
+            ("{{join .Names \",\"}} {{join .RepoTags \",\"}}", Ok("r.example/app:v1 r.example/app:v1")),
+            ("{{.PinnedBy}}", Ok("[]")),
+            ("{{.Manifest}}", Ok("sha256:own")),
+            ("{{.Architecture}} {{join .Config.Env \",\"}}", Ok("amd64 A=1")),
+            ("{{.ArtifactType}}", Err(())),
+        ] {
+            let parsed: Template = template.parse().expect(template);
+            let shown = parsed.render(&row);
+            assert_eq!(shown.as_deref().map_err(|_| ()), expected, "{template}");
+        }
+        assert!(!row.to_string().contains("forged"), "{row}");
+    }
 }

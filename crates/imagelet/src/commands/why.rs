@@ -18,7 +18,7 @@ use crate::{
     cli::{Format, Since},
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
-    output::{Table, names, print, printable},
+    output::{Table, milliseconds, names, print, printable},
 };
 
 const PODS_SHOWN_MAX: usize = 3;
@@ -26,7 +26,7 @@ const PODS_SHOWN_MAX: usize = 3;
 pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
     let mut why = node.ask(WhyRequest { image }, no_steps()).await?;
     let now = Timestamp::now();
-    let is_shown = |happening: &WhyHappening| since.is_none_or(|since| since.includes(happening.at.as_deref(), now));
+    let is_shown = |happening: &WhyHappening| since.is_none_or(|since| happened_since(happening, since, now));
     if matches!(format, Format::Json | Format::Yaml) {
         why.images.iter_mut().for_each(|image| image.history.retain(is_shown));
     }
@@ -40,6 +40,11 @@ pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format
         }
         notes(&why, out)
     })?)
+}
+
+/// Whether it happened, for the last time where it was repeated.
+fn happened_since(happening: &WhyHappening, since: Since, now: Timestamp) -> bool {
+    since.includes(happening.until.as_deref().or(happening.at.as_deref()), now)
 }
 
 /// One image; `shown` is the part of its history to print.
@@ -72,7 +77,7 @@ fn one(
         }
     }
     for held in &image.held_back {
-        let next = duration_text(Duration::from_secs(held.remaining_ms.div_ceil(1000)));
+        let next = milliseconds(held.remaining_ms);
         head.row(["Back-off:", &format!("a pod's next attempt in {next}: {}", held.failure)]);
     }
     for pod in image.pod_starts.iter().take(PODS_SHOWN_MAX) {
@@ -347,4 +352,26 @@ fn notes(why: &Why, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "warning: {} lines of the record are damaged and skipped", why.damaged)?;
     }
     why.problems.iter().try_for_each(|problem| writeln!(out, "warning: {}", printable(problem)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeated_decision_happened_when_it_was_last_repeated() {
+        let now = "2026-08-02T00:00:00Z".parse().expect("a time");
+        let since: Since = "1h".parse().expect("a duration");
+        for (at, until, is_since) in [
+            (Some("2026-08-01T00:00:00Z"), Some("2026-08-01T23:59:00Z"), true),
+            (Some("2026-08-01T00:00:00Z"), Some("2026-08-01T22:59:00Z"), false),
+            (Some("2026-08-01T23:30:00Z"), None, true),
+            (Some("2026-08-01T00:00:00Z"), None, false),
+            (None, None, false),
+        ] {
+            let (at, until) = (at.map(str::to_owned), until.map(str::to_owned));
+            let happening = WhyHappening { at, until, ..WhyHappening::default() };
+            assert_eq!(happened_since(&happening, since, now), is_since, "{happening:?}");
+        }
+    }
 }

@@ -1,6 +1,10 @@
 //! The checked configuration, as the rest of the program reads it.
 
-use std::{num::NonZeroU64, path::PathBuf, time::Duration};
+use std::{
+    num::NonZeroU64,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use imagelet_core::{
     credentials::ProviderOptions,
@@ -48,6 +52,20 @@ pub(crate) struct Settings {
     pub(crate) import_folder: Option<ImportFolder>,
     /// How long `Always` uses a present image during an outage of its registry; `None`: never.
     pub(crate) stale_max: Option<Duration>,
+}
+
+impl Settings {
+    /// The docker configuration that the file or the environment names.
+    pub(crate) fn named_docker_config(&self) -> Option<&Path> {
+        self.docker_config.as_deref().or(self.environment.docker_config.as_deref())
+    }
+
+    /// The docker configuration that a command reads, and `login` writes. A command runs in any directory: a file in its
+    /// working directory must not be used as a credential.
+    pub(crate) fn docker_config_of_command(&self) -> Option<PathBuf> {
+        let home = || Some(self.environment.home.as_ref()?.join(".docker/config.json"));
+        self.named_docker_config().map(Path::to_owned).or_else(home)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

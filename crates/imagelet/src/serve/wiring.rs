@@ -42,8 +42,8 @@ use crate::{
 /// The kubelet's root, where it searches for a docker configuration first.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
-/// Timeout of a credential helper; the default of credential providers.
-const HELPER_MAX: Duration = Duration::from_mins(1);
+/// Timeout of a credential helper, which may ask the user; the default of credential providers.
+pub(crate) const HELPER_MAX: Duration = Duration::from_mins(1);
 const RECOVER_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -374,13 +374,14 @@ fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
 }
 
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
-    let Environment { home, docker_config, variables, .. } = &settings.environment;
-    let keyring = match (settings.docker_config.as_ref().or(docker_config.as_ref()), role) {
-        (Some(path), _) => NodeKeyring::from_file(path),
-        (None, Role::Daemon) => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
-        // A command runs in any directory: a file in its working directory must not be used as a credential.
-        (None, Role::Command) => match home {
-            Some(home) => NodeKeyring::from_file(home.join(".docker/config.json")),
+    let Environment { home, variables, .. } = &settings.environment;
+    let keyring = match role {
+        Role::Daemon => match settings.named_docker_config() {
+            Some(path) => NodeKeyring::from_file(path),
+            None => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
+        },
+        Role::Command => match settings.docker_config_of_command() {
+            Some(path) => NodeKeyring::from_file(path),
             None => NodeKeyring::fixed(Keyring::new()),
         },
     };

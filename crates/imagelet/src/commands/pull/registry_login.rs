@@ -2,12 +2,14 @@
 
 use std::{
     io::{BufRead as _, IsTerminal as _, Read as _, Write as _},
-    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
 
-use imagelet_core::credentials::{Credential, DockerLogins, LoginPlace, Secret, registry_host};
+use imagelet_core::{
+    credentials::{Credential, DockerLogins, LoginPlace, Secret, registry_host},
+    text::duration_text,
+};
 use imagelet_oci::{LoginCheck, check_login};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::json;
@@ -19,12 +21,10 @@ use crate::{
     config::{Environment, Settings},
     failure::Failure,
     output::{print, printable},
-    serve::sources,
+    serve::{HELPER_MAX, sources},
 };
 
 const DEFAULT_REGISTRY: &str = "docker.io";
-/// Time limit of a credential helper, which may ask the user.
-const HELPER_MAX: Duration = Duration::from_mins(1);
 const LINE_LENGTH_MAX: u64 = 64 << 10;
 
 pub(crate) async fn log_in(
@@ -32,26 +32,37 @@ pub(crate) async fn log_in(
     global: &Global,
     environment: &Environment,
 ) -> Result<ExitCode, Failure> {
+    tokio::select! {
+        kept = ask_check_and_keep(arguments, global, environment) => kept,
+        code = interrupted() => Ok(code),
+    }
+}
+
+async fn ask_check_and_keep(
+    arguments: RegistryLoginArgs,
+    global: &Global,
+    environment: &Environment,
+) -> Result<ExitCode, Failure> {
     let registry = registry_host(arguments.registry.as_deref().unwrap_or(DEFAULT_REGISTRY))?;
     let settings = settings(global, environment)?;
     let logins = logins(&settings)?;
-    let asked = async {
-        let user = match arguments.username {
-            Some(user) => user,
-            None => question("Username: ", false).await?.expose().to_owned(),
-        };
-        let password = if arguments.password_stdin { whole_stdin()? } else { question("Password: ", true).await? };
-        Ok::<_, Failure>((user, password))
+    let user = match arguments.username {
+        Some(user) => user,
+        None => question("Username: ", false).await?.expose().to_owned(),
     };
-    let (user, password) = tokio::select! {
-        asked = asked => asked?,
-        code = interrupted() => return Ok(code),
-    };
+    let password =
+        if arguments.password_stdin { from_stdin(Amount::All).await? } else { question("Password: ", true).await? };
     if user.is_empty() || password.expose().is_empty() {
         return Err(Failure::new("InvalidArgument", "a login has a user and a password, and neither is empty"));
     }
     let credential = Credential::basic(registry.clone(), &user, password.clone());
-    let checked = check_login(settings.registry.clone(), &registry, &credential).await.map_err(|error| {
+    let patience = global.timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(Duration::MAX);
+    let checked = tokio::time::timeout(patience, check_login(settings.registry.clone(), &registry, &credential)).await;
+    let checked = checked.map_err(|_| {
+        let why = format!("no login for `{registry}` was kept: no answer within {}", duration_text(patience));
+        Failure::new("TimedOut", why)
+    })?;
+    let checked = checked.map_err(|error| {
         let fault = error.fault();
         Failure::because(format!("no login for `{registry}` was kept"), &error).at(fault.class, fault.hop)
     })?;
@@ -96,27 +107,39 @@ fn settings(global: &Global, environment: &Environment) -> Result<Settings, Fail
 
 /// The file that a pull of a command reads.
 fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
-    let Environment { home, docker_config, variables, .. } = &settings.environment;
-    let configured = settings.docker_config.as_ref().or(docker_config.as_ref()).cloned();
-    let path = configured.or_else(|| home.as_ref().map(|home| home.join(".docker/config.json")));
-    let path: PathBuf = path.ok_or_else(|| {
+    let path = settings.docker_config_of_command().ok_or_else(|| {
         Failure::new("InvalidArgument", "no docker configuration is known to keep the login in")
             .or_hint("set HOME, DOCKER_CONFIG, or `credentials.dockerConfig` in the file that IMAGELET_CONFIG names")
     })?;
-    Ok(DockerLogins::new(path, variables.0.clone(), HELPER_MAX))
+    Ok(DockerLogins::new(path, settings.environment.variables.0.clone(), HELPER_MAX))
 }
 
-/// All of stdin, without the line end that tools write.
-fn whole_stdin() -> Result<Secret, Failure> {
-    let mut bytes = zeroize::Zeroizing::new(Vec::new());
-    std::io::stdin().lock().take(LINE_LENGTH_MAX).read_to_end(&mut bytes)?;
-    while bytes.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
-        bytes.pop();
-    }
-    Ok(Secret::from_bytes(std::mem::take(&mut *bytes)))
+/// How much of stdin a secret is.
+#[derive(Clone, Copy, Debug)]
+enum Amount {
+    Line,
+    All,
 }
 
-/// Asks on a terminal. Dropping the future restores the terminal; the thread that reads ends with the process.
+/// A secret without the line end that people and tools write. The thread that reads ends with the process.
+async fn from_stdin(amount: Amount) -> Result<Secret, Failure> {
+    let (sender, answer) = oneshot::channel();
+    std::thread::spawn(move || {
+        let mut bytes = zeroize::Zeroizing::new(Vec::new());
+        let mut stdin = std::io::stdin().lock().take(LINE_LENGTH_MAX);
+        let read = match amount {
+            Amount::Line => stdin.read_until(b'\n', &mut bytes),
+            Amount::All => stdin.read_to_end(&mut bytes),
+        };
+        while bytes.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
+            bytes.pop();
+        }
+        let _ = sender.send(read.map(|_| Secret::from_bytes(std::mem::take(&mut *bytes))));
+    });
+    Ok(answer.await.map_err(|error| Failure::of(&error))??)
+}
+
+/// Asks on a terminal. Dropping the future restores the terminal.
 async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
@@ -126,16 +149,7 @@ async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     let _echo = is_hidden.then(HiddenInput::start).transpose()?;
     let mut stderr = std::io::stderr();
     write!(stderr, "{}", printable(text)).and_then(|()| stderr.flush())?;
-    let (sender, answer) = oneshot::channel();
-    std::thread::spawn(move || {
-        let mut line = zeroize::Zeroizing::new(Vec::new());
-        let read = std::io::stdin().lock().take(LINE_LENGTH_MAX).read_until(b'\n', &mut line);
-        while line.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
-            line.pop();
-        }
-        let _ = sender.send(read.map(|_| Secret::from_bytes(std::mem::take(&mut *line))));
-    });
-    let answer = answer.await.map_err(|error| Failure::of(&error))??;
+    let answer = from_stdin(Amount::Line).await?;
     if is_hidden {
         drop(writeln!(stderr));
     }
