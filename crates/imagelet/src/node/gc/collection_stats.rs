@@ -14,7 +14,7 @@ const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0
 
 families! {
     RUNS = "imagelet_gc_runs_total",
-        "Collections by who asked (timer, command, pull, pressure) and how they ended (nothing, removed, short, failed, shadow).",
+        "Collections by trigger (timer, command, pull, pressure) and how they ended (nothing, removed, short, failed, shadow).",
         MetricKind::Counter, &["by", "outcome"];
     LAST_RUN = "imagelet_gc_last_run_timestamp_seconds", "When the last collection ended.", MetricKind::Gauge, &[];
     LAST_SUCCESS = "imagelet_gc_last_success_timestamp_seconds",

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{events::EventKind, runtime::ArchivePlace, trusted_files};
+use imagelet_core::{events::EventKind, runtime::ArchivePlace, text::duration_text, trusted_files};
 use tokio::time::Instant;
 
 use super::archives;
@@ -198,7 +198,8 @@ async fn import_one(
         Verdict::Again(at) => {
             watch.set_next(name, Step::At(at));
             if outcome == Outcome::Outside {
-                tracing::warn!(archive = %path.display(), reason = reason.trim_end(), "an import failed and is tried again in 5 min");
+                let (reason, again) = (reason.trim_end(), duration_text(RETRY));
+                tracing::warn!(archive = %path.display(), reason, "an import failed and is tried again in {again}");
             }
             return;
         }
@@ -230,10 +231,19 @@ async fn read(node: &LocalNode, folder: &ImportFolder, path: &Path, is_folder: b
         let path = path.to_owned();
         move || if is_folder { trusted_files::check_folder(&path) } else { trusted_files::open(&path).map(drop) }
     });
-    trusted.await.map_err(|error| Failure::because("the archive may be changed by other users", &error))?;
+    trusted.await.map_err(|error| untrusted(&error))?;
     let place = ArchivePlace { path: path.to_owned(), is_folder };
     let request = ImportRequest { place, name: None, platform: None, pin: folder.pin };
     archives::import(node, &request, "import folder", no_steps()).await
+}
+
+/// Why an archive is not read. Only its owner and its mode are its own fault: too many open files or a failing disk are
+/// outside it.
+fn untrusted(error: &io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        return Failure::because("the archive may be changed by other users", error);
+    }
+    Failure { reason: "Unavailable".into(), ..Failure::because("could not open the archive", error) }
 }
 
 async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
@@ -395,6 +405,20 @@ mod tests {
             (&["Corrupt", "DiskFull", "Failed"], Outcome::Outside),
         ] {
             assert_eq!(outcome(reasons), expected, "{reasons:?}");
+        }
+    }
+
+    #[test]
+    fn an_archive_that_cannot_be_opened_now_is_tried_again_and_one_that_others_may_change_is_refused() {
+        for (error, outcome, words) in [
+            (io::Error::from(io::ErrorKind::PermissionDenied), Outcome::Refused, "changed by other users"),
+            (io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error()), Outcome::Outside, "could not open"),
+            (io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()), Outcome::Outside, "could not open"),
+            (io::Error::other("a task panicked"), Outcome::Outside, "could not open"),
+        ] {
+            let failure = untrusted(&error);
+            assert_eq!(Outcome::of([&failure]), outcome, "{failure}");
+            assert!(failure.to_string().contains(words), "{failure}");
         }
     }
 
