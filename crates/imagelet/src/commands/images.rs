@@ -190,6 +190,9 @@ pub(super) async fn inspect(
     })?)
 }
 
+/// The fields of a container's configuration (OCI image spec).
+const CONFIG_FIELDS: [&str; 9] =
+    ["User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Volumes", "WorkingDir", "Labels", "StopSignal"];
 /// The detail that only artifacts have.
 const ARTIFACT_TYPE: &str = "artifactType";
 
@@ -200,7 +203,13 @@ const ARTIFACT_TYPE: &str = "artifactType";
 fn inspected_row(image: &ImageRow, details: Value) -> Value {
     let members = |value: Value| if let Value::Object(members) = value { members } else { serde_json::Map::new() };
     let mut fields = members(details);
-    let configuration = members(fields.remove("config").unwrap_or_default());
+    let mut configuration = members(fields.remove("config").unwrap_or_default());
+    // Known fields that a configuration leaves out are null, as in docker; others are mistakes.
+    if let Some(config) = configuration.entry("config").or_insert_with(|| json!({})).as_object_mut() {
+        for name in CONFIG_FIELDS {
+            config.entry(name).or_insert(Value::Null);
+        }
+    }
     fields.extend(members(serde_json::to_value(image).unwrap_or_default()));
     fields.insert("RepoTags".to_owned(), json!(image.names));
     fields.insert("RepoDigests".to_owned(), json!(image.digests));

@@ -52,7 +52,9 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             Ok(print(Format::Table, &(), |out| out.write_all(&script))?)
         }
         Command::Man { directory } => {
-            clap_mangen::generate_to(crate::cli::command(), &directory).map_err(|error| {
+            let written = std::fs::create_dir_all(&directory)
+                .and_then(|()| clap_mangen::generate_to(crate::cli::command(), &directory));
+            written.map_err(|error| {
                 Failure::because(format!("cannot write manual pages to `{}`", directory.display()), &error)
             })?;
             Ok(ExitCode::SUCCESS)

@@ -38,6 +38,8 @@ fn images_are_listed_by_template_and_by_filter() {
 
     let inspected = |template: &str| with_store(&store, ["inspect", "--format", template, &web]).ok();
     assert_eq!(inspected("{{.Config.Labels}}"), "{\"org.example.kind\":\"test\"}\n");
+    assert_eq!(inspected("{{json .Config.Volumes}}"), "null\n", "a field that the configuration leaves out");
+    with_store(&store, ["inspect", "--format", "{{.Config.Wrong}}", &web]).refused(&["no field `.Config.Wrong`"]);
     assert_eq!(inspected("{{.Architecture}} {{join .RepoTags \",\"}}"), format!("amd64 {web}\n"));
 }
 
