@@ -8,7 +8,7 @@ use imagelet_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::output::printable;
+use crate::output::{fitted_to_stderr, printable};
 
 const CAUSES_MAX: usize = 16;
 
@@ -107,7 +107,16 @@ impl Failure {
         self
     }
 
-    pub(crate) fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+    /// Prints it for people.
+    pub(crate) fn print(&self) {
+        let mut text = Vec::new();
+        // A closed stderr is no failure of its own.
+        if self.write(&mut text).is_ok() {
+            drop(writeln!(std::io::stderr().lock(), "{}", fitted_to_stderr(&String::from_utf8_lossy(&text))));
+        }
+    }
+
+    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
         writeln!(out, "error: {}", lines(&self.message))?;
         for cause in &self.causes {
             writeln!(out, "  because: {}", lines(cause))?;

@@ -22,7 +22,6 @@ mod traces;
 
 use std::{
     ffi::OsString,
-    io::Write as _,
     os::unix::process::CommandExt as _,
     process::{Command as Program, ExitCode},
 };
@@ -103,7 +102,6 @@ fn runtime(command: &Command) -> std::io::Result<Runtime> {
 }
 
 fn report(failure: &failure::Failure) -> ExitCode {
-    let mut stderr = std::io::stderr().lock();
-    drop(failure.write(&mut stderr).and_then(|()| stderr.flush()));
+    failure.print();
     ExitCode::FAILURE
 }

@@ -377,7 +377,7 @@ impl SessionHost {
             (None, _) => {
                 denied(format!("registry `{place}` does not serve `{reference}` without a credential{detail}"))
                     .with_hint(
-                        "check the name; if the image is private, give a credential (imagePullSecrets, or --creds)",
+                        "check the name; if the image is private, give a credential (`imagelet login`, imagePullSecrets, or --creds)",
                     )
             }
         }

@@ -17,7 +17,7 @@ use crate::{
     cli::{ExportArgs, Format, ImportArgs, MountArgs},
     failure::Failure,
     node::Node,
-    output::{Table, print, printable},
+    output::{Table, fitted_to_stderr, print, printable},
     progress::Screen,
 };
 
@@ -53,7 +53,7 @@ fn is_id(id: &str, text: &str) -> bool {
 }
 
 pub(super) fn complain(failure: &Failure) {
-    drop(failure.write(&mut std::io::stderr().lock()));
+    failure.print();
 }
 
 pub(super) async fn untag(node: &Node, image: String, format: Format) -> Result<ExitCode, Failure> {
@@ -68,7 +68,7 @@ pub(super) async fn pin(node: &Node, pattern: String, format: Format) -> Result<
     }
     // A misspelt pin matches nothing and looks like any other.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
-        note(&format!("note: `{}` holds no image that is here; one that comes is held", changed.pattern));
+        note(&format!("note: `{}` matches no present image; one that comes later is pinned", changed.pattern));
         if changed.pattern.starts_with("sha256:")
             && changed.pattern.len() < "sha256:".len() + 12
             && !changed.pattern.contains('*')
@@ -89,7 +89,7 @@ pub(super) async fn unpin(node: &Node, pattern: String, format: Format) -> Resul
 }
 
 pub(super) fn note(text: &str) {
-    drop(writeln!(std::io::stderr(), "{}", printable(text)));
+    drop(writeln!(std::io::stderr(), "{}", fitted_to_stderr(&printable(text))));
 }
 
 pub(super) async fn pins(node: &Node, format: Format) -> Result<ExitCode, Failure> {

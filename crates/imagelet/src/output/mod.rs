@@ -13,7 +13,7 @@ use imagelet_core::text::duration_text;
 use jiff::Timestamp;
 use serde::Serialize;
 
-pub(crate) use table::Table;
+pub(crate) use table::{Table, fitted_to_stderr};
 
 use crate::cli::Format;
 
@@ -73,6 +73,11 @@ pub(crate) fn milliseconds(milliseconds: u64) -> String {
     duration_text(Duration::from_secs(milliseconds.div_ceil(1000)))
 }
 
+/// How long something took: `40ms`, `3s`, `1m2s`.
+pub(crate) fn took(taken: u64) -> String {
+    if taken < 1000 { format!("{taken}ms") } else { milliseconds(taken) }
+}
+
 pub(crate) const NAMELESS: &str = "<none>";
 
 /// An image's name in a table: its first tag, else its first digest, else [`NAMELESS`]; then the number of others.
@@ -124,6 +129,7 @@ mod tests {
             assert_eq!(age(Some(&before(ago)), now), text);
         }
         assert_eq!(age(None, now), "-");
+        assert_eq!([40, 2500, 62_000].map(took), ["40ms", "3s", "1m2s"]);
         assert_eq!(age(Some(&(now + Duration::from_secs(5)).to_string()), now), "0s");
     }
 }

@@ -1,9 +1,13 @@
 //! Aligned tables: as wide as their cells where nothing bounds them, and no wider than a terminal.
 
-use std::io::{self, IsTerminal as _, Write};
+use std::{
+    fmt::Write as _,
+    io::{self, Write},
+    os::fd::AsFd,
+};
 
 use rustix::termios::tcgetwinsize;
-use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr};
 
 use super::printable;
 
@@ -69,7 +73,12 @@ impl Table {
         };
         let is_prose = last_is_prose(&rows);
         let last = widths.len().saturating_sub(1);
-        let wanted = if is_prose { PROSE_MIN.min(widths[last]) } else { widths.get(last).copied().unwrap_or(0) };
+        let wanted = if is_prose {
+            // A word is not broken where half of the line is enough for it.
+            PROSE_MIN.max(widest_word(&rows).min(width / 2)).min(widths[last])
+        } else {
+            widths.get(last).copied().unwrap_or(0)
+        };
         // Names give way first, the widest of them before the others.
         loop {
             let excess = (total(&widths[..last], GAP_MIN) + GAP_MIN + wanted).saturating_sub(width);
@@ -97,6 +106,11 @@ impl Table {
                         lines.extend(wrapped.into_iter().map(|line| format!("{:INDENT$}{line}", "")));
                         lines
                     }
+                    Some(name) if name.width() > left => {
+                        let mut cells = cells.clone();
+                        cells[last] = with_end(name, left.max(CELL_MIN));
+                        vec![joined(&cells, &widths, GAP_MIN)]
+                    }
                     _ => vec![joined(&cells, &widths, GAP_MIN)],
                 }
             })
@@ -104,10 +118,37 @@ impl Table {
     }
 }
 
+/// Messages for people on stderr: on a terminal, lines that are too wide are wrapped between words.
+pub(crate) fn fitted_to_stderr(text: &str) -> String {
+    match width_of(&io::stderr()) {
+        Some(width) => text.lines().map(|line| wrapped_line(line, width)).collect::<Vec<_>>().join("\n"),
+        None => text.trim_end_matches('\n').to_owned(),
+    }
+}
+
+/// A line with its indentation, and deeper what does not fit.
+fn wrapped_line(line: &str, width: usize) -> String {
+    let words = line.trim_start_matches(' ');
+    let indent = line.len() - words.len();
+    if line.width() <= width || width < indent + INDENT + PROSE_MIN {
+        return line.to_owned();
+    }
+    let mut text = String::new();
+    for (number, line) in wrapped(words, width - indent - INDENT).into_iter().enumerate() {
+        let indent = if number == 0 { indent } else { indent + INDENT };
+        let end = if number == 0 { "" } else { "\n" };
+        let _ = write!(text, "{end}{:indent$}{line}", "");
+    }
+    text
+}
+
 /// The columns of the terminal on stdout; `None`: stdout is not a terminal.
 fn terminal_width() -> Option<usize> {
-    let stdout = io::stdout();
-    let size = stdout.is_terminal().then(|| tcgetwinsize(&stdout).ok()).flatten()?;
+    width_of(&io::stdout())
+}
+
+fn width_of<T: io::IsTerminal + AsFd>(terminal: &T) -> Option<usize> {
+    let size = terminal.is_terminal().then(|| tcgetwinsize(terminal).ok()).flatten()?;
     (size.ws_col > 0).then_some(usize::from(size.ws_col))
 }
 
@@ -124,7 +165,14 @@ fn total(widths: &[usize], gap: usize) -> usize {
 /// Sentences have more than two words, names and states have not.
 fn last_is_prose(rows: &[Vec<String>]) -> bool {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    rows.iter().filter_map(|row| row.get(columns.wrapping_sub(1))).any(|cell| cell.split(' ').count() > 3)
+    rows.iter().filter_map(|row| row.get(columns.wrapping_sub(1))).any(|cell| cell.split(' ').count() > 2)
+}
+
+/// The widest word of the last column.
+fn widest_word(rows: &[Vec<String>]) -> usize {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let prose = rows.iter().filter_map(|row| row.get(columns.wrapping_sub(1)));
+    prose.flat_map(|cell| cell.split(' ')).map(UnicodeWidthStr::width).max().unwrap_or(0)
 }
 
 fn leave_out(rows: &mut [Vec<String>], header: &str) {
@@ -232,6 +280,32 @@ mod tests {
                 "    in use by web",
             ]
         );
+    }
+
+    #[test]
+    fn a_last_column_that_is_no_sentence_is_cut_or_wrapped_between_words() {
+        let mut table = Table::new(["NAME", "SIZE", "REASON"]);
+        table.row(["registry.example.org/team/app:v1", "64MB", "pinned by `registry.example.org/kube-system/*`"]);
+        assert!(table.lines(Some(74)).iter().all(|line| line.width() <= 74), "{:#?}", table.lines(Some(74)));
+        assert!(table.lines(Some(74)).join(" ").contains("`registry.example.org/kube-system/*`"));
+        let mut table = Table::new(["NAME", "HELD BY"]);
+        table.row(["registry.example.org/team/app:v1", "registry.example.org/kube-system/coredns:v1.11.3"]);
+        assert_eq!(table.lines(Some(60))[1], "…ple.org/team/app:v1  …ample.org/kube-system/coredns:v1.11.3");
+    }
+
+    #[test]
+    fn a_message_is_wrapped_between_words_and_keeps_its_indentation() {
+        let hint = "hint: a daemon does: `imagelet serve`, then `imagelet events` or `--endpoint`";
+        assert_eq!(wrapped_line(hint, 100), hint);
+        assert_eq!(
+            wrapped_line(hint, 50),
+            "hint: a daemon does: `imagelet serve`, then\n    `imagelet events` or `--endpoint`"
+        );
+        assert_eq!(
+            wrapped_line("  because: one two three four five six seven", 36),
+            "  because: one two three four\n      five six seven"
+        );
+        assert_eq!(wrapped_line(hint, 20), hint, "too narrow to be readable");
     }
 
     #[test]

@@ -22,7 +22,7 @@ fn pins_that_hold_nothing_and_orders_against_a_pin_are_told() {
     let pinned = daemon.run(["pin", &web]);
     assert_eq!((pinned.code, pinned.stderr.as_str()), (0, ""));
     let misspelt = daemon.run(["pin", "registry.example/wbe:v1"]);
-    assert!(misspelt.stderr.contains("holds no image that is here"), "{}", misspelt.stderr);
+    assert!(misspelt.stderr.contains("matches no present image"), "{}", misspelt.stderr);
     let short = daemon.run(["pin", "sha256:abcdef"]);
     assert!(short.stderr.contains("hint: fewer than 12 digits"), "{}", short.stderr);
     let held = daemon.run(["pin", &web, "-o", "json"]).json();

@@ -166,7 +166,9 @@ fn room(settings: &Settings, needed: ByteSize) -> Result<String, Failure> {
         let message = format!("`{shown}` has {} free, and the layers have {needed} compressed", disk.available);
         return Err(Failure::new("DiskFull", message).at(ErrorClass::DiskFull, Stage::Disk));
     }
-    Ok(format!("{} free at `{shown}`; the layers have {needed} compressed", disk.available))
+    let layers =
+        if needed == ByteSize::ZERO { String::new() } else { format!("; the layers have {needed} compressed") };
+    Ok(format!("{} free at `{shown}`{layers}", disk.available))
 }
 
 impl DiagnosisStep {

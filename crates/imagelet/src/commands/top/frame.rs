@@ -174,7 +174,7 @@ fn disk(disk: &Disk, columns: usize) -> Vec<Line> {
         used if used >= disk.low_percent => Style::Warning,
         _ => Style::Good,
     };
-    let width = columns.saturating_sub(24).clamp(10, 60);
+    let width = columns.saturating_sub(26).clamp(10, 60);
     let marks: Vec<usize> = [disk.low_percent, disk.high_percent].map(|mark| usize::from(mark) * width / 100).into();
     let at = usize::from(used) * width / 100;
     let bar: String = (0..width)
@@ -364,7 +364,7 @@ mod tests {
         View {
             disk: Disk {
                 capacity: 100_000_000_000,
-                available: 18_000_000_000,
+                available: 18_400_000_000,
                 used_percent: Some(82),
                 high_percent: 85,
                 low_percent: 80,
@@ -425,9 +425,9 @@ mod tests {
         for words in [
             "the daemon does not answer",
             "Disk   82% [",
-            "18GB free",
+            "18.4GB free",
             "collects at 85% down to 80%; forecast: 85% in about 5 h",
-            "images in use 40GB, other files 42GB",
+            "images in use 40GB, other files 41.6GB",
             "Pulls  9 running",
             "[#####...............] 5MB of 20MB  2.5MB/s  6s left",
             "Queue  1 waiting, 1 in back-off",

@@ -246,7 +246,11 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
                         (happening.what)
                         @if happening.shadow { " (shadow)" }
                     }
-                    td data-label="Image" { a href=(image_href(target)) { (name) } }
+                    td data-label="Image" {
+                        // A pattern of pins has no page.
+                        @if row.id.is_empty() && name.contains(['*', '?']) { (name) }
+                        @else { a href=(image_href(target)) { (name) } }
+                    }
                     td data-label="Why" { (happening.explained()) }
                 }
             } }
@@ -465,6 +469,18 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words} is missing in {text}");
         }
+    }
+
+    #[test]
+    fn a_pattern_has_no_link_and_a_short_pull_its_milliseconds() {
+        let row = |name: &str, what: &str, took_ms| DecisionRow {
+            happening: WhyHappening { what: what.into(), names: vec![name.into()], took_ms, ..WhyHappening::default() },
+            ..DecisionRow::default()
+        };
+        let rows = [row("r.example/team/*", "pinned", None), row("r.example/app:v1", "pulled", Some(40))];
+        let text = decisions(&rows, Timestamp::now()).into_string();
+        assert!(text.contains("r.example/team/*<") && text.matches("href").count() == 1, "{text}");
+        assert!(text.contains(">40ms<"), "{text}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
     api::{HeldBackRow, ImageRow, PodStartRow, Steps, moment},
     failure::Failure,
     node::{command::Command, local::LocalNode, pulls::WaitingRows},
-    output::milliseconds,
+    output::took,
 };
 
 /// A longer answer is not useful.
@@ -127,7 +127,7 @@ impl WhyHappening {
         let parts = [
             (!self.reason.is_empty()).then(|| self.reason.clone()),
             self.bytes.map(|bytes| ByteSize(bytes).to_string()),
-            self.took_ms.map(milliseconds),
+            self.took_ms.map(took),
             (!self.by.is_empty()).then(|| format!("by {}", self.by)),
         ];
         parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
