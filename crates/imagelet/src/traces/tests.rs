@@ -171,7 +171,7 @@ async fn the_last_spans_are_exported_at_the_end() {
     assert_eq!(exported, 7);
     pull_once(&tracer, None).await.unwrap();
     tracer.close().await;
-    assert!((metrics.value(&SPANS, &["dropped"]) - 6.0).abs() < f64::EPSILON, "{}", metrics.render());
+    assert!((metrics.value(&SPANS, &["dropped"]) - 7.0).abs() < f64::EPSILON, "{}", metrics.render());
 }
 
 #[tokio::test]
