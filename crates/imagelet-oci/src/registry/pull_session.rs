@@ -71,7 +71,9 @@ impl Reports {
             reports.0 = Some(Arc::clone(progress));
             std::mem::take(&mut reports.1)
         };
-        missed.into_iter().for_each(|event| progress(event));
+        for event in missed {
+            progress(event);
+        }
     }
 
     fn send(&self, event: PullEvent) {

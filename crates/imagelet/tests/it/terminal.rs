@@ -169,7 +169,9 @@ fn sixty_layers_fit_the_terminal_and_those_under_way_stay_in_sight() {
     let name = registry.put("a-long-team-name/with-a-long-project/and-a-long-application:v1.2.3", &image);
     let repository = "a-long-team-name/with-a-long-project/and-a-long-application";
     let held: Vec<&str> = slow.iter().map(|number| image.layers[*number].digest.as_str()).collect();
-    held.iter().for_each(|digest| registry.spoil(repository, digest, |answer| answer.stall_at = Some(200_000)));
+    for digest in &held {
+        registry.spoil(repository, digest, |answer| answer.stall_at = Some(200_000));
+    }
     let store = folder.path().join("store");
     let mut texts: Vec<&str> = held.iter().map(|digest| short(digest)).collect();
     texts.push("57/60");
@@ -178,7 +180,9 @@ fn sixty_layers_fit_the_terminal_and_those_under_way_stay_in_sight() {
     let shown = terminal.next();
     // A line that is too wide would take two.
     assert_eq!(drawn(&shown).len(), 4, "the total and the layers under way: {shown:#}");
-    held.iter().for_each(|digest| registry.spoil(repository, digest, |answer| answer.stall_at = None));
+    for digest in &held {
+        registry.spoil(repository, digest, |answer| answer.stall_at = None);
+    }
     let end = terminal.end();
     assert_eq!((&end["code"], &end["scrolled"]), (&0.into(), &0.into()), "{end:#}");
     let left = drawn(&end);
