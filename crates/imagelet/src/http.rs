@@ -63,11 +63,11 @@ pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, access: H
     let limits = http_limits(open_files_max());
     let streams = EventStreams::new(limits.open.all, node.started_at, stop.clone());
     let actions = Actions::new(stop.clone());
-    listener::serve(listener, router(node, access, streams, actions.clone()), limits, stop).await;
+    listener::serve(listener, router(node, access, streams, &actions), limits, stop).await;
     actions.end().await;
 }
 
-fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams, actions: Actions) -> Router {
+fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams, actions: &Actions) -> Router {
     let (readiness, login, pages) = (access.clone(), access.clone(), access.clone());
     let events = move |State(node): State<Arc<LocalNode>>,
                        Extension(end): Extension<PermissionEnd>,
@@ -89,7 +89,7 @@ fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams, actio
         .route("/login", post(move |body: Bytes| async move { log_in(&login.policy(), &body) }))
         .route("/logout", post(|| async { to_start(&AccessPolicy::log_out()) }))
         .route(&format!("{}/events", routes::ROOT), get(events));
-    dashboard::add(routes::add(router, &actions), move || pages.has_token())
+    dashboard::add(routes::add(router, actions), move || pages.has_token())
         .fallback(|| async { not_found() })
         .with_state(node)
         .layer(from_fn_with_state(access, guard))

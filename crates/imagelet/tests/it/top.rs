@@ -68,7 +68,7 @@ fn frames(text: &str) -> Vec<Vec<String>> {
             .collect()
     };
     // The terminal puts a return of its own before each end of a line.
-    frames.iter().map(|frame| frame.split("\n").map(|line| plain(line.trim_end_matches('\r'))).collect()).collect()
+    frames.iter().map(|frame| frame.split('\n').map(|line| plain(line.trim_end_matches('\r'))).collect()).collect()
 }
 
 #[test]

@@ -73,5 +73,5 @@ async fn the_dial_timeout_of_a_host_bounds_its_connection_and_no_others() {
     let began = Instant::now();
     registry.resolve(&fake.reference("team/app:v1"), None, &platform()).await.unwrap();
     let took = began.elapsed();
-    assert!((Duration::from_secs(1)..Duration::from_secs(60)).contains(&took), "{took:?}");
+    assert!((Duration::from_secs(1)..Duration::from_mins(1)).contains(&took), "{took:?}");
 }
