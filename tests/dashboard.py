@@ -195,6 +195,10 @@ def walk(browser, url, image, wrong):
     time.sleep(1.5)
     if browser.run(rows) != 1:
         wrong.append(f"{browser.run(rows)} rows for one pull")
+    browser.run("document.querySelector('#pull-rows tbody').insertRow().dataset.seen = Date.now()")
+    browser.wait("the removal of a pull that is reported no more", f"{rows} === 1")
+    if "held" not in browser.run("return document.getElementById('pull-rows').innerText"):
+        wrong.append("a running pull is removed")
 
     browser.press("\ue004")
     if browser.run("return document.activeElement.className") != "skip":
