@@ -26,7 +26,7 @@ pub(crate) use self::{
     template::{Template, TemplateError},
 };
 
-use crate::size::parse_size;
+use crate::{config::environment::has_dumb_terminal, size::parse_size};
 
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]
@@ -525,6 +525,10 @@ impl Cli {
         T: Into<std::ffi::OsString> + Clone,
     {
         let mut command = command();
+        // clap takes a terminal of a build machine (`CI` is set) for one with colours, whatever `TERM` says.
+        if has_dumb_terminal() {
+            command = command.color(clap::ColorChoice::Never);
+        }
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let typed = |name| deepest_source(&matches, name) == Some(ValueSource::CommandLine);

@@ -219,7 +219,7 @@ fn no_output_has_colours_where_they_are_unwanted_and_a_dumb_terminal_gets_plain_
     for (what, arguments) in commands {
         let plain = written(&[("NO_COLOR", "1")], arguments);
         assert!(!is_coloured(&plain), "{what} with NO_COLOR: {plain:?}");
-        let dumb = written(&[("TERM", "dumb")], arguments);
+        let dumb = written(&[("TERM", "dumb"), ("CI", "true")], arguments);
         assert!(!dumb.contains('\u{1b}') && !dumb.trim().is_empty(), "{what} on a dumb terminal: {dumb:?}");
         let piped = run(program().args(arguments));
         assert!(!(piped.stdout + &piped.stderr).contains('\u{1b}'), "{what} without a terminal");
