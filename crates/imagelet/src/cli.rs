@@ -26,7 +26,7 @@ pub(crate) use self::{
     template::{Template, TemplateError},
 };
 
-use crate::{config::environment::has_dumb_terminal, size::parse_size};
+use crate::{config::has_dumb_terminal, size::parse_size};
 
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]
