@@ -1,6 +1,12 @@
 //! Image ids, and image keys with a runtime handler.
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{
+    borrow::Cow,
+    cmp::Ordering,
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -8,25 +14,53 @@ use super::reference::shown_name;
 
 /// The id a store gave an image: `sha256:` and the digest of its configuration in our own store and in containerd's.
 ///
-/// Opaque, because other runtimes use other forms. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct ImageId(Arc<str>);
+/// Opaque, because other runtimes use other forms. Cheap to clone. Ordered by its bytes.
+#[derive(Clone)]
+pub struct ImageId(IdText);
+
+/// The length of `sha256:` and 64 digits.
+const INLINE_MAX: usize = 71;
+
+/// A pass over a node's images compares each id several times, so the usual id stands where it is compared.
+#[derive(Clone)]
+enum IdText {
+    Inline { length: u8, text: [u8; INLINE_MAX] },
+    Long(Arc<str>),
+}
 
 impl ImageId {
     /// Wraps an id as the store spells it.
     pub fn new(id: impl AsRef<str>) -> Self {
-        Self(Arc::from(id.as_ref()))
+        let id = id.as_ref();
+        Self(match u8::try_from(id.len()) {
+            Ok(length) if id.len() <= INLINE_MAX => {
+                let mut text = [0; INLINE_MAX];
+                text[..id.len()].copy_from_slice(id.as_bytes());
+                IdText::Inline { length, text }
+            }
+            _ => IdText::Long(Arc::from(id)),
+        })
     }
 
     /// The id as the store spells it.
     pub fn as_str(&self) -> &str {
-        &self.0
+        match &self.0 {
+            IdText::Inline { .. } => str::from_utf8(self.as_bytes()).expect("it was copied from a text as a whole"),
+            IdText::Long(text) => text,
+        }
+    }
+
+    /// The bytes of [`Self::as_str`], by which ids are compared.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            IdText::Inline { length, text } => &text[..usize::from(*length)],
+            IdText::Long(text) => text.as_bytes(),
+        }
     }
 
     /// The id without algorithm, cut to 13 characters, as crictl shows it.
     pub fn short(&self) -> &str {
-        Self::shorten(&self.0)
+        Self::shorten(self.as_str())
     }
 
     /// What a reader knows an image by: its name, else its id as [`Self::short`].
@@ -41,9 +75,53 @@ impl ImageId {
     }
 }
 
+impl PartialEq for ImageId {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for ImageId {}
+
+impl PartialOrd for ImageId {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ImageId {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for ImageId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+impl fmt::Debug for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ImageId").field(&self.as_str()).finish()
+    }
+}
+
 impl fmt::Display for ImageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(self.as_str())
+    }
+}
+
+impl Serialize for ImageId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for ImageId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Self::new)
     }
 }
 
@@ -125,6 +203,20 @@ mod tests {
     fn a_key_reads_back_what_it_printed() {
         for text in ["sha256:aa", "sha256:aa,kata", ",kata", "sha256:aa,a,b"] {
             assert_eq!(ImageKey::parse(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn an_id_of_any_length_reads_back_and_is_ordered_as_its_text() {
+        let lengths = [0, 1, 70, 71, 72, 300];
+        let texts: Vec<String> = lengths.iter().flat_map(|length| ["a".repeat(*length), "ü".repeat(*length)]).collect();
+        for one in &texts {
+            assert_eq!(ImageId::new(one).as_str(), one);
+            assert_eq!(format!("{:?}", ImageId::new(one)), format!("ImageId({one:?})"));
+            for other in &texts {
+                assert_eq!(ImageId::new(one).cmp(&ImageId::new(other)), one.cmp(other));
+                assert_eq!(ImageId::new(one) == ImageId::new(other), one == other);
+            }
         }
     }
 

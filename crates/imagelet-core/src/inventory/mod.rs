@@ -103,7 +103,6 @@ struct InventoryState {
     pins: Vec<PinPattern>,
     /// Pins of the configuration, which no command removes.
     configured_pins: Vec<PinPattern>,
-    /// Counts changes of either pin list.
     /// Mounts never change after the creation of a container, so each container is queried once.
     mounts: BTreeMap<String, Vec<String>>,
     sandboxes: Sandboxes,
@@ -283,7 +282,11 @@ impl Inventory {
         self.reload_default_sandbox_images().await?;
         self.reload_pins().await;
         self.reload_leases(now + began.elapsed()).await;
+        let former = self.snapshot();
         let snapshot = self.lock().apply(survey, now, now + began.elapsed());
+        // To free the images of a large node takes as long as to sort them, so neither the lock nor the caller waits for it.
+        // No task awaits it: it has no result, and it only takes memory back.
+        tokio::task::spawn_blocking(move || drop(former));
         *succeeded = number;
         drop(succeeded);
         self.flush_if_due().await;
