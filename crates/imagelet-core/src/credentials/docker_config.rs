@@ -9,10 +9,12 @@ use super::{
     Secret,
     registry_match::{is_default_registry, registry_key},
 };
-use crate::text::json_error;
+use crate::{
+    image::{DOCKER_HUB, is_docker_hub},
+    text::json_error,
+};
 
 /// The default registry in image names, and as credential helpers know it.
-pub(super) const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
 /// Longest document read; a Kubernetes secret holds at most this much.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
@@ -75,7 +77,7 @@ impl HelperNames {
 
     fn take(&mut self, host: &str, name: String) {
         let host = host.split_once("://").map_or(host, |(_, rest)| rest).split('/').next().unwrap_or_default();
-        let host = if matches!(host, "index.docker.io" | "registry-1.docker.io") { DOCKER_HUB } else { host };
+        let host = if is_docker_hub(host) { DOCKER_HUB } else { host };
         self.by_host.insert(host.to_ascii_lowercase(), name);
     }
 }

@@ -20,10 +20,13 @@ use zeroize::Zeroizing;
 
 use super::{
     DockerConfig, HelperNames, PullSecretKind, Secret,
-    docker_config::{DOCKER_CONFIG_LENGTH_MAX, DOCKER_HUB, server_of},
+    docker_config::{DOCKER_CONFIG_LENGTH_MAX, server_of},
     provider::{CredentialHelpers, HelperError},
 };
-use crate::{image::shown_name, trusted_files};
+use crate::{
+    image::{DOCKER_HUB, is_docker_hub, shown_name},
+    trusted_files,
+};
 
 const AUTHS: &str = "auths";
 const HOST_LENGTH_MAX: usize = 255;
@@ -95,7 +98,8 @@ pub fn registry_host(text: &str) -> Result<String, LoginError> {
     }
     let host = host.to_ascii_lowercase();
     Ok(match host.as_str() {
-        "docker.io" | "index.docker.io" | "registry-1.docker.io" | "registry.hub.docker.com" => DOCKER_HUB.to_owned(),
+        "registry.hub.docker.com" => DOCKER_HUB.to_owned(),
+        name if is_docker_hub(name) => DOCKER_HUB.to_owned(),
         _ => host,
     })
 }

@@ -1,6 +1,7 @@
 //! The nouns of all other rooms: references, ids, keys, sizes, images.
 
 mod digest;
+mod docker_hub;
 mod glob;
 mod id;
 mod lookup;
@@ -12,6 +13,7 @@ mod reference;
 use std::cmp::Ordering;
 
 pub use digest::{Digest, DigestAlgorithm, DigestError};
+pub use docker_hub::{DOCKER_HUB, DOCKER_HUB_HOST, DOCKER_HUB_NAMES, is_docker_hub};
 pub(crate) use glob::GLOB_LENGTH_MAX;
 pub use glob::{Glob, GlobError};
 pub use id::{ImageId, ImageKey};

@@ -2,11 +2,13 @@
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
-use super::digest::{Digest, DigestError, is_lower_hex};
+use super::{
+    digest::{Digest, DigestError, is_lower_hex},
+    docker_hub::DOCKER_HUB,
+};
 
 const PATH_LENGTH_MAX: usize = 255;
 const TAG_LENGTH_MAX: usize = 128;
-const DEFAULT_DOMAIN: &str = "docker.io";
 /// The default registry's namespace for names of one component.
 const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
@@ -195,11 +197,11 @@ fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
         *head == "localhost" || head.contains(['.', ':']) || head.bytes().any(|byte| byte.is_ascii_uppercase())
     });
     let (domain, remainder) = match written {
-        Some(("index.docker.io", remainder)) => (DEFAULT_DOMAIN, remainder),
+        Some(("index.docker.io", remainder)) => (DOCKER_HUB, remainder),
         Some(written) => written,
-        None => (DEFAULT_DOMAIN, text),
+        None => (DOCKER_HUB, text),
     };
-    let folder = if domain == DEFAULT_DOMAIN && !remainder.contains('/') { DEFAULT_FOLDER } else { "" };
+    let folder = if domain == DOCKER_HUB && !remainder.contains('/') { DEFAULT_FOLDER } else { "" };
     let name_part = remainder.split(':').next().unwrap_or_default();
     if name_part.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return Err(ReferenceError::NameUppercase(format!("{folder}{name_part}")));

@@ -5,17 +5,13 @@ use std::fmt;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret, spellings},
-    image::Reference,
+    image::{DOCKER_HUB, DOCKER_HUB_HOST, Reference, is_docker_hub},
     runtime::{PullRequest, RuntimeError, RuntimeErrorKind},
 };
 
 use tonic::Status;
 
 use crate::v1::AuthConfig;
-
-const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
-
-const DOCKER_HUB_ALIASES: [&str; 3] = ["docker.io", "index.docker.io", DOCKER_HUB_HOST];
 
 /// The message for a pull of `image`. Its address always names a host, so that no runtime sends it to another one.
 ///
@@ -25,7 +21,7 @@ const DOCKER_HUB_ALIASES: [&str; 3] = ["docker.io", "index.docker.io", DOCKER_HU
 pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     let host = match address_host(&credential.server_address) {
         host if host.is_empty() || host.contains('*') => image_host(image).unwrap_or_default(),
-        host if DOCKER_HUB_ALIASES.contains(&host) => DOCKER_HUB_HOST.to_owned(),
+        host if is_docker_hub(host) => DOCKER_HUB_HOST.to_owned(),
         host => host.to_owned(),
     };
     let mut auth = AuthConfig {
@@ -63,7 +59,7 @@ pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Opt
     } else {
         return Ok(None);
     };
-    let server_address = if host == DOCKER_HUB_HOST { "docker.io" } else { host };
+    let server_address = if host == DOCKER_HUB_HOST { DOCKER_HUB } else { host };
     Ok(Some(Credential { kind, server_address: server_address.to_owned() }))
 }
 
@@ -115,11 +111,11 @@ fn url_host(address: &str) -> &str {
 
 fn image_host(image: &str) -> Option<String> {
     let reference: Reference = image.parse().ok()?;
-    Some(if reference.domain() == "docker.io" { DOCKER_HUB_HOST.to_owned() } else { reference.domain().to_owned() })
+    Some(if reference.domain() == DOCKER_HUB { DOCKER_HUB_HOST.to_owned() } else { reference.domain().to_owned() })
 }
 
 fn is_contacted(host: &str, image: &str) -> bool {
-    let host = if DOCKER_HUB_ALIASES.contains(&host) { DOCKER_HUB_HOST } else { host };
+    let host = if is_docker_hub(host) { DOCKER_HUB_HOST } else { host };
     image_host(image).is_some_and(|contacted| contacted == host)
 }
 

@@ -14,7 +14,7 @@ use http::{HeaderMap, header};
 use imagelet_core::{
     audit_log::PullHost,
     credentials::{Credential, CredentialKind},
-    image::Reference,
+    image::{Reference, is_docker_hub},
     runtime::{ErrorClass, Progress, PullEvent, RuntimeError},
 };
 
@@ -35,8 +35,6 @@ use super::{
     retry_budget::RetryBudget,
 };
 use crate::{image_archive::ArchiveBlobs, manifest::printable};
-
-const DOCKER_HUB_NAMES: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
 
 /// Tokens live and die with the session, so that no other credential can use them.
 #[derive(Clone, Debug)]
@@ -393,10 +391,11 @@ fn is_for(server_address: &str, host: &Host, registry: &str) -> bool {
         if server_address.contains("://") { server_address.to_owned() } else { format!("https://{server_address}") };
     let names_host = || Target::parse(&url).is_ok_and(|target| target.origin.is_same_place(&host.origin));
     let server = url.split("://").nth(1).unwrap_or_default().split(['/', '?', '#']).next().unwrap_or_default();
-    let is_hub = |name| DOCKER_HUB_NAMES.contains(&name);
     // A pattern was matched with the image's name.
-    let names_registry =
-        server.is_empty() || server.contains('*') || server == registry || (is_hub(server) && is_hub(registry));
+    let names_registry = server.is_empty()
+        || server.contains('*')
+        || server == registry
+        || (is_docker_hub(server) && is_docker_hub(registry));
     names_host() || (!host.is_mirror && names_registry)
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
 use super::forward_reason::RegistrySetting;
 use crate::{
-    image::Reference,
+    image::{DOCKER_HUB_NAMES, Reference, is_docker_hub},
     runtime::{ImageFilesystems, default_sandbox_image, details::value_or_none},
 };
 
@@ -23,7 +23,6 @@ const FOLDERS_MAX: usize = 64;
 const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
 /// Parts of the ids of registry settings that imagelet does not read.
 const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
-const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
 
 /// A runtime and its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,7 +89,7 @@ impl Default for RegistrySettings {
 impl RegistrySettings {
     /// The setting for a registry that imagelet does not read, if any.
     pub fn unread(&self, registry: &str) -> Option<RegistrySetting> {
-        let hosts: &[&str] = if DOCKER_HUB.contains(&registry) { &DOCKER_HUB } else { &[registry] };
+        let hosts: &[&str] = if is_docker_hub(registry) { &DOCKER_HUB_NAMES } else { &[registry] };
         let names = |set: &BTreeSet<String>| hosts.iter().any(|host| set.contains(*host));
         match self {
             Self::Hidden { has_unread } => has_unread.then_some(RegistrySetting::Hidden),

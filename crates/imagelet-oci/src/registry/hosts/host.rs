@@ -1,15 +1,15 @@
 //! One host that serves a registry's content, and what a configuration says of it.
 
 use http::HeaderMap;
-use imagelet_core::credentials::Credential;
+use imagelet_core::{
+    credentials::Credential,
+    image::{DOCKER_HUB, DOCKER_HUB_HOST},
+};
 
 use crate::registry::connection::{
     origin::{Origin, Target},
     settings::ConnectionSettings,
 };
-
-pub(super) const DOCKER_HUB: &str = "docker.io";
-const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is said of a host by itself")]

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, fmt, marker::PhantomData, path::Path};
 use base64::Engine as _;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
-    image::Reference,
+    image::{DOCKER_HUB, Reference},
     runtime::RuntimeError,
 };
 use serde::{
@@ -23,7 +23,7 @@ use zeroize::Zeroizing;
 
 use super::{
     files::{check_file, complaint, pem, shown, utf8, warn_once},
-    host::{DOCKER_HUB, Host},
+    host::Host,
 };
 use crate::{
     manifest::printable,

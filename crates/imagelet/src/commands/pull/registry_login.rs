@@ -8,6 +8,7 @@ use std::{
 
 use imagelet_core::{
     credentials::{Credential, DockerLogins, LoginPlace, Secret, registry_host},
+    image::DOCKER_HUB,
     text::duration_text,
 };
 use imagelet_oci::{LoginCheck, check_login};
@@ -24,7 +25,6 @@ use crate::{
     serve::{HELPER_MAX, sources},
 };
 
-const DEFAULT_REGISTRY: &str = "docker.io";
 const LINE_LENGTH_MAX: u64 = 64 << 10;
 
 pub(crate) async fn log_in(
@@ -43,7 +43,7 @@ async fn ask_check_and_keep(
     global: &Global,
     environment: &Environment,
 ) -> Result<ExitCode, Failure> {
-    let registry = registry_host(arguments.registry.as_deref().unwrap_or(DEFAULT_REGISTRY))?;
+    let registry = registry_host(arguments.registry.as_deref().unwrap_or(DOCKER_HUB))?;
     let settings = settings(global, environment)?;
     let logins = logins(&settings)?;
     let user = match arguments.username {
@@ -89,7 +89,7 @@ pub(crate) async fn log_out(
     global: &Global,
     environment: &Environment,
 ) -> Result<ExitCode, Failure> {
-    let registry = registry_host(registry.unwrap_or(DEFAULT_REGISTRY))?;
+    let registry = registry_host(registry.unwrap_or(DOCKER_HUB))?;
     let removed = logins(&settings(global, environment)?)?.erase(&registry).await?;
     Ok(print(global.output, &json!({ "registry": registry, "removed": removed }), |out| {
         if removed {
