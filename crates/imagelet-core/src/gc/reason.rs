@@ -17,6 +17,8 @@ pub enum Reason {
     InUse(Vec<String>),
     /// Stays: pinned by these patterns, `runtime`, or `sandbox image`.
     Pinned(Vec<String>),
+    /// Stays: these pods are bound to the node, and their containers of it do not exist yet.
+    PodWaits(Vec<String>),
     /// Stays: matches this keep rule.
     Rule(String),
     /// Stays: this label rule may match, and the labels are unknown.
@@ -133,6 +135,7 @@ impl Reason {
         match self {
             Self::InUse(_) => "in_use",
             Self::Pinned(_) => "pinned",
+            Self::PodWaits(_) => "pod_waits",
             Self::Rule(_) => "rule",
             Self::LabelsUnknown(_) => "labels_unknown",
             Self::NotOwned => "not_owned",
@@ -169,7 +172,7 @@ impl Reason {
             document
         };
         match self {
-            Self::InUse(by) | Self::Pinned(by) => json!({"by": by}),
+            Self::InUse(by) | Self::Pinned(by) | Self::PodWaits(by) => json!({"by": by}),
             Self::Rule(rule) | Self::LabelsUnknown(rule) => json!({"rule": rule}),
             Self::Young(age_min) => json!({"ageMinSeconds": seconds(*age_min)}),
             Self::Leased(lease) => json!({"leaseSeconds": seconds(*lease)}),
@@ -210,8 +213,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const USERS_SHOWN_MAX: usize = 3;
         match self {
-            Self::InUse(by) => {
-                write!(f, "in use by {}", by.iter().take(USERS_SHOWN_MAX).cloned().collect::<Vec<_>>().join(", "))?;
+            Self::InUse(by) | Self::PodWaits(by) => {
+                f.write_str(if matches!(self, Self::InUse(_)) { "in use by " } else { "awaited by " })?;
+                f.write_str(&by.iter().take(USERS_SHOWN_MAX).cloned().collect::<Vec<_>>().join(", "))?;
                 match by.len().saturating_sub(USERS_SHOWN_MAX) {
                     0 => Ok(()),
                     more => write!(f, " and {more} more"),
@@ -265,6 +269,7 @@ mod tests {
         for (reason, text) in [
             (users(1), "in use by default/web/0"),
             (users(5), "in use by default/web/0, default/web/1, default/web/2 and 2 more"),
+            (Reason::PodWaits(vec!["default/web".to_owned()]), "awaited by default/web"),
             (Reason::Pinned(vec!["runtime".to_owned(), "x*".to_owned()]), "pinned by the runtime, `x*`"),
             (Reason::Pinned(vec!["sandbox image".to_owned()]), "pinned by the sandbox image setting"),
             (Reason::Young(Duration::from_mins(2)), "younger than 2m0s"),
@@ -291,6 +296,7 @@ mod tests {
         for (reason, inputs) in [
             (Reason::NotNeeded, Value::Null),
             (Reason::InUse(vec!["a".to_owned()]), json!({"by": ["a"]})),
+            (Reason::PodWaits(vec!["a".to_owned()]), json!({"by": ["a"]})),
             (Reason::Young(Duration::from_mins(2)), json!({"ageMinSeconds": 120})),
             (Reason::Leased(Duration::from_millis(1500)), json!({"leaseSeconds": 1.5})),
             (Reason::Awaited(Some(SystemTime::UNIX_EPOCH)), json!({"until": "1970-01-01T00:00:00Z"})),

@@ -318,6 +318,7 @@ impl<'a> Run<'a> {
                 RemovalBlocker::Gone => Reason::Gone,
                 RemovalBlocker::InUse(by) => Reason::InUse(by),
                 RemovalBlocker::Pinned(by) => Reason::Pinned(by),
+                RemovalBlocker::Awaited(pods) => Reason::PodWaits(pods),
                 RemovalBlocker::Touched => Reason::JustUsed,
                 RemovalBlocker::Leased(until) => Reason::awaited(until),
                 RemovalBlocker::Busy => Reason::Awaited(None),

@@ -93,6 +93,7 @@ impl InventoryState {
             last_used: usage.last_used.map(reported),
             leased_at: usage.requested_at.map(reported),
             leased_until: self.leases.until(key.id(), now).map(reported),
+            awaited_by: self.pod_leases.pods_of(&image),
             released_at: usage.released_at.map(reported),
             use_count: usage.history.uses,
             last_user: usage.user.clone(),

@@ -39,7 +39,7 @@ pub(crate) use self::testing::{InMemoryDisk, Mutation, step};
 use self::{
     boot_clock::{AgeClock, moved},
     detect::Survey,
-    leases::{LeaseFile, Leases},
+    leases::{LeaseFile, Leases, PodLeases},
     ledger::{Ledger, LedgerFile, files::StateDir},
     node_status::ImageCache,
     observation_window::ObservationWindow,
@@ -49,7 +49,10 @@ use self::{
 };
 pub(crate) use self::{leases::RemovalBlocker, recheck::RemovalPermit};
 pub use self::{
-    leases::service::{Hold, Removal},
+    leases::{
+        WaitingPod,
+        service::{Hold, Removal},
+    },
     ledger::flush::MemoryRules,
     node_status::{NodeImage, node_images},
     observation_window::WATCH_GAP_MAX,
@@ -98,6 +101,7 @@ struct InventoryState {
     seen_at: Option<SystemTime>,
     snapshot: Option<Arc<Snapshot>>,
     leases: Leases,
+    pod_leases: PodLeases,
     #[cfg(test)]
     mutation: Option<testing::Mutation>,
     pins: Vec<PinPattern>,
@@ -144,6 +148,8 @@ pub struct ImageEntry {
     pub last_user: Option<String>,
     /// The end of its last lease.
     pub leased_until: Option<SystemTime>,
+    /// `NAMESPACE/POD` of the pods that are bound to the node and have no container of it yet.
+    pub awaited_by: Vec<String>,
     /// Time of the first pass that found it unused; `None` where long ago. A restarting runtime may return a short
     /// list, so a second pass confirms it.
     pub released_at: Option<SystemTime>,
@@ -414,8 +420,10 @@ impl InventoryState {
         by
     }
 
+    /// What other image managers see as pinned: the images that waiting pods lease, too.
     fn is_pinned(&self, image: &Image) -> bool {
-        self.pins.iter().chain(&self.configured_pins).chain(self.sandboxes.defaults()).any(|pin| pin.matches(image))
+        let mut pins = self.pins.iter().chain(&self.configured_pins).chain(self.sandboxes.defaults());
+        pins.any(|pin| pin.matches(image)) || self.pod_leases.is_awaited(image)
     }
 
     /// Applies changed pins to the snapshot without waiting for the next pass.

@@ -79,6 +79,8 @@ documents! {
         in_use_by: Vec<String>,
         /// Patterns that pin it, or `runtime`.
         pinned_by: Vec<String>,
+        /// `NAMESPACE/POD` of the pods that are bound to the node and have no container of it yet.
+        awaited_by: Vec<String>,
         /// `pulled` by imagelet, `adopted` from another manager, or `found`.
         origin: Option<String>,
         /// Code of the next collection's decision; only in replies to `df`.
@@ -126,6 +128,8 @@ documents! {
         /// End of the lease that protected it.
         held_until: Option<String>,
         pinned_by: Vec<String>,
+        /// `NAMESPACE/POD` of the pods that waited for it.
+        awaited_by: Vec<String>,
     }
     UntagRequest {
         image: String,

@@ -96,7 +96,7 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
         header.insert(1, "DIGEST");
     }
     if wide {
-        header.extend(["UNIQUE", "SHARED", "ORIGIN", "PINNED BY", "IN USE BY"]);
+        header.extend(["UNIQUE", "SHARED", "ORIGIN", "PINNED BY", "IN USE BY", "AWAITED BY"]);
     }
     let now = Timestamp::now();
     let joined = |texts: &[String]| if texts.is_empty() { "-".into() } else { texts.join(",") };
@@ -109,13 +109,7 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
             ByteSize(image.size).to_string(),
             age(image.first_seen.as_deref(), now),
             age(image.last_used.as_deref(), now),
-            match (image.in_use_by.is_empty(), image.pinned_by.is_empty()) {
-                (false, false) => "in use, pinned",
-                (false, true) => "in use",
-                (true, false) => "pinned",
-                (true, true) => "-",
-            }
-            .to_owned(),
+            hold(image),
         ];
         if digests {
             let digest = image.digests.first().map_or("-", |name| name.rsplit('@').next().unwrap_or(name));
@@ -124,11 +118,17 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
         if wide {
             row.extend([image.unique, image.shared].map(known_size));
             row.push(image.origin.clone().unwrap_or_else(|| "-".into()));
-            row.extend([&image.pinned_by, &image.in_use_by].map(|texts| joined(texts)));
+            row.extend([&image.pinned_by, &image.in_use_by, &image.awaited_by].map(|texts| joined(texts)));
         }
         table.row(row);
     }
     table
+}
+
+fn hold(image: &ImageRow) -> String {
+    let holds = [("in use", &image.in_use_by), ("pinned", &image.pinned_by), ("awaited", &image.awaited_by)];
+    let holds: Vec<&str> = holds.into_iter().filter(|(_, by)| !by.is_empty()).map(|(hold, _)| hold).collect();
+    if holds.is_empty() { "-".into() } else { holds.join(", ") }
 }
 
 fn known_size(size: Option<u64>) -> String {
@@ -175,6 +175,7 @@ pub(super) async fn inspect(
         rows("Last used:", ago(image.last_used.as_deref()));
         rows("In use by:", list(&image.in_use_by));
         rows("Pinned by:", list(&image.pinned_by));
+        rows("Awaited by:", list(&image.awaited_by));
         if let Some(details) = found.details.as_ref().and_then(|it| serde_json::from_str::<ShownDetails>(it.get()).ok())
         {
             let text = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
@@ -293,7 +294,8 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
 /// The first holder and the number of others; all of them in a wide table.
 fn held_by(image: &ImageRow, wide: bool) -> String {
     let pins = image.pinned_by.iter().map(|pin| format!("pin {pin}"));
-    let held: Vec<String> = image.in_use_by.iter().cloned().chain(pins).collect();
+    let pods = image.awaited_by.iter().map(|pod| format!("awaited by {pod}"));
+    let held: Vec<String> = image.in_use_by.iter().cloned().chain(pins).chain(pods).collect();
     if wide && !held.is_empty() {
         return held.join(",");
     }

@@ -38,6 +38,9 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
         if !one.pinned_by.is_empty() {
             note(&format!("warning: `{image}` was pinned by {}", one.pinned_by.join(", ")));
         }
+        if !one.awaited_by.is_empty() {
+            note(&format!("warning: `{image}` is awaited by {}", one.awaited_by.join(", ")));
+        }
         // An image requested by its id is printed with its names, too.
         let names = if is_id(&one.id, &image) { printable(&one.names.join(" ")) } else { String::new() };
         lines.push(format!("{}  {names}", one.id).trim_end().to_owned());

@@ -160,6 +160,9 @@ fn held(now: &ImageRow) -> String {
     if !now.pinned_by.is_empty() {
         held.push(format!("pinned by {}", now.pinned_by.join(", ")));
     }
+    if !now.awaited_by.is_empty() {
+        held.push(format!("awaited by {}", now.awaited_by.join(", ")));
+    }
     if !held.is_empty() {
         return held.join(", ");
     }

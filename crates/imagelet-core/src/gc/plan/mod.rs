@@ -136,6 +136,9 @@ fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reas
     if !entry.pinned_by.is_empty() {
         return Some(Reason::Pinned(entry.pinned_by.clone()));
     }
+    if !entry.awaited_by.is_empty() {
+        return Some(Reason::PodWaits(entry.awaited_by.clone()));
+    }
     if let Some(until) = entry.leased_until {
         return Some(Reason::awaited(until));
     }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{
     image::{Image, ImageUser},
+    inventory::WaitingPod,
     runtime::ContainerState,
 };
 
@@ -48,6 +49,51 @@ async fn a_pin_of_the_runtime_that_comes_after_the_plan_keeps_the_image() {
     let report = node.collect(GcGoal::AllUnused).await;
     assert_eq!(node.removals(), [""; 0]);
     assert_eq!(reason(&report, &id), "pinned by the runtime");
+}
+
+fn waiting(image: &str) -> [WaitingPod; 1] {
+    [WaitingPod { pod: "default/web".into(), images: vec![image.into()] }]
+}
+
+#[tokio::test]
+async fn no_collection_takes_an_image_that_a_pod_of_the_node_waits_for_however_long_it_waits() {
+    let node = Node::new(900);
+    let id = node.idle("base:1", 100, 10).await;
+    node.inventory.lease_to_pods(&waiting("base:1"));
+    for goal in [GcGoal::Threshold, GcGoal::AllUnused, GcGoal::Free(ByteSize(50))] {
+        let report = node.collect(goal).await;
+        assert_eq!(node.removals(), [""; 0]);
+        assert_eq!(reason(&report, &id), "awaited by default/web", "{goal:?}");
+    }
+    node.inventory.lease_to_pods(&[]);
+    node.collect(GcGoal::AllUnused).await;
+    assert_eq!(node.removals(), [format!("remove {id}")]);
+}
+
+#[tokio::test]
+async fn a_pod_that_is_bound_after_the_plan_keeps_its_image() {
+    let node = Node::new(0);
+    let id = node.idle("base:1", 100, 10).await;
+    let inventory = Arc::clone(&node.inventory);
+    node.before_listing(1, move |_| inventory.lease_to_pods(&waiting("base:1")));
+    let report = node.collect(GcGoal::AllUnused).await;
+    assert_eq!(node.removals(), [""; 0]);
+    assert_eq!(reason(&report, &id), "awaited by default/web");
+}
+
+#[tokio::test]
+async fn other_image_managers_see_an_awaited_image_as_pinned() {
+    let node = Node::new(0);
+    node.idle("base:1", 100, 10).await;
+    let listed = async || {
+        let listing = ImageService::list(&node.fake, None).await.unwrap();
+        node.inventory.mark_all_pinned(listing).into_images()[0].pinned
+    };
+    assert!(!listed().await);
+    node.inventory.lease_to_pods(&waiting("base:1"));
+    assert!(listed().await);
+    node.inventory.lease_to_pods(&[]);
+    assert!(!listed().await);
 }
 
 #[tokio::test]

@@ -66,6 +66,7 @@ pub(in crate::gc) fn unused(image: Image, first_seen: SystemTime) -> ImageEntry 
         last_used: None,
         leased_at: None,
         leased_until: None,
+        awaited_by: Vec::new(),
         released_at: None,
         in_use_by: Vec::new(),
         pinned_by: Vec::new(),

@@ -6,9 +6,12 @@
 //! a started removal and looks again, and an existing lease rejects a removal.
 
 mod file;
+mod pods;
 pub(in crate::inventory) mod service;
 
 pub(in crate::inventory) use file::LeaseFile;
+pub(in crate::inventory) use pods::PodLeases;
+pub use pods::WaitingPod;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -37,6 +40,8 @@ pub(in crate::inventory) struct Leases {
     ended: VecDeque<(u64, ImageId)>,
     /// The leases on disk are unreadable: all images count as leased until then.
     all_until: Option<SystemTime>,
+    /// The pods of the node are not known yet: all images count as leased until then.
+    pods_unknown_until: Option<SystemTime>,
     /// The last write, which may still be running: the request time that a restart restores, and the lease version.
     kept: BTreeMap<ImageId, (SystemTime, u64)>,
     /// Increases with each lease that is not on disk.
@@ -64,6 +69,8 @@ pub(crate) enum RemovalBlocker {
     InUse(Vec<String>),
     /// Pinned by these patterns or by the runtime.
     Pinned(Vec<String>),
+    /// Leased to these pods, which are bound to the node and have no container of it yet.
+    Awaited(Vec<String>),
     /// Requested after the entry was built.
     Touched,
     /// Leased until this time at the latest.
@@ -172,7 +179,7 @@ impl Leases {
     pub(in crate::inventory) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
         let of_pods = self.images.get(id).into_iter().flat_map(BTreeMap::values);
         let ends = of_pods.map(|lease| ends_at(lease, self.lasts)).max();
-        ends.max(self.all_until).filter(|ends| *ends > now)
+        ends.max(self.all_until).max(self.pods_unknown_until).filter(|ends| *ends > now)
     }
 
     /// Removes expired leases; a start in the future moves to now, because the clock was set back.
@@ -186,7 +193,9 @@ impl Leases {
             });
             !pods.is_empty()
         });
-        self.all_until = self.all_until.map(|until| until.min(now + lasts)).filter(|until| *until > now);
+        for all_until in [&mut self.all_until, &mut self.pods_unknown_until] {
+            *all_until = all_until.map(|until| until.min(now + lasts)).filter(|until| *until > now);
+        }
     }
 
     pub(in crate::inventory) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), RemovalBlocker> {
@@ -288,6 +297,14 @@ impl Leases {
 
     pub(in crate::inventory) fn lease_all(&mut self, now: SystemTime) {
         self.all_until = Some(now + self.lasts);
+    }
+
+    pub(in crate::inventory) fn expect_pods(&mut self, now: SystemTime) {
+        self.pods_unknown_until = Some(now + self.lasts);
+    }
+
+    pub(in crate::inventory) fn know_pods(&mut self) {
+        self.pods_unknown_until = None;
     }
 }
 

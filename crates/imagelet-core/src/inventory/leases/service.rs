@@ -165,6 +165,10 @@ impl Inventory {
         if !pinned_by.is_empty() {
             return Err(RemovalBlocker::Pinned(pinned_by));
         }
+        let awaited_by = state.pod_leases.pods_of(image);
+        if !awaited_by.is_empty() {
+            return Err(RemovalBlocker::Awaited(awaited_by));
+        }
         if state.memory.requested_at(key).map(|at| moved(at, state.shift)) > entry.leased_at {
             return Err(RemovalBlocker::Touched);
         }

@@ -33,7 +33,7 @@ impl Inventory {
         self.lock().pinned_by(image)
     }
 
-    /// Marks a pinned image, so that other image managers keep it, too.
+    /// Marks a pinned image, and one that a pod waits for, so that other image managers keep it, too.
     pub fn mark_pinned(&self, image: &mut Image) {
         image.pinned |= self.lock().is_pinned(image);
     }
@@ -41,7 +41,8 @@ impl Inventory {
     /// Marks all pinned images of a list. A list without any stays the same one.
     pub fn mark_all_pinned(&self, listing: Listing) -> Listing {
         let state = self.lock();
-        if state.pins.is_empty() && state.configured_pins.is_empty() && state.sandboxes.defaults().next().is_none() {
+        let has_pins = !state.pins.is_empty() || !state.configured_pins.is_empty() || !state.pod_leases.is_empty();
+        if !has_pins && state.sandboxes.defaults().next().is_none() {
             return listing;
         }
         let mut images = listing.into_images();

@@ -134,13 +134,14 @@ fn facts(image: &WhyImage, now: Timestamp) -> Vec<(&'static str, String)> {
     let mut facts = vec![("Id", image.id.clone()), ("Names", image.names.join(", "))];
     let size = |bytes: u64| ByteSize(bytes).to_string();
     facts.push(("Size", size(image.size)));
-    if let Some(ImageRow { unique, shared, first_seen, last_used, in_use_by, pinned_by, .. }) = &image.now {
+    if let Some(ImageRow { unique, shared, first_seen, last_used, in_use_by, pinned_by, awaited_by, .. }) = &image.now {
         facts.push(("Only in this image", unique.map(size).unwrap_or_default()));
         facts.push(("Shared with others", shared.map(size).unwrap_or_default()));
         facts.push(("First seen", first_seen.as_ref().map(|at| ago(at, now)).unwrap_or_default()));
         facts.push(("Last used", last_used.as_ref().map(|at| ago(at, now)).unwrap_or_default()));
         facts.push(("In use by", in_use_by.join(", ")));
         facts.push(("Pinned by", pinned_by.join(", ")));
+        facts.push(("Awaited by", awaited_by.join(", ")));
     } else {
         facts.push(("State", "not present".into()));
     }

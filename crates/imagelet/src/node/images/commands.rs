@@ -72,6 +72,7 @@ impl Command for RemoveRequest {
         // An explicit order overrides the lease of an earlier pull; the reply reports the lease.
         let held_until = node.parts.inventory.leased_until(&image.id, SystemTime::now()).and_then(moment);
         let pinned_by = node.parts.inventory.pins_of(&image);
+        let awaited_by = node.parts.inventory.awaited_by(&image);
         let ordered = node.parts.gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()).await;
         ordered.map_err(|error| match error {
             OrderError::InUse { by, .. } => {
@@ -91,7 +92,11 @@ impl Command for RemoveRequest {
         if !pinned_by.is_empty() {
             tracing::warn!(image = %image.id, ?pinned_by, "the removed image was pinned");
         }
-        Ok(Removed { id: image.id.to_string(), names: image.names().to_vec(), freed, held_until, pinned_by })
+        if !awaited_by.is_empty() {
+            tracing::warn!(image = %image.id, ?awaited_by, "pods wait for the removed image");
+        }
+        let names = image.names().to_vec();
+        Ok(Removed { id: image.id.to_string(), names, freed, held_until, pinned_by, awaited_by })
     }
 }
 

@@ -108,6 +108,7 @@ pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
         last_used: entry.last_used.and_then(moment),
         in_use_by: entry.in_use_by.clone(),
         pinned_by: entry.pinned_by.clone(),
+        awaited_by: entry.awaited_by.clone(),
         origin: Some(entry.origin.name().to_owned()),
         ..row_without_uses(&entry.image, shares)
     }
