@@ -1,4 +1,18 @@
-//! Kubernetes around the image manager: pods, secrets, tokens, report.
+//! Kubernetes around the image manager: which pods of the node wait for which images.
 //!
-//! Empty on purpose: the room is kept so that nothing of Kubernetes settles elsewhere. What will live here asks the API
-//! server for pods, pull secrets and service-account tokens (the core's ports) and reports node images and events.
+//! The agent watches the pods that are bound to its node and leases their images in the core's inventory. Kubernetes' API
+//! is read, and nothing is written to it.
+
+mod access;
+mod agent;
+mod api_error;
+mod pods;
+#[cfg(any(test, feature = "test-util"))]
+pub mod testing;
+mod watch;
+
+pub use access::ApiAccess;
+pub use agent::{NodeAgent, metric_families};
+pub use api_error::ApiError;
+pub use pods::{BoundPod, PodImageUse, PodRejection, read_pod};
+pub use watch::{WatchHealth, WatchReport};

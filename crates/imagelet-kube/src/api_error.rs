@@ -1,0 +1,70 @@
+//! Why the API server did not answer, with what the watch acts on.
+
+use std::{path::PathBuf, time::Duration};
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a request to the API server failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApiError {
+    /// The kubeconfig is missing, invalid, or not to be trusted.
+    #[error("could not use the kubeconfig `{}`", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: Cause,
+    },
+    /// This process has no service account.
+    #[error("could not use the service account of this pod")]
+    InCluster(#[source] Cause),
+    /// The credentials do not make a client.
+    #[error("could not set up the client of the API server")]
+    Setup(#[source] kube::Error),
+    /// The API server cannot be reached, or the connection broke.
+    #[error("could not reach the API server")]
+    Unreachable(#[source] Cause),
+    /// No answer in this time.
+    #[error("the API server did not answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    /// The resource version is too old, or unknown: the pods have to be listed again.
+    #[error("the API server no longer has the resource version of the pods")]
+    Expired,
+    /// The API server rejected the request.
+    #[error("the API server answered {code}: {message}")]
+    Rejected {
+        /// The HTTP status.
+        code: u16,
+        /// Its message, cut.
+        message: String,
+    },
+    /// An answer, or one event, is larger than its limit.
+    #[error("the answer of the API server is larger than {max} bytes")]
+    TooLarge {
+        /// The limit.
+        max: usize,
+    },
+    /// The answer is not what the API promises.
+    #[error("could not decode the answer of the API server")]
+    Decode(#[source] serde_json::Error),
+}
+
+impl ApiError {
+    /// The error with its causes.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let next = error.to_string();
+            // Some libraries repeat the cause in their own text.
+            if !text.ends_with(&next) {
+                text.push_str(": ");
+                text.push_str(&next);
+            }
+            cause = error.source();
+        }
+        text
+    }
+}

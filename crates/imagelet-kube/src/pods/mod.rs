@@ -1,0 +1,204 @@
+//! What a pod object says about images: a plain function, and its answer.
+
+mod object;
+mod waits;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use imagelet_core::{
+    image::{Reference, shown_name},
+    inventory::WaitingPod,
+    manager::{PodIdentity, PodRole, PullPolicy},
+};
+
+pub(crate) use object::PodObject;
+use object::{ContainerSpec, ContainerStatus};
+use waits::{Restart, waits};
+
+/// Longest image name; a reference without its registry has at most about 600 bytes.
+const IMAGE_LENGTH_MAX: usize = 1024;
+/// Most images of one pod; pods have a handful.
+const IMAGES_MAX: usize = 256;
+/// Most pull secrets of one pod.
+const SECRETS_MAX: usize = 64;
+/// Longest namespace, and longest name of an object of the API.
+const NAMESPACE_LENGTH_MAX: usize = 63;
+const NAME_LENGTH_MAX: usize = 253;
+/// Most of a rejected text that is shown.
+const SHOWN_MAX: usize = 120;
+
+/// A pod that is bound to a node and neither finished nor being deleted, as far as it is about images.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundPod {
+    /// Namespace, name and uid.
+    pub identity: PodIdentity,
+    /// Its service account.
+    pub service_account: Arc<str>,
+    /// Its runtime class; empty: the default one.
+    pub runtime_class: Arc<str>,
+    /// The names of its pull secrets, in its own namespace.
+    pub pull_secrets: Vec<Arc<str>>,
+    /// The images of its volumes and containers, in the kubelet's order of requests.
+    pub images: Vec<PodImageUse>,
+    /// What is passed over, for the log.
+    pub passed_over: Vec<String>,
+}
+
+/// One use of an image in a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodImageUse {
+    /// The use of the image.
+    pub role: PodRole,
+    /// The container's or the volume's name.
+    pub name: Arc<str>,
+    /// The image as the pod spells it; a valid reference.
+    pub image: Arc<str>,
+    /// The pull policy, defaulted as in the API server.
+    pub policy: PullPolicy,
+    /// Its container does not exist yet, or is going to be created again.
+    pub waits: bool,
+}
+
+/// Why a pod object is passed over as a whole.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PodRejection {
+    /// The API server accepts no such namespace or name.
+    #[error("`{0}` is no name of a pod")]
+    Name(String),
+    /// The text is not JSON, or not that of a pod object.
+    #[error("could not decode the pod object")]
+    Decode(#[source] serde_json::Error),
+}
+
+impl BoundPod {
+    /// `NAMESPACE/NAME`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.identity.namespace, self.identity.name)
+    }
+
+    /// The images that its containers wait for; `None`: all exist.
+    pub fn waiting(&self) -> Option<WaitingPod> {
+        let images: BTreeSet<&Arc<str>> = self.images.iter().filter(|it| it.waits).map(|it| &it.image).collect();
+        let images: Vec<Arc<str>> = images.into_iter().cloned().collect();
+        (!images.is_empty()).then(|| WaitingPod { pod: self.full_name().into(), images })
+    }
+}
+
+/// Reads one pod object of the API, as JSON; `None` for a pod that is finished or being deleted.
+///
+/// # Errors
+/// When the text is not a pod object, or its name is none.
+pub fn read_pod(json: &[u8]) -> Result<Option<BoundPod>, PodRejection> {
+    bound_pod(&serde_json::from_slice(json).map_err(PodRejection::Decode)?)
+}
+
+/// The images of a pod; `None` for a pod that is finished or being deleted: it starts no more containers.
+///
+/// # Errors
+/// When its name is none. The API server accepts no such pod.
+pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejection> {
+    let PodObject { metadata, spec, status } = object;
+    for (name, length_max) in [(&metadata.namespace, NAMESPACE_LENGTH_MAX), (&metadata.name, NAME_LENGTH_MAX)] {
+        if !is_name(name, length_max) {
+            return Err(PodRejection::Name(shown(name)));
+        }
+    }
+    if metadata.deletion_timestamp.is_some() || matches!(status.phase.as_str(), "Succeeded" | "Failed") {
+        return Ok(None);
+    }
+    let mut read = ImageReader::default();
+    let restart = Restart::of_pod(&spec.restart_policy);
+    let lists = [
+        (PodRole::Ephemeral, &spec.ephemeral_containers, &status.ephemeral_container_statuses),
+        (PodRole::Init, &spec.init_containers, &status.init_container_statuses),
+        (PodRole::Container, &spec.containers, &status.container_statuses),
+    ];
+    let mut is_waiting = false;
+    for (role, containers, statuses) in lists {
+        for (position, container) in containers.iter().enumerate() {
+            let ContainerSpec { name, image, image_pull_policy, .. } = container;
+            let waits = waits(role, container, status_of(statuses, name), restart);
+            is_waiting |= waits;
+            read.add(role, name, position, image, image_pull_policy, waits);
+        }
+    }
+    // A volume is mounted before any container of the pod is created.
+    let volumes = spec.volumes.iter().enumerate();
+    for (position, volume, source) in volumes.filter_map(|(at, it)| Some((at, it, it.image.as_ref()?))) {
+        read.add(PodRole::Volume, &volume.name, position, &source.reference, &source.pull_policy, is_waiting);
+    }
+    let ImageReader { mut images, mut passed_over, left_out } = read;
+    images.sort_by_key(|it| it.role);
+    if left_out > 0 {
+        passed_over.push(format!("{left_out} images beyond the limit of {IMAGES_MAX}"));
+    }
+    let secrets = spec.image_pull_secrets.iter().filter(|it| is_name(&it.name, NAME_LENGTH_MAX));
+    let account = [&spec.service_account_name, &spec.service_account].into_iter().find(|it| !it.is_empty());
+    Ok(Some(BoundPod {
+        identity: PodIdentity {
+            namespace: metadata.namespace.as_str().into(),
+            name: metadata.name.as_str().into(),
+            uid: metadata.uid.as_str().into(),
+        },
+        service_account: account.map_or("default", String::as_str).into(),
+        runtime_class: spec.runtime_class_name.as_str().into(),
+        pull_secrets: secrets.take(SECRETS_MAX).map(|it| it.name.as_str().into()).collect(),
+        images,
+        passed_over,
+    }))
+}
+
+#[derive(Default)]
+struct ImageReader {
+    images: Vec<PodImageUse>,
+    passed_over: Vec<String>,
+    left_out: usize,
+}
+
+impl ImageReader {
+    fn add(&mut self, role: PodRole, name: &str, position: usize, image: &str, policy: &str, waits: bool) {
+        if self.images.len() + self.passed_over.len() >= IMAGES_MAX {
+            self.left_out += 1;
+            return;
+        }
+        match defaulted_policy(image, policy) {
+            Ok(policy) => {
+                self.images.push(PodImageUse { role, name: name.into(), image: image.into(), policy, waits });
+            }
+            Err(why) => {
+                let field = format!("spec.{}[{position}]", role.field());
+                self.passed_over.push(format!("{field}: `{}`: {why}", shown(&shown_name(image))));
+            }
+        }
+    }
+}
+
+/// The policy as the API server defaults it, of an image with a valid name.
+fn defaulted_policy(image: &str, policy: &str) -> Result<PullPolicy, String> {
+    if image.len() > IMAGE_LENGTH_MAX {
+        return Err(format!("the name has {} bytes; the limit is {IMAGE_LENGTH_MAX}", image.len()));
+    }
+    let default = image.parse::<Reference>().and_then(|_| PullPolicy::default_for(image));
+    let default = default.map_err(|error| error.to_string())?;
+    Ok(if policy.is_empty() { default } else { PullPolicy::as_written(policy) })
+}
+
+fn status_of<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a ContainerStatus> {
+    statuses.iter().find(|status| status.name == name)
+}
+
+/// Whether this is a name of the API: letters, digits, `-` and `.`.
+fn is_name(text: &str, length_max: usize) -> bool {
+    let is_of_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    (1..=length_max).contains(&text.len()) && text.bytes().all(is_of_name)
+}
+
+/// A text from outside, cut, without control characters.
+fn shown(text: &str) -> String {
+    let cut = &text[..text.floor_char_boundary(SHOWN_MAX)];
+    cut.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+//! Tables: what pods say about images.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn pod(spec: &Value, status: &Value) -> Value {
+    json!({
+        "metadata": {"name": "web", "namespace": "shop", "uid": "u1", "managedFields": [{"manager": "kubectl"}]},
+        "spec": spec,
+        "status": status,
+    })
+}
+
+fn read(object: &Value) -> Option<BoundPod> {
+    read_pod(object.to_string().as_bytes()).unwrap()
+}
+
+fn bound(spec: &Value, status: &Value) -> BoundPod {
+    read(&pod(spec, status)).expect("it is not finished")
+}
+
+fn waiting(spec: &Value, status: &Value) -> Vec<String> {
+    let images = bound(spec, status).waiting().map(|it| it.images).unwrap_or_default();
+    images.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn every_image_of_a_pod_is_read_in_the_order_of_a_kubelet_with_its_policy() {
+    let spec = json!({
+        "containers": [{"name": "app", "image": "app:v1"}, {"name": "latest", "image": "app"}],
+        "initContainers": [
+            {"name": "setup", "image": "setup:v1", "imagePullPolicy": "Never"},
+            {"name": "proxy", "image": "proxy:v1", "restartPolicy": "Always", "imagePullPolicy": "Always"},
+        ],
+        "ephemeralContainers": [{"name": "debug", "image": "debug:v1", "imagePullPolicy": "Sometimes"}],
+        "volumes": [
+            {"name": "scratch", "emptyDir": {}},
+            {"name": "model", "image": {"reference": "model:v1", "pullPolicy": "IfNotPresent"}},
+        ],
+        "imagePullSecrets": [{"name": "registry"}, {"name": ""}, {"name": "../other"}],
+        "serviceAccountName": "builder",
+        "runtimeClassName": "kata",
+    });
+    let pod = bound(&spec, &json!({}));
+    let found: Vec<_> = pod.images.iter().map(|it| (it.role, &*it.name, &*it.image, it.policy.name())).collect();
+    assert_eq!(
+        found,
+        [
+            (PodRole::Volume, "model", "model:v1", "IfNotPresent"),
+            (PodRole::Ephemeral, "debug", "debug:v1", "Sometimes"),
+            (PodRole::Init, "setup", "setup:v1", "Never"),
+            (PodRole::Init, "proxy", "proxy:v1", "Always"),
+            (PodRole::Container, "app", "app:v1", "IfNotPresent"),
+            (PodRole::Container, "latest", "app", "Always"),
+        ]
+    );
+    assert_eq!((&*pod.service_account, &*pod.runtime_class), ("builder", "kata"));
+    assert_eq!(pod.pull_secrets.iter().map(|it| &**it).collect::<Vec<_>>(), ["registry"]);
+    assert_eq!((pod.full_name().as_str(), &*pod.identity.uid), ("shop/web", "u1"));
+    assert_eq!(pod.passed_over, [""; 0]);
+}
+
+#[test]
+fn what_a_pod_leaves_out_has_the_api_servers_defaults() {
+    let digest = format!("app@sha256:{}", "a".repeat(64));
+    for (image, policy) in
+        [("app", "Always"), ("app:latest", "Always"), ("app:v1", "IfNotPresent"), (&digest, "IfNotPresent")]
+    {
+        let pod = bound(&json!({"containers": [{"name": "app", "image": image}]}), &json!(null));
+        assert_eq!(pod.images[0].policy.name(), policy, "{image}");
+        assert_eq!((&*pod.service_account, &*pod.runtime_class), ("default", ""));
+    }
+    let old = json!({"serviceAccount": "old", "containers": null, "volumes": null, "runtimeClassName": null});
+    let pod = bound(&old, &json!({"containerStatuses": null}));
+    assert_eq!((&*pod.service_account, pod.images.len()), ("old", 0));
+    assert_eq!(pod.waiting(), None);
+}
+
+#[test]
+fn a_container_waits_until_it_runs_and_again_when_it_is_created_again() {
+    let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+    let pull_fails = json!({"waiting": {"reason": "ImagePullBackOff"}});
+    let crashes = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+    let done = json!({"terminated": {"exitCode": 0}});
+    let failed = json!({"terminated": {"exitCode": 1}});
+    for (state, restart, waits) in [
+        (json!(null), "Always", true),
+        (json!({}), "Always", true),
+        (running.clone(), "Always", false),
+        (pull_fails, "Never", true),
+        (crashes, "Always", true),
+        (done.clone(), "Always", true),
+        (done.clone(), "", true),
+        (failed.clone(), "OnFailure", true),
+        (done.clone(), "OnFailure", false),
+        (failed.clone(), "Never", false),
+        (done.clone(), "Never", false),
+    ] {
+        let spec = json!({"restartPolicy": restart, "containers": [{"name": "app", "image": "app:v1"}]});
+        let status = json!({"containerStatuses": [{"name": "app", "state": state}]});
+        assert_eq!(waiting(&spec, &status).len(), usize::from(waits), "{state} {restart}");
+    }
+    for (own, state, waits) in [
+        (json!({}), &done, false),
+        (json!({}), &failed, true),
+        (json!({}), &running, false),
+        (json!({"restartPolicy": "Always"}), &done, true),
+        (json!({"restartPolicy": "Always"}), &running, false),
+        (json!({"restartPolicy": "Never"}), &failed, false),
+        (json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]}), &failed, true),
+    ] {
+        let mut init = json!({"name": "setup", "image": "setup:v1"});
+        init.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        let status = json!({"initContainerStatuses": [{"name": "setup", "state": state}]});
+        assert_eq!(waiting(&json!({"initContainers": [init]}), &status).len(), usize::from(waits), "{own} {state}");
+    }
+    let debug = json!({"ephemeralContainers": [{"name": "debug", "image": "debug:v1"}]});
+    assert_eq!(waiting(&debug, &json!({})), ["debug:v1"]);
+    let ended = json!({"ephemeralContainerStatuses": [{"name": "debug", "state": failed}]});
+    assert_eq!(waiting(&debug, &ended), [""; 0]);
+}
+
+#[test]
+fn the_image_of_a_volume_is_awaited_as_long_as_a_container_of_the_pod_is() {
+    let spec = json!({
+        "containers": [{"name": "app", "image": "app:v1"}, {"name": "log", "image": "log:v1"}],
+        "volumes": [{"name": "model", "image": {"reference": "model:v1"}}],
+    });
+    let running = json!({"name": "app", "state": {"running": {}}});
+    assert_eq!(waiting(&spec, &json!({"containerStatuses": [running]})), ["log:v1", "model:v1"]);
+    let both = json!({"containerStatuses": [running, {"name": "log", "state": {"running": {}}}]});
+    assert_eq!(waiting(&spec, &both), [""; 0]);
+}
+
+#[test]
+fn a_pod_that_is_finished_or_being_deleted_starts_no_more_containers() {
+    let spec = json!({"containers": [{"name": "app", "image": "app:v1"}]});
+    for phase in ["Succeeded", "Failed"] {
+        assert_eq!(read(&pod(&spec, &json!({"phase": phase}))), None);
+    }
+    for phase in ["Pending", "Running", "Unknown", ""] {
+        assert!(read(&pod(&spec, &json!({"phase": phase}))).is_some());
+    }
+    let mut deleted = pod(&spec, &json!({"phase": "Running"}));
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    assert_eq!(read(&deleted), None);
+}
+
+#[test]
+fn an_image_without_a_valid_name_is_passed_over_and_named_and_the_others_are_read() {
+    let long = format!("app:{}", "v".repeat(2000));
+    for (image, why) in [
+        ("", "spec.containers[0]: ``: invalid reference format"),
+        (
+            "UPPER",
+            "spec.containers[0]: `UPPER`: invalid reference format: repository name (library/UPPER) must be lowercase",
+        ),
+        ("a b\u{1b}[31m", "spec.containers[0]: `a b?[31m`: invalid reference format"),
+        ("https://user:secret@registry/app", "spec.containers[0]: `https://[redacted]@registry/app`: invalid"),
+        (&long, "the name has 2004 bytes; the limit is 1024"),
+    ] {
+        let spec = json!({"containers": [{"name": "bad", "image": image}, {"name": "app", "image": "app:v1"}]});
+        let pod = bound(&spec, &json!({}));
+        assert_eq!(pod.images.iter().map(|it| &*it.image).collect::<Vec<_>>(), ["app:v1"]);
+        let [passed_over] = &pod.passed_over[..] else { panic!("{:?}", pod.passed_over) };
+        assert!(passed_over.contains(why) && passed_over.len() < 400, "{passed_over}");
+    }
+    let many: Vec<Value> = (0..300).map(|at| json!({"name": format!("c{at}"), "image": format!("app:{at}")})).collect();
+    let pod = bound(&json!({"containers": many}), &json!({}));
+    assert_eq!((pod.images.len(), pod.passed_over), (256, vec!["44 images beyond the limit of 256".to_owned()]));
+}
+
+#[test]
+fn a_pod_whose_name_is_none_is_rejected_as_a_whole() {
+    let long = "a".repeat(254);
+    for (namespace, name) in
+        [("", "web"), ("shop", ""), ("shop", "web/../x"), ("Shop", "web"), ("shop", "w\u{1b}[2J"), ("shop", &long)]
+    {
+        let object = json!({"metadata": {"namespace": namespace, "name": name}, "spec": {}});
+        let error = read_pod(object.to_string().as_bytes()).unwrap_err().to_string();
+        assert!(error.ends_with("is no name of a pod") && !error.contains('\u{1b}'), "{error}");
+    }
+    assert!(read_pod(b"[]").is_err());
+}

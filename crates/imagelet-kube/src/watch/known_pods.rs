@@ -1,0 +1,87 @@
+//! The pods of the node as the watch knows them: bounded, and with the images that each waits for.
+
+use std::collections::BTreeMap;
+
+use imagelet_core::inventory::WaitingPod;
+
+use crate::pods::{BoundPod, PodObject, bound_pod};
+
+/// Most pods of a node; the kubelet's own limit is 110 by default.
+const PODS_MAX: usize = 2000;
+
+/// By `NAMESPACE/NAME`; finished pods and those being deleted are absent.
+#[derive(Debug, Default)]
+pub(crate) struct KnownPods {
+    pods: BTreeMap<String, BoundPod>,
+    /// The last list was longer than the limit.
+    is_cut: bool,
+}
+
+impl KnownPods {
+    /// Replaces all pods by those of a list. Returns whether other images are awaited than before.
+    pub(super) fn replace(&mut self, objects: &[PodObject]) -> bool {
+        let before = self.waiting();
+        let old = std::mem::take(&mut self.pods);
+        for object in objects {
+            let Some(pod) = read(object) else { continue };
+            warn_of_new(&pod, old.get(&pod.full_name()));
+            self.insert(pod);
+        }
+        before != self.waiting()
+    }
+
+    /// Applies one changed pod. Returns whether other images are awaited than before.
+    pub(super) fn change(&mut self, object: &PodObject) -> bool {
+        let Some(pod) = read(object) else { return self.remove(object) };
+        let old = self.pods.get(&pod.full_name());
+        warn_of_new(&pod, old);
+        let is_changed = old.and_then(BoundPod::waiting) != pod.waiting();
+        self.insert(pod);
+        is_changed
+    }
+
+    /// Removes a pod. Returns whether it waited for images.
+    pub(super) fn remove(&mut self, object: &PodObject) -> bool {
+        self.pods.remove(&object.full_name()).is_some_and(|pod| pod.waiting().is_some())
+    }
+
+    /// The pods that wait, with their images.
+    pub(crate) fn waiting(&self) -> Vec<WaitingPod> {
+        self.pods.values().filter_map(BoundPod::waiting).collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    fn insert(&mut self, pod: BoundPod) {
+        let name = pod.full_name();
+        if self.pods.len() >= PODS_MAX && !self.pods.contains_key(&name) {
+            if !std::mem::replace(&mut self.is_cut, true) {
+                tracing::warn!(
+                    pod = name,
+                    "the node has more than {PODS_MAX} pods; the images of further pods are not leased"
+                );
+            }
+            return;
+        }
+        self.pods.insert(name, pod);
+    }
+}
+
+fn read(object: &PodObject) -> Option<BoundPod> {
+    bound_pod(object).unwrap_or_else(|error| {
+        tracing::warn!(%error, "passing over a pod");
+        None
+    })
+}
+
+/// Each update of a pod has its invalid names again.
+fn warn_of_new(pod: &BoundPod, before: Option<&BoundPod>) {
+    if before.is_some_and(|before| before.passed_over == pod.passed_over) {
+        return;
+    }
+    for why in &pod.passed_over {
+        tracing::warn!(pod = pod.full_name(), why, "passing over an image of a pod");
+    }
+}
