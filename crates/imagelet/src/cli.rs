@@ -318,8 +318,9 @@ pub(crate) struct ServeArgs {
     /// Listen on this unix socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Serve metrics, health, the JSON API and the dashboard over HTTP here. An address that is not loopback needs
-    /// `http.tokenFile` in the configuration.
+    /// Serve metrics, health, API and dashboard over HTTP.
+    ///
+    /// An address that is not loopback needs `http.tokenFile` in the configuration.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
     /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files.
@@ -331,6 +332,14 @@ pub(crate) struct ServeArgs {
     /// Keep images in this CRI runtime instead of the embedded store.
     #[arg(long, value_name = "URI")]
     pub(crate) runtime_endpoint: Option<String>,
+    /// Keep the images that pods of this Node wait for.
+    ///
+    /// Without `--kubeconfig` the API server is reached by the service account of the pod that imagelet runs in.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+    /// Reach the API server by this kubeconfig.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) kubelet: KubeletFlags,
 }
@@ -514,7 +523,7 @@ pub(crate) enum ConfigCommand {
         kubelet_config: Option<PathBuf>,
     },
     /// Print the effective configuration and where each value comes from.
-    Show(ServeArgs),
+    Show(Box<ServeArgs>),
 }
 
 impl Cli {

@@ -62,6 +62,15 @@ impl Jobs {
             }
         };
         tasks.spawn(run(clock(|_| SCAN_PERIOD), job));
+        if let Some(agent) = node.parts.agent.clone() {
+            let stop = stop.clone();
+            tasks.spawn(async move {
+                tokio::select! {
+                    () = agent.run() => {}
+                    () = stop.cancelled() => {}
+                }
+            });
+        }
         Self { tasks, wake, stop: stop.clone() }
     }
 

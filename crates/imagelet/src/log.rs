@@ -15,7 +15,8 @@ use crate::{config::Environment, output::printable};
 /// Starts logging. A daemon logs its decisions. A command logs only what would otherwise be lost, because its errors
 /// are printed to stderr anyway; with `IMAGELET_LOG` it logs like a daemon.
 pub(crate) fn start(environment: &Environment, is_daemon: bool) {
-    let default = if is_daemon { "info" } else { "error" };
+    // The client of Kubernetes logs each failed request as an error, which its caller reports once.
+    let default = if is_daemon { "info,kube_client=off" } else { "error" };
     let wanted = environment.log.as_deref().unwrap_or(default);
     let filter = wanted.parse().unwrap_or_else(|_| default.parse::<Targets>().unwrap_or_default());
     let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);

@@ -84,6 +84,8 @@ pub(crate) fn sources(
             provider_binaries.as_ref().map(absolute).transpose()?,
         ),
         ("--runtime-endpoint", "imageService.cri.endpoint", arguments.runtime_endpoint.clone()),
+        ("--kubeconfig", "kubernetes.kubeconfig", arguments.kubeconfig.as_ref().map(absolute).transpose()?),
+        ("--node-name", "kubernetes.nodeName", arguments.node_name.clone()),
     ];
     let own = own.into_iter().filter_map(|(flag, key, value)| Some((flag, key, value?.into())));
     for (flag, key, value) in own.chain(arguments.kubelet.given()) {
@@ -291,6 +293,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("registry", old.registry != new.registry),
         ("pull limits", old.pulls != new.pulls),
         ("gc.decisions", old.collection.decisions_max != new.collection.decisions_max),
+        ("kubernetes", old.kubernetes != new.kubernetes),
         ("staleOnOutage", old.stale_max != new.stale_max),
         ("runtimeRequestTimeout", old.runtime_request_timeout != new.runtime_request_timeout),
         ("imagePullCredentialsVerificationPolicy", old.verification != new.verification),

@@ -22,7 +22,7 @@ pub(super) fn run(
         ConfigCommand::Check { file, kubelet_config } => {
             (ServeArgs { config: file, kubelet_config, ..ServeArgs::default() }, true)
         }
-        ConfigCommand::Show(arguments) => (arguments, false),
+        ConfigCommand::Show(arguments) => (*arguments, false),
     };
     let invalid = |error: ConfigError| match error {
         ConfigError::Read { .. } => Failure::of(&error),

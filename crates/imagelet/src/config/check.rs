@@ -24,7 +24,7 @@ use imagelet_oci::{
 };
 
 use super::{
-    check_gc, check_http, check_kubelet,
+    check_gc, check_http, check_kubelet, check_kubernetes,
     environment::Environment,
     keys_and_defaults::{
         API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
@@ -96,6 +96,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
     );
     let registry = registry(own, environment, found);
     let import_folder = import_folder(own, &backend, found);
+    let kubernetes = check_kubernetes::check(&own.kubernetes, environment, found);
     let traces = check_kubelet::traces(&kubelet.tracing, found);
     if let Some(path) = &own.credentials.docker_config {
         found.absolute("credentials.dockerConfig", path);
@@ -122,6 +123,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         environment: environment.clone(),
         detection_period: own.detection.period.to_std(),
         import_folder,
+        kubernetes,
         stale_max: stale.enabled.then(|| stale.max_age.to_std()),
     };
     if violations.0.is_empty() { Ok(settings) } else { Err(violations.0) }

@@ -157,6 +157,8 @@ documents! {
         credential_record_max_age: GoDuration,
         /// What the policy `Always` does during an outage of a registry.
         stale_on_outage: StaleKeys,
+        /// The Kubernetes cluster of the node. See [Kubernetes](kubernetes.md).
+        kubernetes: KubernetesKeys,
         /// When images are collected, and which.
         gc: GcKeys,
     }
@@ -213,6 +215,12 @@ documents! {
     DetectionKeys {
         /// How often the node detects which images are present and in use. With `imageMaximumGCAge` this or `gc.period` has to be shorter than 1h: otherwise uses between two detections could be missed.
         period: GoDuration,
+    }
+    KubernetesKeys {
+        /// The name of this node, as `kubectl get nodes` shows it: the daemon watches the pods that are bound to it, and no collection takes an image that one of them waits for. Empty: no API server is contacted.
+        node_name: String,
+        /// How the API server is reached: a kubeconfig, of which the current context is used, read again after each failure. Refused while other users may change it. Empty: the service account of the pod that imagelet runs in.
+        kubeconfig: PathBuf,
     }
     StaleKeys {
         /// Under pull policy `Always`, while a registry cannot be reached, is busy or broken: use the image that it last resolved for that tag on this node, if the pull records grant it to the pod.

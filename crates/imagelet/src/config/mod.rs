@@ -7,6 +7,7 @@ mod check;
 mod check_gc;
 mod check_http;
 mod check_kubelet;
+mod check_kubernetes;
 mod environment;
 mod keys_and_defaults;
 mod located_yaml;
@@ -19,7 +20,10 @@ mod violations;
 pub(crate) use self::{
     environment::{Environment, has_dumb_terminal},
     keys_and_defaults::CriCallers,
-    settings::{Backend, CollectionMode, HttpSettings, ImportFolder, RuntimeSettings, Settings, StoreSettings},
+    settings::{
+        Backend, CollectionMode, HttpSettings, ImportFolder, KubernetesSettings, RuntimeSettings, Settings,
+        StoreSettings,
+    },
     sources::{Source, Sources},
     violations::ConfigError,
 };

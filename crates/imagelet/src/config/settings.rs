@@ -16,6 +16,7 @@ use imagelet_core::{
     records::VerificationPolicy,
     runtime::ImportMode,
 };
+use imagelet_kube::ApiAccess;
 use imagelet_oci::{EngineConfig, RegistryConfig};
 
 use super::{environment::Environment, keys_and_defaults::CriCallers};
@@ -50,6 +51,8 @@ pub(crate) struct Settings {
     pub(crate) detection_period: Duration,
     /// Where archives are imported from; `None`: nowhere.
     pub(crate) import_folder: Option<ImportFolder>,
+    /// The cluster of the node; `None`: no API server is contacted.
+    pub(crate) kubernetes: Option<KubernetesSettings>,
     /// How long `Always` uses a present image during an outage of its registry; `None`: never.
     pub(crate) stale_max: Option<Duration>,
 }
@@ -66,6 +69,12 @@ impl Settings {
         let home = || Some(self.environment.home.as_ref()?.join(".docker/config.json"));
         self.named_docker_config().map(Path::to_owned).or_else(home)
     }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KubernetesSettings {
+    pub(crate) access: ApiAccess,
+    pub(crate) node: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use std::{io::Write as _, path::Path, time::Duration};
 
+use imagelet_kube::WatchReport;
 use rustix::fs::{Mode, OFlags};
 
 use crate::node::LocalNode;
@@ -13,12 +14,12 @@ const PASSES_MISSED_MAX: u32 = 3;
 /// The smallest amount that a disk gives; a full one gives nothing.
 const BLOCK: [u8; 4096] = [0; 4096];
 
-/// A named check: `Err` has the reason.
-pub(super) type Checked = (&'static str, Result<(), String>);
+/// A named check: `Ok` has what else is to say, mostly nothing, and `Err` the reason.
+pub(super) type Checked = (&'static str, Result<String, String>);
 
 /// The process answers.
 pub(super) fn live() -> Vec<Checked> {
-    vec![("ping", Ok(()))]
+    vec![("ping", Ok(String::new()))]
 }
 
 /// The node can do its work.
@@ -34,7 +35,23 @@ pub(super) async fn ready(node: &LocalNode) -> Vec<Checked> {
     let inventory = async { check_inventory(node) };
     let (runtime, state, inventory) = tokio::join!(in_time(runtime), in_time(state), in_time(inventory));
     let images = if node.local().is_some() { "store" } else { "runtime" };
-    vec![(images, runtime), ("state", state), ("inventory", inventory)]
+    let silent = |checked: Result<(), String>| checked.map(|()| String::new());
+    let mut checks = vec![(images, silent(runtime)), ("state", silent(state)), ("inventory", silent(inventory))];
+    checks.extend(node.parts.agent.as_ref().map(|agent| ("pods", check_pods(&agent.health().report()))));
+    checks
+}
+
+/// Fails until the pods of the node were listed once. An API server that is away later does not make the node unready:
+/// what is known of the pods stays in force.
+fn check_pods(watch: &WatchReport) -> Result<String, String> {
+    let failure = watch.failure.as_deref().unwrap_or("the API server has not answered yet");
+    if !watch.is_listed {
+        return Err(format!("the pods of this node are not known yet: {failure}"));
+    }
+    let WatchReport { pods, waiting, restarts, .. } = watch;
+    let age = watch.age.unwrap_or_default().as_secs();
+    let sync = if watch.in_sync { "in sync".to_owned() } else { format!("not in sync, {failure}") };
+    Ok(format!("{sync}; {pods} pods, {waiting} waiting; last answer {age} s ago; {restarts} restarts"))
 }
 
 async fn in_time(check: impl Future<Output = Result<(), String>>) -> Result<(), String> {
@@ -51,7 +68,8 @@ pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool
         return (is_ok, text);
     }
     let lines = checks.iter().map(|(name, checked)| match checked {
-        Ok(()) => format!("[+]{name} ok\n"),
+        Ok(more) if more.is_empty() => format!("[+]{name} ok\n"),
+        Ok(more) => format!("[+]{name} ok: {}\n", crate::output::printable(more)),
         Err(why) => format!("[-]{name} failed: {}\n", crate::output::printable(why)),
     });
     let end = if is_ok { "passed" } else { "failed" };
@@ -95,12 +113,34 @@ mod tests {
 
     #[test]
     fn a_report_names_failed_checks_and_with_verbose_all_with_reasons() {
-        let checks: [Checked; 2] = [("store", Ok(())), ("runtime", Err("away\u{1b}".into()))];
+        let checks: [Checked; 2] = [("store", Ok(String::new())), ("runtime", Err("away\u{1b}".into()))];
         assert_eq!(report("readyz", &checks[..1], false), (true, "ok\n".into()));
         assert_eq!(report("readyz", &checks, false), (false, "failed: runtime\n".into()));
         let text = "[+]store ok\n[-]runtime failed: away?\nreadyz check failed\n";
         assert_eq!(report("readyz", &checks, true), (false, text.into()));
         assert_eq!(report("livez", &live(), true), (true, "[+]ping ok\nlivez check passed\n".into()));
+    }
+
+    #[test]
+    fn an_api_server_that_is_away_fails_the_check_of_pods_only_before_their_first_list() {
+        let failure = Some("could not reach the API server".to_owned());
+        let before = WatchReport { failure: failure.clone(), restarts: 3, ..WatchReport::default() };
+        assert_eq!(
+            check_pods(&before),
+            Err("the pods of this node are not known yet: could not reach the API server".into())
+        );
+        let unknown = "the pods of this node are not known yet: the API server has not answered yet";
+        assert_eq!(check_pods(&WatchReport::default()), Err(unknown.into()));
+        let age = Some(Duration::from_secs(7));
+        let listed =
+            WatchReport { is_listed: true, in_sync: true, age, restarts: 3, pods: 12, waiting: 2, failure: None };
+        let text = "in sync; 12 pods, 2 waiting; last answer 7 s ago; 3 restarts";
+        assert_eq!(check_pods(&listed), Ok(text.into()));
+        let checks = [("pods", check_pods(&listed))];
+        assert_eq!(report("readyz", &checks, true), (true, format!("[+]pods ok: {text}\nreadyz check passed\n")));
+        let away = WatchReport { in_sync: false, failure, ..listed };
+        let text = "not in sync, could not reach the API server; 12 pods, 2 waiting; last answer 7 s ago; 3 restarts";
+        assert_eq!(check_pods(&away), Ok(text.into()));
     }
 
     #[test]

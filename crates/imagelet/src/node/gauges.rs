@@ -65,7 +65,8 @@ fn families() -> impl Iterator<Item = &'static Family> {
     let of_core = manager::metric_families()
         .chain(records::metric_families())
         .chain(runtime::metric_families())
-        .chain(credentials::metric_families());
+        .chain(credentials::metric_families())
+        .chain(imagelet_kube::metric_families());
     let of_pulls = pulls::FAMILIES.iter().copied().chain([&traces::SPANS]);
     of_core.chain(gc::metric_families()).chain(of_pulls).chain(ALL.iter().copied())
 }

@@ -19,7 +19,7 @@ use imagelet_core::{
     metrics::Metrics,
     runtime::{ImportingImages, LocalStore, RuntimeManager},
 };
-
+use imagelet_kube::NodeAgent;
 use tokio::sync::Semaphore;
 
 use super::{
@@ -49,6 +49,8 @@ pub(crate) struct NodeParts {
     pub(crate) gc: ImageGc,
     pub(crate) decisions: Arc<AuditLog>,
     pub(crate) metrics: Arc<Metrics>,
+    /// Follows the pods of the node, in a daemon of a cluster.
+    pub(crate) agent: Option<Arc<NodeAgent>>,
     /// Sandbox of the threads that unpack layers; absent for a runtime.
     pub(crate) unpacking: Option<String>,
     pub(crate) is_read_only: bool,

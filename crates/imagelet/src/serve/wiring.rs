@@ -28,11 +28,12 @@ use imagelet_core::{
     },
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_kube::NodeAgent;
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
 
 use super::imports::RuntimeSite;
 use crate::{
-    config::{Backend, Environment, RuntimeSettings, Settings, StoreSettings},
+    config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
     node::{LocalNode, NodeParts, PullTracker, SpaceByCollection, declare_metrics},
     output::printable,
@@ -112,7 +113,12 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         decisions: Arc::clone(&decisions),
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     });
+    let kubernetes = settings.kubernetes.as_ref().filter(|_| role == Role::Daemon);
+    let agent = kubernetes.map(|KubernetesSettings { access, node }| {
+        Arc::new(NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics)))
+    });
     let parts = NodeParts {
+        agent,
         gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory))
             .with_decisions(Arc::clone(&decisions))
             .with_records(records, store.engine.is_some()),

@@ -21,10 +21,10 @@ use crate::{
 
 const TOKEN: &str = "a-token-of-a-test-with-40-characters-000";
 
-struct Answer {
-    status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     head: String,
-    body: String,
+    pub(crate) body: String,
 }
 
 impl Answer {
@@ -47,7 +47,7 @@ fn request(address: &str, method: &str, path: &str, headers: &str, body: &str) -
     Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }
 
-fn get(address: &str, path: &str) -> Answer {
+pub(crate) fn get(address: &str, path: &str) -> Answer {
     request(address, "GET", path, "", "")
 }
 

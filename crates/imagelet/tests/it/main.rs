@@ -30,6 +30,7 @@ mod images;
 mod import;
 mod keep;
 mod kubelet_way;
+mod kubernetes;
 mod leases;
 mod library;
 mod lifecycle;

@@ -1,0 +1,86 @@
+//! The rules of the keys below `kubernetes`: which node this is, and how its API server is reached.
+
+use std::ffi::OsStr;
+
+use imagelet_kube::ApiAccess;
+
+use super::{
+    environment::Environment, keys_and_defaults::KubernetesKeys, settings::KubernetesSettings, violations::Violations,
+};
+
+/// Kubernetes sets it in each container of a pod.
+const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
+/// The longest name of an object of the API.
+const NAME_LENGTH_MAX: usize = 253;
+
+pub(super) fn check(
+    keys: &KubernetesKeys,
+    environment: &Environment,
+    found: &mut Violations,
+) -> Option<KubernetesSettings> {
+    let KubernetesKeys { node_name, kubeconfig } = keys;
+    let has_file = !kubeconfig.as_os_str().is_empty();
+    if has_file {
+        found.absolute("kubernetes.kubeconfig", kubeconfig);
+    }
+    if node_name.is_empty() {
+        if has_file {
+            let both = ["kubernetes.kubeconfig", "kubernetes.nodeName"];
+            found.add_of(&both, "kubernetes.kubeconfig needs kubernetes.nodeName");
+        }
+        return None;
+    }
+    let is_of_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    let is_name = node_name.len() <= NAME_LENGTH_MAX && node_name.bytes().all(is_of_name);
+    found.rule(is_name, "kubernetes.nodeName", format!("`{node_name}`"), "must be the name of a Node");
+    let is_in_cluster = environment.variables.0.iter().any(|(name, _)| name == OsStr::new(IN_CLUSTER));
+    if !has_file && !is_in_cluster {
+        let message = "kubernetes.nodeName needs kubernetes.kubeconfig, as imagelet does not run in a pod";
+        found.add_of(&["kubernetes.nodeName", "kubernetes.kubeconfig"], message);
+    }
+    let access = if has_file { ApiAccess::Kubeconfig(kubeconfig.clone()) } else { ApiAccess::InCluster };
+    Some(KubernetesSettings { access, node: node_name.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::environment::Variables;
+
+    #[test]
+    fn a_node_needs_a_kubeconfig_or_a_pod_and_a_kubeconfig_needs_a_node() {
+        let inside = Environment {
+            variables: Variables(vec![(IN_CLUSTER.into(), "10.96.0.1".into())]),
+            ..Environment::default()
+        };
+        let outside = Environment::default();
+        let long = "a".repeat(254);
+        for (node, kubeconfig, environment, expected) in [
+            ("", "", &outside, Ok(None)),
+            ("", "", &inside, Ok(None)),
+            ("node-1.example", "", &inside, Ok(Some(ApiAccess::InCluster))),
+            ("node-1", "/etc/kubeconfig", &inside, Ok(Some(ApiAccess::Kubeconfig("/etc/kubeconfig".into())))),
+            ("node-1", "/etc/kubeconfig", &outside, Ok(Some(ApiAccess::Kubeconfig("/etc/kubeconfig".into())))),
+            ("node-1", "", &outside, Err("needs kubernetes.kubeconfig, as imagelet does not run in a pod")),
+            ("", "/etc/kubeconfig", &outside, Err("kubernetes.kubeconfig needs kubernetes.nodeName")),
+            ("node-1", "kubeconfig", &outside, Err("kubernetes.kubeconfig `kubeconfig` must be an absolute path")),
+            ("Node", "/etc/kubeconfig", &outside, Err("kubernetes.nodeName `Node` must be the name of a Node")),
+            ("a,b=c", "/etc/kubeconfig", &outside, Err("must be the name of a Node")),
+            (&long, "/etc/kubeconfig", &outside, Err("must be the name of a Node")),
+        ] {
+            let mut found = Violations::default();
+            let keys = KubernetesKeys { node_name: node.into(), kubeconfig: kubeconfig.into() };
+            let settings = check(&keys, environment, &mut found);
+            match expected {
+                Ok(access) => {
+                    assert!(found.0.is_empty(), "{keys:?}: {:?}", found.0);
+                    assert_eq!(settings.map(|it| it.access), access, "{keys:?}");
+                }
+                Err(words) => {
+                    let [violation] = &found.0[..] else { panic!("{keys:?}: {:?}", found.0) };
+                    assert!(violation.message.contains(words), "{keys:?}: {}", violation.message);
+                }
+            }
+        }
+    }
+}
