@@ -1,0 +1,110 @@
+"""What the program acknowledged as durable: facts read after each step, with the length of the log at that moment.
+
+A fact is a key and a value. Between the beginning of a step and its acknowledgement a power cut may show the old value or
+the new one; after it only the new one.
+"""
+
+import datetime
+import hashlib
+import json
+import pathlib
+
+#: Facts that a daemon writes after its reply; they count as acknowledged at its orderly end.
+LATE = ("decision", "first seen", "last used")
+STATE = "state"
+
+
+class Change:
+    """A value that a fact took. `acknowledged` is `None` while it is not promised to survive a power cut."""
+
+    __slots__ = ("acknowledged", "begin", "value")
+
+    def __init__(self, begin, acknowledged, value):
+        self.begin, self.acknowledged, self.value = begin, acknowledged, value
+
+
+class Facts:
+    """The history of all facts of one recording."""
+
+    def __init__(self):
+        self.changes = {}
+
+    def observe(self, now, begin, end, late_end):
+        """Adds what changed in a step. `end` and `late_end` are `None` where nothing is promised yet."""
+        for key in self.changes.keys() | now.keys():
+            history, value = self.changes.setdefault(key, [Change(0, 0, None)]), now.get(key)
+            if history[-1].value != value:
+                history.append(Change(begin, late_end if key[0] in LATE else end, value))
+
+    def settle(self, position):
+        """From here on everything is promised."""
+        for history in self.changes.values():
+            for change in history:
+                if change.acknowledged is None:
+                    change.acknowledged = position
+
+    def allowed(self, key, position):
+        """The values that a cut may show, the acknowledged one first."""
+        history = self.changes[key]
+        last = max(at for at, change in enumerate(history) if is_acknowledged(change, position))
+        return [change.value for change in history[last:] if change.begin <= position]
+
+
+def is_acknowledged(change, position):
+    return change.acknowledged is not None and change.acknowledged <= position
+
+
+def observe(program, store):
+    """Reads all facts of a store, by commands that change nothing."""
+    facts = {}
+    listing = json.loads(require(program.command("ls", "--all", "-o", "json")))
+    for row in listing["images"]:
+        facts |= {("name", name): row["id"] for name in row["names"]}
+        facts["image", row["id"]] = True
+        facts["first seen", row["id"]] = seconds(row["firstSeen"])
+        facts["last used", row["id"]] = seconds(row["lastUsed"])
+    pins = json.loads(require(program.command("pins", "-o", "json")))
+    facts |= {("pin", pin["pattern"]): True for pin in pins["pins"]}
+    return facts | on_disk(store)
+
+
+def on_disk(store):
+    """The facts that are files of the state directory."""
+    facts = {}
+    for path in files(store, "image_manager/pulled"):
+        facts["record", path.name] = True
+    for path in files(store, "decisions"):
+        if path.suffix == ".jsonl":
+            lines = path.read_text(errors="replace").split("\n")[:-1]
+            facts |= {("decision", line): True for line in lines if is_promised(line)}
+    return facts
+
+
+def files(store, folder):
+    place = pathlib.Path(store) / STATE / folder
+    return [path for path in place.iterdir() if path.is_file() and path.suffix != ".tmp"] if place.is_dir() else []
+
+
+def is_promised(line):
+    """Whether the log of decisions is synced after this line: acts on images, and collections that removed some."""
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return False
+    act, run = document.get("act"), document.get("run")
+    return bool(act and act.get("keys")) or bool(run and run.get("outcomes"))
+
+
+def record_name(image):
+    """The file of the pull record of an image id."""
+    return f"sha256-{hashlib.sha256(image.encode()).hexdigest()}"
+
+
+def require(outcome):
+    if not outcome.is_success:
+        raise AssertionError(f"exit {outcome.status}: {outcome.errors.strip()[-500:]}")
+    return outcome.output
+
+
+def seconds(text):
+    return datetime.datetime.fromisoformat(text).timestamp() if text else None

@@ -1,0 +1,236 @@
+"""The scenarios: what is done to a store while its disk is recorded."""
+
+import contextlib
+import os
+import pathlib
+import threading
+import time
+
+import disks
+import facts
+from program import Program
+from samples import REPOSITORY
+
+#: Longer than a background sync takes.
+SETTLE_SECONDS = 3
+#: Longer than the least age of a collected image.
+AGE_SECONDS = 1.2
+NEIGHBOUR_SECONDS = 0.03
+COMMIT, BACKGROUND = "commit", "background"
+#: Settings of all scenarios: nothing is collected but on request.
+SETTINGS = "gc: {enabled: false}\nregistryPullQPS: 0\nimageMinimumGCAge: 1s\n"
+
+
+class Scenario:
+    """A story, and the settings of the store that it happens to."""
+
+    def __init__(self, name, story, durability=COMMIT, keeps_blobs=False):
+        self.name, self.story, self.durability, self.keeps_blobs = name, story, durability, keeps_blobs
+
+    def settings(self):
+        keeps = "true" if self.keeps_blobs else "false"
+        return f"{SETTINGS}store: {{durability: {self.durability}, keepBlobs: {keeps}}}\n"
+
+
+class Actor:
+    """Does the steps of a story and notes what each acknowledged."""
+
+    def __init__(self, program, samples, address, length):
+        self.program, self.samples, self.address, self.length = program, samples, address, length
+        self.facts, self.marks, self.damages = facts.Facts(), [], []
+        self.in_daemon = False
+        self.observed_at = length()
+
+    def reference(self, tag):
+        return f"{self.address}/{REPOSITORY}:{tag}"
+
+    def step(self, *arguments, promises=True, expected=0, settles=False):
+        """Runs a command, and observes the store after it."""
+        begin = self.length()
+        run = self.program.client if self.in_daemon else self.program.command
+        outcome = run(*arguments)
+        end = self.length()
+        if expected is not None and outcome.status != expected:
+            raise disks.Failed(f"`{' '.join(map(str, arguments))}` exits {outcome.status}: {outcome.errors[-1000:]}")
+        self.note(begin, end, promises)
+        if settles:
+            self.facts.settle(end)
+        return outcome
+
+    def note(self, begin, end, promises=True):
+        self.marks.append(end)
+        now = facts.observe(self.program, self.program.store)
+        self.facts.observe(now, begin, end if promises else None, end if promises and not self.in_daemon else None)
+
+    @contextlib.contextmanager
+    def daemon(self):
+        """Steps inside ask a daemon; its orderly end makes everything durable."""
+        with self.program.daemon():
+            self.in_daemon = True
+            try:
+                yield
+            finally:
+                self.in_daemon = False
+            begin = self.length()
+        self.note(begin, self.length())
+        self.facts.settle(self.length())
+
+    def pull(self, tag, **options):
+        return self.step("pull", "-q", "--policy", "Always", self.reference(tag), **options)
+
+
+def pull(actor):
+    actor.pull("one")
+    actor.pull("two")
+    actor.samples.tag("moving", actor.samples.images["one"])
+    actor.pull("moving")
+    actor.samples.tag("moving", actor.samples.images["four"])
+    actor.pull("moving")
+    actor.pull("three")
+
+
+def pull_in_background(actor):
+    with actor.daemon():
+        actor.pull("one", promises=False)
+        actor.pull("two", promises=False)
+        begin = actor.length()
+        time.sleep(SETTLE_SECONDS)
+        actor.note(begin, actor.length())
+        actor.facts.settle(actor.length())
+        actor.samples.tag("moving", actor.samples.images["one"])
+        actor.pull("moving", promises=False)
+        actor.samples.tag("moving", actor.samples.images["four"])
+        actor.pull("moving", promises=False)
+        # A removal makes everything durable first.
+        actor.step("rm", actor.reference("two"), settles=True)
+        actor.pull("three", promises=False)
+        actor.pull("two", promises=False)
+
+
+def remove(actor):
+    for tag in ("one", "two", "three"):
+        actor.pull(tag)
+    actor.samples.tag("moving", actor.samples.images["three"])
+    actor.pull("moving")
+    actor.step("untag", actor.reference("moving"))
+    actor.step("rm", actor.reference("one"))
+    actor.step("untag", actor.reference("three"))
+    actor.pull("one")
+    actor.step("rm", actor.reference("two"), actor.reference("one"))
+
+
+def collect(actor):
+    for tag in ("one", "two", "three", "four"):
+        actor.pull(tag)
+    actor.step("pin", actor.reference("three"))
+    time.sleep(AGE_SECONDS)
+    actor.step("gc", "--free", "300k")
+    actor.pull("one")
+    actor.step("gc", "--all-unused", "--now")
+    actor.step("unpin", actor.reference("three"))
+    actor.step("gc", "--all-unused", "--now")
+
+
+def import_archives(actor):
+    for name in ("three", "four"):
+        actor.samples.archive(actor.program.folder / f"{name}.tar", actor.samples.images[name])
+    actor.step("import", "-q", "--pin", actor.program.folder / "three.tar")
+    actor.step("import", "-q", actor.program.folder / "four.tar")
+    actor.step("rm", "registry.example/four:v1")
+    actor.step("import", "-q", "--name", "registry.example/four:again", actor.program.folder / "four.tar")
+
+
+def repair(actor):
+    actor.pull("one")
+    actor.pull("three")
+    for change in (flip, delete):
+        begin = actor.length()
+        change(actor.program.store, actor.samples.images["one"])
+        os.sync()
+        # Found, marked, and no longer listed.
+        actor.step("verify", expected=None)
+        actor.step("verify", "--repair")
+        actor.damages.append((actor.samples.images["one"].id, begin, actor.length()))
+
+
+def state(actor):
+    """Everything that a daemon keeps: pull records, pins, leases, resolved names, ledger, decisions."""
+    pod = actor.program.folder / "pod.yaml"
+    text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: n}\nspec:\n  containers:\n"
+    pod.write_text(text + "".join(f"  - {{name: {tag}, image: '{actor.reference(tag)}'}}\n" for tag in ("one", "two")))
+    with actor.daemon():
+        actor.pull("one")
+        actor.step("pin", f"{actor.address}/{REPOSITORY}*")
+        actor.step("ensure", "-q", "-f", pod)
+        actor.pull("four")
+        actor.step("rm", actor.reference("four"))
+        actor.step("pin", "registry.example/base/*")
+        actor.step("unpin", f"{actor.address}/{REPOSITORY}*")
+    actor.step("pin", actor.reference("two"))
+    actor.step("unpin", "registry.example/base/*")
+    with actor.daemon():
+        actor.pull("three")
+        actor.step("gc", "--all-unused", "--now")
+
+
+def flip(store, image):
+    """Changes a byte of a file of an image."""
+    path = next(path for path in sorted(layer_tree(store, image).rglob("large-0")))
+    with path.open("r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)[0]
+        file.seek(1000)
+        file.write(bytes([byte ^ 1]))
+
+
+def delete(store, image):
+    next(path for path in sorted(layer_tree(store, image).rglob("small-1"))).unlink()
+
+
+def layer_tree(store, image):
+    return pathlib.Path(store) / "layers" / image.layers[-1].diff_id.removeprefix("sha256:") / "fs"
+
+
+SCENARIOS = (
+    Scenario("pull", pull),
+    Scenario("pull-keep", pull, keeps_blobs=True),
+    Scenario("background", pull_in_background, BACKGROUND),
+    Scenario("background-keep", pull_in_background, BACKGROUND, keeps_blobs=True),
+    Scenario("remove", remove),
+    Scenario("collect", collect),
+    Scenario("import", import_archives),
+    Scenario("repair", repair),
+    Scenario("state", state),
+)
+
+
+class Neighbour:
+    """Another program on the same disk: it syncs a file of its own again and again, so that the journal commits often."""
+
+    def __init__(self, folder, length):
+        self.path, self.length = pathlib.Path(folder) / "neighbour", length
+        #: Length of the log, and how many bytes were durable by then.
+        self.synced = []
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.write, daemon=True)
+
+    def write(self):
+        descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        size = 0
+        while not self.ended.wait(NEIGHBOUR_SECONDS):
+            size += os.write(descriptor, b"neighbour\n" * 20)
+            os.fsync(descriptor)
+            self.synced.append((self.length(), size))
+        os.close(descriptor)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+
+
+def program(binary, folder, store, scenario, injection=()):
+    return Program(binary, folder, store, scenario.settings(), injection)
