@@ -30,17 +30,17 @@ class Facts:
         self.changes = {}
 
     def observe(self, now, begin, end, late_end):
-        """Adds what changed in a step. `end` and `late_end` are `None` where nothing is promised yet."""
+        """Adds what changed in a step. `end`, and `late_end` for late facts, are `None` where nothing is promised yet."""
         for key in self.changes.keys() | now.keys():
             history, value = self.changes.setdefault(key, [Change(0, 0, None)]), now.get(key)
             if history[-1].value != value:
                 history.append(Change(begin, late_end if key[0] in LATE else end, value))
 
-    def settle(self, position):
-        """From here on everything is promised."""
-        for history in self.changes.values():
+    def settle(self, position, with_late):
+        """From here on everything is promised; facts that a daemon writes late only at its end."""
+        for key, history in self.changes.items():
             for change in history:
-                if change.acknowledged is None:
+                if change.acknowledged is None and (with_late or key[0] not in LATE):
                     change.acknowledged = position
 
     def allowed(self, key, position):
@@ -72,7 +72,7 @@ def on_disk(store):
     """The facts that are files of the state directory."""
     facts = {}
     for path in files(store, "image_manager/pulled"):
-        facts["record", path.name] = True
+        facts["record", path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     for path in files(store, "decisions"):
         if path.suffix == ".jsonl":
             lines = path.read_text(errors="replace").split("\n")[:-1]

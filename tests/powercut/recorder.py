@@ -52,20 +52,26 @@ class Recorder:
         poll.register(self.device, select.POLLIN)
         while True:
             poll.poll()
-            waiting = []
-            while True:
-                try:
-                    waiting.append(os.read(self.device, BUFFER))
-                except BlockingIOError:
-                    break
-                except OSError as error:
-                    if error.errno in GONE:
-                        return
-                    if error.errno != errno.EINTR:
-                        raise
-            covered = self.entries
-            for request in waiting:
-                self.answer(request, covered)
+            try:
+                waiting = list(self.waiting())
+            except OSError as error:
+                if error.errno in GONE:
+                    return
+                raise
+            self.answer_all(waiting)
+
+    def waiting(self):
+        """All requests that wait now."""
+        while True:
+            try:
+                yield os.read(self.device, BUFFER)
+            except BlockingIOError:
+                return
+
+    def answer_all(self, requests):
+        covered = self.entries
+        for request in requests:
+            self.answer(request, covered)
 
     def answer(self, request, covered):
         _, operation, unique, *_ = REQUEST.unpack_from(request)
@@ -136,7 +142,7 @@ def recorded(image, log, folder):
     finally:
         with contextlib.suppress(OSError):
             disks.unmount(served, disks.MNT_DETACH)
-        # The mount may live in a namespace of a child: the process ends either way.
+        # The serving process has a mount of its own, which goes with it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -147,6 +153,9 @@ def serve(device, image, log, counter):
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Else this process, killed last, would unmount the disk above before its end of the device is closed, and wait for
+        # its own answer.
+        disks.own_mounts()
         content = os.open(image, os.O_RDWR)
         entries = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         Recorder(device, content, entries, counter).serve()

@@ -1,3 +1,91 @@
-"""Syncs of imagelet that are removed on purpose."""
-def prove(bed, cuts):
-    return 2
+"""Syncs of imagelet that are removed on purpose: the proof that the bed finds a missing one.
+
+The program stays as it is: strace answers chosen syncs with success and the kernel never sees them.
+"""
+
+import functools
+
+import facts
+import recording
+import scenarios
+from disks import Failed
+
+CUTS = 12
+SYNCS = ("fsync", "fdatasync", "syncfs")
+
+
+class Removed:
+    """A sync that is removed wherever it has this path, and the scenario and manner that it is looked for in."""
+
+    def __init__(self, title, scenario, manner, *paths, calls=SYNCS):
+        self.title, self.scenario, self.manner, self.paths, self.calls = title, scenario, manner, paths, calls
+
+    def injection(self, store, samples):
+        paths = [str(store / path) for template in self.paths for path in expand(template, samples)]
+        chosen = [argument for path in paths for argument in ("-P", path)]
+        calls = ",".join(self.calls)
+        options = ["-f", "-qq", "--seccomp-bpf", "-o", "/dev/null", "-e", f"trace={calls}", "-e", f"inject={calls}:retval=0"]
+        return ["strace", *options, *chosen]
+
+
+def expand(template, samples):
+    """A path of every image where it has `{record}`, the name of its pull record."""
+    if "{record}" in template:
+        return [template.format(record=facts.record_name(image.id)) for image in samples.images.values()]
+    return [template]
+
+
+STORE, ALONE, BESIDE = "", "alone", "beside"
+NAMES, RECORD, LOG = "names.new", "state/image_manager/pulled/{record}.tmp", "state/decisions/0000000001.jsonl"
+PINS, LEDGER = "state/inventory/.pins.json.new", "state/inventory/.ledger.new"
+FILE_SYSTEM = ("syncfs",)
+REMOVED = (
+    Removed("the content of a pull", "pull", ALONE, STORE, calls=FILE_SYSTEM),
+    Removed("the content of a pull with kept blobs", "pull-keep", BESIDE, STORE, calls=FILE_SYSTEM),
+    Removed("the content of pulls in the background", "background", ALONE, STORE, calls=FILE_SYSTEM),
+    Removed("the content of an import", "import", ALONE, STORE, calls=FILE_SYSTEM),
+    Removed("the content of a repair", "repair", ALONE, STORE, calls=FILE_SYSTEM),
+    Removed("the names, by a pull", "pull", BESIDE, NAMES),
+    Removed("the names, by a removal", "remove", ALONE, NAMES),
+    Removed("the names, by a collection", "collect", BESIDE, NAMES),
+    Removed("the names, by a pull in the background", "background-keep", ALONE, NAMES),
+    Removed("the names, by an import", "import", BESIDE, NAMES),
+    Removed("a pull record", "pull", ALONE, RECORD),
+    Removed("the pins", "collect", ALONE, PINS),
+    Removed("the pins, by a daemon", "state", BESIDE, PINS),
+    Removed("the ledger", "remove", BESIDE, LEDGER),
+    Removed("the ledger, by a daemon", "state", ALONE, LEDGER),
+    Removed("the log of decisions", "remove", ALONE, LOG),
+)
+
+
+def prove(bed, address, cut_all):
+    """Removes one sync after the other; returns how many of them no cut showed."""
+    recordings = []
+    for removed in REMOVED:
+        tracer = functools.partial(removed.injection, samples=bed.samples)
+        recordings.append(bed.record(scenarios.named(removed.scenario), removed.manner, address, tracer))
+
+    return summary(cut_all(bed, recordings, [cuts(known, bed.seed) for known in recordings]))
+
+
+def cuts(known, seed):
+    """The moments after acknowledgements, where everything unsynced is lost, and some by seed."""
+    chosen = [recording.Cut(mark, recording.LOSE_ALL, 0) for mark in known.marks]
+    chosen += known.recording.cuts(CUTS, known.start, known.end, known.marks, seed)
+    return sorted(chosen, key=lambda cut: cut.position)
+
+
+def summary(reports):
+    missed = 0
+    for at, removed in enumerate(REMOVED):
+        of_this = [found for number, _, found in reports if number == at]
+        if any(violation.startswith("bed:") for found in of_this for violation in found):
+            raise Failed(f"a removed sync must not disturb the bed itself: {removed.title}")
+        violating = [found for found in of_this if found]
+        missed += not violating
+        by = sorted({violation.split(": ")[0] for found in violating for violation in found})
+        print(f"{removed.title} ({removed.scenario}, {removed.manner}): {len(violating)} of {len(of_this)} cuts")
+        print("".join(f"    {invariant}\n" for invariant in by) or "    NOT FOUND\n", end="")
+    print(f"{len(REMOVED)} syncs removed, {missed} not found")
+    return 1 if missed else 0

@@ -16,6 +16,7 @@ from disks import Failed
 BENCHES = pathlib.Path(__file__).resolve().parents[2] / "benches"
 MEDIA = "application/vnd.oci.image."
 REPOSITORY = "power/cut"
+PORT = "5000"
 
 
 class Layer:
@@ -86,8 +87,8 @@ class Samples:
 
 @contextlib.contextmanager
 def registry(folder):
-    """Serves a folder on loopback; returns the address."""
-    command = (sys.executable, str(BENCHES / "registry.py"), str(folder))
+    """Serves a folder on loopback, always at the same address, so that a kept recording can be cut again."""
+    command = (sys.executable, str(BENCHES / "registry.py"), "--port", PORT, str(folder))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         address = process.stdout.readline().strip()

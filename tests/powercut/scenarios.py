@@ -11,8 +11,7 @@ import facts
 from program import Program
 from samples import REPOSITORY
 
-#: Longer than a background sync takes.
-SETTLE_SECONDS = 3
+SETTLE_SECONDS = 30
 #: Longer than the least age of a collected image.
 AGE_SECONDS = 1.2
 NEIGHBOUR_SECONDS = 0.03
@@ -54,7 +53,7 @@ class Actor:
             raise disks.Failed(f"`{' '.join(map(str, arguments))}` exits {outcome.status}: {outcome.errors[-1000:]}")
         self.note(begin, end, promises)
         if settles:
-            self.facts.settle(end)
+            self.facts.settle(end, with_late=not self.in_daemon)
         return outcome
 
     def note(self, begin, end, promises=True):
@@ -72,8 +71,20 @@ class Actor:
             finally:
                 self.in_daemon = False
             begin = self.length()
-        self.note(begin, self.length())
-        self.facts.settle(self.length())
+        end = self.length()
+        self.note(begin, end)
+        self.facts.settle(end, with_late=True)
+
+    def settle(self):
+        """Waits until the daemon has synced in the background."""
+        begin, end = self.length(), time.monotonic() + SETTLE_SECONDS
+        while (self.program.store / "names.unsettled.json").exists():
+            if time.monotonic() > end:
+                raise disks.Failed(f"the daemon has not synced within {SETTLE_SECONDS} s")
+            time.sleep(0.05)
+        end = self.length()
+        self.note(begin, end)
+        self.facts.settle(end, with_late=False)
 
     def pull(self, tag, **options):
         return self.step("pull", "-q", "--policy", "Always", self.reference(tag), **options)
@@ -93,10 +104,7 @@ def pull_in_background(actor):
     with actor.daemon():
         actor.pull("one", promises=False)
         actor.pull("two", promises=False)
-        begin = actor.length()
-        time.sleep(SETTLE_SECONDS)
-        actor.note(begin, actor.length())
-        actor.facts.settle(actor.length())
+        actor.settle()
         actor.samples.tag("moving", actor.samples.images["one"])
         actor.pull("moving", promises=False)
         actor.samples.tag("moving", actor.samples.images["four"])
@@ -230,6 +238,10 @@ class Neighbour:
     def __exit__(self, *_):
         self.ended.set()
         self.thread.join()
+
+
+def named(name):
+    return next(scenario for scenario in SCENARIOS if scenario.name == name)
 
 
 def program(binary, folder, store, scenario, injection=()):
