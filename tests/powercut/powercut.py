@@ -24,7 +24,6 @@ import pathlib
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,10 +40,6 @@ from samples import Samples, registry
 
 CUTS = 200
 DISK = 160 << 20
-INODES = 8192
-#: Metadata without its data reaches the disk as early as ext4 can: a missing sync shows.
-RECORDING_OPTIONS = "commit=1,noauto_da_alloc"
-CUT_OPTIONS = "errors=remount-ro"
 PULL_AGAIN_EVERY = 3
 ALONE, BESIDE = "alone", "beside"
 
@@ -57,6 +52,7 @@ def main():
     parser.add_argument("--scenario", action="append", choices=[scenario.name for scenario in scenarios.SCENARIOS])
     parser.add_argument("--recording", type=pathlib.Path, help="a kept folder, SCENARIO-MANNER")
     parser.add_argument("--at", help="one cut of it: POSITION:MODE:SEED")
+    parser.add_argument("--file-system", default="ext4", choices=disks.FILE_SYSTEMS)
     parser.add_argument("--removed-syncs", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep recordings and violating disks, and print their folder")
     arguments = parser.parse_args()
@@ -79,15 +75,17 @@ def main():
 class Known:
     """One recording of a scenario: the disk's log, and what was acknowledged when."""
 
-    def __init__(self, scenario, manner, folder, start, end, actor, neighbour, outside_state):
-        self.scenario, self.manner, self.folder, self.start, self.end = scenario.name, manner, folder, start, end
+    def __init__(self, scenario, manner, file_system, folder, start, end, actor, neighbour, outside_state):
+        self.scenario, self.manner, self.file_system, self.folder = scenario.name, manner, file_system, folder
+        self.start, self.end = start, end
         self.facts, self.marks, self.damages, self.address = actor.facts, actor.marks, actor.damages, actor.address
         self.neighbour, self.outside, self.recording = neighbour, outside_state, None
 
     @classmethod
     def load(cls, folder):
         known = pickle.loads((folder / "known").read_bytes())
-        known.recording = Recording(folder / "base", folder / "log")
+        whole = disks.FILE_SYSTEMS[known.file_system].whole
+        known.recording = Recording(folder / "base", folder / "log", whole)
         return known
 
     def save(self):
@@ -106,7 +104,7 @@ class Bed:
 
     def __init__(self, arguments, folder):
         self.binary, self.folder, self.seed, self.keep = arguments.imagelet, folder, arguments.seed, arguments.keep
-        self.samples = Samples(folder / "registry")
+        self.samples, self.file_system = Samples(folder / "registry"), disks.FILE_SYSTEMS[arguments.file_system]
 
     def places(self, name):
         yield self.folder / name
@@ -117,13 +115,13 @@ class Bed:
         place = next(place for place in self.places(f"{scenario.name}-{manner}") if not place.exists())
         place.mkdir()
         image, log = place / "image", place / "log"
-        disks.format_ext4(image, DISK, INODES)
+        self.file_system.format(image, DISK)
         copy_sparse(image, place / "base")
         with recorded(image, log, place) as (served, length):
             with disks.loop_device(served, direct=True) as device:
                 if not disks.is_direct(device):
                     raise disks.Failed("the loop device would cache the recorded disk")
-                with disks.mounted(device, place / "disk", RECORDING_OPTIONS) as disk:
+                with disks.mounted(device, place / "disk", self.file_system.name, self.file_system.options) as disk:
                     outside_state = outside.make(disk / "outside")
                     (disk / "home").mkdir()
                     store = disk / "home/store"
@@ -136,7 +134,7 @@ class Bed:
                     end = length()
         image.unlink()
         # What the unmount writes is no part of the story.
-        Known(scenario, manner, place, start, end, actor, neighbour.synced, outside_state).save()
+        Known(scenario, manner, self.file_system.name, place, start, end, actor, neighbour.synced, outside_state).save()
         return Known.load(place)
 
     def cut(self, known, cuts, report):
@@ -156,7 +154,7 @@ class Bed:
     def inspect(self, known, cut, image, place, pulls_again):
         found = Violations()
         try:
-            with disks.loop_device(image) as device, disks.mounted(device, place / "mounted", CUT_OPTIONS) as disk:
+            with disks.loop_device(image) as device, disks.mounted(device, place / "mounted", known.file_system) as disk:
                 program = scenarios.program(self.binary, place, disk / "home/store", scenarios.named(known.scenario))
                 found += Checker(program, known, self.samples, known.address).check(cut.position, pulls_again)
                 found.check(outside.state(disk / "outside") == known.outside, "no file outside the store changed")
@@ -165,8 +163,8 @@ class Bed:
                 found.check(size >= wanted, "bed: a synced file keeps its bytes", f"{size} of {wanted}")
         except OSError as error:
             found.append(f"bed: the disk of the cut cannot be used: {error}")
-        sound = subprocess.run(("e2fsck", "-fn", str(image)), capture_output=True, text=True, check=False)
-        found.check(sound.returncode == 0, "bed: the file system is sound", sound.stdout[-500:])
+        flaws = disks.FILE_SYSTEMS[known.file_system].is_sound(image)
+        found.check(not flaws, "bed: the file system is sound", flaws)
         return found
 
 

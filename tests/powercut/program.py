@@ -50,9 +50,18 @@ class Program:
             return Outcome("none", "", f"no end after {COMMAND_SECONDS} s")
         return Outcome(done.returncode, done.stdout, done.stderr)
 
+    def killed(self, seconds, *arguments):
+        """Runs a command on the store and kills it after a while, if it has not ended before."""
+        command = [str(self.binary), "--store", str(self.store), *map(str, arguments)]
+        process = subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        process.kill()
+        process.wait()
+
     @contextlib.contextmanager
-    def daemon(self):
-        """A running daemon, ended in good order."""
+    def daemon(self, is_killed=False):
+        """A running daemon, ended in good order or killed."""
         self.socket.unlink(missing_ok=True)
         log = self.folder / "serve.log"
         command = [*self.injection, str(self.binary), "--store", str(self.store), "serve", "--socket", str(self.socket)]
@@ -65,7 +74,8 @@ class Program:
                     raise Failed(f"the daemon does not start ({process.returncode}): {log.read_text()[-2000:]}")
                 time.sleep(0.01)
             yield process
-            self.stop(process)
+            if not is_killed:
+                self.stop(process)
         finally:
             if process.poll() is None:
                 process.kill()

@@ -7,8 +7,6 @@ import random
 from recorder import FLUSH_ENTRY, HEAD, WRITE_ENTRY
 
 SECTOR = 512
-#: ext4's superblock is two sectors under one checksum, and ext4 relies on the disk to write them at once.
-SUPERBLOCK_END = 4096
 # What becomes of the writes that no completed flush covers.
 LOSE_ALL, KEEP_ALL, KEEP_SOME, KEEP_FEW, TEAR = "lose all", "keep all", "keep some", "keep few", "tear"
 MODES = (LOSE_ALL, KEEP_ALL, KEEP_SOME, KEEP_FEW, TEAR)
@@ -43,10 +41,10 @@ class Cut:
 
 
 class Recording:
-    """The log of a disk, over the image that it starts from."""
+    """The log of a disk, over the image that it starts from; writes to the ranges `whole` are not torn."""
 
-    def __init__(self, image, log):
-        self.image = image
+    def __init__(self, image, log, whole=()):
+        self.image, self.whole = image, whole
         with open(log, "rb") as file:
             self.bytes = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self.entries = list(self.read())
@@ -117,7 +115,7 @@ class Recording:
     def apply_part(self, descriptor, entry, mode, chance):
         """Writes under way reach the disk in any order: each is kept or lost on its own, when torn each sector."""
         share = {LOSE_ALL: 0, KEEP_ALL: 1, KEEP_SOME: 0.5, KEEP_FEW: 0.15, TEAR: 0.5}[mode]
-        if mode != TEAR or entry.offset < SUPERBLOCK_END:
+        if mode != TEAR or any(entry.offset in places for places in self.whole):
             if chance.random() < share:
                 self.apply(descriptor, entry)
             return

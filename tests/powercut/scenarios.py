@@ -23,12 +23,10 @@ SETTINGS = "gc: {enabled: false}\nregistryPullQPS: 0\nimageMinimumGCAge: 1s\n"
 class Scenario:
     """A story, and the settings of the store that it happens to."""
 
-    def __init__(self, name, story, durability=COMMIT, keeps_blobs=False):
-        self.name, self.story, self.durability, self.keeps_blobs = name, story, durability, keeps_blobs
-
-    def settings(self):
-        keeps = "true" if self.keeps_blobs else "false"
-        return f"{SETTINGS}store: {{durability: {self.durability}, keepBlobs: {keeps}}}\n"
+    def __init__(self, name, story, durability=COMMIT, keeps_blobs=False, settings=""):
+        keeps = "true" if keeps_blobs else "false"
+        self.name, self.story = name, story
+        self.settings = f"{SETTINGS}{settings}store: {{durability: {durability}, keepBlobs: {keeps}}}\n"
 
 
 class Actor:
@@ -61,10 +59,16 @@ class Actor:
         now = facts.observe(self.program, self.program.store)
         self.facts.observe(now, begin, end if promises else None, end if promises and not self.in_daemon else None)
 
+    def interrupt(self, seconds, *arguments):
+        """Kills a command: it acknowledges nothing, and the kernel keeps what it had written."""
+        begin = self.length()
+        self.program.killed(seconds, *arguments)
+        self.note(begin, self.length(), promises=False)
+
     @contextlib.contextmanager
-    def daemon(self):
+    def daemon(self, is_killed=False):
         """Steps inside ask a daemon; its orderly end makes everything durable."""
-        with self.program.daemon():
+        with self.program.daemon(is_killed):
             self.in_daemon = True
             try:
                 yield
@@ -72,8 +76,9 @@ class Actor:
                 self.in_daemon = False
             begin = self.length()
         end = self.length()
-        self.note(begin, end)
-        self.facts.settle(end, with_late=True)
+        self.note(begin, end, promises=not is_killed)
+        if not is_killed:
+            self.facts.settle(end, with_late=True)
 
     def settle(self):
         """Waits until the daemon has synced in the background."""
@@ -181,6 +186,36 @@ def state(actor):
         actor.step("gc", "--all-unused", "--now")
 
 
+def restart(actor):
+    """Kills, and starts that clean up after them: the power goes while they do."""
+    actor.pull("one")
+    for number, tag in enumerate(("two", "three", "four")):
+        reference = actor.reference(tag)
+        actor.interrupt(0.02 + 0.02 * number, "pull", "-q", reference)
+        actor.step("pin", "registry.example/nothing")
+        actor.step("unpin", "registry.example/nothing")
+        actor.interrupt(0.03, "pull", "-q", reference)
+        actor.pull(tag)
+    actor.interrupt(0.015, "rm", actor.reference("two"))
+    actor.interrupt(0.02, "gc", "--all-unused", "--now")
+    with actor.daemon():
+        actor.pull("two")
+
+
+def restart_in_background(actor):
+    with actor.daemon(is_killed=True):
+        actor.pull("one", promises=False)
+    with actor.daemon(is_killed=True):
+        actor.settle()
+        actor.pull("two", promises=False)
+        actor.pull("three", promises=False)
+    # The next owner finds the marks of its own boot and makes their content durable before it removes anything.
+    actor.step("rm", actor.reference("three"), settles=True)
+    with actor.daemon():
+        actor.pull("four", promises=False)
+        actor.pull("three", promises=False)
+
+
 def flip(store, image):
     """Changes a byte of a file of an image."""
     path = next(path for path in sorted(layer_tree(store, image).rglob("large-0")))
@@ -208,7 +243,10 @@ SCENARIOS = (
     Scenario("collect", collect),
     Scenario("import", import_archives),
     Scenario("repair", repair),
-    Scenario("state", state),
+    Scenario("state", state, settings="staleOnOutage: {enabled: true}\n"),
+    Scenario("restart", restart),
+    Scenario("restart-keep", restart, keeps_blobs=True),
+    Scenario("restart-background", restart_in_background, BACKGROUND),
 )
 
 
@@ -245,4 +283,4 @@ def named(name):
 
 
 def program(binary, folder, store, scenario, injection=()):
-    return Program(binary, folder, store, scenario.settings(), injection)
+    return Program(binary, folder, store, scenario.settings, injection)

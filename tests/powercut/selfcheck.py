@@ -23,7 +23,7 @@ import recording
 
 HERE = pathlib.Path(__file__).resolve().parent
 SIZE = 64 << 20
-OPTIONS = "commit=1,noauto_da_alloc"
+EXT4 = disks.FILE_SYSTEMS["ext4"]
 PAGE = 4096
 
 
@@ -41,7 +41,7 @@ class RecordedDisk(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=isolation.MEMORY))
         self.image, self.log = self.folder / "image", self.folder / "log"
-        disks.format_ext4(self.image, SIZE, 1024)
+        EXT4.format(self.image, SIZE)
         recording.copy_sparse(self.image, self.folder / "base")
 
     def record(self, act):
@@ -49,14 +49,14 @@ class RecordedDisk(unittest.TestCase):
         with recorder.recorded(self.image, self.log, self.folder) as (served, length):
             with disks.loop_device(served, direct=True) as device:
                 self.assertTrue(disks.is_direct(device), "the loop device passes the page cache")
-                with disks.mounted(device, self.folder / "disk", OPTIONS) as disk:
+                with disks.mounted(device, self.folder / "disk", "ext4", EXT4.options) as disk:
                     result = act(disk, length)
         return result, recording.Recording(self.folder / "base", self.log)
 
     def files_after(self, log, cut):
         (_, leave), *_ = log.disks([cut], self.folder / "durable")
         leave(self.folder / "cut")
-        with disks.loop_device(self.folder / "cut") as device, disks.mounted(device, self.folder / "after", "") as disk:
+        with disks.loop_device(self.folder / "cut") as device, disks.mounted(device, self.folder / "after", "ext4") as disk:
             return {path.name: path.read_bytes() for path in disk.iterdir() if path.is_file()}
 
     def test_a_sync_of_a_file_arrives_as_writes_and_flushes_that_cover_them(self):
@@ -193,9 +193,9 @@ class Remains(unittest.TestCase):
             "import pathlib, time, disks, recorder, recording\n"
             "with isolation.workspace() as folder:\n"
             "    image = folder / 'image'\n"
-            "    disks.format_ext4(image, 64 << 20, 1024)\n"
+            "    disks.FILE_SYSTEMS['ext4'].format(image, 64 << 20)\n"
             "    with recorder.recorded(image, folder / 'log', folder) as (served, _):\n"
-            "        with disks.loop_device(served, direct=True) as device, disks.mounted(device, folder / 'disk', ''):\n"
+            "        with disks.loop_device(served, direct=True) as device, disks.mounted(device, folder / 'disk', 'ext4'):\n"
             "            print(device, flush=True)\n"
             "            time.sleep(600)\n"
         )
