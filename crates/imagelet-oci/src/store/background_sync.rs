@@ -102,6 +102,18 @@ impl Store {
         self.views.lock().expect("no thread panics while it holds the lock")
     }
 
+    /// Writes the names of a new store before its first image. Where the file is missing, a start rebuilds the names from
+    /// the image records; after a power cut these would name images whose layers were not durable.
+    pub(super) fn write_first_names(&self) -> Result<(), RuntimeError> {
+        let path = self.root.join("names.json");
+        let mut index = self.index();
+        if !self.in_background || index.is_unsettled() || path.exists() {
+            return Ok(());
+        }
+        let written = replace_file(&path, &index.names_file(None));
+        written.map_err(|error| storage_error("could not write the names of the new store", error))
+    }
+
     fn write_durable_names(&self, index: &mut Index) -> io::Result<()> {
         replace_file(&self.root.join("names.json"), &index.names_file(None))?;
         index.names_unsettled = false;

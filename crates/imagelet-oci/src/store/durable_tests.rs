@@ -145,6 +145,21 @@ fn a_durable_image_is_on_the_disk_before_and_after_its_mark_is_removed() {
 }
 
 #[test]
+fn a_first_pull_that_a_power_cut_takes_leaves_nothing() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Background);
+    pull(&store, "app", &["base"], &["base"]).unwrap();
+    drop(store);
+    let store = bed.open_after_power_cut();
+    assert!(
+        !has(&store, "app") && store.resolve_damaged(&tag("app")).is_none(),
+        "the whole pull is lost, never a part"
+    );
+    let left = |folder: &str| fs::read_dir(bed.root.join(folder)).unwrap().count();
+    assert_eq!((left("images"), left("layers")), (0, 0));
+}
+
+#[test]
 fn an_image_that_the_disk_refused_to_keep_is_not_believed_by_a_later_sync() {
     let bed = Bed::new();
     let store = bed.open(Durability::Background);

@@ -208,6 +208,9 @@ impl Store {
             if let Err(error) = store.discard_leftovers() {
                 tracing::warn!(error = error.chain(), "could not take away all that was left behind");
             }
+            if let Err(error) = store.write_first_names() {
+                tracing::warn!(error = error.chain(), "a power cut may leave the records of an unfinished pull");
+            }
         }
         Ok(store)
     }
