@@ -55,10 +55,16 @@ PACKAGE_PARTS := $(DEB_PARTS) lintian:lintian debootstrap:debootstrap unshare:ut
 	strip:binutils update-ca-certificates:ca-certificates
 # What `make dist` needs.
 DIST_PARTS := $(DEB_PARTS) git:git musl-gcc:musl-tools readelf:binutils update-ca-certificates:ca-certificates
+# What `make powercut` needs.
+POWERCUT_PARTS := python3:python3 mkfs.ext4:e2fsprogs mkfs.btrfs:btrfs-progs unshare:util-linux strace:strace
+# How many moments it cuts the power at, over all scenarios, and which; the program, built where empty.
+CUTS ?= 240
+SEED ?= power
+IMAGELET ?=
 # The targets of `make dist`; this machine's with musl and with glibc where empty.
 DIST_TARGETS ?=
 
-.PHONY: help parts fmt lint doc book deny test package-test ci deb dist dist-check publish-check fuzz bench
+.PHONY: help parts fmt lint doc book deny test powercut powercut-proof package-test ci deb dist dist-check publish-check fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -96,6 +102,25 @@ test: parts lint doc deny ## Everything CI checks; ends on `N passed, N failed`.
 	grep -E '^test .* FAILED$$' $(TEST_LOG) || true
 	$(call summary,0,0)
 	exit $$status
+
+# Shell that names the program of the power cuts: IMAGELET, or one that is built.
+define powercut_program
+$(call install_parts,$(POWERCUT_PARTS))
+program="$(IMAGELET)"
+if [ -z "$$program" ]; then
+  $(CARGO) build --locked --package imagelet
+  program="$(TARGET_DIRECTORY)/debug/imagelet"
+fi
+endef
+
+powercut: ## Cuts the power of the store's disk at CUTS recorded moments, IMAGELET=PROGRAM or a build; root.
+	@$(powercut_program)
+	python3 tests/powercut/selfcheck.py
+	python3 tests/powercut/powercut.py "$$program" --cuts $(CUTS) --seed "$(SEED)"
+
+powercut-proof: ## Removes syncs of the program on purpose, and demands that power cuts show each; root.
+	@$(powercut_program)
+	python3 tests/powercut/powercut.py "$$program" --seed "$(SEED)" --removed-syncs
 
 ci: test ## `make test`, then `make package-test`; ends on the summary of both.
 	@passed=1 failed=0

@@ -21,7 +21,6 @@ import collections
 import contextlib
 import itertools
 import pathlib
-import pickle
 import shutil
 import signal
 import sys
@@ -34,8 +33,9 @@ import outside
 import removed_syncs
 import scenarios
 from invariants import Checker, Violations
+from known import Known
 from recorder import recorded
-from recording import Cut, Recording, copy_sparse
+from recording import Cut, copy_sparse
 from samples import Samples, registry
 
 CUTS = 200
@@ -70,33 +70,6 @@ def main():
             recorded_in = time.monotonic() - begun
             reports = cut_all(bed, recordings, [single or known.cuts(each, bed.seed) for known in recordings])
             return summary(recordings, reports, recorded_in, time.monotonic() - begun)
-
-
-class Known:
-    """One recording of a scenario: the disk's log, and what was acknowledged when."""
-
-    def __init__(self, scenario, manner, file_system, folder, start, end, actor, neighbour, outside_state):
-        self.scenario, self.manner, self.file_system, self.folder = scenario.name, manner, file_system, folder
-        self.start, self.end = start, end
-        self.facts, self.marks, self.damages, self.address = actor.facts, actor.marks, actor.damages, actor.address
-        self.neighbour, self.outside, self.recording = neighbour, outside_state, None
-
-    @classmethod
-    def load(cls, folder):
-        known = pickle.loads((folder / "known").read_bytes())
-        whole = disks.FILE_SYSTEMS[known.file_system].whole
-        known.recording = Recording(folder / "base", folder / "log", whole)
-        return known
-
-    def save(self):
-        (self.folder / "known").write_bytes(pickle.dumps(self))
-
-    def cuts(self, count, seed):
-        seed = f"{seed}/{self.scenario}/{self.manner}"
-        return self.recording.cuts(count, self.start, self.end, self.marks, seed)
-
-    def neighbour_bytes(self, position):
-        return max((size for at, size in self.neighbour if at <= position), default=0)
 
 
 class Bed:

@@ -10,6 +10,7 @@ The log has one entry after another: HEAD, then the bytes of a write.
 """
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -118,8 +119,8 @@ class Recorder:
     def append(self, *parts):
         os.writev(self.log, parts)
         self.entries += 1
-        # Last: an entry that is counted is in the log.
-        struct.pack_into("=Q", self.counter, 0, self.entries)
+        # Last: an entry that is counted is in the log. One store of the processor: no reader sees half a number.
+        self.counter.value = self.entries
 
 
 @contextlib.contextmanager
@@ -130,7 +131,7 @@ def recorded(image, log, folder):
     """
     served = pathlib.Path(folder) / "recorded"
     served.touch()
-    counter = mmap.mmap(-1, mmap.PAGESIZE)
+    counter = ctypes.c_uint64.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
     device = os.open("/dev/fuse", os.O_RDWR | os.O_NONBLOCK)
     disks.mount("recorder", served, "fuse", 0, f"fd={device},rootmode=100000,user_id=0,group_id=0,max_read={WRITE_MAX}")
     child = os.fork()
@@ -138,7 +139,7 @@ def recorded(image, log, folder):
         serve(device, image, log, counter)
     os.close(device)
     try:
-        yield served, lambda: struct.unpack_from("=Q", counter, 0)[0]
+        yield served, lambda: counter.value
     finally:
         with contextlib.suppress(OSError):
             disks.unmount(served, disks.MNT_DETACH)

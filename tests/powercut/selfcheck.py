@@ -4,6 +4,7 @@
 Usage: selfcheck.py
 """
 
+import ctypes
 import mmap
 import os
 import pathlib
@@ -144,7 +145,7 @@ class Requests(unittest.TestCase):
             self.addCleanup(resource.close)
         device.setblocking(False)
         image.truncate(SIZE)
-        server = recorder.Recorder(device.fileno(), image.fileno(), log.fileno(), mmap.mmap(-1, mmap.PAGESIZE))
+        server = recorder.Recorder(device.fileno(), image.fileno(), log.fileno(), ctypes.c_uint64())
         for together in ([recorder.WRITE], [recorder.WRITE, recorder.FSYNC, recorder.WRITE], [recorder.FSYNC]):
             for operation in together:
                 self.send(kernel, operation)
