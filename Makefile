@@ -56,7 +56,8 @@ PACKAGE_PARTS := $(DEB_PARTS) lintian:lintian debootstrap:debootstrap unshare:ut
 # What `make dist` needs.
 DIST_PARTS := $(DEB_PARTS) git:git musl-gcc:musl-tools readelf:binutils update-ca-certificates:ca-certificates
 # What `make powercut` needs.
-POWERCUT_PARTS := python3:python3 mkfs.ext4:e2fsprogs mkfs.btrfs:btrfs-progs unshare:util-linux strace:strace
+POWERCUT_PARTS := python3:python3 mkfs.ext4:e2fsprogs mkfs.btrfs:btrfs-progs unshare:util-linux \
+	strace:strace containerd:containerd
 # How many moments it cuts the power at, over all scenarios, and which; the program, built where empty.
 CUTS ?= 240
 SEED ?= power

@@ -31,8 +31,8 @@ class Violations(list):
 class Checker:
     """Checks the store of a cut; the recording's facts and samples say what it may hold."""
 
-    def __init__(self, program, known, samples, address):
-        self.program, self.known, self.samples, self.address = program, known, samples, address
+    def __init__(self, program, known, samples):
+        self.program, self.known, self.samples = program, known, samples
         self.store = pathlib.Path(program.store)
 
     def check(self, position, pulls_again):
@@ -206,7 +206,7 @@ class Checker:
         """The registry's image comes back whole, whatever an unfinished pull left."""
         image = self.samples.images["one"]
         self.samples.tag("one", image)
-        outcome = self.program.client("pull", "-q", "--policy", "Always", f"{self.address}/{REPOSITORY}:one")
+        outcome = self.program.client("pull", "-q", "--policy", "Always", f"{self.known.address}/{REPOSITORY}:one")
         if found.check(outcome.is_success, "a pull after the cut works", outcome.errors[-300:]):
             found += [f"an image pulled after the cut is whole: {what}" for what in self.damage(image.id)]
 

@@ -31,6 +31,7 @@ import disks
 import isolation
 import outside
 import removed_syncs
+import runtime
 import scenarios
 from invariants import Checker, Violations
 from known import Known
@@ -97,14 +98,14 @@ class Bed:
                 with disks.mounted(device, place / "disk", self.file_system.name, self.file_system.options) as disk:
                     outside_state = outside.make(disk / "outside")
                     (disk / "home").mkdir()
-                    store = disk / "home/store"
-                    program = scenarios.program(self.binary, place, store, scenario, injection(store))
-                    start = length()
-                    actor = scenarios.Actor(program, self.samples, address, length)
-                    neighbour = scenarios.Neighbour(disk, length)
-                    with neighbour if manner == BESIDE else contextlib.nullcontext():
-                        scenario.story(actor)
-                    end = length()
+                    program, containerd = scenarios.program(self.binary, place, disk, scenario, injection)
+                    with containerd.running() if containerd else contextlib.nullcontext():
+                        start = length()
+                        actor = scenarios.Actor(program, self.samples, address, length, scenario.has_runtime)
+                        neighbour = scenarios.Neighbour(disk, length)
+                        with neighbour if manner == BESIDE else contextlib.nullcontext():
+                            scenario.story(actor)
+                        end = length()
         image.unlink()
         # What the unmount writes is no part of the story.
         Known(scenario, manner, self.file_system.name, place, start, end, actor, neighbour.synced, outside_state).save()
@@ -128,8 +129,11 @@ class Bed:
         found = Violations()
         try:
             with disks.loop_device(image) as device, disks.mounted(device, place / "mounted", known.file_system) as disk:
-                program = scenarios.program(self.binary, place, disk / "home/store", scenarios.named(known.scenario))
-                found += Checker(program, known, self.samples, known.address).check(cut.position, pulls_again)
+                program, containerd = scenarios.program(self.binary, place, disk, scenarios.named(known.scenario))
+                checker = Checker(program, known, self.samples)
+                if containerd:
+                    checker = runtime.Checker(program, known, self.samples, containerd)
+                found += checker.check(cut.position, pulls_again)
                 found.check(outside.state(disk / "outside") == known.outside, "no file outside the store changed")
                 wanted, neighbour = known.neighbour_bytes(cut.position), disk / "neighbour"
                 size = neighbour.stat().st_size if neighbour.exists() else 0

@@ -64,7 +64,7 @@ class Program:
         """A running daemon, ended in good order or killed."""
         self.socket.unlink(missing_ok=True)
         log = self.folder / "serve.log"
-        command = [*self.injection, str(self.binary), "--store", str(self.store), "serve", "--socket", str(self.socket)]
+        command = [*self.injection, str(self.binary), "serve", "--socket", str(self.socket)]
         with log.open("w") as errors:
             process = subprocess.Popen(command, env=self.environment, stdout=errors, stderr=errors)
         try:

@@ -4,6 +4,7 @@ The program stays as it is: strace answers chosen syncs with success and the ker
 """
 
 import functools
+import os
 
 import disks
 import facts
@@ -23,7 +24,7 @@ class Removed:
         self.scenario, self.manner, self.file_system = scenario, manner, file_system
 
     def injection(self, store, samples):
-        paths = [str(store / path) for path in expand(self.path, samples)]
+        paths = [os.path.normpath(store / path) for path in expand(self.path, samples)]
         chosen = [argument for path in paths for argument in ("-P", path)]
         calls = ",".join(self.calls)
         options = ["-f", "-qq", "--seccomp-bpf", "-o", "/dev/null", "-e", f"trace={calls}", "-e", f"inject={calls}:retval=0"]
@@ -40,6 +41,7 @@ def expand(template, samples):
 STORE, ALONE, BESIDE = "", "alone", "beside"
 NAMES, RECORD, LOG = "names.new", "state/image_manager/pulled/{record}.tmp", "state/decisions/0000000001.jsonl"
 PINS, LEDGER = "state/inventory/.pins.json.new", "state/inventory/.ledger.new"
+STAGING = "../../containerd/imagelet-staging"
 FILE_SYSTEM, FOLDER = ("syncfs",), ("fsync",)
 REMOVED = (
     Removed("the content of a pull", "pull", ALONE, STORE, calls=FILE_SYSTEM),
@@ -47,6 +49,7 @@ REMOVED = (
     Removed("the content of pulls in the background", "background", ALONE, STORE, calls=FILE_SYSTEM),
     Removed("the content of an import", "import", ALONE, STORE, calls=FILE_SYSTEM),
     Removed("the content of a repair", "repair", ALONE, STORE, calls=FILE_SYSTEM),
+    Removed("the content of an import into containerd", "runtime", ALONE, STAGING, calls=FILE_SYSTEM),
     Removed("the names, by a pull", "pull", BESIDE, NAMES),
     Removed("the names, by a removal", "remove", ALONE, NAMES),
     Removed("the names, by a collection", "collect", BESIDE, NAMES),

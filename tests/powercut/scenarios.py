@@ -8,6 +8,7 @@ import time
 
 import disks
 import facts
+import runtime
 from program import Program
 from samples import REPOSITORY
 
@@ -23,20 +24,24 @@ SETTINGS = "gc: {enabled: false}\nregistryPullQPS: 0\nimageMinimumGCAge: 1s\n"
 class Scenario:
     """A story, and the settings of the store that it happens to."""
 
-    def __init__(self, name, story, durability=COMMIT, keeps_blobs=False, settings=""):
+    def __init__(self, name, story, durability=COMMIT, keeps_blobs=False, settings="", has_runtime=False):
         keeps = "true" if keeps_blobs else "false"
-        self.name, self.story = name, story
-        self.settings = f"{SETTINGS}{settings}store: {{durability: {durability}, keepBlobs: {keeps}}}\n"
+        self.name, self.story, self.has_runtime = name, story, has_runtime
+        self.others = f"{SETTINGS}{settings}"
+        self.of_store = f"durability: {durability}, keepBlobs: {keeps}"
+
+    def settings(self, directory):
+        return f"{self.others}store: {{directory: '{directory}', {self.of_store}}}\n"
 
 
 class Actor:
     """Does the steps of a story and notes what each acknowledged."""
 
-    def __init__(self, program, samples, address, length):
+    def __init__(self, program, samples, address, length, has_runtime=False):
         self.program, self.samples, self.address, self.length = program, samples, address, length
+        self.has_runtime = has_runtime
         self.facts, self.marks, self.damages = facts.Facts(), [], []
         self.in_daemon = False
-        self.observed_at = length()
 
     def reference(self, tag):
         return f"{self.address}/{REPOSITORY}:{tag}"
@@ -56,7 +61,12 @@ class Actor:
 
     def note(self, begin, end, promises=True):
         self.marks.append(end)
-        now = facts.observe(self.program, self.program.store)
+        if not self.has_runtime:
+            now = facts.observe(self.program, self.program.store)
+        elif self.in_daemon:
+            now = runtime.observe(self.program)
+        else:
+            return
         self.facts.observe(now, begin, end if promises else None, end if promises and not self.in_daemon else None)
 
     def interrupt(self, seconds, *arguments):
@@ -216,6 +226,18 @@ def restart_in_background(actor):
         actor.pull("three", promises=False)
 
 
+def import_into_runtime(actor):
+    """Pulls before a containerd, which the bed runs."""
+    with actor.daemon():
+        actor.pull("one")
+        actor.pull("two")
+        actor.samples.tag("moving", actor.samples.images["three"])
+        actor.pull("moving")
+        actor.step("rm", actor.reference("two"))
+        actor.pull("four")
+        actor.pull("two")
+
+
 def flip(store, image):
     """Changes a byte of a file of an image."""
     path = next(path for path in sorted(layer_tree(store, image).rglob("large-0")))
@@ -244,6 +266,8 @@ SCENARIOS = (
     Scenario("import", import_archives),
     Scenario("repair", repair),
     Scenario("state", state, settings="staleOnOutage: {enabled: true}\n"),
+    Scenario("runtime", import_into_runtime, has_runtime=True),
+    Scenario("runtime-keep", import_into_runtime, keeps_blobs=True, has_runtime=True),
     Scenario("restart", restart),
     Scenario("restart-keep", restart, keeps_blobs=True),
     Scenario("restart-background", restart_in_background, BACKGROUND),
@@ -282,5 +306,11 @@ def named(name):
     return next(scenario for scenario in SCENARIOS if scenario.name == name)
 
 
-def program(binary, folder, store, scenario, injection=()):
-    return Program(binary, folder, store, scenario.settings, injection)
+def program(binary, folder, disk, scenario, injection=lambda _: ()):
+    """The program on the store of a disk, and its containerd or `None`."""
+    store, containerd = disk / "home/store", None
+    settings = scenario.settings(store)
+    if scenario.has_runtime:
+        containerd = runtime.Containerd(disk / "containerd", folder / "containerd")
+        settings += runtime.SETTINGS.format(socket=containerd.socket)
+    return Program(binary, folder, store, settings, injection(store)), containerd

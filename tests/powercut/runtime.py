@@ -1,0 +1,151 @@
+"""A containerd whose root is on the recorded disk, into which imagelet imports what it pulls."""
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import subprocess
+import time
+
+import facts
+from disks import Failed, run
+from invariants import Violations
+from samples import REPOSITORY, hexadecimal
+
+START_SECONDS = 60
+NAMESPACE = ("-n", "k8s.io")
+SETTINGS = """imageService: {{cri: {{endpoint: 'unix://{socket}'}}}}
+runtimeImport: require
+"""
+CONFIG = """version = 2
+root = "{root}"
+state = "{folder}/state"
+[grpc]
+  address = "{folder}/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+"""
+
+
+class Containerd:
+    """containerd over a root; its socket and log are in a folder of their own."""
+
+    def __init__(self, root, folder):
+        self.root, self.folder = pathlib.Path(root), pathlib.Path(folder)
+        self.socket = self.folder / "containerd.sock"
+
+    @contextlib.contextmanager
+    def running(self):
+        self.folder.mkdir(exist_ok=True)
+        config, log = self.folder / "config.toml", self.folder / "containerd.log"
+        config.write_text(CONFIG.format(root=self.root, folder=self.folder))
+        self.socket.unlink(missing_ok=True)
+        with log.open("w") as output:
+            process = subprocess.Popen(("containerd", "-c", config), stdout=output, stderr=output)
+        try:
+            end = time.monotonic() + START_SECONDS
+            while "containerd successfully booted" not in log.read_text():
+                if process.poll() is not None or time.monotonic() > end:
+                    raise Failed(f"containerd does not start: {log.read_text()[-1000:]}")
+                time.sleep(0.05)
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+    def ctr(self, *arguments):
+        return run("ctr", "-a", str(self.socket), *NAMESPACE, *arguments)
+
+    def layers(self, chain):
+        """The folders of a snapshot and of its parents, the lowest first."""
+        key = f"look-{time.monotonic_ns()}"
+        mounts = json.loads(self.ctr("snapshots", "view", "--mounts", key, chain))
+        self.ctr("snapshots", "rm", key)
+        lower = [option.partition("=")[2] for option in mounts[0]["Options"] if option.startswith("lowerdir=")]
+        folders = lower[0].split(":") if lower else [mounts[0]["Source"]]
+        return [pathlib.Path(folder) for folder in reversed(folders)]
+
+    def content(self, digest):
+        done = subprocess.run(("ctr", "-a", str(self.socket), *NAMESPACE, "content", "get", digest), capture_output=True, check=False)
+        return done.stdout
+
+    def leases(self):
+        return [line.split()[0] for line in self.ctr("leases", "ls").splitlines()[1:] if line.startswith("imagelet-")]
+
+
+def chain(image):
+    """The name of the snapshot of an image's top layer."""
+    name = image.layers[0].diff_id
+    for layer in image.layers[1:]:
+        name = f"sha256:{hashlib.sha256(f'{name} {layer.diff_id}'.encode()).hexdigest()}"
+    return name
+
+
+def observe(program):
+    """The facts that a daemon before containerd shows."""
+    end = time.monotonic() + START_SECONDS
+    outcome = program.client("ls", "--all", "-o", "json")
+    # containerd answers before its CRI plug-in does.
+    while "server is not initialized yet" in outcome.errors and time.monotonic() < end:
+        time.sleep(0.1)
+        outcome = program.client("ls", "--all", "-o", "json")
+    listing = json.loads(facts.require(outcome))
+    found = {("name", name): row["id"] for row in listing["images"] for name in row["names"]}
+    return found | {("image", row["id"]): True for row in listing["images"]}
+
+
+class Checker:
+    """Checks an imported image store after a cut."""
+
+    def __init__(self, program, known, samples, containerd):
+        self.program, self.known, self.samples, self.containerd = program, known, samples, containerd
+
+    def check(self, position, pulls_again):
+        found = Violations()
+        try:
+            with self.containerd.running(), self.program.daemon():
+                self.check_shown(position, found)
+                if pulls_again:
+                    self.check_pull(found)
+        except (AssertionError, Failed, ValueError, KeyError) as error:
+            found.append(f"a start works: {error}")
+        return found
+
+    def check_shown(self, position, found):
+        shown = observe(self.program)
+        for key in self.known.facts.changes:
+            allowed, value = self.known.facts.allowed(key, position), shown.get(key)
+            found.check(value in allowed, "an acknowledged import or removal survives", f"{key} is {value}; allowed: {allowed}")
+        for kind, identifier in shown:
+            if kind == "image":
+                found += [f"a shown image is whole: {what}" for what in self.damage(self.samples.by_id[identifier])]
+
+    def check_pull(self, found):
+        image = self.samples.images["one"]
+        outcome = self.program.client("pull", "-q", "--policy", "Always", f"{self.known.address}/{REPOSITORY}:one")
+        if found.check(outcome.is_success, "an import after the cut works", outcome.errors[-300:]):
+            found += [f"an image imported after the cut is whole: {what}" for what in self.damage(image)]
+            found.check(not self.containerd.leases(), "no lease is left", str(self.containerd.leases()))
+            staging = self.containerd.root / "imagelet-staging"
+            left = [str(path) for folder in ("tmp", "layers", "trash") if (staging / folder).is_dir() for path in (staging / folder).iterdir()]
+            found.check(not left, "nothing staged is left", str(left))
+
+    def damage(self, image):
+        for document in (image.config, image.manifest):
+            digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
+            if self.containerd.content(digest) != document:
+                yield f"{image.name}: the document {hexadecimal(digest)[:12]} has other bytes"
+        try:
+            folders = self.containerd.layers(chain(image))
+        except Failed as error:
+            yield f"{image.name}: {error}"
+            return
+        for layer, folder in zip(image.layers, folders, strict=True):
+            present = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+            for name in layer.files.keys() | present.keys():
+                wanted = layer.files.get(name)
+                content = present[name].read_bytes() if name in present else b""
+                if wanted is None or f"sha256:{hashlib.sha256(content).hexdigest()}" != wanted:
+                    yield f"{image.name}: `{name}` has other bytes"
