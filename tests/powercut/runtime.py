@@ -62,7 +62,9 @@ class Containerd:
         """The folders of a snapshot and of its parents, the lowest first."""
         key = f"look-{time.monotonic_ns()}"
         mounts = json.loads(self.ctr("snapshots", "view", "--mounts", key, chain))
-        self.ctr("snapshots", "rm", key)
+        with contextlib.suppress(Failed):
+            # containerd may have collected it already: nothing refers to it.
+            self.ctr("snapshots", "rm", key)
         lower = [option.partition("=")[2] for option in mounts[0]["Options"] if option.startswith("lowerdir=")]
         folders = lower[0].split(":") if lower else [mounts[0]["Source"]]
         return [pathlib.Path(folder) for folder in reversed(folders)]

@@ -40,6 +40,7 @@ class Actor:
     def __init__(self, program, samples, address, length, has_runtime=False):
         self.program, self.samples, self.address, self.length = program, samples, address, length
         self.has_runtime = has_runtime
+        self.observed_at = length()
         self.facts, self.marks, self.damages = facts.Facts(), [], []
         self.in_daemon = False
 
@@ -67,6 +68,8 @@ class Actor:
             now = runtime.observe(self.program)
         else:
             return
+        # A daemon writes between steps, too: what is new may be as old as the last look.
+        begin, self.observed_at = min(begin, self.observed_at), end
         self.facts.observe(now, begin, end if promises else None, end if promises and not self.in_daemon else None)
 
     def interrupt(self, seconds, *arguments):
