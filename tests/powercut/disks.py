@@ -53,6 +53,7 @@ class FileSystem:
         return "" if done.returncode == 0 else (done.stdout + done.stderr)[-500:]
 
 
+EXT4_EXTENDED = "nodiscard,lazy_itable_init=0,lazy_journal_init=0"
 # No discard, so that every block that is read was written. ext4's tables are written at once, so that a recording has no
 # writes of the kernel's own. Without `auto_da_alloc` and with frequent commits, metadata reaches the disk before its data
 # as early as it can: a missing sync shows. A superblock has one checksum over several sectors, and the file system relies
@@ -60,7 +61,7 @@ class FileSystem:
 FILE_SYSTEMS = {
     "ext4": FileSystem(
         "ext4",
-        ("mkfs.ext4", "-q", "-F", "-b", "4096", "-N", "8192", "-J", "size=8", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"),
+        ("mkfs.ext4", "-q", "-F", "-b", "4096", "-N", "8192", "-J", "size=8", "-E", EXT4_EXTENDED),
         "commit=1,noauto_da_alloc",
         ("e2fsck", "-fn"),
         [range(0, 4096)],

@@ -6,7 +6,7 @@ import os
 import pathlib
 import time
 
-import facts
+import acknowledged
 from disks import Failed
 from samples import REPOSITORY, hexadecimal
 
@@ -15,8 +15,8 @@ CLEAN_SECONDS = 10
 #: What an age may lose: the ledger is written once a minute (C3), and times are shown in seconds.
 USE_BACK_MAX, SEEN_FORWARD_MAX = 62, 2
 BLOCK = 512
-ROOT_FILES = {"blobs", "images", "ingest", "layers", "lock", "mounts", "names.json", "names.unsettled.json", "state", "tmp", "trash"}
-ROOT_FILES |= {"registry-health.json", "names.new"}
+ROOT_FILES = {"blobs", "images", "ingest", "layers", "lock", "mounts", "names.json", "names.new", "names.unsettled.json"}
+ROOT_FILES |= {"registry-health.json", "state", "tmp", "trash"}
 
 
 class Violations(list):
@@ -64,23 +64,23 @@ class Checker:
 
     def observe(self, when, found):
         try:
-            return facts.observe(self.program, self.store)
+            return acknowledged.observe(self.program, self.store)
         except AssertionError as error:
             found.append(f"read-only commands work {when}: {error}")
             return {}
 
     def listing(self, run, found):
-        return json.loads(facts.require(run("ls", "--all", "-o", "json")))["images"]
+        return json.loads(acknowledged.require(run("ls", "--all", "-o", "json")))["images"]
 
     def shown(self, rows):
         shown = {("name", name): row["id"] for row in rows for name in row["names"]}
         shown |= {("image", row["id"]): True for row in rows}
-        shown |= {("first seen", row["id"]): facts.seconds(row["firstSeen"]) for row in rows}
-        return shown | {("last used", row["id"]): facts.seconds(row["lastUsed"]) for row in rows}
+        shown |= {("first seen", row["id"]): acknowledged.seconds(row["firstSeen"]) for row in rows}
+        return shown | {("last used", row["id"]): acknowledged.seconds(row["lastUsed"]) for row in rows}
 
     def check_state_files(self, position, found):
         """Records and decisions as the disk has them, before a start may prune them."""
-        on_disk = facts.on_disk(self.store)
+        on_disk = acknowledged.on_disk(self.store)
         for key in self.known.facts.changes:
             kind, name = key
             if kind in ("record", "decision"):
@@ -109,7 +109,7 @@ class Checker:
                 found.check(key in self.known.facts.changes, "nothing appears that was never there", f"{key}")
 
     def check_pins(self, position, found):
-        pins = json.loads(facts.require(self.program.client("pins", "-o", "json")))["pins"]
+        pins = json.loads(acknowledged.require(self.program.client("pins", "-o", "json")))["pins"]
         patterns = {pin["pattern"] for pin in pins}
         for kind, pattern in self.known.facts.changes:
             if kind == "pin":
@@ -149,9 +149,9 @@ class Checker:
 
     def check_records(self, rows, found):
         """A pulled image without record or intent would count as preloaded: every pod could use it (C4)."""
-        intents = " ".join(path.read_text() for path in facts.files(self.store, "image_manager/pulling"))
+        intents = " ".join(path.read_text() for path in acknowledged.files(self.store, "image_manager/pulling"))
         for row in rows:
-            record = facts.record_name(row["id"])
+            record = acknowledged.record_name(row["id"])
             if ("record", record) in self.known.facts.changes:
                 known = (self.store / "state/image_manager/pulled" / record).is_file()
                 known |= any(name in intents for name in row["names"])
@@ -162,12 +162,13 @@ class Checker:
         end = time.monotonic() + CLEAN_SECONDS
         while True:
             referenced = self.referenced(rows)
-            strays = [str(path.relative_to(self.store)) for path in self.strays(referenced)]
+            unreferenced = [str(path.relative_to(self.store)) for path in self.unreferenced(referenced)]
             size, wanted = usage(self.store), sum(usage(path) for path in [*referenced, *self.partial_blobs()])
-            if not strays and size <= wanted + REST_MAX:
+            if not unreferenced and size <= wanted + REST_MAX:
                 return
             if time.monotonic() > end:
-                found.check(not strays, "nothing is left that nothing frees", ", ".join(stray[:20] for stray in strays[:8]))
+                left = ", ".join(path[:20] for path in unreferenced[:8])
+                found.check(not left, "nothing is left that nothing frees", left)
                 found.check(size <= wanted + REST_MAX, "the store is as large as its images", f"{size} bytes, images {wanted}")
                 return
             time.sleep(0.1)
@@ -194,7 +195,7 @@ class Checker:
         """Damaged images keep their names and their whole parts until a repair or a removal."""
         return {image for image, _, _ in self.known.damages}
 
-    def strays(self, referenced):
+    def unreferenced(self, referenced):
         for folder in ("tmp", "trash", "ingest", "layers", "images", "blobs/sha256"):
             place = self.store / folder
             for path in place.iterdir() if place.is_dir() else ():

@@ -26,6 +26,10 @@ def state(folder):
     found = {}
     for path in sorted(pathlib.Path(folder).rglob("*")):
         status = path.lstat()
-        content = path.readlink() if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        found[str(path.relative_to(folder))] = (status.st_mode, status.st_uid, status.st_mtime_ns, str(content))
+        content = ""
+        if path.is_symlink():
+            content = str(path.readlink())
+        elif path.is_file():
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[str(path.relative_to(folder))] = (status.st_mode, status.st_uid, status.st_mtime_ns, content)
     return found

@@ -5,7 +5,7 @@ Usage: powercut.py IMAGELET [--cuts N] [--seed S] [--scenario NAME]... [--keep]
        powercut.py IMAGELET --recording FOLDER [--at CUT] [--keep]
        powercut.py IMAGELET --removed-syncs
 
-Each scenario runs twice on a recorded disk: alone, and beside a program that syncs a file of its own, so that the journal
+Each scenario runs twice on a recorded disk: alone, and shared with a program that syncs a file of its own, so that the journal
 commits at other moments. Then the power is cut at N moments of the recordings. `--removed-syncs` removes syncs of imagelet
 on purpose, one place after the other, and demands that each is found. Exit status: 0 when every invariant holds, 1 when one
 is violated, 2 when the bed fails.
@@ -34,7 +34,7 @@ import removed_syncs
 import runtime
 import scenarios
 from invariants import Checker, Violations
-from known import Known
+from recorded_scenario import RecordedScenario
 from recorder import recorded
 from recording import Cut, copy_sparse
 from samples import Samples, registry
@@ -42,7 +42,7 @@ from samples import Samples, registry
 CUTS = 200
 DISK = 160 << 20
 PULL_AGAIN_EVERY = 3
-ALONE, BESIDE = "alone", "beside"
+ALONE, SHARED = "alone", "shared"
 
 
 def main():
@@ -65,7 +65,10 @@ def main():
             if arguments.removed_syncs:
                 return removed_syncs.prove(bed, address, cut_all)
             begun = time.monotonic()
-            recordings = [Known.load(arguments.recording)] if arguments.recording else record_all(bed, address, arguments.scenario)
+            if arguments.recording:
+                recordings = [RecordedScenario.load(arguments.recording)]
+            else:
+                recordings = record_all(bed, address, arguments.scenario)
             each = -(-arguments.cuts // len(recordings))
             single = [Cut.parse(arguments.at)] if arguments.at else None
             recorded_in = time.monotonic() - begun
@@ -84,9 +87,9 @@ class Bed:
         yield self.folder / name
         yield from (self.folder / f"{name}-{number}" for number in itertools.count(2))
 
-    def record(self, scenario, manner, address, injection=lambda _: ()):
+    def record(self, scenario, variant, address, injection=lambda _: ()):
         """Runs a scenario on a recorded disk; `injection` returns the tracer of the program for a store."""
-        place = next(place for place in self.places(f"{scenario.name}-{manner}") if not place.exists())
+        place = next(place for place in self.places(f"{scenario.name}-{variant}") if not place.exists())
         place.mkdir()
         image, log = place / "image", place / "log"
         self.file_system.format(image, DISK)
@@ -103,13 +106,14 @@ class Bed:
                         start = length()
                         actor = scenarios.Actor(program, self.samples, address, length, scenario.has_runtime)
                         neighbour = scenarios.Neighbour(disk, length)
-                        with neighbour if manner == BESIDE else contextlib.nullcontext():
+                        with neighbour if variant == SHARED else contextlib.nullcontext():
                             scenario.story(actor)
                         end = length()
         image.unlink()
         # What the unmount writes is no part of the story.
-        Known(scenario, manner, self.file_system.name, place, start, end, actor, neighbour.synced, outside_state).save()
-        return Known.load(place)
+        kind = self.file_system.name
+        RecordedScenario(scenario, variant, kind, place, start, end, actor, neighbour.synced, outside_state).save()
+        return RecordedScenario.load(place)
 
     def cut(self, known, cuts, report):
         """Cuts the power of a recording and calls `report` with each cut and its violations."""
@@ -148,10 +152,10 @@ class Bed:
 def record_all(bed, address, chosen):
     recordings = []
     for scenario in scenarios.SCENARIOS:
-        for manner in (ALONE, BESIDE) if not chosen or scenario.name in chosen else ():
-            known = bed.record(scenario, manner, address)
+        for variant in (ALONE, SHARED) if not chosen or scenario.name in chosen else ():
+            known = bed.record(scenario, variant, address)
             flushes = len(known.recording.flushes(known.start, known.end))
-            print(f"{scenario.name} {manner}: {known.end - known.start} entries, {flushes} flushes", file=sys.stderr)
+            print(f"{scenario.name} {variant}: {known.end - known.start} entries, {flushes} flushes", file=sys.stderr)
             recordings.append(known)
     return recordings
 
@@ -172,7 +176,7 @@ def summary(recordings, reports, recorded_in, took):
         cuts[known.scenario] += 1
         violated[known.scenario] += bool(found)
         for violation in found:
-            print(f"VIOLATED {known.scenario} {known.manner} {cut}: {violation}")
+            print(f"VIOLATED {known.scenario} {known.variant} {cut}: {violation}")
     print(f"{'scenario':18} {'cuts':>5} {'violated':>9}")
     for name, count in cuts.items():
         print(f"{name:18} {count:5} {violated[name]:9}")

@@ -7,7 +7,7 @@ import functools
 import os
 
 import disks
-import facts
+import acknowledged
 import recording
 import scenarios
 
@@ -17,11 +17,11 @@ SYNCS = ("fsync", "fdatasync", "syncfs")
 
 
 class Removed:
-    """A sync that is removed wherever it has this path, and where it is looked for: scenario, manner, file system."""
+    """A sync that is removed wherever it has this path, and where it is looked for: scenario, variant, file system."""
 
-    def __init__(self, title, scenario, manner, path, calls=SYNCS, file_system="ext4"):
+    def __init__(self, title, scenario, variant, path, calls=SYNCS, file_system="ext4"):
         self.title, self.path, self.calls = title, path, calls
-        self.scenario, self.manner, self.file_system = scenario, manner, file_system
+        self.scenario, self.variant, self.file_system = scenario, variant, file_system
 
     def injection(self, store, samples):
         paths = [os.path.normpath(store / path) for path in expand(self.path, samples)]
@@ -34,31 +34,31 @@ class Removed:
 def expand(template, samples):
     """A path of every image where it has `{record}`, the name of its pull record."""
     if "{record}" in template:
-        return [template.format(record=facts.record_name(image.id)) for image in samples.images.values()]
+        return [template.format(record=acknowledged.record_name(image.id)) for image in samples.images.values()]
     return [template]
 
 
-STORE, ALONE, BESIDE = "", "alone", "beside"
+STORE, ALONE, SHARED = "", "alone", "shared"
 NAMES, RECORD, LOG = "names.new", "state/image_manager/pulled/{record}.tmp", "state/decisions/0000000001.jsonl"
 PINS, LEDGER = "state/inventory/.pins.json.new", "state/inventory/.ledger.new"
 STAGING = "../../containerd/imagelet-staging"
 FILE_SYSTEM, FOLDER = ("syncfs",), ("fsync",)
 REMOVED = (
     Removed("the content of a pull", "pull", ALONE, STORE, calls=FILE_SYSTEM),
-    Removed("the content of a pull with kept blobs", "pull-keep", BESIDE, STORE, calls=FILE_SYSTEM),
+    Removed("the content of a pull with kept blobs", "pull-keep", SHARED, STORE, calls=FILE_SYSTEM),
     Removed("the content of pulls in the background", "background", ALONE, STORE, calls=FILE_SYSTEM),
     Removed("the content of an import", "import", ALONE, STORE, calls=FILE_SYSTEM),
     Removed("the content of a repair", "repair", ALONE, STORE, calls=FILE_SYSTEM),
     Removed("the content of an import into containerd", "runtime", ALONE, STAGING, calls=FILE_SYSTEM),
-    Removed("the names, by a pull", "pull", BESIDE, NAMES),
+    Removed("the names, by a pull", "pull", SHARED, NAMES),
     Removed("the names, by a removal", "remove", ALONE, NAMES),
-    Removed("the names, by a collection", "collect", BESIDE, NAMES),
+    Removed("the names, by a collection", "collect", SHARED, NAMES),
     Removed("the names, by a pull in the background", "background-keep", ALONE, NAMES),
-    Removed("the names, by an import", "import", BESIDE, NAMES),
+    Removed("the names, by an import", "import", SHARED, NAMES),
     Removed("a pull record", "pull", ALONE, RECORD),
     Removed("the pins", "collect", ALONE, PINS),
-    Removed("the pins, by a daemon", "state", BESIDE, PINS),
-    Removed("the ledger", "remove", BESIDE, LEDGER),
+    Removed("the pins, by a daemon", "state", SHARED, PINS),
+    Removed("the ledger", "remove", SHARED, LEDGER),
     Removed("the ledger, by a daemon", "state", ALONE, LEDGER),
     Removed("the log of decisions", "remove", ALONE, LOG),
     # A sync of any file of ext4 brings all earlier renames to the disk, one of btrfs only some.
@@ -74,7 +74,7 @@ def prove(bed, address, cut_all):
     for removed in REMOVED:
         tracer = functools.partial(removed.injection, samples=bed.samples)
         bed.file_system = disks.FILE_SYSTEMS[removed.file_system]
-        recordings.append(bed.record(scenarios.named(removed.scenario), removed.manner, address, tracer))
+        recordings.append(bed.record(scenarios.named(removed.scenario), removed.variant, address, tracer))
 
     return summary(cut_all(bed, recordings, [cuts(known, bed.seed) for known in recordings]))
 
@@ -95,7 +95,8 @@ def summary(reports):
         violating = [found for found in of_this if found]
         missed += not violating
         examples = {violation.split(": ")[0]: violation for found in violating for violation in found}
-        print(f"{removed.title} ({removed.scenario}, {removed.manner}, {removed.file_system}): {len(violating)} of {len(of_this)} cuts")
+        where = f"{removed.scenario}, {removed.variant}, {removed.file_system}"
+        print(f"{removed.title} ({where}): {len(violating)} of {len(of_this)} cuts")
         print("".join(f"    {example[:WIDTH]}\n" for example in examples.values()) or "    NOT FOUND\n", end="")
     print(f"{len(REMOVED)} syncs removed, {missed} not found")
     return 1 if missed else 0

@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import time
 
-import facts
+import acknowledged
 from disks import Failed, run
 from invariants import Violations
 from samples import REPOSITORY, hexadecimal
@@ -70,8 +70,8 @@ class Containerd:
         return [pathlib.Path(folder) for folder in reversed(folders)]
 
     def content(self, digest):
-        done = subprocess.run(("ctr", "-a", str(self.socket), *NAMESPACE, "content", "get", digest), capture_output=True, check=False)
-        return done.stdout
+        command = ("ctr", "-a", str(self.socket), *NAMESPACE, "content", "get", digest)
+        return subprocess.run(command, capture_output=True, check=False).stdout
 
     def leases(self):
         return [line.split()[0] for line in self.ctr("leases", "ls").splitlines()[1:] if line.startswith("imagelet-")]
@@ -93,7 +93,7 @@ def observe(program):
     while "server is not initialized yet" in outcome.errors and time.monotonic() < end:
         time.sleep(0.1)
         outcome = program.client("ls", "--all", "-o", "json")
-    listing = json.loads(facts.require(outcome))
+    listing = json.loads(acknowledged.require(outcome))
     found = {("name", name): row["id"] for row in listing["images"] for name in row["names"]}
     return found | {("image", row["id"]): True for row in listing["images"]}
 
@@ -131,7 +131,7 @@ class Checker:
             found += [f"an image imported after the cut is whole: {what}" for what in self.damage(image)]
             found.check(not self.containerd.leases(), "no lease is left", str(self.containerd.leases()))
             staging = self.containerd.root / "imagelet-staging"
-            left = [str(path) for folder in ("tmp", "layers", "trash") if (staging / folder).is_dir() for path in (staging / folder).iterdir()]
+            left = [str(path) for folder in ("tmp", "layers", "trash") for path in staging.glob(f"{folder}/*")]
             found.check(not left, "nothing staged is left", str(left))
 
     def damage(self, image):

@@ -7,12 +7,12 @@ import threading
 import time
 
 import disks
-import facts
+import acknowledged
 import runtime
 from program import Program
 from samples import REPOSITORY
 
-SETTLE_SECONDS = 30
+SYNC_SECONDS = 30
 #: Longer than the least age of a collected image.
 AGE_SECONDS = 1.2
 NEIGHBOUR_SECONDS = 0.03
@@ -41,13 +41,13 @@ class Actor:
         self.program, self.samples, self.address, self.length = program, samples, address, length
         self.has_runtime = has_runtime
         self.observed_at = length()
-        self.facts, self.marks, self.damages = facts.Facts(), [], []
+        self.facts, self.marks, self.damages = acknowledged.Histories(), [], []
         self.in_daemon = False
 
     def reference(self, tag):
         return f"{self.address}/{REPOSITORY}:{tag}"
 
-    def step(self, *arguments, promises=True, expected=0, settles=False):
+    def step(self, *arguments, promises=True, expected=0, makes_durable=False):
         """Runs a command, and observes the store after it."""
         begin = self.length()
         run = self.program.client if self.in_daemon else self.program.command
@@ -56,14 +56,14 @@ class Actor:
         if expected is not None and outcome.status != expected:
             raise disks.Failed(f"`{' '.join(map(str, arguments))}` exits {outcome.status}: {outcome.errors[-1000:]}")
         self.note(begin, end, promises)
-        if settles:
-            self.facts.settle(end, with_late=not self.in_daemon)
+        if makes_durable:
+            self.facts.promise_all(end, with_late=not self.in_daemon)
         return outcome
 
     def note(self, begin, end, promises=True):
         self.marks.append(end)
         if not self.has_runtime:
-            now = facts.observe(self.program, self.program.store)
+            now = acknowledged.observe(self.program, self.program.store)
         elif self.in_daemon:
             now = runtime.observe(self.program)
         else:
@@ -91,18 +91,18 @@ class Actor:
         end = self.length()
         self.note(begin, end, promises=not is_killed)
         if not is_killed:
-            self.facts.settle(end, with_late=True)
+            self.facts.promise_all(end, with_late=True)
 
-    def settle(self):
+    def wait_for_sync(self):
         """Waits until the daemon has synced in the background."""
-        begin, end = self.length(), time.monotonic() + SETTLE_SECONDS
+        begin, end = self.length(), time.monotonic() + SYNC_SECONDS
         while (self.program.store / "names.unsettled.json").exists():
             if time.monotonic() > end:
-                raise disks.Failed(f"the daemon has not synced within {SETTLE_SECONDS} s")
+                raise disks.Failed(f"the daemon has not synced within {SYNC_SECONDS} s")
             time.sleep(0.05)
         end = self.length()
         self.note(begin, end)
-        self.facts.settle(end, with_late=False)
+        self.facts.promise_all(end, with_late=False)
 
     def pull(self, tag, **options):
         return self.step("pull", "-q", "--policy", "Always", self.reference(tag), **options)
@@ -122,13 +122,13 @@ def pull_in_background(actor):
     with actor.daemon():
         actor.pull("one", promises=False)
         actor.pull("two", promises=False)
-        actor.settle()
+        actor.wait_for_sync()
         actor.samples.tag("moving", actor.samples.images["one"])
         actor.pull("moving", promises=False)
         actor.samples.tag("moving", actor.samples.images["four"])
         actor.pull("moving", promises=False)
         # A removal makes everything durable first.
-        actor.step("rm", actor.reference("two"), settles=True)
+        actor.step("rm", actor.reference("two"), makes_durable=True)
         actor.pull("three", promises=False)
         actor.pull("two", promises=False)
 
@@ -219,11 +219,11 @@ def restart_in_background(actor):
     with actor.daemon(is_killed=True):
         actor.pull("one", promises=False)
     with actor.daemon(is_killed=True):
-        actor.settle()
+        actor.wait_for_sync()
         actor.pull("two", promises=False)
         actor.pull("three", promises=False)
     # The next owner finds the marks of its own boot and makes their content durable before it removes anything.
-    actor.step("rm", actor.reference("three"), settles=True)
+    actor.step("rm", actor.reference("three"), makes_durable=True)
     with actor.daemon():
         actor.pull("four", promises=False)
         actor.pull("three", promises=False)

@@ -17,7 +17,7 @@ import time
 import unittest
 
 import disks
-import facts
+import acknowledged
 import isolation
 import recorder
 import recording
@@ -166,7 +166,7 @@ class History(unittest.TestCase):
     """What a cut may show."""
 
     def test_the_old_and_the_new_value_are_allowed_until_the_acknowledgement(self):
-        known = facts.Facts()
+        known = acknowledged.Histories()
         key = ("pin", "app")
         known.observe({key: True}, 10, 20, 20)
         known.observe({}, 30, 40, 40)
@@ -174,11 +174,11 @@ class History(unittest.TestCase):
         self.assertEqual(allowed, {5: [None], 10: [None, True], 20: [True], 29: [True], 35: [True, None], 40: [None]})
 
     def test_what_is_not_promised_may_be_lost_until_it_is(self):
-        known = facts.Facts()
+        known = acknowledged.Histories()
         key, late = ("image", "sha256:0"), ("first seen", "sha256:0")
         known.observe({key: True, late: 7}, 10, None, None)
         self.assertEqual(known.allowed(key, 50), [None, True])
-        known.settle(60, with_late=False)
+        known.promise_all(60, with_late=False)
         self.assertEqual((known.allowed(key, 59), known.allowed(key, 60)), ([None, True], [True]))
         self.assertEqual(known.allowed(late, 60), [None, 7])
 

@@ -6,11 +6,11 @@ import disks
 from recording import Recording
 
 
-class Known:
+class RecordedScenario:
     """One recording; `marks` are the lengths of the log at which commands returned."""
 
-    def __init__(self, scenario, manner, file_system, folder, start, end, actor, neighbour, outside_state):
-        self.scenario, self.manner, self.file_system, self.folder = scenario.name, manner, file_system, folder
+    def __init__(self, scenario, variant, file_system, folder, start, end, actor, neighbour, outside_state):
+        self.scenario, self.variant, self.file_system, self.folder = scenario.name, variant, file_system, folder
         self.start, self.end = start, end
         self.facts, self.marks, self.damages, self.address = actor.facts, actor.marks, actor.damages, actor.address
         self.neighbour, self.outside, self.recording = neighbour, outside_state, None
@@ -26,7 +26,7 @@ class Known:
         (self.folder / "known").write_bytes(pickle.dumps(self))
 
     def cuts(self, count, seed):
-        seed = f"{seed}/{self.scenario}/{self.manner}"
+        seed = f"{seed}/{self.scenario}/{self.variant}"
         return self.recording.cuts(count, self.start, self.end, self.marks, seed)
 
     def neighbour_bytes(self, position):

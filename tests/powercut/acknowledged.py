@@ -23,7 +23,7 @@ class Change:
         self.begin, self.acknowledged, self.value = begin, acknowledged, value
 
 
-class Facts:
+class Histories:
     """The history of all facts of one recording."""
 
     def __init__(self):
@@ -36,7 +36,7 @@ class Facts:
             if history[-1].value != value:
                 history.append(Change(begin, late_end if key[0] in LATE else end, value))
 
-    def settle(self, position, with_late):
+    def promise_all(self, position, with_late):
         """From here on everything is promised; facts that a daemon writes late only at its end."""
         for key, history in self.changes.items():
             for change in history:
