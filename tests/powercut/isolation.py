@@ -38,9 +38,9 @@ def bring_loopback_up():
 
 
 @contextlib.contextmanager
-def workspace(keep=False):
-    """A folder in memory that no other process sees, unless it has to be kept."""
-    if not keep:
+def workspace(keep=False, is_seen=False):
+    """A folder in memory; no other process sees it unless it is kept, or `is_seen` because an earlier one is read."""
+    if not keep and not is_seen:
         disks.mount("powercut", MEMORY, "tmpfs", 0, "mode=0700")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="imagelet-powercut-", dir=MEMORY))
     try:

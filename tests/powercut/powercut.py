@@ -59,7 +59,7 @@ def main():
     arguments = parser.parse_args()
     isolation.enter()
     arguments.imagelet = arguments.imagelet.resolve()
-    with isolation.workspace(arguments.keep or arguments.recording) as folder:
+    with isolation.workspace(arguments.keep, is_seen=arguments.recording is not None) as folder:
         bed = Bed(arguments, folder)
         with registry(bed.samples.folder) as address:
             if arguments.removed_syncs:
