@@ -9,6 +9,7 @@ import pathlib
 import stat
 import struct
 import subprocess
+import uuid
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LOOP_CTL_GET_FREE = 0x4C82
@@ -98,9 +99,9 @@ def own_mounts():
 
 
 def another_boot(folder):
-    """Shows this process another boot id, as after a power cut. Needs mounts of its own."""
+    """Shows this process another boot id, as after a power cut, until it is unmounted. Needs mounts of its own."""
     path = pathlib.Path(folder) / "boot_id"
-    path.write_text("0b0b0b0b-0000-4000-8000-00000000c0de\n")
+    path.write_text(f"{uuid.uuid4()}\n")
     mount(path, BOOT_ID, None, MS_BIND)
 
 

@@ -93,6 +93,15 @@ class Actor:
         if not is_killed:
             self.facts.promise_all(end, with_late=True)
 
+    @contextlib.contextmanager
+    def another_boot(self):
+        """Steps inside see another boot, as after a power cut that took nothing from the disk."""
+        disks.another_boot(self.program.folder)
+        try:
+            yield
+        finally:
+            disks.unmount(disks.BOOT_ID)
+
     def wait_for_sync(self):
         """Waits until the daemon has synced in the background."""
         begin, end = self.length(), time.monotonic() + SYNC_SECONDS
@@ -229,6 +238,24 @@ def restart_in_background(actor):
         actor.pull("three", promises=False)
 
 
+def reboot(actor):
+    """What is only valid for the boot that ended is dropped: the power goes once more while it is."""
+    with actor.daemon():
+        actor.pull("one", promises=False)
+    with actor.daemon(is_killed=True):
+        actor.samples.tag("moving", actor.samples.images["four"])
+        actor.pull("moving", promises=False)
+        actor.wait_for_sync()
+        actor.samples.tag("moving", actor.samples.images["two"])
+        actor.pull("moving", promises=False)
+        actor.pull("three", promises=False)
+    with actor.another_boot():
+        actor.step("pin", "registry.example/nothing")
+        with actor.daemon():
+            actor.pull("three", promises=False)
+        actor.step("rm", actor.reference("one"))
+
+
 def import_into_runtime(actor):
     """Pulls before a containerd, which the bed runs."""
     with actor.daemon():
@@ -274,6 +301,8 @@ SCENARIOS = (
     Scenario("restart", restart),
     Scenario("restart-keep", restart, keeps_blobs=True),
     Scenario("restart-background", restart_in_background, BACKGROUND),
+    Scenario("reboot", reboot, BACKGROUND),
+    Scenario("reboot-keep", reboot, BACKGROUND, keeps_blobs=True),
 )
 
 
