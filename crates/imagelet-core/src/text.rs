@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
@@ -178,6 +179,15 @@ pub(crate) fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A moment of a file in RFC 3339, UTC, with the digits of the second that it has. A moment beyond the format's years is
+/// in seconds since 1970.
+pub fn file_time_text(seconds: i64, nanoseconds: u32) -> String {
+    i32::try_from(nanoseconds)
+        .ok()
+        .and_then(|nanoseconds| Timestamp::new(seconds, nanoseconds).ok())
+        .map_or_else(|| format!("{seconds} s since 1970"), |at| at.to_string())
 }
 
 /// A duration in Go's text form: `2m0s`, `1.5ms`.
@@ -351,6 +361,19 @@ mod tests {
     use imagelet_vectors::vectors;
 
     use super::*;
+
+    #[test]
+    fn the_time_of_a_file_is_in_utc_and_whole_where_it_is_whole() {
+        for (seconds, nanoseconds, text) in [
+            (0, 0, "1970-01-01T00:00:00Z"),
+            (1_700_000_000, 500_000_000, "2023-11-14T22:13:20.5Z"),
+            (1_700_000_000, 7, "2023-11-14T22:13:20.000000007Z"),
+            (-2, 750_000_000, "1969-12-31T23:59:58.75Z"),
+            (i64::MAX, 0, "9223372036854775807 s since 1970"),
+        ] {
+            assert_eq!(file_time_text(seconds, nanoseconds), text);
+        }
+    }
 
     #[test]
     fn texts_are_quoted_as_go_quotes_them() {

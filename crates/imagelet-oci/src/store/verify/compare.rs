@@ -1,5 +1,7 @@
 //! The differences between an entry of a layer's list and the file on the disk.
 
+use imagelet_core::text::file_time_text;
+
 use crate::unpack::{FileEntry, FileEntryKind};
 
 pub(super) type Difference = (&'static str, String);
@@ -19,9 +21,8 @@ pub(super) fn compare(listed: &FileEntry, found: &FileEntry) -> Vec<Difference> 
         differences.push(("owner", format!("it belongs to {}:{}, and did to {}:{}", is.0, is.1, was.0, was.1)));
     }
     if listed.mtime != found.mtime {
-        let (is, was) = (found.mtime, listed.mtime);
-        let text = format!("it was changed at {}.{:09}, and not at {}.{:09}", is.0, is.1, was.0, was.1);
-        differences.push(("mtime", text));
+        let [is, was] = [found.mtime, listed.mtime].map(|(seconds, nanoseconds)| file_time_text(seconds, nanoseconds));
+        differences.push(("mtime", format!("it was changed at {is}, and not at {was}")));
     }
     if listed.xattrs != found.xattrs {
         differences.push(("xattrs", "its extended attributes have changed".into()));
@@ -92,6 +93,14 @@ mod tests {
         ] {
             assert!(compare(&listed(kind.clone()), &listed(kind)).is_empty());
         }
+    }
+
+    #[test]
+    fn the_times_of_a_changed_file_are_in_utc() {
+        let was = FileEntry { mtime: (1_700_000_000, 0), ..file(3, 4) };
+        let is = FileEntry { mtime: (1_700_000_000, 20), ..was.clone() };
+        let text = "it was changed at 2023-11-14T22:13:20.00000002Z, and not at 2023-11-14T22:13:20Z";
+        assert_eq!(compare(&was, &is), [("mtime", text.to_owned())]);
     }
 
     #[test]
