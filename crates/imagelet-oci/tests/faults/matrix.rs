@@ -15,6 +15,9 @@ const USUAL: std::time::Duration = std::time::Duration::from_secs(20);
 /// Secrets that no message may hold.
 const SECRETS: [&str; 4] = ["hunter2pass", "aHVudGVyMnBhc3M", "signed-secret", "key-of-"];
 
+/// What the HTTP client says of its own layers; it names neither place nor cause.
+const LAYERS: [&str; 4] = ["client error (", "connection error", "error reading a body", "error writing a body"];
+
 /// Cases that the client does not handle yet: a fault, and numbers of hosts.
 const KNOWN_TO_FAIL: &[(&str, &[usize])] = &[];
 
@@ -64,6 +67,9 @@ async fn check(fault: &RegistryFault, hosts: usize) -> Result<(), String> {
             let places = [faulty.address(), faulty.storage_address(), "127.0.0.1:1`"];
             if !places.iter().any(|place| error.chain().contains(place)) {
                 return Err(format!("names no host: {}", error.chain()));
+            }
+            if let Some(layer) = LAYERS.iter().find(|layer| error.chain().contains(*layer)) {
+                return Err(format!("names a layer, `{layer}`: {}", error.chain()));
             }
             if let Some(secret) = SECRETS.iter().find(|secret| text.contains(*secret)) {
                 return Err(format!("repeats the secret `{secret}`: {text}"));

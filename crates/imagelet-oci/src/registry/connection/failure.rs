@@ -13,6 +13,7 @@ use rustls::{AlertDescription, CertificateError, InvalidMessage, pki_types::Unix
 use super::{
     connector::ConnectError,
     dial::DialError,
+    http_error::HttpError,
     proxy::{Proxy, TunnelError},
     tls::client_certificate::Rejected,
 };
@@ -21,6 +22,7 @@ use crate::{manifest::printable, registry::error::unavailable};
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
 
 pub(crate) fn unreachable(host: &str, hop: Stage, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
+    let cause = HttpError::new(cause);
     if causes(&cause).filter_map(|error| error.downcast_ref()).any(hyper::Error::is_parse) {
         let message = format!("registry `{host}` did not answer in HTTP");
         return unavailable(message).caused_by(cause).with_fault(Fault::new(ErrorClass::AnswerInvalid, hop));
@@ -58,7 +60,7 @@ pub(crate) fn is_unexplained(error: &RuntimeError) -> bool {
     causes(error).any(<dyn StdError>::is::<Rejected>)
 }
 
-fn proxy_failure(host: &str, cause: impl StdError + Send + Sync + 'static, fault: Fault) -> RuntimeError {
+fn proxy_failure(host: &str, cause: HttpError, fault: Fault) -> RuntimeError {
     let failed = causes(&cause).find_map(|error| error.downcast_ref::<ConnectError>());
     let hint = match failed {
         Some(ConnectError::BadProxy(_)) => Some("correct the variable, or name the registry in `NO_PROXY`"),
@@ -87,7 +89,10 @@ pub(crate) fn proxy_denied(host: &str, proxy: &Proxy) -> RuntimeError {
 /// An error and its causes.
 fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&error| {
-        // An I/O error exposes its wrapped error by `get_ref`, not by `source`.
+        // Both expose their wrapped error by `get_ref`, not by `source`.
+        if let Some(error) = error.downcast_ref::<HttpError>() {
+            return Some(error.get_ref());
+        }
         match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
             Some(wrapped) => Some(wrapped),
             None => error.source(),

@@ -4,6 +4,7 @@ mod connector;
 mod dial;
 mod failure;
 pub(super) mod host_slots;
+mod http_error;
 pub(super) mod loopback;
 pub(super) mod origin;
 pub(super) mod proxy;

@@ -14,6 +14,7 @@ use super::{
     connector::ConnectError,
     failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
     host_slots::{HostSlot, HostSlots, Urgency},
+    http_error::HttpError,
     loopback::{LoopbackSpeech, Speech},
     origin::Target,
     proxy::Proxy,
@@ -275,7 +276,7 @@ pub(crate) enum ReadError {
     #[error(transparent)]
     Silent(Silent),
     #[error("the connection was cut")]
-    Cut(#[source] hyper::Error),
+    Cut(#[source] HttpError),
 }
 
 impl ReadError {
@@ -322,7 +323,7 @@ impl BodyReader {
                 .map_err(ReadError::Silent)?;
             self.waited += started.elapsed();
             let Some(frame) = frame else { return Ok(None) };
-            let Ok(chunk) = frame.map_err(ReadError::Cut)?.into_data() else { continue };
+            let Ok(chunk) = frame.map_err(|error| ReadError::Cut(HttpError::new(error)))?.into_data() else { continue };
             if !chunk.is_empty() {
                 self.waited = Duration::ZERO;
                 self.reception.received(chunk.len() as u64);

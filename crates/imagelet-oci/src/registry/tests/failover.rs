@@ -202,6 +202,23 @@ async fn an_error_names_what_failed_at_each_host_also_beside_a_hint() {
 }
 
 #[tokio::test]
+async fn an_error_goes_from_the_host_to_the_cause() {
+    for (name, cause) in [
+        ("dial-refused", ": Connection refused (os error 111)"),
+        ("reset-before-head", ": Connection reset by peer (os error 104)"),
+        ("accept-and-close", ": connection closed before message completed"),
+        ("head-garbage", ": invalid HTTP version parsed"),
+    ] {
+        let host = FaultRegistry::start(Some(fault(name)), &TestImage::of_size(1)).await;
+        let registry = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, ..quick() }).unwrap();
+        let reference = format!("{}/team/app:v1", host.address()).parse().unwrap();
+        let error = registry.resolve(&reference, None, &"linux/amd64".parse().unwrap()).await.unwrap_err();
+        let text = error.chain();
+        assert!(text.ends_with(cause) && !text.contains("client error"), "{name}: {text}");
+    }
+}
+
+#[tokio::test]
 async fn a_mirror_that_recovers_is_used_again_after_a_probe() {
     let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
     for registry in [&fake, &mirror] {

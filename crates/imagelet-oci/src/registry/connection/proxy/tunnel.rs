@@ -17,7 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tower_service::Service;
 
 use super::url::{Proxy, ProxyKind};
-use crate::registry::connection::stream::BoxedStream;
+use crate::registry::connection::{http_error::HttpError, stream::BoxedStream};
 
 /// Time for a proxy to connect to the host on its side.
 pub(crate) const TUNNEL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ pub(crate) enum TunnelError {
     #[error("it answers {0}")]
     Refused(StatusCode),
     #[error("it answers `CONNECT` with no valid HTTP")]
-    Broken(#[source] hyper::Error),
+    Broken(#[source] HttpError),
     #[error("{0}")]
     Socks(String),
     #[error("it did not connect to `{host}` within {} s", TUNNEL_TIMEOUT.as_secs())]
@@ -47,7 +47,7 @@ pub(crate) async fn tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Re
 }
 
 async fn http_tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Result<BoxedStream, TunnelError> {
-    let broken = TunnelError::Broken;
+    let broken = |error: hyper::Error| TunnelError::Broken(HttpError::new(error));
     let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(broken)?;
     let driver = AbortOnDropHandle::new(tokio::spawn(connection.with_upgrades()));
