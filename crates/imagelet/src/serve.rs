@@ -94,11 +94,19 @@ pub(crate) fn sources(
     Ok(sources)
 }
 
+/// Reads the files that the settings name, for their refusal: the token, and the configuration of credential providers.
+pub(crate) async fn check_files(settings: &Settings) -> Result<(), Failure> {
+    HttpAccess::load(&settings.http)?;
+    wiring::providers(settings).await.map(drop)
+}
+
 /// Runs the daemon until SIGTERM or SIGINT.
 pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Environment) -> Result<(), Failure> {
     let store = global.store;
     let settings =
         sources(&arguments, store.as_ref(), &environment)?.settings().map_err(|error| Failure::of(&error))?;
+    // Refused before anything is opened.
+    let access = HttpAccess::load(&settings.http)?;
     let wanted =
         StoreAccess { access: Access::Write { or_create: true }, lock_wait: global.lock_timeout.unwrap_or(LOCK_WAIT) };
     let failed = |error: std::io::Error| Failure::of(&error);
@@ -136,7 +144,6 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         let guard = SocketGuard::new(&settings.socket);
         (node, tokio::spawn(server(listener)), Some(guard))
     };
-    let access = HttpAccess::load(&settings.http)?;
     let http_listener = match &settings.http.address {
         Some(address) => Some(bind_http(address, access.has_token()).await?),
         None => None,

@@ -9,10 +9,10 @@ use crate::{
     config::{ConfigError, Environment, Sources},
     failure::Failure,
     output::{Table, print},
-    serve::sources,
+    serve::{check_files, sources},
 };
 
-pub(super) fn run(
+pub(super) async fn run(
     command: ConfigCommand,
     store: Option<&PathBuf>,
     environment: &Environment,
@@ -32,9 +32,10 @@ pub(super) fn run(
         check(&arguments, environment).map_err(invalid)?;
     }
     let sources = sources(&arguments, store, environment)?;
-    sources.settings().map_err(invalid)?;
+    let settings = sources.settings().map_err(invalid)?;
     let effective = sources.effective()?;
     if is_check {
+        check_files(&settings).await?;
         let mut result = json!({ "valid": true });
         let mut files = Vec::new();
         for (key, file) in [("kubeletConfig", &arguments.kubelet_config), ("file", &arguments.config)] {

@@ -43,7 +43,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             serve::serve(arguments, cli.global, environment).await?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format),
+        Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format).await,
         Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
         Command::Login(arguments) => pull::log_in(arguments, &cli.global, &environment).await,
         Command::Logout { registry } => pull::log_out(registry.as_deref(), &cli.global, &environment).await,

@@ -397,14 +397,20 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
 /// The node's credentials for a repository, in the order a pull tries them, and the providers that failed.
 pub(crate) async fn node_credentials(settings: &Settings, repository: &str) -> Result<Provided, Failure> {
     let keyring = keyring(settings, Role::Command).keyring().await;
-    let tokens = Arc::new(TokenCache::new(Arc::new(Standalone)));
-    let providers = Arc::new(Providers::new(tokens, Arc::new(Metrics::new())));
-    configure_providers(&providers, settings).await?;
+    let providers = providers(settings).await?;
     let query = CredentialQuery { repository: repository.to_owned(), ..CredentialQuery::default() };
     let mut provided = providers.provide(&query).await;
     let found = keyring.lookup(repository);
     provided.credentials.splice(0..0, found.into_iter().filter(TrackedCredential::is_usable));
     Ok(provided)
+}
+
+/// The credential providers outside of a node.
+pub(super) async fn providers(settings: &Settings) -> Result<Arc<Providers>, Failure> {
+    let tokens = Arc::new(TokenCache::new(Arc::new(Standalone)));
+    let providers = Arc::new(Providers::new(tokens, Arc::new(Metrics::new())));
+    configure_providers(&providers, settings).await?;
+    Ok(providers)
 }
 
 pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &Settings) -> Result<(), Failure> {

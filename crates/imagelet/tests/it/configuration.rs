@@ -11,7 +11,7 @@ mod reload;
 use std::{
     collections::BTreeMap,
     fs,
-    os::unix::ffi::OsStrExt as _,
+    os::unix::{ffi::OsStrExt as _, fs::PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -186,6 +186,54 @@ fn a_kubelets_file_is_checked_alone_and_under_ours() {
     assert_eq!(run(&mut check()).ok(), format!("{} is valid\n", kubelet.display()));
     run(check().arg(&own)).refused(&["imageGCLowThresholdPercent"]);
     assert_eq!(run(program().args(["config", "check"])).code, 2, "nothing is no file");
+}
+
+#[test]
+fn a_check_refuses_the_token_file_and_the_providers_that_a_start_refuses_in_the_same_words() {
+    let folder = scratch();
+    let at = |name: &str| folder.path().join(name);
+    let (path, token, store, socket) = (at("config.yaml"), at("token"), at("store"), at("imagelet.sock"));
+    let header = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n";
+    let check = || run(program().args(["config", "check"]).arg(&path));
+    let serve = || {
+        let mut serve = program();
+        serve.args(["serve", "--config"]).arg(&path).arg("--store").arg(&store).arg("--socket").arg(&socket);
+        run(&mut serve)
+    };
+    let same = |what: &str, words: &str| {
+        let (checked, started) = (check().refused(&[words]), serve().refused(&[words]));
+        assert!(started.ends_with(&checked), "{what}: the check says\n{checked}and the start\n{started}");
+    };
+    let with_token = format!("{header}http: {{address: '127.0.0.1:0', tokenFile: '{}'}}\n", token.display());
+    fs::write(&path, &with_token).unwrap();
+    let good = "0123456789abcdef0123456789abcdef\n";
+    for (what, content, mode, words) in [
+        ("absent", None, 0, "could not read http.tokenFile"),
+        ("empty", Some(""), 0o600, "must hold one line of 32 to 512 characters"),
+        ("short", Some("secret\n"), 0o600, "must hold one line of 32 to 512 characters"),
+        ("readable", Some(good), 0o644, "every user may read http.tokenFile"),
+        ("writable", Some(good), 0o622, "could not read http.tokenFile"),
+    ] {
+        if let Some(content) = content {
+            fs::write(&token, content).unwrap();
+            fs::set_permissions(&token, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        same(what, words);
+        assert!(!store.exists() && !socket.exists(), "{what}: a start that is refused opens nothing");
+    }
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(check().ok(), format!("{} is valid\n", path.display()));
+    let shown = run(program().args(["config", "show", "-o", "json", "--config"]).arg(&path)).ok();
+    assert!(!shown.contains(good.trim()), "the token is printed");
+
+    let providers = at("providers.yaml");
+    let keys = format!(
+        "imageCredentialProviderConfigPath: '{}'\nimageCredentialProviderBinDir: '{}'\n",
+        providers.display(),
+        folder.path().display()
+    );
+    fs::write(&path, format!("{header}{keys}")).unwrap();
+    same("no providers", "could not register the credential providers");
 }
 
 #[test]
