@@ -325,11 +325,15 @@ documents! {
         for_ms: u64,
         askers: usize,
     }
+    /// An image whose next pull is in back-off, with one of its failures.
     #[cfg_attr(test, derive(schemars::JsonSchema))]
     HeldBackRow {
         image: String,
+        /// Until the next attempt of the first of the pods.
         remaining_ms: u64,
         failure: String,
+        /// The pods that wait for it after this failure.
+        pods: usize,
     }
     #[cfg_attr(test, derive(schemars::JsonSchema))]
     OpenCircuitRow {

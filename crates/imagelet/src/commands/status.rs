@@ -43,11 +43,10 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             vec![pull.image.clone(), pull.state.clone(), place, since, priority, pull.askers.to_string()]
         });
         section(&["PULL", "STATE", "PLACE", "FOR", "PRIORITY", "REQUESTS"], pulls.collect())?;
-        let held_back = status
-            .held_back
-            .iter()
-            .map(|held| vec![held.image.clone(), duration(held.remaining_ms), held.failure.clone()]);
-        section(&["HELD BACK", "AGAIN IN", "BECAUSE"], held_back.collect())?;
+        let held_back = status.held_back.iter().map(|held| {
+            vec![held.image.clone(), held.pods.max(1).to_string(), duration(held.remaining_ms), held.failure.clone()]
+        });
+        section(&["HELD BACK", "PODS", "AGAIN IN", "BECAUSE"], held_back.collect())?;
         let starts = status.pod_starts.iter().take(PODS_SHOWN_MAX).map(|pod| {
             let took = duration_text(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
             let took = if pod.over { took } else { format!("{took} so far") };

@@ -78,7 +78,12 @@ fn one(
     }
     for held in &image.held_back {
         let next = milliseconds(held.remaining_ms);
-        head.row(["Back-off:", &format!("a pod's next attempt in {next}: {}", held.failure)]);
+        let pods = if held.pods > 1 {
+            format!("the next attempt of {} pods", held.pods)
+        } else {
+            "a pod's next attempt".into()
+        };
+        head.row(["Back-off:", &format!("{pods} in {next}: {}", held.failure)]);
     }
     for pod in image.pod_starts.iter().take(PODS_SHOWN_MAX) {
         head.row(["Pod start:", &pod_start(pod)]);

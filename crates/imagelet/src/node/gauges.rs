@@ -1,6 +1,7 @@
 //! Measures what metrics show at the moment of a request: images, disks, and the process itself.
 
 use std::{
+    collections::BTreeSet,
     fs,
     time::{Duration, SystemTime},
 };
@@ -86,7 +87,9 @@ impl LocalNode {
         self.show_images();
         self.show_decisions();
         self.parts.pod_starts.close_finished();
-        metrics.set(&HELD_BACK, &[], self.parts.manager.status().held_back.len() as f64);
+        let held_back = self.parts.manager.status().held_back;
+        let images: BTreeSet<&str> = held_back.iter().map(|held| held.image.as_str()).collect();
+        metrics.set(&HELD_BACK, &[], images.len() as f64);
         let settings = self.settings();
         for (name, percent) in [("high", settings.gc.high()), ("low", settings.gc.low())] {
             metrics.set(&THRESHOLD, &[name], f64::from(percent.get()));

@@ -271,7 +271,9 @@ fn queue(queue: &Queue, columns: usize) -> Section {
         ));
     }
     for held in &queue.held_back {
-        let text = format!("back-off, again in {}: {}", milliseconds(held.remaining_ms), printable(&held.failure));
+        let pods = if held.pods > 1 { format!(" of {} pods", held.pods) } else { String::new() };
+        let next = milliseconds(held.remaining_ms);
+        let text = format!("back-off{pods}, again in {next}: {}", printable(&held.failure));
         rows.push(row(&held.image, text));
     }
     let what = match (waiting.len(), queue.held_back.len()) {
@@ -386,6 +388,7 @@ mod tests {
                     image: "a:v1".into(),
                     remaining_ms: 20_000,
                     failure: "no such host".into(),
+                    pods: 1,
                 }],
                 registries: vec![OpenCircuitRow {
                     registry: "registry.example".into(),

@@ -280,10 +280,11 @@ fn waits(queue: &Queue) -> Markup {
         }
         @if !queue.held_back.is_empty() {
             table {
-                thead { tr { th { "In back-off" } th .number { "Again in" } th { "Because" } } }
+                thead { tr { th { "In back-off" } th .number { "Pods" } th .number { "Again in" } th { "Because" } } }
                 tbody { @for held in &queue.held_back {
                     tr {
                         td data-label="In back-off" { (shown_name(&held.image)) }
+                        td .number data-label="Pods" { (held.pods) }
                         td .number data-label="Again in" { (milliseconds(held.remaining_ms)) }
                         td data-label="Because" { (held.failure) }
                     }
