@@ -22,7 +22,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use wiring::{HELPER_MAX, Role, StoreAccess, node_credentials, open_node};
+pub(crate) use wiring::{HELPER_MAX, Role, StoreAccess, node_credentials, open_node, runtime_filesystems};
 
 use crate::{
     api,

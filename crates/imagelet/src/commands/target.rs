@@ -22,11 +22,25 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// How long a command waits for the store's lock.
 const LOCK_WAIT: Duration = Duration::from_secs(30);
 
+/// What a command acts on.
+#[derive(Debug)]
+pub(super) enum Target {
+    Daemon(RemoteNode),
+    /// The store or the runtime of these settings, in this process.
+    Here(Box<Settings>),
+}
+
 /// Finds the node, and opens it where it is in this process.
-///
+pub(super) async fn find_node(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
+    match find_target(global, environment).await? {
+        Target::Daemon(node) => Ok(Node::Remote(node)),
+        Target::Here(settings) => open(*settings, global, environment, intent).await,
+    }
+}
+
 /// # Errors
 /// A daemon that is named, configured or has a socket does not answer: the store of this process may be another one.
-pub(super) async fn find_node(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
+pub(super) async fn find_target(global: &Global, environment: &Environment) -> Result<Target, Failure> {
     let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
     let read = || sources(&arguments, global.store.as_ref(), environment);
     if let Some(endpoint) = &global.endpoint {
@@ -39,11 +53,11 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
             Probed::OtherCri => {
                 let mut sources = read()?;
                 sources.add_flag("--endpoint", "imageService.cri.endpoint", endpoint.as_str());
-                return open(&sources, global, environment, intent).await;
+                return Ok(Target::Here(Box::new(within(patience(global), &sources)?)));
             }
             Probed::Silent(error) => return Err(node.unreachable(&error)),
             // The first request shows whether it is imagelet or absent.
-            Probed::Ours | Probed::Missing => return Ok(Node::Remote(node)),
+            Probed::Ours | Probed::Missing => return Ok(Target::Daemon(node)),
         }
     }
     let sources = read()?;
@@ -54,11 +68,11 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
             if has_daemon(node.probe().await, configured.is_some())
                 .map_err(|why| no_daemon(&socket, configured.is_some(), why))?
             {
-                return Ok(Node::Remote(node));
+                return Ok(Target::Daemon(node));
             }
         }
     }
-    open(&sources, global, environment, intent).await
+    Ok(Target::Here(Box::new(within(patience(global), &sources)?)))
 }
 
 fn patience(global: &Global) -> Duration {
@@ -93,8 +107,7 @@ fn configured_socket(sources: &Sources) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(sources.settings()?.socket))
 }
 
-async fn open(sources: &Sources, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
-    let settings = within(patience(global), sources)?;
+async fn open(settings: Settings, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
     let is_at_default =
         matches!(&settings.backend, Backend::Embedded(store) if store.engine.root == environment.store_default());
     let is_named = global.store.is_some() || !is_at_default;

@@ -23,8 +23,8 @@ use imagelet_core::{
     metrics::Metrics,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
-        CombinedContainers, ContainerService, ImageService, ImportSite, ImportingImages, LayerSource, NoContainers,
-        RuntimeErrorKind, RuntimeManager,
+        CombinedContainers, ContainerService, ImageFilesystems, ImageService, ImportSite, ImportingImages, LayerSource,
+        NoContainers, RuntimeErrorKind, RuntimeManager,
     },
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
@@ -263,6 +263,15 @@ async fn open_runtime(
         state: runtime.engine.root.join("runtimes").join(&folder.hex()[..16]),
         uses_known,
     })
+}
+
+/// The file systems that a runtime reports, for a caller without a node.
+pub(crate) async fn runtime_filesystems(
+    runtime: &RuntimeSettings,
+    timeout: Duration,
+) -> Result<ImageFilesystems, Failure> {
+    let images = RemoteImageService::connect(&address(&runtime.endpoint)?, timeout).await?;
+    Ok(images.filesystem().await?)
 }
 
 /// The kubelet's gate for it is off.

@@ -5,7 +5,8 @@ use std::fs;
 use crate::{
     fake_registry::{Answer, FakeRegistry, Listening},
     images::Image,
-    program::{program, run},
+    program::{Daemon, program, run, write_store_config},
+    scripted::{Runtime, Script},
     testbed::scratch,
 };
 
@@ -70,4 +71,28 @@ fn the_first_step_that_fails_is_named_with_its_host_and_a_hint() {
     assert!(outcome.stdout.contains("✗   manifest") && outcome.stdout.contains("forbidden"), "{}", outcome.stdout);
     assert!(!format!("{outcome:?}").contains("hunter2pass"), "{outcome:?}");
     doctor(&["doctor", "Not/A Name"]).refused(&["the first step that fails is `name`"]);
+}
+
+#[test]
+fn the_free_space_is_that_of_the_file_system_that_a_runtime_reports_for_images() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let name = registry.put("team/app:v1", &Image::marked("doctor", 3000));
+    let runtime = Runtime::start(folder.path(), Script::default());
+    let state = format!("directory: {}", folder.path().join("state").display());
+    let config = write_store_config(folder.path(), &state);
+    let daemon = Daemon::start(folder.path(), ["--config", &config, "--runtime-endpoint", &runtime.endpoint()]);
+    let beside = folder.path().join("beside.yaml");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&beside, format!("{text}imageService: {{cri: {{endpoint: '{}'}}}}\n", runtime.endpoint())).unwrap();
+    let place = format!("free at `{}`; ", folder.path().join("ctd/io.containerd.snapshotter.v1.overlayfs").display());
+    let doctor = |command: &mut std::process::Command| run(command.args(["doctor", &name, "-o", "json"])).json();
+    for (way, diagnosis) in [
+        ("a daemon", doctor(&mut daemon.command())),
+        ("a runtime", doctor(program().arg("--endpoint").arg(runtime.endpoint()))),
+        ("a configuration", doctor(program().env("IMAGELET_CONFIG", &beside))),
+    ] {
+        let disk = diagnosis["steps"].as_array().unwrap().last().unwrap();
+        assert_eq!(disk["step"], "disk", "{way}: {diagnosis:#}");
+        assert!(disk["detail"].as_str().unwrap().contains(&place), "{way}: {disk:#}");
+    }
 }

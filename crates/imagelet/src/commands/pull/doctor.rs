@@ -1,6 +1,9 @@
 //! `doctor`: walks the path of a pull, and names the first step that fails.
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use imagelet_core::{
     credentials::{Credential, Secret},
@@ -13,12 +16,17 @@ use serde::Serialize;
 
 use super::login;
 use crate::{
+    api::{DiskRequest, no_steps},
     cli::{DoctorArgs, Format, Global, ServeArgs},
-    commands::images_write::complain,
+    commands::{
+        images_write::complain,
+        target::{Target, find_target},
+    },
     config::{Backend, Environment, Settings},
     failure::{Failure, advice},
+    node::Node,
     output::{Table, print},
-    serve::{node_credentials, sources},
+    serve::{node_credentials, runtime_filesystems, sources},
 };
 
 /// Digits of a digest in a table for people.
@@ -111,7 +119,9 @@ async fn walk(
     let found = check_path(settings.registry.clone(), &reference, credential.as_ref(), &platform, &mut report).await;
     match found {
         Ok(PathReport { layer_bytes, is_served }) => {
-            steps.push(DiagnosisStep::of_node("disk", room(&settings, ByteSize(layer_bytes.unwrap_or_default()))));
+            let place = image_disk(global, environment, &settings).await;
+            let room = place.and_then(|place| room(place, ByteSize(layer_bytes.unwrap_or_default())));
+            steps.push(DiagnosisStep::of_node("disk", room));
             is_served
         }
         Err(error) => {
@@ -149,26 +159,60 @@ async fn credential(
     Ok((provided.credentials.into_iter().next().map(|tracked| tracked.credential), detail))
 }
 
-/// Whether the disk of the store has space for the compressed layers at least.
-fn room(settings: &Settings, needed: ByteSize) -> Result<String, Failure> {
-    let root = match &settings.backend {
-        Backend::Embedded(store) => &store.engine.root,
-        Backend::Cri(runtime) => &runtime.engine.root,
+/// The directory that a pull fills, and the free space of its disk; `None`: the disk is not visible.
+type ImageDisk = (PathBuf, Option<ByteSize>);
+
+/// The disk that a pull fills: of the store, or as the daemon or runtime reports it.
+async fn image_disk(global: &Global, environment: &Environment, settings: &Settings) -> Result<ImageDisk, Failure> {
+    let silent = |failure: Failure| failure.at(ErrorClass::RuntimeUnavailable, Stage::Runtime);
+    let target = find_target(global, environment).await;
+    let settings = match &target {
+        Ok(Target::Daemon(node)) => {
+            let request = DiskRequest { samples: Some(0) };
+            let disk = Node::Remote(node.clone()).ask(request, no_steps()).await.map_err(silent)?;
+            return Ok((disk.mountpoint.into(), (disk.capacity > 0).then_some(ByteSize(disk.available))));
+        }
+        Ok(Target::Here(found)) => found,
+        // A diagnosis needs no daemon.
+        Err(_) => settings,
     };
-    // The store may not exist yet: then its first folder that does.
-    let existing = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    let shown = existing.display();
-    let disk = StatVfs.look(existing).map_err(|error| {
-        Failure::because(format!("the disk of `{shown}` cannot be measured"), &error)
+    let directory = match &settings.backend {
+        // The store may not exist yet: then its first folder that does.
+        Backend::Embedded(store) => {
+            let existing = store.engine.root.ancestors().find(|path| path.exists());
+            existing.unwrap_or(Path::new("/")).to_owned()
+        }
+        Backend::Cri(runtime) => {
+            let reported = runtime_filesystems(runtime, settings.runtime_request_timeout).await.map_err(silent)?;
+            let directory = reported.images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
+            if !directory.exists() {
+                return Ok((directory, None));
+            }
+            directory
+        }
+    };
+    let disk = StatVfs.look(&directory).map_err(|error| {
+        Failure::because(format!("the disk of `{}` cannot be measured", directory.display()), &error)
             .at(ErrorClass::DiskFailed, Stage::Disk)
     })?;
-    if disk.available < needed {
-        let message = format!("`{shown}` has {} free, and the layers have {needed} compressed", disk.available);
+    Ok((directory, Some(disk.available)))
+}
+
+/// Whether a disk has space for the compressed layers at least.
+fn room((directory, available): ImageDisk, needed: ByteSize) -> Result<String, Failure> {
+    let shown = directory.display();
+    let Some(available) = available else {
+        let is_reported = !directory.as_os_str().is_empty();
+        let hidden = || format!("the disk of `{shown}` is not visible from here");
+        return Ok(if is_reported { hidden() } else { "the runtime reports no file system of images".to_owned() });
+    };
+    if available < needed {
+        let message = format!("`{shown}` has {available} free, and the layers have {needed} compressed");
         return Err(Failure::new("DiskFull", message).at(ErrorClass::DiskFull, Stage::Disk));
     }
     let layers =
         if needed == ByteSize::ZERO { String::new() } else { format!("; the layers have {needed} compressed") };
-    Ok(format!("{} free at `{shown}`{layers}", disk.available))
+    Ok(format!("{available} free at `{shown}`{layers}"))
 }
 
 impl DiagnosisStep {
