@@ -61,7 +61,7 @@ static HEADERS: [(header::HeaderName, &str); 6] = [
 
 pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, access: HttpAccess, stop: CancellationToken) {
     let limits = http_limits(open_files_max());
-    let streams = EventStreams::new(limits.open.all, node.started_at, stop.clone());
+    let streams = EventStreams::new(limits.open.each, node.started_at, stop.clone());
     let actions = Actions::new(stop.clone());
     listener::serve(listener, router(node, access, streams, &actions), limits, stop).await;
     actions.end().await;

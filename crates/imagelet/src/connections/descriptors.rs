@@ -37,10 +37,11 @@ pub(crate) fn socket_limits(files_max: usize) -> ConnectionLimits {
     ConnectionLimits { open: Limit { all, each: all / 2 }, calls: Limit { all: CALLS_ALL_MAX, each: CALLS_EACH_MAX } }
 }
 
-/// Limits of HTTP. Scrapers behind one NAT address are one peer, which may therefore have all connections.
+/// Limits of HTTP. One address may have half of all connections: the rest answers probes of other addresses while its
+/// requests run. Clients behind one NAT address share that half.
 pub(crate) fn http_limits(files_max: usize) -> ConnectionLimits {
     let all = (files_max / HTTP_PART).clamp(LISTENER_MIN, HTTP_MAX);
-    let limit = Limit { all, each: all };
+    let limit = Limit { all, each: all / 2 };
     ConnectionLimits { open: limit, calls: limit }
 }
 
@@ -92,6 +93,7 @@ mod tests {
         ] {
             let limits = (socket_limits(files), http_limits(files));
             assert_eq!((limits.0.open.all, limits.0.open.each, limits.1.open.all), (socket, each, http), "{files}");
+            assert_eq!((limits.1.open.each, limits.1.calls), (http / 2, limits.1.open), "{files}");
             assert!(files < 64 || socket + http + SPARE <= files / 2, "{files}");
         }
     }

@@ -23,9 +23,10 @@ use crate::{
     failure::Failure,
 };
 
-/// Streams at a time, and the part of the connections that they may have: probes are still answered.
+/// Streams at a time.
 const STREAMS_MAX: usize = 12;
-const STREAMS_PART: usize = 2;
+/// The part of an address's connections that all streams together may have: the same address still probes and scrapes.
+const STREAMS_PART: (usize, usize) = (3, 4);
 /// Frames that a slow client may be behind.
 const FRAMES_MAX: usize = 64;
 /// A client that reads nothing for so long is disconnected.
@@ -60,8 +61,9 @@ struct Framing {
 }
 
 impl EventStreams {
-    pub(super) fn new(connections_max: usize, started_at: SystemTime, stop: CancellationToken) -> Self {
-        let max = STREAMS_MAX.min(connections_max / STREAMS_PART);
+    /// `address_max`: the connections that one address may have.
+    pub(super) fn new(address_max: usize, started_at: SystemTime, stop: CancellationToken) -> Self {
+        let max = STREAMS_MAX.min(address_max * STREAMS_PART.0 / STREAMS_PART.1);
         let since = started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { free: Arc::new(Semaphore::new(max)), max, run: since.as_millis().to_string(), stop }
     }
@@ -199,7 +201,7 @@ mod tests {
         format!("{{\"type\":\"event\",\"at\":\"2026-08-01T00:00:00.000Z\",\"number\":{number}}}").into_bytes()
     }
 
-    /// For a daemon with two connections.
+    /// For a daemon with two connections of one address.
     fn streams() -> EventStreams {
         let started_at = SystemTime::UNIX_EPOCH + Duration::from_millis(1234);
         EventStreams::new(2, started_at, CancellationToken::new())
@@ -273,7 +275,7 @@ mod tests {
         let streams = streams();
         let slow = open(&streams, Sends(100_000));
         let refused = open(&streams, Sends(1));
-        assert_eq!(refused.status(), http::StatusCode::SERVICE_UNAVAILABLE, "half of the connections");
+        assert_eq!(refused.status(), http::StatusCode::SERVICE_UNAVAILABLE, "three quarters of the connections");
         let StreamEnd(end) = slow.extensions().get::<StreamEnd>().unwrap().clone();
         end.cancelled().await;
         tokio::task::yield_now().await;

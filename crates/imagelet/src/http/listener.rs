@@ -20,11 +20,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
+    time::Instant,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
-use crate::connections::{AcceptFailures, Calls, ConnectionLimits, ConnectionTable};
+use crate::connections::{AcceptFailures, Calls, ConnectionLimits, ConnectionTable, LineLimit};
 
 /// How long a client may take to send the request head, from its connection on.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
@@ -37,6 +38,10 @@ const CONNECTION_MAX: Duration = Duration::from_secs(30);
 /// The longest request head; a scraper's has a few hundred bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
+/// Log lines about refused connections: a peer that repeats its request must not fill a disk.
+const REFUSALS_LOGGED_MAX: u32 = 2;
+const REFUSALS_LOGGED_OVER: Duration = Duration::from_secs(30);
+
 /// Extension of a response whose body has no end of its own: the connection closes when this is cancelled.
 #[derive(Clone, Debug)]
 pub(super) struct StreamEnd(pub(super) CancellationToken);
@@ -45,6 +50,7 @@ pub(super) struct StreamEnd(pub(super) CancellationToken);
 pub(super) async fn serve(listener: TcpListener, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
     let (mut failures, open) = (AcceptFailures::new("http"), TaskTracker::new());
     let table = ConnectionTable::<IpAddr>::new(limits);
+    let mut refusals = LineLimit::new(REFUSALS_LOGGED_MAX, REFUSALS_LOGGED_OVER);
     loop {
         let accepted = tokio::select! {
             biased;
@@ -60,7 +66,12 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limits: Connect
         };
         failures.clear();
         let Some(connection) = table.enter(peer.ip()).await else {
-            tracing::debug!(%peer, "all HTTP connections are busy; this one is refused");
+            if let Some(suppressed) = refusals.take(Instant::now()) {
+                let (all, each) = (limits.open.all, limits.open.each);
+                tracing::warn!(
+                    %peer, all, each, suppressed, "every HTTP connection, or each of this address, is busy; one is refused"
+                );
+            }
             continue;
         };
         let (router, stopped) = (router.clone(), stop.child_token());
@@ -168,12 +179,11 @@ mod tests {
     use axum::routing::{get, post};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
-        net::TcpStream,
-        time::Instant,
+        net::{TcpSocket, TcpStream},
     };
 
     use super::*;
-    use crate::connections::Limit;
+    use crate::connections::{Limit, http_limits};
 
     const LIMITS: ConnectionLimits = ConnectionLimits { open: LIMIT, calls: LIMIT };
     const LIMIT: Limit = Limit { all: 8, each: 8 };
@@ -186,7 +196,13 @@ mod tests {
             tokio::time::sleep(CONNECTION_MAX * 3).await;
             format!("done with {body}")
         };
-        Router::new().route("/metrics", get(|| async { "x".repeat(BODY_BYTES) })).route("/action", post(slow))
+        let chunk = || Ok::<_, Infallible>("x".repeat(BODY_BYTES));
+        let endless = move || async move { Body::from_stream(futures_util::stream::repeat_with(chunk)) };
+        Router::new()
+            .route("/metrics", get(|| async { "x".repeat(BODY_BYTES) }))
+            .route("/livez", get(|| async { "ok" }))
+            .route("/endless", get(endless))
+            .route("/action", post(slow))
     }
 
     /// A served connection; its peer closes when the response has ended.
@@ -315,6 +331,51 @@ mod tests {
         client.write_all(b"GET / HTTP/1.1\r\nX: ").await.unwrap();
         while client.write_all(&[b'a'; 1024]).await.is_ok() {}
         assert!(read_all(client).await.1 < HEAD_WITHIN);
+    }
+
+    /// A client with this address.
+    async fn connected_from(address: [u8; 4], server: std::net::SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((address, 0).into()).unwrap();
+        socket.connect(server).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_address_whose_requests_hold_its_share_leaves_the_other_connections_to_others() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let server = listener.local_addr().unwrap();
+        let limits = http_limits(usize::MAX);
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(serve(listener, router(), limits, stop.clone()));
+        // Half heads, bodies that do not come, and whole requests whose responses are not read.
+        let requests: [&[u8]; 3] = [
+            b"GET /live",
+            b"POST /action HTTP/1.1\r\nHost: node\r\nContent-Length: 1000\r\n\r\n",
+            b"GET /endless HTTP/1.1\r\nHost: node\r\n\r\n",
+        ];
+        let mut held = Vec::new();
+        for request in requests {
+            for _ in 0..limits.open.all + 1 {
+                let mut client = connected_from([127, 0, 0, 2], server).await;
+                // A client that was refused cannot write.
+                drop(client.write_all(request).await);
+                // Its request runs before the next one comes.
+                if request == requests[2] {
+                    drop(client.read_u8().await);
+                }
+                held.push(client);
+            }
+            let mut probe = connected_from([127, 0, 0, 3], server).await;
+            probe.write_all(b"GET /livez HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+            let (answer, _) = read_all(probe).await;
+            assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("ok"), "{answer:?}");
+        }
+        let mut own = connected_from([127, 0, 0, 2], server).await;
+        drop(own.write_all(REQUEST).await);
+        assert_eq!(read_all(own).await.0, "", "the address has its share");
+        drop(held);
+        stop.cancel();
+        serving.await.unwrap();
     }
 
     #[tokio::test]
