@@ -1,6 +1,6 @@
 //! Sends spans to a collector in batches, by gRPC or as protobuf over HTTP.
 
-use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{error::Error, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, StatusCode, header, uri::PathAndQuery};
@@ -117,7 +117,7 @@ async fn send(target: &TraceTarget, channel: &mut Option<Channel>, request: Expo
                 None => channel.insert(connect(grpc).await?).clone(),
             };
             let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-            client.ready().await.map_err(|error| error.to_string())?;
+            client.ready().await.map_err(|error| cause(&error))?;
             let codec = ProstCodec::<ExportRequest, ExportAnswer>::default();
             let sent = client.unary(tonic::Request::new(request), PathAndQuery::from_static(GRPC_PATH), codec).await;
             sent.map_err(|status| format!("{:?}: {}", status.code(), status.message()))?.into_inner()
@@ -132,9 +132,7 @@ async fn send(target: &TraceTarget, channel: &mut Option<Channel>, request: Expo
 }
 
 async fn connect(target: &TraceTarget) -> Result<Channel, String> {
-    let failed = |error: tonic::transport::Error| {
-        format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string))
-    };
+    let failed = |error: tonic::transport::Error| cause(&error);
     match target {
         TraceTarget::GrpcSocket(path) => {
             let path = path.clone();
@@ -152,21 +150,21 @@ async fn connect(target: &TraceTarget) -> Result<Channel, String> {
 }
 
 async fn post(address: &str, request: &ExportRequest) -> Result<ExportAnswer, String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
-    let stream = TcpStream::connect(address).await.map_err(|error| text(&error))?;
+    let stream = TcpStream::connect(address).await.map_err(|error| cause(&error))?;
     let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| text(&error))?;
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| cause(&error))?;
     let exchange = async {
         let request = Request::post(HTTP_PATH)
             .header(header::HOST, address)
             .header(header::CONTENT_TYPE, "application/x-protobuf")
             .body(Full::new(Bytes::from(request.encode_to_vec())))
-            .map_err(|error| text(&error))?;
-        let answer = sender.send_request(request).await.map_err(|error| text(&error))?;
+            .map_err(|error| cause(&error))?;
+        let answer = sender.send_request(request).await.map_err(|error| cause(&error))?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(|error| text(&error))?;
+        let body =
+            Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(|error| cause(&*error))?;
         match status {
-            StatusCode::OK => ExportAnswer::decode(body.to_bytes()).map_err(|error| text(&error)),
+            StatusCode::OK => ExportAnswer::decode(body.to_bytes()).map_err(|error| cause(&error)),
             status => Err(format!("the collector answered {status}")),
         }
     };
@@ -175,9 +173,23 @@ async fn post(address: &str, request: &ExportRequest) -> Result<ExportAnswer, St
         answer = &mut exchange => answer,
         closed = connection => match closed {
             Ok(()) => exchange.await,
-            Err(error) => Err(text(&error)),
+            Err(error) => Err(cause(&error)),
         },
     }
+}
+
+/// Why a request failed, without the texts by which tonic and hyper pass a cause on.
+fn cause(error: &(dyn Error + 'static)) -> String {
+    let mut texts = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        next = error.source();
+        let is_layer = error.is::<tonic::transport::Error>() || error.is::<hyper::Error>();
+        if !is_layer || next.is_none() {
+            texts.push(error.to_string());
+        }
+    }
+    texts.join(": ")
 }
 
 impl FromStr for TraceTarget {
@@ -210,6 +222,19 @@ fn authority(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_collector_that_is_away_is_reported_with_the_cause() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let (grpc, http) = (TraceTarget::Grpc(address.clone()), TraceTarget::Http(address));
+        for target in [grpc, http, TraceTarget::GrpcSocket("/nonexistent/otel.sock".into())] {
+            let error = send(&target, &mut None, export_request(Vec::new())).await.unwrap_err();
+            assert!(error.contains("(os error ") && !error.contains("transport error"), "{target:?}: {error}");
+            assert!(!error.contains("Some("), "{target:?}: {error}");
+        }
+    }
 
     #[test]
     fn a_collector_is_named_as_for_the_kubelet_or_by_a_url() {
