@@ -59,7 +59,7 @@ DIST_PARTS := $(DEB_PARTS) git:git musl-gcc:musl-tools readelf:binutils update-c
 POWERCUT_PARTS := python3:python3 mkfs.ext4:e2fsprogs mkfs.btrfs:btrfs-progs unshare:util-linux \
 	strace:strace containerd:containerd
 # How many moments it cuts the power at, over all scenarios, and which; the program, built where empty.
-CUTS ?= 240
+CUTS ?= 192
 SEED ?= power
 IMAGELET ?=
 # The targets of `make dist`; this machine's with musl and with glibc where empty.

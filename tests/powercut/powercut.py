@@ -39,7 +39,7 @@ from recorder import recorded
 from recording import Cut, copy_sparse
 from samples import Samples, registry
 
-CUTS = 200
+CUTS = 192
 DISK = 160 << 20
 PULL_AGAIN_EVERY = 3
 ALONE, SHARED = "alone", "shared"
