@@ -355,7 +355,7 @@ mod tests {
         ];
         let mut held = Vec::new();
         for request in requests {
-            for _ in 0..limits.open.all + 1 {
+            for _ in 0..=limits.open.all {
                 let mut client = connected_from([127, 0, 0, 2], server).await;
                 // A client that was refused cannot write.
                 drop(client.write_all(request).await);
