@@ -1,5 +1,7 @@
 //! A daemon that knows the pods of its node: what waits for an image is kept and shown, whatever the API server does.
 
+use std::path::Path;
+
 use imagelet_kube::testing::{ApiFault, FakeApi, FakeApiOptions};
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -25,6 +27,26 @@ impl Api {
         Self { fake: runtime.block_on(FakeApi::start(options)), _runtime: runtime }
     }
 
+    /// A daemon that knows the pods of `node-1`.
+    fn daemon(&self, folder: &Path, port: &Port) -> Daemon {
+        let config = write_store_config(folder, "");
+        let kubeconfig = self.fake.kubeconfig(folder);
+        let arguments = [
+            "--config",
+            &config,
+            "--store",
+            folder.join("store").to_str().unwrap(),
+            "--http",
+            &port.address(),
+            "--kubeconfig",
+            kubeconfig.to_str().unwrap(),
+            "--node-name",
+            "node-1",
+        ]
+        .map(str::to_owned);
+        Daemon::start(folder, &arguments)
+    }
+
     fn bind(&self, name: &str, image: &str) {
         self.fake.apply(json!({
             "metadata": {"name": name, "namespace": "shop"},
@@ -39,22 +61,7 @@ fn an_image_that_a_pod_of_the_node_waits_for_is_kept_and_shown_also_while_the_ap
     let api = Api::start(FakeApiOptions { token: Some("a-token".into()), tls: true });
     let put = |name: &str| registry.put(&format!("{name}:v1"), &Image::marked(name, 100));
     let (awaited, free) = (put("awaited"), put("free"));
-    let config = write_store_config(folder.path(), "");
-    let kubeconfig = api.fake.kubeconfig(folder.path());
-    let arguments = [
-        "--config",
-        &config,
-        "--store",
-        folder.path().join("store").to_str().unwrap(),
-        "--http",
-        &port.address(),
-        "--kubeconfig",
-        kubeconfig.to_str().unwrap(),
-        "--node-name",
-        "node-1",
-    ]
-    .map(str::to_owned);
-    let daemon = Daemon::start(folder.path(), &arguments);
+    let daemon = api.daemon(folder.path(), &port);
     for image in [&awaited, &free] {
         daemon.run(["pull", image]).ok();
     }
@@ -108,22 +115,7 @@ fn before_the_pods_are_known_the_daemon_is_not_ready_and_collects_nothing() {
     let api = Api::start(FakeApiOptions::default());
     api.fake.plant_lasting(Some(ApiFault::Status(503, "starting".into())));
     let image = registry.put("app:v1", &Image::marked("app", 100));
-    let config = write_store_config(folder.path(), "");
-    let kubeconfig = api.fake.kubeconfig(folder.path());
-    let arguments = [
-        "--config",
-        &config,
-        "--store",
-        folder.path().join("store").to_str().unwrap(),
-        "--http",
-        &port.address(),
-        "--kubeconfig",
-        kubeconfig.to_str().unwrap(),
-        "--node-name",
-        "node-1",
-    ]
-    .map(str::to_owned);
-    let daemon = Daemon::start(folder.path(), &arguments);
+    let daemon = api.daemon(folder.path(), &port);
     daemon.run(["pull", &image]).ok();
     let unknown = "[-]pods failed: the pods of this node are not known yet: the API server answered 503: starting\n";
     wait_until("the first answer", || {
