@@ -303,6 +303,9 @@ fn each_step_may_be_the_last_one_of_a_process() {
             met.insert(armed.split(':').next().unwrap().to_owned());
         }
     }
+    for armed in ["file.synced", "file.renamed"] {
+        crash_first_start(&bed, armed);
+    }
     let met: BTreeSet<&str> = met.iter().map(String::as_str).collect();
     assert_eq!(met, all_steps(), "steps that no scenario reaches, or that are not listed");
 
@@ -368,8 +371,9 @@ const DAEMONS: [(&str, &[&str]); 3] = [
             "settle.mark:1",
             "settle.mark:2",
             "settle.marks",
-            "file.synced",
-            "file.renamed",
+            // The first is of the start: a new store has its names before its first image.
+            "file.synced:2",
+            "file.renamed:2",
         ],
     ),
     (
@@ -398,6 +402,21 @@ fn crash_daemon(bed: &Bed, config: &str, armed: &str) {
     let listed = reopen(&store, &what);
     assert_sound(&store, &listed, &[&bed.fresh], kept, &what);
     assert_heals(&store, bed, &what);
+}
+
+/// The first start on a new store in the background is cut off while it writes the names.
+fn crash_first_start(bed: &Bed, armed: &str) {
+    let what = format!("a first start in the background, cut off at {armed}");
+    let run = Run { bed, folder: scratch() };
+    let config = write_store_config(run.folder.path(), "durability: background");
+    let mut command = program();
+    command.env("IMAGELET_FAILPOINT", armed).args(["serve", "--config", &config]);
+    command.arg("--store").arg(run.store()).arg("--socket").arg(run.folder.path().join("socket"));
+    let ended = command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(ended.signal(), Some(Signal::ABORT.as_raw()), "{what}: ended by {ended}");
+    let listed = reopen(&run.store(), &what);
+    assert_sound(&run.store(), &listed, &[], &[], &what);
+    assert_heals(&run.store(), bed, &what);
 }
 
 #[test]
