@@ -14,7 +14,7 @@ use crate::{
     text::json_error,
 };
 
-/// The default registry in image names, and as credential helpers know it.
+/// The name of Docker Hub for credential helpers.
 const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
 /// Longest document read; a Kubernetes secret holds at most this much.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;

@@ -485,6 +485,6 @@ async fn a_kubeconfig_that_is_missing_broken_or_open_to_others_is_named() {
     std::fs::write(&path, "clusters: 5").unwrap();
     assert!(failure().await.starts_with(&named));
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
-    let told = failure().await;
-    assert!(told.contains("every user may write to"), "{told}");
+    let reported = failure().await;
+    assert!(reported.contains("every user may write to"), "{reported}");
 }

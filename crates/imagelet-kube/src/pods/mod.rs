@@ -88,7 +88,7 @@ impl BoundPod {
 /// Reads one pod object of the API, as JSON; `None` for a pod that is finished or being deleted.
 ///
 /// # Errors
-/// When the text is not a pod object, or its name is none.
+/// When the text is not a pod object, or the pod has an invalid name.
 pub fn read_pod(json: &[u8]) -> Result<Option<BoundPod>, PodRejection> {
     bound_pod(&serde_json::from_slice(json).map_err(PodRejection::Decode)?)
 }
@@ -96,7 +96,7 @@ pub fn read_pod(json: &[u8]) -> Result<Option<BoundPod>, PodRejection> {
 /// The images of a pod; `None` for a pod that is finished or being deleted: it starts no more containers.
 ///
 /// # Errors
-/// When its name is none. The API server accepts no such pod.
+/// When the pod has an invalid name, which the API server rejects.
 pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejection> {
     let PodObject { metadata, spec, status } = object;
     for (name, length_max) in [(&metadata.namespace, NAMESPACE_LENGTH_MAX), (&metadata.name, NAME_LENGTH_MAX)] {
