@@ -38,6 +38,8 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
     }
 }
 
+/// Finds what a command acts on, and opens nothing.
+///
 /// # Errors
 /// A daemon that is named, configured or has a socket does not answer: the store of this process may be another one.
 pub(super) async fn find_target(global: &Global, environment: &Environment) -> Result<Target, Failure> {
