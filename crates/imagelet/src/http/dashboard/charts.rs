@@ -142,11 +142,15 @@ fn label(tile: &Tile, lines: &[&str]) -> Markup {
     }
 }
 
+/// A text of so many letters at most. Names of a team's images differ at their ends, so most of the end stays.
 fn cut(text: &str, letters: usize) -> String {
-    if text.chars().count() <= letters {
+    let length = text.chars().count();
+    if length <= letters {
         return text.to_owned();
     }
-    text.chars().take(letters.saturating_sub(1)).chain(['…']).collect()
+    let kept = letters.saturating_sub(1);
+    let end = kept * 2 / 3;
+    text.chars().take(kept - end).chain(['…']).chain(text.chars().skip(length - end)).collect()
 }
 
 /// `web:v1` of `registry.example/team/web:v1`.
@@ -188,7 +192,14 @@ mod tests {
         assert!(!map.contains("<script>") && map.contains("&lt;script&gt;"), "{map}");
         assert_eq!(map.matches("<a ").count(), TILES_MAX);
         assert!(map.contains("12 smaller") && map.contains('…') && map.contains("5kB"), "{map}");
-        assert_eq!(cut("four", 4), "four");
-        assert_eq!(cut("fives", 4), "fiv…");
+        for (text, letters, shown) in [
+            ("four", 4, "four"),
+            ("fives", 4, "f…es"),
+            ("a-service-12:v1.12", 13, "a-se…12:v1.12"),
+            ("fives", 1, "…"),
+            ("fives", 0, "…"),
+        ] {
+            assert_eq!(cut(text, letters), shown);
+        }
     }
 }
