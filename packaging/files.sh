@@ -10,7 +10,7 @@ read -ra xtask <<<"${XTASK:-${CARGO:-cargo} run --locked --quiet --package xtask
 rm -rf "$folder"
 mkdir -p "$folder"/{man,completions,docs}
 install -m 755 "$program" "$folder/imagelet"
-install -m 644 packaging/config.yaml packaging/imagelet.service packaging/imagelet.socket README.md CHANGELOG.md LICENSE "$folder"
+install -m 644 packaging/config.yaml crates/imagelet/src/install/imagelet.{service,socket} README.md CHANGELOG.md LICENSE "$folder"
 cp -r docs/. "$folder/docs"
 "$writer" man "$folder/man"
 "$writer" completions bash >"$folder/completions/imagelet"

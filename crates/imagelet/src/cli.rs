@@ -2,6 +2,7 @@
 
 mod help;
 mod image_filter;
+mod install;
 mod kubelet;
 mod login;
 mod since;
@@ -20,6 +21,7 @@ use imagelet_core::{
 pub(crate) use self::{
     help::command,
     image_filter::{FilteredImage, ImageFilter},
+    install::{InstallArgs, Role},
     kubelet::KubeletFlags,
     login::{LoginArgs, RegistryLoginArgs},
     since::Since,
@@ -240,6 +242,8 @@ pub(crate) enum Command {
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Set this host up as a service, beside a runtime or for its kubelet, or take that back.
+    Install(InstallArgs),
     /// Print a script that completes commands, flags and the names of images in a shell.
     Completions {
         /// Which shell.

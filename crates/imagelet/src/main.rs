@@ -8,6 +8,7 @@ mod config;
 mod connections;
 mod failure;
 mod http;
+mod install;
 mod jobs;
 mod log;
 mod manifests;

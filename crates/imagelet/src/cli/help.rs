@@ -11,7 +11,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Files", &["mount", "unmount", "export", "import"]),
     ("Registries", &["login", "logout", "doctor"]),
     ("What happened", &["events", "why", "status", "top"]),
-    ("Daemon and shell", &["serve", "config", "completions", "version"]),
+    ("Daemon and shell", &["serve", "install", "config", "completions", "version"]),
 ];
 
 /// What each command takes, in short.
@@ -20,8 +20,9 @@ const OPTIONS: &str = "Options of all commands, before or after the name (`COMMA
     --timeout DURATION, --lock-timeout DURATION, -h, --help; -V, --version";
 
 /// An example of each command.
-const EXAMPLES: [(&str, &str); 28] = [
+const EXAMPLES: [(&str, &str); 29] = [
     ("serve", "imagelet serve --config /etc/imagelet/config.yaml"),
+    ("install", "imagelet install --role between --dry-run"),
     ("pull", "imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36"),
     ("ensure", "imagelet ensure -f pod.yaml --secret registry-secret.yaml"),
     ("ls", "imagelet ls --filter unused=true --format '{{.ID}} {{.Size}}'"),

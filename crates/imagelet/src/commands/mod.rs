@@ -44,6 +44,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             Ok(ExitCode::SUCCESS)
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format).await,
+        Command::Install(arguments) => crate::install::run(arguments, &environment, format).await,
         Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
         Command::Login(arguments) => pull::log_in(arguments, &cli.global, &environment).await,
         Command::Logout { registry } => pull::log_out(registry.as_deref(), &cli.global, &environment).await,
@@ -145,6 +146,7 @@ async fn run_on(
         Command::Status { verbose } => status::status(node, verbose, format).await,
         Command::Serve(_)
         | Command::Config(_)
+        | Command::Install(_)
         | Command::Doctor(_)
         | Command::Login(_)
         | Command::Logout { .. }

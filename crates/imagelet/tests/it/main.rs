@@ -28,6 +28,7 @@ mod half_requests;
 mod http_api;
 mod images;
 mod import;
+mod install;
 mod keep;
 mod kubelet_way;
 mod kubernetes;

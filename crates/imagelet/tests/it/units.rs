@@ -128,7 +128,7 @@ fn the_package_has_the_documented_units_for_its_own_path_and_a_configuration_tha
     let packaging = repository().join("packaging");
     let files = documented();
     for name in ["imagelet.socket", "imagelet.service"] {
-        let packaged = fs::read_to_string(packaging.join(name)).unwrap();
+        let packaged = fs::read_to_string(repository().join("crates/imagelet/src/install").join(name)).unwrap();
         let documented = files[&Path::new("/etc/systemd/system").join(name)].replace("/usr/local/bin/", "/usr/bin/");
         assert_eq!(settings(&packaged), settings(&documented), "{name}");
     }

@@ -1,0 +1,148 @@
+//! Runs the steps of a plan, and reports each.
+
+use std::{
+    path::Path,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use imagelet_cri::Endpoint;
+use serde::Serialize;
+use tokio::process::Command;
+
+use super::{CONFIGURATION, SOCKET, Step, host::below, owned_file};
+use crate::{
+    failure::Failure,
+    node::{Probed, RemoteNode},
+    output::printable,
+};
+
+/// How long a runtime may take to answer a first call.
+const PROBE_MAX: Duration = Duration::from_secs(5);
+/// How long systemd may take for one request; it waits for the daemon to be ready.
+const SYSTEMCTL_MAX: Duration = Duration::from_secs(90);
+/// How long the daemon may take until it answers.
+const DAEMON_MAX: Duration = Duration::from_secs(30);
+const DAEMON_PROBES: Duration = Duration::from_millis(200);
+/// Most of what systemctl says that is shown.
+const SHOWN_MAX: usize = 1000;
+
+/// What a step did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Outcome {
+    /// `probe`, `write`, `keep`, `remove`, `check`, `run`, `await` or `advice`.
+    pub(super) step: &'static str,
+    /// A path, an endpoint or a command.
+    pub(super) target: String,
+    /// `done`, `planned`, `unchanged`, `open` or `failed`.
+    pub(super) result: &'static str,
+    /// Why.
+    pub(super) detail: String,
+}
+
+/// Runs the steps in their order until one fails, or reports them as planned. `check` reads a configuration as the daemon does.
+pub(super) async fn apply(
+    steps: &[Step],
+    root: &Path,
+    is_dry: bool,
+    check: impl AsyncFn(&Path) -> Result<(), Failure>,
+) -> (Vec<Outcome>, Option<Failure>) {
+    let mut outcomes = Vec::new();
+    for step in steps {
+        let (name, target, detail) = shown(step);
+        let result = match step {
+            Step::Keep { .. } => "unchanged",
+            Step::Advise(_) => "open",
+            _ if is_dry => "planned",
+            _ => match run(step, root, &check).await {
+                Ok(()) => "done",
+                Err(failure) => {
+                    let detail = failure.message.clone();
+                    outcomes.push(Outcome { step: name, target, result: "failed", detail });
+                    return (outcomes, Some(failure));
+                }
+            },
+        };
+        outcomes.push(Outcome { step: name, target, result, detail });
+    }
+    (outcomes, None)
+}
+
+fn shown(step: &Step) -> (&'static str, String, String) {
+    match step {
+        Step::ProbeRuntime(endpoint) => ("probe", endpoint.clone(), "a runtime has to answer".into()),
+        Step::Write { path, .. } => ("write", path.display().to_string(), String::new()),
+        Step::Keep { path, why } => ("keep", path.display().to_string(), (*why).into()),
+        Step::Remove(path) => ("remove", path.display().to_string(), String::new()),
+        Step::CheckConfiguration => ("check", CONFIGURATION.into(), "as `imagelet config check` does".into()),
+        Step::Systemctl(arguments) => ("run", format!("systemctl {}", arguments.join(" ")), String::new()),
+        Step::AwaitDaemon => ("await", SOCKET.into(), "the daemon has to answer".into()),
+        Step::Advise(text) => ("advice", String::new(), text.clone()),
+    }
+}
+
+async fn run(step: &Step, root: &Path, check: &impl AsyncFn(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+    let of_file = |what: &str, path: &Path, error: &std::io::Error| {
+        Failure::because(format!("could not {what} `{}`", path.display()), error)
+    };
+    match step {
+        Step::ProbeRuntime(endpoint) => probe_runtime(endpoint).await,
+        Step::Write { path, content } => {
+            let path = below(root, path)?;
+            owned_file::write(&path, content).map_err(|error| of_file("write", &path, &error))
+        }
+        Step::Remove(path) => {
+            let path = below(root, path)?;
+            owned_file::remove(&path).map_err(|error| of_file("remove", &path, &error))
+        }
+        Step::CheckConfiguration => check(&below(root, Path::new(CONFIGURATION))?).await,
+        Step::Systemctl(arguments) => systemctl(root, arguments).await,
+        Step::AwaitDaemon => await_daemon().await,
+        Step::Keep { .. } | Step::Advise(_) => Ok(()),
+    }
+}
+
+async fn probe_runtime(endpoint: &str) -> Result<(), Failure> {
+    let address: Endpoint =
+        endpoint.parse().map_err(|error| Failure::because(format!("`{endpoint}` is no endpoint"), &error))?;
+    let failed = |why: &str| Failure::new("Unavailable", format!("`{endpoint}` {why}"));
+    match RemoteNode::new(address.path(), PROBE_MAX).probe().await {
+        Probed::OtherCri => Ok(()),
+        Probed::Ours => Err(failed("is a socket of imagelet, not of a runtime")),
+        Probed::Missing => Err(failed("does not exist").or_hint("start the runtime first")),
+        Probed::Silent(error) => Err(Failure::because(format!("the runtime at `{endpoint}` does not answer"), &error)),
+    }
+}
+
+async fn await_daemon() -> Result<(), Failure> {
+    let deadline = Instant::now() + DAEMON_MAX;
+    loop {
+        if matches!(RemoteNode::new(Path::new(SOCKET), PROBE_MAX).probe().await, Probed::Ours) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let message = format!("the daemon did not answer at `{SOCKET}` within {} s", DAEMON_MAX.as_secs());
+            return Err(Failure::new("Unavailable", message).or_hint("see `journalctl -u imagelet.service`"));
+        }
+        tokio::time::sleep(DAEMON_PROBES).await;
+    }
+}
+
+async fn systemctl(root: &Path, arguments: &[&str]) -> Result<(), Failure> {
+    let shown = format!("`systemctl {}`", arguments.join(" "));
+    let mut command = Command::new("systemctl");
+    if root != Path::new("/") {
+        command.arg("--root").arg(root);
+    }
+    command.args(["--no-pager", "--no-ask-password"]).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
+    let ended = tokio::time::timeout(SYSTEMCTL_MAX, command.output()).await.map_err(|_| {
+        Failure::new("DeadlineExceeded", format!("{shown} did not end within {} s", SYSTEMCTL_MAX.as_secs()))
+    })?;
+    let output = ended.map_err(|error| Failure::because(format!("could not run {shown}"), &error))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = printable(String::from_utf8_lossy(&output.stderr).trim());
+    let text = &text[..text.floor_char_boundary(SHOWN_MAX)];
+    Err(Failure::new("Failed", format!("{shown} failed ({}): {text}", output.status)))
+}

@@ -1,0 +1,224 @@
+//! Facts about the host that is set up: files, units, sockets of runtimes, and the command line of its kubelet.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs,
+    io::{self, Read as _},
+    os::unix::{ffi::OsStrExt as _, fs::FileTypeExt as _},
+    path::{Path, PathBuf},
+};
+
+use imagelet_core::trusted_files;
+
+use super::{
+    CONFIGURATION, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, Request, SERVICE_UNIT, SOCKET_UNIT,
+    owned_file::FileState,
+};
+use crate::failure::Failure;
+
+/// Where the sockets of runtimes are.
+const RUNTIMES: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
+/// Where a program is searched for in another root file system.
+const PROGRAMS: [&str; 2] = ["/usr/local/bin/imagelet", "/usr/bin/imagelet"];
+/// Where packages put units.
+const PACKAGED_UNITS: [&str; 2] = ["/usr/lib/systemd/system/imagelet.service", "/lib/systemd/system/imagelet.service"];
+const STATE: &str = "/var/lib/imagelet";
+/// Longest command line that is read.
+const COMMAND_LINE_MAX: u64 = 1 << 20;
+
+/// Whether systemd can be asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Systemd {
+    Running,
+    /// Another root file system, in which units can be enabled.
+    Offline,
+    #[default]
+    Absent,
+}
+
+/// The kubelet of the host, by its command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Kubelet {
+    /// `--config-dir`; `None`: without, or no kubelet runs.
+    pub(super) config_dir: Option<PathBuf>,
+    /// `--image-service-endpoint`.
+    pub(super) image_endpoint_flag: Option<String>,
+}
+
+/// What a plan depends on. Paths are those of the installed host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostFacts {
+    pub(super) files: BTreeMap<PathBuf, FileState>,
+    pub(super) systemd: Systemd,
+    /// A package has the units.
+    pub(super) has_package: bool,
+    pub(super) has_state: bool,
+    pub(super) program: PathBuf,
+    /// The runtime in a configuration that is there.
+    pub(super) configured_endpoint: Option<String>,
+    /// The endpoints of the runtimes whose sockets are there.
+    pub(super) runtimes: Vec<String>,
+    pub(super) kubelet: Kubelet,
+}
+
+impl HostFacts {
+    pub(super) fn state(&self, path: &Path) -> FileState {
+        self.files.get(path).cloned().unwrap_or_default()
+    }
+}
+
+/// Reads the facts of the host below `root`. `endpoint_of` reads the runtime's endpoint from a configuration.
+///
+/// # Errors
+/// When a file cannot be read, the program may be changed by other users, or a part of another root file system is a link.
+pub(super) fn gather(
+    request: &Request,
+    root: &Path,
+    endpoint_of: impl FnOnce(&Path) -> Result<Option<String>, Failure>,
+) -> Result<HostFacts, Failure> {
+    let is_live = root == Path::new("/");
+    let kubelet = if is_live { running_kubelet() } else { Kubelet::default() };
+    let mut places = [CONFIGURATION, SERVICE_UNIT, SOCKET_UNIT, KUBELET_UNIT_DROP_IN].map(PathBuf::from).to_vec();
+    let folders = [request.kubelet_config_dir.clone(), kubelet.config_dir.clone(), Some(KUBELET_CONFIG_DIR.into())];
+    places.extend(folders.into_iter().flatten().map(|folder| folder.join(KUBELET_CONFIG_NAME)));
+    let mut files = BTreeMap::new();
+    for path in places {
+        let place = below(root, &path)?;
+        let state = FileState::of(&place)
+            .map_err(|error| Failure::because(format!("could not read `{}`", place.display()), &error))?;
+        files.insert(path, state);
+    }
+    let there = |path: &str| below(root, Path::new(path)).is_ok_and(|path| path.exists());
+    let configured_endpoint = match files.get(Path::new(CONFIGURATION)) {
+        // The way back does not depend on what the file says.
+        Some(state) if state.is_kept() && request.role.is_some() => endpoint_of(&below(root, Path::new(CONFIGURATION))?)?,
+        _ => None,
+    };
+    let systemd = match is_live {
+        true if Path::new("/run/systemd/system").is_dir() => Systemd::Running,
+        true => Systemd::Absent,
+        false => Systemd::Offline,
+    };
+    let runtimes = RUNTIMES.iter().filter(|path| is_live && is_socket(Path::new(path)));
+    Ok(HostFacts {
+        files,
+        systemd,
+        has_package: PACKAGED_UNITS.iter().any(|path| there(path)),
+        has_state: there(STATE),
+        program: if request.role.is_some() { program(root, is_live)? } else { PathBuf::new() },
+        configured_endpoint,
+        runtimes: runtimes.map(|path| format!("unix://{path}")).collect(),
+        kubelet,
+    })
+}
+
+/// A path of the host, below its root file system.
+///
+/// # Errors
+/// A link in another root file system may lead to a file of this host.
+pub(super) fn below(root: &Path, path: &Path) -> Result<PathBuf, Failure> {
+    let mut place = root.to_owned();
+    for part in path.components().skip(1) {
+        place.push(part);
+        if root != Path::new("/") && place.is_symlink() {
+            let message = format!("`{}` is a symbolic link, and may lead out of `{}`", place.display(), root.display());
+            return Err(Failure::new("InvalidArgument", message));
+        }
+    }
+    Ok(place)
+}
+
+/// The program that the service starts.
+fn program(root: &Path, is_live: bool) -> Result<PathBuf, Failure> {
+    if !is_live {
+        let found = PROGRAMS.iter().find(|path| below(root, Path::new(path)).is_ok_and(|path| path.is_file()));
+        return found.map(PathBuf::from).ok_or_else(|| {
+            Failure::new("NotFound", format!("`{}` has no program imagelet", root.display()))
+                .or_hint("copy it to usr/local/bin/imagelet there")
+        });
+    }
+    let program = std::env::current_exe().map_err(|error| Failure::of(&error))?;
+    // systemd starts it as root.
+    trusted_files::open(&program)
+        .map_err(|error| Failure::because(format!("`{}` may not be a service", program.display()), &error))?;
+    Ok(program)
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+}
+
+fn running_kubelet() -> Kubelet {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let lines =
+        processes.filter(|entry| entry.file_name().as_bytes().iter().all(u8::is_ascii_digit)).filter_map(|entry| {
+            let mut line = Vec::new();
+            fs::File::open(entry.path().join("cmdline"))
+                .and_then(|file| io::Read::take(file, COMMAND_LINE_MAX).read_to_end(&mut line))
+                .ok()?;
+            Some(line)
+        });
+    lines.filter_map(|line| kubelet_of(&line)).next().unwrap_or_default()
+}
+
+/// The kubelet's flags in a command line of `/proc`, as Go reads flags: with one or two dashes, and a value behind `=` or
+/// in the next argument. `None`: another program.
+fn kubelet_of(line: &[u8]) -> Option<Kubelet> {
+    let mut arguments = line.split(|byte| *byte == 0).map(|argument| Path::new(OsStr::from_bytes(argument)));
+    if arguments.next()?.file_name()? != "kubelet" {
+        return None;
+    }
+    let mut kubelet = Kubelet::default();
+    while let Some(argument) = arguments.next().and_then(Path::to_str) {
+        let Some(flag) = argument.strip_prefix('-').map(|rest| rest.strip_prefix('-').unwrap_or(rest)) else {
+            continue;
+        };
+        let (name, inline) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+        if !matches!(name, "config-dir" | "image-service-endpoint") {
+            continue;
+        }
+        let value = inline.or_else(|| arguments.next().and_then(Path::to_str)).unwrap_or_default().to_owned();
+        match name {
+            "config-dir" => kubelet.config_dir = Some(PathBuf::from(value)).filter(|path| path.is_absolute()),
+            _ => kubelet.image_endpoint_flag = Some(value).filter(|value| !value.is_empty()),
+        }
+    }
+    Some(kubelet)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flags_of_a_kubelet_are_read_as_go_reads_them() {
+        let of = |config_dir: Option<&str>, flag: Option<&str>| {
+            Some(Kubelet { config_dir: config_dir.map(PathBuf::from), image_endpoint_flag: flag.map(str::to_owned) })
+        };
+        for (line, expected) in [
+            ("/usr/bin/kubelet\0--config-dir=/etc/k\0", of(Some("/etc/k"), None)),
+            ("kubelet\0-config-dir\0/etc/k\0--v=2\0", of(Some("/etc/k"), None)),
+            ("kubelet\0--config-dir=/a\0--config-dir=/b\0", of(Some("/b"), None)),
+            ("kubelet\0--image-service-endpoint\0unix:///x\0", of(None, Some("unix:///x"))),
+            ("kubelet\0--config-dir\0", of(None, None)),
+            ("kubelet\0--config-dir=relative\0", of(None, None)),
+            ("kubelet\0--config=/etc/kubelet.yaml\0", of(None, None)),
+            ("/usr/bin/kubelet-wrapper\0--config-dir=/etc/k\0", None),
+            ("sh\0-c\0kubelet --config-dir=/x\0", None),
+            ("", None),
+        ] {
+            assert_eq!(kubelet_of(line.as_bytes()), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_link_in_another_root_is_refused_and_one_of_this_host_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/etc", root.path().join("etc")).unwrap();
+        let refused = below(root.path(), Path::new(CONFIGURATION)).unwrap_err();
+        assert!(refused.message.contains("symbolic link"), "{refused:?}");
+        assert_eq!(below(root.path(), Path::new("/usr/x")).unwrap(), root.path().join("usr/x"));
+        assert_eq!(below(Path::new("/"), Path::new(CONFIGURATION)).unwrap(), Path::new(CONFIGURATION));
+    }
+}

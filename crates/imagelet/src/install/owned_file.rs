@@ -1,0 +1,144 @@
+//! Files that `install` owns: the first line has the digest of the rest, by which later changes are recognised.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::Path,
+};
+
+use imagelet_core::image::Digest;
+
+/// `#` begins a comment in units of systemd and in YAML.
+const BEGINNING: &str =
+    "# Written by `imagelet install`; `imagelet install --uninstall` removes this file while it is unchanged: ";
+/// A longer file is not ours.
+const LENGTH_MAX: u64 = 1 << 20;
+
+/// A file at one of the places that `install` uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum FileState {
+    #[default]
+    Absent,
+    /// Written by `install`, with this content, and not changed since.
+    Unchanged(String),
+    /// Written by `install`, and changed since.
+    Changed,
+    /// Written by an administrator or a package.
+    Foreign,
+}
+
+impl FileState {
+    /// The state of the file at a path.
+    ///
+    /// # Errors
+    /// When something is there and cannot be read.
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        let file = match fs::File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::Absent),
+            other => other?,
+        };
+        let mut bytes = Vec::new();
+        file.take(LENGTH_MAX + 1).read_to_end(&mut bytes)?;
+        let is_long = u64::try_from(bytes.len()).is_ok_and(|length| length > LENGTH_MAX);
+        Ok(if is_long { Self::Foreign } else { Self::of_text(&String::from_utf8_lossy(&bytes)) })
+    }
+
+    fn of_text(text: &str) -> Self {
+        let Some((digest, content)) = text.strip_prefix(BEGINNING).and_then(|rest| rest.split_once('\n')) else {
+            return Self::Foreign;
+        };
+        if digest == Digest::of(content.as_bytes()).as_str() {
+            Self::Unchanged(content.to_owned())
+        } else {
+            Self::Changed
+        }
+    }
+
+    /// An administrator may have put something into it.
+    pub(super) fn is_kept(&self) -> bool {
+        matches!(self, Self::Changed | Self::Foreign)
+    }
+}
+
+/// The text of a file with this content.
+fn text(content: &str) -> String {
+    format!("{BEGINNING}{}\n{content}", Digest::of(content.as_bytes()).as_str())
+}
+
+/// Replaces a file durably, as a whole, and creates its folder. A crash leaves the former file.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn write(path: &Path, content: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(folder)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = folder.join(name);
+    // Of an interrupted attempt.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(text(content).as_bytes())?;
+    // Whatever the umask is: users may read what the daemon does.
+    file.set_permissions(fs::Permissions::from_mode(0o644))?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    fs::File::open(folder)?.sync_all()
+}
+
+/// Removes a file durably.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    fs::remove_file(path)?;
+    fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_ours_until_a_byte_of_it_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b/config.yaml");
+        let state = || FileState::of(&path).unwrap();
+        assert_eq!(state(), FileState::Absent);
+        for content in ["key: 1\n", "", "key: 2\n"] {
+            write(&path, content).unwrap();
+            assert_eq!(state(), FileState::Unchanged(content.into()));
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+        }
+        let written = fs::read_to_string(&path).unwrap();
+        for (text, expected) in [
+            (format!("{written}more: 1\n"), FileState::Changed),
+            (written.replace("key: 2", "key: 3"), FileState::Changed),
+            (written.replacen("sha256:", "sha256:0", 1), FileState::Changed),
+            (written.lines().skip(1).collect(), FileState::Foreign),
+            (String::new(), FileState::Foreign),
+            ("x".repeat(2 << 20), FileState::Foreign),
+        ] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(state(), expected);
+        }
+        remove(&path).unwrap();
+        assert_eq!(state(), FileState::Absent);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "no other file is left");
+    }
+
+    #[test]
+    fn a_file_of_an_interrupted_attempt_is_replaced_and_a_link_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("config.yaml"), folder.path().join("other"));
+        fs::write(&other, "of another program").unwrap();
+        std::os::unix::fs::symlink(&other, folder.path().join("config.yaml.new")).unwrap();
+        write(&path, "key: 1\n").unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "of another program");
+        assert_eq!(FileState::of(&path).unwrap(), FileState::Unchanged("key: 1\n".into()));
+    }
+}

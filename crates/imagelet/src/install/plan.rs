@@ -1,0 +1,235 @@
+//! The steps of an installation or of the way back: a plain function of the request and of facts about the host.
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    CONFIGURATION, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, Request, Role, SERVICE_UNIT, SOCKET,
+    SOCKET_UNIT, contents,
+    host::{HostFacts, Systemd},
+    owned_file::FileState,
+};
+
+/// One step. Paths are those of the installed host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// A CRI runtime has to answer at this endpoint.
+    ProbeRuntime(String),
+    Write {
+        path: PathBuf,
+        content: String,
+    },
+    /// The file stays as it is.
+    Keep {
+        path: PathBuf,
+        why: &'static str,
+    },
+    Remove(PathBuf),
+    /// The daemon's configuration has to be valid.
+    CheckConfiguration,
+    Systemctl(&'static [&'static str]),
+    /// The daemon has to answer on its socket.
+    AwaitDaemon,
+    /// What is left to the administrator.
+    Advise(String),
+}
+
+/// Why nothing is done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error(
+        "no socket of a runtime was found\nhint: name it: `--runtime-endpoint unix:///run/containerd/containerd.sock`"
+    )]
+    NoRuntime,
+    #[error("{} are there\nhint: choose one with `--runtime-endpoint`", .0.join(" and "))]
+    SeveralRuntimes(Vec<String>),
+    #[error(
+        "`{CONFIGURATION}` exists and names no runtime\nhint: set `imageService.cri.endpoint` in it, or move the file away"
+    )]
+    NoEndpoint,
+    #[error(
+        "`{CONFIGURATION}` exists and names the runtime `{configured}`, not `{wanted}`\nhint: change the file, or leave `--runtime-endpoint` out"
+    )]
+    OtherEndpoint { configured: String, wanted: String },
+    #[error(
+        "`{CONFIGURATION}` exists and is not changed: `--node-name` would have no effect\nhint: set the keys below `kubernetes` in the file"
+    )]
+    NodeOfKept,
+    #[error("`{}` exists and was not written by `imagelet install`\nhint: move it away, or set it up by hand: docs/operations.md", .0.display())]
+    Foreign(PathBuf),
+    #[error(
+        "systemd does not run here\nhint: `--root DIR` prepares another root file system; docs/operations.md starts the daemon in other ways"
+    )]
+    NoSystemd,
+}
+
+/// All steps, in their order.
+///
+/// # Errors
+/// When the host has to be changed by its administrator first; nothing is written then.
+pub(super) fn plan(request: &Request, host: &HostFacts) -> Result<Vec<Step>, Refusal> {
+    match request.role {
+        Some(role) => install(role, request, host),
+        None => Ok(uninstall(request, host)),
+    }
+}
+
+fn install(role: Role, request: &Request, host: &HostFacts) -> Result<Vec<Step>, Refusal> {
+    if host.systemd == Systemd::Absent {
+        return Err(Refusal::NoSystemd);
+    }
+    let is_live = host.systemd == Systemd::Running;
+    let mut steps = Vec::new();
+    let (endpoint, configuration) = configuration(request, host)?;
+    if is_live {
+        steps.push(Step::ProbeRuntime(endpoint));
+    }
+    steps.extend(configuration);
+    steps.push(Step::CheckConfiguration);
+    let units =
+        [(SOCKET_UNIT, contents::SOCKET_UNIT.to_owned()), (SERVICE_UNIT, contents::service_unit(&host.program))];
+    for (path, content) in units {
+        if host.has_package {
+            steps.push(Step::Keep { path: path.into(), why: "the package has the unit" });
+        } else {
+            steps.push(owned(host, Path::new(path), content)?);
+        }
+    }
+    steps.extend(reload(is_live));
+    steps.push(Step::Systemctl(&["enable", "imagelet.socket", "imagelet.service"]));
+    if is_live {
+        // It starts the socket as well. A daemon that ran before has another configuration, or another program.
+        steps.push(Step::Systemctl(&["restart", "imagelet.service"]));
+        steps.push(Step::AwaitDaemon);
+    }
+    match role {
+        Role::Node => {
+            steps.extend(without_kubelet(request, host, is_live));
+            steps.push(Step::Advise(
+                "run one collector on the node: set the kubelet's thresholds above imagelet's (docs/beside.md)".into(),
+            ));
+        }
+        Role::Between => steps.extend(between(request, host, is_live)?),
+    }
+    Ok(steps)
+}
+
+/// The runtime's endpoint, and what happens to the configuration.
+fn configuration(request: &Request, host: &HostFacts) -> Result<(String, Option<Step>), Refusal> {
+    let path = Path::new(CONFIGURATION);
+    let state = host.state(path);
+    if state.is_kept() {
+        let configured = host.configured_endpoint.clone().ok_or(Refusal::NoEndpoint)?;
+        if let Some(wanted) = request.runtime_endpoint.clone().filter(|wanted| *wanted != configured) {
+            return Err(Refusal::OtherEndpoint { configured, wanted });
+        }
+        if request.node_name.is_some() {
+            return Err(Refusal::NodeOfKept);
+        }
+        let why = if state == FileState::Foreign { "it was there before" } else { "it was changed since" };
+        return Ok((configured, Some(Step::Keep { path: path.into(), why })));
+    }
+    let endpoint = match (&request.runtime_endpoint, &host.runtimes[..]) {
+        (Some(endpoint), _) => endpoint.clone(),
+        (None, [one]) => one.clone(),
+        (None, []) => return Err(Refusal::NoRuntime),
+        (None, several) => return Err(Refusal::SeveralRuntimes(several.to_vec())),
+    };
+    let content = contents::configuration(&endpoint, request);
+    Ok((endpoint, Some(owned(host, path, content)?)))
+}
+
+/// The kubelet's side, once the daemon answers.
+fn between(request: &Request, host: &HostFacts, is_live: bool) -> Result<Vec<Step>, Refusal> {
+    let mut steps = vec![owned(host, Path::new(KUBELET_UNIT_DROP_IN), contents::KUBELET_UNIT.into())?];
+    let folder = kubelet_config_dir(request, host);
+    steps.push(owned(host, &folder.join(KUBELET_CONFIG_NAME), contents::kubelet_configuration())?);
+    steps.extend(reload(is_live));
+    let kubelet = &host.kubelet;
+    if let Some(flag) = kubelet.image_endpoint_flag.as_ref().filter(|flag| !flag.ends_with(SOCKET)) {
+        steps.push(Step::Advise(format!(
+            "the kubelet runs with `--image-service-endpoint={flag}`, which wins over its configuration: remove the flag"
+        )));
+    }
+    if kubelet.config_dir.as_ref() == Some(&folder) {
+        // Its pods go on.
+        steps.extend(is_live.then_some(Step::Systemctl(&["try-restart", "kubelet.service"])));
+    } else {
+        let folder = folder.display();
+        steps.push(Step::Advise(format!(
+            "start the kubelet with `--config-dir={folder}` (kubeadm: KUBELET_EXTRA_ARGS in /etc/default/kubelet); \
+             without it the drop-in has no effect"
+        )));
+    }
+    steps.push(Step::Advise(
+        "set the kubelet's image thresholds above imagelet's: its own collection still runs (docs/between.md)".into(),
+    ));
+    Ok(steps)
+}
+
+/// Takes the kubelet's side back.
+fn without_kubelet(request: &Request, host: &HostFacts, is_live: bool) -> Vec<Step> {
+    let places = [PathBuf::from(KUBELET_UNIT_DROP_IN), kubelet_config_dir(request, host).join(KUBELET_CONFIG_NAME)];
+    let mut steps: Vec<Step> = places.into_iter().filter_map(|path| removal(host, path)).collect();
+    if is_live && steps.iter().any(|step| matches!(step, Step::Remove(_))) {
+        steps.extend(reload(true));
+        // It asks imagelet until it is restarted. Its pods go on.
+        steps.push(Step::Systemctl(&["try-restart", "kubelet.service"]));
+    }
+    steps
+}
+
+/// The kubelet's side first: a kubelet whose image socket is absent does not start.
+fn uninstall(request: &Request, host: &HostFacts) -> Vec<Step> {
+    let is_live = host.systemd == Systemd::Running;
+    let mut steps = without_kubelet(request, host, is_live);
+    let units = [SERVICE_UNIT, SOCKET_UNIT].map(PathBuf::from);
+    let are_ours = units.iter().any(|path| matches!(host.state(path), FileState::Unchanged(_) | FileState::Changed));
+    if are_ours && !host.has_package {
+        match host.systemd {
+            Systemd::Running => {
+                steps.push(Step::Systemctl(&["disable", "--now", "imagelet.service", "imagelet.socket"]));
+            }
+            Systemd::Offline => steps.push(Step::Systemctl(&["disable", "imagelet.service", "imagelet.socket"])),
+            Systemd::Absent => {}
+        }
+    }
+    steps.extend(units.into_iter().filter_map(|path| removal(host, path)));
+    if are_ours {
+        steps.extend(reload(is_live));
+    }
+    steps.extend(removal(host, CONFIGURATION.into()));
+    if host.has_package {
+        steps.push(Step::Advise("the package stays: `apt remove imagelet` removes it".into()));
+    }
+    if host.has_state {
+        steps.push(Step::Advise("/var/lib/imagelet stays: pull records and images of imagelet's own store".into()));
+    }
+    steps
+}
+
+fn kubelet_config_dir(request: &Request, host: &HostFacts) -> PathBuf {
+    let named = request.kubelet_config_dir.as_ref().or(host.kubelet.config_dir.as_ref());
+    named.cloned().unwrap_or_else(|| KUBELET_CONFIG_DIR.into())
+}
+
+fn reload(is_live: bool) -> Option<Step> {
+    is_live.then_some(Step::Systemctl(&["daemon-reload"]))
+}
+
+fn owned(host: &HostFacts, path: &Path, content: String) -> Result<Step, Refusal> {
+    match host.state(path) {
+        FileState::Unchanged(there) if there == content => Ok(Step::Keep { path: path.into(), why: "it is as wanted" }),
+        FileState::Absent | FileState::Unchanged(_) => Ok(Step::Write { path: path.into(), content }),
+        FileState::Changed => Ok(Step::Keep { path: path.into(), why: "it was changed since" }),
+        FileState::Foreign => Err(Refusal::Foreign(path.into())),
+    }
+}
+
+fn removal(host: &HostFacts, path: PathBuf) -> Option<Step> {
+    match host.state(&path) {
+        FileState::Absent => None,
+        FileState::Unchanged(_) => Some(Step::Remove(path)),
+        FileState::Changed => Some(Step::Keep { path, why: "it was changed since" }),
+        FileState::Foreign => Some(Step::Keep { path, why: "`imagelet install` did not write it" }),
+    }
+}

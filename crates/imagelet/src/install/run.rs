@@ -1,0 +1,65 @@
+//! The command: reads the facts, plans, applies and prints.
+
+use std::{path::Path, process::ExitCode};
+
+use serde_json::json;
+
+use super::{Outcome, Request, apply, gather, plan};
+use crate::{
+    cli::{Format, InstallArgs, ServeArgs},
+    config::{Backend, Environment},
+    failure::Failure,
+    output::{Table, print},
+    serve::{check_files, sources},
+};
+
+pub(crate) async fn run(
+    arguments: InstallArgs,
+    environment: &Environment,
+    format: Format,
+) -> Result<ExitCode, Failure> {
+    let InstallArgs { role, uninstall: _, dry_run, root, .. } = arguments;
+    let absolute = |path: &Path| std::path::absolute(path).map_err(|error| Failure::of(&error));
+    let root = root.as_deref().map(absolute).transpose()?.unwrap_or_else(|| "/".into());
+    if root == Path::new("/") && !environment.root && !dry_run {
+        return Err(Failure::new("PermissionDenied", "only root can set a host up"));
+    }
+    let kubeconfig = arguments.kubeconfig.as_deref().map(absolute).transpose()?;
+    let request = Request {
+        role,
+        runtime_endpoint: arguments.runtime_endpoint,
+        node_name: arguments.node_name,
+        kubeconfig: kubeconfig.map(|path| path.display().to_string()),
+        kubelet_config_dir: arguments.kubelet_config_dir,
+    };
+    let read = |file: &Path| {
+        let arguments = ServeArgs { config: Some(file.to_owned()), ..ServeArgs::default() };
+        sources(&arguments, None, environment)?.settings().map_err(|error| Failure::of(&error))
+    };
+    let host = gather(&request, &root, |file| {
+        Ok(match read(file)?.backend {
+            Backend::Cri(runtime) => Some(runtime.endpoint),
+            Backend::Embedded(_) => None,
+        })
+    })?;
+    let steps = plan(&request, &host).map_err(|refusal| Failure::of(&refusal))?;
+    let check = async |file: &Path| check_files(&read(file)?).await;
+    let (outcomes, failure) = apply(&steps, &root, dry_run, check).await;
+    let printed = print(format, &json!({ "steps": outcomes }), |out| table(&outcomes).write(out))?;
+    match failure {
+        Some(failure) if role.is_some() => {
+            Err(failure.or_hint("`imagelet install --uninstall` takes back what was written"))
+        }
+        Some(failure) => Err(failure),
+        None => Ok(printed),
+    }
+}
+
+fn table(outcomes: &[Outcome]) -> Table {
+    let mut table = Table::new(["STEP", "TARGET", "RESULT", "DETAIL"]);
+    for Outcome { step, target, result, detail } in outcomes {
+        let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+        table.row([(*step).to_owned(), shown(target), (*result).to_owned(), shown(detail)]);
+    }
+    table
+}

@@ -1,0 +1,248 @@
+//! Tables of plans: a request and a host, and the steps or the refusal.
+
+use std::path::Path;
+
+use super::{
+    host::{HostFacts, Kubelet, Systemd},
+    owned_file::FileState,
+    plan::Refusal,
+    *,
+};
+
+const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
+const KUBELET_CONFIG: &str = "/etc/kubernetes/kubelet.conf.d/90-imagelet.conf";
+
+fn request(role: Option<Role>) -> Request {
+    Request { role, ..Request::default() }
+}
+
+/// A host with containerd and a kubelet that reads drop-ins.
+fn host() -> HostFacts {
+    HostFacts {
+        systemd: Systemd::Running,
+        program: "/usr/local/bin/imagelet".into(),
+        runtimes: vec![CONTAINERD.into()],
+        kubelet: Kubelet { config_dir: Some(KUBELET_CONFIG_DIR.into()), ..Kubelet::default() },
+        ..HostFacts::default()
+    }
+}
+
+/// The host after the writes of a plan.
+fn after(host: &HostFacts, steps: &[Step]) -> HostFacts {
+    let mut host = host.clone();
+    for step in steps {
+        match step {
+            Step::Write { path, content } => {
+                drop(host.files.insert(path.clone(), FileState::Unchanged(content.clone())))
+            }
+            Step::Remove(path) => drop(host.files.remove(path)),
+            _ => {}
+        }
+    }
+    host
+}
+
+fn with(mut host: HostFacts, path: &str, state: FileState) -> HostFacts {
+    host.files.insert(path.into(), state);
+    host
+}
+
+/// The steps in short.
+fn short(steps: &[Step]) -> Vec<String> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let text = |step: &Step| match step {
+        Step::ProbeRuntime(endpoint) => format!("probe {endpoint}"),
+        Step::Write { path, .. } => format!("write {}", name(path)),
+        Step::Keep { path, .. } => format!("keep {}", name(path)),
+        Step::Remove(path) => format!("remove {}", name(path)),
+        Step::CheckConfiguration => "check".into(),
+        Step::Systemctl(arguments) => arguments.join(" "),
+        Step::AwaitDaemon => "await".into(),
+        Step::Advise(text) => format!("advice {}", text.split(' ').next().unwrap_or_default()),
+    };
+    steps.iter().map(text).collect()
+}
+
+#[test]
+fn the_kubelet_is_pointed_at_a_daemon_that_answers_and_away_from_it_before_it_stops() {
+    let installed = plan(&request(Some(Role::Between)), &host()).unwrap();
+    assert_eq!(
+        short(&installed),
+        [
+            "probe unix:///run/containerd/containerd.sock",
+            "write config.yaml",
+            "check",
+            "write imagelet.socket",
+            "write imagelet.service",
+            "daemon-reload",
+            "enable imagelet.socket imagelet.service",
+            "restart imagelet.service",
+            "await",
+            "write 10-imagelet.conf",
+            "write 90-imagelet.conf",
+            "daemon-reload",
+            "try-restart kubelet.service",
+            "advice set",
+        ]
+    );
+    let there = after(&host(), &installed);
+    let removed = plan(&request(None), &there).unwrap();
+    assert_eq!(
+        short(&removed),
+        [
+            "remove 10-imagelet.conf",
+            "remove 90-imagelet.conf",
+            "daemon-reload",
+            "try-restart kubelet.service",
+            "disable --now imagelet.service imagelet.socket",
+            "remove imagelet.service",
+            "remove imagelet.socket",
+            "daemon-reload",
+            "remove config.yaml",
+        ]
+    );
+    assert_eq!(after(&there, &removed).files, host().files, "nothing is left");
+    assert_eq!(plan(&request(None), &host()).unwrap(), [], "there is nothing to take back");
+}
+
+#[test]
+fn a_second_installation_writes_nothing_and_another_role_takes_the_kubelets_side_back() {
+    let there = after(&host(), &plan(&request(Some(Role::Between)), &host()).unwrap());
+    let again = short(&plan(&request(Some(Role::Between)), &there).unwrap());
+    assert!(!again.iter().any(|step| step.starts_with("write")), "{again:?}");
+    let node = short(&plan(&request(Some(Role::Node)), &there).unwrap());
+    assert_eq!(
+        node[node.len() - 5..],
+        [
+            "remove 10-imagelet.conf",
+            "remove 90-imagelet.conf",
+            "daemon-reload",
+            "try-restart kubelet.service",
+            "advice run"
+        ]
+    );
+    let moved = HostFacts { program: "/opt/imagelet".into(), ..there };
+    let steps = plan(&request(Some(Role::Node)), &moved).unwrap();
+    let unit = steps.iter().find_map(|step| match step {
+        Step::Write { path, content } if path == Path::new(SERVICE_UNIT) => Some(content),
+        _ => None,
+    });
+    assert!(unit.unwrap().contains("\nExecStart=/opt/imagelet serve --config /etc/imagelet/config.yaml\n"));
+}
+
+#[test]
+fn a_host_that_its_administrator_has_to_change_first_is_refused() {
+    let node = request(Some(Role::Node));
+    let named = |endpoint: &str| Request { runtime_endpoint: Some(endpoint.into()), ..node.clone() };
+    let foreign = |endpoint: Option<&str>| HostFacts {
+        configured_endpoint: endpoint.map(str::to_owned),
+        ..with(host(), CONFIGURATION, FileState::Foreign)
+    };
+    let of_pods = Request { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..node.clone() };
+    let other = "unix:///run/crio/crio.sock";
+    let both = HostFacts { runtimes: vec![CONTAINERD.into(), other.into()], ..host() };
+    let without = HostFacts { runtimes: Vec::new(), ..host() };
+    for (request, host, expected) in [
+        (&node, HostFacts { systemd: Systemd::Absent, ..host() }, Some(Refusal::NoSystemd)),
+        (&node, without.clone(), Some(Refusal::NoRuntime)),
+        (&named(other), without, None),
+        (&node, both.clone(), Some(Refusal::SeveralRuntimes(both.runtimes.clone()))),
+        (&named(other), both, None),
+        (&node, foreign(None), Some(Refusal::NoEndpoint)),
+        (&node, foreign(Some(CONTAINERD)), None),
+        (&named(CONTAINERD), foreign(Some(CONTAINERD)), None),
+        (
+            &named(other),
+            foreign(Some(CONTAINERD)),
+            Some(Refusal::OtherEndpoint { configured: CONTAINERD.into(), wanted: other.into() }),
+        ),
+        (&of_pods, foreign(Some(CONTAINERD)), Some(Refusal::NodeOfKept)),
+        (&of_pods, host(), None),
+        (&node, with(host(), SERVICE_UNIT, FileState::Foreign), Some(Refusal::Foreign(SERVICE_UNIT.into()))),
+        (&node, with(host(), SERVICE_UNIT, FileState::Changed), None),
+        (
+            &request(Some(Role::Between)),
+            with(host(), KUBELET_CONFIG, FileState::Foreign),
+            Some(Refusal::Foreign(KUBELET_CONFIG.into())),
+        ),
+    ] {
+        assert_eq!(plan(request, &host).err(), expected, "{request:?} {host:?}");
+    }
+}
+
+#[test]
+fn what_an_administrator_or_a_package_has_stays() {
+    let there = after(&host(), &plan(&request(Some(Role::Between)), &host()).unwrap());
+    for (path, state) in
+        [(CONFIGURATION, FileState::Changed), (SERVICE_UNIT, FileState::Changed), (KUBELET_CONFIG, FileState::Foreign)]
+    {
+        let steps = plan(&request(None), &with(there.clone(), path, state)).unwrap();
+        let kept: Vec<_> = steps.iter().filter(|step| matches!(step, Step::Keep { .. })).collect();
+        assert_eq!(kept.len(), 1);
+        assert!(matches!(kept[0], Step::Keep { path: kept, .. } if kept == Path::new(path)), "{kept:?}");
+        assert!(!steps.contains(&Step::Remove(path.into())));
+    }
+    let packaged = HostFacts { has_package: true, has_state: true, ..host() };
+    let steps = short(&plan(&request(Some(Role::Node)), &packaged).unwrap());
+    assert!(
+        !steps.contains(&"write imagelet.service".into()) && steps.contains(&"keep imagelet.service".into()),
+        "{steps:?}"
+    );
+    assert_eq!(short(&plan(&request(None), &packaged).unwrap()), ["advice the", "advice /var/lib/imagelet"]);
+}
+
+#[test]
+fn a_kubelet_that_reads_no_drop_ins_is_not_restarted_and_its_flags_are_named() {
+    let between = request(Some(Role::Between));
+    let advice = |host: &HostFacts, request: &Request| -> (bool, Vec<String>) {
+        let steps = plan(request, host).unwrap();
+        let advice = steps.iter().filter_map(|step| match step {
+            Step::Advise(text) => Some(text.clone()),
+            _ => None,
+        });
+        (steps.contains(&Step::Systemctl(&["try-restart", "kubelet.service"])), advice.collect())
+    };
+    let (is_restarted, texts) = advice(&HostFacts { kubelet: Kubelet::default(), ..host() }, &between);
+    assert!(!is_restarted && texts[0].contains("--config-dir=/etc/kubernetes/kubelet.conf.d"), "{texts:?}");
+    let elsewhere = Request { kubelet_config_dir: Some("/opt/k".into()), ..between.clone() };
+    let (is_restarted, texts) = advice(&host(), &elsewhere);
+    assert!(!is_restarted && texts[0].contains("--config-dir=/opt/k"), "{texts:?}");
+    for (flag, is_named) in
+        [("unix:///run/containerd/containerd.sock", true), ("unix:///run/imagelet/imagelet.sock", false)]
+    {
+        let kubelet = Kubelet { image_endpoint_flag: Some(flag.into()), ..host().kubelet };
+        let (is_restarted, texts) = advice(&HostFacts { kubelet, ..host() }, &between);
+        assert_eq!((is_restarted, texts.iter().any(|text| text.contains("wins over"))), (true, is_named), "{texts:?}");
+    }
+}
+
+#[test]
+fn another_root_is_prepared_and_nothing_is_started() {
+    let offline = HostFacts { systemd: Systemd::Offline, kubelet: Kubelet::default(), ..host() };
+    let steps = short(&plan(&request(Some(Role::Between)), &offline).unwrap());
+    assert_eq!(
+        steps,
+        [
+            "write config.yaml",
+            "check",
+            "write imagelet.socket",
+            "write imagelet.service",
+            "enable imagelet.socket imagelet.service",
+            "write 10-imagelet.conf",
+            "write 90-imagelet.conf",
+            "advice start",
+            "advice set",
+        ]
+    );
+}
+
+#[test]
+fn a_configuration_names_the_runtime_and_the_node_and_quotes_both() {
+    let pods =
+        Request { node_name: Some("a: b".into()), kubeconfig: Some("/k \"1\"".into()), ..request(Some(Role::Node)) };
+    let text = contents::configuration("unix:///run/x: y", &pods);
+    let tree: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+    assert_eq!(tree["imageService"]["cri"]["endpoint"], "unix:///run/x: y");
+    assert_eq!(tree["kubernetes"]["nodeName"], "a: b");
+    assert_eq!(tree["kubernetes"]["kubeconfig"], "/k \"1\"");
+}

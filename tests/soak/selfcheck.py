@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""Checks the judgements of the soak: a leak is found, and noise is not."""
+
+import random
+
+import measures
+
+
+def series(values):
+    return [(number * 10.0, {name: value for name in measures.FLAT}) for number, value in enumerate(values)]
+
+
+def main():
+    chance = random.Random(1)
+    flat = [50 << 20] * 60
+    noisy = [value + chance.randrange(-4 << 20, 4 << 20) for value in flat]
+    peaks = [value + (40 << 20 if number % 9 == 0 else 0) for number, value in enumerate(flat)]
+    warming = [min(number, 10) * (4 << 20) for number in range(60)]
+    leaking = [value + number * (1 << 19) for number, value in enumerate(noisy)]
+    for name, values, expected in (
+        ("flat", flat, set()),
+        ("peaks", peaks, set()),
+        ("warm-up", warming, set()),
+        ("leak", leaking, set(measures.FLAT)),
+        ("few samples", [number << 20 for number in range(9)], set()),
+    ):
+        found = set(measures.growing(series(values)))
+        assert found == expected, f"{name}: {found}"
+    assert measures.growing(series(noisy)).keys() <= {"descriptors", "threads", "rest"}, "memory may be noisy"
+    print("the judgements of the soak hold")
+
+
+if __name__ == "__main__":
+    main()
