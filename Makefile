@@ -62,10 +62,13 @@ POWERCUT_PARTS := python3:python3 mkfs.ext4:e2fsprogs mkfs.btrfs:btrfs-progs uns
 CUTS ?= 192
 SEED ?= power
 IMAGELET ?=
+# What `make soak` needs, and how long it runs; once before each release.
+SOAK_PARTS := python3:python3 mkfs.ext4:e2fsprogs unshare:util-linux
+MINUTES ?= 20
 # The targets of `make dist`; this machine's with musl and with glibc where empty.
 DIST_TARGETS ?=
 
-.PHONY: help parts fmt lint doc book deny test powercut powercut-proof package-test ci deb dist dist-check publish-check fuzz bench
+.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test ci deb dist dist-check publish-check fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -122,6 +125,16 @@ powercut: ## Cuts the power of the store's disk at CUTS recorded moments, IMAGEL
 powercut-proof: ## Removes syncs of the program on purpose, and demands that power cuts show each; root.
 	@$(powercut_program)
 	python3 tests/powercut/powercut.py "$$program" --seed "$(SEED)" --removed-syncs
+
+soak: ## Runs a daemon for MINUTES amid operations, kills, a full disk and faults, IMAGELET=PROGRAM or a build; root.
+	@$(call install_parts,$(SOAK_PARTS))
+	program="$(IMAGELET)"
+	if [ -z "$$program" ]; then
+	  $(CARGO) build --locked --release --package imagelet
+	  program="$(TARGET_DIRECTORY)/release/imagelet"
+	fi
+	python3 tests/soak/selfcheck.py
+	python3 tests/soak/soak.py "$$program" --minutes $(MINUTES) --seed "$(SEED)" --report target/soak.html
 
 ci: test ## `make test`, then `make package-test`; ends on the summary of both.
 	@passed=1 failed=0

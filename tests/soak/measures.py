@@ -54,11 +54,11 @@ def growth(points):
     return statistics.median(slopes) * (measured[-1][0] - measured[0][0])
 
 
-def growing(samples):
+def growing(samples, names=tuple(FLAT)):
     """The series that are not flat, with their growth; `samples` are pairs of a time and a sample."""
     found = {}
-    for name, most in FLAT.items():
+    for name in names:
         grown = growth([(time, values[name]) for time, values in samples])
-        if grown is not None and grown > most:
+        if grown is not None and grown > FLAT[name]:
             found[name] = grown
     return found

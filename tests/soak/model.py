@@ -17,6 +17,8 @@ class Store:
         self.program, self.samples, self.chance, self.mounts = program, samples, chance, mounts
         self.prefix = f"{address}/{repository}"
         self.names, self.pins, self.mounted = {}, set(), {}
+        # Names of images that were removed since the last check.
+        self.gone = {}
         self.served = {name: image for name, image in samples.images.items()}
         self.counts, self.failed, self.is_full = {}, {}, False
 
@@ -60,6 +62,7 @@ class Store:
             raise Violation(f"`rm` of an unused image failed: {outcome.errors[-300:]}")
 
     def forget(self, image):
+        self.gone |= {name: other for name, other in self.names.items() if other == image}
         self.names = {name: other for name, other in self.names.items() if other != image}
 
     def collect(self):
@@ -131,6 +134,10 @@ class Store:
         for name, image in self.names.items():
             if shown.get(name) != image:
                 raise Violation(f"the acknowledged image `{name}` is {shown.get(name)}, not {image}")
+        for name, image in self.gone.items():
+            if shown.get(name) == image:
+                raise Violation(f"the removed image `{name}` is still listed")
+        self.gone.clear()
         pins = json.loads(self.program.client("pins", "-o", "json").output)["pins"]
         if (found := {pin["pattern"] for pin in pins}) != self.pins:
             raise Violation(f"the pins are {found}, not {self.pins}")

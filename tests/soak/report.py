@@ -11,7 +11,7 @@ STYLE = (
     "body{font:15px system-ui,sans-serif;max-width:680px;margin:2em auto;padding:0 1em;color:#1a1a1a;background:#fff}"
     "svg{width:100%;height:auto;background:#f4f5f7}polyline{fill:none;stroke:#1d5fbf;stroke-width:1.5}"
     "line{stroke:#9aa3ad;stroke-dasharray:4}table{border-collapse:collapse}td,th{padding:.2em 1em .2em 0;text-align:left}"
-    ".bad{color:#a11}h2{font-size:1.05em;margin:1.4em 0 .3em}"
+    ".bad{color:#a11}h2{font-size:1.15em;margin:1.6em 0 .4em}h3{font-size:1em;margin:1em 0 .2em}"
 )
 
 
@@ -35,17 +35,22 @@ def table(rows):
     return f"<table>{cells}</table>"
 
 
-def page(title, samples, tables, problems):
-    """The whole page; `tables` are pairs of a heading and its rows."""
+def series(samples):
+    """The plots of one phase."""
+    for name, unit in UNITS.items():
+        points = [(time, values[name]) for time, values in samples]
+        grown, flat = measures.growth(points), measures.FLAT[name] / unit[2]
+        text = "too few samples for a slope" if grown is None else f"growth {grown / unit[2]:+.1f} {unit[1]}; flat up to {flat:g}"
+        yield f"<h3>{unit[0]}</h3>{plot(points, unit)}<p>{text}</p>"
+
+
+def page(title, phases, tables, problems):
+    """The whole page; `phases` are pairs of a heading and its samples, `tables` of a heading and its rows."""
     parts = [f"<h1>{html.escape(title)}</h1>"]
-    verdict = [f'<p class="bad">{html.escape(problem)}</p>' for problem in problems] or ["<p>Every invariant held.</p>"]
-    parts += verdict
-    if samples:
-        for name, unit in UNITS.items():
-            points = [(time, values[name]) for time, values in samples]
-            grown, flat = measures.growth(points), measures.FLAT[name] / unit[2]
-            text = "too few samples for a slope" if grown is None else f"growth {grown / unit[2]:+.1f} {unit[1]}; flat up to {flat:g}"
-            parts += [f"<h2>{unit[0]}</h2>", plot(points, unit), f"<p>{text}</p>"]
+    parts += [f'<p class="bad">{html.escape(problem)}</p>' for problem in problems] or ["<p>Every invariant held.</p>"]
+    for heading, samples in phases:
+        if samples:
+            parts += [f"<h2>{heading}</h2>", *series(samples)]
     for heading, rows in tables:
         parts += [f"<h2>{heading}</h2>", table(rows)]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'

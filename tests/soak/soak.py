@@ -3,9 +3,10 @@
 
 Usage: soak.py IMAGELET [--minutes N] [--seed S] [--report FILE]
 
-After each operation what was acknowledged has to be there; every minute each byte of the store is verified, and at the end
-memory, descriptors, threads and the bytes that belong to no image have to be flat. The operations come by seed. Needs root:
-the store is on an ext4 of its own, in namespaces that end with this process.
+After each operation what was acknowledged has to be there; every minute each byte of the store is verified. At the end
+memory, descriptors and threads of a daemon that lived through the first part have to be flat, and the bytes of the store that
+belong to no image all the time. The operations come by seed. Needs root: the store is on an ext4 of its own, in namespaces
+that end with this process.
 """
 
 import argparse
@@ -37,10 +38,14 @@ VERIFY_SECONDS, SAMPLE_SECONDS = 60, 2
 FREE_MAX, FULL_OPERATIONS = 1 << 20, 12
 #: Share of pulls that may fail although the disk has room. The retries of a pull end nearly every fault.
 FAILED_MAX = 0.01
-SETTINGS = "gc: {enabled: false}\n"
-#: Operations and how often each comes.
-WEIGHTS = {"pull": 40, "remove": 12, "collect": 6, "pin": 6, "unpin": 6, "mount": 8, "unmount": 6, "move_tag": 4}
-WEIGHTS |= {"restart": 2, "kill": 2, "fill": 1}
+#: The log of decisions has a bound of its own, which a soak of minutes has to reach.
+DECISIONS_MAX = 1 << 20
+SETTINGS = f"gc: {{enabled: false, decisions: {{maxBytes: {DECISIONS_MAX}}}}}\n"
+#: Operations and how often each comes. What must stay flat in a daemon is measured while none of the storms comes.
+STEADY = {"pull": 40, "remove": 12, "collect": 6, "pin": 6, "unpin": 6, "mount": 8, "unmount": 6, "move_tag": 4}
+STORMS = {"restart": 2, "kill": 2, "fill": 1}
+#: Share of the time without storms.
+STEADY_SHARE = 0.6
 
 
 class Soak:
@@ -49,7 +54,8 @@ class Soak:
     def __init__(self, program, store, samples, chance, folder):
         self.program, self.store, self.chance, self.folder = program, store, chance, folder
         self.checker = Checker(program, types.SimpleNamespace(damages=[]), samples)
-        self.samples, self.processes, self.full_until, self.operations = [], contextlib.ExitStack(), 0, 0
+        self.steady, self.stormy, self.processes = [], [], contextlib.ExitStack()
+        self.full_until, self.operations = 0, 0
         self.start()
 
     def start(self):
@@ -96,12 +102,21 @@ class Soak:
         self.store.is_full = False
 
     def run(self, seconds):
-        """Operations until the time is over."""
-        began = time.monotonic()
-        verified = sampled = began
+        """Operations until the time is over, at first without storms."""
+        self.phase(seconds * STEADY_SHARE, STEADY, self.steady)
+        self.phase(seconds * (1 - STEADY_SHARE), STEADY | STORMS, self.stormy)
+        self.empty()
+        self.store.check()
+        self.store.verify()
+        while self.store.mounted:
+            self.store.unmount()
+        self.program.stop(self.process)
+
+    def phase(self, seconds, weights, samples):
+        began = verified = sampled = time.monotonic()
         while (now := time.monotonic()) < began + seconds:
-            name = self.chance.choices(list(WEIGHTS), WEIGHTS.values())[0]
-            getattr(self if name in ("restart", "kill", "fill") else self.store, name)()
+            name = self.chance.choices(list(weights), weights.values())[0]
+            getattr(self if name in STORMS else self.store, name)()
             self.operations += 1
             if self.store.is_full and self.operations >= self.full_until:
                 self.empty()
@@ -110,18 +125,20 @@ class Soak:
                 self.store.verify()
                 verified = now
             if now > sampled + SAMPLE_SECONDS and not self.store.is_full:
-                self.measure(now - began, rows)
+                samples.append((now - began, self.sample(rows)))
                 sampled = now
-        self.empty()
-        self.store.check()
-        self.store.verify()
-        while self.store.mounted:
-            self.store.unmount()
-        self.program.stop(self.process)
 
-    def measure(self, at, rows):
-        referenced = [*self.checker.referenced(rows), *self.checker.partial_blobs(), self.program.store / "mounts"]
-        self.samples.append((at, measures.sample(self.process.pid, self.program.store, referenced)))
+    def sample(self, rows):
+        decisions = self.program.store / "state/decisions"
+        if (size := sum(path.stat().st_size for path in decisions.iterdir())) > DECISIONS_MAX:
+            raise Violation(f"the log of decisions has {size} bytes; the limit is {DECISIONS_MAX}")
+        referenced = [*self.checker.referenced(rows), *self.checker.partial_blobs(), self.program.store / "mounts", decisions]
+        return measures.sample(self.process.pid, self.program.store, referenced)
+
+    def growing(self):
+        """What is not flat: all series while the daemon lives on, and the store's rest amid the storms."""
+        stormy = [(time, {"rest": values["rest"]}) for time, values in self.stormy]
+        return [*measures.growing(self.steady).items(), *measures.growing(stormy, ["rest"]).items()]
 
 
 def main():
@@ -155,12 +172,13 @@ def main():
         pulls = store.counts.get("pull", 0)
         if len(texts) > max(1, FAILED_MAX * pulls):
             problems.append(f"{len(texts)} of {pulls} pulls failed although the disk had room: {texts[0]}")
-        for name, grown in measures.growing(soak.samples).items():
+        for name, grown in soak.growing():
             problems.append(f"{name} grows: {grown:.0f} over the measured time; flat is up to {measures.FLAT[name]}")
         title = f"{soak.operations} operations in {arguments.minutes:g} minutes, seed {arguments.seed}"
         tables = [("Operations", store.counts.items()), ("Refused or failed", store.failed.items())]
         tables.append(("Faults of the registry", registry.faults.items()))
-        place.write_text(report.page(title, soak.samples, tables, problems))
+        phases = [("Without storms", soak.steady), ("With restarts, kills and a full disk", soak.stormy)]
+        place.write_text(report.page(title, phases, tables, problems))
         if problems:
             log = (folder / "serve.log").read_text()[-3000:]
             print(log, file=sys.stderr)

@@ -66,6 +66,7 @@ mod scripted;
 mod senders;
 mod shadow;
 mod sharing;
+mod soak;
 mod socket;
 mod soundness;
 mod source;

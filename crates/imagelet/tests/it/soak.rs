@@ -1,0 +1,25 @@
+//! A short soak: `tests/soak/soak.py` with its own checks, for half a minute, over the program of these tests.
+
+use std::process::Command;
+
+use crate::{
+    program::{program, run},
+    source::repository,
+    testbed::{require_root, scratch},
+};
+
+const MINUTES: &str = "0.5";
+
+#[test]
+fn amid_random_operations_storms_and_faults_every_invariant_holds() {
+    require_root("a file system and namespaces of its own");
+    let (folder, scripts) = (scratch(), repository().join("tests/soak"));
+    run(Command::new("python3").arg(scripts.join("selfcheck.py"))).ok();
+    let mut soak = Command::new("python3");
+    soak.arg(scripts.join("soak.py")).arg(program().get_program()).args(["--minutes", MINUTES]);
+    soak.arg("--report").arg(folder.path().join("soak.html"));
+    let outcome = run(&mut soak);
+    // The report with its plots is gone with the folder; what was violated is in the text.
+    assert_eq!(outcome.code, 0, "{}{}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stdout.contains("'pull': "), "{}", outcome.stdout);
+}
