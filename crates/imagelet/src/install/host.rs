@@ -92,7 +92,9 @@ pub(super) fn gather(
     let there = |path: &str| below(root, Path::new(path)).is_ok_and(|path| path.exists());
     let configured_endpoint = match files.get(Path::new(CONFIGURATION)) {
         // The way back does not depend on what the file says.
-        Some(state) if state.is_kept() && request.role.is_some() => endpoint_of(&below(root, Path::new(CONFIGURATION))?)?,
+        Some(state) if state.is_kept() && request.role.is_some() => {
+            endpoint_of(&below(root, Path::new(CONFIGURATION))?)?
+        }
         _ => None,
     };
     let systemd = match is_live {
