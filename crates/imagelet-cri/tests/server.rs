@@ -40,11 +40,10 @@ impl Socket {
         let listener = listen(&path).await.unwrap();
         let routes = imagelet_cri::routes(images, handlers, runtime);
         let stop = CancellationToken::new();
-        let stopped = stop.clone().cancelled_owned();
+        let stopped = stop.clone();
         let task = tokio::spawn(async move {
-            let incoming = UnixListenerStream::new(listener);
-            let server = Server::builder().add_routes(routes);
-            server.serve_with_incoming_shutdown(incoming, stopped).await.unwrap();
+            let connections = UnixListenerStream::new(listener).filter_map(Result::ok);
+            imagelet_cri::serve(connections, routes, stopped).await;
         });
         Self { path, task, stop, _folder: folder }
     }

@@ -1,22 +1,28 @@
 //! Ends a call at its caller's deadline with `DeadlineExceeded`.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
-use tonic::{Status, metadata::MetadataMap};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::http::{HeaderMap, Response},
+};
 
-/// Tonic ends a call at the same time with `Cancelled`; this timer must fire first.
-const AHEAD: Duration = Duration::from_millis(10);
-
-pub(super) async fn within<T>(
-    metadata: &MetadataMap,
-    call: impl Future<Output = Result<T, Status>>,
-) -> Result<T, Status> {
-    let limit = metadata.get("grpc-timeout").and_then(|text| duration(text.as_encoded_bytes()));
+/// Runs a call until its answer begins, for as long as its caller waits. What is late is dropped.
+pub(super) async fn within(
+    limit: Option<Duration>,
+    call: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Result<Response<Body>, Infallible> {
     let Some(limit) = limit else { return call.await };
-    match tokio::time::timeout(limit.saturating_sub(AHEAD), call).await {
-        Ok(result) => result,
-        Err(_) => Err(Status::deadline_exceeded("context deadline exceeded")),
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer,
+        Err(_) => Ok(Status::deadline_exceeded("context deadline exceeded").into_http()),
     }
+}
+
+/// How long the caller waits; a header that is no duration sets no limit.
+pub(super) fn limit(headers: &HeaderMap) -> Option<Duration> {
+    duration(headers.get("grpc-timeout")?.as_bytes())
 }
 
 /// At most eight digits and a unit.
@@ -57,17 +63,24 @@ mod tests {
             ("999999999m", None),
             ("1x", None),
         ] {
-            assert_eq!(duration(text.as_bytes()), wanted, "{text}");
+            let headers: HeaderMap = [("grpc-timeout".parse().unwrap(), text.parse().unwrap())].into_iter().collect();
+            assert_eq!(limit(&headers), wanted, "{text}");
         }
+        assert_eq!(limit(&HeaderMap::new()), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_is_late_ends_with_the_code_for_it() {
-        let mut metadata = MetadataMap::new();
-        assert_eq!(within(&metadata, async { Ok(1) }).await.unwrap(), 1);
-        metadata.insert("grpc-timeout", "50m".parse().unwrap());
-        assert_eq!(within(&metadata, async { Ok(1) }).await.unwrap(), 1);
-        let late = within(&metadata, std::future::pending::<Result<(), Status>>()).await.unwrap_err();
-        assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
+        let ready = || std::future::ready(Ok(Response::new(Body::empty())));
+        let code = |answer: &Response<Body>| answer.headers().get("grpc-status").cloned();
+        for limit in [None, Some(Duration::ZERO), Some(Duration::from_hours(99_999_999))] {
+            assert_eq!(code(&within(limit, ready()).await.unwrap()), None, "{limit:?}");
+        }
+        for limit in [Duration::ZERO, Duration::from_millis(50)] {
+            let began = tokio::time::Instant::now();
+            let late = within(Some(limit), std::future::pending()).await.unwrap();
+            assert_eq!(code(&late).unwrap(), "4");
+            assert!(began.elapsed() >= limit);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! A store of images, served as a CRI image service: to kubelets, crictl and critest (`docs/spec/cri.md §5`).
 
+mod connection;
 mod deadline;
 mod list_cache;
 mod listen;
@@ -8,6 +9,7 @@ mod runtime;
 use std::{collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
 use bytes::Bytes;
+pub use connection::serve;
 use futures_util::{FutureExt as _, stream};
 use imagelet_core::{
     image::ImageSpec,
@@ -48,15 +50,15 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// of the interface.
 ///
 /// ```no_run
-/// # async fn serve(images: std::sync::Arc<dyn imagelet_core::runtime::ImageService>) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn run(images: std::sync::Arc<dyn imagelet_core::runtime::ImageService>) -> Result<(), imagelet_cri::ListenError> {
 /// use imagelet_cri::{Handlers, RuntimeServer};
+/// use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
+/// use tokio_util::sync::CancellationToken;
 ///
 /// let socket = imagelet_cri::listen("/run/imagelet/imagelet.sock".as_ref()).await?;
+/// let connections = UnixListenerStream::new(socket).filter_map(Result::ok);
 /// let routes = imagelet_cri::routes(images, Handlers::default(), RuntimeServer::without_runtime("0.1.0"));
-/// tonic::transport::Server::builder()
-///     .add_routes(routes)
-///     .serve_with_incoming(tokio_stream::wrappers::UnixListenerStream::new(socket))
-///     .await?;
+/// imagelet_cri::serve(connections, routes, CancellationToken::new()).await;
 /// # Ok(())
 /// # }
 /// ```
@@ -105,13 +107,13 @@ where
     let service = service_fn(|request: Request<Q>| {
         let (metadata, _, message) = request.into_parts();
         let answer = answer(message);
-        async move { within(call, &metadata, answer).await.map(Response::new) }
+        async move { traced(call, &metadata, answer).await.map(Response::new) }
     });
     grpc::<A, Q>().unary(service, request).await
 }
 
-/// Runs a call within its caller's deadline and as part of its trace.
-async fn within<T>(
+/// Runs a call as part of its caller's trace.
+async fn traced<T>(
     rpc: &str,
     metadata: &MetadataMap,
     call: impl Future<Output = Result<T, Status>>,
@@ -119,7 +121,7 @@ async fn within<T>(
     let trace = TraceContext::of(metadata);
     let span = tracing::debug_span!("cri", rpc, trace = trace.id());
     // A panic ends one call with an error, not the connection.
-    let call = AssertUnwindSafe(deadline::within(metadata, call).instrument(span)).catch_unwind();
+    let call = AssertUnwindSafe(call.instrument(span)).catch_unwind();
     match trace.scope(call).await {
         Ok(answer) => answer,
         Err(_) => Err(status(rpc, "", &RuntimeError::defect("imagelet failed inside; its log says where"))),
@@ -199,7 +201,7 @@ impl ImageServer {
         let service = service_fn(|request: Request<v1::ListImagesRequest>| async move {
             let (metadata, _, request) = request.into_parts();
             let filter = convert::filter_from_wire(request.filter);
-            let images = within("StreamImages", &metadata, self.list(filter.as_ref())).await?;
+            let images = traced("StreamImages", &metadata, self.list(filter.as_ref())).await?;
             // A batch is made after the previous one is taken: none is made for a closed connection.
             let batches = stream::unfold(to_wire(images).into_iter().peekable(), |mut images| async move {
                 let batch = next_batch(&mut images);

@@ -1,15 +1,12 @@
 //! Accepts connections at the CRI socket within their limits and serves their calls.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::middleware::from_fn;
 use futures_util::stream;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    service::Routes,
-    transport::{Error, Server},
-};
+use tonic::service::Routes;
 
 use super::{
     connection_limits::{LimitedConnection, Peer, limit_call},
@@ -19,33 +16,21 @@ use crate::connections::{
     AcceptFailures, ConnectionTable, SpareDescriptors, is_out_of_descriptors, open_files_max, socket_limits,
 };
 
-const STREAMS_MAX: u32 = 256;
-/// A client that is silent for this long is pinged.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// The longest headers of a call; tokens and trace headers fit.
-const HEADERS_BYTES_MAX: u32 = 16 << 10;
-
 /// Serves until `stop` is cancelled and the running calls have ended.
-pub(super) async fn serve(listener: UnixListener, mut routes: Routes, stop: CancellationToken) -> Result<(), Error> {
+pub(super) async fn serve(listener: UnixListener, mut routes: Routes, stop: CancellationToken) {
     let acceptor = Acceptor::new(listener);
     let table = Arc::clone(&acceptor.table);
     let router = std::mem::take(routes.axum_router_mut()).layer(from_fn(limit_call));
     *routes.axum_router_mut() = router;
     let connections = stream::unfold(acceptor, |mut acceptor| async move {
         let accepted = acceptor.accept().await;
-        Some((Ok::<_, Infallible>(accepted), acceptor))
+        Some((accepted, acceptor))
     });
-    let stopped = async move {
+    let stopped = async {
         stop.cancelled().await;
         table.close_every_silent();
     };
-    Server::builder()
-        .max_concurrent_streams(STREAMS_MAX)
-        .http2_keepalive_interval(Some(SILENCE_MAX))
-        .http2_max_header_list_size(HEADERS_BYTES_MAX)
-        .add_routes(routes.prepare())
-        .serve_with_incoming_shutdown(connections, stopped)
-        .await
+    tokio::join!(imagelet_cri::serve(connections, routes, stop.clone()), stopped);
 }
 
 struct Acceptor {
