@@ -85,9 +85,7 @@ class Checker:
             kind, name = key
             if kind in ("record", "decision"):
                 allowed, value = self.known.facts.allowed(key, position), on_disk.get(key)
-                # The removal of a record is not synced: one of an absent image grants nothing, and is pruned.
-                holds = value in allowed or (kind == "record" and None in allowed)
-                found.check(holds, f"an acknowledged {kind} survives", f"{name[:160]} is {value}; allowed: {allowed}")
+                found.check(value in allowed, f"an acknowledged {kind} survives", f"{name[:160]} is {value}; allowed: {allowed}")
 
     def check_facts(self, shown, position, found, when):
         for key in self.known.facts.changes:

@@ -178,10 +178,11 @@ impl PullRecords {
 
     /// Removes records of missing images that are older than a mark. Returns the number removed and the failures.
     ///
-    /// `present` has every image on the node, those in use and pinned ones too, as listed after the mark.
+    /// `present` has every image on the node, those in use and pinned ones too, as listed after the mark. The removals are
+    /// durable on return, unless a failure says otherwise.
     pub fn prune(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) -> (usize, Vec<RecordsError>) {
         let Some(settings) = &self.settings else { return (0, Vec::new()) };
-        let (mut removed, mut failures) = (0, Vec::new());
+        let (mut removed, mut failures, mut last) = (0, Vec::new(), None);
         {
             let _turn = self.records.lock_all();
             let listed = self.records.list_locked();
@@ -194,10 +195,19 @@ impl PullRecords {
                     continue;
                 }
                 match self.records.remove(id.as_str()) {
-                    Ok(()) => removed += 1,
+                    Ok(()) => {
+                        removed += 1;
+                        last = Some(id);
+                    }
                     Err(source) => failures.push(failed("remove", id.as_str(), source)),
                 }
             }
+        }
+        // One sync for all of them, after the locks: pulls do not wait for it.
+        if let Some(last) = last
+            && let Err(source) = self.records.sync_removals()
+        {
+            failures.push(failed("durably remove", last.as_str(), source));
         }
         let mut state = self.state();
         let RecordsState { touched, unrecorded, .. } = &mut *state;

@@ -73,6 +73,16 @@ fn broken(store: &Path, trace: &[Event]) -> Vec<String> {
                     }
                 }
             }
+            Act::Remove(path) if is_below(store, path, "state/image_manager/pulled") => {
+                let told = format!("line {}: `{}` is removed", event.began + 1, path.display());
+                match folder_synced(trace, event, path) {
+                    None => broken.push(format!("{told}, and its folder is never synced")),
+                    Some(synced) if reply.is_some_and(|reply| event.began < reply && reply < synced) => {
+                        broken.push(format!("{told}, and the reply comes before its folder is synced"));
+                    }
+                    Some(_) => {}
+                }
+            }
             _ => {}
         }
     }
@@ -112,11 +122,11 @@ fn unsynced(trace: &[Event], path: &Path, until: usize) -> Option<PathBuf> {
     })
 }
 
-/// The line at which the folder that something was renamed into is durable.
-fn folder_synced(trace: &[Event], rename: &Event, to: &Path) -> Option<usize> {
-    let folder = to.parent()?;
+/// The line at which the folder is durable that something was renamed into, or removed from.
+fn folder_synced(trace: &[Event], change: &Event, path: &Path) -> Option<usize> {
+    let folder = path.parent()?;
     let mut syncs = trace.iter().filter(|event| matches!(&event.act, Act::Sync(synced) if synced == folder));
-    syncs.find(|sync| sync.began > rename.ended).map(|sync| sync.ended)
+    syncs.find(|sync| sync.began > change.ended).map(|sync| sync.ended)
 }
 
 /// The layers and images whose folders are not synced when the names are replaced.
@@ -127,7 +137,8 @@ fn not_yet_durable<'a>(store: &'a Path, trace: &'a [Event], names: &'a Event) ->
         .map(|content| format!("`{}` is not durable yet", target(content).display()))
 }
 
-/// Runs a command over the store, checks its order, and answers where it renamed something to.
+/// Runs a command over the store, checks its order, and returns where it renamed something to, with `forgotten` for removed
+/// pull records.
 fn checked(store: &Path, arguments: &[&str]) -> BTreeSet<&'static str> {
     let mut command = program();
     command.arg("--store").arg(store).args(arguments);
@@ -136,7 +147,13 @@ fn checked(store: &Path, arguments: &[&str]) -> BTreeSet<&'static str> {
     assert!(trace.iter().any(|event| event.act == Act::Reply), "{arguments:?}: no reply was seen");
     let broken = broken(store, &trace);
     assert!(broken.is_empty(), "{arguments:?}:\n{}", broken.join("\n"));
-    renames(&trace, |to| place(store, to).is_some()).filter_map(|event| place(store, target(event))).collect()
+    let is_forgotten = |event: &Event| match &event.act {
+        Act::Remove(path) => is_below(store, path, "state/image_manager/pulled"),
+        _ => false,
+    };
+    let forgotten = trace.iter().any(is_forgotten).then_some("forgotten");
+    let places = renames(&trace, |to| place(store, to).is_some()).filter_map(|event| place(store, target(event)));
+    places.chain(forgotten).collect()
 }
 
 #[test]
@@ -157,7 +174,7 @@ fn everything_is_durable_before_it_counts_and_before_it_is_told() {
     assert!(checked(&store, &["unpin", &one.name]).contains("pins"));
     assert!(checked(&store, &["untag", &again]).contains("names"));
     assert!(checked(&store, &["rm", &two.name]).contains("names"));
-    assert!(checked(&store, &["gc", "--all-unused", "--now"]).contains("names"));
+    assert!(checked(&store, &["gc", "--all-unused", "--now"]).is_superset(&BTreeSet::from(["forgotten", "names"])));
 }
 
 /// A pull as it has to be; the tests below doctor it.
@@ -222,6 +239,15 @@ fn a_doctored_trace_is_found_out() {
                 "7 fsync(6</s>) = 0\n",
                 "7 rename(\"/s/layers/bb\", \"/s/trash/1\") = 0\n7 fsync(6</s>) = 0\n",
             ),
+        ),
+        (
+            "a removed record that a power cut restores",
+            GOOD.to_owned() + "7 unlink(\"/s/state/image_manager/pulled/sha256-2\") = 0\n",
+        ),
+        (
+            "a reply before the removal of a record is durable",
+            GOOD.replace("7 write(1<pipe", "7 unlink(\"/s/state/image_manager/pulled/sha256-2\") = 0\n7 write(1<pipe")
+                + "7 fsync(5</s/state/image_manager/pulled>) = 0\n",
         ),
         (
             "an intent gone before its record",

@@ -129,6 +129,7 @@ impl Folder {
         Ok(())
     }
 
+    /// A power cut may restore the file until [`Self::sync_removals`]. Without an error the file is absent.
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         if self.is_read_only {
             return Ok(());
@@ -141,6 +142,15 @@ impl Folder {
         self.files.fetch_sub(1, Ordering::Relaxed);
         Step::RecordRemoved.reach();
         Ok(())
+    }
+
+    /// Makes the removals until now durable, by one sync of the folder.
+    pub(crate) fn sync_removals(&self) -> io::Result<()> {
+        if self.is_read_only {
+            return Ok(());
+        }
+        self.effect()?;
+        self.sync(&File::open(&self.path)?)
     }
 
     fn write_synced(&self, path: &Path, content: &[u8]) -> io::Result<()> {

@@ -125,6 +125,11 @@ impl<T: RecordFile> CachedDir<T> {
         Ok(())
     }
 
+    /// Makes the removals until now durable.
+    pub(super) fn sync_removals(&self) -> io::Result<()> {
+        self.folder.as_ref().map_or(Ok(()), Folder::sync_removals)
+    }
+
     /// Reads all files and fills an incomplete memory. Called without a lock.
     pub(super) fn list(&self) -> Listed<T> {
         let _turn = self.lock_all();

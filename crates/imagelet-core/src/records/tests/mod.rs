@@ -170,6 +170,29 @@ fn pruning_takes_what_is_gone_and_older_and_nothing_else() {
 }
 
 #[test]
+fn all_records_of_one_pruning_are_removed_before_one_sync_of_their_folder() {
+    let (root, faults) = (tempfile::tempdir().unwrap(), Faults::arm());
+    let records = open(root.path());
+    Faults::disarm();
+    for id in ["one", "two", "here"] {
+        records.learn("app:v1", &ImageId::new(id), &node_wide(), SystemTime::UNIX_EPOCH).unwrap();
+    }
+    let here = BTreeSet::from([ImageId::new("here")]);
+    let pruned = || {
+        let (effects, syncs) = (faults.effects(), faults.syncs().len());
+        let (removed, failures) = records.prune(&here, &records.mark(SystemTime::now()));
+        let synced: Vec<usize> = faults.syncs()[syncs..].iter().map(|at| at - effects).collect();
+        (removed, failures.iter().map(ToString::to_string).collect::<Vec<_>>(), synced)
+    };
+    // Changes: two files, their folder.
+    assert_eq!(pruned(), (2, vec![], vec![3]), "else a power cut restores a record");
+    assert_eq!(pruned(), (0, vec![], vec![]), "nothing was removed");
+    records.learn("app:v1", &ImageId::new("three"), &node_wide(), SystemTime::UNIX_EPOCH).unwrap();
+    faults.fail_in(2);
+    assert_eq!(pruned(), (1, vec!["could not durably remove the pull record of `three`".to_owned()], vec![]));
+}
+
+#[test]
 fn what_is_pulled_after_the_mark_outlives_the_pruning_even_when_nothing_new_is_learnt() {
     let root = tempfile::tempdir().unwrap();
     let records = open(root.path());
