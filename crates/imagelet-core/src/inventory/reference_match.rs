@@ -153,7 +153,8 @@ fn spellings(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
     all.into_iter().flatten().filter(|spelling: &Cow<'_, str>| !spelling.is_empty())
 }
 
-fn tail(name: &str) -> &str {
+/// What follows the last slash of a name.
+pub(super) fn tail(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use crate::image::Image;
-use crate::inventory::{Inventory, InventoryState, Snapshot, pins::PinPattern};
+use crate::inventory::{Inventory, InventoryState, Snapshot, pins::index::PatternIndex};
 
 /// A pod that is bound to the node and has containers that do not exist yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct WaitingPod {
 
 /// The awaited names, each with its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::inventory) struct PodLeases(Vec<(PinPattern, Vec<Arc<str>>)>);
+pub(in crate::inventory) struct PodLeases(PatternIndex<Vec<Arc<str>>>);
 
 impl PodLeases {
     fn new(pods: &[WaitingPod]) -> Self {
@@ -31,20 +31,19 @@ impl PodLeases {
         }
         // A name with `*` is no reference, and would be read as a glob.
         let names = by_name.into_iter().filter(|(name, _)| !name.contains('*'));
-        Self(names.filter_map(|(name, pods)| Some((name.parse().ok()?, pods))).collect())
+        Self(PatternIndex::of(names.filter_map(|(name, pods)| Some((name.parse().ok()?, pods))).collect()))
     }
 
     /// The pods that wait for an image, sorted.
     pub(in crate::inventory) fn pods_of(&self, image: &Image) -> Vec<String> {
-        let named = self.0.iter().filter(|(name, _)| name.matches(image));
-        let mut pods: Vec<String> = named.flat_map(|(_, pods)| pods).map(ToString::to_string).collect();
+        let mut pods: Vec<String> = self.0.find(image).into_iter().flatten().map(ToString::to_string).collect();
         pods.sort();
         pods.dedup();
         pods
     }
 
     pub(in crate::inventory) fn is_awaited(&self, image: &Image) -> bool {
-        self.0.iter().any(|(name, _)| name.matches(image))
+        !self.0.find(image).is_empty()
     }
 
     pub(in crate::inventory) fn is_empty(&self) -> bool {

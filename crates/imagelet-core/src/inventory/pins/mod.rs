@@ -1,6 +1,7 @@
 //! Which images an operator wants kept: references, globs, ids.
 
 pub(in crate::inventory) mod change;
+pub(in crate::inventory) mod index;
 
 use std::str::FromStr;
 
