@@ -261,6 +261,7 @@ impl ImportRun {
     async fn prepare(&self, index: usize, rebases: bool) -> Result<Option<(String, SnapshotFolders)>, RuntimeError> {
         let (chain, labels) = (&self.chains[index], self.labels(index));
         let parent = if rebases { String::new() } else { self.parent_name(index) };
+        let mut is_repeated = false;
         for _ in 0..TRIES_MAX {
             let key = unpack_key(chain, SystemTime::now());
             let message = PrepareSnapshotRequest {
@@ -288,6 +289,12 @@ impl ImportRun {
                     if self.hold(index).await? {
                         return Ok(None);
                     }
+                }
+                // After a power cut the folder of the next snapshot may exist without its record. The overlay snapshotter
+                // then refuses the call and removes that folder, so that the next call succeeds.
+                Err(error) if error.refusal() == ContainerdRefusal::Other && !is_repeated => {
+                    tracing::warn!(layer = %chain, %error, "containerd prepared no snapshot; the call is repeated once");
+                    is_repeated = true;
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -5,6 +5,7 @@ mod dump;
 mod equality;
 mod mounted;
 mod node;
+mod orphan;
 mod races;
 mod refusals;
 mod samples;
