@@ -103,6 +103,7 @@ deny: ## Checks what the dependency tree may hold.
 test: parts lint doc deny ## Everything CI checks; ends on `N passed, N failed`.
 	@mkdir -p $(dir $(TEST_LOG))
 	export PATH="$$PATH:/usr/sbin:/sbin"
+	python3 benches/selfcheck.py
 	status=0
 	$(CARGO) test --locked --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG) || status=$$?
 	grep -E '^test .* FAILED$$' $(TEST_LOG) || true

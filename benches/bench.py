@@ -127,12 +127,19 @@ def main():
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found, indent=1) + "\n")
     print(f"\n{time.monotonic() - started:.0f} s; written to {file}")
+    return exit_status(verdicts)
+
+
+def exit_status(verdicts):
+    """What `sys.exit` takes: `None` where all goals are met."""
+    count = goals.missed(verdicts)
+    return f"error: {count} of {len(verdicts)} goals missed" if count else None
 
 
 if __name__ == "__main__":
     # A signal takes down what was put up, as an error does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by a signal"))
     try:
-        main()
+        sys.exit(main())
     except Failed as error:
         sys.exit(f"error: {error}")

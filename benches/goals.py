@@ -99,7 +99,7 @@ def goals(values, containerd):
 
 
 def judge(values, containerd):
-    """Prints each goal that was measured with its verdicts; answers them."""
+    """Prints each goal that was measured with its verdicts; returns them."""
     rows, verdicts = [], []
     for goal in goals(values, containerd):
         measured = {who: values.get(goal.figure, {}).get(who, {}).get(goal.key) for who in COLUMNS}
@@ -118,9 +118,12 @@ def judge(values, containerd):
         rows.append([goal.text, f"{goal.must:g}", limit, *cells])
     if rows:
         table("goals (at most)", ["goal", "must", "stretch", *COLUMNS], rows)
-        missed = sum(one["verdict"] == "MISSED" for one in verdicts)
-        print(f"\n{len(verdicts) - missed} met, {missed} missed")
+        print(f"\n{len(verdicts) - missed(verdicts)} met, {missed(verdicts)} missed")
     return verdicts
+
+
+def missed(verdicts):
+    return sum(one["verdict"] == "MISSED" for one in verdicts)
 
 
 def verdict(goal, value):
