@@ -132,6 +132,12 @@ impl GcPolicy {
         self.bytes.low
     }
 
+    /// Whether a disk with so many more bytes in use is at the high threshold.
+    pub fn is_reached_with(&self, disk: &DiskUse, bytes: ByteSize) -> bool {
+        let level = Level::bytes(disk);
+        Level { free: level.free.saturating_sub(bytes.0.into()), ..level }.is_at(self.high())
+    }
+
     /// Whether the kubelet's algorithm applies.
     pub fn is_kubelet(&self) -> bool {
         self.order == GcOrder::Kubelet
@@ -222,6 +228,23 @@ mod tests {
 
     fn freed(bytes: ByteSize) -> Freed {
         Freed { bytes, inodes: 0 }
+    }
+
+    #[test]
+    fn a_disk_is_at_the_high_threshold_with_what_is_added_to_it() {
+        let policy = |high| GcPolicy::new(high, 10, Duration::ZERO, None).unwrap();
+        let disk = DiskUse::of(ByteSize(1000), ByteSize(200));
+        for (high, added, expected) in [
+            (85, 0, false),
+            (85, 49, false),
+            (85, 50, true),
+            (85, u64::MAX, true),
+            (80, 0, true),
+            (100, 199, false),
+            (100, 200, true),
+        ] {
+            assert_eq!(policy(high).is_reached_with(&disk, ByteSize(added)), expected, "{high} % with {added}");
+        }
     }
 
     #[test]

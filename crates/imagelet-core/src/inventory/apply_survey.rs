@@ -99,6 +99,7 @@ impl InventoryState {
             last_user: usage.user.clone(),
             pulled: usage.pulled.map(|cost| PullCost { at: reported(cost.at), ..cost }),
             origin: usage.origin,
+            prefetched: usage.prefetched,
             history: usage.history.clone(),
             in_use_by: self.users_of(key.id(), &usage.used_by),
             pinned_by: self.pinned_by(&image),

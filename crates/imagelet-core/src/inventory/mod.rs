@@ -43,7 +43,10 @@ use self::{
     ledger::{Ledger, LedgerFile, files::StateDir},
     node_status::ImageCache,
     observation_window::ObservationWindow,
-    pins::change::parse_patterns,
+    pins::{
+        change::parse_patterns,
+        of_sets::{self, OwnedPin},
+    },
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
     usage_history::{UsageHistory, image_usage::UseReport},
 };
@@ -107,6 +110,8 @@ struct InventoryState {
     pins: Vec<PinPattern>,
     /// Pins of the configuration, which no command removes.
     configured_pins: Vec<PinPattern>,
+    /// Pins of `ImageSet` objects.
+    set_pins: Vec<OwnedPin>,
     /// Mounts never change after the creation of a container, so each container is queried once.
     mounts: BTreeMap<String, Vec<String>>,
     sandboxes: Sandboxes,
@@ -157,11 +162,13 @@ pub struct ImageEntry {
     pub pulled: Option<PullCost>,
     /// How the image came to the node.
     pub origin: ImageOrigin,
+    /// It was prefetched for a set, and nothing has used it since: a collection takes it first.
+    pub prefetched: bool,
     /// Use statistics.
     pub history: UseHistory,
     /// `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY` or `container ID`.
     pub in_use_by: Vec<String>,
-    /// Patterns, `runtime`, or `sandbox image`.
+    /// Patterns, `runtime`, `sandbox image`, or a set: `ImageSet NAMESPACE/NAME`, `ClusterImageSet NAME`.
     pub pinned_by: Vec<String>,
 }
 
@@ -253,6 +260,7 @@ impl Inventory {
             let (file, content) = LedgerFile::open(opened.clone()).map_err(failed)?;
             state.restore(content);
             state.pins = parse_patterns(opened.read_pins().map_err(failed)?);
+            state.set_pins = of_sets::read(opened).map_err(failed)?;
             ledger = Some(Arc::new(Mutex::new(file)));
         }
         Ok(Self {
@@ -309,6 +317,17 @@ impl Inventory {
         self.record_use(&HandedOut { key: key.clone(), user: None, pulled: None }, 1, now);
     }
 
+    /// Records a prefetch, which is no use of the image.
+    pub(crate) fn prefetched(&self, handed: &HandedOut, now: SystemTime) {
+        let mut state = self.lock();
+        let at = state.clock.now(now);
+        state.seen_at = state.seen_at.max(Some(at));
+        let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at });
+        let reported = UseReport { user: None, pulled, is_prefetch: true };
+        state.memory.used(&handed.key, reported, 0, at);
+        state.dirty = true;
+    }
+
     /// Records that a caller got the image, with its pod and the pull cost; this counts as use.
     pub fn hand_out(&self, handed: &HandedOut, now: SystemTime) {
         self.record_use(handed, 1, now);
@@ -319,7 +338,7 @@ impl Inventory {
         let at = state.clock.now(now);
         state.seen_at = state.seen_at.max(Some(at));
         let cost = |(bytes, duration)| PullCost { bytes, duration, at };
-        let reported = UseReport { user: handed.user.clone(), pulled: handed.pulled.map(cost) };
+        let reported = UseReport { user: handed.user.clone(), pulled: handed.pulled.map(cost), is_prefetch: false };
         state.memory.used(&handed.key, reported, uses, at);
         state.dirty = true;
     }
@@ -417,12 +436,18 @@ impl InventoryState {
                 by.push(pin.text().to_owned());
             }
         }
+        for pin in self.set_pins.iter().filter(|pin| pin.pattern.matches(image)) {
+            if by.iter().all(|by| *by != pin.owner) {
+                by.push(pin.owner.clone());
+            }
+        }
         by
     }
 
     /// What other image managers see as pinned: the images that waiting pods lease, too.
     fn is_pinned(&self, image: &Image) -> bool {
-        let mut pins = self.pins.iter().chain(&self.configured_pins).chain(self.sandboxes.defaults());
+        let of_sets = self.set_pins.iter().map(|pin| &pin.pattern);
+        let mut pins = self.pins.iter().chain(&self.configured_pins).chain(of_sets).chain(self.sandboxes.defaults());
         pins.any(|pin| pin.matches(image)) || self.pod_leases.is_awaited(image)
     }
 

@@ -90,7 +90,8 @@ pub(super) fn pulled(metrics: &Metrics, size: ByteSize, took: Duration) {
 
 /// Counts one request on drop, whatever its result.
 pub(crate) struct Tally<'a> {
-    metrics: &'a Metrics,
+    /// `None`: the request is only estimated.
+    metrics: Option<&'a Metrics>,
     policy: &'a PullPolicy,
     /// Whether the image was present, where it was looked up.
     pub(crate) present: Option<bool>,
@@ -99,7 +100,7 @@ pub(crate) struct Tally<'a> {
 }
 
 impl<'a> Tally<'a> {
-    pub(crate) fn new(metrics: &'a Metrics, policy: &'a PullPolicy) -> Self {
+    pub(crate) fn new(metrics: Option<&'a Metrics>, policy: &'a PullPolicy) -> Self {
         Self { metrics, policy, present: None, required: None }
     }
 }
@@ -108,7 +109,9 @@ impl Drop for Tally<'_> {
     fn drop(&mut self) {
         let word = |answer: Option<bool>| answer.map_or("unknown", |answer| if answer { "true" } else { "false" });
         let policy = self.policy.name().to_lowercase();
-        self.metrics.increment(&REQUESTS, &[word(self.present), &policy, word(self.required)]);
+        if let Some(metrics) = self.metrics {
+            metrics.increment(&REQUESTS, &[word(self.present), &policy, word(self.required)]);
+        }
     }
 }
 

@@ -44,7 +44,7 @@ use crate::{
     inventory::Inventory,
     metrics::{Family, Metrics},
     records::PullRecords,
-    runtime::{Progress, RuntimeManager},
+    runtime::{Progress, PullEstimate, RuntimeManager},
 };
 
 /// Every metric of the manager.
@@ -145,6 +145,12 @@ impl ImageManager {
         let key = |ensured: &Ensured| Some(ImageKey::new(ensured.id.clone(), ensured.handler.clone()));
         let ask = || self.ensure_once(request, Arc::clone(&progress));
         inventory.leased(&request.pod.uid, SystemTime::now(), ask, key).await
+    }
+
+    /// Estimates the pull of a request with its first credential; fetches manifests only. `None`: the store does not know,
+    /// or a pull would fail before its first layer.
+    pub async fn estimate(&self, request: &EnsureRequest) -> Option<PullEstimate> {
+        Ensuring::uncounted(self, request).estimate().await
     }
 
     async fn ensure_once(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {

@@ -158,6 +158,13 @@ pub enum Caller {
     /// A command of an operator, for no pod. Neither a back-off nor an open circuit holds it back: it is attempted at
     /// once, and its outcome counts for the pods that wait for the same.
     Command,
+    /// A prefetch for an `ImageSet`, for no pod. Open circuits hold it back, and its outcome changes no back-off of a pod. What it
+    /// gets counts as no use of the image.
+    Prefetch {
+        /// Whether the node's own credentials are shown after its pull secrets; else the registry is asked with the secrets, or
+        /// anonymously.
+        own_credentials: bool,
+    },
     /// A client with policies, records and a back-off of its own, as a kubelet that asks a runtime to pull. Its own failures
     /// never hold it back, it gets what is here only by a recorded right, and equal requests share a pull.
     Client {
@@ -173,6 +180,11 @@ impl Caller {
     /// Whether it decides itself when to ask.
     pub(crate) fn is_client(self) -> bool {
         matches!(self, Self::Client { .. })
+    }
+
+    /// Whether it is for no container.
+    pub(crate) fn is_prefetch(self) -> bool {
+        matches!(self, Self::Prefetch { .. })
     }
 }
 
@@ -230,6 +242,7 @@ impl EnsureRequest {
     pub(super) fn act(&self, canonical: &Reference, code: ActCode, took: Duration, mut why: String) -> Act {
         let by = match (self.pod.name.is_empty(), self.caller.is_client()) {
             (false, _) => format!("pod {}/{}", self.pod.namespace, self.pod.name),
+            (true, _) if self.caller.is_prefetch() => "prefetch".to_owned(),
             (true, true) => "CRI".to_owned(),
             (true, false) => "command".to_owned(),
         };

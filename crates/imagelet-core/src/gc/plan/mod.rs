@@ -57,7 +57,12 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         input.entries.iter().enumerate().map(|(place, entry)| holds(entry, place, input)).collect();
     let mut free: Vec<usize> = (0..kept.len()).filter(|place| kept[*place].is_none()).collect();
     // Entries are ordered by key, which a stable sort preserves among equals.
-    free.sort_by_key(|place| (input.entries[*place].last_used, input.entries[*place].first_seen));
+    // The kubelet knows no prefetch.
+    let is_first = |place: &usize| !input.policy.is_kubelet() && input.entries[*place].prefetched;
+    free.sort_by_key(|place| {
+        let entry = &input.entries[*place];
+        (!is_first(place), entry.last_used, entry.first_seen)
+    });
     let (old, free): (Vec<usize>, Vec<usize>) =
         free.into_iter().partition(|place| is_old(&input.entries[*place], input));
     let age_max = input.policy.age_max.unwrap_or_default();

@@ -35,13 +35,17 @@ const SLOWNESS: (f64, f64) = (0.5, 4.0);
 /// A smaller pull measures the latency of a registry, not its speed.
 const PULL_MIN: u64 = 1 << 20;
 
-/// Expected cost per day of removing each image, in bytes at usual link speed; at least 1.
+/// Expected cost per day of removing each image, in bytes at usual link speed; at least 1, as for an image that was
+/// prefetched and never used.
 ///
 /// Images share the cost of a shared layer. A layer that stays in any case costs nothing.
 pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
     let fetched = fetched(input, places);
     let cost = |place: &usize| {
         let entry = &input.entries[*place];
+        if entry.prefetched {
+            return 1;
+        }
         let bytes = fetched.get(&entry.image.id).copied().unwrap_or(entry.image.size.0 as f64);
         let since = entry.last_used.unwrap_or(entry.first_seen);
         let idle = input.now.duration_since(since).unwrap_or_default();

@@ -74,6 +74,7 @@ pub(in crate::gc) fn unused(image: Image, first_seen: SystemTime) -> ImageEntry 
         last_user: None,
         pulled: None,
         origin: ImageOrigin::Pulled,
+        prefetched: false,
         history: UseHistory::default(),
     }
 }

@@ -116,6 +116,25 @@ fn a_fresh_image_stays_whatever_its_age_except_in_the_kubelets_order() {
 }
 
 #[test]
+fn a_prefetched_image_that_nothing_used_goes_first() {
+    for order in [GcOrder::Lru, GcOrder::Cost] {
+        let older = ImageEntry { image: named("sha256:older", "", 100), ..idle() };
+        let young = ImageEntry {
+            image: named("sha256:prefetched", "", 100),
+            first_seen: now() - Duration::from_hours(2),
+            last_used: None,
+            prefetched: true,
+            ..idle()
+        };
+        let case = input(GcGoal::Free(ByteSize(100)), vec![older.clone(), young]);
+        let case = Case { policy: GcPolicy { order, age_max: None, ..case.policy }, ..case };
+        let (plan, entries) = planned(&case);
+        let gone: Vec<&str> = plan.steps.iter().map(|step| entries[step.place].image.id.as_str()).collect();
+        assert_eq!(gone, ["sha256:prefetched"], "{order:?}");
+    }
+}
+
+#[test]
 fn an_image_that_was_just_used_asked_for_or_released_stays_although_all_unused_shall_go() {
     let until = now() + MINUTE;
     for (image, reason) in [

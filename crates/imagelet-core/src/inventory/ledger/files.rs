@@ -3,6 +3,7 @@
 //! ```text
 //! STATE_DIR/ledger        the usage history, as `ledger/mod.rs` says; lost: ages and histories start anew
 //! STATE_DIR/pins.json     patterns; lost: nothing is pinned by the operator
+//! STATE_DIR/set-pins.json pins of `ImageSet` objects; lost: nothing is pinned for them until the agent knows them
 //! STATE_DIR/pins.lock     held while either file is written, and while the pins are changed, by any process
 //! STATE_DIR/.NAME.new     the next content of a file; a crash may leave it
 //! *.corrupt-SECONDS       a file that could not be read, set aside; may be deleted

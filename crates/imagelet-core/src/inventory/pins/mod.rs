@@ -2,6 +2,7 @@
 
 pub(in crate::inventory) mod change;
 pub(in crate::inventory) mod index;
+pub(in crate::inventory) mod of_sets;
 
 use std::str::FromStr;
 

@@ -20,6 +20,8 @@ pub(super) const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 pub(in crate::inventory) struct UseReport {
     pub(in crate::inventory) user: Option<String>,
     pub(in crate::inventory) pulled: Option<PullCost>,
+    /// A prefetch, which is no use.
+    pub(in crate::inventory) is_prefetch: bool,
 }
 
 /// The times of a pass, and what its lists are worth.
@@ -55,6 +57,9 @@ pub(in crate::inventory) struct ImageUsage {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(in crate::inventory) in_use: bool,
     pub(in crate::inventory) origin: ImageOrigin,
+    /// Prefetched, and not used since.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(in crate::inventory) prefetched: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::inventory) user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,13 +90,18 @@ impl ImageUsage {
             }
             self.origin = ImageOrigin::Pulled;
         }
-        self.user = reported.user.or(self.user.take());
         self.requested_at = self.requested_at.max(Some(at));
+        if reported.is_prefetch {
+            self.prefetched |= self.history.uses == 0 && self.last_used.is_none() && !self.in_use;
+            return;
+        }
+        self.user = reported.user.or(self.user.take());
         self.begin(uses, at);
         self.credits = self.credits.saturating_add(u8::try_from(uses).unwrap_or(u8::MAX));
     }
 
     fn begin(&mut self, uses: u64, at: SystemTime) {
+        self.prefetched = false;
         let gap = self.idle_since().and_then(|since| at.duration_since(since).ok());
         if gap.is_some_and(|gap| !self.in_use && gap >= GAP_MIN) && self.history.uses > 0 {
             let since = self.begun.or(self.idle_since()).and_then(|begun| at.duration_since(begun).ok());
@@ -168,6 +178,7 @@ impl ImageUsage {
         }
         self.in_use = in_use;
         if in_use {
+            self.prefetched = false;
             self.last_used = self.last_used.max(Some(now));
             if self.history.uses == 0 {
                 self.history.uses = 1;

@@ -95,6 +95,8 @@ impl UsageHistory {
         if !is_listed && (self.pending.len() < PENDING_MAX || self.pending.contains_key(key)) {
             let first = || Pending { reported: UseReport::default(), uses: 0, at };
             let pending = self.pending.entry(key.clone()).or_insert_with(first);
+            // A use counts, whatever came before or after it.
+            pending.reported.is_prefetch = reported.is_prefetch && pending.uses == 0;
             pending.at = pending.at.max(at);
             pending.uses += uses;
             pending.reported.user = reported.user.or(pending.reported.user.take());

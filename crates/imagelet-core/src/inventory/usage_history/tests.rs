@@ -84,7 +84,7 @@ fn the_container_that_follows_an_ensure_is_the_same_use() {
     let mut node = Node::default();
     node.has(&["app:1"]);
     node.pass(&[], at(0));
-    let reported = UseReport { user: Some("default/web".to_owned()), pulled: None };
+    let reported = UseReport { user: Some("default/web".to_owned()), pulled: None, ..UseReport::default() };
     node.memory.used(&key("app:1"), reported, 1, at(1));
     node.pass(&[("app:1", true, 2)], at(5));
     assert_eq!(node.of("app:1").history.uses, 1);
@@ -94,6 +94,29 @@ fn the_container_that_follows_an_ensure_is_the_same_use() {
     node.pass(&[("app:1", false, 2), ("app:1", false, 6)], at(15));
     assert_eq!(node.of("app:1").history.uses, 2);
     assert_eq!(node.of("app:1").history.returns, 0, "it never lay idle");
+}
+
+#[test]
+fn a_prefetch_is_no_use_and_the_first_use_ends_it() {
+    let mut node = Node::default();
+    let prefetch = || UseReport { is_prefetch: true, ..UseReport::default() };
+    node.has(&["app:1", "web:1", "job:1"]);
+    node.memory.used(&key("app:1"), prefetch(), 0, at(0));
+    node.memory.used(&key("web:1"), prefetch(), 0, at(0));
+    node.memory.used(&key("web:1"), UseReport::default(), 1, at(0));
+    node.memory.used(&key("job:1"), UseReport::default(), 1, at(0));
+    node.memory.used(&key("job:1"), prefetch(), 0, at(0));
+    node.pass(&[], at(1));
+    let prefetched = |node: &Node| ["app:1", "web:1", "job:1"].map(|name| node.of(name).prefetched);
+    assert_eq!(prefetched(&node), [true, false, false], "a use before or after the prefetch counts");
+    assert_eq!((node.of("app:1").history.uses, node.of("app:1").last_used), (0, None));
+    node.restart(at(1));
+    node.pass(&[], at(2));
+    assert!(node.of("app:1").prefetched, "the ledger has it");
+    node.pass(&[("app:1", true, 3)], at(4));
+    assert!(!node.of("app:1").prefetched);
+    node.memory.used(&key("app:1"), prefetch(), 0, at(5));
+    assert!(!node.of("app:1").prefetched, "it was used before");
 }
 
 #[test]
@@ -124,7 +147,7 @@ fn an_image_that_comes_back_keeps_its_history() {
     assert_eq!(node.of("app:1").gone, Some(at(120)));
     assert_eq!(node.memory.present().count(), 0);
     let pulled = PullCost { bytes: ByteSize(7), duration: Duration::from_secs(1), at: at(300) };
-    node.memory.used(&key("app:1"), UseReport { user: None, pulled: Some(pulled) }, 1, at(300));
+    node.memory.used(&key("app:1"), UseReport { pulled: Some(pulled), ..UseReport::default() }, 1, at(300));
     node.has(&["app:1"]);
     node.pass(&[], at(301));
     let app = node.of("app:1");
@@ -285,7 +308,7 @@ fn what_is_remembered_has_bounds() {
     assert!(node.changed);
     node.pass(&[], at(40) + REMOVED_AGE_MAX + HOUR);
     assert_eq!(node.memory.images.len(), 1);
-    let reported = UseReport { user: Some("x".repeat(USER_LENGTH_MAX + 1)), pulled: None };
+    let reported = UseReport { user: Some("x".repeat(USER_LENGTH_MAX + 1)), pulled: None, ..UseReport::default() };
     node.memory.used(&key("a:1"), reported, 1, at(0));
     assert_eq!(node.memory.pending[&key("a:1")].reported.user, None);
 }

@@ -43,7 +43,10 @@ impl Ensuring<'_> {
 
     async fn find_credentials(&self) -> Result<FoundCredentials, KeyringError> {
         let mut found = self.own_credentials().clone()?;
-        let asks_none = matches!(self.request.caller, Caller::Client { own_credentials: false, .. });
+        let asks_none = matches!(
+            self.request.caller,
+            Caller::Client { own_credentials: false, .. } | Caller::Prefetch { own_credentials: false }
+        );
         let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(found) };
         if asks_none || !self.request.credentials.is_empty() {
             return Ok(found);

@@ -35,8 +35,9 @@ use crate::{
     audit_log::{Act, ActCode},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, default_tag},
     inventory::HandedOut,
+    metrics::Metrics,
     records::{CheckResult, Intent},
-    runtime::{ErrorClass, Fault, Progress, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 pub(super) struct Ensuring<'a> {
@@ -49,7 +50,16 @@ pub(super) struct Ensuring<'a> {
 
 impl<'a> Ensuring<'a> {
     pub(super) fn new(manager: &'a ImageManager, request: &'a EnsureRequest) -> Self {
-        let tally = Tally::new(&manager.parts.metrics, &request.policy);
+        Self::counted(manager, request, Some(&manager.parts.metrics))
+    }
+
+    /// A request that is only estimated, and counts as none.
+    pub(super) fn uncounted(manager: &'a ImageManager, request: &'a EnsureRequest) -> Self {
+        Self::counted(manager, request, None)
+    }
+
+    fn counted(manager: &'a ImageManager, request: &'a EnsureRequest, metrics: Option<&'a Metrics>) -> Self {
+        let tally = Tally::new(metrics, &request.policy);
         Self {
             manager,
             request,
@@ -73,6 +83,21 @@ impl<'a> Ensuring<'a> {
                 self.pull(spec, progress).await
             }
         }
+    }
+
+    /// The estimate of its pull, with the first credential.
+    pub(super) async fn estimate(&self) -> Option<PullEstimate> {
+        let image = default_tag(&self.request.image).ok()?;
+        let credential = self.credentials().await.ok()?.credentials.first().map(|tracked| tracked.credential.clone());
+        let (runtime_handler, annotations) = (self.request.runtime_handler.clone(), self.request.annotations.clone());
+        let image = ImageSpec { image, runtime_handler, annotations };
+        let platform = self.request.platform.clone();
+        let request = PullRequest { image, credential, sandbox: self.request.sandbox(), platform };
+        let estimate = self.manager.parts.runtime.estimate(&request).await;
+        let estimate = estimate.inspect_err(|error| {
+            tracing::debug!(image = self.request.image, error = error.chain(), "the size of a pull is not known");
+        });
+        estimate.ok().flatten()
     }
 
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
@@ -248,6 +273,7 @@ impl<'a> Ensuring<'a> {
                     backoff.forget(&alike);
                 }
             }
+            Caller::Prefetch { .. } => {}
             Caller::Pod | Caller::Client { .. } if self.is_kubelet() => {}
             Caller::Pod | Caller::Client { .. } => backoff.forget(key),
         }
@@ -263,7 +289,7 @@ impl<'a> Ensuring<'a> {
                 waiting.retain(|other| backoff.held(other, now).is_some());
                 waiting
             }
-            Caller::Client { .. } => return,
+            Caller::Client { .. } | Caller::Prefetch { .. } => return,
         };
         let failure = format!("{}: {}", error.reason(), error.message());
         for key in keys {
@@ -330,7 +356,11 @@ impl<'a> Ensuring<'a> {
         let Some(inventory) = &self.manager.parts.inventory else { return };
         let PodIdentity { namespace, name, .. } = &self.request.pod;
         let user = (!name.is_empty()).then(|| format!("{namespace}/{name}"));
-        inventory.hand_out(&HandedOut { key: key.clone(), user, pulled }, SystemTime::now());
+        let handed = HandedOut { key: key.clone(), user, pulled };
+        if self.request.caller.is_prefetch() {
+            return inventory.prefetched(&handed, SystemTime::now());
+        }
+        inventory.hand_out(&handed, SystemTime::now());
     }
 
     fn reported(&self, reason: &'static str, error: EnsureError) -> EnsureError {

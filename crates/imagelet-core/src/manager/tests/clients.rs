@@ -90,6 +90,29 @@ async fn a_command_is_held_back_by_nothing_and_its_outcome_counts_for_the_pods_t
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_prefetch_waits_for_open_circuits_and_its_failure_holds_no_pod_back() {
+    let runtime = FakeRuntime::new();
+    runtime.fail("pull", RuntimeErrorKind::RegistryUnavailable, "dial tcp 10.0.0.1:443: connect: connection refused");
+    let node = TestNode::new(Arc::new(runtime.clone()), Wanted::default());
+    let prefetch = |image: &str| EnsureRequest {
+        caller: Caller::Prefetch { own_credentials: false },
+        ..EnsureRequest::new(image, PullPolicy::IfNotPresent)
+    };
+    let mut classes = Vec::new();
+    for _ in 0..6 {
+        classes.push(node.ensure(&prefetch("reg.test/app:v1")).await.unwrap_err().class());
+    }
+    assert!(classes.contains(&crate::runtime::ErrorClass::HeldBack), "the circuit never opened: {classes:?}");
+    assert!(node.manager.status().held_back.is_empty(), "only pods are held back");
+    runtime.heal();
+    runtime.offer("reg.test/app:v1", "app", 10);
+    tokio::time::advance(std::time::Duration::from_mins(10)).await;
+    let ensured = node.ensure(&prefetch("reg.test/app:v1")).await.unwrap();
+    assert!(matches!(ensured.origin, Origin::Pulled { .. }));
+    assert_eq!(node.ensure(&prefetch("reg.test/app:v1")).await.unwrap().origin, Origin::AlreadyPresent);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_open_circuit_is_an_unavailable_registry_for_a_client() {
     let runtime = FakeRuntime::new();
     runtime.fail("pull", RuntimeErrorKind::RegistryUnavailable, "dial tcp 10.0.0.1:443: connect: connection refused");

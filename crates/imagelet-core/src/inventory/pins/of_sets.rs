@@ -1,0 +1,130 @@
+//! Pins of `ImageSet` objects: the whole list at once, on disk, so that a restart without the API server keeps them.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use crate::inventory::{
+    Inventory, InventoryError, PinError,
+    ledger::files::StateDir,
+    pins::{PATTERNS_MAX, PinPattern},
+};
+
+/// A list of `{pattern, owner}`; lost: nothing is pinned for sets until the agent knows them.
+const FILE: &str = "set-pins.json";
+
+/// One pin of one set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::inventory) struct OwnedPin {
+    pub(in crate::inventory) pattern: PinPattern,
+    /// `ImageSet NAMESPACE/NAME`.
+    pub(in crate::inventory) owner: String,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct SetPinsFile {
+    version: u32,
+    pins: Vec<WrittenPin>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct WrittenPin {
+    reference: String,
+    owner: String,
+}
+
+impl Inventory {
+    /// Replaces the pins of sets by these: a reference and its owner. They are on disk on return.
+    ///
+    /// # Errors
+    /// When there are too many, or the disk refuses; then the former pins stay.
+    pub fn pin_for_sets(&self, pins: Vec<(String, String)>) -> Result<(), InventoryError> {
+        if pins.len() > PATTERNS_MAX {
+            let pattern = pins[PATTERNS_MAX].0.clone();
+            return Err(InventoryError::Pin { pattern, source: PinError::TooMuch });
+        }
+        let parsed = parse(pins);
+        if self.lock().set_pins == parsed {
+            return Ok(());
+        }
+        if let Some(directory) = &self.directory {
+            let failed = |source| InventoryError::File { path: directory.path().to_owned(), source };
+            write(directory, &parsed).map_err(failed)?;
+        }
+        let mut state = self.lock();
+        state.set_pins = parsed;
+        state.repin();
+        Ok(())
+    }
+}
+
+/// The pins on disk; an invalid one is logged and skipped.
+pub(in crate::inventory) fn read(directory: &StateDir) -> io::Result<Vec<OwnedPin>> {
+    let content = |text: &[u8]| serde_json::from_slice(text).map_err(|error| error.to_string());
+    let SetPinsFile { pins, .. } = directory.read(FILE, content)?;
+    Ok(parse(pins.into_iter().map(|pin| (pin.reference, pin.owner)).take(PATTERNS_MAX).collect()))
+}
+
+fn write(directory: &StateDir, pins: &[OwnedPin]) -> io::Result<()> {
+    let written = |pin: &OwnedPin| WrittenPin { reference: pin.pattern.text().to_owned(), owner: pin.owner.clone() };
+    let file = SetPinsFile { version: 1, pins: pins.iter().map(written).collect() };
+    let text = serde_json::to_vec(&file).map_err(io::Error::other)?;
+    let _lock = directory.lock()?;
+    directory.replace(FILE, &text)
+}
+
+fn parse(pins: Vec<(String, String)>) -> Vec<OwnedPin> {
+    let parse = |(reference, owner): (String, String)| {
+        // A name with `*` would be read as a glob.
+        let pattern = Some(reference.as_str()).filter(|name| !name.contains('*')).and_then(|name| name.parse().ok());
+        if pattern.is_none() {
+            tracing::warn!(reference, owner, "passing over a pin of a set that is no reference");
+        }
+        Some(OwnedPin { pattern: pattern?, owner })
+    };
+    pins.into_iter().filter_map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::SystemTime};
+
+    use super::*;
+    use crate::{runtime::RuntimeManager, testing::FakeRuntime};
+
+    fn pin(reference: &str, owner: &str) -> (String, String) {
+        (reference.to_owned(), owner.to_owned())
+    }
+
+    #[tokio::test]
+    async fn the_pins_of_sets_outlive_a_restart_and_end_with_the_next_list() {
+        let (folder, fake) = (tempfile::tempdir().unwrap(), FakeRuntime::new());
+        for name in ["app:v1", "web:v1"] {
+            fake.preload(name, name, 10);
+        }
+        let open = || {
+            let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
+            Inventory::open(runtime, Some(folder.path())).unwrap()
+        };
+        let pinned = async |inventory: &Inventory| -> Vec<Vec<String>> {
+            let snapshot = inventory.refresh(SystemTime::now()).await.unwrap();
+            snapshot.entries.iter().map(|entry| entry.pinned_by.clone()).collect()
+        };
+        let inventory = open();
+        inventory.refresh(SystemTime::now()).await.unwrap();
+        let pins = vec![pin("app:v1", "ImageSet shop/web"), pin("app:v1", "ClusterImageSet base"), pin("*", "x")];
+        inventory.pin_for_sets(pins).unwrap();
+        let of_sets = vec!["ImageSet shop/web".to_owned(), "ClusterImageSet base".to_owned()];
+        let shown = inventory.snapshot().unwrap().entries.iter().map(|it| it.pinned_by.len()).collect::<Vec<_>>();
+        assert_eq!(shown.iter().sum::<usize>(), 2, "without a pass");
+        drop(inventory);
+        let inventory = open();
+        assert!(pinned(&inventory).await.contains(&of_sets));
+        assert!(inventory.pins().is_empty(), "they are no pins of an operator");
+        inventory.pin_for_sets(Vec::new()).unwrap();
+        drop(inventory);
+        assert_eq!(pinned(&open()).await, [Vec::<String>::new(), Vec::new()]);
+    }
+}
