@@ -9,7 +9,9 @@ use imagelet_core::{
 
 use crate::{
     access::ApiAccess,
-    watch::{FAMILIES, KnownPods, PodWatch, WatchHealth, WatchPace},
+    api_client::ApiClient,
+    pods::KnownPods,
+    watch::{Collection, FAMILIES, ObjectWatch, WatchHealth, WatchPace},
 };
 
 /// Every metric of the agent.
@@ -20,7 +22,7 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
 /// Follows the pods of one node, and leases the images that they wait for.
 #[derive(Debug)]
 pub struct NodeAgent {
-    watch: PodWatch,
+    watch: ObjectWatch,
     inventory: Arc<Inventory>,
 }
 
@@ -29,8 +31,14 @@ impl NodeAgent {
     /// leased, for the time of a lease at most.
     pub fn new(access: ApiAccess, node: &str, inventory: Arc<Inventory>, metrics: Arc<Metrics>) -> Self {
         inventory.expect_pods(SystemTime::now());
-        let health = Arc::new(WatchHealth::new(metrics));
-        let watch = PodWatch { access, node: node.to_owned(), pace: WatchPace::default(), health };
+        let collection = Collection {
+            name: "pods of the node",
+            path: "/api/v1/pods",
+            selector: format!("spec.nodeName={node}"),
+            is_metadata: false,
+        };
+        let health = Arc::new(WatchHealth::of_pods(metrics));
+        let watch = ObjectWatch { client: ApiClient::new(access), collection, pace: WatchPace::default(), health };
         Self { watch, inventory }
     }
 
@@ -48,7 +56,12 @@ impl NodeAgent {
 
     /// Follows the pods for as long as this future lives. After its end the last known leases stay.
     pub async fn run(&self) {
-        self.watch.run(&|pods: &KnownPods| self.inventory.lease_to_pods(&pods.waiting())).await;
+        let apply = |pods: &KnownPods| {
+            let waiting = pods.waiting();
+            self.watch.health.counted(pods.len(), waiting.len());
+            self.inventory.lease_to_pods(&waiting);
+        };
+        self.watch.run(KnownPods::default(), apply).await;
     }
 }
 

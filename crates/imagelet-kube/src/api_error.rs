@@ -29,8 +29,8 @@ pub enum ApiError {
     /// No answer in this time.
     #[error("the API server did not answer within {} s", .0.as_secs())]
     Silent(Duration),
-    /// The resource version is too old, or unknown: the pods have to be listed again.
-    #[error("the API server no longer has the resource version of the pods")]
+    /// The resource version is too old, or unknown: the objects have to be listed again.
+    #[error("the API server no longer has the resource version of the list")]
     Expired,
     /// The API server rejected the request.
     #[error("the API server answered {code}: {message}")]

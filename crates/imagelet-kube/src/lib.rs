@@ -1,18 +1,27 @@
-//! Kubernetes around the image manager: which pods of the node wait for which images.
+//! Kubernetes around the image manager: which pods of the node wait for which images, and which images nodes prefetch.
 //!
-//! The agent watches the pods that are bound to its node and leases their images in the core's inventory. Kubernetes' API
-//! is read, and nothing is written to it.
+//! The agent watches the pods that are bound to its node and leases their images in the core's inventory. Another one
+//! prefetches the images of `ImageSet` objects and reports them in `NodeImages`, and a controller of the cluster admits
+//! nodes in waves. Nothing else is written to the API.
 
 mod access;
 mod agent;
+mod api_client;
 mod api_error;
+mod names;
 mod pods;
+mod prefetch;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 mod watch;
 
 pub use access::ApiAccess;
 pub use agent::{NodeAgent, metric_families};
+pub use api_client::ApiClient;
 pub use api_error::ApiError;
 pub use pods::{BoundPod, PodImageUse, PodRejection, read_pod};
+pub use prefetch::{
+    CRDS, FetchFailure, ImagePresence, PrefetchAgent, PrefetchApi, PrefetchController, PrefetchNode, SetDocument,
+    SetDocumentError, SetPin, SetRejection, SetRow, SetSpecError,
+};
 pub use watch::{WatchHealth, WatchReport};

@@ -32,6 +32,7 @@ const HURRIED: WatchPace = WatchPace {
     life_min: Duration::from_millis(500),
     silence_max: Duration::from_secs(30),
     answer_max: Duration::from_secs(30),
+    absent: Duration::from_millis(40),
 };
 /// How the names of the tests are written in full.
 const LIBRARY: &str = "docker.io/library/";

@@ -1,5 +1,6 @@
 //! What a pod object says about images: a plain function, and its answer.
 
+mod known_pods;
 mod object;
 mod waits;
 
@@ -11,9 +12,12 @@ use imagelet_core::{
     manager::{PodIdentity, PodRole, PullPolicy},
 };
 
+pub(crate) use known_pods::KnownPods;
 pub(crate) use object::PodObject;
 use object::{ContainerSpec, ContainerStatus};
 use waits::{Restart, waits};
+
+use crate::names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown};
 
 /// Longest image name; a reference without its registry has at most about 600 bytes.
 const IMAGE_LENGTH_MAX: usize = 1024;
@@ -21,11 +25,6 @@ const IMAGE_LENGTH_MAX: usize = 1024;
 const IMAGES_MAX: usize = 256;
 /// Most pull secrets of one pod.
 const SECRETS_MAX: usize = 64;
-/// Longest namespace, and longest name of an object of the API.
-const NAMESPACE_LENGTH_MAX: usize = 63;
-const NAME_LENGTH_MAX: usize = 253;
-/// Most of a rejected text that is shown.
-const SHOWN_MAX: usize = 120;
 
 /// A pod that is bound to a node and neither finished nor being deleted, as far as it is about images.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,18 +185,6 @@ fn defaulted_policy(image: &str, policy: &str) -> Result<PullPolicy, String> {
 
 fn status_of<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a ContainerStatus> {
     statuses.iter().find(|status| status.name == name)
-}
-
-/// Whether this is a name of the API: letters, digits, `-` and `.`.
-fn is_name(text: &str, length_max: usize) -> bool {
-    let is_of_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
-    (1..=length_max).contains(&text.len()) && text.bytes().all(is_of_name)
-}
-
-/// A text from outside, cut, without control characters.
-fn shown(text: &str) -> String {
-    let cut = &text[..text.floor_char_boundary(SHOWN_MAX)];
-    cut.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
+use crate::watch::WatchedObject;
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodObject {
@@ -21,12 +23,13 @@ pub(super) struct PodMetadata {
     pub(super) deletion_timestamp: Option<IgnoredAny>,
 }
 
-impl PodObject {
-    /// The resource version of the object, or of a bookmark.
-    pub(crate) fn version(&self) -> &str {
+impl WatchedObject for PodObject {
+    fn version(&self) -> &str {
         &self.metadata.resource_version
     }
+}
 
+impl PodObject {
     /// `NAMESPACE/NAME`.
     pub(crate) fn full_name(&self) -> String {
         format!("{}/{}", self.metadata.namespace, self.metadata.name)

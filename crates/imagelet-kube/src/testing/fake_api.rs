@@ -1,7 +1,7 @@
-//! An API server on loopback: pods to create, list, watch, patch and delete, with a token, TLS, and faults on request.
+//! An API server on loopback or without a socket: objects of any collection, with a token, TLS, and faults on request.
 //!
 //! It answers as a real one: events since a resource version, bookmarks, `410 Gone` for a version that it has forgotten,
-//! pages, `Status` documents for errors.
+//! `409 Conflict` for a stale write, server-side apply for one manager, pages, `Status` documents for errors.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, channel::Channel, combinators::BoxBody};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
@@ -30,8 +30,13 @@ use tokio_rustls::{
     rustls::{ServerConfig, pki_types::PrivatePkcs8KeyDer},
 };
 
-use super::object_log::ObjectLog;
+use super::{
+    object_store::{ObjectStore, kind_of},
+    requests::{self, ObjectPath, failure},
+};
 
+/// The collection of pods.
+const PODS: &str = "/api/v1/pods";
 /// The longest body of a request.
 const BODY_LENGTH_MAX: usize = 4 << 20;
 /// Events that a watch buffers.
@@ -73,13 +78,11 @@ pub struct FakeApi {
 #[derive(Debug)]
 struct Shared {
     options: FakeApiOptions,
-    objects: Mutex<ObjectLog>,
+    objects: Mutex<ObjectStore>,
     faults: Mutex<VecDeque<ApiFault>>,
     /// A fault of every request, after those above.
     lasting: Mutex<Option<ApiFault>>,
     requests: Mutex<Vec<String>>,
-    /// The version of the objects, for watches that wait.
-    changed: watch::Sender<u64>,
     /// Increases with each cut of all connections.
     cuts: watch::Sender<u64>,
 }
@@ -97,11 +100,10 @@ impl FakeApi {
         };
         let shared = Arc::new(Shared {
             options,
-            objects: Mutex::new(ObjectLog { version: 100, ..ObjectLog::default() }),
+            objects: Mutex::new(ObjectStore::new(100)),
             faults: Mutex::default(),
             lasting: Mutex::default(),
             requests: Mutex::default(),
-            changed: watch::Sender::new(100),
             cuts: watch::Sender::new(0),
         });
         let listening = tokio::spawn(accept(listener, acceptor, Arc::clone(&shared))).abort_handle();
@@ -136,30 +138,73 @@ impl FakeApi {
         path
     }
 
-    /// Creates or replaces a pod of this document.
-    pub fn apply(&self, pod: Value) {
-        let name = |field: &str| pod["metadata"][field].as_str().unwrap_or("default").to_owned();
-        let (namespace, name) = (name("namespace"), name("name"));
-        self.shared.set(&namespace, &name, Some(pod));
+    /// A client without a socket, for as many agents as a test wants.
+    pub fn client(&self) -> kube::Client {
+        let shared = Arc::clone(&self.shared);
+        let answer = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let shared = Arc::clone(&shared);
+            async move { Ok::<_, Infallible>(shared.answer(request).await) }
+        });
+        kube::Client::new(answer, "default")
     }
 
-    /// Merges a status into a pod.
+    /// Adds a group with its version: `/apis/imagelet.dev/v1alpha1`.
+    pub fn install(&self, group: &str) {
+        self.shared.objects().install(group);
+    }
+
+    /// Creates or replaces a pod of this document.
+    pub fn apply(&self, mut pod: Value) {
+        if pod["metadata"]["namespace"].is_null() {
+            pod["metadata"]["namespace"] = "default".into();
+        }
+        self.put(PODS, pod);
+    }
+
+    /// Creates or replaces an object of a collection, as `/api/v1/nodes`.
+    pub fn put(&self, collection: &str, object: Value) {
+        let name = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+        let key = (name("namespace"), name("name"));
+        self.shared.objects().set(collection, &key, Some(object));
+    }
+
+    /// An object as it is stored.
+    pub fn object(&self, collection: &str, namespace: &str, name: &str) -> Option<Value> {
+        let found = self.shared.objects().get(collection, &(namespace.to_owned(), name.to_owned()));
+        found.map(|object| Value::clone(&object))
+    }
+
+    /// All objects of a collection.
+    pub fn objects(&self, collection: &str) -> Vec<Value> {
+        let found = self.shared.objects().log(collection).list(&super::object_store::Selector::default());
+        found.into_iter().map(|object| Value::clone(&object)).collect()
+    }
+
+    /// How often objects of a collection changed.
+    pub fn changes(&self, collection: &str) -> usize {
+        self.shared.objects().log(collection).changes()
+    }
+
+    /// Removes an object.
+    pub fn delete(&self, collection: &str, namespace: &str, name: &str) {
+        self.shared.objects().set(collection, &(namespace.to_owned(), name.to_owned()), None);
+    }
+
+    /// Replaces the status of a pod.
     pub fn set_status(&self, namespace: &str, name: &str, status: &Value) {
-        let pod = self.shared.objects().pods.get(&(namespace.to_owned(), name.to_owned())).cloned();
-        let mut pod = pod.expect("the pod exists");
+        let mut pod = self.object(PODS, namespace, name).expect("the pod exists");
         pod["status"] = status.clone();
-        self.shared.set(namespace, name, Some(pod));
+        self.put(PODS, pod);
     }
 
     /// Removes a pod.
     pub fn remove(&self, namespace: &str, name: &str) {
-        self.shared.set(namespace, name, None);
+        self.delete(PODS, namespace, name);
     }
 
     /// Sends a bookmark to all watches.
     pub fn bookmark(&self) {
         self.shared.objects().bookmark();
-        self.shared.announce();
     }
 
     /// Forgets all versions so far, as an API server compacts its history.
@@ -196,70 +241,64 @@ impl Drop for FakeApi {
 }
 
 impl Shared {
-    fn objects(&self) -> MutexGuard<'_, ObjectLog> {
+    fn objects(&self) -> MutexGuard<'_, ObjectStore> {
         lock(&self.objects)
     }
 
-    fn set(&self, namespace: &str, name: &str, pod: Option<Value>) -> Option<Value> {
-        let stored = self.objects().set(namespace, name, pod);
-        self.announce();
-        stored
-    }
-
-    fn announce(&self) {
-        let version = self.objects().version;
-        self.changed.send_replace(version);
-    }
-
-    async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
+    async fn answer<B>(self: &Arc<Self>, request: Request<B>) -> Answer
+    where
+        B: hyper::body::Body<Data = Bytes> + Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let (head, body) = request.into_parts();
         let (path, query) = (head.uri.path().to_owned(), query(head.uri.query().unwrap_or_default()));
-        lock(&self.requests).push(format!("{} {}", head.method, head.uri));
+        let place = head.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+        lock(&self.requests).push(format!("{} {place}", head.method));
         let fault = lock(&self.faults).pop_front().or_else(|| lock(&self.lasting).clone());
         match fault {
-            Some(ApiFault::Status(code, message)) => return status(code, "", &message),
-            Some(ApiFault::Text(text)) => return document(StatusCode::OK, text),
+            Some(ApiFault::Status(code, message)) => return document(failure(code, "", &message)),
+            Some(ApiFault::Text(text)) => return text_answer(StatusCode::OK, text),
             Some(ApiFault::Hang) => return std::future::pending().await,
             Some(ApiFault::EmptyWatch) if query.contains_key("watch") => {
-                return document(StatusCode::OK, String::new());
+                return text_answer(StatusCode::OK, String::new());
             }
             Some(ApiFault::EmptyWatch) | None => {}
         }
-        if let Some(token) = &self.options.token {
-            let given = head.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-            if given != Some(&format!("Bearer {token}")) {
-                return status(401, "Unauthorized", "Unauthorized");
-            }
+        let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        if let Some(token) = &self.options.token
+            && header(header::AUTHORIZATION) != format!("Bearer {token}")
+        {
+            return document(failure(401, "Unauthorized", "Unauthorized"));
         }
         let body = http_body_util::Limited::new(body, BODY_LENGTH_MAX).collect().await;
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-        let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
-        match (&head.method, &parts[..]) {
-            (&Method::GET, ["api", "v1", "pods"]) if query.contains_key("watch") => self.watch(&query),
-            (&Method::GET, ["api", "v1", "pods"]) => self.list(&query),
-            (&Method::POST, ["api", "v1", "namespaces", namespace, "pods"]) => self.create(namespace, &body),
-            (&Method::PATCH, ["api", "v1", "namespaces", namespace, "pods", name, "status"]) => {
-                self.patch_status(namespace, name, &body)
+        let path = percent_decode_str(&path).decode_utf8_lossy();
+        let path = ObjectPath::parse(&path).filter(|path| self.objects().has(&path.collection));
+        let Some(path) = path else {
+            return document(failure(404, "NotFound", "the server could not find the requested resource"));
+        };
+        let is_metadata = header(header::ACCEPT).contains("as=PartialObjectMetadata");
+        if head.method == Method::GET && path.name.is_none() {
+            if query.contains_key("watch") {
+                return self.watch(path, &query, is_metadata);
             }
-            (&Method::DELETE, ["api", "v1", "namespaces", namespace, "pods", name]) => {
-                match self.set(namespace, name, None) {
-                    Some(pod) => document(StatusCode::OK, pod.to_string()),
-                    None => status(404, "NotFound", &format!("pods \"{name}\" not found")),
-                }
-            }
-            _ => status(404, "NotFound", "the server could not find the requested resource"),
+            return self.list(&path, &query, is_metadata);
         }
+        let content = header(header::CONTENT_TYPE);
+        document(requests::answer(&mut self.objects(), &head.method, &path, content, &body))
     }
 
-    fn list(&self, query: &BTreeMap<String, String>) -> Answer {
-        let objects = self.objects();
+    fn list(&self, path: &ObjectPath, query: &BTreeMap<String, String>, is_metadata: bool) -> Answer {
+        let mut store = self.objects();
+        let version = store.version;
         let wanted = query.get("resourceVersion").and_then(|version| version.parse::<u64>().ok()).unwrap_or(0);
-        if wanted > objects.version {
-            let message = format!("Timeout: Too large resource version: {wanted}, current: {}", objects.version);
-            return status(504, "Timeout", &message);
+        if wanted > version {
+            let message = format!("Timeout: Too large resource version: {wanted}, current: {version}");
+            return document(failure(504, "Timeout", &message));
         }
-        let mut items = objects.list(node(query));
-        let mut metadata = json!({"resourceVersion": objects.version.to_string()});
+        let mut items = store.log(&path.collection).list(&path.selector(query));
+        drop(store);
+        let mut metadata = json!({"resourceVersion": version.to_string()});
         let number = |key: &str| query.get(key).and_then(|text| text.parse::<usize>().ok());
         // A list from the cache has one page.
         if let Some(limit) = number("limit").filter(|_| !query.contains_key("resourceVersion")) {
@@ -271,85 +310,65 @@ impl Shared {
             }
             items = rest;
         }
-        let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items});
-        document(StatusCode::OK, list.to_string())
+        let items: Vec<Value> = items.iter().map(|object| shown(object, is_metadata)).collect();
+        let kind = format!("{}List", kind_of(&path.collection));
+        let list = json!({"kind": kind, "apiVersion": "v1", "metadata": metadata, "items": items});
+        document((StatusCode::OK, list))
     }
 
-    fn watch(self: &Arc<Self>, query: &BTreeMap<String, String>) -> Answer {
+    fn watch(self: &Arc<Self>, path: ObjectPath, query: &BTreeMap<String, String>, is_metadata: bool) -> Answer {
         let from = query.get("resourceVersion").and_then(|version| version.parse::<u64>().ok()).unwrap_or(0);
         let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(300);
-        let node = node(query).map(str::to_owned);
+        let selector = path.selector(query);
         let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(EVENTS_BUFFERED);
         let shared = Arc::clone(self);
         tokio::spawn(async move {
-            let mut changed = shared.changed.subscribe();
+            let (mut changed, mut cuts) = (shared.objects().log(&path.collection).changed(), shared.cuts.subscribe());
             let mut sent = from;
             let replay = async {
                 loop {
                     changed.borrow_and_update();
-                    for event in shared.events_after(&mut sent, node.as_deref()) {
-                        let is_error = event["type"] == "ERROR";
-                        if sender.send_data(Bytes::from(format!("{event}\n"))).await.is_err() || is_error {
+                    let (events, newest) = {
+                        let mut store = shared.objects();
+                        let newest = store.version;
+                        (store.log(&path.collection).events_after(sent, &selector, &path.collection), newest)
+                    };
+                    let (events, is_over) = match events {
+                        Ok(events) => (events, false),
+                        Err(oldest) => {
+                            let message = format!("too old resource version: {sent} ({oldest})");
+                            (vec![json!({"type": "ERROR", "object": failure(410, "Expired", &message).1})], true)
+                        }
+                    };
+                    sent = newest;
+                    for mut event in events {
+                        if event["type"] != "ERROR" {
+                            event["object"] = shown(&event["object"], is_metadata);
+                        }
+                        if sender.send_data(Bytes::from(format!("{event}\n"))).await.is_err() {
                             return;
                         }
                     }
-                    if changed.changed().await.is_err() {
+                    if is_over || changed.changed().await.is_err() {
                         return;
                     }
                 }
             };
-            drop(tokio::time::timeout(Duration::from_secs(seconds), replay).await);
+            tokio::select! {
+                _ = tokio::time::timeout(Duration::from_secs(seconds), replay) => {}
+                _ = cuts.changed() => {}
+            }
         });
         Response::new(body.boxed())
     }
-
-    /// The events after a version, which then is the newest one.
-    fn events_after(&self, sent: &mut u64, node: Option<&str>) -> Vec<Value> {
-        let objects = self.objects();
-        if *sent < objects.oldest {
-            let message = format!("too old resource version: {sent} ({})", objects.oldest);
-            let gone =
-                json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": message});
-            return vec![json!({"type": "ERROR", "object": gone})];
-        }
-        let newer = objects.changes.iter().filter(|change| change.version > *sent);
-        let events = newer.filter_map(|change| change.event(node)).collect();
-        *sent = objects.version;
-        events
-    }
-
-    fn create(&self, namespace: &str, body: &[u8]) -> Answer {
-        let Ok(mut pod) = serde_json::from_slice::<Value>(body) else {
-            return status(400, "BadRequest", "the body is not JSON");
-        };
-        let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        if self.objects().pods.contains_key(&(namespace.to_owned(), name.clone())) {
-            return status(409, "AlreadyExists", &format!("pods \"{name}\" already exists"));
-        }
-        pod["status"] = json!({"phase": "Pending"});
-        match self.set(namespace, &name, Some(pod)) {
-            Some(pod) => document(StatusCode::CREATED, pod.to_string()),
-            None => status(500, "InternalError", "nothing was stored"),
-        }
-    }
-
-    fn patch_status(&self, namespace: &str, name: &str, body: &[u8]) -> Answer {
-        let Ok(patch) = serde_json::from_slice::<Value>(body) else {
-            return status(400, "BadRequest", "the body is not JSON");
-        };
-        let pod = self.objects().pods.get(&(namespace.to_owned(), name.to_owned())).cloned();
-        let Some(mut pod) = pod else { return status(404, "NotFound", &format!("pods \"{name}\" not found")) };
-        for (field, value) in patch["status"].as_object().into_iter().flatten() {
-            pod["status"][field] = value.clone();
-        }
-        let pod = self.set(namespace, name, Some(pod)).unwrap_or_default();
-        document(StatusCode::OK, pod.to_string())
-    }
 }
 
-/// The node of a field selector.
-fn node(query: &BTreeMap<String, String>) -> Option<&str> {
-    query.get("fieldSelector")?.strip_prefix("spec.nodeName=")
+/// The object, or its metadata alone.
+fn shown(object: &Value, is_metadata: bool) -> Value {
+    if !is_metadata {
+        return object.clone();
+    }
+    json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
 
 fn query(text: &str) -> BTreeMap<String, String> {
@@ -357,16 +376,15 @@ fn query(text: &str) -> BTreeMap<String, String> {
     pairs.map(|(key, value)| (key.to_owned(), percent_decode_str(value).decode_utf8_lossy().into_owned())).collect()
 }
 
-fn document(code: StatusCode, text: String) -> Answer {
+fn document((code, document): requests::Document) -> Answer {
+    text_answer(code, document.to_string())
+}
+
+fn text_answer(code: StatusCode, text: String) -> Answer {
     let body = Full::new(Bytes::from(text)).map_err(|never: Infallible| match never {}).boxed();
     let mut answer = Response::new(body);
     *answer.status_mut() = code;
     answer
-}
-
-fn status(code: u16, reason: &str, message: &str) -> Answer {
-    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message});
-    document(StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status.to_string())
 }
 
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, shared: Arc<Shared>) {

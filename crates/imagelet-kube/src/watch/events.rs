@@ -1,6 +1,6 @@
 //! The events of a watch: one JSON document a line, of bounded length.
 
-use std::time::Duration;
+use std::{marker::PhantomData, time::Duration};
 
 use bytes::{Buf as _, BytesMut};
 use http_body_util::BodyExt as _;
@@ -8,48 +8,23 @@ use kube::client::Body;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::{api_error::ApiError, pods::PodObject};
+use super::WatchedObject;
+use crate::{api_client::ApiStatus, api_error::ApiError};
 
 /// The longest event. The API server accepts objects of 3 MiB at most.
 pub(super) const EVENT_LENGTH_MAX: usize = 4 << 20;
 /// A buffer that grew larger for one event is not kept.
 const BUFFER_KEPT_MAX: usize = 256 << 10;
-/// Most of a server's message that is kept.
-const MESSAGE_LENGTH_MAX: usize = 512;
 
 /// What a watch reports.
 #[derive(Debug)]
-pub(super) enum PodEvent {
+pub(super) enum WatchEvent<T> {
     /// Created or changed.
-    Changed(PodObject),
-    /// Gone, or no longer bound to the node.
-    Deleted(PodObject),
+    Changed(T),
+    /// Gone, or no longer selected.
+    Deleted(T),
     /// Nothing but the resource version.
-    Bookmark(PodObject),
-}
-
-/// The answer of the API server when there is no other: `Status` of `meta/v1`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ApiStatus {
-    code: u16,
-    message: String,
-    reason: String,
-}
-
-impl ApiStatus {
-    /// The error of an answer with this HTTP status.
-    pub(super) fn into_error(self, http_status: u16) -> ApiError {
-        let code = if self.code == 0 { http_status } else { self.code };
-        // A server whose cache is behind the version asks for patience; a list without a version needs none.
-        let is_ahead = code == 504 && self.message.contains("Too large resource version");
-        if code == 410 || is_ahead || matches!(self.reason.as_str(), "Expired" | "Gone") {
-            return ApiError::Expired;
-        }
-        let cut = &self.message[..self.message.floor_char_boundary(MESSAGE_LENGTH_MAX)];
-        let message = cut.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-        ApiError::Rejected { code, message }
-    }
+    Bookmark(T),
 }
 
 #[derive(Deserialize)]
@@ -61,20 +36,21 @@ struct WireEvent<'a> {
 
 /// The body of a watch's answer, event by event.
 #[derive(Debug)]
-pub(super) struct EventStream {
+pub(super) struct EventStream<T> {
     body: Body,
     buffer: BytesMut,
     /// Bytes of the buffer that hold no end of a line.
     searched: usize,
+    objects: PhantomData<fn() -> T>,
 }
 
-impl EventStream {
+impl<T: WatchedObject> EventStream<T> {
     pub(super) fn new(body: Body) -> Self {
-        Self { body, buffer: BytesMut::new(), searched: 0 }
+        Self { body, buffer: BytesMut::new(), searched: 0, objects: PhantomData }
     }
 
     /// The next event; `None`: the server ended the watch.
-    pub(super) async fn next(&mut self, silence_max: Duration) -> Result<Option<PodEvent>, ApiError> {
+    pub(super) async fn next(&mut self, silence_max: Duration) -> Result<Option<WatchEvent<T>>, ApiError> {
         loop {
             if let Some(found) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
                 let line = self.buffer.split_to(self.searched + found);
@@ -104,7 +80,7 @@ impl EventStream {
     }
 }
 
-fn decode(line: &[u8]) -> Result<PodEvent, ApiError> {
+fn decode<T: WatchedObject>(line: &[u8]) -> Result<WatchEvent<T>, ApiError> {
     let event: WireEvent<'_> = serde_json::from_slice(line).map_err(ApiError::Decode)?;
     if event.r#type == "ERROR" {
         let status: ApiStatus = serde_json::from_str(event.object.get()).map_err(ApiError::Decode)?;
@@ -112,9 +88,9 @@ fn decode(line: &[u8]) -> Result<PodEvent, ApiError> {
     }
     let object = serde_json::from_str(event.object.get()).map_err(ApiError::Decode)?;
     Ok(match event.r#type.as_str() {
-        "DELETED" => PodEvent::Deleted(object),
-        "BOOKMARK" => PodEvent::Bookmark(object),
-        _ => PodEvent::Changed(object),
+        "DELETED" => WatchEvent::Deleted(object),
+        "BOOKMARK" => WatchEvent::Bookmark(object),
+        _ => WatchEvent::Changed(object),
     })
 }
 
@@ -122,15 +98,32 @@ fn decode(line: &[u8]) -> Result<PodEvent, ApiError> {
 mod tests {
     use super::*;
 
+    #[derive(Debug, Default, Deserialize)]
+    struct TestObject {
+        metadata: TestMetadata,
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct TestMetadata {
+        resource_version: String,
+    }
+
+    impl WatchedObject for TestObject {
+        fn version(&self) -> &str {
+            &self.metadata.resource_version
+        }
+    }
+
     async fn all(text: impl Into<Vec<u8>>) -> Vec<Result<String, String>> {
-        let mut events = EventStream::new(Body::from(text.into()));
+        let mut events = EventStream::<TestObject>::new(Body::from(text.into()));
         let mut found = Vec::new();
         loop {
             match events.next(Duration::from_secs(1)).await {
                 Ok(Some(event)) => found.push(Ok(match event {
-                    PodEvent::Changed(pod) => format!("changed at {}", pod.version()),
-                    PodEvent::Deleted(pod) => format!("deleted at {}", pod.version()),
-                    PodEvent::Bookmark(pod) => format!("at {}", pod.version()),
+                    WatchEvent::Changed(pod) => format!("changed at {}", pod.version()),
+                    WatchEvent::Deleted(pod) => format!("deleted at {}", pod.version()),
+                    WatchEvent::Bookmark(pod) => format!("at {}", pod.version()),
                 })),
                 Ok(None) => return found,
                 Err(error) => {
@@ -162,11 +155,11 @@ mod tests {
         for (text, expected) in [
             (
                 status(410, "too old resource version: 1 (2)"),
-                "the API server no longer has the resource version of the pods",
+                "the API server no longer has the resource version of the list",
             ),
             (
                 status(504, "Timeout: Too large resource version: 9"),
-                "the API server no longer has the resource version of the pods",
+                "the API server no longer has the resource version of the list",
             ),
             (status(500, "etcd\\u001b is away"), "the API server answered 500: etcd  is away"),
         ] {

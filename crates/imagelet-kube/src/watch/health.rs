@@ -1,4 +1,4 @@
-//! Whether the pods of the node are known, and how fresh that is: for probes, metrics and people.
+//! Whether the objects of a watch are known, and how fresh that is: for probes and metrics.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -66,7 +66,8 @@ impl WatchEnd {
 /// The watch as others see it.
 #[derive(Debug)]
 pub struct WatchHealth {
-    metrics: Arc<Metrics>,
+    /// Only the watch of the node's pods has metrics.
+    metrics: Option<Arc<Metrics>>,
     record: Mutex<WatchRecord>,
 }
 
@@ -101,11 +102,23 @@ pub struct WatchReport {
 }
 
 impl WatchHealth {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+    /// Of the watch of the node's pods.
+    pub(crate) fn of_pods(metrics: Arc<Metrics>) -> Self {
         for family in FAMILIES {
             metrics.declare(family);
         }
-        Self { metrics, record: Mutex::default() }
+        Self { metrics: Some(metrics), record: Mutex::default() }
+    }
+
+    /// Of another watch, without metrics.
+    pub(crate) fn unmeasured() -> Self {
+        Self { metrics: None, record: Mutex::default() }
+    }
+
+    fn set(&self, family: &'static Family, value: f64) {
+        if let Some(metrics) = &self.metrics {
+            metrics.set(family, &[], value);
+        }
     }
 
     /// The watch at this moment.
@@ -119,16 +132,21 @@ impl WatchHealth {
     pub(super) fn heard(&self) {
         self.lock().heard_at = Some(Instant::now());
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.metrics.set(&HEARD, &[], now.as_secs_f64());
+        self.set(&HEARD, now.as_secs_f64());
     }
 
-    /// The pods are known, listed or changed.
-    pub(super) fn counted(&self, pods: usize, waiting: usize) {
+    /// The objects are known.
+    pub(super) fn listed(&self) {
+        self.lock().is_listed = true;
+    }
+
+    /// The pods of the node changed.
+    pub(crate) fn counted(&self, pods: usize, waiting: usize) {
         let mut record = self.lock();
-        (record.is_listed, record.pods, record.waiting) = (true, pods, waiting);
+        (record.pods, record.waiting) = (pods, waiting);
         drop(record);
-        self.metrics.set(&PODS, &[], count(pods));
-        self.metrics.set(&WAITING, &[], count(waiting));
+        self.set(&PODS, count(pods));
+        self.set(&WAITING, count(waiting));
     }
 
     /// The watch follows the API server. Returns the failure that has ended.
@@ -137,13 +155,15 @@ impl WatchHealth {
         record.in_sync = true;
         let ended = record.failure.take();
         drop(record);
-        self.metrics.set(&SYNCED, &[], 1.0);
+        self.set(&SYNCED, 1.0);
         ended
     }
 
     /// A watch, or the attempt to start one, ended. Returns whether the failure is another one than before.
     pub(super) fn ended(&self, end: &WatchEnd) -> bool {
-        self.metrics.increment(&RESTARTS, &[end.cause()]);
+        if let Some(metrics) = &self.metrics {
+            metrics.increment(&RESTARTS, &[end.cause()]);
+        }
         let mut record = self.lock();
         record.restarts += 1;
         let WatchEnd::Failed(failure) = end else { return false };
@@ -151,7 +171,7 @@ impl WatchHealth {
         let is_new = record.failure.as_ref() != Some(failure);
         record.failure = Some(failure.clone());
         drop(record);
-        self.metrics.set(&SYNCED, &[], 0.0);
+        self.set(&SYNCED, 0.0);
         is_new
     }
 

@@ -1,36 +1,56 @@
-//! The watch of the node's pods: one list, then changes, resumed where it ended.
+//! The watch of one collection of objects: one list, then changes, resumed where it ended.
 //!
-//! The API server is the only source. While it is away the last known pods stay: nothing is released by its absence.
+//! The API server is the only source. While it is away the last known objects stay: nothing is released by its absence.
 
 mod events;
 mod health;
-mod known_pods;
+mod list_api;
 mod pace;
-mod pods_api;
 
 use std::sync::Arc;
 
-use kube::Client;
+use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 pub use self::health::{WatchHealth, WatchReport};
 use self::{
-    events::PodEvent,
+    events::WatchEvent,
     health::WatchEnd,
-    pace::random,
-    pods_api::{ListSource, PodsApi},
+    list_api::{ListApi, ListSource},
 };
-pub(crate) use self::{health::FAMILIES, known_pods::KnownPods, pace::WatchPace};
-use crate::{access::ApiAccess, api_error::ApiError};
+pub(crate) use self::{
+    health::FAMILIES,
+    list_api::Collection,
+    pace::{WatchPace, random},
+};
+use crate::{api_client::ApiClient, api_error::ApiError};
 
-/// Receives the pods whenever other images are awaited than before.
-pub(crate) type ApplyPods<'a> = &'a (dyn Fn(&KnownPods) + Send + Sync);
+/// An object as a watch sends it.
+pub(crate) trait WatchedObject: DeserializeOwned + Send {
+    /// The resource version of the object, or of a bookmark.
+    fn version(&self) -> &str;
+}
 
-/// A watch of the pods that are bound to one node.
+/// What is known of the objects of a collection. Each change returns whether the result is another one.
+pub(crate) trait ObjectCache: Send {
+    /// The objects.
+    type Object: WatchedObject;
+
+    /// Replaces all objects by those of a list.
+    fn replace(&mut self, objects: Vec<Self::Object>) -> bool;
+
+    /// Applies one new or changed object.
+    fn change(&mut self, object: &Self::Object) -> bool;
+
+    /// Removes an object.
+    fn remove(&mut self, object: &Self::Object) -> bool;
+}
+
+/// A watch of one collection.
 #[derive(Debug)]
-pub(crate) struct PodWatch {
-    pub(crate) access: ApiAccess,
-    pub(crate) node: String,
+pub(crate) struct ObjectWatch {
+    pub(crate) client: ApiClient,
+    pub(crate) collection: Collection,
     pub(crate) pace: WatchPace,
     pub(crate) health: Arc<WatchHealth>,
 }
@@ -44,59 +64,60 @@ enum NextStep {
 }
 
 /// What outlives one watch.
-struct Progress {
-    client: Option<Client>,
-    pods: KnownPods,
+struct Progress<C> {
+    cache: C,
     next: NextStep,
     /// When the last watch began; `None`: there was none.
     followed_at: Option<Instant>,
 }
 
-impl PodWatch {
-    /// Follows the pods for as long as this future lives.
-    pub(crate) async fn run(&self, apply: ApplyPods<'_>) {
-        let mut progress = Progress {
-            client: None,
-            pods: KnownPods::default(),
-            next: NextStep::List(ListSource::Cache("0".into())),
-            followed_at: None,
-        };
+impl ObjectWatch {
+    /// Follows the objects for as long as this future lives. `apply` receives them after each list, and whenever a change
+    /// makes a difference.
+    pub(crate) async fn run<C: ObjectCache>(&self, cache: C, apply: impl Fn(&C) + Send + Sync) {
+        let mut progress = Progress { cache, next: NextStep::List(ListSource::Cache("0".into())), followed_at: None };
         let mut failures = 0;
+        let name = self.collection.name;
         loop {
             progress.followed_at = None;
-            let end = self.follow(&mut progress, apply).await;
+            let end = self.follow(&mut progress, &apply).await;
             let lived = progress.followed_at.is_some_and(|at| at.elapsed() >= self.pace.life_min);
+            let is_unknown = matches!(end, Err(ApiError::Rejected { code: 404, .. }));
+            let is_absent = is_unknown || matches!(end, Err(ApiError::Rejected { code: 403, .. }));
             let end = match end {
                 Ok(()) => WatchEnd::Closed,
                 Err(ApiError::Expired) => WatchEnd::Expired,
                 Err(error) => {
-                    // The next client has the credentials that the files hold then.
-                    progress.client = None;
+                    self.client.disconnect();
                     WatchEnd::Failed(error.chain())
                 }
             };
             let is_new = self.health.ended(&end);
-            let wait = self.pace.wait(failures, random());
+            let wait = if is_absent { self.pace.absent(random()) } else { self.pace.wait(failures, random()) };
             failures = if lived { 0 } else { failures.saturating_add(1) };
             match &end {
+                WatchEnd::Failed(_) if is_new && is_unknown => {
+                    tracing::info!("the API server has no {name}; it is asked again at times");
+                }
                 WatchEnd::Failed(error) if is_new => tracing::warn!(
                     error,
-                    node = self.node,
-                    "cannot follow the pods of the node; the last known ones stay, and the attempt is repeated"
+                    selector = self.collection.selector,
+                    "cannot follow the {name}; the last known ones stay, and the attempt is repeated"
                 ),
-                end => tracing::debug!(?end, ?wait, "the watch of the pods starts again"),
+                end => tracing::debug!(?end, ?wait, "the watch of the {name} starts again"),
             }
             tokio::time::sleep(wait).await;
         }
     }
 
     /// One watch, after a list where one is due. Ends with the watch.
-    async fn follow(&self, progress: &mut Progress, apply: ApplyPods<'_>) -> Result<(), ApiError> {
-        let client = match &progress.client {
-            Some(client) => client.clone(),
-            None => progress.client.insert(self.access.connect().await?).clone(),
-        };
-        let api = PodsApi::new(client, &self.node, self.pace.answer_max);
+    async fn follow<C: ObjectCache>(
+        &self,
+        progress: &mut Progress<C>,
+        apply: &(impl Fn(&C) + Send + Sync),
+    ) -> Result<(), ApiError> {
+        let client = self.client.clone().waiting(self.pace.answer_max);
+        let api = ListApi::new(&client, &self.collection);
         let version = match progress.next.clone() {
             NextStep::Watch(version) => version,
             NextStep::List(source) => {
@@ -106,9 +127,10 @@ impl PodWatch {
                     }
                 })?;
                 self.health.heard();
-                progress.pods.replace(&listed.pods);
+                progress.cache.replace(listed.objects);
                 // Also where nothing changed: no list was known before the first.
-                self.count(progress, apply);
+                apply(&progress.cache);
+                self.health.listed();
                 progress.next = NextStep::Watch(listed.version.clone());
                 listed.version
             }
@@ -122,38 +144,34 @@ impl PodWatch {
         watched
     }
 
-    async fn watch(
+    async fn watch<C: ObjectCache>(
         &self,
-        api: &PodsApi,
+        api: &ListApi<'_, C::Object>,
         version: &str,
-        progress: &mut Progress,
-        apply: ApplyPods<'_>,
+        progress: &mut Progress<C>,
+        apply: &(impl Fn(&C) + Send + Sync),
     ) -> Result<(), ApiError> {
         let mut events = api.watch(version, random()).await?;
         progress.followed_at = Some(Instant::now());
         self.health.heard();
         if let Some(failure) = self.health.synced() {
-            tracing::info!(node = self.node, failure, "following the pods of the node again");
+            let name = self.collection.name;
+            tracing::info!(selector = self.collection.selector, failure, "following the {name} again");
         }
         while let Some(event) = events.next(self.pace.silence_max).await? {
             self.health.heard();
             let (is_changed, object) = match event {
-                PodEvent::Changed(object) => (progress.pods.change(&object), object),
-                PodEvent::Deleted(object) => (progress.pods.remove(&object), object),
-                PodEvent::Bookmark(object) => (false, object),
+                WatchEvent::Changed(object) => (progress.cache.change(&object), object),
+                WatchEvent::Deleted(object) => (progress.cache.remove(&object), object),
+                WatchEvent::Bookmark(object) => (false, object),
             };
             if !object.version().is_empty() {
                 progress.next = NextStep::Watch(object.version().to_owned());
             }
             if is_changed {
-                self.count(progress, apply);
+                apply(&progress.cache);
             }
         }
         Ok(())
-    }
-
-    fn count(&self, progress: &Progress, apply: ApplyPods<'_>) {
-        self.health.counted(progress.pods.len(), progress.pods.waiting().len());
-        apply(&progress.pods);
     }
 }

@@ -18,6 +18,9 @@ pub(crate) struct WatchPace {
     pub(crate) silence_max: Duration,
     /// How long a list may take.
     pub(crate) answer_max: Duration,
+    /// The wait for a collection that the API server does not have, or does not permit to read: an administrator changes
+    /// that, and a fleet does not ask for it all the time.
+    pub(crate) absent: Duration,
 }
 
 impl Default for WatchPace {
@@ -28,6 +31,7 @@ impl Default for WatchPace {
             life_min: Duration::from_secs(10),
             silence_max: Duration::from_mins(3),
             answer_max: Duration::from_mins(1),
+            absent: Duration::from_mins(2),
         }
     }
 }
@@ -37,12 +41,22 @@ impl WatchPace {
     /// return together. `random` is between 0 and 1.
     pub(super) fn wait(&self, failures: u32, random: f64) -> Duration {
         let grown = self.wait_first.saturating_mul(2_u32.saturating_pow(failures)).min(self.wait_max);
-        grown.mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
+        scattered(grown, random)
+    }
+
+    /// The wait for a collection that is absent.
+    pub(super) fn absent(&self, random: f64) -> Duration {
+        scattered(self.absent, random)
     }
 }
 
+/// Between half of a wait and all of it.
+fn scattered(wait: Duration, random: f64) -> Duration {
+    wait.mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
+}
+
 /// Each `RandomState` has its own seed: random enough for jitter.
-pub(super) fn random() -> f64 {
+pub(crate) fn random() -> f64 {
     f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX)
 }
 
@@ -56,6 +70,7 @@ mod tests {
         let longest = [0, 1, 2, 5, 6, 7, u32::MAX].map(|failures| pace.wait(failures, 1.0).as_millis());
         assert_eq!(longest, [1000, 2000, 4000, 32_000, 60_000, 60_000, 60_000]);
         assert_eq!([0, 1, 99].map(|failures| pace.wait(failures, 0.0).as_millis()), [500, 1000, 30_000]);
+        assert_eq!([0.0, 1.0].map(|random| pace.absent(random).as_secs()), [60, 120]);
         let scattered = [random(), random(), random()].map(|random| pace.wait(9, random));
         assert!(scattered[0] != scattered[1] || scattered[1] != scattered[2], "{scattered:?}");
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use imagelet_core::inventory::WaitingPod;
 
-use crate::pods::{BoundPod, PodObject, bound_pod};
+use super::{BoundPod, PodObject, bound_pod};
+use crate::watch::ObjectCache;
 
 /// Most pods of a node; the kubelet's own limit is 110 by default.
 const PODS_MAX: usize = 2000;
@@ -17,12 +18,14 @@ pub(crate) struct KnownPods {
     is_cut: bool,
 }
 
-impl KnownPods {
-    /// Replaces all pods by those of a list. Returns whether other images are awaited than before.
-    pub(super) fn replace(&mut self, objects: &[PodObject]) -> bool {
+impl ObjectCache for KnownPods {
+    type Object = PodObject;
+
+    /// Returns whether other images are awaited than before.
+    fn replace(&mut self, objects: Vec<PodObject>) -> bool {
         let before = self.waiting();
         let old = std::mem::take(&mut self.pods);
-        for object in objects {
+        for object in &objects {
             let Some(pod) = read(object) else { continue };
             warn_of_new(&pod, old.get(&pod.full_name()));
             self.insert(pod);
@@ -30,8 +33,8 @@ impl KnownPods {
         before != self.waiting()
     }
 
-    /// Applies one changed pod. Returns whether other images are awaited than before.
-    pub(super) fn change(&mut self, object: &PodObject) -> bool {
+    /// Returns whether other images are awaited than before.
+    fn change(&mut self, object: &PodObject) -> bool {
         let Some(pod) = read(object) else { return self.remove(object) };
         let old = self.pods.get(&pod.full_name());
         warn_of_new(&pod, old);
@@ -40,17 +43,19 @@ impl KnownPods {
         is_changed
     }
 
-    /// Removes a pod. Returns whether it waited for images.
-    pub(super) fn remove(&mut self, object: &PodObject) -> bool {
+    /// Returns whether it waited for images.
+    fn remove(&mut self, object: &PodObject) -> bool {
         self.pods.remove(&object.full_name()).is_some_and(|pod| pod.waiting().is_some())
     }
+}
 
+impl KnownPods {
     /// The pods that wait, with their images.
     pub(crate) fn waiting(&self) -> Vec<WaitingPod> {
         self.pods.values().filter_map(BoundPod::waiting).collect()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.pods.len()
     }
 

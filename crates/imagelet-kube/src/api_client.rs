@@ -1,0 +1,230 @@
+//! The client of the API server: requests with a bound on time and size, and a new connection after a failure.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use http::{Method, Request, Response, header};
+use http_body_util::{BodyExt as _, Limited};
+use kube::{Client, client::Body};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{access::ApiAccess, api_error::ApiError};
+
+/// The longest answer: a list of the pods of a node, which are a few hundred of some 20 kB.
+pub(crate) const ANSWER_LENGTH_MAX: usize = 32 << 20;
+/// The longest answer that is an error.
+const ERROR_LENGTH_MAX: usize = 64 << 10;
+/// How long an answer may take.
+const ANSWER_MAX: Duration = Duration::from_mins(1);
+/// Most of a server's message that is kept.
+const MESSAGE_LENGTH_MAX: usize = 512;
+
+/// The content of a request that changes an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// A whole object.
+    Json,
+    /// The fields that one field manager owns (server-side apply); JSON is valid YAML.
+    Apply,
+}
+
+impl Content {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Apply => "application/apply-patch+yaml",
+        }
+    }
+}
+
+/// A client of the API server. Cheap to clone; its clones share the connection.
+#[derive(Clone)]
+pub struct ApiClient {
+    shared: Arc<SharedClient>,
+    answer_max: Duration,
+}
+
+struct SharedClient {
+    access: Option<ApiAccess>,
+    /// `None`: the next request connects.
+    client: Mutex<Option<Client>>,
+}
+
+/// The answer of the API server when there is no other: `Status` of `meta/v1`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ApiStatus {
+    code: u16,
+    message: String,
+    reason: String,
+}
+
+impl ApiStatus {
+    /// The error of an answer with this HTTP status.
+    pub(crate) fn into_error(self, http_status: u16) -> ApiError {
+        let code = if self.code == 0 { http_status } else { self.code };
+        // A server whose cache is behind the version asks for patience; a list without a version needs none.
+        let is_ahead = code == 504 && self.message.contains("Too large resource version");
+        if code == 410 || is_ahead || matches!(self.reason.as_str(), "Expired" | "Gone") {
+            return ApiError::Expired;
+        }
+        let cut = &self.message[..self.message.floor_char_boundary(MESSAGE_LENGTH_MAX)];
+        let message = cut.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+        ApiError::Rejected { code, message }
+    }
+}
+
+impl ApiClient {
+    /// A client that connects with its first request.
+    pub fn new(access: ApiAccess) -> Self {
+        let shared = SharedClient { access: Some(access), client: Mutex::default() };
+        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX }
+    }
+
+    /// The same client, which waits for an answer for so long.
+    #[must_use]
+    pub(crate) fn waiting(self, answer_max: Duration) -> Self {
+        Self { answer_max, ..self }
+    }
+
+    /// A client of a server in this process.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn connected(client: Client) -> Self {
+        let shared = SharedClient { access: None, client: Mutex::new(Some(client)) };
+        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX }
+    }
+
+    /// Gives the connection up: the next one has the credentials that the files hold then.
+    pub(crate) fn disconnect(&self) {
+        if self.shared.access.is_some() {
+            *self.current() = None;
+        }
+    }
+
+    /// Reads one document.
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
+        self.document(request(Method::GET, path, None, Vec::new())?).await
+    }
+
+    /// Reads one document, of which the server is asked to send the metadata alone.
+    pub(crate) async fn get_as<T: DeserializeOwned>(&self, path: &str, accept: &'static str) -> Result<T, ApiError> {
+        let mut request = request(Method::GET, path, None, Vec::new())?;
+        request.headers_mut().insert(header::ACCEPT, http::HeaderValue::from_static(accept));
+        self.document(request).await
+    }
+
+    /// Sends an object and reads the answer.
+    pub(crate) async fn send<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        content: Content,
+        object: &impl Serialize,
+    ) -> Result<T, ApiError> {
+        let body = serde_json::to_vec(object).map_err(ApiError::Decode)?;
+        self.document(request(method, path, Some(content), body)?).await
+    }
+
+    /// Deletes an object, if it still is this one; an absent one counts as deleted.
+    pub(crate) async fn delete(&self, path: &str, uid: &str) -> Result<(), ApiError> {
+        let options = serde_json::json!({
+            "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid},
+        });
+        match self.send::<serde::de::IgnoredAny>(Method::DELETE, path, Content::Json, &options).await {
+            Ok(_) | Err(ApiError::Rejected { code: 404, .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens an answer without an end.
+    pub(crate) async fn open(&self, path: &str, accept: Option<&'static str>) -> Result<Body, ApiError> {
+        let mut request = request(Method::GET, path, None, Vec::new())?;
+        if let Some(accept) = accept {
+            request.headers_mut().insert(header::ACCEPT, http::HeaderValue::from_static(accept));
+        }
+        let answer = self.bounded(self.exchange(request)).await?;
+        Ok(answer.into_body())
+    }
+
+    async fn document<T: DeserializeOwned>(&self, request: Request<Body>) -> Result<T, ApiError> {
+        let answer = async {
+            let body = self.exchange(request).await?.into_body();
+            let bytes = read(body, ANSWER_LENGTH_MAX).await?;
+            serde_json::from_slice(&bytes).map_err(ApiError::Decode)
+        };
+        self.bounded(answer).await
+    }
+
+    async fn bounded<T>(&self, answer: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+        let late = |_| ApiError::Silent(self.answer_max);
+        let answer = tokio::time::timeout(self.answer_max, answer).await.map_err(late).and_then(|answer| answer);
+        let is_refused = |code: u16| matches!(code, 401 | 403);
+        if answer.as_ref().is_err_and(|error| match error {
+            ApiError::Unreachable(_) | ApiError::Silent(_) => true,
+            ApiError::Rejected { code, .. } => is_refused(*code),
+            _ => false,
+        }) {
+            self.disconnect();
+        }
+        answer
+    }
+
+    async fn exchange(&self, request: Request<Body>) -> Result<Response<Body>, ApiError> {
+        let client = self.client().await?;
+        let answer = client.send(request).await.map_err(|error| ApiError::Unreachable(error.into()))?;
+        let code = answer.status();
+        if code.is_success() {
+            return Ok(answer);
+        }
+        // A proxy on the way answers with a page.
+        let text = read(answer.into_body(), ERROR_LENGTH_MAX).await.unwrap_or_default();
+        let status: ApiStatus = serde_json::from_slice(&text).unwrap_or_default();
+        Err(status.into_error(code.as_u16()))
+    }
+
+    async fn client(&self) -> Result<Client, ApiError> {
+        if let Some(client) = self.current().clone() {
+            return Ok(client);
+        }
+        let Some(access) = &self.shared.access else {
+            return Err(ApiError::Unreachable("the client has no server".into()));
+        };
+        let client = access.connect().await?;
+        Ok(self.current().insert(client).clone())
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Client>> {
+        self.shared.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ApiClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ApiClient").field("access", &self.shared.access).finish_non_exhaustive()
+    }
+}
+
+fn request(method: Method, path: &str, content: Option<Content>, body: Vec<u8>) -> Result<Request<Body>, ApiError> {
+    let mut request = Request::builder().method(method).uri(path);
+    if let Some(content) = content {
+        request = request.header(header::CONTENT_TYPE, content.name());
+    }
+    request.body(Body::from(body)).map_err(|error| ApiError::Unreachable(error.into()))
+}
+
+async fn read(body: Body, max: usize) -> Result<Vec<u8>, ApiError> {
+    match Limited::new(body, max).collect().await {
+        Ok(whole) => Ok(whole.to_bytes().into()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(ApiError::TooLarge { max }),
+        Err(error) => Err(ApiError::Unreachable(error)),
+    }
+}
+
+/// A text as part of a path or a query.
+pub(crate) fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}

@@ -1,0 +1,24 @@
+//! Names of objects of the API, and texts of other processes as they are shown.
+
+/// Longest namespace, and longest name of an object of the API.
+pub(crate) const NAMESPACE_LENGTH_MAX: usize = 63;
+pub(crate) const NAME_LENGTH_MAX: usize = 253;
+/// Most of a rejected text that is shown.
+const SHOWN_MAX: usize = 120;
+
+/// Whether this is a name of the API: letters, digits, `-` and `.`.
+pub(crate) fn is_name(text: &str, length_max: usize) -> bool {
+    let is_of_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    (1..=length_max).contains(&text.len()) && text.bytes().all(is_of_name)
+}
+
+/// A text from outside, cut, without control characters.
+pub(crate) fn shown(text: &str) -> String {
+    shown_to(text, SHOWN_MAX)
+}
+
+/// The same, with another limit in bytes.
+pub(crate) fn shown_to(text: &str, length_max: usize) -> String {
+    let cut = &text[..text.floor_char_boundary(length_max)];
+    cut.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}

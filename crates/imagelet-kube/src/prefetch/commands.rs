@@ -1,0 +1,323 @@
+//! The requests of the command line: apply, list and delete sets.
+
+use std::collections::BTreeMap;
+
+use http::Method;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::objects::{FailureCount, ImageSet, PREFETCH_GROUP, SetName, SetObject, SetRejection, SetScope};
+use crate::{
+    access::ApiAccess,
+    api_client::{ApiClient, Content, encoded},
+    api_error::ApiError,
+    names::shown,
+};
+
+/// The name by which the command line owns the fields that it writes.
+const FIELD_MANAGER: &str = "imagelet-cli";
+/// Objects of one page of a list, and most pages.
+const PAGE_OBJECTS: u32 = 100;
+const PAGES_MAX: u32 = 50;
+
+/// A set to apply, checked before anything is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetDocument {
+    name: SetName,
+    object: Value,
+}
+
+/// Why a document is not applied.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetDocumentError {
+    /// Not `imagelet.dev/v1alpha1`, or neither of the kinds.
+    #[error("`{0}` is no set; there are ImageSet and ClusterImageSet of {PREFETCH_GROUP}")]
+    Kind(String),
+    /// A field that a set does not have.
+    #[error("{0}")]
+    Fields(String),
+    /// The name or the spec breaks a rule.
+    #[error(transparent)]
+    Set(#[from] SetRejection),
+}
+
+/// The fields of a document; a misspelled one is refused.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct DocumentFields {
+    api_version: String,
+    kind: String,
+    metadata: DocumentMetadata,
+    spec: Value,
+    /// What `kubectl get -o yaml` prints is not sent.
+    #[serde(default, rename = "status")]
+    _status: serde::de::IgnoredAny,
+}
+
+#[derive(Debug, Deserialize)]
+struct DocumentMetadata {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+impl SetDocument {
+    /// Reads a document; a namespaced set without a namespace is in this one.
+    ///
+    /// # Errors
+    /// When it is no set, or breaks a rule: the error names the field.
+    pub fn read(document: Value, namespace: &str) -> Result<Self, SetDocumentError> {
+        let kind = format!("{} {}", text(&document["apiVersion"]), text(&document["kind"]));
+        let is_set = |scope: &SetScope| kind == format!("{PREFETCH_GROUP} {}", scope.kind());
+        let scope = SetScope::ALL.into_iter().find(is_set).ok_or_else(|| SetDocumentError::Kind(shown(&kind)))?;
+        let fields: DocumentFields =
+            serde_json::from_value(document).map_err(|error| SetDocumentError::Fields(shown(&error.to_string())))?;
+        let DocumentFields { api_version, kind, metadata, spec, _status } = fields;
+        let mut of_object = json!({"name": metadata.name});
+        if scope == SetScope::Namespace {
+            let own = Some(metadata.namespace.as_str()).filter(|own| !own.is_empty());
+            of_object["namespace"] = own.unwrap_or(namespace).into();
+        }
+        if !metadata.labels.is_empty() {
+            of_object["labels"] = json!(metadata.labels);
+        }
+        if !metadata.annotations.is_empty() {
+            of_object["annotations"] = json!(metadata.annotations);
+        }
+        let object = json!({"apiVersion": api_version, "kind": kind, "metadata": of_object, "spec": spec});
+        let parsed =
+            SetObject::deserialize(&object).map_err(|error| SetDocumentError::Fields(shown(&error.to_string())))?;
+        let set = ImageSet::read(&parsed, scope)?;
+        let name =
+            set.map(|set| set.name).ok_or_else(|| SetDocumentError::Fields("the set is being deleted".to_owned()))?;
+        Ok(Self { name, object })
+    }
+
+    /// `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
+    pub fn name(&self) -> String {
+        self.name.to_string()
+    }
+}
+
+/// One set with its status, for people and programs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SetRow {
+    /// `ImageSet` or `ClusterImageSet`.
+    pub kind: &'static str,
+    /// Empty for a set of the cluster.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+    /// Number of images.
+    pub images: usize,
+    /// Nodes that it selects; zero before the controller has seen it.
+    pub wanted: usize,
+    /// Nodes that have fetched all images.
+    pub ready: usize,
+    /// Nodes that pull.
+    pub pulling: usize,
+    /// Nodes on which an image failed.
+    pub failed: usize,
+    /// Nodes that have not begun.
+    pub waiting: usize,
+    /// All nodes are ready.
+    pub complete: bool,
+    /// The message of the condition `Complete`, or why it is absent.
+    pub message: String,
+    /// `CLASS at HOP on N nodes, first NODE: IMAGE: MESSAGE`, the most frequent first.
+    pub failures: Vec<String>,
+}
+
+/// The requests of the command line.
+#[derive(Debug)]
+pub struct PrefetchApi {
+    client: ApiClient,
+}
+
+#[derive(Deserialize)]
+struct SetList {
+    #[serde(default)]
+    metadata: ListMetadata,
+    #[serde(default)]
+    items: Vec<SetObject>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ListMetadata {
+    r#continue: String,
+}
+
+impl PrefetchApi {
+    /// Requests by this access.
+    pub fn new(access: ApiAccess) -> Self {
+        Self { client: ApiClient::new(access) }
+    }
+
+    /// Creates or changes a set.
+    ///
+    /// # Errors
+    /// When the API server rejects it or cannot be reached.
+    pub async fn apply(&self, document: &SetDocument) -> Result<(), ApiError> {
+        let path = format!("{}?fieldManager={FIELD_MANAGER}&force=true", document.name.path());
+        let applied = self.client.send::<serde::de::IgnoredAny>(Method::PATCH, &path, Content::Apply, &document.object);
+        applied.await.map(drop)
+    }
+
+    /// All sets, by kind, namespace and name. Sets of one namespace with `namespace`; only sets of this name with `name`.
+    ///
+    /// # Errors
+    /// When the API server rejects the list or cannot be reached.
+    pub async fn sets(&self, namespace: Option<&str>, name: Option<&str>) -> Result<Vec<SetRow>, ApiError> {
+        let mut rows = Vec::new();
+        for scope in SetScope::ALL {
+            let collection = match (scope, namespace) {
+                (SetScope::Namespace, Some(namespace)) => {
+                    format!("/apis/{PREFETCH_GROUP}/namespaces/{}/imagesets", encoded(namespace))
+                }
+                _ => scope.collection().path.to_owned(),
+            };
+            let mut query = format!("{collection}?limit={PAGE_OBJECTS}");
+            for _ in 0..PAGES_MAX {
+                let SetList { metadata, items } = self.client.get(&query).await?;
+                rows.extend(items.iter().map(|object| row(object, scope)));
+                if metadata.r#continue.is_empty() {
+                    break;
+                }
+                query = format!("{collection}?limit={PAGE_OBJECTS}&continue={}", encoded(&metadata.r#continue));
+            }
+        }
+        rows.retain(|row| name.is_none_or(|name| row.name == name));
+        rows.sort_by(|a, b| (a.kind, &a.namespace, &a.name).cmp(&(b.kind, &b.namespace, &b.name)));
+        Ok(rows)
+    }
+
+    /// Deletes a set: of this namespace, or with `None` of the cluster. Returns false for an absent one.
+    ///
+    /// # Errors
+    /// When the API server rejects that or cannot be reached.
+    pub async fn remove(&self, namespace: Option<&str>, name: &str) -> Result<bool, ApiError> {
+        let scope = if namespace.is_some() { SetScope::Namespace } else { SetScope::Cluster };
+        let set = SetName { scope, namespace: namespace.unwrap_or_default().to_owned(), name: name.to_owned() };
+        if !set.is_valid() {
+            return Ok(false);
+        }
+        let found = match self.client.get::<SetObject>(&set.path()).await {
+            Ok(found) => found,
+            Err(ApiError::Rejected { code: 404, .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        self.client.delete(&set.path(), found.uid()).await.map(|()| true)
+    }
+}
+
+fn row(object: &SetObject, scope: SetScope) -> SetRow {
+    let (namespace, name) = object.name();
+    let row = SetRow {
+        kind: scope.kind(),
+        namespace: shown(namespace),
+        name: shown(name),
+        images: 0,
+        wanted: 0,
+        ready: 0,
+        pulling: 0,
+        failed: 0,
+        waiting: 0,
+        complete: false,
+        message: String::new(),
+        failures: Vec::new(),
+    };
+    let set = match ImageSet::read(object, scope) {
+        Ok(Some(set)) => set,
+        Ok(None) => return SetRow { message: "is being deleted".to_owned(), ..row },
+        Err(error) => return SetRow { message: format!("invalid: {error}"), ..row },
+    };
+    let status = &set.status;
+    let message = status.conditions.iter().find(|it| it.r#type == "Complete").map(|it| shown(&it.message));
+    let message = if status.observed_generation == set.generation { message } else { None };
+    let failure = |it: &FailureCount| {
+        let FailureCount { class, hop, nodes, node, image, message } = it;
+        let text = format!("{class} at {hop} on {nodes} nodes, first {node}: {image}: {message}");
+        text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    };
+    SetRow {
+        images: set.spec.images.len(),
+        wanted: status.nodes.wanted,
+        ready: status.nodes.ready,
+        pulling: status.nodes.pulling,
+        failed: status.nodes.failed,
+        waiting: status.nodes.waiting,
+        complete: status.has("Complete") && message.is_some(),
+        message: message.unwrap_or_else(|| "the controller has not seen this spec yet".to_owned()),
+        failures: status.failures.iter().map(failure).collect(),
+        ..row
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{FakeApi, FakeApiOptions};
+
+    fn document(kind: &str, spec: &Value) -> Value {
+        json!({"apiVersion": PREFETCH_GROUP, "kind": kind, "metadata": {"name": "web"}, "spec": spec})
+    }
+
+    #[tokio::test]
+    async fn a_set_is_applied_listed_and_removed() {
+        let fake = FakeApi::start(FakeApiOptions::default()).await;
+        fake.install("/apis/imagelet.dev/v1alpha1");
+        let api = PrefetchApi { client: ApiClient::connected(fake.client()) };
+        let spec = json!({"images": [{"reference": "app:v1"}], "keep": true});
+        for kind in ["ImageSet", "ClusterImageSet"] {
+            api.apply(&SetDocument::read(document(kind, &spec), "shop").unwrap()).await.unwrap();
+        }
+        let rows = api.sets(None, None).await.unwrap();
+        let names: Vec<(&str, &str, usize)> = rows.iter().map(|row| (row.kind, &*row.namespace, row.images)).collect();
+        assert_eq!(names, [("ClusterImageSet", "", 1), ("ImageSet", "shop", 1)]);
+        assert_eq!(rows[0].message, "the controller has not seen this spec yet");
+        assert_eq!(api.sets(Some("other"), Some("web")).await.unwrap().len(), 1);
+        let stored = fake.object("/apis/imagelet.dev/v1alpha1/imagesets", "shop", "web").unwrap();
+        assert_eq!(stored["spec"], spec);
+        assert!(api.remove(Some("shop"), "web").await.unwrap());
+        assert!(!api.remove(Some("shop"), "web").await.unwrap());
+        assert!(!api.remove(None, "../web").await.unwrap());
+        assert!(api.remove(None, "web").await.unwrap());
+        assert_eq!(api.sets(None, None).await.unwrap(), []);
+    }
+
+    #[test]
+    fn what_is_no_set_is_refused_by_the_field_before_anything_is_sent() {
+        let images = json!({"images": [{"reference": "app:v1"}]});
+        let mut other_group = document("ImageSet", &images);
+        other_group["apiVersion"] = "v1".into();
+        let mut misspelled = document("ImageSet", &images);
+        misspelled["metdata"] = json!({});
+        for (document, why) in [
+            (document("Pod", &images), "is no set"),
+            (other_group, "is no set"),
+            (misspelled, "unknown field `metdata`"),
+            (document("ImageSet", &json!({"image": []})), "unknown field `image`"),
+            (document("ImageSet", &json!({"images": []})), "spec.images has 0 items; there may be 1 to 64"),
+            (
+                document("ClusterImageSet", &json!({"images": [{"reference": "app:v1", "pullSecret": "login"}]})),
+                "spec.images[0].pullSecret: a ClusterImageSet is pulled with the credentials of the node",
+            ),
+        ] {
+            let error = SetDocument::read(document, "shop").unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        let read = SetDocument::read(document("ImageSet", &images), "shop").unwrap();
+        assert_eq!(read.name(), "ImageSet shop/web");
+    }
+}

@@ -1,0 +1,243 @@
+//! What the controller knows of the cluster: sets, nodes and reports, and which nodes report nothing new.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use super::{
+    summary::{NodeReport, SetAction, decide, remaining},
+    waves::SelectedNode,
+};
+use crate::{
+    prefetch::objects::{ImageSet, KnownReports, KnownSets, MetadataObject, SetReport, SetScope},
+    watch::ObjectCache,
+};
+
+/// A node that may begin and reports nothing new for so long holds up no other one.
+const STALLED_AFTER: Duration = Duration::from_mins(15);
+/// A report is removed when its Node is absent for so long.
+const ABSENT_FOR: Duration = Duration::from_mins(2);
+
+type Labels = BTreeMap<String, String>;
+
+/// The nodes of the cluster, with their labels.
+#[derive(Debug, Default)]
+pub(super) struct KnownNodes(BTreeMap<String, Labels>);
+
+impl ObjectCache for KnownNodes {
+    type Object = MetadataObject;
+
+    fn replace(&mut self, objects: Vec<MetadataObject>) -> bool {
+        let nodes = objects.into_iter().map(|node| (node.metadata.name, node.metadata.labels.unwrap_or_default()));
+        let nodes = nodes.collect();
+        std::mem::replace(&mut self.0, nodes) != self.0
+    }
+
+    fn change(&mut self, node: &MetadataObject) -> bool {
+        let labels = node.metadata.labels.clone().unwrap_or_default();
+        // A Node changes often, and its labels rarely.
+        match self.0.insert(node.metadata.name.clone(), labels.clone()) {
+            Some(before) => before != labels,
+            None => true,
+        }
+    }
+
+    fn remove(&mut self, node: &MetadataObject) -> bool {
+        self.0.remove(&node.metadata.name).is_some()
+    }
+}
+
+/// A cache that a watch fills and the controller reads; `None`: not listed yet.
+#[derive(Debug)]
+pub(super) struct SharedCache<C> {
+    cache: Arc<Mutex<(C, bool)>>,
+    changed: Arc<Notify>,
+}
+
+impl<C> Clone for SharedCache<C> {
+    fn clone(&self) -> Self {
+        Self { cache: Arc::clone(&self.cache), changed: Arc::clone(&self.changed) }
+    }
+}
+
+impl<C> SharedCache<C> {
+    fn new(cache: C, changed: &Arc<Notify>) -> Self {
+        Self { cache: Arc::new(Mutex::new((cache, false))), changed: Arc::clone(changed) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (C, bool)> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The cache was listed or changed.
+    pub(super) fn publish(&self) {
+        self.lock().1 = true;
+        self.changed.notify_one();
+    }
+}
+
+impl<C: ObjectCache> ObjectCache for SharedCache<C> {
+    type Object = C::Object;
+
+    fn replace(&mut self, objects: Vec<C::Object>) -> bool {
+        self.lock().0.replace(objects)
+    }
+
+    fn change(&mut self, object: &C::Object) -> bool {
+        self.lock().0.change(object)
+    }
+
+    fn remove(&mut self, object: &C::Object) -> bool {
+        self.lock().0.remove(object)
+    }
+}
+
+/// The caches of one time as the leader.
+#[derive(Debug)]
+pub(super) struct ClusterView {
+    pub(super) namespaced: SharedCache<KnownSets>,
+    pub(super) of_cluster: SharedCache<KnownSets>,
+    pub(super) reports: SharedCache<KnownReports>,
+    pub(super) nodes: SharedCache<KnownNodes>,
+    changed: Arc<Notify>,
+}
+
+/// What the controller remembers between two passes; a restart loses it, which delays and changes nothing.
+#[derive(Debug, Default)]
+pub(super) struct PassMemory {
+    /// By set and node: the last report of a busy node, and since when it is the same.
+    busy: BTreeMap<(String, String), (Option<SetReport>, Instant)>,
+    /// Reports without a Node, and since when.
+    orphans: BTreeMap<String, Instant>,
+}
+
+/// What one pass decided.
+#[derive(Debug, Default)]
+pub(super) struct PassPlan {
+    pub(super) sets: Vec<(ImageSet, SetAction)>,
+    /// Names and uids of reports whose Node is gone.
+    pub(super) orphans: Vec<(String, String)>,
+    /// The next pass at the latest, where nothing changes.
+    pub(super) wait: Option<Duration>,
+}
+
+impl ClusterView {
+    pub(super) fn new() -> Self {
+        let changed = Arc::new(Notify::new());
+        let [namespaced, of_cluster] = SetScope::ALL.map(|scope| SharedCache::new(KnownSets::new(scope), &changed));
+        Self {
+            namespaced,
+            of_cluster,
+            reports: SharedCache::new(KnownReports::default(), &changed),
+            nodes: SharedCache::new(KnownNodes::default(), &changed),
+            changed,
+        }
+    }
+
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Decides for all sets; `None`: not everything is listed yet.
+    pub(super) fn plan(&self, memory: &mut PassMemory, wall: SystemTime, now: Instant) -> Option<PassPlan> {
+        let (namespaced, of_cluster) = (self.namespaced.lock(), self.of_cluster.lock());
+        let (reports, nodes) = (self.reports.lock(), self.nodes.lock());
+        if !(namespaced.1 && of_cluster.1 && reports.1 && nodes.1) {
+            return None;
+        }
+        let (reports, nodes) = (&reports.0.reports, &nodes.0.0);
+        let mut of_sets: BTreeMap<&str, BTreeMap<&str, &SetReport>> = BTreeMap::new();
+        for (node, report) in reports {
+            for set in &report.sets {
+                of_sets.entry(&set.uid).or_default().insert(node, set);
+            }
+        }
+        let mut plan = PassPlan::default();
+        let mut busy_now = BTreeSet::new();
+        for set in namespaced.0.sets().chain(of_cluster.0.sets()) {
+            let found = of_sets.get(set.uid.as_str());
+            let selected = nodes.iter().filter(|(_, labels)| set.spec.selects(labels));
+            let mut of_set: Vec<NodeReport<'_>> = selected
+                .map(|(name, _)| {
+                    let report = found.and_then(|found| found.get(name.as_str()).copied());
+                    let report = report.filter(|report| report.generation == set.generation);
+                    let is_stalled = memory.is_stalled(set, name, report, now, &mut busy_now, &mut plan.wait);
+                    let (place, phase) = (set.place_of(name), report.map(|report| report.phase));
+                    (SelectedNode { name, place, phase, is_stalled }, report)
+                })
+                .collect();
+            of_set.sort_by_key(|(node, _)| (node.place, node.name));
+            let action = decide(set, &of_set, wall);
+            if let SetAction::Idle { until } = &action {
+                let deadline = set.deadline().filter(|deadline| *deadline > wall);
+                for at in [*until, deadline].into_iter().flatten() {
+                    soonest(&mut plan.wait, remaining(at, wall));
+                }
+                continue;
+            }
+            plan.sets.push((set.clone(), action));
+        }
+        memory.busy.retain(|key, _| busy_now.contains(key));
+        memory.find_orphans(reports.iter().map(|(name, it)| (name, &it.metadata.uid)), nodes, now, &mut plan);
+        Some(plan)
+    }
+}
+
+impl PassMemory {
+    /// Whether a node that may begin and is not finished has reported nothing new for a long time.
+    fn is_stalled(
+        &mut self,
+        set: &ImageSet,
+        node: &str,
+        report: Option<&SetReport>,
+        now: Instant,
+        busy_now: &mut BTreeSet<(String, String)>,
+        wait: &mut Option<Duration>,
+    ) -> bool {
+        let is_busy = set.spec.max_concurrent_nodes.is_some()
+            && set.admits(node)
+            && !report.is_some_and(|report| report.phase.is_finished());
+        if !is_busy {
+            return false;
+        }
+        let key = (set.uid.clone(), node.to_owned());
+        let last = self.busy.entry(key.clone()).or_insert_with(|| (report.cloned(), now));
+        if last.0.as_ref() != report {
+            *last = (report.cloned(), now);
+        }
+        busy_now.insert(key);
+        let passed = now.saturating_duration_since(last.1);
+        if passed < STALLED_AFTER {
+            soonest(wait, STALLED_AFTER.saturating_sub(passed));
+        }
+        passed >= STALLED_AFTER
+    }
+
+    fn find_orphans<'a>(
+        &mut self,
+        reports: impl Iterator<Item = (&'a String, &'a String)>,
+        nodes: &BTreeMap<String, Labels>,
+        now: Instant,
+        plan: &mut PassPlan,
+    ) {
+        let orphans: BTreeMap<&String, &String> = reports.filter(|(name, _)| !nodes.contains_key(*name)).collect();
+        self.orphans.retain(|name, _| orphans.contains_key(name));
+        for (name, uid) in orphans {
+            let since = *self.orphans.entry(name.clone()).or_insert(now);
+            let passed = now.saturating_duration_since(since);
+            if passed >= ABSENT_FOR {
+                plan.orphans.push((name.clone(), uid.clone()));
+            } else {
+                soonest(&mut plan.wait, ABSENT_FOR.saturating_sub(passed));
+            }
+        }
+    }
+}
+
+fn soonest(wait: &mut Option<Duration>, other: Duration) {
+    *wait = Some(wait.map_or(other, |wait| wait.min(other)));
+}

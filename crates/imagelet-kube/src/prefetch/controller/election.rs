@@ -1,0 +1,239 @@
+//! Leader election by a `Lease` of `coordination.k8s.io`: at most one controller acts.
+
+use std::time::{Duration, SystemTime};
+
+use http::Method;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{
+    api_client::{ApiClient, Content, encoded},
+    api_error::ApiError,
+    prefetch::objects::ObjectMetadata,
+    watch::random,
+};
+
+/// The name of the lease.
+const LEASE: &str = "imagelet-controller";
+/// A lease that its holder does not renew for so long is free.
+const LEASE_LASTS: Duration = Duration::from_secs(30);
+/// How often the holder renews it, and how often the others look.
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// A holder that could not renew its lease for so long stops, before another one may begin.
+const RENEWED_MAX: Duration = Duration::from_secs(20);
+
+/// The lease as far as it is read and written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+struct LeaseSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder_identity: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_duration_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    acquire_time: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    renew_time: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_transitions: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct LeaseObject {
+    metadata: ObjectMetadata,
+    spec: LeaseSpec,
+}
+
+/// A candidate for the lease.
+#[derive(Debug)]
+pub(super) struct Election {
+    client: ApiClient,
+    namespace: String,
+    identity: String,
+    /// The lease as last seen, and since when it is unchanged by this process' clock: clocks of others do not count.
+    seen: Option<(LeaseSpec, Instant)>,
+}
+
+/// What a candidate does with the lease that it read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeaseStep {
+    /// It is held by this process.
+    Renew,
+    /// It is free.
+    Take,
+    /// Another process holds it.
+    Wait,
+}
+
+impl Election {
+    pub(super) fn new(client: ApiClient, namespace: &str, identity: &str) -> Self {
+        Self { client, namespace: namespace.to_owned(), identity: identity.to_owned(), seen: None }
+    }
+
+    /// Waits until this process holds the lease.
+    pub(super) async fn acquire(&mut self) {
+        let mut is_failing = false;
+        loop {
+            match self.try_hold().await {
+                Ok(true) => return,
+                Ok(false) => is_failing = false,
+                Err(error) => {
+                    let error = error.chain();
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(
+                            error,
+                            namespace = self.namespace,
+                            "cannot read or write the lease of the controller"
+                        );
+                    }
+                }
+            }
+            tokio::time::sleep(RENEW_EVERY.mul_f64(0.75 + 0.5 * random())).await;
+        }
+    }
+
+    /// Renews the lease for as long as that succeeds.
+    pub(super) async fn hold(&mut self) {
+        let mut renewed_at = Instant::now();
+        while renewed_at.elapsed() < RENEWED_MAX {
+            tokio::time::sleep(RENEW_EVERY.mul_f64(0.9 + 0.1 * random()).min(RENEWED_MAX)).await;
+            let left = RENEWED_MAX.saturating_sub(renewed_at.elapsed());
+            match tokio::time::timeout(left, self.try_hold()).await {
+                Ok(Ok(true)) => renewed_at = Instant::now(),
+                Ok(Ok(false)) => return,
+                Ok(Err(error)) => {
+                    tracing::warn!(error = error.chain(), "could not renew the lease of the controller");
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Takes or renews the lease. Returns whether this process holds it.
+    async fn try_hold(&mut self) -> Result<bool, ApiError> {
+        let collection = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", encoded(&self.namespace));
+        let path = format!("{collection}/{LEASE}");
+        let found = match self.client.get::<LeaseObject>(&path).await {
+            Ok(found) => Some(found),
+            Err(ApiError::Rejected { code: 404, .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let now = Instant::now();
+        let unchanged_for = self.look(found.as_ref().map(|lease| &lease.spec), now);
+        let step = decide(found.as_ref().map(|lease| &lease.spec), &self.identity, unchanged_for);
+        if step == LeaseStep::Wait {
+            return Ok(false);
+        }
+        let spec = next(found.as_ref().map(|lease| &lease.spec), &self.identity, step, SystemTime::now());
+        let version = found.as_ref().map(|lease| lease.metadata.resource_version.as_str()).unwrap_or_default();
+        let mut object = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": LEASE, "namespace": self.namespace}, "spec": spec,
+        });
+        let written = if found.is_none() {
+            self.client.send::<LeaseObject>(Method::POST, &collection, Content::Json, &object).await
+        } else {
+            object["metadata"]["resourceVersion"] = version.into();
+            self.client.send(Method::PUT, &path, Content::Json, &object).await
+        };
+        match written {
+            Ok(lease) => {
+                self.seen = Some((lease.spec, Instant::now()));
+                Ok(true)
+            }
+            // Another candidate was faster.
+            Err(ApiError::Rejected { code: 409, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How long the lease is unchanged.
+    fn look(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Duration {
+        match (&self.seen, lease) {
+            (Some((seen, since)), Some(lease)) if seen == lease => now.saturating_duration_since(*since),
+            (_, lease) => {
+                self.seen = lease.map(|lease| (lease.clone(), now));
+                Duration::ZERO
+            }
+        }
+    }
+}
+
+fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) -> LeaseStep {
+    let holder = lease.and_then(|lease| lease.holder_identity.as_deref()).unwrap_or_default();
+    if holder == identity {
+        return LeaseStep::Renew;
+    }
+    // What the holder promised, but a lease without end is not believed.
+    let promised = lease.and_then(|lease| lease.lease_duration_seconds).map(Duration::from_secs);
+    let lasts = promised.unwrap_or(LEASE_LASTS).clamp(Duration::from_secs(1), 4 * LEASE_LASTS);
+    if holder.is_empty() || unchanged_for >= lasts { LeaseStep::Take } else { LeaseStep::Wait }
+}
+
+fn next(lease: Option<&LeaseSpec>, identity: &str, step: LeaseStep, now: SystemTime) -> LeaseSpec {
+    let (before, now) = (lease.cloned().unwrap_or_default(), micro_time(now));
+    let transitions = before.lease_transitions.unwrap_or_default();
+    let is_taken = step == LeaseStep::Take;
+    LeaseSpec {
+        holder_identity: Some(identity.to_owned()),
+        lease_duration_seconds: Some(LEASE_LASTS.as_secs()),
+        acquire_time: if is_taken { Some(now.clone()) } else { before.acquire_time },
+        renew_time: Some(now),
+        lease_transitions: Some(if is_taken && lease.is_some() { transitions.saturating_add(1) } else { transitions }),
+    }
+}
+
+/// RFC 3339 with microseconds, as the API has it in leases.
+fn micro_time(time: SystemTime) -> String {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let micros = i64::try_from(since.as_micros()).unwrap_or_default();
+    let time = jiff::Timestamp::from_microsecond(micros).unwrap_or_default();
+    format!("{time:.6}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held_by(holder: &str, seconds: Option<u64>) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: seconds,
+            lease_transitions: Some(4),
+            ..LeaseSpec::default()
+        }
+    }
+
+    #[test]
+    fn a_lease_is_taken_when_it_is_free_and_renewed_by_its_holder() {
+        let seconds = Duration::from_secs;
+        for (lease, unchanged_for, step) in [
+            (None, seconds(0), LeaseStep::Take),
+            (Some(held_by("", None)), seconds(0), LeaseStep::Take),
+            (Some(held_by("me", Some(30))), seconds(900), LeaseStep::Renew),
+            (Some(held_by("other", Some(30))), seconds(29), LeaseStep::Wait),
+            (Some(held_by("other", Some(30))), seconds(30), LeaseStep::Take),
+            (Some(held_by("other", None)), seconds(30), LeaseStep::Take),
+            (Some(held_by("other", Some(u64::MAX))), seconds(119), LeaseStep::Wait),
+            (Some(held_by("other", Some(u64::MAX))), seconds(120), LeaseStep::Take),
+            (Some(held_by("other", Some(0))), seconds(0), LeaseStep::Wait),
+        ] {
+            assert_eq!(decide(lease.as_ref(), "me", unchanged_for), step, "{lease:?} {unchanged_for:?}");
+        }
+    }
+
+    #[test]
+    fn a_transition_is_counted_when_the_holder_changes() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_millis(1500);
+        let taken = next(Some(&held_by("other", Some(30))), "me", LeaseStep::Take, now);
+        assert_eq!(
+            (taken.lease_transitions, taken.acquire_time.as_deref()),
+            (Some(5), Some("1970-01-01T00:00:01.500000Z"))
+        );
+        let renewed = next(Some(&taken), "me", LeaseStep::Renew, now + Duration::from_secs(10));
+        assert_eq!((renewed.lease_transitions, &renewed.acquire_time), (Some(5), &taken.acquire_time));
+        assert_eq!(renewed.renew_time.as_deref(), Some("1970-01-01T00:00:11.500000Z"));
+    }
+}

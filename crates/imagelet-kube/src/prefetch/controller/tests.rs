@@ -1,0 +1,220 @@
+//! The controller with agents and an API server, on a clock that does not wait.
+
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::{
+    prefetch::{
+        PrefetchAgent,
+        testing::{FakeNode, GROUP, NODES, REPORTS, SETS},
+    },
+    testing::{ApiFault, FakeApi, FakeApiOptions},
+};
+
+/// Nodes of the large cluster: Kubernetes supports 5000. A debug build simulates so many in about a minute.
+const NODES_OF_FLEET: usize = 1000;
+/// Images of the set of the large cluster.
+const IMAGES_OF_SET: usize = 20;
+
+/// An API server with the kinds of prefetch, agents, and controllers.
+struct Cluster {
+    fake: FakeApi,
+    nodes: Vec<FakeNode>,
+    agents: JoinSet<()>,
+    controllers: JoinSet<()>,
+}
+
+impl Cluster {
+    async fn of(nodes: usize, takes: Duration) -> Self {
+        let fake = FakeApi::start(FakeApiOptions::default()).await;
+        fake.install(GROUP);
+        for at in 0..nodes {
+            fake.put(NODES, json!({"metadata": {"name": format!("node-{at}"), "labels": {"pool": "all"}}}));
+        }
+        let nodes = (0..nodes).map(|_| FakeNode::taking(takes)).collect();
+        let mut cluster = Self { fake, nodes, agents: JoinSet::new(), controllers: JoinSet::new() };
+        cluster.start_agents();
+        cluster.start_controller("first");
+        cluster
+    }
+
+    fn start_agents(&mut self) {
+        for (at, node) in self.nodes.iter().enumerate() {
+            let client = ApiClient::connected(self.fake.client());
+            let agent = PrefetchAgent::connected(client, &format!("node-{at}"), Arc::new(node.clone()));
+            self.agents.spawn(async move { agent.run().await });
+        }
+    }
+
+    fn start_controller(&mut self, identity: &str) {
+        let client = ApiClient::connected(self.fake.client());
+        let controller = PrefetchController::connected(client, "kube-system", identity);
+        self.controllers.spawn(async move { controller.run().await });
+    }
+
+    fn apply(&self, name: &str, spec: &Value) {
+        self.fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": name}, "spec": spec}));
+    }
+
+    fn set(&self, name: &str) -> Value {
+        self.fake.object(SETS, "shop", name).unwrap_or_default()
+    }
+
+    fn counts(&self, name: &str) -> [u64; 3] {
+        let nodes = &self.set(name)["status"]["nodes"];
+        ["wanted", "ready", "failed"].map(|field| nodes[field].as_u64().unwrap_or_default())
+    }
+
+    /// Requests that are no lease, which a leader renews for ever, and no watch, which begins anew after some minutes.
+    fn requests(&self) -> Vec<String> {
+        let is_steady = |request: &String| request.contains("/leases") || request.contains("watch=true");
+        self.fake.requests().into_iter().filter(|request| !is_steady(request)).collect()
+    }
+
+    fn writes(&self) -> usize {
+        self.requests().iter().filter(|request| !request.starts_with("GET")).count()
+    }
+
+    /// Nodes that have fetched something, or have begun to.
+    fn fetched(&self) -> usize {
+        self.nodes.iter().filter(|node| node.present() > 0).count()
+    }
+}
+
+async fn seconds(seconds: u64) {
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+}
+
+fn images(count: usize) -> Value {
+    (0..count).map(|at| json!({"reference": format!("app:{at}")})).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_begin_in_waves_and_the_status_counts_them() {
+    let cluster = Cluster::of(10, Duration::from_mins(1)).await;
+    cluster.apply("web", &json!({"images": images(1), "maxConcurrentNodes": 2}));
+    seconds(70).await;
+    assert_eq!(cluster.fetched(), 2, "{:#}", cluster.set("web")["status"]);
+    let mut most = 0;
+    for _ in 0..60 {
+        let before = cluster.fetched();
+        seconds(10).await;
+        most = most.max(cluster.fetched() - before);
+    }
+    assert!(most <= 2, "{most} nodes finished within ten seconds");
+    assert_eq!(cluster.counts("web"), [10, 10, 0]);
+    let status = &cluster.set("web")["status"];
+    assert_eq!(
+        (&status["conditions"][0]["type"], &status["conditions"][0]["status"]),
+        (&json!("Complete"), &json!("True"))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_says_nothing_holds_the_wave_up_for_a_quarter_of_an_hour_only() {
+    let mut cluster = Cluster::of(3, Duration::from_secs(1)).await;
+    cluster.agents.abort_all();
+    cluster.apply("web", &json!({"images": images(1), "maxConcurrentNodes": 1}));
+    seconds(60).await;
+    let cut = |cluster: &Cluster| cluster.set("web")["status"]["wave"]["cut"].as_u64().unwrap_or_default();
+    let first = cut(&cluster);
+    seconds(700).await;
+    assert_eq!(cut(&cluster), first);
+    seconds(300).await;
+    assert!(cut(&cluster) > first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_that_restarts_in_the_middle_of_a_wave_continues_it_and_admits_each_node_once() {
+    let mut cluster = Cluster::of(8, Duration::from_secs(40)).await;
+    cluster.apply("web", &json!({"images": images(1), "maxConcurrentNodes": "25%"}));
+    for at in 0..12 {
+        seconds(17).await;
+        cluster.controllers.abort_all();
+        while cluster.controllers.join_next().await.is_some() {}
+        cluster.start_controller(&format!("controller-{at}"));
+        // The lease of the last one has to expire.
+        seconds(45).await;
+    }
+    assert_eq!(cluster.counts("web"), [8, 8, 0]);
+    assert_eq!(cluster.nodes.iter().map(|node| node.asked().len()).collect::<Vec<_>>(), [1; 8]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_controllers_one_acts_and_the_other_takes_over() {
+    let mut cluster = Cluster::of(1, Duration::from_secs(1)).await;
+    seconds(30).await;
+    cluster.start_controller("second");
+    cluster.apply("web", &json!({"images": images(1)}));
+    seconds(60).await;
+    let lists = |cluster: &Cluster| {
+        cluster.requests().iter().filter(|it| it.contains("nodeimages?") && it.contains("NotOlderThan")).count()
+    };
+    assert_eq!(lists(&cluster), 1, "the second one does not even list");
+    let leases = "/apis/coordination.k8s.io/v1/leases";
+    let holder = |cluster: &Cluster| {
+        let lease = cluster.fake.object(leases, "kube-system", "imagelet-controller").unwrap_or_default();
+        lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(holder(&cluster), "first");
+    let mut lease = cluster.fake.object(leases, "kube-system", "imagelet-controller").unwrap();
+    lease["spec"]["holderIdentity"] = "another".into();
+    cluster.fake.put(leases, lease);
+    seconds(100).await;
+    assert!(["first", "second"].contains(&holder(&cluster).as_str()), "a lease without renewals is taken");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_finished_is_deleted_after_its_time_and_reports_of_gone_nodes_too() {
+    let mut cluster = Cluster::of(2, Duration::from_secs(1)).await;
+    cluster.apply("web", &json!({"images": images(1), "ttlAfterFinished": "1ms"}));
+    seconds(60).await;
+    assert_eq!(cluster.set("web"), Value::Null);
+    assert_eq!(cluster.fake.objects(REPORTS).len(), 2);
+    cluster.agents.abort_all();
+    cluster.fake.delete(NODES, "", "node-1");
+    seconds(60).await;
+    assert_eq!(cluster.fake.objects(REPORTS).len(), 2, "a node that is created again soon keeps its report");
+    seconds(120).await;
+    assert_eq!(cluster.fake.objects(REPORTS).len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fleet_fetches_a_set_in_three_writes_a_node_is_idle_afterwards_and_loses_nothing_in_an_outage() {
+    let mut cluster = Cluster::of(NODES_OF_FLEET, Duration::from_millis(400)).await;
+    seconds(30).await;
+    let spec = json!({"images": images(IMAGES_OF_SET), "maxConcurrentNodes": "20%", "keep": true});
+    cluster.apply("web", &spec);
+    seconds(60).await;
+    // In the middle of the waves the API server is away, and then agents and controller start anew.
+    let before = cluster.fetched();
+    assert!(before > 0 && before < NODES_OF_FLEET, "{before}");
+    cluster.fake.plant_lasting(Some(ApiFault::Status(500, "etcd is away".into())));
+    cluster.fake.cut_connections();
+    seconds(120).await;
+    cluster.fake.plant_lasting(None);
+    seconds(60).await;
+    cluster.agents.abort_all();
+    cluster.controllers.abort_all();
+    while cluster.agents.join_next().await.is_some() {}
+    while cluster.controllers.join_next().await.is_some() {}
+    cluster.start_agents();
+    cluster.start_controller("second");
+    seconds(900).await;
+
+    let nodes = NODES_OF_FLEET as u64;
+    assert_eq!(cluster.counts("web"), [nodes, nodes, 0]);
+    assert!(cluster.nodes.iter().all(|node| node.present() == IMAGES_OF_SET && node.pins().len() == IMAGES_OF_SET));
+    let asked: usize = cluster.nodes.iter().map(|node| node.asked().len()).sum();
+    // What a node was fetching when it started anew is fetched again.
+    assert!(asked <= NODES_OF_FLEET * IMAGES_OF_SET * 11 / 10, "{asked} pulls");
+    let of_reports = cluster.fake.changes(REPORTS);
+    assert!(of_reports <= 3 * NODES_OF_FLEET, "{of_reports} writes of {NODES_OF_FLEET} nodes, the outage included");
+    let of_status = cluster.requests().iter().filter(|it| it.contains("/imagesets/web/status")).count();
+    assert!(of_status <= 60, "{of_status} writes of the status");
+
+    let (writes, requests) = (cluster.writes(), cluster.requests().len());
+    seconds(200).await;
+    assert_eq!((cluster.writes(), cluster.requests().len()), (writes, requests), "the fleet is not idle");
+}

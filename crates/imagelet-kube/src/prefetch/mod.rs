@@ -1,0 +1,20 @@
+//! Declarative prefetch: `ImageSet` objects name images, and the nodes of the cluster fetch them.
+//!
+//! ```text
+//! objects     the three kinds of object, their bounds and their CustomResourceDefinitions
+//! node        the agent of a node: what to pull and to pin, and the report of the node
+//! controller  one process of the cluster: which nodes may begin, counts, deletion after a time
+//! commands    the requests of the command line
+//! ```
+
+mod commands;
+mod controller;
+mod node;
+mod objects;
+#[cfg(test)]
+mod testing;
+
+pub use commands::{PrefetchApi, SetDocument, SetDocumentError, SetRow};
+pub use controller::PrefetchController;
+pub use node::{FetchFailure, ImagePresence, PrefetchAgent, PrefetchNode, SetPin};
+pub use objects::{CRDS, SetRejection, SetSpecError};

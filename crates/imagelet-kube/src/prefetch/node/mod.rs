@@ -1,0 +1,403 @@
+//! The agent of prefetch on one node: follows the sets and its own Node, pulls, pins, and reports.
+
+mod plan;
+mod port;
+mod progress;
+mod pull_secret;
+mod report_gate;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use http::Method;
+use imagelet_core::{
+    manager::{Caller, EnsureRequest},
+    runtime::{ErrorClass, Stage},
+};
+use serde_json::json;
+use tokio::{
+    sync::{mpsc, watch},
+    task::AbortHandle,
+    time::Instant,
+};
+
+pub use self::port::{FetchFailure, ImagePresence, PrefetchNode, SetPin};
+use self::{
+    plan::{Plan, PlanInput, Task, TaskKey, TaskState, plan, restored},
+    progress::PullBytes,
+    report_gate::ReportGate,
+};
+use super::objects::{ImageSet, KnownSets, MetadataObject, NodeImages, PREFETCH_GROUP, SetReport, SetScope};
+use crate::{
+    access::ApiAccess,
+    api_client::{ApiClient, Content, encoded},
+    api_error::ApiError,
+    watch::{Collection, ObjectCache, ObjectWatch, WatchHealth, WatchPace, random},
+};
+
+/// The name by which the agents own the fields that they write.
+const FIELD_MANAGER: &str = "imagelet";
+/// The first wait after a failed pull; it doubles with each failure in a row.
+const RETRY_FIRST: Duration = Duration::from_secs(30);
+const RETRY_MAX: Duration = Duration::from_mins(15);
+/// The first wait after a failed request for the report.
+const WRITE_RETRY_FIRST: Duration = Duration::from_secs(5);
+const WRITE_RETRY_MAX: Duration = Duration::from_mins(2);
+/// How often the progress of a pull is read, and whether images are still present.
+const TICK: Duration = Duration::from_secs(30);
+/// Pulls of pods come first.
+const PRIORITY: i32 = i32::MIN;
+
+type Labels = BTreeMap<String, String>;
+type Sets = Arc<Vec<ImageSet>>;
+
+/// Prefetches the images of the sets that select one node.
+#[derive(Debug)]
+pub struct PrefetchAgent {
+    client: ApiClient,
+    node: String,
+    pace: WatchPace,
+    target: Arc<dyn PrefetchNode>,
+}
+
+/// What the watches know; `None`: not listed yet.
+struct Inputs {
+    namespaced: watch::Receiver<Option<Sets>>,
+    of_cluster: watch::Receiver<Option<Sets>>,
+    labels: watch::Receiver<Option<Labels>>,
+}
+
+/// The labels of the agent's own Node; absent while the Node is.
+#[derive(Default)]
+struct OwnNode(Option<Labels>);
+
+impl ObjectCache for OwnNode {
+    type Object = MetadataObject;
+
+    fn replace(&mut self, objects: Vec<MetadataObject>) -> bool {
+        let labels = objects.into_iter().next().map(|node| node.metadata.labels.unwrap_or_default());
+        std::mem::replace(&mut self.0, labels.clone()) != labels
+    }
+
+    fn change(&mut self, object: &MetadataObject) -> bool {
+        let labels = Some(object.metadata.labels.clone().unwrap_or_default());
+        std::mem::replace(&mut self.0, labels.clone()) != labels
+    }
+
+    fn remove(&mut self, _object: &MetadataObject) -> bool {
+        self.0.take().is_some()
+    }
+}
+
+/// A pull that runs in a task of its own. Dropping it cancels the pull.
+struct RunningPull {
+    key: TaskKey,
+    bytes: PullBytes,
+    task: AbortHandle,
+}
+
+impl Drop for RunningPull {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What outlives one step of the agent.
+struct AgentWork {
+    states: BTreeMap<TaskKey, TaskState>,
+    /// Failures in a row, by task.
+    failures: BTreeMap<TaskKey, u32>,
+    running: Option<RunningPull>,
+    gate: ReportGate,
+    pins: Option<Vec<SetPin>>,
+    /// Failed writes in a row, and when the next one is due.
+    write_failures: u32,
+    write_at: Option<Instant>,
+}
+
+impl PrefetchAgent {
+    /// An agent of this node, which begins with [`Self::run`].
+    pub fn new(access: ApiAccess, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
+        Self { client: ApiClient::new(access), node: node.to_owned(), pace: WatchPace::default(), target }
+    }
+
+    /// An agent with this client.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn connected(client: ApiClient, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
+        Self { client, node: node.to_owned(), pace: WatchPace::default(), target }
+    }
+
+    /// Follows the sets for as long as this future lives. Where the API server does not have the kinds, nothing happens.
+    pub async fn run(&self) {
+        Box::pin(self.follow()).await;
+    }
+
+    async fn follow(&self) {
+        let (namespaced, of_cluster) = (watch::Sender::new(None), watch::Sender::new(None));
+        let labels = watch::Sender::new(None);
+        let inputs = Inputs {
+            namespaced: namespaced.subscribe(),
+            of_cluster: of_cluster.subscribe(),
+            labels: labels.subscribe(),
+        };
+        let own_node = Collection {
+            name: "Node of this agent",
+            path: "/api/v1/nodes",
+            selector: format!("metadata.name={}", self.node),
+            is_metadata: true,
+        };
+        let publish = |sender: &watch::Sender<Option<Sets>>, known: &KnownSets| {
+            sender.send_replace(Some(Arc::new(known.sets().cloned().collect())));
+        };
+        let [of_namespaces, of_the_cluster] = SetScope::ALL;
+        let (first, second, third) =
+            (self.watch(of_namespaces.collection()), self.watch(of_the_cluster.collection()), self.watch(own_node));
+        tokio::join!(
+            first.run(KnownSets::new(of_namespaces), |known| publish(&namespaced, known)),
+            second.run(KnownSets::new(of_the_cluster), |known| publish(&of_cluster, known)),
+            third.run(OwnNode::default(), |node: &OwnNode| drop(labels.send_replace(node.0.clone()))),
+            self.work(inputs),
+        );
+    }
+
+    fn watch(&self, collection: Collection) -> ObjectWatch {
+        let health = Arc::new(WatchHealth::unmeasured());
+        ObjectWatch { client: self.client.clone(), collection, pace: self.pace, health }
+    }
+
+    async fn work(&self, mut inputs: Inputs) {
+        // Before all three are known nothing is decided: pins of the last run stay.
+        let (sets, _) = inputs.known().await;
+        let written = self.read_report().await;
+        let mut work = AgentWork {
+            states: restored(&sets, written.as_deref().unwrap_or_default()),
+            failures: BTreeMap::new(),
+            running: None,
+            gate: ReportGate::restored(written),
+            pins: None,
+            write_failures: 0,
+            write_at: None,
+        };
+        let (finished, mut outcomes) = mpsc::channel(1);
+        loop {
+            let (sets, labels) = inputs.known().await;
+            let plan = self.step(&mut work, &sets, &labels, &finished).await;
+            let write_at = self.report(&mut work, plan.report).await;
+            let mut until = Instant::now() + TICK;
+            for at in [write_at, plan.retry_at].into_iter().flatten() {
+                until = until.min(at);
+            }
+            tokio::select! {
+                () = inputs.changed() => {}
+                Some((key, outcome)) = outcomes.recv() => work.finished(key, outcome),
+                () = tokio::time::sleep_until(until) => {}
+            }
+        }
+    }
+
+    /// One decision, and what follows from it at once: pins, the cancel of a pull, the next pull.
+    async fn step(
+        &self,
+        work: &mut AgentWork,
+        sets: &[ImageSet],
+        labels: &Labels,
+        finished: &mpsc::Sender<(TaskKey, Result<(), FetchFailure>)>,
+    ) -> Plan {
+        work.measure();
+        let references: BTreeSet<String> = work.states.keys().map(|key| key.image.reference.clone()).collect();
+        let presence = self.target.presence(&references);
+        let decide = |states: &BTreeMap<TaskKey, TaskState>| {
+            let (wall, now) = (SystemTime::now(), Instant::now());
+            plan(&PlanInput { sets, node: &self.node, labels, states, presence: &presence, wall, now })
+        };
+        let mut plan = decide(&work.states);
+        work.states.retain(|key, _| plan.tasks.contains(key));
+        work.failures.retain(|key, _| plan.tasks.contains(key));
+        if work.running.as_ref().is_some_and(|running| !plan.tasks.contains(&running.key)) {
+            work.running = None;
+        }
+        if work.pins.as_ref() != Some(&plan.pins) {
+            match self.target.pin(&plan.pins).await {
+                Ok(()) => work.pins = Some(plan.pins.clone()),
+                Err(error) => tracing::warn!(error, "could not pin the images of sets; the attempt is repeated"),
+            }
+        }
+        if let Some(task) = plan.next.take().filter(|_| work.running.is_none()) {
+            self.begin(work, task, finished.clone());
+            let next = decide(&work.states);
+            plan.report = next.report;
+        }
+        plan
+    }
+
+    fn begin(&self, work: &mut AgentWork, task: Task, finished: mpsc::Sender<(TaskKey, Result<(), FetchFailure>)>) {
+        let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::default());
+        let (key, progress) = (task.key.clone(), bytes.progress());
+        work.states.insert(key.clone(), TaskState::Running { bytes: None, bytes_total: None });
+        let pull = tokio::spawn(async move {
+            let outcome = match request(&client, &task).await {
+                Ok(request) => target.fetch(request, progress).await,
+                Err(failure) => Err(failure),
+            };
+            // The agent ended.
+            let _ = finished.send((task.key, outcome)).await;
+        });
+        work.running = Some(RunningPull { key, bytes, task: pull.abort_handle() });
+    }
+
+    /// Writes the report if that is due. Returns when it is due otherwise.
+    async fn report(&self, work: &mut AgentWork, report: Vec<SetReport>) -> Option<Instant> {
+        let now = Instant::now();
+        let due = work.gate.due(&report, now, random())?;
+        let due = work.write_at.map_or(due, |at| due.max(at));
+        if due > now {
+            return Some(due);
+        }
+        match self.write_report(&report).await {
+            Ok(()) => {
+                work.gate.written(report, Instant::now());
+                (work.write_failures, work.write_at) = (0, None);
+                None
+            }
+            Err(error) => {
+                if work.write_failures == 0 {
+                    let error = error.chain();
+                    tracing::warn!(
+                        error,
+                        node = self.node,
+                        "cannot write the report of this node; the attempt is repeated"
+                    );
+                }
+                let at = Instant::now() + backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, work.write_failures);
+                work.write_failures = work.write_failures.saturating_add(1);
+                work.write_at = Some(at);
+                Some(at)
+            }
+        }
+    }
+
+    async fn write_report(&self, report: &[SetReport]) -> Result<(), ApiError> {
+        let object = json!({
+            "apiVersion": PREFETCH_GROUP, "kind": "NodeImages", "metadata": {"name": self.node}, "sets": report,
+        });
+        let path = format!("{}?fieldManager={FIELD_MANAGER}&force=true", self.report_path());
+        self.client.send::<serde::de::IgnoredAny>(Method::PATCH, &path, Content::Apply, &object).await.map(drop)
+    }
+
+    /// The report that the API has; `None`: it is absent.
+    async fn read_report(&self) -> Option<Vec<SetReport>> {
+        let mut failures = 0;
+        loop {
+            match self.client.get::<NodeImages>(&self.report_path()).await {
+                Ok(found) => return Some(found.sets),
+                // What cannot be read is replaced by the next write.
+                Err(ApiError::Rejected { code: 404, .. } | ApiError::Decode(_) | ApiError::TooLarge { .. }) => {
+                    return None;
+                }
+                Err(error) => tracing::debug!(error = error.chain(), "cannot read the report of this node"),
+            }
+            tokio::time::sleep(backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, failures)).await;
+            failures = failures.saturating_add(1);
+        }
+    }
+
+    fn report_path(&self) -> String {
+        format!("/apis/{PREFETCH_GROUP}/nodeimages/{}", encoded(&self.node))
+    }
+}
+
+impl Inputs {
+    /// Waits until all are known.
+    async fn known(&mut self) -> (Sets, Labels) {
+        loop {
+            let sets = (self.namespaced.borrow_and_update().clone(), self.of_cluster.borrow_and_update().clone());
+            let labels = self.labels.borrow_and_update().clone();
+            if let ((Some(namespaced), Some(of_cluster)), Some(labels)) = (sets, labels) {
+                if of_cluster.is_empty() {
+                    return (namespaced, labels);
+                }
+                return (Arc::new(namespaced.iter().chain(of_cluster.iter()).cloned().collect()), labels);
+            }
+            self.changed().await;
+        }
+    }
+
+    async fn changed(&mut self) {
+        // The senders live as long as this.
+        tokio::select! {
+            _ = self.namespaced.changed() => {}
+            _ = self.of_cluster.changed() => {}
+            _ = self.labels.changed() => {}
+        }
+    }
+}
+
+impl AgentWork {
+    /// Takes the progress of the running pull into its state.
+    fn measure(&mut self) {
+        let Some(running) = &self.running else { return };
+        if let Some((received, all)) = running.bytes.sum() {
+            let state = TaskState::Running { bytes: Some(received), bytes_total: Some(all) };
+            self.states.insert(running.key.clone(), state);
+        }
+    }
+
+    fn finished(&mut self, key: TaskKey, outcome: Result<(), FetchFailure>) {
+        if self.running.as_ref().is_none_or(|running| running.key != key) {
+            // A pull that was cancelled, and ended before it.
+            return;
+        }
+        self.running = None;
+        let state = match outcome {
+            Ok(()) => {
+                self.failures.remove(&key);
+                TaskState::Done { at: SystemTime::now() }
+            }
+            Err(FetchFailure { class, hop, message }) => {
+                let failures = self.failures.entry(key.clone()).or_default();
+                let retry_at = Instant::now() + backoff(RETRY_FIRST, RETRY_MAX, *failures);
+                *failures = failures.saturating_add(1);
+                tracing::info!(image = key.image.reference, class, hop, message, "could not prefetch an image");
+                TaskState::Failed { class, hop, message, retry_at }
+            }
+        };
+        self.states.insert(key, state);
+    }
+}
+
+/// The request for one image: with the secret of the set, or with the credentials of the node for a set of the cluster.
+async fn request(client: &ApiClient, task: &Task) -> Result<EnsureRequest, FetchFailure> {
+    let image = &task.key.image;
+    let failed = |class: ErrorClass, hop: Stage, message: String| FetchFailure {
+        class: class.to_string(),
+        hop: hop.to_string(),
+        message,
+    };
+    let mut secrets = Vec::new();
+    if let Some(name) = &image.pull_secret {
+        let secret = pull_secret::read(client, &task.set.namespace, name).await;
+        secrets.push(secret.map_err(|why| failed(ErrorClass::CredentialsUnreadable, Stage::Credentials, why))?);
+    }
+    let platform = image.platform.as_deref().map(str::parse).transpose();
+    let platform = platform.map_err(|error: imagelet_core::image::PlatformError| {
+        failed(ErrorClass::NameInvalid, Stage::Name, error.to_string())
+    })?;
+    Ok(EnsureRequest {
+        caller: Caller::Prefetch { own_credentials: task.set.scope == SetScope::Cluster },
+        secrets,
+        platform,
+        priority: PRIORITY,
+        ..EnsureRequest::new(image.reference.clone(), task.policy.for_pull())
+    })
+}
+
+/// The wait after so many failures in a row: between half of it and all of it.
+fn backoff(first: Duration, longest: Duration, failures: u32) -> Duration {
+    first.saturating_mul(2_u32.saturating_pow(failures)).min(longest).mul_f64(0.5 + 0.5 * random())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,243 @@
+//! What a node does for the sets of the cluster: what to pull next, what to pin, what to report. A plain function.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::SystemTime,
+};
+
+use tokio::time::Instant;
+
+use super::port::{ImagePresence, SetPin};
+use crate::{
+    names::shown_to,
+    prefetch::objects::{ImagePhase, ImageReport, ImageSet, SetImage, SetName, SetPhase, SetPullPolicy, SetReport},
+};
+
+/// Most sets of one report; an object of the API has 1.5 MB at most.
+pub(super) const REPORTED_SETS_MAX: usize = 128;
+/// The longest message of one image.
+const MESSAGE_LENGTH_MAX: usize = 256;
+/// Most bytes of all messages of one report; further ones are left out.
+const MESSAGES_LENGTH_MAX: usize = 64 << 10;
+
+/// One image of one set, for as long as nothing asks for another pull of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TaskKey {
+    pub(super) uid: String,
+    /// Zero unless each generation pulls again.
+    pub(super) generation: u64,
+    pub(super) image: SetImage,
+}
+
+/// How far a task is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum TaskState {
+    Running {
+        bytes: Option<u64>,
+        bytes_total: Option<u64>,
+    },
+    /// Fetched at this time.
+    Done {
+        at: SystemTime,
+    },
+    Failed {
+        class: String,
+        hop: String,
+        message: String,
+        retry_at: Instant,
+    },
+}
+
+/// A pull to begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Task {
+    pub(super) key: TaskKey,
+    pub(super) set: SetName,
+    pub(super) policy: SetPullPolicy,
+}
+
+/// Everything a plan depends on.
+#[derive(Debug)]
+pub(super) struct PlanInput<'a> {
+    pub(super) sets: &'a [ImageSet],
+    pub(super) node: &'a str,
+    pub(super) labels: &'a BTreeMap<String, String>,
+    pub(super) states: &'a BTreeMap<TaskKey, TaskState>,
+    pub(super) presence: &'a ImagePresence,
+    pub(super) wall: SystemTime,
+    pub(super) now: Instant,
+}
+
+/// What the agent does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// The pull to begin; one runs at a time.
+    pub(super) next: Option<Task>,
+    pub(super) pins: Vec<SetPin>,
+    pub(super) report: Vec<SetReport>,
+    /// All tasks of selected sets; states of others are dropped, and their pulls are cancelled.
+    pub(super) tasks: BTreeSet<TaskKey>,
+    /// When the next retry is due.
+    pub(super) retry_at: Option<Instant>,
+}
+
+/// Why a set begins no pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Open,
+    Waiting,
+    Paused,
+    Expired,
+}
+
+pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
+    let mut plan = Plan::default();
+    let mut selected: Vec<&ImageSet> = input.sets.iter().filter(|set| set.spec.selects(input.labels)).collect();
+    selected.sort_by(|a, b| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
+    let is_running = input.states.values().any(|state| matches!(state, TaskState::Running { .. }));
+    let (mut fresh, mut again) = (None, None);
+    let mut messages_left = MESSAGES_LENGTH_MAX;
+    for set in selected {
+        let gate = gate(set, input);
+        let mut images = Vec::with_capacity(set.spec.images.len());
+        for image in &set.spec.images {
+            let key = key_of(set, image);
+            let state = input.states.get(&key);
+            images.push(report_of(image, state, set.spec.keep, input.presence, &mut messages_left));
+            if gate == Gate::Open {
+                let task = || Task { key: key.clone(), set: set.name.clone(), policy: set.spec.pull_policy };
+                match state {
+                    None => fresh = fresh.or_else(|| Some(task())),
+                    Some(TaskState::Failed { retry_at, .. }) if *retry_at <= input.now => {
+                        again = again.or_else(|| Some(task()));
+                    }
+                    Some(TaskState::Failed { retry_at, .. }) => {
+                        plan.retry_at = Some(plan.retry_at.map_or(*retry_at, |at: Instant| at.min(*retry_at)));
+                    }
+                    Some(TaskState::Done { at })
+                        if set.spec.keep && input.presence.is_removed(&image.reference, *at) =>
+                    {
+                        fresh = fresh.or_else(|| Some(task()));
+                    }
+                    Some(TaskState::Done { .. } | TaskState::Running { .. }) => {}
+                }
+            }
+            if set.spec.keep {
+                plan.pins.push(SetPin { reference: image.reference.clone(), owner: set.name.to_string() });
+            }
+            plan.tasks.insert(key);
+        }
+        let report = set_report(set, gate, images);
+        // A node that waits for its turn writes nothing: it counts as waiting without a report.
+        if is_begun(&report) && plan.report.len() < REPORTED_SETS_MAX {
+            plan.report.push(report);
+        }
+    }
+    // What was never tried comes before what failed.
+    plan.next = fresh.or(again).filter(|_| !is_running);
+    plan.pins.sort();
+    plan.pins.dedup();
+    plan
+}
+
+/// The task of an image.
+pub(super) fn key_of(set: &ImageSet, image: &SetImage) -> TaskKey {
+    let generation = if set.spec.pull_policy == SetPullPolicy::Always { set.generation } else { 0 };
+    TaskKey { uid: set.uid.clone(), generation, image: image.clone() }
+}
+
+/// The states that an earlier report of this node proves, for an agent that starts: what was fetched is not fetched
+/// again, also where a collection has removed it since.
+pub(super) fn restored(sets: &[ImageSet], reports: &[SetReport]) -> BTreeMap<TaskKey, TaskState> {
+    let mut states = BTreeMap::new();
+    for set in sets {
+        let Some(report) = reports.iter().find(|report| report.uid == set.uid) else { continue };
+        let is_current = report.generation == set.generation || set.spec.pull_policy == SetPullPolicy::IfNotPresent;
+        for image in set.spec.images.iter().filter(|_| is_current) {
+            let is_fetched = report.images.iter().any(|it| {
+                it.reference == image.reference
+                    && it.platform == image.platform
+                    && matches!(it.phase, ImagePhase::Present | ImagePhase::Removed)
+            });
+            if is_fetched {
+                states.insert(key_of(set, image), TaskState::Done { at: SystemTime::UNIX_EPOCH });
+            }
+        }
+    }
+    states
+}
+
+fn gate(set: &ImageSet, input: &PlanInput<'_>) -> Gate {
+    if set.deadline().is_some_and(|deadline| deadline <= input.wall) {
+        Gate::Expired
+    } else if set.spec.paused {
+        Gate::Paused
+    } else if !set.admits(input.node) {
+        Gate::Waiting
+    } else {
+        Gate::Open
+    }
+}
+
+fn set_report(set: &ImageSet, gate: Gate, images: Vec<ImageReport>) -> SetReport {
+    let is_there = |phase| matches!(phase, ImagePhase::Present | ImagePhase::Removed);
+    let has = |phase| images.iter().any(|image| image.phase == phase);
+    let is_ready =
+        images.iter().all(|image| is_there(image.phase) && !(set.spec.keep && image.phase == ImagePhase::Removed));
+    let phase = match gate {
+        _ if is_ready => SetPhase::Ready,
+        _ if has(ImagePhase::Pulling) => SetPhase::Pulling,
+        Gate::Expired => SetPhase::Expired,
+        Gate::Paused => SetPhase::Paused,
+        Gate::Waiting => SetPhase::Waiting,
+        Gate::Open if has(ImagePhase::Pending) || (set.spec.keep && has(ImagePhase::Removed)) => SetPhase::Pulling,
+        Gate::Open => SetPhase::Failed,
+    };
+    SetReport {
+        kind: set.name.scope.kind().to_owned(),
+        namespace: set.name.namespace.clone(),
+        name: set.name.name.clone(),
+        uid: set.uid.clone(),
+        generation: set.generation,
+        phase,
+        images,
+    }
+}
+
+fn is_begun(report: &SetReport) -> bool {
+    let is_held = matches!(report.phase, SetPhase::Waiting | SetPhase::Paused);
+    !is_held || report.images.iter().any(|image| image.phase != ImagePhase::Pending)
+}
+
+fn report_of(
+    image: &SetImage,
+    state: Option<&TaskState>,
+    keeps: bool,
+    presence: &ImagePresence,
+    messages_left: &mut usize,
+) -> ImageReport {
+    let SetImage { reference, platform, .. } = image;
+    let report = ImageReport { reference: reference.clone(), platform: platform.clone(), ..ImageReport::default() };
+    match state {
+        None => report,
+        Some(TaskState::Running { bytes, bytes_total }) => {
+            ImageReport { phase: ImagePhase::Pulling, bytes: *bytes, bytes_total: *bytes_total, ..report }
+        }
+        Some(TaskState::Done { at }) => {
+            // A set that keeps its images pulls a removed one again; another one is done with it.
+            let is_removed = presence.is_removed(reference, *at);
+            let phase = if is_removed { ImagePhase::Removed } else { ImagePhase::Present };
+            let message = if is_removed && keeps { "the image was removed; it is pulled again" } else { "" };
+            ImageReport { phase, message: message.to_owned(), ..report }
+        }
+        Some(TaskState::Failed { class, hop, message, .. }) => {
+            let message = shown_to(message, MESSAGE_LENGTH_MAX);
+            let message = if message.len() <= *messages_left { message } else { String::new() };
+            *messages_left -= message.len();
+            ImageReport { phase: ImagePhase::Failed, class: class.clone(), hop: hop.clone(), message, ..report }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

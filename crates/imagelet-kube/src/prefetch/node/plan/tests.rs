@@ -1,0 +1,229 @@
+//! Tables of the decisions of a node.
+
+use std::time::Duration;
+
+use super::*;
+use crate::prefetch::objects::{NodeLimit, PLACES, SetStatus, WaveStatus, testing::set};
+
+/// The input of a plan that owns its parts.
+struct Case {
+    sets: Vec<ImageSet>,
+    labels: BTreeMap<String, String>,
+    states: BTreeMap<TaskKey, TaskState>,
+    presence: ImagePresence,
+    wall: SystemTime,
+    now: Instant,
+}
+
+fn wall() -> SystemTime {
+    // The sets of the tests are from the first of January.
+    SystemTime::UNIX_EPOCH + Duration::from_hours(490_896 + 1)
+}
+
+impl Case {
+    fn of(sets: Vec<ImageSet>) -> Self {
+        Self {
+            sets,
+            labels: BTreeMap::new(),
+            states: BTreeMap::new(),
+            presence: ImagePresence::default(),
+            wall: wall(),
+            now: Instant::now(),
+        }
+    }
+
+    /// With the state of the image at this position of the first set.
+    fn with(mut self, position: usize, state: TaskState) -> Self {
+        let key = key_of(&self.sets[0], &self.sets[0].spec.images[position]);
+        self.states.insert(key, state);
+        self
+    }
+
+    /// With images that a pass a minute ago did not find.
+    fn absent(mut self, references: &[&str]) -> Self {
+        let absent = references.iter().map(|it| (*it).to_owned()).collect();
+        self.presence = ImagePresence { taken_at: Some(self.wall - Duration::from_mins(1)), absent };
+        self
+    }
+
+    fn plan(&self) -> Plan {
+        let Self { sets, labels, states, presence, wall, now } = self;
+        plan(&PlanInput { sets, node: "node-1", labels, states, presence, wall: *wall, now: *now })
+    }
+
+    /// What is pulled next, the phase of the first set, and those of its images.
+    fn outcome(&self) -> (Option<String>, SetPhase, Vec<ImagePhase>) {
+        let plan = self.plan();
+        // Without a report a node counts as waiting.
+        let report = plan.report.into_iter().next().unwrap_or_default();
+        let phases = report.images.iter().map(|image| image.phase).collect();
+        (plan.next.map(|task| task.key.image.reference), report.phase, phases)
+    }
+}
+
+fn done() -> TaskState {
+    TaskState::Done { at: wall() - Duration::from_mins(10) }
+}
+
+fn running() -> TaskState {
+    TaskState::Running { bytes: Some(5), bytes_total: Some(10) }
+}
+
+fn failed(retry_at: Instant) -> TaskState {
+    TaskState::Failed { class: "forbidden".into(), hop: "token".into(), message: "denied".into(), retry_at }
+}
+
+#[tokio::test(start_paused = true)]
+async fn images_are_pulled_in_order_one_at_a_time_and_failed_ones_after_the_rest() {
+    use ImagePhase::{Failed, Pending, Present, Pulling};
+    let now = Instant::now();
+    let later = now + Duration::from_mins(1);
+    let case = || Case::of(vec![set("web", &["a:1", "b:1"])]);
+    for (case, expected) in [
+        (case(), (Some("a:1"), SetPhase::Pulling, [Pending, Pending])),
+        (case().with(0, running()), (None, SetPhase::Pulling, [Pulling, Pending])),
+        (case().with(0, done()), (Some("b:1"), SetPhase::Pulling, [Present, Pending])),
+        (case().with(0, failed(now)), (Some("b:1"), SetPhase::Pulling, [Failed, Pending])),
+        (case().with(0, failed(now)).with(1, done()), (Some("a:1"), SetPhase::Failed, [Failed, Present])),
+        (case().with(0, failed(later)).with(1, done()), (None, SetPhase::Failed, [Failed, Present])),
+        (case().with(0, failed(now)).with(1, running()), (None, SetPhase::Pulling, [Failed, Pulling])),
+        (case().with(0, done()).with(1, done()), (None, SetPhase::Ready, [Present, Present])),
+    ] {
+        let (next, phase, images) = case.outcome();
+        assert_eq!(
+            (next.as_deref(), phase, &images[..]),
+            (expected.0, expected.1, &expected.2[..]),
+            "{:?}",
+            case.states
+        );
+    }
+    assert_eq!(case().with(0, failed(later)).with(1, done()).plan().retry_at, Some(later));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removed_image_is_pulled_again_where_it_is_kept_and_is_done_with_otherwise() {
+    let case = |keep: bool| {
+        let mut set = set("web", &["a:1"]);
+        set.spec.keep = keep;
+        Case::of(vec![set]).with(0, done())
+    };
+    assert_eq!(case(false).absent(&["a:1"]).outcome(), (None, SetPhase::Ready, vec![ImagePhase::Removed]));
+    let kept = case(true).absent(&["a:1"]).outcome();
+    assert_eq!(kept, (Some("a:1".to_owned()), SetPhase::Pulling, vec![ImagePhase::Removed]));
+    assert_eq!(case(true).absent(&["b:1"]).outcome().0, None);
+    // The pass is older than the pull.
+    let mut fresh = case(true).absent(&["a:1"]);
+    fresh = Case { presence: fresh.presence.clone(), ..fresh.with(0, TaskState::Done { at: wall() }) };
+    assert_eq!(fresh.outcome(), (None, SetPhase::Ready, vec![ImagePhase::Present]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_begins_nothing_before_its_turn_while_it_is_paused_and_after_its_deadline() {
+    let limited = |cut: Option<u64>, generation: u64| {
+        let mut set = set("web", &["a:1"]);
+        set.spec.max_concurrent_nodes = Some(NodeLimit::Count(1));
+        let wave = cut.map(|cut| WaveStatus { cut });
+        set.status = SetStatus { observed_generation: generation, wave, ..SetStatus::default() };
+        set
+    };
+    let with = |change: fn(&mut ImageSet)| {
+        let mut set = set("web", &["a:1"]);
+        change(&mut set);
+        set
+    };
+    for (set, next, phase) in [
+        (limited(None, 0), None, SetPhase::Waiting),
+        (limited(Some(0), 1), None, SetPhase::Waiting),
+        (limited(Some(PLACES), 0), None, SetPhase::Waiting),
+        (limited(Some(PLACES), 1), Some("a:1"), SetPhase::Pulling),
+        (with(|set| set.spec.paused = true), None, SetPhase::Waiting),
+        (with(|set| set.spec.deadline = "1h".parse().ok()), None, SetPhase::Expired),
+        (with(|set| set.spec.deadline = "61m".parse().ok()), Some("a:1"), SetPhase::Pulling),
+    ] {
+        let case = Case::of(vec![set]);
+        let (found, found_phase, _) = case.outcome();
+        assert_eq!((found.as_deref(), found_phase), (next, phase), "{:?}", case.sets[0]);
+        // What is there is there.
+        let ready = Case::of(case.sets).with(0, done());
+        assert_eq!(ready.outcome().1, SetPhase::Ready);
+        // A pull that runs goes on, and what failed is not tried again.
+        let failed = Case::of(ready.sets.clone()).with(0, failed(Instant::now()));
+        assert_eq!(failed.outcome().0.is_some(), next.is_some());
+        assert_eq!(Case::of(ready.sets).with(0, running()).outcome().1, SetPhase::Pulling);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_without_the_labels_pulls_pins_and_reports_nothing() {
+    let mut set = set("web", &["a:1"]);
+    set.spec.keep = true;
+    set.spec.node_selector = BTreeMap::from([("pool".to_owned(), "gpu".to_owned())]);
+    let case = Case::of(vec![set]);
+    assert_eq!(case.plan(), Plan::default());
+    let labels = BTreeMap::from([("pool".to_owned(), "gpu".to_owned())]);
+    let plan = Case { labels, ..case }.plan();
+    assert!(plan.next.is_some() && plan.report.len() == 1);
+    assert_eq!(plan.pins, [SetPin { reference: "a:1".into(), owner: "ImageSet shop/web".into() }]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn images_are_pinned_from_the_start_and_while_the_set_is_paused() {
+    let mut kept = set("web", &["b:1", "a:1"]);
+    kept.spec.keep = true;
+    kept.spec.paused = true;
+    let plan = Case::of(vec![kept, set("other", &["c:1"])]).plan();
+    let pinned: Vec<&str> = plan.pins.iter().map(|pin| pin.reference.as_str()).collect();
+    assert_eq!(pinned, ["a:1", "b:1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_generation_pulls_again_under_always_only() {
+    let mut first = set("web", &["a:1"]);
+    for (policy, pulls_again) in [(SetPullPolicy::Always, true), (SetPullPolicy::IfNotPresent, false)] {
+        first.spec.pull_policy = policy;
+        let case = Case::of(vec![first.clone()]).with(0, done());
+        assert_eq!(case.outcome().0, None);
+        let mut second = first.clone();
+        second.generation = 2;
+        let case = Case { sets: vec![second], ..case };
+        assert_eq!(case.outcome().0.is_some(), pulls_again, "{policy:?}");
+        let reports = Case::of(vec![first.clone()]).with(0, done()).plan().report;
+        assert_eq!(restored(&case.sets, &reports).is_empty(), pulls_again, "{policy:?}");
+        assert_eq!(restored(&[first.clone()], &reports).len(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_starts_takes_over_what_was_fetched_and_nothing_else() {
+    let set = set("web", &["a:1", "b:1", "c:1", "d:1"]);
+    let case = Case::of(vec![set.clone()]).with(0, done()).with(1, failed(Instant::now())).with(2, done());
+    let report = case.absent(&["c:1"]).plan().report;
+    let states = restored(std::slice::from_ref(&set), &report);
+    let found: Vec<&str> = states.keys().map(|key| key.image.reference.as_str()).collect();
+    assert_eq!(found, ["a:1", "c:1"]);
+    let mut other = set;
+    other.uid = "another".into();
+    assert!(restored(&[other], &report).is_empty(), "a set that was created again is another one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_is_bounded_in_sets_and_in_messages() {
+    let now = Instant::now();
+    let names: Vec<String> = (0..64).map(|at| format!("app:{at}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let sets: Vec<ImageSet> = (0..140).map(|at| set(&format!("set-{at:03}"), &names)).collect();
+    let mut case = Case::of(sets);
+    for set in &case.sets {
+        for image in &set.spec.images {
+            let message = "denied ".repeat(100);
+            let state = TaskState::Failed { class: "c".into(), hop: "h".into(), message, retry_at: now };
+            case.states.insert(key_of(set, image), state);
+        }
+    }
+    let report = case.plan().report;
+    assert_eq!(report.len(), REPORTED_SETS_MAX);
+    let messages = report.iter().flat_map(|set| &set.images).map(|image| image.message.len());
+    assert!(messages.clone().sum::<usize>() <= MESSAGES_LENGTH_MAX);
+    assert_eq!(messages.max(), Some(MESSAGE_LENGTH_MAX));
+    assert!(serde_json::to_vec(&report).unwrap().len() < 1_400_000, "an object of the API has 1.5 MB at most");
+}

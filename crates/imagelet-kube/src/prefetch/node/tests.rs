@@ -1,0 +1,218 @@
+//! The agent of a node against an API server, on a clock that does not wait.
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::{
+    prefetch::testing::{FakeNode, GROUP, NODES, REPORTS, SETS},
+    testing::{ApiFault, FakeApi, FakeApiOptions},
+};
+
+struct TestAgent {
+    fake: FakeApi,
+    node: FakeNode,
+    agent: Option<JoinHandle<()>>,
+}
+
+impl TestAgent {
+    async fn start(node: FakeNode) -> Self {
+        let fake = FakeApi::start(FakeApiOptions::default()).await;
+        fake.install(GROUP);
+        fake.put(NODES, json!({"metadata": {"name": "node-1", "labels": {"pool": "gpu"}}}));
+        let mut test = Self { fake, node, agent: None };
+        test.restart();
+        test
+    }
+
+    fn restart(&mut self) {
+        self.stop();
+        let client = ApiClient::connected(self.fake.client());
+        let agent = PrefetchAgent::connected(client, "node-1", Arc::new(self.node.clone()));
+        self.agent = Some(tokio::spawn(async move { agent.run().await }));
+    }
+
+    fn stop(&mut self) {
+        if let Some(agent) = self.agent.take() {
+            agent.abort();
+        }
+    }
+
+    fn apply(&self, name: &str, spec: &Value) {
+        self.fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": name}, "spec": spec}));
+    }
+
+    fn report(&self) -> Value {
+        self.fake.object(REPORTS, "", "node-1").unwrap_or_default()
+    }
+
+    fn phase(&self) -> String {
+        self.report()["sets"][0]["phase"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Requests besides the watches, which each begin anew after some minutes.
+    fn requests(&self) -> usize {
+        self.fake.requests().iter().filter(|request| !request.contains("watch=true")).count()
+    }
+
+    fn writes(&self) -> usize {
+        self.fake
+            .requests()
+            .iter()
+            .filter(|request| request.starts_with("PATCH ") && request.contains("nodeimages"))
+            .count()
+    }
+}
+
+async fn seconds(seconds: u64) {
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+}
+
+fn images(references: &[&str]) -> Value {
+    references.iter().map(|reference| json!({"reference": reference})).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_images_of_a_set_are_fetched_and_reported_in_two_writes() {
+    let test = TestAgent::start(FakeNode::taking(Duration::from_secs(1))).await;
+    test.apply("web", &json!({"images": images(&["a:1", "b:1", "c:1"])}));
+    seconds(60).await;
+    assert_eq!(test.node.asked(), ["a:1", "b:1", "c:1"]);
+    assert_eq!(test.phase(), "Ready");
+    let report = test.report();
+    assert_eq!(report["sets"][0]["images"][0], json!({"reference": "a:1", "phase": "Present"}));
+    assert_eq!((&report["sets"][0]["kind"], &report["sets"][0]["name"]), (&json!("ImageSet"), &json!("web")));
+    assert!(test.writes() <= 2, "{:?}", test.fake.requests());
+    let requests = test.requests();
+    seconds(200).await;
+    assert_eq!(test.requests(), requests, "an agent whose sets are ready asks and writes nothing");
+    let request = &test.node.requests()[0];
+    assert_eq!(request.caller, Caller::Prefetch { own_credentials: false });
+    assert_eq!((request.priority, request.secrets.len()), (i32::MIN, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pins_follow_the_sets_and_end_with_them() {
+    let test = TestAgent::start(FakeNode::default()).await;
+    test.apply("web", &json!({"images": images(&["a:1"]), "keep": true}));
+    test.apply("other", &json!({"images": images(&["b:1"]), "keep": true, "nodeSelector": {"pool": "cpu"}}));
+    seconds(20).await;
+    assert_eq!(test.node.pins(), ["a:1 by ImageSet shop/web"]);
+    test.fake.put(NODES, json!({"metadata": {"name": "node-1", "labels": {"pool": "cpu"}}}));
+    seconds(20).await;
+    assert_eq!(test.node.pins(), ["a:1 by ImageSet shop/web", "b:1 by ImageSet shop/other"]);
+    test.fake.delete(SETS, "shop", "web");
+    seconds(20).await;
+    assert_eq!(test.node.pins(), ["b:1 by ImageSet shop/other"]);
+    assert_eq!(test.report()["sets"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_secret_is_read_from_the_namespace_of_its_set_and_a_missing_one_is_the_images_failure() {
+    let test = TestAgent::start(FakeNode::default()).await;
+    let spec = json!({"images": [{"reference": "a:1", "pullSecret": "login"}, {"reference": "b:1"}]});
+    test.apply("web", &spec);
+    seconds(20).await;
+    assert_eq!(test.node.asked(), ["b:1"], "the other image does not wait");
+    let image = test.report()["sets"][0]["images"][0].clone();
+    assert_eq!((&image["class"], &image["hop"]), (&json!("credentials-unreadable"), &json!("credentials")));
+    assert!(image["message"].as_str().unwrap().starts_with("cannot read the pull secret `shop/login`"), "{image}");
+    let document = BASE64_STANDARD.encode(r#"{"auths":{"a":{"auth":"hidden"}}}"#);
+    test.fake.put(
+        "/api/v1/secrets",
+        json!({
+            "metadata": {"namespace": "shop", "name": "login"},
+            "type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": document},
+        }),
+    );
+    seconds(120).await;
+    assert_eq!(test.phase(), "Ready");
+    let request = test.node.requests().pop().unwrap();
+    assert_eq!(
+        (request.secrets[0].identity.namespace.as_str(), request.secrets[0].identity.name.as_str()),
+        ("shop", "login")
+    );
+    assert!(!test.report().to_string().contains("hidden"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_image_is_reported_with_its_class_and_tried_again_ever_more_rarely() {
+    let test = TestAgent::start(FakeNode::default()).await;
+    test.node.fail("a:1", Some("forbidden"));
+    test.apply("web", &json!({"images": images(&["a:1"])}));
+    seconds(15).await;
+    assert_eq!(
+        (test.phase().as_str(), &test.report()["sets"][0]["images"][0]["class"]),
+        ("Failed", &json!("forbidden"))
+    );
+    seconds(3600).await;
+    let attempts = test.node.asked().len();
+    assert!((6..=14).contains(&attempts), "{attempts} attempts in an hour");
+    assert!(test.writes() <= 2, "a failure that stays is written once, and not with each attempt: {}", test.writes());
+    test.node.fail("a:1", None);
+    seconds(900 + 20).await;
+    assert_eq!(test.phase(), "Ready");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_restarts_fetches_and_writes_nothing_again() {
+    let mut test = TestAgent::start(FakeNode::default()).await;
+    test.apply("web", &json!({"images": images(&["a:1", "b:1"])}));
+    seconds(30).await;
+    let (asked, writes) = (test.node.asked().len(), test.writes());
+    test.restart();
+    seconds(120).await;
+    assert_eq!((test.node.asked().len(), test.writes()), (asked, writes));
+    // A set that was deleted meanwhile is released.
+    test.stop();
+    test.fake.delete(SETS, "shop", "web");
+    test.restart();
+    seconds(30).await;
+    assert_eq!(test.report()["sets"], json!([]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_api_server_is_away_pins_stay_and_the_report_is_written_afterwards() {
+    let test = TestAgent::start(FakeNode::taking(Duration::from_secs(30))).await;
+    test.apply("web", &json!({"images": images(&["a:1"]), "keep": true}));
+    seconds(10).await;
+    test.fake.plant_lasting(Some(ApiFault::Status(500, "etcd is away".into())));
+    test.fake.cut_connections();
+    seconds(600).await;
+    assert_eq!(test.node.asked(), ["a:1"], "a pull that runs goes on");
+    assert_eq!(test.node.pins(), ["a:1 by ImageSet shop/web"]);
+    let failed = test.fake.requests().len();
+    assert!(failed < 150, "{failed} requests in ten minutes");
+    test.fake.plant_lasting(None);
+    seconds(200).await;
+    assert_eq!(test.phase(), "Ready");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_without_the_kinds_is_asked_rarely_and_used_once_it_has_them() {
+    let fake = FakeApi::start(FakeApiOptions::default()).await;
+    fake.put(NODES, json!({"metadata": {"name": "node-1"}}));
+    let node = FakeNode::default();
+    let agent = PrefetchAgent::connected(ApiClient::connected(fake.client()), "node-1", Arc::new(node.clone()));
+    let agent = tokio::spawn(async move { agent.run().await });
+    seconds(3600).await;
+    let requests = fake.requests().iter().filter(|request| request.contains("imagesets")).count();
+    assert!((40..=130).contains(&requests), "{requests} requests of two watches in an hour");
+    fake.install(GROUP);
+    fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": {"images": images(&["a:1"])}}));
+    seconds(150).await;
+    assert_eq!(node.asked(), ["a:1"]);
+    agent.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_that_ends_cancels_its_pull() {
+    let test = TestAgent::start(FakeNode::taking(Duration::from_hours(1))).await;
+    test.apply("web", &json!({"images": images(&["a:1"])}));
+    seconds(10).await;
+    assert_eq!(test.phase(), "Pulling");
+    test.fake.delete(SETS, "shop", "web");
+    seconds(7200).await;
+    assert_eq!(test.node.asked(), [""; 0]);
+}

@@ -1,0 +1,150 @@
+//! An `ImageSet` or `ClusterImageSet` as it is read: its name, its valid spec, and its status.
+
+use std::{fmt, time::SystemTime};
+
+use imagelet_core::image::Digest;
+use serde::Deserialize;
+
+use super::{
+    metadata::ObjectMetadata,
+    set_scope::SetScope,
+    set_spec::{ImageSetSpec, SetSpecError},
+    set_status::{SetStatus, readable},
+    values::parse_moment,
+};
+use crate::{
+    names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown},
+    watch::WatchedObject,
+};
+
+/// Nodes have places from 0 to this number, which JSON and JavaScript hold exactly.
+pub(crate) const PLACES: u64 = 1 << 52;
+
+/// Kind, namespace and name of a set.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SetName {
+    pub(crate) scope: SetScope,
+    /// Empty for a set of the cluster.
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+impl SetName {
+    /// The path of the object.
+    pub(crate) fn path(&self) -> String {
+        let group = "/apis/imagelet.dev/v1alpha1";
+        match self.scope {
+            SetScope::Namespace => format!("{group}/namespaces/{}/imagesets/{}", self.namespace, self.name),
+            SetScope::Cluster => format!("{group}/clusterimagesets/{}", self.name),
+        }
+    }
+
+    /// Whether both are names of the API.
+    pub(crate) fn is_valid(&self) -> bool {
+        let is_namespaced = self.scope == SetScope::Namespace;
+        is_name(&self.name, NAME_LENGTH_MAX)
+            && is_namespaced != self.namespace.is_empty()
+            && (!is_namespaced || is_name(&self.namespace, NAMESPACE_LENGTH_MAX))
+    }
+}
+
+impl fmt::Display for SetName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.scope {
+            SetScope::Namespace => write!(f, "ImageSet {}/{}", self.namespace, self.name),
+            SetScope::Cluster => write!(f, "ClusterImageSet {}", self.name),
+        }
+    }
+}
+
+/// A set with a valid spec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ImageSet {
+    pub(crate) name: SetName,
+    pub(crate) uid: String,
+    pub(crate) generation: u64,
+    pub(crate) created_at: Option<SystemTime>,
+    pub(crate) spec: ImageSetSpec,
+    pub(crate) status: SetStatus,
+}
+
+/// The object of either kind. The spec is read apart, so that one invalid set does not end the watch of all.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SetObject {
+    pub(super) metadata: ObjectMetadata,
+    spec: serde_json::Value,
+    #[serde(deserialize_with = "readable")]
+    status: SetStatus,
+}
+
+impl SetObject {
+    /// Namespace and name.
+    pub(crate) fn name(&self) -> (&str, &str) {
+        (&self.metadata.namespace, &self.metadata.name)
+    }
+
+    pub(crate) fn uid(&self) -> &str {
+        &self.metadata.uid
+    }
+}
+
+impl WatchedObject for SetObject {
+    fn version(&self) -> &str {
+        &self.metadata.resource_version
+    }
+}
+
+/// Why an object is passed over.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetRejection {
+    /// The API server accepts no such namespace or name.
+    #[error("`{0}` is no name of a set")]
+    Name(String),
+    /// The spec breaks a rule.
+    #[error(transparent)]
+    Spec(#[from] SetSpecError),
+}
+
+impl ImageSet {
+    /// Reads an object; `None`: it is being deleted.
+    pub(crate) fn read(object: &SetObject, scope: SetScope) -> Result<Option<Self>, SetRejection> {
+        let ObjectMetadata { name, namespace, uid, generation, .. } = &object.metadata;
+        let name = SetName { scope, namespace: namespace.clone(), name: name.clone() };
+        if !name.is_valid() {
+            return Err(SetRejection::Name(shown(&name.to_string())));
+        }
+        if object.metadata.deletion_timestamp.is_some() {
+            return Ok(None);
+        }
+        let created_at = object.metadata.creation_timestamp.as_deref().and_then(parse_moment);
+        let spec = ImageSetSpec::read(&object.spec, scope)?;
+        let (uid, generation, status) = (uid.clone(), *generation, object.status.clone());
+        Ok(Some(Self { name, uid, generation, created_at, spec, status }))
+    }
+
+    /// The place of a node in the order of the waves: the same for every process, and another one for each set.
+    pub(crate) fn place_of(&self, node: &str) -> u64 {
+        let digest = Digest::of(format!("{}/{node}", self.uid).as_bytes());
+        u64::from_str_radix(&digest.hex()[..13], 16).unwrap_or_default()
+    }
+
+    /// Whether a node may begin: the status is about this spec, and its cut is above the place of the node.
+    pub(crate) fn admits(&self, node: &str) -> bool {
+        if self.spec.max_concurrent_nodes.is_none() {
+            return true;
+        }
+        let is_current = self.status.observed_generation == self.generation;
+        is_current && self.status.wave.is_some_and(|wave| self.place_of(node) < wave.cut)
+    }
+
+    /// The end of the time in which nodes begin to pull; `None`: there is no end.
+    pub(crate) fn deadline(&self) -> Option<SystemTime> {
+        let lasts = self.spec.deadline?.get();
+        let is_current = self.status.observed_generation == self.generation;
+        let started = self.status.started_at.as_deref().filter(|_| is_current).and_then(parse_moment);
+        // Before the controller has seen a spec, only the first one has a time.
+        started.or(self.created_at.filter(|_| self.generation <= 1)).map(|at| at + lasts)
+    }
+}

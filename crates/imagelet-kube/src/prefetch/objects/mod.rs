@@ -1,0 +1,38 @@
+//! The objects of `imagelet.dev/v1alpha1`: `ImageSet`, `ClusterImageSet` and `NodeImages`.
+
+mod image_set;
+mod known_sets;
+mod metadata;
+mod node_images;
+mod set_scope;
+mod set_spec;
+mod set_status;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+mod values;
+
+#[cfg(test)]
+pub(crate) use self::values::NodeLimit;
+pub use self::{image_set::SetRejection, set_spec::SetSpecError};
+pub(crate) use self::{
+    image_set::{ImageSet, PLACES, SetName, SetObject},
+    known_sets::KnownSets,
+    metadata::{MetadataObject, ObjectMetadata},
+    node_images::{ImagePhase, ImageReport, KnownReports, NodeImages, SetPhase, SetReport},
+    set_scope::SetScope,
+    set_spec::{SetImage, SetPullPolicy},
+    set_status::{Condition, FailureCount, NodeCounts, SetStatus, WaveStatus},
+    values::{moment, parse_moment},
+};
+
+/// The API group with its version.
+pub(crate) const PREFETCH_GROUP: &str = "imagelet.dev/v1alpha1";
+/// The CustomResourceDefinitions, as `kubectl apply -f` takes them.
+pub const CRDS: &str = include_str!("crds.yaml");
+
+/// Most images of one set.
+pub(crate) const IMAGES_MAX: usize = 64;
+/// Most sets of each kind that a process follows.
+pub(crate) const SETS_MAX: usize = 1000;

@@ -1,0 +1,133 @@
+//! `NodeImages`: what one node reports of the sets that select it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{metadata::ObjectMetadata, set_status::NodeCounts};
+use crate::watch::{ObjectCache, WatchedObject};
+
+/// The object, as far as it is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeImages {
+    pub(crate) metadata: ObjectMetadata,
+    pub(crate) sets: Vec<SetReport>,
+}
+
+/// One set on one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct SetReport {
+    pub(crate) kind: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) generation: u64,
+    pub(crate) phase: SetPhase,
+    pub(crate) images: Vec<ImageReport>,
+}
+
+/// One image of a set on one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct ImageReport {
+    pub(crate) reference: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) platform: Option<String>,
+    pub(crate) phase: ImagePhase,
+    /// Compressed bytes that a running pull has received.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes_total: Option<u64>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) class: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) hop: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) message: String,
+}
+
+/// How far a set is on a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) enum SetPhase {
+    /// For its turn.
+    #[default]
+    Waiting,
+    /// By the spec.
+    Paused,
+    /// Images are pulled, or queued for that.
+    Pulling,
+    /// All images were fetched.
+    Ready,
+    /// Some images failed, and are tried again later.
+    Failed,
+    /// The deadline passed before all images were fetched.
+    Expired,
+}
+
+/// How far one image is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) enum ImagePhase {
+    /// Not begun.
+    #[default]
+    Pending,
+    /// A pull runs.
+    Pulling,
+    /// On the node.
+    Present,
+    /// It was fetched, and a collection or an operator removed it since.
+    Removed,
+    /// The last pull failed.
+    Failed,
+}
+
+impl SetPhase {
+    /// Whether the node does nothing more for the set until something changes or a retry is due.
+    pub(crate) fn is_finished(self) -> bool {
+        matches!(self, Self::Ready | Self::Failed | Self::Expired)
+    }
+
+    /// Counts a node in this phase.
+    pub(crate) fn count(self, counts: &mut NodeCounts) {
+        let count = match self {
+            Self::Ready => &mut counts.ready,
+            Self::Pulling => &mut counts.pulling,
+            Self::Failed | Self::Expired => &mut counts.failed,
+            Self::Waiting | Self::Paused => &mut counts.waiting,
+        };
+        *count += 1;
+    }
+}
+
+impl WatchedObject for NodeImages {
+    fn version(&self) -> &str {
+        &self.metadata.resource_version
+    }
+}
+
+/// The reports of all nodes, by the name of the node.
+#[derive(Debug, Default)]
+pub(crate) struct KnownReports {
+    pub(crate) reports: BTreeMap<String, NodeImages>,
+}
+
+impl ObjectCache for KnownReports {
+    type Object = NodeImages;
+
+    fn replace(&mut self, objects: Vec<NodeImages>) -> bool {
+        self.reports = objects.into_iter().map(|object| (object.metadata.name.clone(), object)).collect();
+        true
+    }
+
+    fn change(&mut self, object: &NodeImages) -> bool {
+        self.reports.insert(object.metadata.name.clone(), object.clone());
+        true
+    }
+
+    fn remove(&mut self, object: &NodeImages) -> bool {
+        self.reports.remove(&object.metadata.name).is_some()
+    }
+}

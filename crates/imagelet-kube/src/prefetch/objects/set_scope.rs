@@ -1,0 +1,34 @@
+//! The two kinds of set: of a namespace, and of the cluster.
+
+use crate::watch::Collection;
+
+/// Which of the two kinds a set is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum SetScope {
+    /// `ImageSet`: images of one namespace, with its pull secrets.
+    Namespace,
+    /// `ClusterImageSet`: images of the cluster, with the credentials of each node.
+    Cluster,
+}
+
+impl SetScope {
+    /// Both.
+    pub(crate) const ALL: [Self; 2] = [Self::Namespace, Self::Cluster];
+
+    /// The kind of its objects.
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Self::Namespace => "ImageSet",
+            Self::Cluster => "ClusterImageSet",
+        }
+    }
+
+    /// All objects of this kind.
+    pub(crate) fn collection(self) -> Collection {
+        let (name, path) = match self {
+            Self::Namespace => ("image sets", "/apis/imagelet.dev/v1alpha1/imagesets"),
+            Self::Cluster => ("image sets of the cluster", "/apis/imagelet.dev/v1alpha1/clusterimagesets"),
+        };
+        Collection { name, path, selector: String::new(), is_metadata: false }
+    }
+}

@@ -1,0 +1,176 @@
+//! The spec of a set, and the rules that a valid one keeps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use imagelet_core::{
+    image::{Platform, Reference, shown_name},
+    manager::PullPolicy,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    IMAGES_MAX,
+    set_scope::SetScope,
+    values::{NodeLimit, SetDuration},
+};
+use crate::names::{NAME_LENGTH_MAX, is_name, shown};
+
+/// The longest reference.
+pub(super) const REFERENCE_LENGTH_MAX: usize = 1024;
+/// The longest text of a platform.
+pub(super) const PLATFORM_LENGTH_MAX: usize = 64;
+/// Most labels of a node selector, and the longest of their texts.
+pub(super) const LABELS_MAX: usize = 32;
+pub(super) const LABEL_LENGTH_MAX: usize = 317;
+
+/// What a set asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct ImageSetSpec {
+    pub(crate) images: Vec<SetImage>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) node_selector: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) keep: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) max_concurrent_nodes: Option<NodeLimit>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) deadline: Option<SetDuration>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ttl_after_finished: Option<SetDuration>,
+    #[serde(default)]
+    pub(crate) paused: bool,
+    #[serde(default)]
+    pub(crate) pull_policy: SetPullPolicy,
+}
+
+/// One image of a set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct SetImage {
+    pub(crate) reference: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pull_secret: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) platform: Option<String>,
+}
+
+/// When a node pulls an image of a set; `Never` would be a set without a purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) enum SetPullPolicy {
+    /// Once for each generation of the spec.
+    Always,
+    /// When it is absent.
+    #[default]
+    IfNotPresent,
+}
+
+impl SetPullPolicy {
+    pub(crate) fn for_pull(self) -> PullPolicy {
+        match self {
+            Self::Always => PullPolicy::Always,
+            Self::IfNotPresent => PullPolicy::IfNotPresent,
+        }
+    }
+}
+
+/// The rule that a spec breaks.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetSpecError {
+    /// Not the fields of a spec.
+    #[error("spec: {0}")]
+    Fields(String),
+    /// More, or fewer, than there may be.
+    #[error("spec.{field} has {count} items; there may be {min} to {max}")]
+    Count {
+        /// The field.
+        field: &'static str,
+        /// How many it has.
+        count: usize,
+        /// The least number.
+        min: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// An image is invalid.
+    #[error("spec.images[{position}].{field}: {why}")]
+    Image {
+        /// Its position, from 0.
+        position: usize,
+        /// The field.
+        field: &'static str,
+        /// The rule.
+        why: String,
+    },
+    /// A label is too long or has control characters.
+    #[error("spec.nodeSelector: `{0}` is no label")]
+    Label(String),
+}
+
+impl ImageSetSpec {
+    /// Reads a spec and checks it.
+    pub(crate) fn read(spec: &serde_json::Value, scope: SetScope) -> Result<Self, SetSpecError> {
+        let spec = Self::deserialize(spec).map_err(|error| SetSpecError::Fields(shown(&error.to_string())))?;
+        spec.check(scope)?;
+        Ok(spec)
+    }
+
+    fn check(&self, scope: SetScope) -> Result<(), SetSpecError> {
+        let within = |field, count, min, max| {
+            let error = SetSpecError::Count { field, count, min, max };
+            (min..=max).contains(&count).then_some(()).ok_or(error)
+        };
+        within("images", self.images.len(), 1, IMAGES_MAX)?;
+        within("nodeSelector", self.node_selector.len(), 0, LABELS_MAX)?;
+        let mut seen = BTreeSet::new();
+        for (position, image) in self.images.iter().enumerate() {
+            let failed = |field, why: String| SetSpecError::Image { position, field, why };
+            image.check(scope).map_err(|(field, why)| failed(field, why))?;
+            if !seen.insert((&image.reference, &image.platform)) {
+                let why = format!("`{}` is listed twice for one platform", shown(&image.reference));
+                return Err(failed("reference", why));
+            }
+        }
+        let is_label = |text: &String| text.len() <= LABEL_LENGTH_MAX && !text.chars().any(char::is_control);
+        match self.node_selector.iter().find(|(key, value)| key.is_empty() || !is_label(key) || !is_label(value)) {
+            Some((key, value)) => Err(SetSpecError::Label(shown(&format!("{key}={value}")))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a node with these labels is selected.
+    pub(crate) fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+    }
+}
+
+impl SetImage {
+    fn check(&self, scope: SetScope) -> Result<(), (&'static str, String)> {
+        let Self { reference, pull_secret, platform } = self;
+        if reference.len() > REFERENCE_LENGTH_MAX {
+            let length = reference.len();
+            return Err(("reference", format!("the name has {length} bytes; the limit is {REFERENCE_LENGTH_MAX}")));
+        }
+        if let Err(error) = reference.parse::<Reference>() {
+            return Err(("reference", format!("`{}`: {error}", shown(&shown_name(reference)))));
+        }
+        if let Some(secret) = pull_secret {
+            if scope == SetScope::Cluster {
+                let why =
+                    "a ClusterImageSet is pulled with the credentials of the node; only an ImageSet has pull secrets";
+                return Err(("pullSecret", why.to_owned()));
+            }
+            if !is_name(secret, NAME_LENGTH_MAX) {
+                return Err(("pullSecret", format!("`{}` is no name of a secret", shown(secret))));
+            }
+        }
+        match platform.as_deref().map(str::parse::<Platform>) {
+            Some(Err(error)) => Err(("platform", shown(&error.to_string()))),
+            Some(Ok(_)) if platform.as_ref().is_some_and(|text| text.len() > PLATFORM_LENGTH_MAX) => {
+                Err(("platform", format!("the text is longer than {PLATFORM_LENGTH_MAX} bytes")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
