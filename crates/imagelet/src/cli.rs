@@ -1,5 +1,6 @@
 //! The command line: commands and flags, and which combinations are refused.
 
+mod cluster;
 mod help;
 mod image_filter;
 mod install;
@@ -19,6 +20,7 @@ use imagelet_core::{
 };
 
 pub(crate) use self::{
+    cluster::{ClusterAccess, ControllerArgs, PrefetchCommand},
     help::command,
     image_filter::{FilteredImage, ImageFilter},
     install::{InstallArgs, Role},
@@ -239,6 +241,11 @@ pub(crate) enum Command {
         #[arg(long)]
         once: bool,
     },
+    /// Prefetch images on the nodes of a cluster: create, show and delete `ImageSet` objects.
+    #[command(subcommand)]
+    Prefetch(PrefetchCommand),
+    /// Run the controller of prefetch in a cluster: waves of nodes, counts, deletion of finished sets.
+    Controller(ControllerArgs),
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -289,6 +296,11 @@ impl Command {
             Self::Events(arguments) => arguments.format.as_ref(),
             _ => None,
         }
+    }
+
+    /// Whether it runs until it is stopped, and logs as a service does.
+    pub(crate) fn is_daemon(&self) -> bool {
+        matches!(self, Self::Serve(_) | Self::Controller(_))
     }
 
     /// What this command does to a store.

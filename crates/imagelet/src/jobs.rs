@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest, RunLevel};
+use imagelet_kube::PrefetchAgent;
 use tokio::{
     sync::{Mutex, Notify},
     task::JoinSet,
@@ -10,9 +11,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::{CollectionMode, Settings},
+    config::{CollectionMode, KubernetesSettings, Settings},
     failure::Failure,
-    node::{FolderWatch, LocalNode, collect, import_arrivals, sample_disk},
+    node::{FolderWatch, LocalNode, PrefetchTarget, collect, import_arrivals, sample_disk},
 };
 
 /// How often a disabled collection checks whether it is still disabled.
@@ -63,6 +64,16 @@ impl Jobs {
         };
         tasks.spawn(run(clock(|_| SCAN_PERIOD), job));
         if let Some(agent) = node.parts.agent.clone() {
+            let stop = stop.clone();
+            tasks.spawn(async move {
+                tokio::select! {
+                    () = agent.run() => {}
+                    () = stop.cancelled() => {}
+                }
+            });
+        }
+        if let Some(KubernetesSettings { access, node: name }) = &node.settings().kubernetes {
+            let agent = PrefetchAgent::new(access.clone(), name, Arc::new(PrefetchTarget::new(node)));
             let stop = stop.clone();
             tasks.spawn(async move {
                 tokio::select! {

@@ -68,12 +68,12 @@ fn main() -> ExitCode {
         start_with_bounded_heap(&arguments);
     }
     secret_hygiene::hide_login(&arguments, &cli, &environment);
-    log::start(&environment, matches!(cli.command, Command::Serve(_)));
+    log::start(&environment, cli.command.is_daemon());
     let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,
         Err(error) => return report(&failure::Failure::of(&error)),
     };
-    let is_daemon = matches!(cli.command, Command::Serve(_));
+    let is_daemon = cli.command.is_daemon();
     let outcome = runtime.block_on(commands::run(cli, environment));
     if is_daemon {
         // Bounds the exit: a thread that unpacks or waits for the disk ends with the process.

@@ -13,6 +13,8 @@ mod node;
 mod objects;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use commands::{PrefetchApi, SetDocument, SetDocumentError, SetRow};
 pub use controller::PrefetchController;

@@ -5,12 +5,13 @@ use clap::CommandFactory as _;
 use super::Cli;
 
 /// The commands of the first screen in groups, for `imagelet -h`; `--help` describes each.
-const GROUPS: [(&str, &[&str]); 6] = [
+const GROUPS: [(&str, &[&str]); 7] = [
     ("Images", &["pull", "ensure", "ls", "inspect", "df", "rm", "untag", "verify"]),
     ("Keep and collect", &["gc", "pin", "unpin", "pins"]),
     ("Files", &["mount", "unmount", "export", "import"]),
     ("Registries", &["login", "logout", "doctor"]),
     ("What happened", &["events", "why", "status", "top"]),
+    ("Cluster", &["prefetch", "controller"]),
     ("Daemon and shell", &["serve", "install", "config", "completions", "version"]),
 ];
 
@@ -20,7 +21,7 @@ const OPTIONS: &str = "Options of all commands, before or after the name (`COMMA
     --timeout DURATION, --lock-timeout DURATION, -h, --help; -V, --version";
 
 /// An example of each command.
-const EXAMPLES: [(&str, &str); 29] = [
+const EXAMPLES: [(&str, &str); 34] = [
     ("serve", "imagelet serve --config /etc/imagelet/config.yaml"),
     ("install", "imagelet install --role between --dry-run"),
     ("pull", "imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36"),
@@ -46,6 +47,11 @@ const EXAMPLES: [(&str, &str); 29] = [
     ("doctor", "imagelet doctor registry.example/app:v1"),
     ("status", "imagelet status -v"),
     ("top", "imagelet top --once -o json"),
+    ("prefetch apply", "imagelet prefetch apply -f images.yaml"),
+    ("prefetch status", "imagelet prefetch status -n shop"),
+    ("prefetch rm", "imagelet prefetch rm -n shop web"),
+    ("prefetch crds", "imagelet prefetch crds | kubectl apply -f -"),
+    ("controller", "imagelet controller --kubeconfig /etc/kubernetes/admin.conf"),
     ("config check", "imagelet config check /etc/imagelet/config.yaml"),
     ("config show", "imagelet config show --config /etc/imagelet/config.yaml"),
     ("completions", "source <(imagelet completions bash)"),

@@ -1,5 +1,6 @@
 //! Runs each command of the command line on a node and prints the result.
 
+mod cluster;
 mod collect;
 mod completion;
 mod configuration;
@@ -42,6 +43,13 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         Command::Serve(arguments) => {
             serve::serve(arguments, cli.global, environment).await?;
             Ok(ExitCode::SUCCESS)
+        }
+        Command::Prefetch(command) => cluster::run_prefetch(command, &environment, format).await,
+        Command::Controller(arguments) => {
+            tokio::select! {
+                ended = cluster::run_controller(arguments, &environment) => ended.map(|()| ExitCode::SUCCESS),
+                _ = interrupted() => Ok(ExitCode::SUCCESS),
+            }
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format).await,
         Command::Install(arguments) => crate::install::run(arguments, &environment, format).await,
@@ -145,6 +153,8 @@ async fn run_on(
         Command::Top { once } => top::top(node, once, has_color, format).await,
         Command::Status { verbose } => status::status(node, verbose, format).await,
         Command::Serve(_)
+        | Command::Prefetch(_)
+        | Command::Controller(_)
         | Command::Config(_)
         | Command::Install(_)
         | Command::Doctor(_)

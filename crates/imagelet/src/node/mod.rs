@@ -16,6 +16,7 @@ mod gc;
 mod images;
 mod local;
 mod overview;
+mod prefetch;
 mod pulls;
 mod remote;
 mod status;
@@ -44,6 +45,7 @@ pub(crate) use images::{
 };
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use overview::sample_disk;
+pub(crate) use prefetch::PrefetchTarget;
 pub(crate) use pulls::PullTracker;
 pub(crate) use remote::{Probed, RemoteNode};
 

@@ -1,0 +1,124 @@
+//! The rights below deploy/: they permit each request of agents and controller, and nothing besides.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::{
+    PrefetchAgent, PrefetchController,
+    testing::{FakeNode, GROUP, NODES, REPORTS, SETS},
+};
+use crate::{
+    ApiClient,
+    testing::{FakeApi, FakeApiOptions},
+};
+
+/// Group, resource and verb.
+type Right = (String, String, String);
+
+/// What the role of this name grants.
+fn granted(role: &str) -> BTreeSet<Right> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prefetch-rbac.yaml");
+    let text = std::fs::read_to_string(path).unwrap();
+    let documents = text.split("\n---\n").map(|text| serde_saphyr::from_str::<Value>(text).expect("it is YAML"));
+    let is_role = |it: &Value| it["metadata"]["name"] == role && it["rules"].is_array();
+    let role = documents.into_iter().find(is_role).unwrap_or_else(|| panic!("no role `{role}`"));
+    let list = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let mut rights = BTreeSet::new();
+    for rule in role["rules"].as_array().unwrap() {
+        for group in list(&rule["apiGroups"]) {
+            for resource in list(&rule["resources"]) {
+                rights.extend(list(&rule["verbs"]).into_iter().map(|verb| (group.clone(), resource.clone(), verb)));
+            }
+        }
+    }
+    rights
+}
+
+/// The rights that a request takes, as the API server sees it.
+fn needed(request: &str) -> Vec<Right> {
+    let (method, place) = request.split_once(' ').unwrap();
+    let (path, query) = place.split_once('?').unwrap_or((place, ""));
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    let (group, rest) = match &parts[..] {
+        ["api", _, rest @ ..] => ("", rest),
+        ["apis", group, _, rest @ ..] => (*group, rest),
+        _ => panic!("{request}"),
+    };
+    let rest = match rest {
+        ["namespaces", _, rest @ ..] => rest,
+        rest => rest,
+    };
+    let (resource, has_name) = match rest {
+        [resource] => ((*resource).to_owned(), false),
+        [resource, _] => ((*resource).to_owned(), true),
+        [resource, _, part] => (format!("{resource}/{part}"), true),
+        _ => panic!("{request}"),
+    };
+    let is_status = resource.contains('/');
+    let verbs: &[&str] = match (method, has_name) {
+        ("GET", true) => &["get"],
+        ("GET", false) if query.contains("watch=true") => &["watch"],
+        ("GET", false) => &["list"],
+        ("POST", _) => &["create"],
+        ("PUT", _) => &["update"],
+        // An apply creates what is absent; the status of an absent object it does not.
+        ("PATCH", _) if is_status => &["patch"],
+        ("PATCH", _) => &["patch", "create"],
+        ("DELETE", _) => &["delete"],
+        _ => panic!("{request}"),
+    };
+    verbs.iter().map(|verb| (group.to_owned(), resource.clone(), (*verb).to_owned())).collect()
+}
+
+fn rights_of(requests: &[String]) -> BTreeSet<Right> {
+    requests.iter().flat_map(|request| needed(request)).collect()
+}
+
+async fn seconds(seconds: u64) {
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besides() {
+    let fake = FakeApi::start(FakeApiOptions::default()).await;
+    fake.install(GROUP);
+    fake.put(NODES, json!({"metadata": {"name": "node-1"}}));
+    let spec =
+        json!({"images": [{"reference": "a:1", "pullSecret": "login"}], "ttlAfterFinished": "1ms", "deadline": "1ms"});
+    fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": "short"}, "spec": spec}));
+    let spec = json!({"images": [{"reference": "a:1", "pullSecret": "login"}]});
+    fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec}));
+    let client = || ApiClient::connected(fake.client());
+    let agent = PrefetchAgent::connected(client(), "node-1", Arc::new(FakeNode::default()));
+    let agent = tokio::spawn(async move { agent.run().await });
+    seconds(30).await;
+    agent.abort();
+    let of_agent = rights_of(&fake.requests());
+    assert_eq!(of_agent, granted("imagelet-prefetch-agent"));
+
+    let before = fake.requests().len();
+    fake.put(REPORTS, json!({"metadata": {"name": "node-gone"}}));
+    let of_cluster = "/apis/imagelet.dev/v1alpha1/clusterimagesets";
+    let spec = json!({"images": [{"reference": "a:1"}], "ttlAfterFinished": "1ms", "deadline": "1ms"});
+    fake.put(of_cluster, json!({"metadata": {"name": "base"}, "spec": spec}));
+    let controller = PrefetchController::connected(client(), "kube-system", "test");
+    let controller = tokio::spawn(async move { controller.run().await });
+    seconds(200).await;
+    controller.abort();
+    let of_controller = rights_of(&fake.requests()[before..]);
+    let all = granted("imagelet-prefetch-controller");
+    assert_eq!(of_controller, all.union(&granted("imagelet-controller")).cloned().collect());
+}
+
+#[test]
+fn the_page_has_the_roles_of_the_file() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let [page, file] = ["docs/prefetch.md", "deploy/prefetch-rbac.yaml"]
+        .map(|path| std::fs::read_to_string(format!("{folder}/{path}")).unwrap());
+    let roles = page.split("```yaml\n").find(|block| block.contains("kind: ClusterRole")).unwrap();
+    let roles = roles.split("```").next().unwrap();
+    assert!(file.starts_with(roles), "docs/prefetch.md and deploy/prefetch-rbac.yaml differ");
+}

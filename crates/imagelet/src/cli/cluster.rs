@@ -1,0 +1,70 @@
+//! The arguments of the commands for a cluster: `prefetch` and `controller`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// How the API server is reached.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ClusterAccess {
+    /// Reach the API server by this kubeconfig. Without it, by the service account of the pod that imagelet runs in, or by
+    /// `~/.kube/config`. The variable KUBECONFIG stands for it.
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", hide_env = true)]
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+/// Sets of images that the nodes of a cluster fetch: `ImageSet` and `ClusterImageSet` objects.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PrefetchCommand {
+    /// Create or change sets.
+    Apply {
+        /// Sets in YAML or JSON, any number in a file; `-` reads stdin.
+        #[arg(short, long = "file", value_name = "SET.yaml", required = true)]
+        files: Vec<PathBuf>,
+        /// The namespace of sets that name none.
+        #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
+        namespace: String,
+        #[command(flatten)]
+        access: ClusterAccess,
+    },
+    /// Show sets: how many nodes are ready, and the first failures of each class.
+    Status {
+        /// Only sets of this name.
+        #[arg(value_name = "NAME")]
+        name: Option<String>,
+        /// Only sets of this namespace, and those of the cluster.
+        #[arg(short, long, value_name = "NAMESPACE")]
+        namespace: Option<String>,
+        #[command(flatten)]
+        access: ClusterAccess,
+    },
+    /// Delete a set. Images that it pinned are collected like others from then on.
+    Rm {
+        /// The name of the set.
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Its namespace.
+        #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
+        namespace: String,
+        /// It is a `ClusterImageSet`.
+        #[arg(long, conflicts_with = "namespace")]
+        cluster: bool,
+        #[command(flatten)]
+        access: ClusterAccess,
+    },
+    /// Print the CustomResourceDefinitions, for `kubectl apply -f -`.
+    Crds,
+}
+
+/// How the controller runs.
+#[derive(Debug, Args)]
+pub(crate) struct ControllerArgs {
+    /// The namespace of the lease by which one of several controllers leads.
+    #[arg(long, value_name = "NAMESPACE", default_value = "kube-system")]
+    pub(crate) namespace: String,
+    /// The name of this controller among all, by default that of the host, which is the name of the pod.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) identity: Option<String>,
+    #[command(flatten)]
+    pub(crate) access: ClusterAccess,
+}

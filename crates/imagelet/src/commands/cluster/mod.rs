@@ -1,0 +1,27 @@
+//! Commands that talk to the API server of a cluster, and to no node.
+
+mod controller;
+mod prefetch;
+
+use imagelet_kube::ApiAccess;
+
+pub(super) use self::{controller::run as run_controller, prefetch::run as run_prefetch};
+use crate::{cli::ClusterAccess, config::Environment, failure::Failure};
+
+/// Kubernetes sets it in each container of a pod.
+const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
+
+/// The way to the API server: a kubeconfig, the service account of this pod, or the user's kubeconfig.
+fn access(given: &ClusterAccess, environment: &Environment) -> Result<ApiAccess, Failure> {
+    if let Some(path) = &given.kubeconfig {
+        return Ok(ApiAccess::Kubeconfig(std::path::absolute(path)?));
+    }
+    if environment.variables.0.iter().any(|(name, _)| name == IN_CLUSTER) {
+        return Ok(ApiAccess::InCluster);
+    }
+    let of_user = environment.home.as_ref().map(|home| home.join(".kube/config")).filter(|path| path.exists());
+    of_user.map(ApiAccess::Kubeconfig).ok_or_else(|| {
+        Failure::new("InvalidArgument", "there is no kubeconfig, and imagelet does not run in a pod")
+            .or_hint("use `--kubeconfig FILE`")
+    })
+}

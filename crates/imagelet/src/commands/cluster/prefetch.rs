@@ -1,0 +1,165 @@
+//! `prefetch`: sets of images from the command line, in the words of the objects.
+
+use std::{path::Path, process::ExitCode};
+
+use imagelet_kube::{ApiError, CRDS, PrefetchApi, SetDocument, SetRow};
+use serde_json::{Value, json};
+
+use super::access;
+use crate::{
+    cli::{Format, PrefetchCommand},
+    commands::{images_write::complain, pull::read_file},
+    config::Environment,
+    failure::Failure,
+    output::{Table, print, printable},
+};
+
+/// The longest file of sets.
+const FILE_LENGTH_MAX: u64 = 1 << 20;
+/// Most documents of one file, and the limits of what YAML makes of them.
+const DOCUMENTS_MAX: usize = 1000;
+const NODES_MAX: usize = 200_000;
+const DEPTH_MAX: usize = 32;
+
+pub(crate) async fn run(
+    command: PrefetchCommand,
+    environment: &Environment,
+    format: Format,
+) -> Result<ExitCode, Failure> {
+    match command {
+        PrefetchCommand::Crds => Ok(print(Format::Table, &(), |out| out.write_all(CRDS.as_bytes()))?),
+        PrefetchCommand::Apply { files, namespace, access: given } => {
+            // All files are read and checked before the first set is sent.
+            let sets = files.iter().map(|file| read(file, &namespace)).collect::<Result<Vec<_>, Failure>>()?.concat();
+            apply(&PrefetchApi::new(access(&given, environment)?), &sets, format).await
+        }
+        PrefetchCommand::Status { name, namespace, access: given } => {
+            let api = PrefetchApi::new(access(&given, environment)?);
+            let rows = api.sets(namespace.as_deref(), name.as_deref()).await.map_err(|error| failed(&error))?;
+            if let (Some(name), true) = (&name, rows.is_empty()) {
+                return Err(Failure::new("NotFound", format!("no set `{}`", printable(name))));
+            }
+            Ok(print(format, &json!({"sets": rows}), |out| {
+                table(&rows, format).write(out).and_then(|()| failures(&rows, out))
+            })?)
+        }
+        PrefetchCommand::Rm { name, namespace, cluster, access: given } => {
+            let api = PrefetchApi::new(access(&given, environment)?);
+            let namespace = Some(namespace.as_str()).filter(|_| !cluster);
+            let shown = match namespace {
+                Some(namespace) => format!("ImageSet {namespace}/{name}"),
+                None => format!("ClusterImageSet {name}"),
+            };
+            let shown = printable(&shown);
+            if !api.remove(namespace, &name).await.map_err(|error| failed(&error))? {
+                return Err(Failure::new("NotFound", format!("no {shown}")));
+            }
+            Ok(print(format, &json!({"removed": [shown]}), |out| writeln!(out, "{shown} removed"))?)
+        }
+    }
+}
+
+async fn apply(api: &PrefetchApi, sets: &[SetDocument], format: Format) -> Result<ExitCode, Failure> {
+    let (mut applied, mut failed_sets) = (Vec::new(), Vec::new());
+    for set in sets {
+        match api.apply(set).await {
+            Ok(()) => applied.push(set.name()),
+            Err(error) => {
+                let failure = failed(&error);
+                complain(&Failure::new(&failure.reason, format!("could not apply {}: {failure}", set.name())));
+                failed_sets.push(json!({"set": set.name(), "failure": failure}));
+            }
+        }
+    }
+    let document = json!({"applied": applied, "failures": failed_sets});
+    print(format, &document, |out| applied.iter().try_for_each(|name| writeln!(out, "{name} applied")))?;
+    Ok(ExitCode::from(u8::from(!failed_sets.is_empty())))
+}
+
+fn read(file: &Path, namespace: &str) -> Result<Vec<SetDocument>, Failure> {
+    let text = read_file(file, FILE_LENGTH_MAX)?;
+    let shown = printable(&file.display().to_string());
+    let documents = parse(&text).map_err(|why| Failure::new("InvalidArgument", format!("`{shown}`: {why}")))?;
+    if documents.is_empty() {
+        return Err(Failure::new("InvalidArgument", format!("`{shown}` has no set")));
+    }
+    let set = |(at, document)| {
+        SetDocument::read(document, namespace).map_err(|error| {
+            let message = format!("`{shown}`, document {}: {error}", at + 1);
+            Failure::new("InvalidArgument", message).or_hint("docs/prefetch.md describes the fields")
+        })
+    };
+    documents.into_iter().enumerate().map(set).collect()
+}
+
+fn parse(text: &str) -> Result<Vec<Value>, String> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: DEPTH_MAX,
+            max_documents: DOCUMENTS_MAX,
+            max_nodes: NODES_MAX,
+            max_aliases: 0,
+            max_anchors: 0,
+        },
+        with_snippet: false,
+        strict_booleans: true,
+    };
+    let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        let line = error.location().map_or(0, |location| location.line());
+        format!("line {line} is no valid YAML without anchors")
+    })?;
+    Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
+}
+
+fn failed(error: &ApiError) -> Failure {
+    let reason = match error {
+        ApiError::Rejected { code: 404, .. } => "NotFound",
+        ApiError::Rejected { code: 401 | 403, .. } => "Forbidden",
+        ApiError::Unreachable(_) | ApiError::Silent(_) => "Unavailable",
+        _ => "Failed",
+    };
+    let failure = Failure::new(reason, error.chain());
+    match reason {
+        "NotFound" => failure.or_hint("install the kinds: `imagelet prefetch crds | kubectl apply -f -`"),
+        "Forbidden" => failure.or_hint("docs/prefetch.md lists the rights"),
+        _ => failure,
+    }
+}
+
+fn table(rows: &[SetRow], format: Format) -> Table {
+    let mut table =
+        Table::new(["KIND", "NAMESPACE", "NAME", "WANTED", "READY", "PULLING", "FAILED", "WAITING", "STATE"])
+            .wide(format == Format::Wide);
+    for row in rows {
+        let namespace = if row.namespace.is_empty() { "-" } else { &row.namespace };
+        let state = if row.complete { "complete" } else { &row.message };
+        let numbers = [row.wanted, row.ready, row.pulling, row.failed, row.waiting].map(|number| number.to_string());
+        let [wanted, ready, pulling, failed, waiting] = &numbers;
+        table.row([row.kind, namespace, &row.name, wanted, ready, pulling, failed, waiting, state]);
+    }
+    table
+}
+
+fn failures(rows: &[SetRow], out: &mut dyn std::io::Write) -> std::io::Result<()> {
+    for row in rows.iter().filter(|row| !row.failures.is_empty()) {
+        let place = if row.namespace.is_empty() { row.name.clone() } else { format!("{}/{}", row.namespace, row.name) };
+        writeln!(out, "\nFailures of {} {place}:", row.kind)?;
+        row.failures.iter().try_for_each(|failure| writeln!(out, "  {}", printable(failure)))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_are_bounded_and_empty_ones_are_skipped() {
+        assert_eq!(parse("---\na: 1\n---\n---\nb: yes\n").unwrap(), [json!({"a": 1}), json!({"b": "yes"})]);
+        assert_eq!(parse("# nothing\n").unwrap(), [] as [Value; 0]);
+        for text in ["a: [", "a: &x 1\nb: *x\n", &"[".repeat(100)] {
+            let why = parse(text).unwrap_err();
+            assert!(why.contains("is no valid YAML"), "{why}");
+        }
+    }
+}

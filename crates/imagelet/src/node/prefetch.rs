@@ -1,0 +1,162 @@
+//! The node as the agent of prefetch sees it: pulls within the watermark of the disk, presence, pins of sets.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    fmt,
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    disks::DiskUse,
+    gc::GcPolicy,
+    image::{ByteSize, ImageSpec, Reference},
+    inventory::PinPattern,
+    manager::{EnsureRequest, PullPolicy},
+    runtime::{ErrorClass, Progress, PullEstimate, Stage},
+};
+use imagelet_kube::{FetchFailure, ImagePresence, PrefetchNode, SetPin};
+
+use super::{gc::pressure, local::LocalNode};
+use crate::failure::Failure;
+
+/// How much larger than its compressed layers an image is assumed to be where the store has not measured any.
+const EXPANSION_ASSUMED: u64 = 3;
+
+/// The image manager of this node, for the agent of prefetch.
+pub(crate) struct PrefetchTarget(Arc<LocalNode>);
+
+impl PrefetchTarget {
+    pub(crate) fn new(node: &Arc<LocalNode>) -> Self {
+        Self(Arc::clone(node))
+    }
+
+    /// Refuses a pull that would raise the disk to a watermark. A present image needs no space.
+    async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
+        let node = &self.0;
+        if request.policy != PullPolicy::Always
+            && let Ok(Some(_)) = node.parts.runtime.status(&ImageSpec::new(&request.image)).await
+        {
+            return Ok(());
+        }
+        let mut problems = Vec::new();
+        let pressure = pressure(node, &mut problems).await;
+        for problem in problems {
+            tracing::debug!(problem, "the disk of a prefetch is not measured");
+        }
+        let met = pressure.thresholds.iter().find(|threshold| threshold.met && !threshold.reclaims.is_empty());
+        if let Some(threshold) = met {
+            let (signal, limit) = (&threshold.signal, &threshold.less_than);
+            return Err(no_space(format!("`{signal}` is below the eviction threshold {limit}; nothing is prefetched")));
+        }
+        let Some(disk) = pressure.stats.and_then(|stats| stats.images.disk) else { return Ok(()) };
+        let estimate = node.parts.manager.estimate(request).await;
+        decide_space(&node.settings().gc, &disk, estimate.as_ref()).map_err(no_space)
+    }
+}
+
+#[async_trait]
+impl PrefetchNode for PrefetchTarget {
+    fn presence(&self, references: &BTreeSet<String>) -> ImagePresence {
+        let Some(snapshot) = self.0.parts.inventory.snapshot() else { return ImagePresence::default() };
+        let names: HashSet<&str> =
+            snapshot.entries.iter().flat_map(|entry| entry.image.names()).map(String::as_str).collect();
+        let is_absent = |reference: &&String| {
+            let canonical = reference.parse::<Reference>().map(|it| it.canonical().to_string()).unwrap_or_default();
+            if names.contains(canonical.as_str()) {
+                return false;
+            }
+            // A digest has other names, and a runtime may list names that are not full.
+            let pattern = reference.parse::<PinPattern>();
+            pattern.is_ok_and(|pattern| !snapshot.entries.iter().any(|entry| pattern.matches(&entry.image)))
+        };
+        ImagePresence {
+            taken_at: Some(snapshot.taken_at),
+            absent: references.iter().filter(is_absent).cloned().collect(),
+        }
+    }
+
+    async fn fetch(&self, request: EnsureRequest, progress: Progress) -> Result<(), FetchFailure> {
+        self.check_space(&request).await?;
+        let node = &self.0;
+        let ensure = node.parts.manager.ensure(&request, progress);
+        let Err(error) = node.parts.tracer.ensure(&request.image, ensure).await else { return Ok(()) };
+        let (class, hop) = (error.class().to_string(), error.hop().to_string());
+        Err(FetchFailure { class, hop, message: Failure::of_ensure(&error).to_string() })
+    }
+
+    async fn pin(&self, pins: &[SetPin]) -> Result<(), String> {
+        let pins = pins.iter().map(|pin| (pin.reference.clone(), pin.owner.clone())).collect();
+        let inventory = Arc::clone(&self.0.parts.inventory);
+        let pinned = tokio::task::spawn_blocking(move || inventory.pin_for_sets(pins)).await;
+        pinned.map_err(|error| error.to_string())?.map_err(|error| Failure::of(&error).to_string())
+    }
+}
+
+impl fmt::Debug for PrefetchTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrefetchTarget")
+    }
+}
+
+fn no_space(message: String) -> FetchFailure {
+    FetchFailure { class: ErrorClass::DiskFull.to_string(), hop: Stage::Disk.to_string(), message }
+}
+
+/// Whether a pull stays below the watermark at which a collection starts; `Err`: why not.
+fn decide_space(policy: &GcPolicy, disk: &DiskUse, estimate: Option<&PullEstimate>) -> Result<(), String> {
+    let high = policy.high().get();
+    if policy.is_reached_with(disk, ByteSize::ZERO) {
+        return Err(format!("the disk of images is at {high} %, where a collection starts; nothing is prefetched"));
+    }
+    let Some(estimate) = estimate else { return Ok(()) };
+    let assumed = || ByteSize(estimate.bytes_missing.0.saturating_mul(EXPANSION_ASSUMED));
+    let needed = estimate.bytes_unpacked.unwrap_or_else(assumed);
+    if needed > ByteSize::ZERO && policy.is_reached_with(disk, needed) {
+        let (needed, free) = (needed.0, disk.available.0);
+        return Err(format!(
+            "the image needs about {needed} bytes of {free} free ones, and would raise the disk of images to {high} %, where a \
+             collection starts"
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use imagelet_core::image::Digest;
+
+    use super::*;
+
+    #[test]
+    fn a_prefetch_never_crosses_the_watermark() {
+        let policy = GcPolicy::new(85, 80, Duration::ZERO, None).expect("the numbers are a policy");
+        let estimate = |missing: u64, unpacked: Option<u64>| PullEstimate {
+            manifest: Digest::of(b"m"),
+            bytes_total: ByteSize(missing),
+            bytes_missing: ByteSize(missing),
+            layers_missing: 1,
+            bytes_unpacked: unpacked.map(ByteSize),
+            inodes: None,
+        };
+        for (free, estimate, refusal) in [
+            (500, None, None),
+            (150, None, Some("the disk of images is at 85 %")),
+            (500, Some(estimate(100, None)), None),
+            (500, Some(estimate(117, None)), Some("the image needs about 351 bytes of 500 free ones")),
+            (500, Some(estimate(117, Some(200))), None),
+            (500, Some(estimate(10, Some(350))), Some("would raise the disk of images to 85 %")),
+            (160, Some(estimate(0, Some(0))), None),
+            (500, Some(estimate(u64::MAX, None)), Some("the image needs about")),
+        ] {
+            let decided = decide_space(&policy, &DiskUse::of(ByteSize(1000), ByteSize(free)), estimate.as_ref());
+            match (decided, refusal) {
+                (Ok(()), None) => {}
+                (Err(message), Some(words)) => assert!(message.contains(words), "{message}"),
+                (decided, refusal) => panic!("{free}: {decided:?} and not {refusal:?}"),
+            }
+        }
+    }
+}

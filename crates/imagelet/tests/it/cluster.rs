@@ -1,0 +1,122 @@
+//! Prefetch as an operator sees it: a daemon, a controller and the command line on one API server.
+
+use std::path::{Path, PathBuf};
+
+use imagelet_kube::testing::{FakeApi, FakeApiOptions};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::{
+    fake_registry::FakeRegistry,
+    images::Image,
+    program::{Daemon, Outcome, program, run, write_store_config},
+    testbed::{Part, scratch, wait_until},
+};
+
+const GROUP: &str = "/apis/imagelet.dev/v1alpha1";
+const REPORTS: &str = "/apis/imagelet.dev/v1alpha1/nodeimages";
+
+/// An API server with one node, and the runtime that serves it.
+struct Cluster {
+    fake: FakeApi,
+    kubeconfig: PathBuf,
+    _runtime: Runtime,
+}
+
+impl Cluster {
+    fn start(folder: &Path) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let options = FakeApiOptions { token: Some("a-token".into()), tls: true };
+        let fake = runtime.block_on(FakeApi::start(options));
+        fake.install(GROUP);
+        fake.put("/api/v1/nodes", json!({"metadata": {"name": "node-1", "labels": {"pool": "web"}}}));
+        let kubeconfig = fake.kubeconfig(folder);
+        Self { fake, kubeconfig, _runtime: runtime }
+    }
+
+    fn daemon(&self, folder: &Path) -> Daemon {
+        let config = write_store_config(folder, "");
+        let store = folder.join("store");
+        let arguments = ["--config", &config, "--store", store.to_str().unwrap()];
+        let access = ["--kubeconfig", self.kubeconfig.to_str().unwrap(), "--node-name", "node-1"];
+        Daemon::start(folder, &arguments.into_iter().chain(access).map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    fn prefetch(&self, arguments: &[&str]) -> Outcome {
+        run(program().arg("prefetch").args(arguments).arg("--kubeconfig").arg(&self.kubeconfig))
+    }
+
+    /// The phases of the images that the node reports.
+    fn phases(&self) -> Vec<Value> {
+        let report = self.fake.object(REPORTS, "", "node-1").unwrap_or_default();
+        let images = report["sets"].as_array().into_iter().flatten().flat_map(|set| set["images"].as_array());
+        images.flatten().map(|image| image["phase"].clone()).collect()
+    }
+}
+
+#[test]
+fn a_set_is_fetched_pinned_counted_and_released_again() {
+    let (registry, folder) = (FakeRegistry::start(), scratch());
+    let cluster = Cluster::start(folder.path());
+    let [kept, other] = ["kept", "other"].map(|name| registry.put(&format!("{name}:v1"), &Image::marked(name, 100)));
+    let daemon = cluster.daemon(folder.path());
+    let mut controller = program();
+    controller.args(["controller", "--identity", "test", "--kubeconfig"]).arg(&cluster.kubeconfig);
+    let mut controller = Part::start(&mut controller, "imagelet", folder.path().join("controller.log"));
+
+    let file = folder.path().join("sets.yaml");
+    let sets = format!(
+        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageSet\nmetadata: {{name: web}}\nspec:\n  keep: true\n  \
+         maxConcurrentNodes: 1\n  nodeSelector: {{pool: web}}\n  images:\n  - reference: {kept}\n---\n\
+         apiVersion: imagelet.dev/v1alpha1\nkind: ClusterImageSet\nmetadata: {{name: base}}\nspec:\n  images:\n  \
+         - reference: {other}\n"
+    );
+    std::fs::write(&file, sets).unwrap();
+    let applied = cluster.prefetch(&["apply", "-n", "shop", "-f", file.to_str().unwrap()]).ok();
+    assert_eq!(applied, "ImageSet shop/web applied\nClusterImageSet base applied\n");
+
+    wait_until("both images", || cluster.phases() == [json!("Present"), json!("Present")]);
+    let status = || cluster.prefetch(&["status", "-o", "json"]).json();
+    wait_until("the counts", || status()["sets"].as_array().unwrap().iter().all(|set| set["complete"] == true));
+    let shown = cluster.prefetch(&["status", "-n", "shop", "web"]).ok();
+    assert!(shown.contains("ImageSet") && shown.contains("shop") && shown.contains("complete"), "{shown}");
+
+    // The set pins its image. The other one was never used, and is the first that a collection takes.
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
+    let present = |image: &str| daemon.run(["inspect", "-q", image]).code == 0;
+    assert!(present(&kept) && !present(&other));
+    let why = daemon.run(["why", &kept]).ok();
+    assert!(why.contains("ImageSet shop/web"), "{why}");
+
+    assert_eq!(cluster.prefetch(&["rm", "-n", "shop", "web"]).ok(), "ImageSet shop/web removed\n");
+    cluster.prefetch(&["rm", "-n", "shop", "web"]).refused(&["no ImageSet shop/web"]);
+    wait_until("the end of the pin", || {
+        daemon.run(["gc", "--all-unused", "--now"]).ok();
+        !present(&kept)
+    });
+    controller.signal(rustix::process::Signal::TERM);
+    wait_until("the end of the controller", || controller.ended().is_some());
+    assert!(controller.log().contains("leading"), "{}", controller.log());
+    assert!(!controller.log().contains("a-token"));
+}
+
+#[test]
+fn a_wrong_set_is_refused_before_anything_is_sent_and_the_definitions_are_printed() {
+    let folder = scratch();
+    let cluster = Cluster::start(folder.path());
+    let file = folder.path().join("set.yaml");
+    let apply = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        cluster.prefetch(&["apply", "-f", file.to_str().unwrap()])
+    };
+    let head = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageSet\nmetadata: {name: web}\nspec: ";
+    apply(&format!("{head}{{images: []}}\n")).refused(&["document 1: spec.images has 0 items; there may be 1 to 64"]);
+    apply(&format!("{head}{{images: [{{reference: a, policy: x}}]}}\n")).refused(&["unknown field `policy`"]);
+    apply("kind: Pod\napiVersion: v1\n").refused(&["`v1 Pod` is no set"]);
+    apply("a: [").refused(&["line 1 is no valid YAML"]);
+    assert_eq!(cluster.fake.requests(), [""; 0]);
+    let printed = run(program().args(["prefetch", "crds"])).ok();
+    assert!(printed.contains("name: imagesets.imagelet.dev") && printed.contains("kind: NodeImages"));
+    run(program().args(["prefetch", "status"]))
+        .refused(&["there is no kubeconfig, and imagelet does not run in a pod"]);
+}
