@@ -7,21 +7,26 @@ use imagelet_core::{
     metrics::{Family, Metrics},
 };
 
+use tokio::sync::watch;
+
 use crate::{
     access::ApiAccess,
+    look_ahead::{self, LookAhead, LookAheadParts},
     watch::{FAMILIES, KnownPods, PodWatch, WatchHealth, WatchPace},
 };
 
 /// Every metric of the agent.
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
-    FAMILIES.into_iter()
+    FAMILIES.into_iter().chain(look_ahead::FAMILIES)
 }
 
-/// Follows the pods of one node, and leases the images that they wait for.
+/// Follows the pods of one node, leases the images that they wait for, and fetches them ahead where that is wanted.
 #[derive(Debug)]
 pub struct NodeAgent {
     watch: PodWatch,
     inventory: Arc<Inventory>,
+    metrics: Arc<Metrics>,
+    look_ahead: Option<LookAhead>,
 }
 
 impl NodeAgent {
@@ -29,9 +34,16 @@ impl NodeAgent {
     /// leased, for the time of a lease at most.
     pub fn new(access: ApiAccess, node: &str, inventory: Arc<Inventory>, metrics: Arc<Metrics>) -> Self {
         inventory.expect_pods(SystemTime::now());
-        let health = Arc::new(WatchHealth::new(metrics));
+        let health = Arc::new(WatchHealth::new(Arc::clone(&metrics)));
         let watch = PodWatch { access, node: node.to_owned(), pace: WatchPace::default(), health };
-        Self { watch, inventory }
+        Self { watch, inventory, metrics, look_ahead: None }
+    }
+
+    /// The same agent, which also fetches the images of bound pods before the kubelet requests them.
+    #[must_use]
+    pub fn looking_ahead(mut self, parts: LookAheadParts) -> Self {
+        self.look_ahead = Some(LookAhead::new(parts, self.watch.access.clone(), Arc::clone(&self.metrics)));
+        self
     }
 
     /// The same agent with other waits.
@@ -48,7 +60,15 @@ impl NodeAgent {
 
     /// Follows the pods for as long as this future lives. After its end the last known leases stay.
     pub async fn run(&self) {
-        self.watch.run(&|pods: &KnownPods| self.inventory.lease_to_pods(&pods.waiting())).await;
+        let (sender, receiver) = watch::channel(Vec::new());
+        let apply = |pods: &KnownPods| {
+            self.inventory.lease_to_pods(&pods.waiting());
+            sender.send_replace(pods.all());
+        };
+        match &self.look_ahead {
+            None => self.watch.run(&apply).await,
+            Some(look_ahead) => drop(tokio::join!(self.watch.run(&apply), look_ahead.run(receiver))),
+        }
     }
 }
 

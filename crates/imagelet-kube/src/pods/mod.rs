@@ -20,7 +20,7 @@ const IMAGE_LENGTH_MAX: usize = 1024;
 /// Most images of one pod; pods have a handful.
 const IMAGES_MAX: usize = 256;
 /// Most pull secrets of one pod.
-const SECRETS_MAX: usize = 64;
+pub(crate) const SECRETS_MAX: usize = 64;
 /// Longest namespace, and longest name of an object of the API.
 const NAMESPACE_LENGTH_MAX: usize = 63;
 const NAME_LENGTH_MAX: usize = 253;
@@ -57,6 +57,16 @@ pub struct PodImageUse {
     pub policy: PullPolicy,
     /// Its container does not exist yet, or is going to be created again.
     pub waits: bool,
+}
+
+impl PodImageUse {
+    /// The field of the pod that names the image, as events of a kubelet have it; empty for a volume.
+    pub(crate) fn field(&self) -> String {
+        match self.role {
+            PodRole::Volume => String::new(),
+            role => format!("spec.{}{{{}}}", role.field(), shown(&self.name)),
+        }
+    }
 }
 
 /// Why a pod object is passed over as a whole.
@@ -133,8 +143,9 @@ pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejec
     if left_out > 0 {
         passed_over.push(format!("{left_out} images beyond the limit of {IMAGES_MAX}"));
     }
-    let secrets = spec.image_pull_secrets.iter().filter(|it| is_name(&it.name, NAME_LENGTH_MAX));
-    let account = [&spec.service_account_name, &spec.service_account].into_iter().find(|it| !it.is_empty());
+    let secrets = spec.image_pull_secrets.iter().filter(|it| is_object_name(&it.name));
+    let accounts = [&spec.service_account_name, &spec.service_account];
+    let account = accounts.into_iter().find(|name| is_object_name(name));
     Ok(Some(BoundPod {
         identity: PodIdentity {
             namespace: metadata.namespace.as_str().into(),
@@ -186,6 +197,11 @@ fn defaulted_policy(image: &str, policy: &str) -> Result<PullPolicy, String> {
 
 fn status_of<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a ContainerStatus> {
     statuses.iter().find(|status| status.name == name)
+}
+
+/// Whether this names an object of the API.
+pub(crate) fn is_object_name(text: &str) -> bool {
+    is_name(text, NAME_LENGTH_MAX)
 }
 
 /// Whether this is a name of the API: letters, digits, `-` and `.`.

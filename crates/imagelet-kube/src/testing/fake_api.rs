@@ -30,7 +30,7 @@ use tokio_rustls::{
     rustls::{ServerConfig, pki_types::PrivatePkcs8KeyDer},
 };
 
-use super::object_log::ObjectLog;
+use super::{named_objects::NamedObjects, object_log::ObjectLog};
 
 /// The longest body of a request.
 const BODY_LENGTH_MAX: usize = 4 << 20;
@@ -74,6 +74,7 @@ pub struct FakeApi {
 struct Shared {
     options: FakeApiOptions,
     objects: Mutex<ObjectLog>,
+    named: NamedObjects,
     faults: Mutex<VecDeque<ApiFault>>,
     /// A fault of every request, after those above.
     lasting: Mutex<Option<ApiFault>>,
@@ -98,6 +99,7 @@ impl FakeApi {
         let shared = Arc::new(Shared {
             options,
             objects: Mutex::new(ObjectLog { version: 100, ..ObjectLog::default() }),
+            named: NamedObjects::default(),
             faults: Mutex::default(),
             lasting: Mutex::default(),
             requests: Mutex::default(),
@@ -141,6 +143,11 @@ impl FakeApi {
         let name = |field: &str| pod["metadata"][field].as_str().unwrap_or("default").to_owned();
         let (namespace, name) = (name("namespace"), name("name"));
         self.shared.set(&namespace, &name, Some(pod));
+    }
+
+    /// Creates or replaces an object that is read by its name, of a kind as paths spell it: `secrets`, `serviceaccounts`.
+    pub fn put(&self, kind: &str, object: Value) {
+        self.shared.named.put(kind, object);
     }
 
     /// Merges a status into a pod.
@@ -247,7 +254,10 @@ impl Shared {
                     None => status(404, "NotFound", &format!("pods \"{name}\" not found")),
                 }
             }
-            _ => status(404, "NotFound", "the server could not find the requested resource"),
+            _ => match self.named.answer(&head.method, &parts) {
+                Some((code, object)) => document(StatusCode::from_u16(code).unwrap_or_default(), object.to_string()),
+                None => status(404, "NotFound", "the server could not find the requested resource"),
+            },
         }
     }
 

@@ -8,14 +8,15 @@ use kube::client::Body;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::{api_error::ApiError, pods::PodObject};
+use crate::{
+    api_error::{ApiError, ApiStatus},
+    pods::PodObject,
+};
 
 /// The longest event. The API server accepts objects of 3 MiB at most.
 pub(super) const EVENT_LENGTH_MAX: usize = 4 << 20;
 /// A buffer that grew larger for one event is not kept.
 const BUFFER_KEPT_MAX: usize = 256 << 10;
-/// Most of a server's message that is kept.
-const MESSAGE_LENGTH_MAX: usize = 512;
 
 /// What a watch reports.
 #[derive(Debug)]
@@ -26,30 +27,6 @@ pub(super) enum PodEvent {
     Deleted(PodObject),
     /// Nothing but the resource version.
     Bookmark(PodObject),
-}
-
-/// The answer of the API server when there is no other: `Status` of `meta/v1`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ApiStatus {
-    code: u16,
-    message: String,
-    reason: String,
-}
-
-impl ApiStatus {
-    /// The error of an answer with this HTTP status.
-    pub(super) fn into_error(self, http_status: u16) -> ApiError {
-        let code = if self.code == 0 { http_status } else { self.code };
-        // A server whose cache is behind the version asks for patience; a list without a version needs none.
-        let is_ahead = code == 504 && self.message.contains("Too large resource version");
-        if code == 410 || is_ahead || matches!(self.reason.as_str(), "Expired" | "Gone") {
-            return ApiError::Expired;
-        }
-        let cut = &self.message[..self.message.floor_char_boundary(MESSAGE_LENGTH_MAX)];
-        let message = cut.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-        ApiError::Rejected { code, message }
-    }
 }
 
 #[derive(Deserialize)]

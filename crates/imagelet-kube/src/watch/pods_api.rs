@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use http::{Request, Response};
-use http_body_util::{BodyExt as _, Limited};
 use kube::{Client, client::Body};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 
-use super::events::{ApiStatus, EventStream};
-use crate::{api_error::ApiError, pods::PodObject};
+use super::events::EventStream;
+use crate::{
+    api_client::{encoded, read, send},
+    api_error::ApiError,
+    pods::PodObject,
+};
 
 /// The longest list. A node has a few hundred pods of some 20 kB.
 const LIST_LENGTH_MAX: usize = 32 << 20;
-/// The longest answer that is an error.
-const ERROR_LENGTH_MAX: usize = 64 << 10;
 /// Pods of one page.
 const PAGE_PODS: u32 = 100;
 /// Most pages of a list; more pods than any node runs.
@@ -112,28 +112,6 @@ impl PodsApi {
     }
 
     async fn get(&self, query: &str) -> Result<Response<Body>, ApiError> {
-        let request = Request::get(format!("{}{query}", self.path)).body(Body::empty());
-        let request = request.map_err(|error| ApiError::Unreachable(error.into()))?;
-        let answer = self.client.send(request).await.map_err(|error| ApiError::Unreachable(error.into()))?;
-        let code = answer.status();
-        if code.is_success() {
-            return Ok(answer);
-        }
-        // A proxy on the way answers with a page.
-        let text = read(answer.into_body(), ERROR_LENGTH_MAX).await.unwrap_or_default();
-        let status: ApiStatus = serde_json::from_slice(&text).unwrap_or_default();
-        Err(status.into_error(code.as_u16()))
+        send(&self.client, Request::get(format!("{}{query}", self.path)).body(Body::empty())).await
     }
-}
-
-async fn read(body: Body, max: usize) -> Result<Vec<u8>, ApiError> {
-    match Limited::new(body, max).collect().await {
-        Ok(whole) => Ok(whole.to_bytes().into()),
-        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(ApiError::TooLarge { max }),
-        Err(error) => Err(ApiError::Unreachable(error)),
-    }
-}
-
-fn encoded(text: &str) -> String {
-    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }

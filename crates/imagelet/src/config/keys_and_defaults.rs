@@ -221,6 +221,8 @@ documents! {
         node_name: String,
         /// How the API server is reached: a kubeconfig, of which the current context is used, read again after each failure. Refused while other users may change it. Empty: the service account of the pod that imagelet runs in.
         kubeconfig: PathBuf,
+        /// How many images are fetched ahead at once, at most 256: the images of a pod are pulled as soon as it is bound, with its own secrets, and a kubelet finds them present or joins the pull. They wait in the queue of pulls behind all others. 0: none. See [fetching ahead](kubernetes.md#fetching-ahead), also for what it means to a kubelet that verifies credentials. Off with `compatibility: kubelet`.
+        look_ahead_max: i32,
     }
     StaleKeys {
         /// Under pull policy `Always`, while a registry cannot be reached, is busy or broken: use the image that it last resolved for that tag on this node, if the pull records grant it to the pod.
