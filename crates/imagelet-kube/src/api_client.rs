@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use http::{Request, Response};
+use http::{Request, Response, header};
 use http_body_util::{BodyExt as _, Limited};
 use kube::{Client, client::Body};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -34,6 +34,17 @@ impl ApiClient {
     /// The object at this path. It may hold a secret.
     pub(crate) async fn get(&self, path: &str, length_max: usize) -> Result<Zeroizing<Vec<u8>>, ApiError> {
         self.answer(Request::get(path).body(Body::empty()), length_max).await
+    }
+
+    /// The answer to an object that is created at this path. It may hold a secret.
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        object: &serde_json::Value,
+        length_max: usize,
+    ) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
+        self.answer(request.body(Body::from(object.to_string().into_bytes())), length_max).await
     }
 
     async fn answer(

@@ -51,9 +51,11 @@ pub enum ApiError {
         /// The limit.
         max: usize,
     },
-    /// The answer is no secret object. Shows nothing of it.
-    #[error("the API server sent an invalid secret: {why}")]
+    /// The answer is not the secret or token that was requested. Shows nothing of it.
+    #[error("the API server sent an invalid {what}: {why}")]
     SecretInvalid {
+        /// `secret` or `token`.
+        what: &'static str,
         /// What is wrong, and where.
         why: String,
     },
@@ -63,6 +65,11 @@ pub enum ApiError {
 }
 
 impl ApiError {
+    /// The error of an answer that holds a secret: the decoder's own text quotes the value.
+    pub(crate) fn undecodable(what: &'static str, error: &serde_json::Error) -> Self {
+        Self::SecretInvalid { what, why: format!("line {} column {}", error.line(), error.column()) }
+    }
+
     /// The error with its causes.
     pub fn chain(&self) -> String {
         let mut text = self.to_string();

@@ -17,6 +17,7 @@ mod watch;
 pub use access::ApiAccess;
 pub use agent::{NodeAgent, metric_families};
 pub use api_error::ApiError;
+pub use credentials::ClusterTokens;
 pub use look_ahead::LookAheadParts;
 pub use pods::{BoundPod, PodImageUse, PodRejection, read_pod};
 pub use watch::{WatchHealth, WatchReport};

@@ -38,28 +38,27 @@ struct SecretMetadata<'a> {
 /// # Errors
 /// Where the text is not a secret object. The error shows nothing of it.
 pub(super) fn read_secret(name: &ObjectName, json: &[u8]) -> Result<Versioned<Option<PullSecret>>, ApiError> {
-    let object: SecretObject<'_> = serde_json::from_slice(json).map_err(|error| undecodable(&error))?;
+    let object: SecretObject<'_> =
+        serde_json::from_slice(json).map_err(|error| ApiError::undecodable("secret", &error))?;
     let SecretMetadata { uid, resource_version: version } = object.metadata;
     if uid.len() > UID_LENGTH_MAX {
-        return Err(ApiError::SecretInvalid { why: format!("its uid is longer than {UID_LENGTH_MAX} bytes") });
+        return Err(ApiError::SecretInvalid {
+            what: "secret",
+            why: format!("its uid is longer than {UID_LENGTH_MAX} bytes"),
+        });
     }
     let kind = PullSecretKind::from_type(&object.r#type);
     let found = kind.and_then(|kind| Some((kind, *object.data.as_ref()?.get(kind.key())?)));
     let Some((kind, raw)) = found else { return Ok(Versioned { version, object: None }) };
-    let text: String = serde_json::from_str(raw.get()).map_err(|error| undecodable(&error))?;
+    let text: String = serde_json::from_str(raw.get()).map_err(|error| ApiError::undecodable("secret", &error))?;
     let text = Zeroizing::new(text);
     let document = BASE64_STANDARD.decode(text.as_bytes());
     let document = document
         .map(Secret::from_bytes)
-        .map_err(|_| ApiError::SecretInvalid { why: format!("`{}` is not base64", kind.key()) })?;
+        .map_err(|_| ApiError::SecretInvalid { what: "secret", why: format!("`{}` is not base64", kind.key()) })?;
     let (uid, namespace, name) = (uid.into_owned(), name.namespace.to_string(), name.name.to_string());
     let secret = PullSecret { identity: ObjectIdentity { uid, namespace, name }, kind, document };
     Ok(Versioned { version, object: Some(secret) })
-}
-
-/// The error's own text quotes the value.
-fn undecodable(error: &serde_json::Error) -> ApiError {
-    ApiError::SecretInvalid { why: format!("line {} column {}", error.line(), error.column()) }
 }
 
 #[cfg(test)]

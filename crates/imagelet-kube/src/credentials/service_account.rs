@@ -1,6 +1,6 @@
 //! A service account object of the API: its uid, annotations and pull secrets.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Deserialize;
 
@@ -13,6 +13,8 @@ use crate::{
 /// What of a service account is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct AccountObject {
+    pub(super) uid: String,
+    pub(super) annotations: BTreeMap<String, String>,
     /// The names of its pull secrets, in its namespace.
     pub(super) pull_secrets: Vec<Arc<str>>,
 }
@@ -29,7 +31,11 @@ struct WireAccount {
 #[serde(rename_all = "camelCase")]
 struct WireMetadata {
     #[serde(default)]
+    uid: String,
+    #[serde(default)]
     resource_version: String,
+    #[serde(default)]
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]
@@ -46,7 +52,9 @@ pub(super) fn read_account(json: &[u8]) -> Result<Versioned<AccountObject>, ApiE
     let WireAccount { metadata, image_pull_secrets } = serde_json::from_slice(json).map_err(ApiError::Decode)?;
     let names = image_pull_secrets.into_iter().flatten().map(|it| it.name).filter(|name| is_object_name(name));
     let pull_secrets = names.take(SECRETS_MAX).map(Arc::from).collect();
-    Ok(Versioned { version: metadata.resource_version, object: AccountObject { pull_secrets } })
+    let WireMetadata { uid, resource_version: version, annotations } = metadata;
+    let object = AccountObject { uid, annotations: annotations.unwrap_or_default(), pull_secrets };
+    Ok(Versioned { version, object })
 }
 
 #[cfg(test)]

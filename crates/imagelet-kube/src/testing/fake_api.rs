@@ -150,6 +150,11 @@ impl FakeApi {
         self.shared.named.put(kind, object);
     }
 
+    /// The requests for tokens that were granted.
+    pub fn token_requests(&self) -> Vec<Value> {
+        self.shared.named.tokens()
+    }
+
     /// Merges a status into a pod.
     pub fn set_status(&self, namespace: &str, name: &str, status: &Value) {
         let pod = self.shared.objects().pods.get(&(namespace.to_owned(), name.to_owned())).cloned();
@@ -254,7 +259,7 @@ impl Shared {
                     None => status(404, "NotFound", &format!("pods \"{name}\" not found")),
                 }
             }
-            _ => match self.named.answer(&head.method, &parts) {
+            _ => match self.named.answer(&head.method, &parts, &body) {
                 Some((code, object)) => document(StatusCode::from_u16(code).unwrap_or_default(), object.to_string()),
                 None => status(404, "NotFound", "the server could not find the requested resource"),
             },

@@ -1,4 +1,4 @@
-//! The objects of the fake API server that clients read by their names: secrets and service accounts.
+//! The objects of the fake API server that clients read by their names, secrets and service accounts, and the tokens that it issues.
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 #[derive(Debug, Default)]
 pub(super) struct NamedObjects {
     objects: Mutex<BTreeMap<String, Value>>,
+    /// The requests for tokens that were granted.
+    tokens: Mutex<Vec<Value>>,
 }
 
 impl NamedObjects {
@@ -29,8 +31,17 @@ impl NamedObjects {
         objects.insert(key, object);
     }
 
+    pub(super) fn tokens(&self) -> Vec<Value> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The answer to a request, with its status; `None`: it is for no such object.
-    pub(super) fn answer(&self, method: &Method, path: &[&str]) -> Option<(u16, Value)> {
+    pub(super) fn answer(&self, method: &Method, path: &[&str], body: &[u8]) -> Option<(u16, Value)> {
+        if let (&Method::POST, ["api", "v1", "namespaces", namespace, "serviceaccounts", name, "token"]) =
+            (method, path)
+        {
+            return Some(self.issue(namespace, name, body));
+        }
         let (&Method::GET, ["api", "v1", "namespaces", namespace, kind @ ("secrets" | "serviceaccounts"), name]) =
             (method, path)
         else {
@@ -43,5 +54,27 @@ impl NamedObjects {
             json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": message})
         };
         Some(found.map_or_else(|| (404, absent()), |object| (200, object)))
+    }
+
+    /// A token of 20 minutes.
+    fn issue(&self, namespace: &str, name: &str, body: &[u8]) -> (u16, Value) {
+        let refused = |code: u16, message: &str| (code, json!({"kind": "Status", "code": code, "message": message}));
+        let Ok(mut request) = serde_json::from_slice::<Value>(body) else {
+            return refused(400, "the body is not JSON");
+        };
+        let objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(account) = objects.get(&format!("serviceaccounts/{namespace}/{name}")) else {
+            return refused(404, "serviceaccounts not found");
+        };
+        if request["metadata"]["uid"] != account["metadata"]["uid"] {
+            return refused(409, "the UID in the token request does not match the UID of the service account");
+        }
+        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        tokens.push(request.clone());
+        let expires = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(20);
+        request["spec"]["expirationSeconds"] = 1200.into();
+        let token = format!("token-{}-of-{name}", tokens.len());
+        request["status"] = json!({"token": token, "expirationTimestamp": expires.to_string()});
+        (201, request)
     }
 }

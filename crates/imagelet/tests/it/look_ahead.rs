@@ -16,12 +16,13 @@ use crate::{
     images::Image,
     kubernetes::Api,
     ports::Port,
-    program::Daemon,
+    program::{Daemon, write_script},
     testbed::{Registry, scratch, wait_until},
 };
 
 const USER: &str = "ada";
 const PASSWORD: &str = "open-sesame-17";
+const PROVIDER_API: &str = "credentialprovider.kubelet.k8s.io/v1";
 
 fn pod(name: &str, spec: &Value) -> Value {
     let mut spec = spec.clone();
@@ -111,4 +112,47 @@ fn without_a_number_of_images_nothing_is_fetched_ahead_and_no_secret_is_read() {
     wait_until("the pod", || get(&port.address(), "/readyz?verbose").body.contains("1 pods, 1 waiting"));
     assert_eq!(daemon.run(["inspect", "-q", &app]).code, 1);
     assert!(api.fake.requests().iter().all(|request| request.starts_with("GET /api/v1/pods?")));
+}
+
+#[test]
+fn a_credential_provider_gets_a_token_of_the_service_account_of_the_pod() {
+    let registry = Registry::start_with_login(&format!("{USER}:{PASSWORD}"));
+    let app = registry.push("app:v1", &Image::marked("app", 1000));
+    let (folder, port) = (scratch(), Port::choose());
+    let api = Api::start_with_token();
+    api.fake.put("serviceaccounts", json!({"metadata": {"namespace": "shop", "name": "builder"}}));
+    let answer = json!({
+        "kind": "CredentialProviderResponse", "apiVersion": PROVIDER_API, "cacheKeyType": "Registry",
+        "auth": {registry.address(): {"username": USER, "password": PASSWORD}}
+    });
+    let plugins = folder.path().join("bin");
+    std::fs::create_dir(&plugins).unwrap();
+    write_script(
+        &plugins.join("exchange"),
+        &format!("grep -q '\"serviceAccountToken\":\"token-1-of-builder\"' || exit 1\necho '{answer}'\n"),
+    );
+    let provider = json!({
+        "name": "exchange", "matchImages": [registry.address()], "defaultCacheDuration": "1h", "apiVersion": PROVIDER_API,
+        "tokenAttributes": {
+            "serviceAccountTokenAudience": "registry.example", "cacheType": "Token", "requireServiceAccount": true,
+        },
+    });
+    let kind = "CredentialProviderConfig";
+    let config = json!({"kind": kind, "apiVersion": "kubelet.config.k8s.io/v1", "providers": [provider]});
+    let providers = folder.path().join("providers.json");
+    std::fs::write(&providers, config.to_string()).unwrap();
+    let more = format!(
+        "kubernetes: {{lookAheadMax: 4}}\nimageCredentialProviderConfigPath: {}\nimageCredentialProviderBinDir: {}\n",
+        providers.display(),
+        plugins.display()
+    );
+    let daemon = api.daemon_with(folder.path(), &port, &more);
+    let spec = json!({"containers": [{"name": "main", "image": app}], "serviceAccountName": "builder"});
+    api.fake.apply(pod("web", &spec));
+    wait_until("the image", || daemon.run(["inspect", "-q", &app]).code == 0);
+    let [requested] = &api.fake.token_requests()[..] else { panic!("{:?}", api.fake.token_requests()) };
+    assert_eq!(requested["spec"]["audiences"], json!(["registry.example"]));
+    assert_eq!(requested["spec"]["boundObjectRef"]["name"], "web");
+    let log = daemon.part.log();
+    assert!(!log.contains("token-1-of-builder") && !log.contains(PASSWORD), "{log}");
 }
