@@ -1,8 +1,12 @@
 //! The agent of a node: keeps the leases of images in step with the pods that are bound to the node.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use imagelet_core::{
+    events::LogEvents,
     inventory::Inventory,
     metrics::{Family, Metrics},
 };
@@ -12,8 +16,12 @@ use tokio::sync::watch;
 use crate::{
     access::ApiAccess,
     look_ahead::{self, LookAhead, LookAheadParts},
+    node_events::NodeEvents,
     watch::{FAMILIES, KnownPods, PodWatch, WatchHealth, WatchPace},
 };
+
+/// How often series of events are looked at.
+const EVENTS_LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Every metric of the agent.
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
@@ -27,6 +35,7 @@ pub struct NodeAgent {
     inventory: Arc<Inventory>,
     metrics: Arc<Metrics>,
     look_ahead: Option<LookAhead>,
+    events: Option<NodeEvents>,
 }
 
 impl NodeAgent {
@@ -36,13 +45,20 @@ impl NodeAgent {
         inventory.expect_pods(SystemTime::now());
         let health = Arc::new(WatchHealth::new(Arc::clone(&metrics)));
         let watch = PodWatch { access, node: node.to_owned(), pace: WatchPace::default(), health };
-        Self { watch, inventory, metrics, look_ahead: None }
+        Self { watch, inventory, metrics, look_ahead: None, events: None }
     }
 
     /// The same agent, which also fetches the images of bound pods before the kubelet requests them.
     #[must_use]
     pub fn looking_ahead(mut self, parts: LookAheadParts) -> Self {
         self.look_ahead = Some(LookAhead::new(parts, self.watch.access.clone(), Arc::clone(&self.metrics)));
+        self
+    }
+
+    /// The same agent, which also sends warnings about the node to the cluster.
+    #[must_use]
+    pub fn reporting(mut self, events: Arc<LogEvents>) -> Self {
+        self.events = Some(NodeEvents::new(self.watch.access.clone(), &self.watch.node, events));
         self
     }
 
@@ -65,10 +81,17 @@ impl NodeAgent {
             self.inventory.lease_to_pods(&pods.waiting());
             sender.send_replace(pods.all());
         };
-        match &self.look_ahead {
-            None => self.watch.run(&apply).await,
-            Some(look_ahead) => drop(tokio::join!(self.watch.run(&apply), look_ahead.run(receiver))),
-        }
+        let ahead = async {
+            if let Some(look_ahead) = &self.look_ahead {
+                look_ahead.run(receiver).await;
+            }
+        };
+        let reporting = async {
+            if let Some(events) = &self.events {
+                events.run(EVENTS_LOOK_EVERY).await;
+            }
+        };
+        tokio::join!(self.watch.run(&apply), ahead, reporting);
     }
 }
 

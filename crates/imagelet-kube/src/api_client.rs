@@ -47,6 +47,17 @@ impl ApiClient {
         self.answer(request.body(Body::from(object.to_string().into_bytes())), length_max).await
     }
 
+    /// Merges fields into the object at this path.
+    pub(crate) async fn patch(
+        &self,
+        path: &str,
+        fields: &serde_json::Value,
+        length_max: usize,
+    ) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+        let request = Request::patch(path).header(header::CONTENT_TYPE, "application/merge-patch+json");
+        self.answer(request.body(Body::from(fields.to_string().into_bytes())), length_max).await
+    }
+
     async fn answer(
         &self,
         request: Result<Request<Body>, http::Error>,

@@ -1,7 +1,8 @@
 //! Kubernetes around the image manager: which pods of the node wait for which images.
 //!
 //! The agent watches the pods that are bound to its node, leases their images in the core's inventory, and fetches them ahead of the
-//! kubelet. Kubernetes' API is read, and nothing is written to it.
+//! kubelet. Kubernetes' API is read; only events about the node are
+//! written to it.
 
 mod access;
 mod agent;
@@ -9,6 +10,7 @@ mod api_client;
 mod api_error;
 mod credentials;
 mod look_ahead;
+mod node_events;
 mod pods;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;

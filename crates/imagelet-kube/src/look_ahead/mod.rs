@@ -8,6 +8,7 @@ mod plan;
 use std::{collections::HashMap, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use imagelet_core::{
+    events::{Event, EventCause, EventKind, EventSink, EventSubject},
     image::{ImageSpec, Reference, default_tag},
     manager::{Caller, EnsureError, EnsureRequest, ImageManager, PodRole, PullPolicy},
     metrics::{Family, MetricKind, Metrics},
@@ -48,6 +49,8 @@ pub struct LookAheadParts {
     pub runtime: RuntimeManager,
     /// How many images are fetched ahead at once.
     pub images_max: NonZeroUsize,
+    /// Receives the failures, as warnings about the node.
+    pub events: Arc<dyn EventSink>,
 }
 
 /// Fetches images ahead.
@@ -63,6 +66,7 @@ struct Fetcher {
     manager: Arc<ImageManager>,
     runtime: RuntimeManager,
     secrets: PullSecrets,
+    events: Arc<dyn EventSink>,
     metrics: Arc<Metrics>,
 }
 
@@ -99,9 +103,9 @@ impl FetchEnd {
 impl LookAhead {
     pub(crate) fn new(parts: LookAheadParts, access: ApiAccess, metrics: Arc<Metrics>) -> Self {
         metrics.declare(&IMAGES);
-        let LookAheadParts { manager, runtime, images_max } = parts;
+        let LookAheadParts { manager, runtime, images_max, events } = parts;
         let secrets = PullSecrets::new(Arc::new(ApiClient::new(access, ANSWER_MAX)));
-        Self { images_max, fetcher: Arc::new(Fetcher { manager, runtime, secrets, metrics }) }
+        Self { images_max, fetcher: Arc::new(Fetcher { manager, runtime, secrets, events, metrics }) }
     }
 
     /// Fetches for as long as the pods are received and this future lives.
@@ -180,12 +184,16 @@ impl Fetcher {
                 FetchEnd::HeldBack
             }
             Err(error) => {
-                tracing::warn!(
-                    pod,
-                    image,
-                    error = error.message(),
-                    "could not fetch an image of a pod ahead; the kubelet's own request is next"
-                );
+                // The sink logs it.
+                let message = format!("could not fetch `{image}` ahead for the pod `{pod}`: {}", error.message());
+                let cause = EventCause { class: error.class().word(), hop: error.hop().word() };
+                self.events.record(Event {
+                    kind: EventKind::Warning,
+                    reason: "LookAheadFailed",
+                    message,
+                    subject: EventSubject::Node,
+                    cause: Some(cause),
+                });
                 FetchEnd::Failed
             }
         };

@@ -2,6 +2,7 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::{
+    events::LogEvents,
     manager::{ManagerParts, PullSettings},
     records::PullRecords,
     runtime::{ImageService as _, NoContainers},
@@ -23,6 +24,7 @@ struct TestNode {
     runtime: FakeRuntime,
     api: FakeApi,
     metrics: Arc<Metrics>,
+    events: Arc<LogEvents>,
     pods: watch::Sender<Vec<Arc<BoundPod>>>,
     running: tokio::task::JoinHandle<()>,
     _folder: tempfile::TempDir,
@@ -44,11 +46,12 @@ impl TestNode {
         let manager = Arc::new(ImageManager::new(manager));
         let images_max = NonZeroUsize::new(images_max).unwrap();
         let metrics = Arc::new(Metrics::new());
-        let parts = LookAheadParts { manager, runtime, images_max };
+        let events = Arc::new(LogEvents::new(NonZeroUsize::new(100).unwrap()));
+        let parts = LookAheadParts { manager, runtime, images_max, events: Arc::clone(&events) as Arc<dyn EventSink> };
         let look_ahead = LookAhead::new(parts, access, Arc::clone(&metrics));
         let (pods, receiver) = watch::channel(Vec::new());
         let running = tokio::spawn(async move { look_ahead.run(receiver).await });
-        Self { runtime: fake, api, metrics, pods, running, _folder: folder }
+        Self { runtime: fake, api, metrics, events, pods, running, _folder: folder }
     }
 
     fn bind(&self, pods: &[Value]) {
@@ -272,6 +275,10 @@ async fn a_fetch_that_failed_is_not_repeated_while_its_pod_lives() {
     let spec = json!({"containers": containers(&["reg.test/absent:v1"])});
     node.bind(&[pod("web", &spec)]);
     node.until("failed", 1).await;
+    let [failed] = &node.events.recent()[..] else { panic!("{:?}", node.events.recent()) };
+    assert_eq!((failed.event.reason, &failed.event.subject), ("LookAheadFailed", &EventSubject::Node));
+    let message = "could not fetch `reg.test/absent:v1` ahead for the pod `shop/web`: ";
+    assert!(failed.event.message.starts_with(message), "{}", failed.event.message);
     node.runtime.offer("reg.test/app:v1", "app", 10);
     // The change of another pod leads to another plan.
     node.bind(&[pod("web", &spec), pod("next", &json!({"containers": containers(&["reg.test/app:v1"])}))]);

@@ -155,6 +155,11 @@ impl FakeApi {
         self.shared.named.tokens()
     }
 
+    /// The events in the namespace `default`, oldest first.
+    pub fn events(&self) -> Vec<Value> {
+        self.shared.named.events()
+    }
+
     /// Merges a status into a pod.
     pub fn set_status(&self, namespace: &str, name: &str, status: &Value) {
         let pod = self.shared.objects().pods.get(&(namespace.to_owned(), name.to_owned())).cloned();

@@ -14,6 +14,7 @@ pub(super) struct NamedObjects {
     objects: Mutex<BTreeMap<String, Value>>,
     /// The requests for tokens that were granted.
     tokens: Mutex<Vec<Value>>,
+    events: Mutex<Vec<Value>>,
 }
 
 impl NamedObjects {
@@ -42,6 +43,9 @@ impl NamedObjects {
         {
             return Some(self.issue(namespace, name, body));
         }
+        if let ["apis", "events.k8s.io", "v1", "namespaces", "default", "events", name @ ..] = path {
+            return Some(self.record(method, name.first().copied(), body));
+        }
         let (&Method::GET, ["api", "v1", "namespaces", namespace, kind @ ("secrets" | "serviceaccounts"), name]) =
             (method, path)
         else {
@@ -54,6 +58,35 @@ impl NamedObjects {
             json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": message})
         };
         Some(found.map_or_else(|| (404, absent()), |object| (200, object)))
+    }
+
+    pub(super) fn events(&self) -> Vec<Value> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Creates an event, or merges a series into one.
+    fn record(&self, method: &Method, name: Option<&str>, body: &[u8]) -> (u16, Value) {
+        let refused = |code: u16| (code, json!({"kind": "Status", "code": code, "message": "events"}));
+        let Ok(object) = serde_json::from_slice::<Value>(body) else { return refused(400) };
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = events.iter_mut();
+        match (method, name) {
+            (&Method::POST, None) if known.any(|it| it["metadata"]["name"] == object["metadata"]["name"]) => {
+                refused(409)
+            }
+            (&Method::POST, None) => {
+                events.push(object.clone());
+                (201, object)
+            }
+            (&Method::PATCH, Some(name)) => match known.find(|it| it["metadata"]["name"] == name) {
+                Some(event) => {
+                    event["series"] = object["series"].clone();
+                    (200, event.clone())
+                }
+                None => refused(404),
+            },
+            _ => refused(405),
+        }
     }
 
     /// A token of 20 minutes.

@@ -20,7 +20,7 @@ pub(super) fn check(
     environment: &Environment,
     found: &mut Violations,
 ) -> Option<KubernetesSettings> {
-    let KubernetesKeys { node_name, kubeconfig, look_ahead_max } = keys;
+    let KubernetesKeys { node_name, kubeconfig, look_ahead_max, events } = keys;
     let has_file = !kubeconfig.as_os_str().is_empty();
     if has_file {
         found.absolute("kubernetes.kubeconfig", kubeconfig);
@@ -43,7 +43,7 @@ pub(super) fn check(
     }
     let access = if has_file { ApiAccess::Kubeconfig(kubeconfig.clone()) } else { ApiAccess::InCluster };
     let look_ahead_max = usize::try_from(*look_ahead_max).ok().and_then(NonZeroUsize::new);
-    Some(KubernetesSettings { access, node: node_name.clone(), look_ahead_max })
+    Some(KubernetesSettings { access, node: node_name.clone(), look_ahead_max, events: *events })
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
         {
             let mut found = Violations::default();
             let (node_name, kubeconfig) = ("node-1".into(), "/etc/kubeconfig".into());
-            let keys = KubernetesKeys { node_name, kubeconfig, look_ahead_max: images };
+            let keys = KubernetesKeys { node_name, kubeconfig, look_ahead_max: images, events: true };
             let settings = check(&keys, &Environment::default(), &mut found).unwrap();
             match expected {
                 Ok(max) => assert_eq!(settings.look_ahead_max.map(NonZeroUsize::get), max),

@@ -77,6 +77,8 @@ pub(crate) struct KubernetesSettings {
     pub(crate) node: String,
     /// How many images are fetched ahead at once; `None`: none.
     pub(crate) look_ahead_max: Option<NonZeroUsize>,
+    /// Whether warnings about the node are sent to the cluster.
+    pub(crate) events: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

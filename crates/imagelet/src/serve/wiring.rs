@@ -117,7 +117,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         decisions: Arc::clone(&decisions),
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     }));
-    let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max }| {
+    let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
         let agent = NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics));
         // The kubelet's behaviour to the letter has no pull that a pod did not request.
         let images_max = look_ahead_max.filter(|_| !settings.compatibility.is_kubelet());
@@ -125,7 +125,9 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
             manager: Arc::clone(&manager),
             runtime: runtime.clone(),
             images_max,
+            events: Arc::clone(&events) as Arc<dyn EventSink>,
         });
+        let agent = if *sends_events { agent.reporting(Arc::clone(&events)) } else { agent };
         Arc::new(ahead.into_iter().fold(agent, NodeAgent::looking_ahead))
     });
     let parts = NodeParts {

@@ -69,6 +69,11 @@ fn all_images_of_a_bound_pod_are_present_before_a_kubelet_requests_them_by_the_s
         get(&port.address(), "/metrics").body.contains(&line)
     };
     wait_until("the refused look-ahead", || counted("failed", 1));
+    wait_until("its event", || !api.fake.events().is_empty());
+    let event = &api.fake.events()[0];
+    assert_eq!((&event["reason"], &event["regarding"]["name"]), (&json!("LookAheadFailed"), &json!("node-1")));
+    let note = event["note"].as_str().unwrap();
+    assert!(note.starts_with(&format!("could not fetch `{foreign}` ahead for the pod `shop/without`: ")), "{note}");
     api.fake.apply(pod(
         "web",
         &json!({
