@@ -1,29 +1,45 @@
 //! The agent of a node: keeps the leases of images in step with the pods that are bound to the node.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use imagelet_core::{
+    events::LogEvents,
     inventory::Inventory,
     metrics::{Family, Metrics},
 };
 
+use tokio::sync::watch;
+
 use crate::{
     access::ApiAccess,
     api_client::ApiClient,
+    look_ahead::{self, LookAhead, LookAheadParts},
+    node_events::NodeEvents,
     pods::KnownPods,
     watch::{Collection, FAMILIES, ObjectWatch, WatchHealth, WatchPace},
 };
 
+/// How often series of events are looked at.
+const EVENTS_LOOK_EVERY: Duration = Duration::from_secs(10);
+
 /// Every metric of the agent.
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
-    FAMILIES.into_iter()
+    FAMILIES.into_iter().chain(look_ahead::FAMILIES)
 }
 
-/// Follows the pods of one node, and leases the images that they wait for.
+/// Follows the pods of one node, leases the images that they wait for, and fetches them ahead where that is wanted.
 #[derive(Debug)]
 pub struct NodeAgent {
     watch: ObjectWatch,
+    access: ApiAccess,
+    node: String,
     inventory: Arc<Inventory>,
+    metrics: Arc<Metrics>,
+    look_ahead: Option<LookAhead>,
+    events: Option<NodeEvents>,
 }
 
 impl NodeAgent {
@@ -37,9 +53,24 @@ impl NodeAgent {
             selector: format!("spec.nodeName={node}"),
             is_metadata: false,
         };
-        let health = Arc::new(WatchHealth::of_pods(metrics));
-        let watch = ObjectWatch { client: ApiClient::new(access), collection, pace: WatchPace::default(), health };
-        Self { watch, inventory }
+        let health = Arc::new(WatchHealth::of_pods(Arc::clone(&metrics)));
+        let client = ApiClient::new(access.clone());
+        let watch = ObjectWatch { client, collection, pace: WatchPace::default(), health };
+        Self { watch, access, node: node.to_owned(), inventory, metrics, look_ahead: None, events: None }
+    }
+
+    /// The same agent, which also fetches the images of bound pods before the kubelet requests them.
+    #[must_use]
+    pub fn looking_ahead(mut self, parts: LookAheadParts) -> Self {
+        self.look_ahead = Some(LookAhead::new(parts, self.access.clone(), Arc::clone(&self.metrics)));
+        self
+    }
+
+    /// The same agent, which also sends warnings about the node to the cluster.
+    #[must_use]
+    pub fn reporting(mut self, events: Arc<LogEvents>) -> Self {
+        self.events = Some(NodeEvents::new(self.access.clone(), &self.node, events));
+        self
     }
 
     /// The same agent with other waits.
@@ -56,12 +87,24 @@ impl NodeAgent {
 
     /// Follows the pods for as long as this future lives. After its end the last known leases stay.
     pub async fn run(&self) {
+        let (sender, receiver) = watch::channel(Vec::new());
         let apply = |pods: &KnownPods| {
             let waiting = pods.waiting();
             self.watch.health.counted(pods.len(), waiting.len());
             self.inventory.lease_to_pods(&waiting);
+            sender.send_replace(pods.all());
         };
-        self.watch.run(KnownPods::default(), apply).await;
+        let ahead = async {
+            if let Some(look_ahead) = &self.look_ahead {
+                look_ahead.run(receiver).await;
+            }
+        };
+        let reporting = async {
+            if let Some(events) = &self.events {
+                events.run(EVENTS_LOOK_EVERY).await;
+            }
+        };
+        tokio::join!(self.watch.run(KnownPods::default(), apply), ahead, reporting);
     }
 }
 

@@ -10,9 +10,13 @@ use http::{Method, Request, Response, header};
 use http_body_util::{BodyExt as _, Limited};
 use kube::{Client, client::Body};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Serialize, de::DeserializeOwned};
+use zeroize::Zeroizing;
 
-use crate::{access::ApiAccess, api_error::ApiError};
+use crate::{
+    access::ApiAccess,
+    api_error::{ApiError, ApiStatus},
+};
 
 /// The longest answer: a list of the pods of a node, which are a few hundred of some 20 kB.
 pub(crate) const ANSWER_LENGTH_MAX: usize = 32 << 20;
@@ -20,14 +24,14 @@ pub(crate) const ANSWER_LENGTH_MAX: usize = 32 << 20;
 const ERROR_LENGTH_MAX: usize = 64 << 10;
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_mins(1);
-/// Most of a server's message that is kept.
-const MESSAGE_LENGTH_MAX: usize = 512;
 
 /// The content of a request that changes an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// A whole object.
     Json,
+    /// Fields that are merged into the object.
+    Merge,
     /// The fields that one field manager owns (server-side apply); JSON is valid YAML.
     Apply,
 }
@@ -36,6 +40,7 @@ impl Content {
     fn name(self) -> &'static str {
         match self {
             Self::Json => "application/json",
+            Self::Merge => "application/merge-patch+json",
             Self::Apply => "application/apply-patch+yaml",
         }
     }
@@ -52,30 +57,6 @@ struct SharedClient {
     access: Option<ApiAccess>,
     /// `None`: the next request connects.
     client: Mutex<Option<Client>>,
-}
-
-/// The answer of the API server when there is no other: `Status` of `meta/v1`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct ApiStatus {
-    code: u16,
-    message: String,
-    reason: String,
-}
-
-impl ApiStatus {
-    /// The error of an answer with this HTTP status.
-    pub(crate) fn into_error(self, http_status: u16) -> ApiError {
-        let code = if self.code == 0 { http_status } else { self.code };
-        // A server whose cache is behind the version asks for patience; a list without a version needs none.
-        let is_ahead = code == 504 && self.message.contains("Too large resource version");
-        if code == 410 || is_ahead || matches!(self.reason.as_str(), "Expired" | "Gone") {
-            return ApiError::Expired;
-        }
-        let cut = &self.message[..self.message.floor_char_boundary(MESSAGE_LENGTH_MAX)];
-        let message = cut.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-        ApiError::Rejected { code, message }
-    }
 }
 
 impl ApiClient {
@@ -129,6 +110,25 @@ impl ApiClient {
         self.document(request(method, path, Some(content), body)?).await
     }
 
+    /// Reads an object that may hold a secret, as text of at most so many bytes.
+    pub(crate) async fn get_secret(&self, path: &str, length_max: usize) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+        let request = request(Method::GET, path, None, Vec::new())?;
+        self.bounded(self.text(request, length_max)).await
+    }
+
+    /// Sends an object and reads the answer, which may hold a secret, as text of at most so many bytes.
+    pub(crate) async fn send_for_secret(
+        &self,
+        method: Method,
+        path: &str,
+        content: Content,
+        object: &serde_json::Value,
+        length_max: usize,
+    ) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+        let request = request(method, path, Some(content), object.to_string().into_bytes())?;
+        self.bounded(self.text(request, length_max)).await
+    }
+
     /// Deletes an object, if it still is this one; an absent one counts as deleted.
     pub(crate) async fn delete(&self, path: &str, uid: &str) -> Result<(), ApiError> {
         let options = serde_json::json!({
@@ -152,11 +152,14 @@ impl ApiClient {
 
     async fn document<T: DeserializeOwned>(&self, request: Request<Body>) -> Result<T, ApiError> {
         let answer = async {
-            let body = self.exchange(request).await?.into_body();
-            let bytes = read(body, ANSWER_LENGTH_MAX).await?;
-            serde_json::from_slice(&bytes).map_err(ApiError::Decode)
+            let text = self.text(request, ANSWER_LENGTH_MAX).await?;
+            serde_json::from_slice(&text).map_err(ApiError::Decode)
         };
         self.bounded(answer).await
+    }
+
+    async fn text(&self, request: Request<Body>, length_max: usize) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+        read(self.exchange(request).await?.into_body(), length_max).await
     }
 
     async fn bounded<T>(&self, answer: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
@@ -216,9 +219,9 @@ fn request(method: Method, path: &str, content: Option<Content>, body: Vec<u8>) 
     request.body(Body::from(body)).map_err(|error| ApiError::Unreachable(error.into()))
 }
 
-async fn read(body: Body, max: usize) -> Result<Vec<u8>, ApiError> {
+async fn read(body: Body, max: usize) -> Result<Zeroizing<Vec<u8>>, ApiError> {
     match Limited::new(body, max).collect().await {
-        Ok(whole) => Ok(whole.to_bytes().into()),
+        Ok(whole) => Ok(Zeroizing::new(whole.to_bytes().into())),
         Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(ApiError::TooLarge { max }),
         Err(error) => Err(ApiError::Unreachable(error)),
     }

@@ -2,6 +2,11 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use serde::Deserialize;
+
+/// Most of a server's message that is kept.
+const MESSAGE_LENGTH_MAX: usize = 512;
+
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a request to the API server failed.
@@ -46,12 +51,25 @@ pub enum ApiError {
         /// The limit.
         max: usize,
     },
+    /// The answer is not the secret or token that was requested. Shows nothing of it.
+    #[error("the API server sent an invalid {what}: {why}")]
+    SecretInvalid {
+        /// `secret` or `token`.
+        what: &'static str,
+        /// What is wrong, and where.
+        why: String,
+    },
     /// The answer is not what the API promises.
     #[error("could not decode the answer of the API server")]
     Decode(#[source] serde_json::Error),
 }
 
 impl ApiError {
+    /// The error of an answer that holds a secret: the decoder's own text quotes the value.
+    pub(crate) fn undecodable(what: &'static str, error: &serde_json::Error) -> Self {
+        Self::SecretInvalid { what, why: format!("line {} column {}", error.line(), error.column()) }
+    }
+
     /// The error with its causes.
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
@@ -66,5 +84,29 @@ impl ApiError {
             cause = error.source();
         }
         text
+    }
+}
+
+/// The answer of the API server when there is no other: `Status` of `meta/v1`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ApiStatus {
+    code: u16,
+    message: String,
+    reason: String,
+}
+
+impl ApiStatus {
+    /// The error of an answer with this HTTP status.
+    pub(crate) fn into_error(self, http_status: u16) -> ApiError {
+        let code = if self.code == 0 { http_status } else { self.code };
+        // A server whose cache is behind the version asks for patience; a list without a version needs none.
+        let is_ahead = code == 504 && self.message.contains("Too large resource version");
+        if code == 410 || is_ahead || matches!(self.reason.as_str(), "Expired" | "Gone") {
+            return ApiError::Expired;
+        }
+        let cut = &self.message[..self.message.floor_char_boundary(MESSAGE_LENGTH_MAX)];
+        let message = cut.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+        ApiError::Rejected { code, message }
     }
 }

@@ -1,14 +1,17 @@
 //! Kubernetes around the image manager: which pods of the node wait for which images, and which images nodes prefetch.
 //!
-//! The agent watches the pods that are bound to its node and leases their images in the core's inventory. Another one
-//! prefetches the images of `ImageSet` objects and reports them in `NodeImages`, and a controller of the cluster admits
-//! nodes in waves. Nothing else is written to the API.
+//! The agent watches the pods that are bound to its node, leases their images in the core's inventory, fetches them ahead of
+//! the kubelet, and sends warnings about the node as events. Another one prefetches the images of `ImageSet` objects and reports
+//! them in `NodeImages`, and a controller of the cluster admits nodes in waves.
 
 mod access;
 mod agent;
 mod api_client;
 mod api_error;
+mod credentials;
+mod look_ahead;
 mod names;
+mod node_events;
 mod pods;
 mod prefetch;
 #[cfg(any(test, feature = "test-util"))]
@@ -19,6 +22,8 @@ pub use access::ApiAccess;
 pub use agent::{NodeAgent, metric_families};
 pub use api_client::ApiClient;
 pub use api_error::ApiError;
+pub use credentials::ClusterTokens;
+pub use look_ahead::LookAheadParts;
 pub use pods::{BoundPod, PodImageUse, PodRejection, read_pod};
 pub use prefetch::{
     CRDS, FetchFailure, ImagePresence, PrefetchAgent, PrefetchApi, PrefetchController, PrefetchNode, SetDocument,

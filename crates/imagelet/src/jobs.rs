@@ -72,7 +72,7 @@ impl Jobs {
                 }
             });
         }
-        if let Some(KubernetesSettings { access, node: name }) = &node.settings().kubernetes {
+        if let Some(KubernetesSettings { access, node: name, .. }) = &node.settings().kubernetes {
             let agent = PrefetchAgent::new(access.clone(), name, Arc::new(PrefetchTarget::new(node)));
             let stop = stop.clone();
             tasks.spawn(async move {

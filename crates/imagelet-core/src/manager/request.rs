@@ -155,6 +155,9 @@ pub enum Caller {
     /// A pod: decided here.
     #[default]
     Pod,
+    /// The node, for a pod that did not request the image yet. It never is the probe of an open circuit, and its failures
+    /// start no back-off and count for no circuit, unless the registry names a time: the pod's own request is not worse off.
+    LookAhead,
     /// A command of an operator, for no pod. Neither a back-off nor an open circuit holds it back: it is attempted at
     /// once, and its outcome counts for the pods that wait for the same.
     Command,
@@ -241,6 +244,9 @@ impl EnsureRequest {
     /// The entry of the decision log for a pull of this request, without an image yet.
     pub(super) fn act(&self, canonical: &Reference, code: ActCode, took: Duration, mut why: String) -> Act {
         let by = match (self.pod.name.is_empty(), self.caller.is_client()) {
+            (false, _) if self.caller == Caller::LookAhead => {
+                format!("look-ahead for pod {}/{}", self.pod.namespace, self.pod.name)
+            }
             (false, _) => format!("pod {}/{}", self.pod.namespace, self.pod.name),
             (true, _) if self.caller.is_prefetch() => "prefetch".to_owned(),
             (true, true) => "CRI".to_owned(),

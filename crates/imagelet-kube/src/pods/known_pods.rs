@@ -1,6 +1,6 @@
 //! The pods of the node as the watch knows them: bounded, and with the images that each waits for.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use imagelet_core::inventory::WaitingPod;
 
@@ -13,7 +13,7 @@ const PODS_MAX: usize = 2000;
 /// By `NAMESPACE/NAME`; finished pods and those being deleted are absent.
 #[derive(Debug, Default)]
 pub(crate) struct KnownPods {
-    pods: BTreeMap<String, BoundPod>,
+    pods: BTreeMap<String, Arc<BoundPod>>,
     /// The last list was longer than the limit.
     is_cut: bool,
 }
@@ -27,32 +27,38 @@ impl ObjectCache for KnownPods {
         let old = std::mem::take(&mut self.pods);
         for object in &objects {
             let Some(pod) = read(object) else { continue };
-            warn_of_new(&pod, old.get(&pod.full_name()));
+            warn_of_new(&pod, old.get(&pod.full_name()).map(AsRef::as_ref));
             self.insert(pod);
         }
         before != self.waiting()
     }
 
-    /// Returns whether other images are awaited than before.
+    /// Returns whether other images are awaited than before, or for another pod.
     fn change(&mut self, object: &PodObject) -> bool {
         let Some(pod) = read(object) else { return self.remove(object) };
-        let old = self.pods.get(&pod.full_name());
+        let old = self.pods.get(&pod.full_name()).map(AsRef::as_ref);
         warn_of_new(&pod, old);
-        let is_changed = old.and_then(BoundPod::waiting) != pod.waiting();
+        let is_changed =
+            old.and_then(BoundPod::waiting) != pod.waiting() || old.is_some_and(|old| old.identity != pod.identity);
         self.insert(pod);
         is_changed
     }
 
-    /// Returns whether it waited for images.
+    /// Returns whether it was known: a pod with all its containers has fetches on record.
     fn remove(&mut self, object: &PodObject) -> bool {
-        self.pods.remove(&object.full_name()).is_some_and(|pod| pod.waiting().is_some())
+        self.pods.remove(&object.full_name()).is_some()
     }
 }
 
 impl KnownPods {
+    /// All pods, by their names.
+    pub(crate) fn all(&self) -> Vec<Arc<BoundPod>> {
+        self.pods.values().cloned().collect()
+    }
+
     /// The pods that wait, with their images.
     pub(crate) fn waiting(&self) -> Vec<WaitingPod> {
-        self.pods.values().filter_map(BoundPod::waiting).collect()
+        self.pods.values().filter_map(|pod| pod.waiting()).collect()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -70,7 +76,7 @@ impl KnownPods {
             }
             return;
         }
-        self.pods.insert(name, pod);
+        self.pods.insert(name, Arc::new(pod));
     }
 }
 

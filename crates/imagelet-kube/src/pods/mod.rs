@@ -24,7 +24,7 @@ const IMAGE_LENGTH_MAX: usize = 1024;
 /// Most images of one pod; pods have a handful.
 const IMAGES_MAX: usize = 256;
 /// Most pull secrets of one pod.
-const SECRETS_MAX: usize = 64;
+pub(crate) const SECRETS_MAX: usize = 64;
 
 /// A pod that is bound to a node and neither finished nor being deleted, as far as it is about images.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,16 @@ pub struct PodImageUse {
     pub policy: PullPolicy,
     /// Its container does not exist yet, or is going to be created again.
     pub waits: bool,
+}
+
+impl PodImageUse {
+    /// The field of the pod that names the image, as events of a kubelet have it; empty for a volume.
+    pub(crate) fn field(&self) -> String {
+        match self.role {
+            PodRole::Volume => String::new(),
+            role => format!("spec.{}{{{}}}", role.field(), shown(&self.name)),
+        }
+    }
 }
 
 /// Why a pod object is passed over as a whole.
@@ -133,7 +143,8 @@ pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejec
         passed_over.push(format!("{left_out} images beyond the limit of {IMAGES_MAX}"));
     }
     let secrets = spec.image_pull_secrets.iter().filter(|it| is_name(&it.name, NAME_LENGTH_MAX));
-    let account = [&spec.service_account_name, &spec.service_account].into_iter().find(|it| !it.is_empty());
+    let accounts = [&spec.service_account_name, &spec.service_account];
+    let account = accounts.into_iter().find(|name| is_name(name, NAME_LENGTH_MAX));
     Ok(Some(BoundPod {
         identity: PodIdentity {
             namespace: metadata.namespace.as_str().into(),

@@ -31,6 +31,7 @@ use tokio_rustls::{
 };
 
 use super::{
+    named_objects::NamedObjects,
     object_store::{ObjectStore, kind_of},
     requests::{self, ObjectPath, failure},
 };
@@ -79,6 +80,7 @@ pub struct FakeApi {
 struct Shared {
     options: FakeApiOptions,
     objects: Mutex<ObjectStore>,
+    named: NamedObjects,
     faults: Mutex<VecDeque<ApiFault>>,
     /// A fault of every request, after those above.
     lasting: Mutex<Option<ApiFault>>,
@@ -101,6 +103,7 @@ impl FakeApi {
         let shared = Arc::new(Shared {
             options,
             objects: Mutex::new(ObjectStore::new(100)),
+            named: NamedObjects::default(),
             faults: Mutex::default(),
             lasting: Mutex::default(),
             requests: Mutex::default(),
@@ -166,6 +169,21 @@ impl FakeApi {
         let name = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
         let key = (name("namespace"), name("name"));
         self.shared.objects().set(collection, &key, Some(object));
+    }
+
+    /// Creates or replaces an object that is read by its name, of a kind as paths spell it: `secrets`, `serviceaccounts`.
+    pub fn put_named(&self, kind: &str, object: Value) {
+        self.shared.named.put(kind, object);
+    }
+
+    /// The requests for tokens that were granted.
+    pub fn token_requests(&self) -> Vec<Value> {
+        self.shared.named.tokens()
+    }
+
+    /// The events that were written.
+    pub fn events(&self) -> Vec<Value> {
+        self.shared.named.events()
     }
 
     /// An object as it is stored.
@@ -273,6 +291,10 @@ impl Shared {
         let body = http_body_util::Limited::new(body, BODY_LENGTH_MAX).collect().await;
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         let path = percent_decode_str(&path).decode_utf8_lossy();
+        let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+        if let Some((code, object)) = self.named.answer(&head.method, &parts, &body) {
+            return document((StatusCode::from_u16(code).unwrap_or_default(), object));
+        }
         let path = ObjectPath::parse(&path).filter(|path| self.objects().has(&path.collection));
         let Some(path) = path else {
             return document(failure(404, "NotFound", "the server could not find the requested resource"));

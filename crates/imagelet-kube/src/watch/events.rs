@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::WatchedObject;
-use crate::{api_client::ApiStatus, api_error::ApiError};
+use crate::api_error::{ApiError, ApiStatus};
 
 /// The longest event. The API server accepts objects of 3 MiB at most.
 pub(super) const EVENT_LENGTH_MAX: usize = 4 << 20;

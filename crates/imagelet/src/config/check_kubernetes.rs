@@ -1,6 +1,6 @@
 //! The rules of the keys below `kubernetes`: which node this is, and how its API server is reached.
 
-use std::ffi::OsStr;
+use std::{ffi::OsStr, num::NonZeroUsize};
 
 use imagelet_kube::ApiAccess;
 
@@ -12,17 +12,20 @@ use super::{
 const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 /// The longest name of an object of the API.
 const NAME_LENGTH_MAX: usize = 253;
+/// Most images that are fetched ahead at once.
+const LOOK_AHEAD_MAX: i32 = 256;
 
 pub(super) fn check(
     keys: &KubernetesKeys,
     environment: &Environment,
     found: &mut Violations,
 ) -> Option<KubernetesSettings> {
-    let KubernetesKeys { node_name, kubeconfig } = keys;
+    let KubernetesKeys { node_name, kubeconfig, look_ahead_max, events } = keys;
     let has_file = !kubeconfig.as_os_str().is_empty();
     if has_file {
         found.absolute("kubernetes.kubeconfig", kubeconfig);
     }
+    found.between("kubernetes.lookAheadMax", look_ahead_max, 0..=LOOK_AHEAD_MAX);
     if node_name.is_empty() {
         if has_file {
             let both = ["kubernetes.kubeconfig", "kubernetes.nodeName"];
@@ -39,7 +42,8 @@ pub(super) fn check(
         found.add_of(&["kubernetes.nodeName", "kubernetes.kubeconfig"], message);
     }
     let access = if has_file { ApiAccess::Kubeconfig(kubeconfig.clone()) } else { ApiAccess::InCluster };
-    Some(KubernetesSettings { access, node: node_name.clone() })
+    let look_ahead_max = usize::try_from(*look_ahead_max).ok().and_then(NonZeroUsize::new);
+    Some(KubernetesSettings { access, node: node_name.clone(), look_ahead_max, events: *events })
 }
 
 #[cfg(test)]
@@ -69,7 +73,8 @@ mod tests {
             (&long, "/etc/kubeconfig", &outside, Err("must be the name of a Node")),
         ] {
             let mut found = Violations::default();
-            let keys = KubernetesKeys { node_name: node.into(), kubeconfig: kubeconfig.into() };
+            let keys =
+                KubernetesKeys { node_name: node.into(), kubeconfig: kubeconfig.into(), ..KubernetesKeys::default() };
             let settings = check(&keys, environment, &mut found);
             match expected {
                 Ok(access) => {
@@ -79,6 +84,25 @@ mod tests {
                 Err(words) => {
                     let [violation] = &found.0[..] else { panic!("{keys:?}: {:?}", found.0) };
                     assert!(violation.message.contains(words), "{keys:?}: {}", violation.message);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_of_images_is_fetched_ahead_or_none() {
+        for (images, expected) in [(0, Ok(None)), (1, Ok(Some(1))), (256, Ok(Some(256))), (-1, Err(())), (257, Err(()))]
+        {
+            let mut found = Violations::default();
+            let (node_name, kubeconfig) = ("node-1".into(), "/etc/kubeconfig".into());
+            let keys = KubernetesKeys { node_name, kubeconfig, look_ahead_max: images, events: true };
+            let settings = check(&keys, &Environment::default(), &mut found).unwrap();
+            match expected {
+                Ok(max) => assert_eq!(settings.look_ahead_max.map(NonZeroUsize::get), max),
+                Err(()) => {
+                    let [violation] = &found.0[..] else { panic!("{images}: {:?}", found.0) };
+                    let rule = format!("kubernetes.lookAheadMax {images} must be between 0 and 256, inclusive");
+                    assert!(violation.message.contains(&rule), "{}", violation.message);
                 }
             }
         }

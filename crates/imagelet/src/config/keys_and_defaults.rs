@@ -221,6 +221,10 @@ documents! {
         node_name: String,
         /// How the API server is reached: a kubeconfig, of which the current context is used, read again after each failure. Refused while other users may change it. Empty: the service account of the pod that imagelet runs in.
         kubeconfig: PathBuf,
+        /// How many images are fetched ahead at once, at most 256: the images of a pod are pulled as soon as it is bound, with its own secrets, and a kubelet finds them present or joins the pull. They wait in the queue of pulls behind all others. 0: none. See [fetching ahead](kubernetes.md#fetching-ahead), also for what it means to a kubelet that verifies credentials. Off with `compatibility: kubelet`.
+        look_ahead_max: i32,
+        /// Whether warnings about what imagelet itself decides become events of the Node (`events.k8s.io`): a collection that failed, an image that could not be fetched ahead. See [events](kubernetes.md#events).
+        events: bool,
     }
     StaleKeys {
         /// Under pull policy `Always`, while a registry cannot be reached, is busy or broken: use the image that it last resolved for that tag on this node, if the pull records grant it to the pod.
@@ -454,6 +458,7 @@ impl File {
             import_folder: ImportFolderKeys { directory: PathBuf::new(), pin: true },
             detection: DetectionKeys { period: FIVE_MINUTES },
             compatibility: "imagelet".into(),
+            kubernetes: KubernetesKeys { events: true, ..KubernetesKeys::default() },
             stale_on_outage: StaleKeys { enabled: false, max_age: GoDuration::minutes(24 * 60) },
             gc: GcKeys {
                 enabled: true,

@@ -1,7 +1,7 @@
 //! The checked configuration, as the rest of the program reads it.
 
 use std::{
-    num::NonZeroU64,
+    num::{NonZeroU64, NonZeroUsize},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -75,6 +75,10 @@ impl Settings {
 pub(crate) struct KubernetesSettings {
     pub(crate) access: ApiAccess,
     pub(crate) node: String,
+    /// How many images are fetched ahead at once; `None`: none.
+    pub(crate) look_ahead_max: Option<NonZeroUsize>,
+    /// Whether warnings about the node are sent to the cluster.
+    pub(crate) events: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -39,7 +39,7 @@ const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct NodeParts {
     pub(crate) runtime: RuntimeManager,
     pub(crate) inventory: Arc<Inventory>,
-    pub(crate) manager: ImageManager,
+    pub(crate) manager: Arc<ImageManager>,
     pub(crate) pulls: PullTracker,
     pub(crate) tracer: Tracer,
     pub(crate) pod_starts: Arc<PodStarts>,

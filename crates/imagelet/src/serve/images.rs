@@ -48,7 +48,8 @@ impl ServedImages {
             Some(reference) if is_embedded => reference.canonical().to_string(),
             _ => asked.image.image.clone(),
         };
-        // A runtime receives the caller's whole pod; an embedded store reads none of it.
+        // A runtime receives the caller's whole pod with its annotations; an embedded store reads none of it, and pods that
+        // differ in it share a pull.
         let encoded_pod = asked.sandbox.as_ref().and_then(|sandbox| sandbox.encoded.clone()).filter(|_| !is_embedded);
         let pod = asked.sandbox.clone().map_or_else(PodIdentity::default, pod);
         EnsureRequest {
@@ -56,7 +57,7 @@ impl ServedImages {
             encoded_pod,
             caller: Caller::Client { own_credentials: is_embedded, is_limited: callers.limit_pulls },
             runtime_handler: asked.image.runtime_handler.clone(),
-            annotations: asked.image.annotations.clone(),
+            annotations: if is_embedded { Vec::new() } else { asked.image.annotations.clone() },
             credentials: asked.credential.iter().cloned().collect(),
             platform: asked.platform.clone(),
             ..EnsureRequest::new(image, PullPolicy::Always)
@@ -185,5 +186,24 @@ impl ImageService for ServedImages {
         // A kubelet does not start without an answer; a store that is still opening has one soon.
         let Some(node) = self.readiness.now() else { return Ok(self.filesystems.last()) };
         self.filesystems.answer(node.parts.runtime.filesystem()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_embedded_store_gets_the_canonical_name_and_none_of_the_pods_annotations() {
+        let annotations = vec![("team".to_owned(), "shop".to_owned())];
+        let image = ImageSpec { annotations: annotations.clone(), ..ImageSpec::new("app:v1") };
+        let asked = PullRequest { image, credential: None, sandbox: None, platform: None };
+        let callers = CriCallers { limit_pulls: false, remove_in_use: false };
+        for (is_embedded, name, expected) in
+            [(true, "docker.io/library/app:v1", vec![]), (false, "app:v1", annotations)]
+        {
+            let request = ServedImages::request(&asked, is_embedded, callers);
+            assert_eq!((request.image.as_str(), request.annotations), (name, expected));
+        }
     }
 }

@@ -13,7 +13,7 @@ use imagelet_core::{
     audit_log::AuditLog,
     credentials::{
         CredentialProvider, CredentialQuery, Keyring, NodeKeyring, Provided, Providers, Standalone, TokenCache,
-        TrackedCredential,
+        TokenSource, TrackedCredential,
     },
     events::{EventSink, LogEvents},
     gc::ImageGc,
@@ -28,7 +28,7 @@ use imagelet_core::{
     },
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
-use imagelet_kube::NodeAgent;
+use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
 
 use super::imports::RuntimeSite;
@@ -96,12 +96,16 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
     }
     let keyring = Arc::new(keyring(&settings, role));
-    let tokens = Arc::new(TokenCache::new(Arc::new(Standalone)));
-    let providers = Arc::new(Providers::new(tokens, Arc::clone(&metrics)));
+    let kubernetes = settings.kubernetes.clone().filter(|_| role == Role::Daemon);
+    let tokens: Arc<dyn TokenSource> = match &kubernetes {
+        Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens::new(access.clone())),
+        None => Arc::new(Standalone),
+    };
+    let providers = Arc::new(Providers::new(Arc::new(TokenCache::new(tokens)), Arc::clone(&metrics)));
     configure_providers(&providers, &settings).await?;
     let events = Arc::new(LogEvents::new(EVENTS_MAX));
     let pod_starts = Arc::new(PodStarts::new(Arc::clone(&metrics)));
-    let manager = ImageManager::new(ManagerParts {
+    let manager = Arc::new(ImageManager::new(ManagerParts {
         settings: pull_settings(&settings, role),
         keyring: Arc::clone(&keyring),
         providers: Arc::clone(&providers) as Arc<dyn CredentialProvider>,
@@ -112,10 +116,19 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         stale: settings.stale_max.map(|age_max| StaleUse::new(age_max, Some(store.state.join("verified-names.json")))),
         decisions: Arc::clone(&decisions),
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
-    });
-    let kubernetes = settings.kubernetes.as_ref().filter(|_| role == Role::Daemon);
-    let agent = kubernetes.map(|KubernetesSettings { access, node }| {
-        Arc::new(NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics)))
+    }));
+    let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
+        let agent = NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics));
+        // The kubelet's behaviour to the letter has no pull that a pod did not request.
+        let images_max = look_ahead_max.filter(|_| !settings.compatibility.is_kubelet());
+        let ahead = images_max.map(|images_max| LookAheadParts {
+            manager: Arc::clone(&manager),
+            runtime: runtime.clone(),
+            images_max,
+            events: Arc::clone(&events) as Arc<dyn EventSink>,
+        });
+        let agent = if *sends_events { agent.reporting(Arc::clone(&events)) } else { agent };
+        Arc::new(ahead.into_iter().fold(agent, NodeAgent::looking_ahead))
     });
     let parts = NodeParts {
         agent,

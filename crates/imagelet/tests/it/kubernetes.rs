@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// An API server with the runtime that serves it.
-struct Api {
-    fake: FakeApi,
+pub(crate) struct Api {
+    pub(crate) fake: FakeApi,
     _runtime: Runtime,
 }
 
@@ -27,9 +27,21 @@ impl Api {
         Self { fake: runtime.block_on(FakeApi::start(options)), _runtime: runtime }
     }
 
+    /// It requires a token, and speaks TLS.
+    pub(crate) fn start_with_token() -> Self {
+        Self::start(FakeApiOptions { token: Some("a-token".into()), tls: true })
+    }
+
     /// A daemon that knows the pods of `node-1`.
     fn daemon(&self, folder: &Path, port: &Port) -> Daemon {
+        self.daemon_with(folder, port, "")
+    }
+
+    /// The same with more of its configuration.
+    pub(crate) fn daemon_with(&self, folder: &Path, port: &Port, more: &str) -> Daemon {
         let config = write_store_config(folder, "");
+        let text = std::fs::read_to_string(&config).unwrap();
+        std::fs::write(&config, text + more).unwrap();
         let kubeconfig = self.fake.kubeconfig(folder);
         let arguments = [
             "--config",
@@ -58,7 +70,7 @@ impl Api {
 #[test]
 fn an_image_that_a_pod_of_the_node_waits_for_is_kept_and_shown_also_while_the_api_server_is_away() {
     let (registry, folder, port) = (FakeRegistry::start(), scratch(), Port::choose());
-    let api = Api::start(FakeApiOptions { token: Some("a-token".into()), tls: true });
+    let api = Api::start_with_token();
     let put = |name: &str| registry.put(&format!("{name}:v1"), &Image::marked(name, 100));
     let (awaited, free) = (put("awaited"), put("free"));
     let daemon = api.daemon(folder.path(), &port);

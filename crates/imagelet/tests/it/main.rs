@@ -39,6 +39,7 @@ mod lifecycle;
 mod lifetime;
 mod listing;
 mod login;
+mod look_ahead;
 mod monitoring;
 mod mounts;
 mod one_socket;

@@ -198,7 +198,10 @@ impl<'a> Ensuring<'a> {
         // An image in back-off costs no disk write; the kubelet writes and withdraws its intent nevertheless.
         let intended = if is_kubelet { Some(self.intend().await?) } else { None };
         if let Err(held) = self.admit(&key, &work) {
-            self.reporter.normal("BackOff", event_messages::back_off(image));
+            // A look-ahead that is held back delays no container.
+            if self.request.caller != Caller::LookAhead {
+                self.reporter.normal("BackOff", event_messages::back_off(image));
+            }
             self.withdraw(intended).await;
             return Err(held);
         }
@@ -249,7 +252,10 @@ impl<'a> Ensuring<'a> {
         };
         let intent = completion.map_or_else(Some, |completion| completion.and_then(Completion::failed));
         let intent = intent.filter(|_| is_kubelet || !is_doubtful(failure.kind()));
-        if let Some(ensured) = self.use_stale(&work.reference, &spec, &failure).await {
+        // No container starts from a look-ahead.
+        if self.request.caller != Caller::LookAhead
+            && let Some(ensured) = self.use_stale(&work.reference, &spec, &failure).await
+        {
             self.withdraw(intent).await;
             return Ok(ensured);
         }
@@ -274,8 +280,8 @@ impl<'a> Ensuring<'a> {
                 }
             }
             Caller::Prefetch { .. } => {}
-            Caller::Pod | Caller::Client { .. } if self.is_kubelet() => {}
-            Caller::Pod | Caller::Client { .. } => backoff.forget(key),
+            Caller::Pod | Caller::LookAhead | Caller::Client { .. } if self.is_kubelet() => {}
+            Caller::Pod | Caller::LookAhead | Caller::Client { .. } => backoff.forget(key),
         }
     }
 
@@ -289,7 +295,7 @@ impl<'a> Ensuring<'a> {
                 waiting.retain(|other| backoff.held(other, now).is_some());
                 waiting
             }
-            Caller::Client { .. } | Caller::Prefetch { .. } => return,
+            Caller::LookAhead | Caller::Client { .. } | Caller::Prefetch { .. } => return,
         };
         let failure = format!("{}: {}", error.reason(), error.message());
         for key in keys {
@@ -299,7 +305,7 @@ impl<'a> Ensuring<'a> {
 
     /// Whether the registry may be asked now, by the pod's back-off and then by the circuits.
     fn admit(&self, key: &BackoffKey, work: &Work) -> Result<(), EnsureError> {
-        if self.request.caller == Caller::Pod
+        if matches!(self.request.caller, Caller::Pod | Caller::LookAhead)
             && let Some(held) = self.manager.backoff().held(key, Instant::now())
         {
             return Err(self.error(Cause::HeldBack(held.failure.clone())));

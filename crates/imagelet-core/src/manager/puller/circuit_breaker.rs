@@ -161,6 +161,13 @@ impl Circuits {
         Ok(())
     }
 
+    /// Whether a pull that is no probe may begin: also a circuit whose window is over waits for a probe.
+    pub(crate) fn check_closed(&self, route: &CircuitKey, now: Instant) -> Result<(), OpenCircuit> {
+        let open = CircuitScope::ALL.map(|scope| scope.key(route)).into_iter();
+        let mut open = open.filter_map(|key| self.circuits.get(&key)?.opened(&key, now));
+        open.next().map_or(Ok(()), Err)
+    }
+
     /// A pull begins, whether or not circuits are open: it is the probe of those that are.
     pub(crate) fn probe(&mut self, route: &CircuitKey, now: Instant) {
         for scope in CircuitScope::ALL {
@@ -248,7 +255,12 @@ impl Circuit {
         if now >= until && !probes {
             return None;
         }
-        let remaining = until.saturating_duration_since(now);
+        self.opened(key, now)
+    }
+
+    /// The circuit unless it is closed, with or without a probe.
+    fn opened(&self, key: &ScopedKey, now: Instant) -> Option<OpenCircuit> {
+        let remaining = self.until?.saturating_duration_since(now);
         let registry = key.of.registry.clone();
         Some(OpenCircuit { registry, scope: key.scope, failures: self.failures, remaining, class: self.class })
     }
@@ -339,6 +351,29 @@ mod tests {
         assert_eq!((refusal.remaining, refusal.class), (FIRST * 2, ErrorClass::HostNotFound));
         circuits.answered(&own);
         assert_eq!((circuits.admit(&other, then), circuits.open(then)), (Ok(()), vec![]));
+    }
+
+    #[test]
+    fn a_look_ahead_is_no_probe_and_waits_until_one_closed_the_circuit() {
+        let now = Instant::now();
+        let own = route("r.io", "ada", "r.io/a:v1");
+        for (failures, class, then, closed) in [
+            (0, ErrorClass::Unreachable, now, true),
+            (2, ErrorClass::Unreachable, now, true),
+            (3, ErrorClass::Unreachable, now, false),
+            (3, ErrorClass::Unreachable, now + FIRST * 9, false),
+            (3, ErrorClass::RateLimited, now + FIRST, false),
+            (3, ErrorClass::Unauthorized, now + FIRST, false),
+        ] {
+            let mut circuits = after(failures, class, &own, now);
+            assert_eq!(circuits.check_closed(&own, then).is_ok(), closed, "{failures} times {class}");
+            if then > now {
+                assert_eq!(circuits.admit(&own, then), Ok(()), "the probe is still to come");
+                assert!(circuits.check_closed(&own, then).is_err());
+            }
+            circuits.answered(&own);
+            assert_eq!(circuits.check_closed(&own, then), Ok(()));
+        }
     }
 
     #[test]

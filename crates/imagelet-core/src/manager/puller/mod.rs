@@ -78,6 +78,9 @@ impl Puller {
             self.circuits().probe(&key, now);
             return Ok(());
         }
+        if work.caller == Caller::LookAhead {
+            return self.circuits().check_closed(&key, now);
+        }
         self.circuits().admit(&key, now)
     }
 
@@ -111,6 +114,8 @@ impl Puller {
         }
         match outcome {
             Ok(_) => self.circuits().answered(&work.circuit_key()),
+            // Counted, it would hold back the pod's own request for a failure that may be over by then.
+            Err(error) if work.caller == Caller::LookAhead && error.fault().retry_after.is_none() => {}
             Err(error) => self.circuits().failed(&work.circuit_key(), &error.fault(), Instant::now()),
         }
     }

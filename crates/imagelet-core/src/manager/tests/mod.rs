@@ -2,6 +2,7 @@
 
 mod clients;
 mod link;
+mod look_ahead;
 mod providers;
 mod rights;
 mod turns;

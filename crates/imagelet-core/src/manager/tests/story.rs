@@ -40,6 +40,16 @@ async fn abort<T: std::fmt::Debug>(caller: tokio::task::JoinHandle<T>) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_pull_of_a_look_ahead_is_recorded_with_its_pod() {
+    let fake = FakeRuntime::new();
+    let recorded = Recorded::new(&fake, Duration::ZERO);
+    fake.offer("reg.io/app:v1", "app", 1000);
+    recorded.node.ensure(&EnsureRequest { caller: Caller::LookAhead, ..request("reg.io/app:v1") }).await.unwrap();
+    let by: Vec<_> = recorded.happened("reg.io/app:v1").into_iter().map(|it| (it.code, it.by)).collect();
+    assert_eq!(by, [("pulled".to_owned(), "look-ahead for pod default/web".to_owned())]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failed_pull_is_recorded_under_its_name_and_equal_ones_are_one_line() {
     let fake = FakeRuntime::new();
     let recorded = Recorded::new(&fake, Duration::ZERO);

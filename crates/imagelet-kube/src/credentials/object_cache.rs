@@ -1,0 +1,184 @@
+//! Objects by their names, each read once for all readers and kept for a minute.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::Mutex, time::Instant};
+
+use crate::api_error::ApiError;
+
+/// How long an object is used; the kubelet's own cache of secrets has the same time.
+const AGE_MAX: Duration = Duration::from_mins(1);
+/// How long a failure answers for the next reader: the images of one pod are requested together.
+const FAILURE_AGE_MAX: Duration = Duration::from_secs(10);
+/// An object without a reader for this long is dropped.
+const IDLE_MAX: Duration = Duration::from_mins(5);
+/// Most objects, each of at most a megabyte.
+const OBJECTS_MAX: usize = 128;
+
+/// Namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ObjectName {
+    pub(super) namespace: Arc<str>,
+    pub(super) name: Arc<str>,
+}
+
+/// An object with the resource version it was read at.
+#[derive(Debug)]
+pub(super) struct Versioned<T> {
+    pub(super) version: String,
+    pub(super) object: T,
+}
+
+/// What a read led to; a failure is its text.
+pub(super) type ReadResult<T> = Result<Arc<T>, Arc<str>>;
+
+/// Objects of one kind. `Debug` shows none.
+pub(super) struct ObjectCache<T> {
+    slots: std::sync::Mutex<HashMap<ObjectName, Slot<T>>>,
+}
+
+struct Slot<T> {
+    used_at: Instant,
+    /// Held during a read, so that other readers wait for its result.
+    cell: Arc<Mutex<CachedObject<T>>>,
+}
+
+struct CachedObject<T> {
+    /// Of the last object; empty before the first.
+    version: String,
+    read: Option<(Instant, ReadResult<T>)>,
+}
+
+impl<T> ObjectCache<T> {
+    pub(super) fn new() -> Self {
+        Self { slots: std::sync::Mutex::default() }
+    }
+
+    /// The object, read where it is absent or too old. `read` gets the version that the object had: an answer that is older
+    /// is none.
+    pub(super) async fn get(
+        &self,
+        name: &ObjectName,
+        read: impl AsyncFnOnce(&str) -> Result<Versioned<T>, ApiError>,
+    ) -> ReadResult<T> {
+        let cell = self.cell(name);
+        let mut cached = cell.lock().await;
+        if let Some((at, result)) = &cached.read
+            && at.elapsed() < if result.is_ok() { AGE_MAX } else { FAILURE_AGE_MAX }
+        {
+            return result.clone();
+        }
+        let result = match read(&cached.version).await {
+            Ok(Versioned { version, object }) => {
+                cached.version = version;
+                Ok(Arc::new(object))
+            }
+            Err(error) => Err(error.chain().into()),
+        };
+        cached.read = Some((Instant::now(), result.clone()));
+        result
+    }
+
+    fn cell(&self, name: &ObjectName) -> Arc<Mutex<CachedObject<T>>> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        slots.retain(|_, slot| now.saturating_duration_since(slot.used_at) < IDLE_MAX);
+        if slots.len() >= OBJECTS_MAX
+            && !slots.contains_key(name)
+            && let Some(oldest) = slots.iter().min_by_key(|(_, slot)| slot.used_at).map(|(name, _)| name.clone())
+        {
+            slots.remove(&oldest);
+        }
+        let empty = || Arc::new(Mutex::new(CachedObject { version: String::new(), read: None }));
+        let slot = slots.entry(name.clone()).or_insert_with(|| Slot { used_at: now, cell: empty() });
+        slot.used_at = now;
+        Arc::clone(&slot.cell)
+    }
+}
+
+impl<T> fmt::Debug for ObjectCache<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectCache").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn name(name: &str) -> ObjectName {
+        ObjectName { namespace: "shop".into(), name: name.into() }
+    }
+
+    /// Reads an object that is a count of the reads, and fails those of these numbers.
+    struct Counted {
+        cache: ObjectCache<usize>,
+        reads: AtomicUsize,
+        failing: Vec<usize>,
+        versions: std::sync::Mutex<Vec<String>>,
+    }
+
+    impl Counted {
+        fn failing(failing: &[usize]) -> Self {
+            let (reads, failing) = (AtomicUsize::new(0), failing.to_vec());
+            Self { cache: ObjectCache::new(), reads, failing, versions: std::sync::Mutex::default() }
+        }
+
+        async fn get(&self, object: &str) -> Result<usize, String> {
+            let read = async |version: &str| {
+                self.versions.lock().unwrap().push(version.to_owned());
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let number = self.reads.fetch_add(1, Ordering::Relaxed) + 1;
+                if self.failing.contains(&number) {
+                    return Err(ApiError::Rejected { code: 403, message: "no".into() });
+                }
+                Ok(Versioned { version: format!("v{number}"), object: number })
+            };
+            self.cache.get(&name(object), read).await.map(|object| *object).map_err(|error| error.to_string())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn readers_at_once_share_one_read_and_the_next_one_after_a_minute_names_the_version() {
+        let counted = Counted::failing(&[]);
+        assert_eq!(tokio::join!(counted.get("a"), counted.get("a")), (Ok(1), Ok(1)));
+        assert_eq!(counted.get("b").await, Ok(2));
+        // The read of the second object took a second.
+        tokio::time::advance(AGE_MAX.saturating_sub(Duration::from_secs(2))).await;
+        assert_eq!(counted.get("a").await, Ok(1));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(counted.get("a").await, Ok(3));
+        assert_eq!(*counted.versions.lock().unwrap(), ["", "", "v1"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_is_repeated_for_ten_seconds_and_then_read_again() {
+        let counted = Counted::failing(&[1]);
+        let failure = Err("the API server answered 403: no".to_owned());
+        assert_eq!(counted.get("a").await, failure);
+        tokio::time::advance(FAILURE_AGE_MAX.saturating_sub(Duration::from_secs(1))).await;
+        assert_eq!(counted.get("a").await, failure);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(counted.get("a").await, Ok(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_are_bounded_and_those_without_a_reader_are_dropped() {
+        let counted = Counted::failing(&[]);
+        for object in 0..OBJECTS_MAX + 10 {
+            counted.get(&object.to_string()).await.unwrap();
+        }
+        assert_eq!(counted.cache.slots.lock().unwrap().len(), OBJECTS_MAX);
+        assert!(!counted.cache.slots.lock().unwrap().contains_key(&name("0")));
+        tokio::time::advance(IDLE_MAX).await;
+        counted.get("new").await.unwrap();
+        assert_eq!(counted.cache.slots.lock().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,123 @@
+//! A secret object of the API: its docker configuration, and nothing else of it.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use imagelet_core::credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use zeroize::Zeroizing;
+
+use super::object_cache::{ObjectName, Versioned};
+use crate::api_error::ApiError;
+
+/// Longest uid of an object; the API server's have 36 bytes.
+const UID_LENGTH_MAX: usize = 128;
+
+#[derive(Deserialize)]
+struct SecretObject<'a> {
+    #[serde(borrow)]
+    metadata: SecretMetadata<'a>,
+    #[serde(default)]
+    r#type: Cow<'a, str>,
+    #[serde(borrow, default)]
+    data: Option<BTreeMap<Cow<'a, str>, &'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SecretMetadata<'a> {
+    #[serde(default)]
+    uid: Cow<'a, str>,
+    #[serde(default)]
+    resource_version: String,
+}
+
+/// Reads a secret; one of another type, or without its document, has no credentials, as in a kubelet.
+///
+/// # Errors
+/// Where the text is not a secret object. The error shows nothing of it.
+pub(super) fn read_secret(name: &ObjectName, json: &[u8]) -> Result<Versioned<Option<PullSecret>>, ApiError> {
+    let object: SecretObject<'_> =
+        serde_json::from_slice(json).map_err(|error| ApiError::undecodable("secret", &error))?;
+    let SecretMetadata { uid, resource_version: version } = object.metadata;
+    if uid.len() > UID_LENGTH_MAX {
+        return Err(ApiError::SecretInvalid {
+            what: "secret",
+            why: format!("its uid is longer than {UID_LENGTH_MAX} bytes"),
+        });
+    }
+    let kind = PullSecretKind::from_type(&object.r#type);
+    let found = kind.and_then(|kind| Some((kind, *object.data.as_ref()?.get(kind.key())?)));
+    let Some((kind, raw)) = found else { return Ok(Versioned { version, object: None }) };
+    let text: String = serde_json::from_str(raw.get()).map_err(|error| ApiError::undecodable("secret", &error))?;
+    let text = Zeroizing::new(text);
+    let document = BASE64_STANDARD.decode(text.as_bytes());
+    let document = document
+        .map(Secret::from_bytes)
+        .map_err(|_| ApiError::SecretInvalid { what: "secret", why: format!("`{}` is not base64", kind.key()) })?;
+    let (uid, namespace, name) = (uid.into_owned(), name.namespace.to_string(), name.name.to_string());
+    let secret = PullSecret { identity: ObjectIdentity { uid, namespace, name }, kind, document };
+    Ok(Versioned { version, object: Some(secret) })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(object: &Value) -> Result<Option<(String, PullSecretKind, String)>, String> {
+        let name = ObjectName { namespace: "shop".into(), name: "registry".into() };
+        let read = read_secret(&name, object.to_string().as_bytes()).map_err(|error| error.chain())?;
+        let text = |secret: PullSecret| {
+            assert!(!format!("{secret:?}").contains(secret.document.expose()));
+            (secret.identity.uid, secret.kind, secret.document.expose().to_owned())
+        };
+        Ok(read.object.map(text))
+    }
+
+    fn secret(kind: &str, data: &Value) -> Value {
+        json!({"metadata": {"uid": "u1", "resourceVersion": "7"}, "type": kind, "data": data})
+    }
+
+    #[test]
+    fn both_types_of_pull_secret_are_read_and_others_have_no_credentials() {
+        let document = BASE64_STANDARD.encode(r#"{"auths":{}}"#);
+        let found = |kind| Ok(Some(("u1".to_owned(), kind, r#"{"auths":{}}"#.to_owned())));
+        for (kind, data, expected) in [
+            (
+                "kubernetes.io/dockerconfigjson",
+                json!({".dockerconfigjson": document, "other": 5}),
+                found(PullSecretKind::DockerConfigJson),
+            ),
+            ("kubernetes.io/dockercfg", json!({".dockercfg": document}), found(PullSecretKind::DockerCfg)),
+            ("kubernetes.io/dockercfg", json!({".dockerconfigjson": document}), Ok(None)),
+            ("kubernetes.io/dockerconfigjson", json!({}), Ok(None)),
+            ("kubernetes.io/dockerconfigjson", Value::Null, Ok(None)),
+            ("Opaque", json!({".dockerconfigjson": document}), Ok(None)),
+            ("", json!({".dockerconfigjson": document}), Ok(None)),
+        ] {
+            assert_eq!(read(&secret(kind, &data)), expected, "{kind} {data}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_secret_object_is_rejected_without_a_word_of_its_content() {
+        let kind = "kubernetes.io/dockerconfigjson";
+        let long = "u".repeat(129);
+        for (object, why) in [
+            (secret(kind, &json!({".dockerconfigjson": "hunter2!"})), "`.dockerconfigjson` is not base64"),
+            (secret(kind, &json!({".dockerconfigjson": ["hunter2"]})), "line 1 column"),
+            (secret(kind, &json!({".dockerconfigjson": {"password": "hunter2"}})), "line 1 column"),
+            (secret(kind, &json!("hunter2")), "line 1 column"),
+            (json!({"data": {".dockerconfigjson": "hunter2"}}), "line 1 column"),
+            (json!("hunter2"), "line 1 column"),
+            (json!({"metadata": {"uid": long}}), "its uid is longer than 128 bytes"),
+        ] {
+            let error = read(&object).unwrap_err();
+            assert!(error.starts_with("the API server sent an invalid secret: ") && error.contains(why), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+}

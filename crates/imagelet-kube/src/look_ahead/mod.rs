@@ -1,0 +1,252 @@
+//! Fetches the images of a pod as soon as it is bound to the node, before the kubelet requests them one after the other.
+//!
+//! Each pod's images are fetched with its own credentials and the node's, by the manager: pulls are recorded, wait in its queue, and are
+//! shared with the kubelet's own. An image is fetched ahead once; whatever becomes of that, the next request is the kubelet's.
+
+mod plan;
+
+use std::{collections::HashMap, num::NonZeroUsize, sync::Arc, time::Duration};
+
+use imagelet_core::{
+    events::{Event, EventCause, EventKind, EventSink, EventSubject},
+    image::{ImageSpec, Reference, default_tag},
+    manager::{Caller, EnsureError, EnsureRequest, ImageManager, PodRole, PullPolicy},
+    metrics::{Family, MetricKind, Metrics},
+    runtime::{ErrorClass, RuntimeManager, no_progress},
+};
+use tokio::{
+    sync::watch,
+    task::{AbortHandle, Id, JoinSet},
+};
+
+use self::plan::{Fetch, FetchKey, FetchState, asks_registry, plan};
+use crate::{access::ApiAccess, api_client::ApiClient, credentials::PullSecrets, pods::BoundPod};
+
+/// A pod's secrets come from the API server within this time, or the pull begins without them.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Below that of every request: what a container waits for is pulled first.
+const PRIORITY: i32 = -10;
+
+static IMAGES: Family = Family {
+    name: "imagelet_look_ahead_images_total",
+    help: "Images of bound pods that were fetched ahead, by outcome: present, pulled, failed, held_back, cancelled.",
+    kind: MetricKind::Counter,
+    labels: &["outcome"],
+};
+
+/// Every metric of the look-ahead.
+pub(crate) const FAMILIES: [&Family; 1] = [&IMAGES];
+
+/// The pods of the node, at each change.
+pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
+
+/// What the look-ahead works with.
+#[derive(Clone, Debug)]
+pub struct LookAheadParts {
+    /// Pulls the images.
+    pub manager: Arc<ImageManager>,
+    /// Reports which images are present.
+    pub runtime: RuntimeManager,
+    /// How many images are fetched ahead at once.
+    pub images_max: NonZeroUsize,
+    /// Receives the failures, as warnings about the node.
+    pub events: Arc<dyn EventSink>,
+}
+
+/// Fetches images ahead.
+#[derive(Debug)]
+pub(crate) struct LookAhead {
+    images_max: NonZeroUsize,
+    fetcher: Arc<Fetcher>,
+}
+
+/// What each fetch uses.
+#[derive(Debug)]
+struct Fetcher {
+    manager: Arc<ImageManager>,
+    runtime: RuntimeManager,
+    secrets: PullSecrets,
+    events: Arc<dyn EventSink>,
+    metrics: Arc<Metrics>,
+}
+
+/// The fetches of the node. A drop cancels those that run.
+#[derive(Default)]
+struct Fetches {
+    states: HashMap<FetchKey, FetchState>,
+    running: HashMap<Id, (FetchKey, AbortHandle)>,
+    tasks: JoinSet<()>,
+}
+
+/// The result of a fetch, as the metric names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FetchEnd {
+    Present,
+    Pulled,
+    Failed,
+    HeldBack,
+    Cancelled,
+}
+
+impl FetchEnd {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Present => "present",
+            Self::Pulled => "pulled",
+            Self::Failed => "failed",
+            Self::HeldBack => "held_back",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl LookAhead {
+    pub(crate) fn new(parts: LookAheadParts, access: ApiAccess, metrics: Arc<Metrics>) -> Self {
+        metrics.declare(&IMAGES);
+        let LookAheadParts { manager, runtime, images_max, events } = parts;
+        let secrets = PullSecrets::new(Arc::new(ApiClient::new(access).waiting(ANSWER_MAX)));
+        Self { images_max, fetcher: Arc::new(Fetcher { manager, runtime, secrets, events, metrics }) }
+    }
+
+    /// Fetches for as long as the pods are received and this future lives.
+    pub(crate) async fn run(&self, mut pods: PodsReceiver) {
+        let mut fetches = Fetches::default();
+        loop {
+            let ended = tokio::select! {
+                changed = pods.changed() => match changed {
+                    Ok(()) => None,
+                    Err(_) => return,
+                },
+                Some(ended) = fetches.tasks.join_next_with_id() => Some(match ended {
+                    Ok((id, ())) => (id, false),
+                    Err(error) => {
+                        if error.is_panic() {
+                            tracing::error!(%error, "a look-ahead did not end well");
+                        }
+                        (error.id(), error.is_cancelled())
+                    }
+                }),
+            };
+            if let Some((id, is_cancelled)) = ended {
+                fetches.ended(id);
+                if is_cancelled {
+                    self.fetcher.count(FetchEnd::Cancelled);
+                }
+            }
+            let plan = plan(&pods.borrow_and_update(), &fetches.states, self.images_max);
+            for key in &plan.cancel {
+                fetches.cancel(key);
+            }
+            for key in &plan.forget {
+                fetches.states.remove(key);
+            }
+            for fetch in plan.begin {
+                let (fetcher, key) = (Arc::clone(&self.fetcher), fetch.key.clone());
+                fetches.begin(key, async move { fetcher.fetch(&fetch).await });
+            }
+        }
+    }
+}
+
+impl Fetches {
+    fn begin(&mut self, key: FetchKey, fetch: impl Future<Output = ()> + Send + 'static) {
+        let task = self.tasks.spawn(fetch);
+        self.states.insert(key.clone(), FetchState::Running);
+        self.running.insert(task.id(), (key, task));
+    }
+
+    /// The fetch counts as ended at once; its task ends soon.
+    fn cancel(&mut self, key: &FetchKey) {
+        for (running, task) in self.running.values().filter(|(running, _)| running == key) {
+            tracing::debug!(pod = &*running.pod.name, image = &*running.image, "no container waits for a look-ahead");
+            task.abort();
+        }
+        self.states.insert(key.clone(), FetchState::Ended);
+    }
+
+    fn ended(&mut self, id: Id) {
+        if let Some((key, _)) = self.running.remove(&id)
+            && let Some(state) = self.states.get_mut(&key)
+        {
+            *state = FetchState::Ended;
+        }
+    }
+}
+
+impl Fetcher {
+    async fn fetch(&self, fetch: &Fetch) {
+        let pod = fetch.pod.full_name();
+        let image = &*fetch.image.image;
+        let end = match self.ensure(fetch).await {
+            Ok(end) => end,
+            Err(error) if error.class() == ErrorClass::HeldBack => {
+                tracing::debug!(pod, image, error = error.message(), "an image of a pod is not fetched ahead");
+                FetchEnd::HeldBack
+            }
+            Err(error) => {
+                // The sink logs it.
+                let message = format!("could not fetch `{image}` ahead for the pod `{pod}`: {}", error.message());
+                let cause = EventCause { class: error.class().word(), hop: error.hop().word() };
+                self.events.record(Event {
+                    kind: EventKind::Warning,
+                    reason: "LookAheadFailed",
+                    message,
+                    subject: EventSubject::Node,
+                    cause: Some(cause),
+                });
+                FetchEnd::Failed
+            }
+        };
+        self.count(end);
+    }
+
+    async fn ensure(&self, fetch: &Fetch) -> Result<FetchEnd, EnsureError> {
+        let image = self.spelling(&fetch.image.image);
+        let is_present = match fetch.image.policy {
+            PullPolicy::Always => false,
+            _ => self.is_present(&image).await,
+        };
+        if !asks_registry(&fetch.image.policy, is_present) {
+            return Ok(FetchEnd::Present);
+        }
+        let secrets = self.secrets.of_pod(&fetch.pod).await;
+        let is_for_start = fetch.image.role < PodRole::Container;
+        let request = EnsureRequest {
+            pod: fetch.key.pod.clone(),
+            caller: Caller::LookAhead,
+            service_account: Some(fetch.pod.service_account.to_string()),
+            container: fetch.image.field().into(),
+            secrets,
+            priority: PRIORITY + i32::from(is_for_start),
+            ..EnsureRequest::new(image, fetch.image.policy.clone())
+        };
+        self.manager.ensure(&request, no_progress()).await.map(|_| FetchEnd::Pulled)
+    }
+
+    /// As a request over CRI spells it, so that both share a pull: a runtime resolves short names itself.
+    fn spelling(&self, image: &str) -> String {
+        match image.parse::<Reference>() {
+            Ok(reference) if self.runtime.local().is_some() => reference.canonical().to_string(),
+            _ => image.to_owned(),
+        }
+    }
+
+    /// An image whose presence is unknown counts as absent: the manager looks for it again.
+    async fn is_present(&self, image: &str) -> bool {
+        let Ok(name) = default_tag(image) else { return false };
+        match self.runtime.status(&ImageSpec::new(name)).await {
+            Ok(found) => found.is_some(),
+            Err(error) => {
+                tracing::debug!(image, error = error.chain(), "could not look for an image");
+                false
+            }
+        }
+    }
+
+    fn count(&self, end: FetchEnd) {
+        self.metrics.increment(&IMAGES, &[end.name()]);
+    }
+}
+
+#[cfg(test)]
+mod tests;
