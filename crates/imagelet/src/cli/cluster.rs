@@ -7,8 +7,10 @@ use clap::{Args, Subcommand};
 /// How the API server is reached.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ClusterAccess {
-    /// Reach the API server by this kubeconfig. Without it, by the service account of the pod that imagelet runs in, or by
-    /// `~/.kube/config`. The variable KUBECONFIG stands for it.
+    /// Reach the API server by this kubeconfig.
+    ///
+    /// Without it, by the service account of the pod that imagelet runs in, or by `~/.kube/config`. The variable KUBECONFIG
+    /// stands for it.
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", hide_env = true)]
     pub(crate) kubeconfig: Option<PathBuf>,
 }
@@ -62,7 +64,9 @@ pub(crate) struct ControllerArgs {
     /// The namespace of the lease by which one of several controllers leads.
     #[arg(long, value_name = "NAMESPACE", default_value = "kube-system")]
     pub(crate) namespace: String,
-    /// The name of this controller among all, by default that of the host, which is the name of the pod.
+    /// The name of this controller among all.
+    ///
+    /// By default that of the host, which in a pod is the name of the pod.
     #[arg(long, value_name = "NAME")]
     pub(crate) identity: Option<String>,
     #[command(flatten)]

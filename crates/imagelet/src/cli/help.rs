@@ -50,7 +50,7 @@ const EXAMPLES: [(&str, &str); 34] = [
     ("prefetch apply", "imagelet prefetch apply -f images.yaml"),
     ("prefetch status", "imagelet prefetch status -n shop"),
     ("prefetch rm", "imagelet prefetch rm -n shop web"),
-    ("prefetch crds", "imagelet prefetch crds | kubectl apply -f -"),
+    ("prefetch crds", "imagelet prefetch crds"),
     ("controller", "imagelet controller --kubeconfig /etc/kubernetes/admin.conf"),
     ("config check", "imagelet config check /etc/imagelet/config.yaml"),
     ("config show", "imagelet config show --config /etc/imagelet/config.yaml"),

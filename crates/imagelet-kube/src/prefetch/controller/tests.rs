@@ -12,8 +12,8 @@ use crate::{
     testing::{ApiFault, FakeApi, FakeApiOptions},
 };
 
-/// Nodes of the large cluster: Kubernetes supports 5000. A debug build simulates so many in about a minute.
-const NODES_OF_FLEET: usize = 1000;
+/// Nodes of the fleet. Kubernetes supports 5000; a debug build takes half a minute of a processor for this many.
+const NODES_OF_FLEET: usize = 500;
 /// Images of the set of the large cluster.
 const IMAGES_OF_SET: usize = 20;
 
