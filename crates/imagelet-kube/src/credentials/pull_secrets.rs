@@ -64,7 +64,7 @@ impl PullSecrets {
 
     /// A pod that names none has those of its service account: what the API server does when it admits a pod.
     async fn names(&self, pod: &BoundPod) -> Vec<Arc<str>> {
-        if !pod.pull_secrets.is_empty() {
+        if !pod.pull_secrets.is_empty() || pod.service_account.is_empty() {
             return pod.pull_secrets.clone();
         }
         let (namespace, name) = (Arc::clone(&pod.identity.namespace), Arc::clone(&pod.service_account));

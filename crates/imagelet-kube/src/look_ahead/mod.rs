@@ -214,7 +214,7 @@ impl Fetcher {
         let request = EnsureRequest {
             pod: fetch.key.pod.clone(),
             caller: Caller::LookAhead,
-            service_account: Some(fetch.pod.service_account.to_string()),
+            service_account: Some(fetch.pod.service_account.to_string()).filter(|name| !name.is_empty()),
             container: fetch.image.field().into(),
             secrets,
             priority: PRIORITY + i32::from(is_for_start),

@@ -154,10 +154,12 @@ async fn an_image_is_fetched_with_the_secrets_of_its_own_pod_and_of_no_other() {
         |secret: &str| json!({"containers": containers(&["reg.test/ada:v1"]), "imagePullSecrets": [{"name": secret}]});
     node.bind(&[
         pod("other", &wanted("bob")),
-        pod("without", &json!({"containers": containers(&["reg.test/bob:v1"])})),
+        pod("without", &json!({"containers": containers(&["reg.test/bob:v1"]), "serviceAccountName": "default"})),
+        // As a pod of a kubelet's own manifest.
+        pod("static", &json!({"containers": containers(&["reg.test/bob:v1"])})),
         pod("absent", &wanted("gone")),
     ]);
-    node.until("failed", 3).await;
+    node.until("failed", 4).await;
     assert_eq!(node.present().await, [""; 0]);
     node.bind(&[pod("own", &wanted("ada"))]);
     node.until("pulled", 1).await;

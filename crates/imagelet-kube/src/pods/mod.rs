@@ -31,7 +31,7 @@ pub(crate) const SECRETS_MAX: usize = 64;
 pub struct BoundPod {
     /// Namespace, name and uid.
     pub identity: PodIdentity,
-    /// Its service account.
+    /// Its service account; empty: it has none, as the pod of a kubelet's own manifest.
     pub service_account: Arc<str>,
     /// Its runtime class; empty: the default one.
     pub runtime_class: Arc<str>,
@@ -151,7 +151,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejec
             name: metadata.name.as_str().into(),
             uid: metadata.uid.as_str().into(),
         },
-        service_account: account.map_or("default", String::as_str).into(),
+        service_account: account.map_or("", String::as_str).into(),
         runtime_class: spec.runtime_class_name.as_str().into(),
         pull_secrets: secrets.take(SECRETS_MAX).map(|it| it.name.as_str().into()).collect(),
         images,

@@ -69,7 +69,7 @@ fn what_a_pod_leaves_out_has_the_api_servers_defaults() {
     {
         let pod = bound(&json!({"containers": [{"name": "app", "image": image}]}), &json!(null));
         assert_eq!(pod.images[0].policy.name(), policy, "{image}");
-        assert_eq!((&*pod.service_account, &*pod.runtime_class), ("default", ""));
+        assert_eq!((&*pod.service_account, &*pod.runtime_class), ("", ""));
     }
     let old = json!({"serviceAccount": "old", "containers": null, "volumes": null, "runtimeClassName": null});
     let pod = bound(&old, &json!({"containerStatuses": null}));
