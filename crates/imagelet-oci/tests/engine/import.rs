@@ -33,15 +33,13 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// `None`: only root can unpack for a sink.
-    pub(crate) async fn new(change: impl FnOnce(&mut EngineConfig)) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            return None;
-        }
-        let (registry, folder, sink) = (TestRegistry::start().await, tempfile::tempdir().ok()?, FakeSink::new());
+    pub(crate) async fn new(change: impl FnOnce(&mut EngineConfig)) -> Self {
+        assert!(rustix::process::geteuid().is_root(), "unpacking for a sink needs root: run the tests as root");
+        let folder = tempfile::tempdir().expect("a folder");
+        let (registry, sink) = (TestRegistry::start().await, FakeSink::new());
         let engine = engine(folder.path(), change).await;
         let importer = engine.importer(sink.port());
-        Some(Self { registry, folder, sink, engine, importer })
+        Self { registry, folder, sink, engine, importer }
     }
 
     /// The next process over the same folder.
@@ -106,7 +104,7 @@ fn watched() -> (Progress, Arc<Mutex<Vec<String>>>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sink_gets_the_documents_and_every_layer_and_nothing_is_left() {
-    let Some(bed) = Bed::new(|_| {}).await else { return };
+    let bed = Bed::new(|_| {}).await;
     let layers = [
         Layer::new().file("etc/kept", b"1").file("etc/gone", b"1").gzip(),
         Layer::new().special("etc/", b'5').raw("etc/.wh.gone", b"").file("own", b"22").zstd(),
@@ -139,7 +137,7 @@ async fn a_sink_gets_the_documents_and_every_layer_and_nothing_is_left() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_index_comes_with_all_that_it_lists_and_an_index_of_indexes_is_refused() {
-    let Some(bed) = Bed::new(|_| {}).await else { return };
+    let bed = Bed::new(|_| {}).await;
     bed.registry.image("a", "plain", &[Layer::new().file("a", b"a").gzip()]);
     let manifest = bed.registry.file("a/manifests/plain");
     let index_type = "application/vnd.oci.image.index.v1+json";
@@ -175,7 +173,7 @@ async fn an_index_comes_with_all_that_it_lists_and_an_index_of_indexes_is_refuse
 
 #[tokio::test(flavor = "multi_thread")]
 async fn layers_that_the_sink_has_are_not_fetched() {
-    let Some(bed) = Bed::new(|_| {}).await else { return };
+    let bed = Bed::new(|_| {}).await;
     let (base, top) = (Layer::new().file("base", b"b").gzip(), Layer::new().file("top", b"t").gzip());
     bed.registry.image("base", "v1", std::slice::from_ref(&base));
     bed.registry.image("top", "v1", &[base.clone(), top.clone()]);
@@ -197,7 +195,7 @@ async fn layers_that_the_sink_has_are_not_fetched() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_layer_twice_in_an_image_is_taken_twice() {
     for keep_blobs in [false, true] {
-        let Some(bed) = Bed::new(|config| config.keep_blobs = keep_blobs).await else { return };
+        let bed = Bed::new(|config| config.keep_blobs = keep_blobs).await;
         let layer = Layer::new().file("file", &vec![7; 100_000]).gzip();
         let layers = [layer.clone(), Layer::new().file("between", b"b").gzip(), layer];
         bed.registry.image("a", "v1", &layers);
@@ -217,7 +215,7 @@ async fn a_layer_twice_in_an_image_is_taken_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_imports_at_once_bring_what_they_share_once() {
     for layers_in_flight in [1, 4] {
-        let Some(bed) = Bed::new(|config| config.layers_in_flight = layers_in_flight).await else { return };
+        let bed = Bed::new(|config| config.layers_in_flight = layers_in_flight).await;
         let base: Vec<Layer> = (0..8)
             .map(|number| Layer::new().file(&format!("base-{number}"), &vec![number; 300_000 >> number]).gzip())
             .collect();
@@ -236,7 +234,7 @@ async fn two_imports_at_once_bring_what_they_share_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_import_that_waits_for_another_one_does_not_keep_its_own_layers_from_coming() {
-    let Some(bed) = Bed::new(|config| config.layers_in_flight = 2).await else { return };
+    let bed = Bed::new(|config| config.layers_in_flight = 2).await;
     let slow = Layer::new().file("slow", &vec![1; 2_000_000]).plain();
     let base: Vec<Layer> =
         (0..4).map(|number| Layer::new().file(&format!("base-{number}"), &vec![number; 1_000_000]).plain()).collect();

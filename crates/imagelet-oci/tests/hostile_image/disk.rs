@@ -31,12 +31,14 @@ struct Disk {
     _folder: tempfile::TempDir,
 }
 
+fn require_root() {
+    assert!(rustix::process::geteuid().is_root(), "a disk of its own needs root: run the tests as root");
+}
+
 impl Disk {
-    /// A memory file system; `None` for who may not mount.
-    fn memory(kibibytes: u64, inodes: u64) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            return None;
-        }
+    /// A memory file system.
+    fn memory(kibibytes: u64, inodes: u64) -> Self {
+        require_root();
         let folder = scratch();
         let mountpoint = folder.path().join("disk");
         std::fs::create_dir(&mountpoint).expect("a folder");
@@ -44,14 +46,12 @@ impl Disk {
         let options = std::ffi::CString::new(options).expect("no zero in it");
         rustix::mount::mount("tmpfs", &mountpoint, "tmpfs", MountFlags::empty(), Some(options.as_c_str()))
             .expect("a tmpfs");
-        Some(Self { mountpoint, _folder: folder })
+        Self { mountpoint, _folder: folder }
     }
 
     /// An ext4 in a file.
-    fn ext4(mebibytes: u64, inodes: u64) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            return None;
-        }
+    fn ext4(mebibytes: u64, inodes: u64) -> Self {
+        require_root();
         let folder = scratch();
         let (file, mountpoint) = (folder.path().join("disk.img"), folder.path().join("disk"));
         std::fs::File::create(&file).expect("a file").set_len(mebibytes << 20).expect("a length");
@@ -59,7 +59,7 @@ impl Disk {
         run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0", "-N", &inodes.to_string()]).arg(&file));
         run(Command::new("mount").args(["-o", "loop"]).arg(&file).arg(&mountpoint));
         std::fs::set_permissions(&mountpoint, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("a mode");
-        Some(Self { mountpoint, _folder: folder })
+        Self { mountpoint, _folder: folder }
     }
 
     fn root(&self) -> PathBuf {
@@ -182,7 +182,7 @@ async fn a_disk_that_fills_up_anywhere_fails_that_pull_alone() {
     let large = registry.put("large", &image(20, 5_000));
     let mut outcomes = Vec::new();
     for kibibytes in (32..=300).step_by(4) {
-        let Some(disk) = Disk::memory(kibibytes, 10_000) else { return };
+        let disk = Disk::memory(kibibytes, 10_000);
         outcomes.push(try_on(&disk, &registry, &large, &format!("{kibibytes} KiB")).await);
     }
     assert_both(&outcomes);
@@ -194,7 +194,7 @@ async fn a_disk_without_inodes_anywhere_fails_that_pull_alone() {
     let large = registry.put("large", &image(20, 10));
     let mut outcomes = Vec::new();
     for inodes in 12..=70 {
-        let Some(disk) = Disk::memory(4096, inodes) else { return };
+        let disk = Disk::memory(4096, inodes);
         outcomes.push(try_on(&disk, &registry, &large, &format!("{inodes} inodes")).await);
     }
     assert_both(&outcomes);
@@ -206,7 +206,7 @@ async fn a_full_ext4_fails_that_pull_alone() {
     let (bytes, files) = (registry.put("bytes", &image(3, 5 << 20)), registry.put("files", &image(300, 10)));
     for (mebibytes, inodes, large, fits) in [(8, 400, &bytes, false), (8, 128, &files, false), (32, 600, &bytes, true)]
     {
-        let Some(disk) = Disk::ext4(mebibytes, inodes) else { return };
+        let disk = Disk::ext4(mebibytes, inodes);
         let what = format!("{mebibytes} MiB, {inodes} inodes");
         assert_eq!(try_on(&disk, &registry, large, &what).await, Some(fits), "{what}");
     }
@@ -216,7 +216,7 @@ async fn a_full_ext4_fails_that_pull_alone() {
 async fn an_image_can_be_removed_from_a_disk_without_a_byte_free() {
     let registry = Registry::start().await;
     let (one, two) = (registry.put("one", &image(10, 5_000)), registry.put("two", &Image::good("two")));
-    let Some(disk) = Disk::memory(512, 10_000) else { return };
+    let disk = Disk::memory(512, 10_000);
     let engine = Engine::open(to_the_brim(&disk.root())).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     for name in [&one, &two] {
         pull(&engine, name).await.unwrap_or_else(|error| panic!("{}", error.chain()));
@@ -238,7 +238,7 @@ async fn an_image_can_be_removed_from_a_disk_without_a_byte_free() {
 async fn a_read_only_disk_lists_and_says_why_it_takes_nothing() {
     let registry = Registry::start().await;
     let (one, two) = (registry.put("one", &Image::good("one")), registry.put("two", &Image::good("two")));
-    let Some(disk) = Disk::memory(4096, 10_000) else { return };
+    let disk = Disk::memory(4096, 10_000);
     let engine = Engine::open(to_the_brim(&disk.root())).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     pull(&engine, &one).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     let listed = engine.list(None).await.expect("a list");
@@ -269,7 +269,7 @@ async fn a_bomb_stops_at_the_floor_of_the_disk_while_it_is_written() {
     /// What is written between two looks at the disk.
     const BETWEEN_LOOKS: u64 = 9 << 20;
     let registry = Registry::start().await;
-    let Some(disk) = Disk::memory(64 << 10, 100_000) else { return };
+    let disk = Disk::memory(64 << 10, 100_000);
     // Many files of a MiB, so that no header tells beforehand what is to come.
     let mut frame = ZstdFrame::window(20);
     for number in 0..1000 {

@@ -97,9 +97,7 @@ impl Drop for MemoryGroup {
 
 /// Runs `work` in a child in such a cgroup; `prepared` is made before it joins, and not counted.
 fn in_group<T, F: Future<Output = ()>>(test: &str, prepare: impl FnOnce() -> T, work: impl FnOnce(T) -> F) {
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
+    assert!(rustix::process::geteuid().is_root(), "a cgroup of its own needs root: run the tests as root");
     let Some(group) = child::mark() else {
         let group = MemoryGroup::new(test);
         let status = child::run(test, group.0.to_str().expect("a plain path"));

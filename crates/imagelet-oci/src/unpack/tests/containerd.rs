@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use super::{
     Site,
     archive::{Archive, Header},
-    is_root, xattr,
+    require_root, xattr,
 };
 use crate::unpack::EntryRules;
 
@@ -39,9 +39,7 @@ fn a_root_has_no_metadata_of_its_own() {
 
 #[test]
 fn a_hard_link_sets_the_metadata_of_its_file_once_more() {
-    if !is_root() {
-        return;
-    }
+    require_root();
     let file = Archive::new()
         .pax(&[("SCHILY.xattr.user.first", b"1"), ("SCHILY.xattr.security.capability", CAPABILITY)])
         .header(Header::new(b'0', "a", 0).mode(0o4755).owner(1, 2));
@@ -95,9 +93,7 @@ fn times_that_containerd_does_not_set_are_the_epoch() {
 
 #[test]
 fn attributes_are_those_that_containerd_sets() {
-    if !is_root() {
-        return;
-    }
+    require_root();
     let records: [(&str, &[u8]); 4] = [
         ("SCHILY.xattr.user.a", b"1"),
         ("SCHILY.xattr.trusted.b", b"1"),
@@ -117,9 +113,7 @@ fn attributes_are_those_that_containerd_sets() {
 
 #[test]
 fn a_global_header_means_nothing() {
-    if !is_root() {
-        return;
-    }
+    require_root();
     let archive = Archive::new().pax_raw(b'g', &super::archive::pax_records(&[("uid", b"7")])).file("f", "").end();
     assert_eq!(both(&archive).map(|site| about(&site, "f").uid()), [7, 0]);
 }

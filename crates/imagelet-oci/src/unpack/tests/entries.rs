@@ -8,7 +8,7 @@ use std::{
 use super::{
     Site, UnpackError, UnpackErrorKind,
     archive::{Archive, Header},
-    is_root, xattr,
+    is_root, require_root, xattr,
 };
 use crate::unpack::OwnershipRecord;
 
@@ -96,9 +96,7 @@ fn a_directory_its_owner_may_not_enter_is_filled_all_the_same() {
 
 #[test]
 fn below_a_set_gid_store_folder_files_have_the_group_that_the_archive_gives() {
-    if !is_root() {
-        return;
-    }
+    require_root();
     let site = Site::new();
     // A directory that is created in a set-gid directory inherits group 1234.
     std::os::unix::fs::chown(site.layer(), None, Some(1234)).unwrap();
@@ -159,9 +157,7 @@ fn names_that_are_not_utf8_keep_their_bytes() {
 
 #[test]
 fn as_root_owners_and_devices_are_applied() {
-    if !is_root() {
-        return;
-    }
+    require_root();
     let site = Site::new();
     let archive = Archive::new()
         .header(Header::new(b'5', "d", 0).owner(10, 20).mode(0o2755))

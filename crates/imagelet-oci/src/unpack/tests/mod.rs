@@ -101,6 +101,11 @@ impl Site {
     }
 }
 
+/// For tests of what only root can set: without it they fail, and do not pass unseen.
+fn require_root() {
+    assert!(is_root(), "owners, devices and attributes need root: run the tests as root");
+}
+
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
