@@ -111,7 +111,7 @@ impl InventoryState {
 /// The images in order of keys, each key once: of twins the later one counts.
 fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
     // The head of an id stands beside its image: most comparisons read no further.
-    let mut keyed: Vec<(u128, Arc<Image>)> = images.into_iter().map(|image| (head(image.id.as_str()), image)).collect();
+    let mut keyed: Vec<(u128, Arc<Image>)> = images.into_iter().map(|image| (head(image.id.as_bytes()), image)).collect();
     let mut has_twins = false;
     keyed.sort_by(|(one_head, one), (other_head, other)| {
         let order = one_head.cmp(other_head).then_with(|| in_order_of_keys(one, other));
@@ -128,10 +128,10 @@ fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
 }
 
 /// The first bytes of a text as a number of the same order.
-fn head(text: &str) -> u128 {
+fn head(text: &[u8]) -> u128 {
     let mut head = [0; size_of::<u128>()];
     let length = text.len().min(head.len());
-    head[..length].copy_from_slice(&text.as_bytes()[..length]);
+    head[..length].copy_from_slice(&text[..length]);
     u128::from_be_bytes(head)
 }
 

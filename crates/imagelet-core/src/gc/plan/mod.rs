@@ -150,7 +150,7 @@ fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reas
     if entry.released_at.is_some() {
         return Some(Reason::Released);
     }
-    if entry.image.id.as_str().is_empty() {
+    if entry.image.id.as_bytes().is_empty() {
         return Some(Reason::NoId);
     }
     input.ruled.get(place).cloned().flatten()
