@@ -1,6 +1,6 @@
 //! A daemon that knows the pods of its node: what waits for an image is kept and shown, whatever the API server does.
 
-use std::path::Path;
+use std::{net::TcpStream, path::Path};
 
 use imagelet_kube::testing::{ApiFault, FakeApi, FakeApiOptions};
 use serde_json::json;
@@ -56,7 +56,10 @@ impl Api {
             "node-1",
         ]
         .map(str::to_owned);
-        Daemon::start(folder, &arguments)
+        let daemon = Daemon::start(folder, &arguments);
+        // The listener for HTTP follows the socket.
+        wait_until("the HTTP endpoint", || TcpStream::connect(port.address()).is_ok());
+        daemon
     }
 
     fn bind(&self, name: &str, image: &str) {
