@@ -11,14 +11,12 @@ mod since;
 mod template;
 #[cfg(test)]
 mod tests;
+mod values;
 
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
-use imagelet_core::{
-    image::{ByteSize, Percent, Platform},
-    text::{DurationError, GoDuration},
-};
+use imagelet_core::image::{ByteSize, Percent, Platform};
 
 pub(crate) use self::{
     cluster::{ClusterAccess, ControllerArgs, PrefetchCommand},
@@ -32,6 +30,7 @@ pub(crate) use self::{
     template::{Template, TemplateError},
 };
 
+use self::values::{parse_log, parse_percent, parse_wait};
 use crate::{config::has_dumb_terminal, size::parse_size};
 
 /// The node's image manager: pulls, lists and collects container images.
@@ -556,19 +555,4 @@ fn deepest_source(matches: &clap::ArgMatches, name: &str) -> Option<ValueSource>
         matches.try_contains_id(name).is_ok().then(|| deepest_source(matches, name)).flatten()
     });
     here.max(below)
-}
-
-fn parse_percent(text: &str) -> Result<Percent, String> {
-    let number: i64 = text.trim_end_matches('%').parse().map_err(|_| format!("`{text}` is no percentage"))?;
-    Percent::new(number).map_err(|error| error.to_string())
-}
-
-fn parse_log(text: &str) -> Result<String, String> {
-    let parsed = text.parse::<tracing_subscriber::filter::Targets>();
-    parsed.map(|_| text.to_owned()).map_err(|error| error.to_string())
-}
-
-fn parse_wait(text: &str) -> Result<Duration, String> {
-    let wait: GoDuration = text.parse().map_err(|error: DurationError| error.to_string())?;
-    if wait.0 < 0 { Err(format!("`{text}` is below zero")) } else { Ok(wait.to_std()) }
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest, RunLevel};
-use imagelet_kube::PrefetchAgent;
+use imagelet_kube::{PrefetchAgent, PrefetchNode as _};
 use tokio::{
     sync::{Mutex, Notify},
     task::JoinSet,
@@ -79,6 +79,14 @@ impl Jobs {
                 tokio::select! {
                     () = agent.run() => {}
                     () = stop.cancelled() => {}
+                }
+            });
+        } else if !node.parts.is_read_only {
+            // The pins of sets end with the cluster that had them.
+            let target = PrefetchTarget::new(node);
+            tasks.spawn(async move {
+                if let Err(error) = target.pin(&[]).await {
+                    tracing::warn!(error, "could not release the pins of sets");
                 }
             });
         }
