@@ -99,13 +99,19 @@ deny: ## Checks what the dependency tree may hold.
 	  || $(CARGO) install --quiet --locked cargo-deny --version $(DENY_VERSION)
 	$(CARGO) fetch --locked --quiet
 	$(CARGO) deny --offline --log-level error check bans licenses sources
+	if timeout 60 $(CARGO) deny --log-level off fetch db 2>/dev/null; then
+	  $(CARGO) deny --offline --log-level error check advisories
+	else
+	  echo "NOT CHECKED: known vulnerabilities of dependencies; the database of advisories cannot be reached" >&2
+	fi
 
-test: parts lint doc deny ## Everything CI checks; ends on `N passed, N failed`.
+test: parts lint doc deny ## Everything CI checks; names the slowest tests, ends on `N passed, N failed`.
 	@mkdir -p $(dir $(TEST_LOG))
 	export PATH="$$PATH:/usr/sbin:/sbin"
+	python3 -m doctest tests/times.py
 	python3 benches/selfcheck.py
 	status=0
-	$(CARGO) test --locked --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG) || status=$$?
+	$(CARGO) test --locked --workspace --no-fail-fast 2>&1 | python3 tests/times.py $(TEST_LOG) || status=$$?
 	grep -E '^test .* FAILED$$' $(TEST_LOG) || true
 	$(call summary,0,0)
 	exit $$status
