@@ -394,7 +394,73 @@ def imports():
     write("import", "oci-tar", archive([entry("./index.json", data=top)] + [entry(place(content), data=content) for content in [manifest, config, packed]]))
 
 
+# Credentials: docker configurations, answers of plug-ins, helpers and token services. The password is always the same.
+
+
+def answers():
+    def put(target, name, document):
+        write(target, name, json.dumps(document, separators=(",", ":")).encode())
+
+    auth = base64.b64encode(b"user:hunter2").decode()
+    login = {"username": "user", "password": "hunter2"}
+    put("logins", "auth", {"auths": {"a.example": {"auth": auth}, "https://index.docker.io/v1/": {"auth": auth, "email": "e"}}})
+    put("logins", "fields", {"auths": {"*.example:443": login}, "credsStore": "x", "credHelpers": {"a.example": "y", "docker.io": ""}})
+    put("logins", "old", {"a.example": {**login, "Auth": auth}, "b.example": {}})
+    put("logins", "refused", {"auths": {"a.example": {"auth": "!"}, "b.example": {"auth": base64.b64encode(b"hunter2").decode()}}})
+    write("logins", "any-case", b'{"AUTHS":{"a.example":{"Username":"user","PASSWORD":"hunter2"}},"auths":null}')
+    answer = {"kind": "CredentialProviderResponse", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "cacheKeyType": "Registry"}
+    put("plugins", "answer", {**answer, "cacheDuration": "6h0m1.5s", "auth": {"a.example": login, "*.b.example/c": login}})
+    put("plugins", "empty", {**answer, "cacheDuration": None, "auth": None})
+    put("plugins", "version", {**answer, "apiVersion": "credentialprovider.kubelet.k8s.io/v2"})
+    put("plugins", "helper", {"ServerURL": "a.example", "Username": "user", "Secret": "hunter2"})
+    put("plugins", "helper-token", {"Username": "<token>", "Secret": "hunter2"})
+    write("plugins", "helper-fails", b'{"Secret":"hunter2"}                token=hunter2 expired\nlog in')
+    provider = {"name": "a", "matchImages": ["*.example"], "defaultCacheDuration": "1h", "apiVersion": answer["apiVersion"], "env": [{"name": "A", "value": "hunter2"}]}
+    put("plugins", "config", {"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "providers": [provider]})
+    yaml = b"kind: CredentialProviderConfig\napiVersion: kubelet.config.k8s.io/v1\nproviders:\n- name: a\n  matchImages: ['*.example']\n"
+    write("plugins", "config-yaml", yaml + b"  defaultCacheDuration: 1h\n  tokenAttributes: {serviceAccountTokenAudience: x, cacheType: Token}\n")
+    put("tokens", "token", {"token": "hunter2", "access_token": "other", "expires_in": 300, "issued_at": "2026-01-02T03:04:05Z"})
+    put("tokens", "access-token", {"token": "", "access_token": "hunter2"})
+    put("tokens", "none", {"token": None, "expires_in": -1})
+
+
+# Files of the state directory.
+
+
+def states():
+    def text(document):
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    version = {"apiVersion": "kubelet.config.k8s.io/v1beta1"}
+    secret = {"uid": "u", "namespace": "n", "name": "s", "credentialHash": "h"}
+    account = {"uid": "u", "namespace": "n", "name": "a"}
+    mapping = {"a.example/app": {"kubernetesSecrets": [secret], "kubernetesServiceAccounts": [account]}, "b": {"nodePodsAccessible": True}}
+    record = {"kind": "ImagePulledRecord", **version, "lastUpdatedTime": "2026-01-02T03:04:05Z", "imageRef": "sha256:1", "credentialMapping": mapping}
+    write("records", "record", text(record))
+    write("records", "record-old", text({**record, "apiVersion": "kubelet.config.k8s.io/v1alpha1", "lastUpdatedTime": None}))
+    write("records", "record-yaml", b"kind: ImagePulledRecord\napiVersion: kubelet.config.k8s.io/v1beta1\nimageRef: sha256:1\ncredentialMapping: {}\n")
+    write("records", "intent", text({"kind": "ImagePullIntent", **version, "image": "a.example/app:v1"}))
+    time = {"secs_since_epoch": TIME, "nanos_since_epoch": 1}
+    nanos = TIME * 1_000_000_000
+    usage = {"first_seen": nanos, "last_used": nanos + 1, "in_use": True, "origin": "pulled", "user": "default/pod"}
+    anchor = {"boot": "b", "uptime": 1, "steady": nanos}
+    for name, window in [("watching", {"since": time, "last_pass": time, "containers": 3, "vanished_at": None}), ("empty", {})]:
+        images = {"sha256:" + "1" * 64: usage, "sha256:" + "2" * 64 + ",kata": {"released_at": nanos, "gone": nanos}}
+        body = text({"version": 1, "window": window, "anchor": anchor, "images": images})
+        write("ledger", name, b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    write("ledger", "no-digest", b"{}")
+    at = "2026-01-02T03:04:05Z"
+    act = {"at": at, "code": "pulled", "keys": ["sha256:1"], "names": ["app:v1"], "by": "command", "bytes": 1, "tookMs": 2}
+    run = {"head": {"at": at, "until": at, "by": "timer"}, "decided": [{"key": "sha256:1", "names": ["app:v1"], "size": 1, "goes": True, "code": "age", "text": "old"}]}
+    removed = {"key": "sha256:1", "result": {"removed": 1}}
+    lost = {"lost": {"at": at, "count": 2**64 - 1, "error": "full"}}
+    lines = [{"act": act}, {"act": {**act, "code": "removing"}}, {"run": {**run, "outcomes": [removed]}}, {"run": {**run, "gone": ["sha256:1"], "leftOut": 1}}]
+    write("decisions", "history", b"".join(text(line) + b"\n" for line in lines))
+    write("decisions", "lost", b"".join(text(line) + b"\n" for line in [lost, {"act": {**act, "code": "pull_failed", "keys": []}}]))
+    write("decisions", "torn", text(lines[0]) + b"\n" + text(lines[1])[:40])
+
+
 if __name__ == "__main__":
     os.umask(0o022)
-    for make in [archives, documents, streams, recipes, names, challenges, registries, policies, imports]:
+    for make in [archives, documents, streams, recipes, names, challenges, registries, policies, imports, answers, states]:
         make()

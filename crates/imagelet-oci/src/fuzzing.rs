@@ -31,7 +31,7 @@ use crate::{
         frames::{Frame, FrameReader},
         inflate::{Bounds, inflate},
     },
-    registry::{ReaderWait, challenges, registry_hosts_of},
+    registry::{ReaderWait, challenges, read_token, registry_hosts_of},
     signature::{Identity, KeySource, PublicKeys, Requirement, SignaturePolicy, claim},
     unpack::{EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer, xattrs_at},
 };
@@ -96,6 +96,11 @@ pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<PlainChallenge>, B
 pub fn registry_hosts(text: &str, extension: &str, reference: &Reference) -> Result<Option<Vec<String>>, String> {
     let hosts = registry_hosts_of(text, extension, reference)?;
     Ok(hosts.map(|hosts| hosts.iter().map(|host| format!("{}{}", host.origin, host.base_path)).collect()))
+}
+
+/// The token in the answer of a token service.
+pub fn token(body: &[u8]) -> Option<String> {
+    read_token(body).map(|token| token.expose().to_owned())
 }
 
 /// What a signature policy requires of an image.

@@ -61,6 +61,36 @@ fn archives_to_import_are_bounded_and_a_folder_means_what_a_tar_file_means() {
 }
 
 #[test]
+fn docker_configurations_mean_what_their_json_says_and_no_error_shows_a_password() {
+    replay("logins");
+}
+
+#[test]
+fn answers_of_plugins_and_helpers_mean_what_their_json_says() {
+    replay("plugins");
+}
+
+#[test]
+fn a_token_is_a_text_of_its_answer() {
+    replay("tokens");
+}
+
+#[test]
+fn pull_records_are_written_as_they_are_read() {
+    replay("records");
+}
+
+#[test]
+fn a_ledger_is_written_as_it_is_read() {
+    replay("ledger");
+}
+
+#[test]
+fn a_damaged_log_of_decisions_is_read_to_its_end() {
+    replay("decisions");
+}
+
+#[test]
 fn every_target_is_replayed_and_has_a_binary() {
     let mut folders: Vec<_> = names(&fuzz().join("seeds"));
     let mut binaries = names(&fuzz().join("fuzz_targets"));

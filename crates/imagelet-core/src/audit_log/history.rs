@@ -116,11 +116,11 @@ impl History {
                     for (key, now) in decided.chain(run.outcomes.iter().map(|it| (&it.key, &it.names))) {
                         note_names(&mut names, key, now);
                     }
-                    history.lost += run.left_out;
+                    history.lost = history.lost.saturating_add(run.left_out);
                     run.head.at
                 }
                 Line::Lost(lost) => {
-                    history.lost += lost.count;
+                    history.lost = history.lost.saturating_add(lost.count);
                     lost.at
                 }
             };

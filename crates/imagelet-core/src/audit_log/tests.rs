@@ -477,6 +477,15 @@ fn lost_records_are_counted_and_the_count_is_written_after_a_success() {
 }
 
 #[test]
+fn counts_of_lost_records_that_no_number_holds_are_the_largest_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let line = format!("{{\"lost\":{{\"at\":\"2026-01-02T03:04:05Z\",\"count\":{},\"error\":\"\"}}}}\n", u64::MAX);
+    fs::write(directory.path().join("0000000001.jsonl"), line.repeat(2)).unwrap();
+    let history = AuditLog::read_only(directory.path()).history("app").unwrap();
+    assert_eq!((history.lost, history.damage), (u64::MAX, Damage::default()));
+}
+
+#[test]
 fn two_processes_write_one_log_and_each_builds_on_what_the_other_wrote() {
     let folder = tempfile::tempdir().unwrap();
     let logs = [(); 2].map(|()| AuditLog::new(folder.path(), 1 << 20));

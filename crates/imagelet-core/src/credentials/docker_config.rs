@@ -157,6 +157,24 @@ const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
 const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
 const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
 
+/// A registry as written, a user and a password.
+#[cfg(feature = "fuzzing")]
+pub type PlainLogin = (String, String, String);
+
+/// The credentials in a docker configuration, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub fn config_logins(document: &[u8], kind: PullSecretKind) -> Result<Vec<PlainLogin>, String> {
+    DockerConfig::parse(kind, document).map(DockerConfig::into_logins).map_err(|error| error.to_string())
+}
+
+#[cfg(feature = "fuzzing")]
+impl DockerConfig {
+    pub(super) fn into_logins(self) -> Vec<PlainLogin> {
+        let entries = self.entries.into_iter();
+        entries.map(|(registry, entry)| (registry, entry.username, entry.password.expose().to_owned())).collect()
+    }
+}
+
 /// Go's error for a wrong type.
 fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> DockerConfigError {
     let found = match found {

@@ -15,11 +15,17 @@ mod tokens;
 pub use credential_provider::{CredentialProvider, CredentialQuery, NoProviders, Provided};
 pub use docker_config::PullSecretKind;
 pub(crate) use docker_config::{DockerConfig, DockerEntry, HelperNames};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use docker_config::{PlainLogin, config_logins};
 pub use docker_logins::{DockerLogins, LoginError, LoginPlace, registry_host};
 pub(crate) use keyring::KeyringError;
 pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, TrackedCredential};
 pub use node::NodeKeyring;
 pub use provider::{Gates, ProviderOptions, Providers, ProvidersError};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use provider::{helper_answer, plugin_answer, provider_names};
 use registry_match::registry_key;
 pub use secret::Secret;
 pub use secret_encodings::spellings;

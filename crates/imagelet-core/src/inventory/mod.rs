@@ -34,6 +34,9 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use self::ledger::rewritten_ledger;
 #[cfg(test)]
 pub(crate) use self::testing::{InMemoryDisk, Mutation, step};
 use self::{

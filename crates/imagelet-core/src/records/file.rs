@@ -130,6 +130,18 @@ impl RecordFile for PulledRecord {
     }
 }
 
+/// A pull record, written again, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub fn rewritten_record(bytes: &[u8]) -> Option<Vec<u8>> {
+    Some(PulledRecord::decode(bytes).ok()?.content.encode())
+}
+
+/// The intent of a pull, written again, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub fn rewritten_intent(bytes: &[u8]) -> Option<Vec<u8>> {
+    Some(PullIntent::decode(bytes).ok()?.content.encode())
+}
+
 /// Decodes JSON, or YAML, which the kubelet accepts and never writes. Errors use the kubelet's words.
 fn decode<T: DeserializeOwned>(bytes: &[u8], kind: &str) -> Result<(T, bool), DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|error| DecodeError(error.to_string()))?;

@@ -34,6 +34,9 @@ pub(crate) use cached_dir::faults;
 use cached_dir::{CachedDir, Folder, Unreadable};
 use file::PullIntent;
 pub(crate) use file::{ImageAccess, PulledRecord, RecordedSecret};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use file::{rewritten_intent, rewritten_record};
 use intent_match::PullNames;
 pub use kubelet_import::{KubeletRecordList, KubeletRecords};
 use maintenance::Touched;

@@ -61,7 +61,10 @@ pub use self::login::{LoginCheck, check_login};
 pub use self::path_check::{PathReport, PathStep, check_path};
 pub(crate) use self::pull_session::PullSession;
 #[cfg(feature = "fuzzing")]
-pub(crate) use self::{auth::challenge::challenges, hosts::of_text as registry_hosts_of};
+pub(crate) use self::{
+    auth::{challenge::challenges, read_token},
+    hosts::of_text as registry_hosts_of,
+};
 pub(crate) use blob::BlobSource;
 pub(crate) use error::about;
 pub(crate) use resolve::{Document, Resolved};

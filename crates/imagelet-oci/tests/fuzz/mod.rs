@@ -3,6 +3,7 @@
 //! The binaries in `fuzz/` and the replay in `tests/fuzz_replay.rs` include these files. A check panics on a broken
 //! invariant; a rejected input is never a finding.
 
+mod answers;
 mod archive;
 mod blocks;
 mod disk;
@@ -16,6 +17,7 @@ mod mutation;
 mod names;
 mod policy;
 mod registries;
+mod state;
 mod whiteouts;
 
 use std::{error::Error, path::Path};
@@ -37,7 +39,7 @@ pub(crate) struct Target {
 }
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 9] = [
+pub(crate) const TARGETS: [Target; 15] = [
     Target { name: "tar", check: archive::check, mutate: blocks::mutate, repair: blocks::repair },
     Target { name: "manifest", check: documents::check, mutate: documents::mutate, repair: leave },
     Target { name: "framing", check: framing::check, mutate: framing::mutate, repair: gunzip::repair },
@@ -47,6 +49,12 @@ pub(crate) const TARGETS: [Target; 9] = [
     Target { name: "registries", check: registries::check, mutate: registries::mutate, repair: leave },
     Target { name: "policy", check: policy::check, mutate: policy::mutate, repair: leave },
     Target { name: "import", check: import::check, mutate: import::mutate, repair: import::repair },
+    Target { name: "logins", check: answers::check_logins, mutate: answers::mutate_logins, repair: leave },
+    Target { name: "plugins", check: answers::check_plugins, mutate: answers::mutate_plugins, repair: leave },
+    Target { name: "tokens", check: answers::check_tokens, mutate: answers::mutate_tokens, repair: leave },
+    Target { name: "records", check: state::check_records, mutate: state::mutate_records, repair: leave },
+    Target { name: "ledger", check: state::check_ledger, mutate: state::mutate_ledger, repair: state::repair_ledger },
+    Target { name: "decisions", check: state::check_decisions, mutate: state::mutate_decisions, repair: leave },
 ];
 
 impl Target {

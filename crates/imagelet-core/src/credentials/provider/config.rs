@@ -185,6 +185,12 @@ fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
     }
 }
 
+/// The names of the providers in one file, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub fn provider_names(content: &[u8]) -> Result<Vec<String>, String> {
+    decode(content).map(|providers| providers.into_iter().map(|provider| provider.name).collect())
+}
+
 /// Decodes a document strictly; an error names the path of an unknown or repeated field.
 fn typed<T: DeserializeOwned>(text: &str, yaml: Option<&Value>) -> Result<T, String> {
     let (path, message) = match yaml {

@@ -169,6 +169,14 @@ fn read(program: &str, limit: Duration, output: Output) -> Result<Option<Credent
     })
 }
 
+/// What a helper answered, or why it failed, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub fn helper_answer(stdout: &[u8], stderr: &[u8], succeeds: bool) -> Result<Option<Credential>, String> {
+    let result = if succeeds { Ok(()) } else { Err(RunError::TooLong) };
+    let output = Output { stdout: stdout.to_vec(), stderr: stderr.to_vec(), result };
+    read("docker-credential-x", Duration::from_secs(1), output).map_err(|error| error.to_string())
+}
+
 /// The end of a run that answers nothing.
 fn confirm(program: &str, limit: Duration, output: Output, secret: Option<&Secret>) -> Result<(), HelperError> {
     let stdout = Zeroizing::new(output.stdout);

@@ -37,6 +37,9 @@ pub(super) use meters::FAMILIES as PROVIDER_FAMILIES;
 use tokio::sync::Semaphore;
 pub use validate::Gates;
 
+#[cfg(feature = "fuzzing")]
+pub use self::{config::provider_names, helper::helper_answer, plugin_protocol::plugin_answer};
+
 use self::{
     config::go_text,
     exec::{Environment, Plugin, executable},

@@ -122,6 +122,13 @@ impl Response {
     }
 }
 
+/// The credentials in an answer, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub fn plugin_answer(output: &[u8], api_version: &str) -> Result<Vec<super::super::PlainLogin>, String> {
+    let response = Response::decode(output, api_version).map_err(|error| error.to_string())?;
+    Ok(response.auth.into_logins())
+}
+
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Header {

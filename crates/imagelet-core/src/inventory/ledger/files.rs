@@ -19,6 +19,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use serde_json::error::Category;
 
 use crate::failpoint::Step;
 
@@ -62,7 +63,7 @@ impl StateDir {
     }
 
     pub(in crate::inventory) fn read_pins(&self) -> io::Result<Vec<String>> {
-        let parse = |text: &[u8]| serde_json::from_slice(text).map_err(|error| error.to_string());
+        let parse = |text: &[u8]| serde_json::from_slice(text).map_err(|error| misread(&error));
         self.read(PINS, parse).map(|file: PinsFile| file.patterns)
     }
 
@@ -141,6 +142,16 @@ impl StateDir {
 }
 
 /// Nanoseconds since 1970, clamped to 1970 to 2554.
+/// Where a damaged file does not read. The parser's own message may repeat any text of it.
+pub(in crate::inventory) fn misread(error: &serde_json::Error) -> String {
+    let what = match error.classify() {
+        Category::Data => "a value does not fit",
+        Category::Eof => "it ends early",
+        Category::Syntax | Category::Io => "it is no JSON",
+    };
+    format!("{what} at line {}, column {}", error.line(), error.column())
+}
+
 pub(in crate::inventory) fn nanos(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

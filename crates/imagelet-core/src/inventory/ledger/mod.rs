@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::image::{Digest, ImageKey};
 use crate::inventory::{
     boot_clock::Anchor,
-    ledger::files::{LEDGER, StateDir},
+    ledger::files::{LEDGER, StateDir, misread},
     observation_window::ObservationWindow,
     usage_history::image_usage::ImageUsage,
 };
@@ -47,7 +47,7 @@ impl Ledger {
         if digest != Digest::of(body).as_str().as_bytes() {
             return Err("it does not match its digest".to_owned());
         }
-        let ledger: Self = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+        let ledger: Self = serde_json::from_slice(body).map_err(|error| misread(&error))?;
         if ledger.version > VERSION {
             return Err(format!("its version is {}; the latest known is {VERSION}", ledger.version));
         }
@@ -67,6 +67,15 @@ impl Ledger {
         }
         images
     }
+}
+
+/// A ledger, written again with its images as the next process takes them, for fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub fn rewritten_ledger(text: &[u8]) -> Result<Vec<u8>, String> {
+    let ledger = Ledger::decode(text)?;
+    let (window, anchor) = (ledger.window, ledger.anchor.clone());
+    let images = ledger.into_images();
+    Ledger::new(window, anchor, &images).encode().map_err(|error| error.to_string())
 }
 
 impl Ledger<&Images> {

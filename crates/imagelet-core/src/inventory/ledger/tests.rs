@@ -110,6 +110,19 @@ fn a_file_that_is_no_ledger_is_set_aside() {
 }
 
 #[test]
+fn an_error_says_where_a_ledger_does_not_read_and_repeats_no_text_of_it() {
+    for (body, why) in [
+        ("{\"version\":\"\u{7f}hostile\"}", "a value does not fit at line 1, column "),
+        ("{\"version\":1", "it ends early at line 1, column "),
+        ("hostile", "it is no JSON at line 1, column "),
+    ] {
+        let error = Ledger::decode(format!("{}\n{body}", Digest::of(body.as_bytes())).as_bytes()).unwrap_err();
+        let column = error.strip_prefix(why).unwrap_or_else(|| panic!("{error}"));
+        assert!(column.parse::<usize>().is_ok(), "{error}");
+    }
+}
+
+#[test]
 fn fields_of_a_newer_version_are_ignored() {
     let text = String::from_utf8(encoded(&images([3]), 1)).unwrap();
     let body = text.split_once('\n').unwrap().1.replace("\"uses\":3", "\"uses\":3,\"colour\":\"red\"");

@@ -271,7 +271,7 @@ fn check_realm(realm: &str, registry: &Origin) -> Result<Target, RuntimeError> {
     Ok(target)
 }
 
-fn read_token(body: &[u8]) -> Option<Secret> {
+pub(crate) fn read_token(body: &[u8]) -> Option<Secret> {
     #[derive(serde::Deserialize)]
     struct Response {
         #[serde(default)]

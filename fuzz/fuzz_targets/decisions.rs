@@ -1,0 +1,5 @@
+//! The log of decisions.
+
+#![no_main]
+
+imagelet_fuzz::target!("decisions");

@@ -1,0 +1,5 @@
+//! Answers of token services.
+
+#![no_main]
+
+imagelet_fuzz::target!("tokens");
