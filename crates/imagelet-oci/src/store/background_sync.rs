@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, MutexGuard},
 };
 
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::{image::ImageId, runtime::RuntimeError};
 
 use super::{
     Store,
@@ -51,6 +51,11 @@ impl Store {
             let mut index = locked.unwrap_or_else(|| self.index());
             if let Err(error) = synced {
                 self.drop_unsettled_content(&mut index);
+                // Unlinking takes long, and a full disk may be why the sync failed.
+                drop(index);
+                if let Err(error) = self.empty_trash() {
+                    tracing::warn!(error = error.chain(), "could not empty the trash; the next sweep tries again");
+                }
                 return Err(failed(error));
             }
             for layer in &layers {
@@ -134,12 +139,16 @@ impl Store {
     }
 
     fn drop_unsettled_content(&self, index: &mut Index) {
-        let lost = index.drop_unsettled();
+        let images: Vec<ImageId> = index.images.keys().cloned().collect();
+        let layers = index.drop_unsettled();
         let _ = fs::remove_file(self.root.join(NAMES_UNSETTLED));
-        for LayerRecord { diff_id, .. } in lost {
-            let moved = fs::rename(self.layer_folder(&diff_id), self.fresh_path("trash"));
-            if let Err(error) = moved {
-                tracing::error!(layer = %diff_id, %error, "could not move a layer to the trash that the disk refused to keep");
+        let images = images.iter().filter(|id| !index.images.contains_key(*id)).map(|id| self.image_folder(id));
+        for folder in layers.iter().map(|layer| self.layer_folder(&layer.diff_id)).chain(images) {
+            if let Err(error) = self.move_to_trash(&folder) {
+                tracing::error!(
+                    error = error.chain(),
+                    "content that the disk refused to keep stays until the next sweep"
+                );
             }
         }
         // The error was reported and its content dropped: the next sync needs a view without it.

@@ -173,6 +173,8 @@ fn an_image_that_the_disk_refused_to_keep_is_not_believed_by_a_later_sync() {
     let error = store.sync_background().unwrap_err();
     assert!(error.chain().contains("the disk is gone"), "{}", error.chain());
     assert!(!has(&store, "app") && store.layer(&layer_id("base")).is_none(), "its content may be lost");
+    let left = |folder: &str| fs::read_dir(bed.root.join(folder)).unwrap().count();
+    assert_eq!(["images", "layers", "trash"].map(left), [0; 3], "a full disk may be why it was refused");
     store.sync_background().unwrap();
     assert!(!has(&store, "app"));
     drop(store);
