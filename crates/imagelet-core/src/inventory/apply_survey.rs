@@ -111,7 +111,8 @@ impl InventoryState {
 /// The images in order of keys, each key once: of twins the later one counts.
 fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
     // The head of an id stands beside its image: most comparisons read no further.
-    let mut keyed: Vec<(u128, Arc<Image>)> = images.into_iter().map(|image| (head(image.id.as_bytes()), image)).collect();
+    let mut keyed: Vec<(u128, Arc<Image>)> =
+        images.into_iter().map(|image| (head(image.id.as_bytes()), image)).collect();
     let mut has_twins = false;
     keyed.sort_by(|(one_head, one), (other_head, other)| {
         let order = one_head.cmp(other_head).then_with(|| in_order_of_keys(one, other));

@@ -43,7 +43,7 @@ impl Cluster {
         let store = folder.join("store");
         let arguments = ["--config", &config, "--store", store.to_str().unwrap()];
         let access = ["--kubeconfig", self.kubeconfig.to_str().unwrap(), "--node-name", "node-1"];
-        Daemon::start(folder, &arguments.into_iter().chain(access).map(str::to_owned).collect::<Vec<_>>())
+        Daemon::start(folder, arguments.into_iter().chain(access).map(str::to_owned).collect::<Vec<_>>())
     }
 
     fn prefetch(&self, arguments: &[&str]) -> Outcome {
@@ -53,7 +53,7 @@ impl Cluster {
     /// The phases of the images that the node reports.
     fn phases(&self) -> Vec<Value> {
         let report = self.fake.object(REPORTS, "", "node-1").unwrap_or_default();
-        let images = report["sets"].as_array().into_iter().flatten().flat_map(|set| set["images"].as_array());
+        let images = report["sets"].as_array().into_iter().flatten().filter_map(|set| set["images"].as_array());
         images.flatten().map(|image| image["phase"].clone()).collect()
     }
 }
