@@ -5,7 +5,7 @@
 use std::{
     fmt::Display,
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::Mutex,
     thread,
@@ -30,9 +30,12 @@ const NTH_MAX: usize = 400;
 /// Daemons side by side.
 const WORKERS: usize = 2;
 
-/// The calls a pull makes on the disk, with what they may fail with.
-const PULL: &[(&str, &[&str])] = &[
-    ("write", &["ENOSPC", "EIO"]),
+/// Calls with what they may fail with.
+type Table = &'static [(&'static str, &'static [&'static str])];
+
+/// The calls that a pull makes on the disk.
+const PULL: Table = &[
+    ("write", &["ENOSPC", "EIO", "EDQUOT"]),
     ("pwrite64", &["ENOSPC"]),
     ("fsync", &["EIO", "ENOSPC"]),
     ("fdatasync", &["EIO"]),
@@ -41,17 +44,36 @@ const PULL: &[(&str, &[&str])] = &[
     ("renameat2", &["EIO"]),
     ("openat", &["EMFILE", "EIO"]),
     ("mkdir", &["ENOSPC"]),
-    ("mkdirat", &["ENOSPC"]),
+    ("mkdirat", &["ENOSPC", "EDQUOT"]),
     ("symlinkat", &["ENOSPC"]),
     ("linkat", &["EIO"]),
     ("mknodat", &["ENOSPC"]),
-    ("fallocate", &["ENOSPC"]),
+    ("fallocate", &["ENOSPC", "EDQUOT"]),
     ("unlink", &["EIO"]),
     ("unlinkat", &["EIO"]),
+    ("pread64", &["EIO"]),
+    ("getdents64", &["EIO"]),
+    ("statfs", &["EIO"]),
+    ("fstatfs", &["EIO"]),
+    ("accept4", &["EMFILE"]),
+];
+
+/// The calls by which other settings differ.
+const PULL_OTHERWISE: Table = &[
+    ("fsync", &["EIO"]),
+    ("fdatasync", &["EIO"]),
+    ("syncfs", &["EIO"]),
+    ("rename", &["EIO"]),
+    ("openat", &["EIO"]),
+    ("mkdir", &["ENOSPC"]),
+    ("mkdirat", &["ENOSPC"]),
+    ("unlink", &["EIO"]),
+    ("pread64", &["EIO"]),
+    ("getdents64", &["EIO"]),
 ];
 
 /// The same for a removal.
-const REMOVE: &[(&str, &[&str])] = &[
+const REMOVE: Table = &[
     ("write", &["ENOSPC"]),
     ("fsync", &["EIO"]),
     ("fdatasync", &["EIO"]),
@@ -60,10 +82,21 @@ const REMOVE: &[(&str, &[&str])] = &[
     ("unlink", &["EIO"]),
     ("unlinkat", &["EIO"]),
     ("rmdir", &["EIO"]),
+    ("getdents64", &["EIO"]),
+];
+
+const REMOVE_OTHERWISE: Table = &[("fsync", &["EIO"]), ("rename", &["EIO"]), ("getdents64", &["EIO"])];
+
+/// The store's settings, each with the calls of its pulls and its removals.
+const MANNERS: [(&str, Table, Table); 3] = [
+    ("durability: commit", PULL, REMOVE),
+    // A sync in the background may meet the fault before the removal does.
+    ("durability: background", PULL_OTHERWISE, &[]),
+    ("keepBlobs: true", PULL_OTHERWISE, REMOVE_OTHERWISE),
 ];
 
 /// The calls by which a daemon cleans up: where they fail, the next sweep does.
-const CLEANING: [&str; 4] = ["unlink", "rename", "openat", "rmdir"];
+const CLEANING: [&str; 5] = ["unlink", "rename", "openat", "rmdir", "getdents64"];
 
 /// What is asked of the daemon while a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +108,7 @@ enum Operation {
 /// One kind of fault during one operation.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
+    settings: &'static str,
     operation: Operation,
     call: &'static str,
     error: &'static str,
@@ -87,10 +121,14 @@ impl Fault {
 }
 
 fn faults() -> Vec<Fault> {
-    let of = |operation, table: &'static [(&'static str, &'static [&'static str])]| {
-        table.iter().flat_map(move |(call, errors)| errors.iter().map(move |error| Fault { operation, call, error }))
+    let of = |settings, operation, table: Table| {
+        let fault = move |call, error| Fault { settings, operation, call, error };
+        table.iter().flat_map(move |(call, errors)| errors.iter().map(move |error| fault(call, error)))
     };
-    of(Operation::Pull, PULL).chain(of(Operation::Remove, REMOVE)).collect()
+    let all = MANNERS.into_iter().flat_map(|(settings, pull, remove)| {
+        of(settings, Operation::Pull, pull).chain(of(settings, Operation::Remove, remove))
+    });
+    all.collect()
 }
 
 /// strace on a daemon, taken off when dropped.
@@ -149,27 +187,28 @@ impl Drop for Injection {
 struct Bed<'a> {
     folder: tempfile::TempDir,
     registry: &'a FakeRegistry,
+    settings: &'static str,
     kept: Sample,
     daemon: Daemon,
 }
 
 impl<'a> Bed<'a> {
-    fn new(registry: &'a FakeRegistry) -> Self {
+    fn new(registry: &'a FakeRegistry, settings: &'static str) -> Self {
         let folder = scratch();
         let kept = Sample::put(registry, "kept:v1", vec![small_layer("kept", 2_000)]);
-        let daemon = Self::start(folder.path());
+        let config = write_store_config(folder.path(), settings);
+        let store = folder.path().join("store");
+        let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap(), "--config", &config]);
         daemon.run(["pull", &kept.name]).ok();
-        Self { folder, registry, kept, daemon }
-    }
-
-    fn start(folder: &Path) -> Daemon {
-        let config = write_store_config(folder, "durability: commit");
-        Daemon::start(folder, ["--store", folder.join("store").to_str().unwrap(), "--config", &config])
+        let bed = Self { folder, registry, settings, kept, daemon };
+        bed.settle(0);
+        bed
     }
 
     /// Runs the operation with the N-th call failing, checks what is left, and answers how many faults it met.
     fn try_nth(&mut self, fault: &Fault, nth: usize, sample: &Sample) -> usize {
-        let what = format!("{:?} with {} failing by {} at {nth}", fault.operation, fault.call, fault.error);
+        let Fault { settings, operation, call, error } = fault;
+        let what = format!("{operation:?} with {call} failing by {error} at {nth}, {settings}");
         let tag = format!("{}-{}-{nth}", fault.call, fault.error.to_lowercase());
         let name = sample.put_again(self.registry, &format!("app:{tag}"));
         if fault.operation == Operation::Remove {
@@ -182,12 +221,31 @@ impl<'a> Bed<'a> {
                 let paths = if call == "write" { self.state_files(sample) } else { Vec::new() };
                 let injection = Injection::into(&self.daemon, fault, nth, &paths);
                 let word = if operation == Operation::Pull { "pull" } else { "rm" };
-                (self.daemon.run([word, &name]), injection.end())
+                let failures = self.failed_syncs();
+                let outcome = self.daemon.run([word, &name]);
+                self.settle(failures);
+                (outcome, injection.end())
             }
         };
         assert!(started.elapsed() < COMMAND_MAX, "{what}: took {:?}", started.elapsed());
         self.judge(fault, sample, &name, &outcome, met, &what);
         met
+    }
+
+    /// In the background mode waits for the sync that follows a pull, or for one more failure.
+    fn settle(&self, failures: usize) {
+        let unsettled = self.folder.path().join("store/names.unsettled.json");
+        wait_until("the sync in the background", || !unsettled.exists() || self.failed_syncs() > failures);
+    }
+
+    fn failed_syncs(&self) -> usize {
+        self.daemon.part.log().matches("pulled images are not durable").count()
+    }
+
+    /// Whether the log says that an image was dropped, which the disk refused to keep after its pull had been answered.
+    fn is_dropped(&self, name: &str) -> bool {
+        let log = self.daemon.part.log();
+        log.lines().any(|line| line.contains("the disk refused to keep this image") && line.contains(name))
     }
 
     /// A runtime wakes its threads by a write, too, and nothing holds of a machine where that fails. So the writes are
@@ -252,7 +310,7 @@ impl<'a> Bed<'a> {
         }
         let listed = listing(self.daemon.run(["ls", "--all", "-o", "json"]));
         let is_pull = fault.operation == Operation::Pull;
-        let told = is_pull && outcome.code == 0;
+        let told = is_pull && outcome.code == 0 && !self.is_dropped(name);
         let kept: &[&Sample] = if told { &[&self.kept, sample] } else { &[&self.kept] };
         assert_whole(&store, &listed, &[&self.kept, sample], kept, what);
         if is_pull && CLEANING.iter().all(|call| !fault.call.starts_with(call)) {
@@ -279,9 +337,12 @@ fn whatever_call_fails_nothing_is_lost_and_nothing_is_a_lie() {
     thread::scope(|scope| {
         for _ in 0..WORKERS {
             scope.spawn(|| {
-                let mut bed = Bed::new(&registry);
+                let mut bed = Bed::new(&registry, MANNERS[0].0);
                 loop {
                     let Some(fault) = pending.lock().unwrap().pop() else { return };
+                    if bed.settings != fault.settings {
+                        bed = Bed::new(&registry, fault.settings);
+                    }
                     let seed = fault.seed();
                     let layers = vec![small_layer("first", 3_000), small_layer(&seed, 70_000)];
                     let sample = Sample::put(&registry, &format!("{seed}:v1"), layers);
@@ -293,7 +354,7 @@ fn whatever_call_fails_nothing_is_lost_and_nothing_is_a_lie() {
                             Ok(count) => *met.lock().unwrap() += count,
                             Err(_) => {
                                 failed.lock().unwrap().push(format!("{fault:?} at {nth}"));
-                                bed = Bed::new(&registry);
+                                bed = Bed::new(&registry, fault.settings);
                             }
                         }
                     }
@@ -311,7 +372,7 @@ fn whatever_call_fails_nothing_is_lost_and_nothing_is_a_lie() {
 fn a_layer_whose_sync_failed_is_discarded_and_fetched_again() {
     require_root("strace on a daemon");
     let registry = FakeRegistry::start();
-    let bed = Bed::new(&registry);
+    let bed = Bed::new(&registry, MANNERS[0].0);
     let store = bed.folder.path().join("store");
     let syncs = [("syncfs", ""), ("fsync", "layers"), ("fsync", "images"), ("fdatasync", "names.new"), ("fsync", "")];
     for (at, (call, place)) in syncs.into_iter().enumerate() {
@@ -319,7 +380,7 @@ fn a_layer_whose_sync_failed_is_discarded_and_fetched_again() {
         let sample = Sample::put(&registry, &format!("p8-{at}:v1"), vec![small_layer(&format!("p8-{at}"), 9_000)]);
         let layer = format!("/blobs/{}", sample.image.layers[0].digest);
         let fetched = || registry.requests().iter().filter(|request| request.ends_with(&layer)).count();
-        let fault = Fault { operation: Operation::Pull, call, error: "EIO" };
+        let fault = Fault { settings: bed.settings, operation: Operation::Pull, call, error: "EIO" };
         let place = if place.is_empty() { store.clone() } else { store.join(place) };
         // An early sync may come before the one that counts.
         let when = if call == "syncfs" { "1+" } else { "1" };
