@@ -250,7 +250,7 @@ pub(crate) enum Command {
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Set this host up as a service, beside a runtime or for its kubelet, or take that back.
+    /// Set this host up as a service beside a runtime or for its kubelet, or back.
     Install(InstallArgs),
     /// Print a script that completes commands, flags and the names of images in a shell.
     Completions {

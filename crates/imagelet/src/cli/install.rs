@@ -14,27 +14,28 @@ pub(crate) enum Role {
 }
 
 #[derive(Debug, Args)]
-#[group(id = "direction", required = true, args = ["role", "uninstall"])]
 pub(crate) struct InstallArgs {
     /// What the host is for.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, required_unless_present = "uninstall")]
     pub(crate) role: Option<Role>,
     /// Remove what an installation wrote, unless it was changed since.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "role")]
     pub(crate) uninstall: bool,
-    /// The runtime that keeps the images; needed where several or none are found.
+    /// The runtime that keeps the images.
+    ///
+    /// Needed where the sockets of several runtimes are found, or of none.
     #[arg(long, value_name = "URI", conflicts_with = "uninstall")]
     pub(crate) runtime_endpoint: Option<String>,
     /// Keep the images that pods of this Node wait for.
-    #[arg(long, value_name = "NAME", conflicts_with = "uninstall", requires = "kubeconfig")]
+    #[arg(long, value_name = "NAME", conflicts_with = "uninstall", requires = "kubeconfig", hide_short_help = true)]
     pub(crate) node_name: Option<String>,
     /// Reach the API server by this kubeconfig.
-    #[arg(long, value_name = "FILE", requires = "node_name")]
+    #[arg(long, value_name = "FILE", requires = "node_name", hide_short_help = true)]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Where the kubelet's drop-in is written; that of the running kubelet's `--config-dir` unless given.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub(crate) kubelet_config_dir: Option<PathBuf>,
-    /// Prepare another root file system, such as that of an image of a machine: nothing is started.
+    /// Prepare another root file system, and start nothing.
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
     /// Show the steps, and change nothing.

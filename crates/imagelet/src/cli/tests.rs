@@ -25,6 +25,13 @@ fn global_flags_stand_before_or_after_the_command() {
 #[test]
 fn contradictions_and_unknown_words_are_usage_errors() {
     for line in [
+        "install --role node",
+        "install --uninstall --root /mnt",
+        "install --role between --node-name a --kubeconfig /k",
+    ] {
+        assert!(read(line).is_ok(), "{line}");
+    }
+    for line in [
         "",
         "frob",
         "pull",
@@ -45,6 +52,13 @@ fn contradictions_and_unknown_words_are_usage_errors() {
         "ls --timeout=-1s",
         "serve --timeout 5s",
         "--timeout 5s serve",
+        "install",
+        "install --dry-run",
+        "install --role=node --uninstall",
+        "install --role=both",
+        "install --uninstall --runtime-endpoint unix:///a",
+        "install --role=node --node-name a",
+        "install --role=node --kubeconfig /k",
     ] {
         let error = read(line).expect_err(line);
         assert_eq!(error.exit_code(), 2, "{line}");
