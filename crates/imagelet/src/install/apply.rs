@@ -1,14 +1,10 @@
 //! Runs the steps of a plan, and reports each.
 
-use std::{
-    path::Path,
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::{path::Path, process::Stdio, time::Duration};
 
 use imagelet_cri::Endpoint;
 use serde::Serialize;
-use tokio::process::Command;
+use tokio::{process::Command, time::Instant};
 
 use super::{CONFIGURATION, SOCKET, Step, host::below, owned_file};
 use crate::{

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs,
-    io::{self, Read as _},
+    io::Read as _,
     os::unix::{ffi::OsStrExt as _, fs::FileTypeExt as _},
     path::{Path, PathBuf},
 };
@@ -153,15 +153,15 @@ fn is_socket(path: &Path) -> bool {
 
 fn running_kubelet() -> Kubelet {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let lines =
-        processes.filter(|entry| entry.file_name().as_bytes().iter().all(u8::is_ascii_digit)).filter_map(|entry| {
-            let mut line = Vec::new();
-            fs::File::open(entry.path().join("cmdline"))
-                .and_then(|file| io::Read::take(file, COMMAND_LINE_MAX).read_to_end(&mut line))
-                .ok()?;
-            Some(line)
-        });
-    lines.filter_map(|line| kubelet_of(&line)).next().unwrap_or_default()
+    let mut processes = processes.filter(|entry| entry.file_name().as_bytes().iter().all(u8::is_ascii_digit));
+    let found = processes.find_map(|entry| {
+        let mut line = Vec::new();
+        let file = fs::File::open(entry.path().join("cmdline")).ok()?;
+        // A process that ends meanwhile is none.
+        file.take(COMMAND_LINE_MAX).read_to_end(&mut line).ok()?;
+        kubelet_of(&line)
+    });
+    found.unwrap_or_default()
 }
 
 /// The kubelet's flags in a command line of `/proc`, as Go reads flags: with one or two dashes, and a value behind `=` or

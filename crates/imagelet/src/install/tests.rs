@@ -33,9 +33,11 @@ fn after(host: &HostFacts, steps: &[Step]) -> HostFacts {
     for step in steps {
         match step {
             Step::Write { path, content } => {
-                drop(host.files.insert(path.clone(), FileState::Unchanged(content.clone())))
+                host.files.insert(path.clone(), FileState::Unchanged(content.clone()));
             }
-            Step::Remove(path) => drop(host.files.remove(path)),
+            Step::Remove(path) => {
+                host.files.remove(path);
+            }
             _ => {}
         }
     }
