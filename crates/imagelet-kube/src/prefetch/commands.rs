@@ -243,7 +243,8 @@ fn row(object: &SetObject, scope: SetScope) -> SetRow {
     let message = if status.observed_generation == set.generation { message } else { None };
     let failure = |it: &FailureCount| {
         let FailureCount { class, hop, nodes, node, image, message } = it;
-        let text = format!("{class} at {hop} on {nodes} nodes, first {node}: {image}: {message}");
+        let plural = if *nodes == 1 { "" } else { "s" };
+        let text = format!("{class} at {hop} on {nodes} node{plural}, first {node}: {image}: {message}");
         text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
     };
     SetRow {

@@ -66,7 +66,7 @@ pub(crate) struct ControllerArgs {
     pub(crate) namespace: String,
     /// The name of this controller among all.
     ///
-    /// By default that of the host, which in a pod is the name of the pod.
+    /// By default the name of the host, which in a pod is that of the pod, with a random number.
     #[arg(long, value_name = "NAME")]
     pub(crate) identity: Option<String>,
     #[command(flatten)]
