@@ -60,7 +60,7 @@ impl<T> ObjectCache<T> {
     }
 
     /// The object, read where it is absent or too old. `read` gets the version that the object had: an answer that is older
-    /// is none.
+    /// is rejected.
     pub(super) async fn get(
         &self,
         name: &ObjectName,

@@ -157,7 +157,7 @@ fn running_kubelet() -> Kubelet {
     let found = processes.find_map(|entry| {
         let mut line = Vec::new();
         let file = fs::File::open(entry.path().join("cmdline")).ok()?;
-        // A process that ends meanwhile is none.
+        // A process that ended meanwhile counts as another program.
         file.take(COMMAND_LINE_MAX).read_to_end(&mut line).ok()?;
         kubelet_of(&line)
     });
