@@ -310,8 +310,8 @@ impl<'a> Bed<'a> {
         }
         let listed = listing(self.daemon.run(["ls", "--all", "-o", "json"]));
         let is_pull = fault.operation == Operation::Pull;
-        let told = is_pull && outcome.code == 0 && !self.is_dropped(name);
-        let kept: &[&Sample] = if told { &[&self.kept, sample] } else { &[&self.kept] };
+        let is_promised = is_pull && outcome.code == 0 && !self.is_dropped(name);
+        let kept: &[&Sample] = if is_promised { &[&self.kept, sample] } else { &[&self.kept] };
         assert_whole(&store, &listed, &[&self.kept, sample], kept, what);
         if is_pull && CLEANING.iter().all(|call| !fault.call.starts_with(call)) {
             // Nothing kept the daemon from cleaning up behind itself.

@@ -40,19 +40,19 @@ fn broken(store: &Path, trace: &[Event]) -> Vec<String> {
     for event in trace {
         match &event.act {
             Act::Rename { from, to } if place(store, to).is_some() => {
-                let told = format!("line {}: `{}`", event.began + 1, to.display());
+                let rename = format!("line {}: `{}`", event.began + 1, to.display());
                 if let Some(written) = unsynced(trace, from, event.began) {
-                    broken.push(format!("{told} is renamed before `{}` is synced", written.display()));
+                    broken.push(format!("{rename} is renamed before `{}` is synced", written.display()));
                 }
                 match folder_synced(trace, event, to) {
-                    None => broken.push(format!("{told}: its folder is never synced")),
+                    None => broken.push(format!("{rename}: its folder is never synced")),
                     Some(synced) if reply.is_some_and(|reply| event.began < reply && reply < synced) => {
-                        broken.push(format!("{told}: the reply comes before its folder is synced"));
+                        broken.push(format!("{rename}: the reply comes before its folder is synced"));
                     }
                     Some(_) => {}
                 }
                 if place(store, to) == Some("names") {
-                    broken.extend(not_yet_durable(store, trace, event).map(|early| format!("{told}: {early}")));
+                    broken.extend(not_yet_durable(store, trace, event).map(|early| format!("{rename}: {early}")));
                 }
             }
             Act::Rename { from, .. } if matches!(place(store, from), Some("layers" | "images")) => {
@@ -74,11 +74,11 @@ fn broken(store: &Path, trace: &[Event]) -> Vec<String> {
                 }
             }
             Act::Remove(path) if is_below(store, path, "state/image_manager/pulled") => {
-                let told = format!("line {}: `{}` is removed", event.began + 1, path.display());
+                let removal = format!("line {}: `{}` is removed", event.began + 1, path.display());
                 match folder_synced(trace, event, path) {
-                    None => broken.push(format!("{told}, and its folder is never synced")),
+                    None => broken.push(format!("{removal}, and its folder is never synced")),
                     Some(synced) if reply.is_some_and(|reply| event.began < reply && reply < synced) => {
-                        broken.push(format!("{told}, and the reply comes before its folder is synced"));
+                        broken.push(format!("{removal}, and the reply comes before its folder is synced"));
                     }
                     Some(_) => {}
                 }
