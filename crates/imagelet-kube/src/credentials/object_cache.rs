@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{sync::Mutex, time::Instant};
 
-use crate::api_error::ApiError;
+use crate::{api_client::encoded, api_error::ApiError};
 
 /// How long an object is used; the kubelet's own cache of secrets has the same time.
 const AGE_MAX: Duration = Duration::from_mins(1);
@@ -22,16 +22,23 @@ const OBJECTS_MAX: usize = 128;
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ObjectName {
-    pub(super) namespace: Arc<str>,
-    pub(super) name: Arc<str>,
+pub(crate) struct ObjectName {
+    pub(crate) namespace: Arc<str>,
+    pub(crate) name: Arc<str>,
+}
+
+impl ObjectName {
+    /// Where the object of a kind is, as paths spell it: `secrets`, `serviceaccounts`.
+    pub(crate) fn path(&self, kind: &str) -> String {
+        format!("/api/v1/namespaces/{}/{kind}/{}", encoded(&self.namespace), encoded(&self.name))
+    }
 }
 
 /// An object with the resource version it was read at.
 #[derive(Debug)]
-pub(super) struct Versioned<T> {
-    pub(super) version: String,
-    pub(super) object: T,
+pub(crate) struct Versioned<T> {
+    pub(crate) version: String,
+    pub(crate) object: T,
 }
 
 /// What a read led to; a failure is its text.

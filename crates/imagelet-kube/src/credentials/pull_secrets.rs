@@ -6,7 +6,7 @@ use imagelet_core::credentials::PullSecret;
 
 use super::{
     object_cache::{ObjectCache, ObjectName, ReadResult, Versioned},
-    secret_object::read_secret,
+    secret_object::{NotPullSecret, OBJECT_LENGTH_MAX, read_secret},
     service_account::{AccountObject, read_account},
 };
 use crate::{
@@ -15,8 +15,6 @@ use crate::{
     pods::BoundPod,
 };
 
-/// The longest object that is read: a secret holds at most 1 MiB, which base64 makes a third longer.
-const OBJECT_LENGTH_MAX: usize = 2 << 20;
 /// Most bytes of one pod's documents: each of its images has a copy while it is pulled.
 const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
 
@@ -24,7 +22,7 @@ const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct PullSecrets {
     api: Arc<ApiClient>,
-    secrets: ObjectCache<Option<PullSecret>>,
+    secrets: ObjectCache<Result<PullSecret, NotPullSecret>>,
     accounts: ObjectCache<AccountObject>,
 }
 
@@ -47,7 +45,8 @@ impl PullSecrets {
                     continue;
                 }
             };
-            let Some(secret) = &*secret else { continue };
+            // As in a kubelet, such a secret has no credentials.
+            let Ok(secret) = &*secret else { continue };
             length += secret.document.expose().len();
             if length > DOCUMENTS_LENGTH_MAX {
                 tracing::warn!(
@@ -78,7 +77,7 @@ impl PullSecrets {
         }
     }
 
-    async fn secret(&self, name: &ObjectName) -> ReadResult<Option<PullSecret>> {
+    async fn secret(&self, name: &ObjectName) -> ReadResult<Result<PullSecret, NotPullSecret>> {
         let read = async |version: &str| self.read("secrets", name, version, |json| read_secret(name, json)).await;
         self.secrets.get(name, read).await
     }
@@ -95,7 +94,7 @@ impl PullSecrets {
         version: &str,
         decode: impl Fn(&[u8]) -> Result<Versioned<T>, ApiError>,
     ) -> Result<Versioned<T>, ApiError> {
-        let path = format!("/api/v1/namespaces/{}/{kind}/{}", encoded(&name.namespace), encoded(&name.name));
+        let path = name.path(kind);
         // From the cache of the API server, but never older than before. The first read has its newest state.
         let cached = format!("{path}?resourceVersion={}", encoded(version));
         let answer =

@@ -11,6 +11,8 @@ use zeroize::Zeroizing;
 use super::object_cache::{ObjectName, Versioned};
 use crate::api_error::ApiError;
 
+/// The longest object that is read: a secret holds at most 1 MiB, which base64 makes a third longer.
+pub(crate) const OBJECT_LENGTH_MAX: usize = 2 << 20;
 /// Longest uid of an object; the API server's have 36 bytes.
 const UID_LENGTH_MAX: usize = 128;
 
@@ -33,11 +35,23 @@ struct SecretMetadata<'a> {
     resource_version: String,
 }
 
-/// Reads a secret; one of another type, or without its document, has no credentials, as in a kubelet.
+/// Why a secret has no credentials for registries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotPullSecret {
+    #[error("its type is neither `kubernetes.io/dockerconfigjson` nor `kubernetes.io/dockercfg`")]
+    Type,
+    #[error("it has no `{0}`")]
+    Document(&'static str),
+}
+
+/// Reads a secret.
 ///
 /// # Errors
 /// Where the text is not a secret object. The error shows nothing of it.
-pub(super) fn read_secret(name: &ObjectName, json: &[u8]) -> Result<Versioned<Option<PullSecret>>, ApiError> {
+pub(crate) fn read_secret(
+    name: &ObjectName,
+    json: &[u8],
+) -> Result<Versioned<Result<PullSecret, NotPullSecret>>, ApiError> {
     let object: SecretObject<'_> =
         serde_json::from_slice(json).map_err(|error| ApiError::undecodable("secret", &error))?;
     let SecretMetadata { uid, resource_version: version } = object.metadata;
@@ -47,9 +61,15 @@ pub(super) fn read_secret(name: &ObjectName, json: &[u8]) -> Result<Versioned<Op
             why: format!("its uid is longer than {UID_LENGTH_MAX} bytes"),
         });
     }
-    let kind = PullSecretKind::from_type(&object.r#type);
-    let found = kind.and_then(|kind| Some((kind, *object.data.as_ref()?.get(kind.key())?)));
-    let Some((kind, raw)) = found else { return Ok(Versioned { version, object: None }) };
+    let kind = PullSecretKind::from_type(&object.r#type).ok_or(NotPullSecret::Type);
+    let found = kind.and_then(|kind| {
+        let raw = object.data.as_ref().and_then(|data| data.get(kind.key()));
+        Ok((kind, *raw.ok_or(NotPullSecret::Document(kind.key()))?))
+    });
+    let (kind, raw) = match found {
+        Ok(found) => found,
+        Err(why) => return Ok(Versioned { version, object: Err(why) }),
+    };
     let text: String = serde_json::from_str(raw.get()).map_err(|error| ApiError::undecodable("secret", &error))?;
     let text = Zeroizing::new(text);
     let document = BASE64_STANDARD.decode(text.as_bytes());
@@ -58,7 +78,7 @@ pub(super) fn read_secret(name: &ObjectName, json: &[u8]) -> Result<Versioned<Op
         .map_err(|_| ApiError::SecretInvalid { what: "secret", why: format!("`{}` is not base64", kind.key()) })?;
     let (uid, namespace, name) = (uid.into_owned(), name.namespace.to_string(), name.name.to_string());
     let secret = PullSecret { identity: ObjectIdentity { uid, namespace, name }, kind, document };
-    Ok(Versioned { version, object: Some(secret) })
+    Ok(Versioned { version, object: Ok(secret) })
 }
 
 #[cfg(test)]
@@ -67,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    fn read(object: &Value) -> Result<Option<(String, PullSecretKind, String)>, String> {
+    fn read(object: &Value) -> Result<Result<(String, PullSecretKind, String), NotPullSecret>, String> {
         let name = ObjectName { namespace: "shop".into(), name: "registry".into() };
         let read = read_secret(&name, object.to_string().as_bytes()).map_err(|error| error.chain())?;
         let text = |secret: PullSecret| {
@@ -84,7 +104,8 @@ mod tests {
     #[test]
     fn both_types_of_pull_secret_are_read_and_others_have_no_credentials() {
         let document = BASE64_STANDARD.encode(r#"{"auths":{}}"#);
-        let found = |kind| Ok(Some(("u1".to_owned(), kind, r#"{"auths":{}}"#.to_owned())));
+        let found = |kind| Ok(Ok(("u1".to_owned(), kind, r#"{"auths":{}}"#.to_owned())));
+        let without = |key| Ok(Err(NotPullSecret::Document(key)));
         for (kind, data, expected) in [
             (
                 "kubernetes.io/dockerconfigjson",
@@ -92,11 +113,11 @@ mod tests {
                 found(PullSecretKind::DockerConfigJson),
             ),
             ("kubernetes.io/dockercfg", json!({".dockercfg": document}), found(PullSecretKind::DockerCfg)),
-            ("kubernetes.io/dockercfg", json!({".dockerconfigjson": document}), Ok(None)),
-            ("kubernetes.io/dockerconfigjson", json!({}), Ok(None)),
-            ("kubernetes.io/dockerconfigjson", Value::Null, Ok(None)),
-            ("Opaque", json!({".dockerconfigjson": document}), Ok(None)),
-            ("", json!({".dockerconfigjson": document}), Ok(None)),
+            ("kubernetes.io/dockercfg", json!({".dockerconfigjson": document}), without(".dockercfg")),
+            ("kubernetes.io/dockerconfigjson", json!({}), without(".dockerconfigjson")),
+            ("kubernetes.io/dockerconfigjson", Value::Null, without(".dockerconfigjson")),
+            ("Opaque", json!({".dockerconfigjson": document}), Ok(Err(NotPullSecret::Type))),
+            ("", json!({".dockerconfigjson": document}), Ok(Err(NotPullSecret::Type))),
         ] {
             assert_eq!(read(&secret(kind, &data)), expected, "{kind} {data}");
         }

@@ -1,61 +1,28 @@
 //! The pull secret of a set: read when a pull needs it, from the namespace of the set, and not kept.
 
-use std::collections::BTreeMap;
-
-use base64::{Engine as _, prelude::BASE64_STANDARD};
-use imagelet_core::credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret};
-use serde::{Deserialize, Deserializer};
-use zeroize::Zeroizing;
+use imagelet_core::credentials::PullSecret;
 
 use crate::{
-    api_client::{ApiClient, encoded},
+    api_client::ApiClient,
     api_error::ApiError,
-    prefetch::objects::ObjectMetadata,
+    credentials::{OBJECT_LENGTH_MAX, ObjectName, read_secret},
 };
-
-/// A secret as the API has it. `Debug` hides the values.
-#[derive(Debug, Deserialize)]
-struct SecretObject {
-    #[serde(default)]
-    metadata: ObjectMetadata,
-    #[serde(default)]
-    r#type: String,
-    #[serde(default)]
-    data: BTreeMap<String, SecretValue>,
-}
-
-#[derive(Debug)]
-struct SecretValue(Secret);
-
-impl<'de> Deserialize<'de> for SecretValue {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        let text = Zeroizing::new(String::deserialize(value)?);
-        // The error names no byte of the value.
-        let bytes = BASE64_STANDARD.decode(text.as_bytes()).map_err(|_| serde::de::Error::custom("no base64"))?;
-        Ok(Self(Secret::from_bytes(bytes)))
-    }
-}
 
 /// Reads a secret. The error is for people, and shows nothing of the secret.
 pub(super) async fn read(client: &ApiClient, namespace: &str, name: &str) -> Result<PullSecret, String> {
-    let path = format!("/api/v1/namespaces/{}/secrets/{}", encoded(namespace), encoded(name));
     let failed = |why: String| format!("cannot read the pull secret `{namespace}/{name}`: {why}");
-    let secret: SecretObject = client.get(&path).await.map_err(|error| match error {
-        // A text of the decoder may hold parts of the answer.
-        ApiError::Decode(_) => failed("the answer is no secret".to_owned()),
+    let object = ObjectName { namespace: namespace.into(), name: name.into() };
+    let answer = client.get_secret(&object.path("secrets"), OBJECT_LENGTH_MAX).await;
+    let secret = answer.and_then(|json| read_secret(&object, &json)).map_err(|error| match error {
+        ApiError::SecretInvalid { .. } => failed("the answer is no secret".to_owned()),
         error => failed(error.chain()),
     })?;
-    let kind = PullSecretKind::from_type(&secret.r#type).ok_or_else(|| {
-        failed("its type is neither `kubernetes.io/dockerconfigjson` nor `kubernetes.io/dockercfg`".to_owned())
-    })?;
-    let mut data = secret.data;
-    let document = data.remove(kind.key()).ok_or_else(|| failed(format!("it has no `{}`", kind.key())))?.0;
-    let identity = ObjectIdentity { uid: secret.metadata.uid, namespace: namespace.to_owned(), name: name.to_owned() };
-    Ok(PullSecret { identity, kind, document })
+    secret.object.map_err(|why| failed(why.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
+    use base64::{Engine as _, prelude::BASE64_STANDARD};
     use serde_json::{Value, json};
 
     use super::*;
