@@ -1,0 +1,112 @@
+//! The command line of the node image manager.
+//!
+//! A library for the program of the same name alone: cargo compiles it beside the crates that it uses, and a program only after them.
+//! Callers use those crates, such as `imagelet-core`.
+
+#[macro_use]
+mod api;
+mod cli;
+mod commands;
+mod config;
+mod connections;
+mod failure;
+mod http;
+mod install;
+mod jobs;
+mod log;
+mod manifests;
+mod nearest;
+mod node;
+mod output;
+mod progress;
+mod secret_hygiene;
+mod serve;
+mod size;
+mod traces;
+
+use std::{
+    ffi::OsString,
+    os::unix::process::CommandExt as _,
+    process::{Command as Program, ExitCode},
+};
+
+use tokio::runtime::{Builder, Runtime};
+
+use cli::{Cli, Command};
+use config::Environment;
+
+/// Exit code for an invalid command line, as in `clap`.
+const EXIT_USAGE: u8 = 2;
+
+/// Limits the daemon's heap: few arenas for all threads, and large blocks that return to the system when freed. The
+/// C library reads this only at the start of a process.
+const HEAP_BOUNDS: (&str, &str) = (
+    "GLIBC_TUNABLES",
+    "glibc.malloc.arena_max=4:glibc.malloc.mmap_threshold=1048576:glibc.malloc.trim_threshold=2097152:\
+     glibc.malloc.top_pad=1048576",
+);
+
+/// Runs the command line of this process, and returns its exit code.
+pub fn run_process() -> ExitCode {
+    secret_hygiene::forbid_core_dumps();
+    secret_hygiene::raise_file_limit();
+    let arguments: Vec<_> = std::env::args_os().collect();
+    match commands::complete_word(&arguments) {
+        Ok(false) => {}
+        Ok(true) => return ExitCode::SUCCESS,
+        Err(failure) => return report(&failure),
+    }
+    let cli = match Cli::read(arguments.iter().cloned()) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors and are printed to stdout; a closed pipe is no error.
+            drop(error.print());
+            return if error.exit_code() == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) };
+        }
+    };
+    let mut environment = Environment::of_process();
+    if let Some(level) = &cli.global.log_level {
+        environment.log = Some(level.clone());
+    }
+    if matches!(cli.command, Command::Serve(_)) && !environment.has_tunables {
+        start_with_bounded_heap(&arguments);
+    }
+    secret_hygiene::hide_login(&arguments, &cli, &environment);
+    log::start(&environment, cli.command.is_daemon());
+    let runtime = match runtime(&cli.command) {
+        Ok(runtime) => runtime,
+        Err(error) => return report(&failure::Failure::of(&error)),
+    };
+    let is_daemon = cli.command.is_daemon();
+    let outcome = runtime.block_on(commands::run(cli, environment));
+    if is_daemon {
+        // Bounds the exit: a thread that unpacks or waits for the disk ends with the process.
+        runtime.shutdown_background();
+    }
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => report(&failure),
+    }
+}
+
+/// Executes the program again with [`HEAP_BOUNDS`]. Returns on failure: the limits only save memory.
+fn start_with_bounded_heap(arguments: &[OsString]) {
+    let (name, bounds) = HEAP_BOUNDS;
+    if let Ok(program) = std::env::current_exe() {
+        let _failed = Program::new(program).arg0(&arguments[0]).args(&arguments[1..]).env(name, bounds).exec();
+    }
+}
+
+/// One thread for a command with one request: passing the answer between threads takes longer than reading it.
+fn runtime(command: &Command) -> std::io::Result<Runtime> {
+    let mut builder = match command {
+        Command::Ls(_) => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    builder.enable_all().build()
+}
+
+fn report(failure: &failure::Failure) -> ExitCode {
+    failure.print();
+    ExitCode::FAILURE
+}
