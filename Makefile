@@ -10,6 +10,7 @@ DENY_VERSION := 0.20.2
 FUZZ_VERSION := 0.13.2
 MDBOOK_VERSION := 0.4.52
 CYCLONEDX_VERSION := 0.5.9
+SEMVER_VERSION := 0.51.0
 # How long `make fuzz` spends on each target; all run at once.
 FUZZ_SECONDS ?= 3600
 FUZZ_TARGETS := $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
@@ -67,10 +68,12 @@ IMAGELET ?=
 # What `make soak` needs, and how long it runs; once before each release.
 SOAK_PARTS := python3:python3 mkfs.ext4:e2fsprogs unshare:util-linux
 MINUTES ?= 20
+# What `make semver-check` compares with: a tag or commit, which git has.
+BASELINE ?=
 # The targets of `make dist`; this machine's with musl and with glibc where empty.
 DIST_TARGETS ?=
 
-.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test ci deb dist dist-check publish-check fuzz bench
+.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test ci deb dist dist-check publish-check semver-check fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -182,6 +185,12 @@ dist-check: dist ## Makes the release of the last commit once more, in another f
 
 publish-check: ## Packs the crates as for crates.io, and compiles what was packed.
 	@$(CARGO) publish --locked --workspace --dry-run
+
+semver-check: ## Compares what the library crates offer with BASELINE=REVISION; what a caller would lose is an error.
+	@[ -n "$(BASELINE)" ] || { echo "semver-check: BASELINE is the revision of the last release" >&2; exit 2; }
+	[ "$$($(CARGO) semver-checks --version 2>/dev/null)" = "cargo-semver-checks $(SEMVER_VERSION)" ] \
+	  || $(CARGO) install --quiet --locked cargo-semver-checks --version $(SEMVER_VERSION)
+	$(CARGO) semver-checks --workspace --exclude imagelet --baseline-rev "$(BASELINE)"
 
 fuzz: ## Fuzzes all targets side by side, FUZZ_SECONDS each; wants a C++ compiler and an hour.
 	@[ "$$($(CARGO) fuzz --version 2>/dev/null)" = "cargo-fuzz $(FUZZ_VERSION)" ] \
