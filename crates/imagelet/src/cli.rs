@@ -6,6 +6,7 @@ mod image_filter;
 mod install;
 mod kubelet;
 mod login;
+mod pod;
 mod serve;
 mod since;
 mod template;
@@ -25,6 +26,7 @@ pub(crate) use self::{
     install::{InstallArgs, Role},
     kubelet::KubeletFlags,
     login::{LoginArgs, RegistryLoginArgs},
+    pod::{PodCommand, PodInstallArgs, PodRemoveArgs},
     serve::ServeArgs,
     since::Since,
     template::{Template, TemplateError},
@@ -252,6 +254,9 @@ pub(crate) enum Command {
     Config(ConfigCommand),
     /// Set this host up as a service beside a runtime or for its kubelet, or back.
     Install(InstallArgs),
+    /// What the containers of the Helm chart run.
+    #[command(subcommand, hide = true)]
+    Pod(PodCommand),
     /// Print a script that completes commands, flags and the names of images in a shell.
     Completions {
         /// Which shell.
@@ -301,7 +306,7 @@ impl Command {
 
     /// Whether it runs until it is stopped, and logs as a service does.
     pub(crate) fn is_daemon(&self) -> bool {
-        matches!(self, Self::Serve(_) | Self::Controller(_))
+        matches!(self, Self::Serve(_) | Self::Controller(_) | Self::Pod(PodCommand::Remove(_)))
     }
 
     /// What this command does to a store.

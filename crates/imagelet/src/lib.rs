@@ -32,7 +32,7 @@ use std::{
 
 use tokio::runtime::{Builder, Runtime};
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, PodCommand};
 use config::Environment;
 
 /// Exit code for an invalid command line, as in `clap`.
@@ -73,6 +73,10 @@ pub fn run_process() -> ExitCode {
     }
     secret_hygiene::hide_login(&arguments, &cli, &environment);
     log::start(&environment, cli.command.is_daemon());
+    if let Command::Pod(PodCommand::Install(arguments)) = cli.command {
+        // Before any other thread is started.
+        return install::set_host_up(arguments, cli.global.output).unwrap_or_else(|failure| report(&failure));
+    }
     let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,
         Err(error) => return report(&failure::Failure::of(&error)),
@@ -100,7 +104,7 @@ fn start_with_bounded_heap(arguments: &[OsString]) {
 /// One thread for a command with one request: passing the answer between threads takes longer than reading it.
 fn runtime(command: &Command) -> std::io::Result<Runtime> {
     let mut builder = match command {
-        Command::Ls(_) => Builder::new_current_thread(),
+        Command::Ls(_) | Command::Pod(_) => Builder::new_current_thread(),
         _ => Builder::new_multi_thread(),
     };
     builder.enable_all().build()

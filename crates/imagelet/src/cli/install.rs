@@ -35,6 +35,12 @@ pub(crate) struct InstallArgs {
     /// Where the kubelet's drop-in is written; that of the running kubelet's `--config-dir` unless given.
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub(crate) kubelet_config_dir: Option<PathBuf>,
+    /// Keys for the daemon's configuration, besides those of the runtime and the node.
+    #[arg(long, value_name = "FILE", conflicts_with = "uninstall", hide_short_help = true)]
+    pub(crate) base_configuration: Option<PathBuf>,
+    /// Restart neither daemon nor kubelet where their files are as wanted.
+    #[arg(long, conflicts_with = "uninstall", hide_short_help = true)]
+    pub(crate) keep_running: bool,
     /// Prepare another root file system, and start nothing.
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,

@@ -28,6 +28,7 @@ fn contradictions_and_unknown_words_are_usage_errors() {
         "install --role node",
         "install --uninstall --root /mnt",
         "install --role between --node-name a --kubeconfig /k",
+        "pod install --host-namespace=/n --role=node --http-token=/t --base-configuration=/c",
     ] {
         assert!(read(line).is_ok(), "{line}");
     }
@@ -59,6 +60,14 @@ fn contradictions_and_unknown_words_are_usage_errors() {
         "install --uninstall --runtime-endpoint unix:///a",
         "install --role=node --node-name a",
         "install --role=node --kubeconfig /k",
+        "install --uninstall --base-configuration /c",
+        "pod install --role=node",
+        "pod install --host-namespace=/n",
+        "pod install --host-namespace=/n --role=node --root=/r",
+        "pod install --host-namespace=/n --role=node --dry-run",
+        "pod install --host-namespace=/n --uninstall --http-token=/t",
+        "pod remove --namespace=a --daemon-set=b",
+        "pod",
     ] {
         let error = read(line).expect_err(line);
         assert_eq!(error.exit_code(), 2, "{line}");

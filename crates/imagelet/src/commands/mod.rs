@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::{
     api::PullRequest,
-    cli::{Cli, Command, EnsureArgs, Format, Intent, PullArgs},
+    cli::{Cli, Command, EnsureArgs, Format, Intent, PodCommand, PullArgs},
     config::Environment,
     failure::Failure,
     manifests::Manifests,
@@ -53,6 +53,16 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format).await,
         Command::Install(arguments) => crate::install::run(arguments, &environment, format).await,
+        Command::Pod(PodCommand::Wait) => {
+            interrupted().await;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Pod(PodCommand::Remove(arguments)) => {
+            tokio::select! {
+                code = cluster::run_pod_remove(arguments, &environment) => code,
+                code = interrupted() => Ok(code),
+            }
+        }
         Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
         Command::Login(arguments) => pull::log_in(arguments, &cli.global, &environment).await,
         Command::Logout { registry } => pull::log_out(registry.as_deref(), &cli.global, &environment).await,
@@ -157,6 +167,7 @@ async fn run_on(
         | Command::Controller(_)
         | Command::Config(_)
         | Command::Install(_)
+        | Command::Pod(_)
         | Command::Doctor(_)
         | Command::Login(_)
         | Command::Logout { .. }

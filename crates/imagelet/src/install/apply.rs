@@ -20,6 +20,8 @@ const SYSTEMCTL_MAX: Duration = Duration::from_secs(90);
 /// How long the daemon may take until it answers.
 const DAEMON_MAX: Duration = Duration::from_secs(30);
 const DAEMON_PROBES: Duration = Duration::from_millis(200);
+/// Where a configuration is while it is checked.
+const UNCHECKED: &str = "/etc/imagelet/config.yaml.unchecked";
 /// Most of what systemctl says that is shown.
 const SHOWN_MAX: usize = 1000;
 
@@ -70,7 +72,7 @@ fn shown(step: &Step) -> (&'static str, String, String) {
         Step::Write { path, .. } => ("write", path.display().to_string(), String::new()),
         Step::Keep { path, why } => ("keep", path.display().to_string(), (*why).into()),
         Step::Remove(path) => ("remove", path.display().to_string(), String::new()),
-        Step::CheckConfiguration => ("check", CONFIGURATION.into(), "as `imagelet config check` does".into()),
+        Step::CheckConfiguration(_) => ("check", CONFIGURATION.into(), "as `imagelet config check` does".into()),
         Step::Systemctl(arguments) => ("run", format!("systemctl {}", arguments.join(" ")), String::new()),
         Step::AwaitDaemon => ("await", SOCKET.into(), "the daemon has to answer".into()),
         Step::Advise(text) => ("advice", String::new(), text.clone()),
@@ -91,7 +93,14 @@ async fn run(step: &Step, root: &Path, check: &impl AsyncFn(&Path) -> Result<(),
             let path = below(root, path)?;
             owned_file::remove(&path).map_err(|error| of_file("remove", &path, &error))
         }
-        Step::CheckConfiguration => check(&below(root, Path::new(CONFIGURATION))?).await,
+        Step::CheckConfiguration(None) => check(&below(root, Path::new(CONFIGURATION))?).await,
+        Step::CheckConfiguration(Some(content)) => {
+            let path = below(root, Path::new(UNCHECKED))?;
+            owned_file::write(&path, content).map_err(|error| of_file("write", &path, &error))?;
+            let checked = check(&path).await;
+            owned_file::remove(&path).map_err(|error| of_file("remove", &path, &error))?;
+            checked
+        }
         Step::Systemctl(arguments) => systemctl(root, arguments).await,
         Step::AwaitDaemon => await_daemon().await,
         Step::Keep { .. } | Step::Advise(_) => Ok(()),

@@ -1,8 +1,14 @@
 //! The contents of the files that `install` writes.
 
-use std::{fmt::Write as _, path::Path};
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
 
 use super::{Request, SOCKET};
+
+/// The longest base of a configuration, and its most keys and values.
+pub(super) const BASE_LENGTH_MAX: usize = 256 << 10;
+const NODES_MAX: usize = 10_000;
 
 const SERVICE: &str = include_str!("imagelet.service");
 pub(super) const SOCKET_UNIT: &str = include_str!("imagelet.socket");
@@ -25,22 +31,47 @@ pub(super) fn kubelet_configuration() -> String {
     )
 }
 
-/// The daemon's configuration over a runtime.
-pub(super) fn configuration(endpoint: &str, request: &Request) -> String {
-    let mut text = format!(
-        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nimageService:\n  cri:\n    endpoint: {}\n",
-        quoted(endpoint)
-    );
-    if let Some(name) = &request.node_name {
-        let _ = writeln!(text, "kubernetes:\n  nodeName: {}", quoted(name));
-        if let Some(path) = &request.kubeconfig {
-            let _ = writeln!(text, "  kubeconfig: {}", quoted(path));
+/// Keys of the daemon's configuration besides those that an installation sets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct BaseConfiguration(Map<String, Value>);
+
+impl BaseConfiguration {
+    /// # Errors
+    /// When the text is no mapping, or sets what the installation sets.
+    pub(super) fn read(text: &str) -> Result<Self, String> {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_total_scalar_bytes: BASE_LENGTH_MAX },
+            with_snippet: false,
+        };
+        let keys: Option<Map<String, Value>> =
+            serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())?;
+        let keys = keys.unwrap_or_default();
+        if keys.contains_key("imageService") {
+            return Err("`imageService` is set by the installation".into());
         }
+        if keys.get("kubernetes").is_some_and(|below| !below.is_object()) {
+            return Err("`kubernetes` must be a mapping".into());
+        }
+        Ok(Self(keys))
     }
-    text
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
-/// A text of YAML: JSON's strings are among them.
-fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+/// The daemon's configuration over a runtime.
+pub(super) fn configuration(endpoint: &str, request: &Request) -> String {
+    let mut keys = request.base_configuration.0.clone();
+    keys.insert("apiVersion".into(), "imagelet.dev/v1alpha1".into());
+    keys.insert("kind".into(), "ImageletConfiguration".into());
+    keys.insert("imageService".into(), json!({"cri": {"endpoint": endpoint}}));
+    if let Some(name) = &request.node_name {
+        let below = keys.entry("kubernetes").or_insert_with(|| json!({}));
+        below["nodeName"] = name.as_str().into();
+        if let Some(path) = &request.kubeconfig {
+            below["kubeconfig"] = path.as_str().into();
+        }
+    }
+    serde_saphyr::to_string(&keys).expect("a tree of JSON can be written as YAML")
 }

@@ -22,7 +22,8 @@ const RUNTIMES: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.
 /// Where a program is searched for in another root file system.
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/imagelet", "/usr/bin/imagelet"];
 /// Where packages put units.
-const PACKAGED_UNITS: [&str; 2] = ["/usr/lib/systemd/system/imagelet.service", "/lib/systemd/system/imagelet.service"];
+pub(super) const PACKAGED_UNITS: [&str; 2] =
+    ["/usr/lib/systemd/system/imagelet.service", "/lib/systemd/system/imagelet.service"];
 const STATE: &str = "/var/lib/imagelet";
 /// Longest command line that is read.
 const COMMAND_LINE_MAX: u64 = 1 << 20;

@@ -8,18 +8,20 @@ mod contents;
 mod host;
 mod owned_file;
 mod plan;
+mod pod;
 mod run;
 #[cfg(test)]
 mod tests;
 
 use std::path::PathBuf;
 
-pub(crate) use self::run::run;
 use self::{
     apply::{Outcome, apply},
+    contents::BaseConfiguration,
     host::gather,
     plan::{Step, plan},
 };
+pub(crate) use self::{pod::set_host_up, run::run};
 use crate::cli::Role;
 
 /// The service's socket, as the unit and the package have it.
@@ -43,4 +45,7 @@ struct Request {
     kubeconfig: Option<String>,
     /// `None`: the folder that the running kubelet reads.
     kubelet_config_dir: Option<PathBuf>,
+    base_configuration: BaseConfiguration,
+    /// What runs was started with the files that are there: it is restarted only where a file changes.
+    keeps_running: bool,
 }

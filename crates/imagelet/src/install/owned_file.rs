@@ -13,7 +13,7 @@ use imagelet_core::image::Digest;
 const BEGINNING: &str =
     "# Written by `imagelet install`; `imagelet install --uninstall` removes this file while it is unchanged: ";
 /// A longer file is not ours.
-const LENGTH_MAX: u64 = 1 << 20;
+const LENGTH_MAX: usize = 1 << 20;
 
 /// A file at one of the places that `install` uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,14 +34,11 @@ impl FileState {
     /// # Errors
     /// When something is there and cannot be read.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
-        let file = match fs::File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::Absent),
-            other => other?,
-        };
-        let mut bytes = Vec::new();
-        file.take(LENGTH_MAX + 1).read_to_end(&mut bytes)?;
-        let is_long = u64::try_from(bytes.len()).is_ok_and(|length| length > LENGTH_MAX);
-        Ok(if is_long { Self::Foreign } else { Self::of_text(&String::from_utf8_lossy(&bytes)) })
+        match read_bounded(path, LENGTH_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::Absent),
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Ok(Self::Foreign),
+            read => Ok(Self::of_text(&String::from_utf8_lossy(&read?))),
+        }
     }
 
     fn of_text(text: &str) -> Self {
@@ -66,11 +63,34 @@ fn text(content: &str) -> String {
     format!("{BEGINNING}{}\n{content}", Digest::of(content.as_bytes()).as_str())
 }
 
-/// Replaces a file durably, as a whole, and creates its folder. A crash leaves the former file.
+/// Reads a file of at most so many bytes.
+///
+/// # Errors
+/// Those of the file system, and `FileTooLarge` for a longer one.
+pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(length_max as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > length_max {
+        let message = format!("the file is longer than {length_max} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(bytes)
+}
+
+/// Replaces a file with this content and the digest of it, as [`replace`] does.
 ///
 /// # Errors
 /// Those of the file system.
 pub(super) fn write(path: &Path, content: &str) -> io::Result<()> {
+    // Users may read what the daemon does.
+    replace(path, text(content).as_bytes(), 0o644)
+}
+
+/// Replaces a file durably, as a whole, and creates its folder. A crash leaves the former file.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -82,9 +102,9 @@ pub(super) fn write(path: &Path, content: &str) -> io::Result<()> {
         _ => {}
     }
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(text(content).as_bytes())?;
-    // Whatever the umask is: users may read what the daemon does.
-    file.set_permissions(fs::Permissions::from_mode(0o644))?;
+    file.write_all(bytes)?;
+    // Whatever the umask is.
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.sync_all()?;
     fs::rename(&new, path)?;
     fs::File::open(folder)?.sync_all()

@@ -9,6 +9,9 @@ use super::{
     owned_file::FileState,
 };
 
+const START: &[&str] = &["start", "imagelet.service"];
+const RESTART: &[&str] = &["restart", "imagelet.service"];
+
 /// One step. Paths are those of the installed host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
@@ -24,8 +27,8 @@ pub(super) enum Step {
         why: &'static str,
     },
     Remove(PathBuf),
-    /// The daemon's configuration has to be valid.
-    CheckConfiguration,
+    /// The daemon's configuration has to be valid: this one, or the one that is there.
+    CheckConfiguration(Option<String>),
     Systemctl(&'static [&'static str]),
     /// The daemon has to answer on its socket.
     AwaitDaemon,
@@ -51,9 +54,9 @@ pub(super) enum Refusal {
     )]
     OtherEndpoint { configured: String, wanted: String },
     #[error(
-        "`{CONFIGURATION}` exists and is not changed: `--node-name` would have no effect\nhint: set the keys below `kubernetes` in the file"
+        "`{CONFIGURATION}` exists and is not changed: `--node-name` and `--base-configuration` would have no effect\nhint: set the keys in the file, or move it away"
     )]
-    NodeOfKept,
+    KeysOfKept,
     #[error("`{}` exists and was not written by `imagelet install`\nhint: move it away, or set it up by hand: docs/operations.md", .0.display())]
     Foreign(PathBuf),
     #[error(
@@ -83,8 +86,13 @@ fn install(role: Role, request: &Request, host: &HostFacts) -> Result<Vec<Step>,
     if is_live {
         steps.push(Step::ProbeRuntime(endpoint));
     }
-    steps.extend(configuration);
-    steps.push(Step::CheckConfiguration);
+    // Before it is written: a daemon that runs is not started again with an invalid one.
+    let content = match &configuration {
+        Step::Write { content, .. } => Some(content.clone()),
+        _ => None,
+    };
+    steps.push(Step::CheckConfiguration(content));
+    steps.push(configuration);
     let units =
         [(SOCKET_UNIT, contents::SOCKET_UNIT.to_owned()), (SERVICE_UNIT, contents::service_unit(&host.program))];
     for (path, content) in units {
@@ -98,7 +106,8 @@ fn install(role: Role, request: &Request, host: &HostFacts) -> Result<Vec<Step>,
     steps.push(Step::Systemctl(&["enable", "imagelet.socket", "imagelet.service"]));
     if is_live {
         // It starts the socket as well. A daemon that ran before has another configuration, or another program.
-        steps.push(Step::Systemctl(&["restart", "imagelet.service"]));
+        let verb = if request.keeps_running && !has_writes(&steps) { START } else { RESTART };
+        steps.push(Step::Systemctl(verb));
         steps.push(Step::AwaitDaemon);
     }
     match role {
@@ -113,8 +122,12 @@ fn install(role: Role, request: &Request, host: &HostFacts) -> Result<Vec<Step>,
     Ok(steps)
 }
 
+fn has_writes(steps: &[Step]) -> bool {
+    steps.iter().any(|step| matches!(step, Step::Write { .. }))
+}
+
 /// The runtime's endpoint, and what happens to the configuration.
-fn configuration(request: &Request, host: &HostFacts) -> Result<(String, Option<Step>), Refusal> {
+fn configuration(request: &Request, host: &HostFacts) -> Result<(String, Step), Refusal> {
     let path = Path::new(CONFIGURATION);
     let state = host.state(path);
     if state.is_kept() {
@@ -122,11 +135,11 @@ fn configuration(request: &Request, host: &HostFacts) -> Result<(String, Option<
         if let Some(wanted) = request.runtime_endpoint.clone().filter(|wanted| *wanted != configured) {
             return Err(Refusal::OtherEndpoint { configured, wanted });
         }
-        if request.node_name.is_some() {
-            return Err(Refusal::NodeOfKept);
+        if request.node_name.is_some() || !request.base_configuration.is_empty() {
+            return Err(Refusal::KeysOfKept);
         }
         let why = if state == FileState::Foreign { "it was there before" } else { "it was changed since" };
-        return Ok((configured, Some(Step::Keep { path: path.into(), why })));
+        return Ok((configured, Step::Keep { path: path.into(), why }));
     }
     let endpoint = match (&request.runtime_endpoint, &host.runtimes[..]) {
         (Some(endpoint), _) => endpoint.clone(),
@@ -135,7 +148,7 @@ fn configuration(request: &Request, host: &HostFacts) -> Result<(String, Option<
         (None, several) => return Err(Refusal::SeveralRuntimes(several.to_vec())),
     };
     let content = contents::configuration(&endpoint, request);
-    Ok((endpoint, Some(owned(host, path, content)?)))
+    Ok((endpoint, owned(host, path, content)?))
 }
 
 /// The kubelet's side, once the daemon answers.
@@ -144,6 +157,7 @@ fn between(request: &Request, host: &HostFacts, is_live: bool) -> Result<Vec<Ste
     let folder = kubelet_config_dir(request, host);
     steps.push(owned(host, &folder.join(KUBELET_CONFIG_NAME), contents::kubelet_configuration())?);
     steps.extend(reload(is_live));
+    let restarts = is_live && !(request.keeps_running && !has_writes(&steps));
     let kubelet = &host.kubelet;
     if let Some(flag) = kubelet.image_endpoint_flag.as_ref().filter(|flag| !flag.ends_with(SOCKET)) {
         steps.push(Step::Advise(format!(
@@ -152,7 +166,7 @@ fn between(request: &Request, host: &HostFacts, is_live: bool) -> Result<Vec<Ste
     }
     if kubelet.config_dir.as_ref() == Some(&folder) {
         // Its pods go on.
-        steps.extend(is_live.then_some(Step::Systemctl(&["try-restart", "kubelet.service"])));
+        steps.extend(restarts.then_some(Step::Systemctl(&["try-restart", "kubelet.service"])));
     } else {
         let folder = folder.display();
         steps.push(Step::Advise(format!(

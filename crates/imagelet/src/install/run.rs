@@ -4,12 +4,14 @@ use std::{path::Path, process::ExitCode};
 
 use serde_json::json;
 
-use super::{Outcome, Request, apply, gather, plan};
+use super::{
+    BaseConfiguration, Outcome, Request, apply, contents::BASE_LENGTH_MAX, gather, owned_file::read_bounded, plan,
+};
 use crate::{
     cli::{Format, InstallArgs, ServeArgs},
     config::{Backend, Environment},
     failure::Failure,
-    output::{Table, print},
+    output::{Table, print, printable},
     serve::{check_files, sources},
 };
 
@@ -31,6 +33,8 @@ pub(crate) async fn run(
         node_name: arguments.node_name,
         kubeconfig: kubeconfig.map(|path| path.display().to_string()),
         kubelet_config_dir: arguments.kubelet_config_dir,
+        base_configuration: arguments.base_configuration.as_deref().map(base).transpose()?.unwrap_or_default(),
+        keeps_running: arguments.keep_running,
     };
     let read = |file: &Path| {
         let arguments = ServeArgs { config: Some(file.to_owned()), ..ServeArgs::default() };
@@ -53,6 +57,15 @@ pub(crate) async fn run(
         Some(failure) => Err(failure),
         None => Ok(printed),
     }
+}
+
+fn base(path: &Path) -> Result<BaseConfiguration, Failure> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Failure::new("InvalidArgument", format!("`{}`: {}", path.display(), printable(&error.to_string())))
+    };
+    let bytes = read_bounded(path, BASE_LENGTH_MAX).map_err(|error| failed(&error))?;
+    let text = String::from_utf8(bytes).map_err(|error| failed(&error))?;
+    BaseConfiguration::read(&text).map_err(|error| failed(&error))
 }
 
 fn table(outcomes: &[Outcome]) -> Table {

@@ -57,7 +57,7 @@ fn short(steps: &[Step]) -> Vec<String> {
         Step::Write { path, .. } => format!("write {}", name(path)),
         Step::Keep { path, .. } => format!("keep {}", name(path)),
         Step::Remove(path) => format!("remove {}", name(path)),
-        Step::CheckConfiguration => "check".into(),
+        Step::CheckConfiguration(_) => "check".into(),
         Step::Systemctl(arguments) => arguments.join(" "),
         Step::AwaitDaemon => "await".into(),
         Step::Advise(text) => format!("advice {}", text.split(' ').next().unwrap_or_default()),
@@ -72,8 +72,8 @@ fn the_kubelet_is_pointed_at_a_daemon_that_answers_and_away_from_it_before_it_st
         short(&installed),
         [
             "probe unix:///run/containerd/containerd.sock",
-            "write config.yaml",
             "check",
+            "write config.yaml",
             "write imagelet.socket",
             "write imagelet.service",
             "daemon-reload",
@@ -158,7 +158,7 @@ fn a_host_that_its_administrator_has_to_change_first_is_refused() {
             foreign(Some(CONTAINERD)),
             Some(Refusal::OtherEndpoint { configured: CONTAINERD.into(), wanted: other.into() }),
         ),
-        (&of_pods, foreign(Some(CONTAINERD)), Some(Refusal::NodeOfKept)),
+        (&of_pods, foreign(Some(CONTAINERD)), Some(Refusal::KeysOfKept)),
         (&of_pods, host(), None),
         (&node, with(host(), SERVICE_UNIT, FileState::Foreign), Some(Refusal::Foreign(SERVICE_UNIT.into()))),
         (&node, with(host(), SERVICE_UNIT, FileState::Changed), None),
@@ -225,8 +225,8 @@ fn another_root_is_prepared_and_nothing_is_started() {
     assert_eq!(
         steps,
         [
-            "write config.yaml",
             "check",
+            "write config.yaml",
             "write imagelet.socket",
             "write imagelet.service",
             "enable imagelet.socket imagelet.service",
@@ -236,6 +236,66 @@ fn another_root_is_prepared_and_nothing_is_started() {
             "advice set",
         ]
     );
+}
+
+#[test]
+fn what_runs_is_restarted_only_where_a_file_changes_if_it_was_started_with_the_others() {
+    let kept = Request { keeps_running: true, ..request(Some(Role::Between)) };
+    let restarts = |request: &Request, host: &HostFacts| -> Vec<String> {
+        let steps = short(&plan(request, host).unwrap());
+        steps.into_iter().filter(|step| step.contains("start ")).collect()
+    };
+    let there = after(&host(), &plan(&kept, &host()).unwrap());
+    assert_eq!(restarts(&kept, &host()), ["restart imagelet.service", "try-restart kubelet.service"]);
+    assert_eq!(restarts(&kept, &there), ["start imagelet.service"]);
+    let other = Request { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..kept.clone() };
+    assert_eq!(restarts(&other, &there), ["restart imagelet.service"]);
+    let mut without = there.clone();
+    without.files.remove(Path::new(KUBELET_UNIT_DROP_IN));
+    assert_eq!(restarts(&kept, &without), ["start imagelet.service", "try-restart kubelet.service"]);
+    let always = request(Some(Role::Between));
+    assert_eq!(restarts(&always, &there), ["restart imagelet.service", "try-restart kubelet.service"]);
+}
+
+#[test]
+fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
+    let base = "imageGCHighThresholdPercent: 70\nkubernetes: {lookAheadMax: 8, nodeName: other}\nkind: Other\n";
+    let pods = Request {
+        node_name: Some("node-1".into()),
+        kubeconfig: Some("/k".into()),
+        base_configuration: BaseConfiguration::read(base).unwrap(),
+        ..request(Some(Role::Node))
+    };
+    let tree: serde_json::Value = serde_saphyr::from_str(&contents::configuration(CONTAINERD, &pods)).unwrap();
+    let expected = serde_json::json!({
+        "apiVersion": "imagelet.dev/v1alpha1",
+        "kind": "ImageletConfiguration",
+        "imageGCHighThresholdPercent": 70,
+        "imageService": {"cri": {"endpoint": CONTAINERD}},
+        "kubernetes": {"lookAheadMax": 8, "nodeName": "node-1", "kubeconfig": "/k"},
+    });
+    assert_eq!(tree, expected);
+    // It is checked before it is written: a daemon that runs could not start again with a wrong one.
+    let steps = plan(&pods, &host()).unwrap();
+    let written =
+        steps.iter().position(|step| matches!(step, Step::Write { path, .. } if path == Path::new(CONFIGURATION)));
+    let checked = steps.iter().position(|step| matches!(step, Step::CheckConfiguration(Some(_))));
+    assert!(checked.is_some() && checked < written, "{steps:?}");
+    let kept =
+        HostFacts { configured_endpoint: Some(CONTAINERD.into()), ..with(host(), CONFIGURATION, FileState::Changed) };
+    assert_eq!(plan(&pods, &kept), Err(Refusal::KeysOfKept));
+    for (base, why) in [
+        ("- 1\n", ""),
+        ("a: [", ""),
+        ("imageService: {}\n", "`imageService` is set by the installation"),
+        ("kubernetes: 1\n", "`kubernetes` must be a mapping"),
+        (&"a: &a [*a]\n".repeat(2), ""),
+        (&format!("a: [{}]\n", "1,".repeat(20_000)), ""),
+    ] {
+        let error = BaseConfiguration::read(base).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+    assert!(BaseConfiguration::read("").unwrap().is_empty() && BaseConfiguration::read("{}\n").unwrap().is_empty());
 }
 
 #[test]

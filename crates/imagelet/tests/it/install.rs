@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    net::TcpStream,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -11,8 +12,10 @@ use std::{
 use serde_json::Value;
 
 use crate::{
+    http_api::get,
+    ports::Port,
     program::{Outcome, program, run, write_script},
-    testbed::{Containerd, Registry, require_root, scratch},
+    testbed::{Containerd, Part, Registry, require_root, scratch, wait_until},
 };
 
 const KUBELET_CONFIG: &str = "etc/kubernetes/kubelet.conf.d/90-imagelet.conf";
@@ -145,6 +148,10 @@ echo "$*" >>"$CALLS"
 shift 2 # --no-pager --no-ask-password
 case "$*" in
 "restart imagelet.service")
+  if [ -s "$CALLS.pid" ]; then
+    kill "$(cat "$CALLS.pid")"
+    for _ in $(seq 100); do kill -0 "$(cat "$CALLS.pid")" 2>/dev/null || break; sleep 0.1; done
+  fi
   command=$(sed -n 's/^ExecStart=//p' /etc/systemd/system/imagelet.service)
   setsid $command >>"$CALLS.log" 2>&1 </dev/null &
   echo $! >"$CALLS.pid" ;;
@@ -206,4 +213,128 @@ fn a_host_gets_a_daemon_over_containerd_and_has_nothing_of_it_afterwards() {
     assert!(!with_result(&read("installed"), "open").is_empty(), "that the kubelet reads no drop-ins is said");
     let left = files_below(&work.join("etc"));
     assert!(left.is_empty(), "nothing is left in /etc: {left:?}");
+}
+
+/// A host of its own, as the one above, that lives on; `systemctl` is in its own PATH.
+const LIVING_HOST: &str = r#"
+set -e
+mount --make-rprivate /
+mkdir -p "$WORK"/etc "$WORK"/etc.work "$WORK"/lib "$WORK"/lib.work "$WORK"/local.work
+mount -t tmpfs tmpfs /run
+mkdir -p /run/systemd/system
+mount -t tmpfs tmpfs /opt
+mount -t overlay overlay -o lowerdir=/etc,upperdir="$WORK"/etc,workdir="$WORK"/etc.work /etc
+mount -t overlay overlay -o lowerdir=/var/lib,upperdir="$WORK"/lib,workdir="$WORK"/lib.work /var/lib
+mount -t overlay overlay -o lowerdir=/usr/local,upperdir="$WORK"/local,workdir="$WORK"/local.work /usr/local
+touch "$WORK"/ready
+exec sleep 600
+"#;
+
+/// A host whose mount namespace a pod enters.
+struct LivingHost {
+    process: Part,
+    work: PathBuf,
+}
+
+impl LivingHost {
+    fn start(folder: &Path) -> Self {
+        let work = folder.join("work");
+        fs::create_dir_all(work.join("local/sbin")).unwrap();
+        let script = format!("CALLS={}\n{SYSTEMCTL}", folder.join("calls").display());
+        write_script(&work.join("local/sbin/systemctl"), &script);
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", LIVING_HOST]).env("WORK", &work);
+        let process = Part::start(&mut command, "util-linux", folder.join("host.log"));
+        wait_until("the host", || work.join("ready").exists());
+        Self { process, work }
+    }
+
+    /// A path of the host.
+    fn path(&self, path: &str) -> PathBuf {
+        Path::new(&format!("/proc/{}/root", self.process.id())).join(path)
+    }
+
+    /// What the init container of a pod does.
+    fn pod_install(&self, arguments: &[&str]) -> Outcome {
+        let namespace = format!("--host-namespace=/proc/{}/ns/mnt", self.process.id());
+        run(program().args(["pod", "install"]).arg(namespace).args(arguments))
+    }
+
+    /// What systemctl was asked since the last call.
+    fn calls(&self) -> Vec<String> {
+        let path = self.work.with_file_name("calls");
+        let text = fs::read_to_string(&path).unwrap_or_default().replace("--no-pager --no-ask-password ", "");
+        fs::write(&path, "").unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+#[test]
+fn a_pod_sets_its_host_up_keeps_what_runs_and_takes_the_host_back() {
+    require_root("mount namespaces");
+    let folder = scratch();
+    let (registry, port) = (Registry::start(), Port::choose());
+    let containerd = Containerd::start(folder.path(), &registry);
+    let host = LivingHost::start(folder.path());
+    let (base, token) = (folder.path().join("config.yaml"), folder.path().join("token"));
+    let set = |high: &str| {
+        let text = format!("http: {{address: '{}', tokenFile: /opt/imagelet/http-token}}\n{high}\n", port.address());
+        fs::write(&base, text).unwrap();
+    };
+    set("imageGCHighThresholdPercent: 90");
+    fs::write(&token, "a-token-of-more-than-32-characters-0123456789").unwrap();
+    let runtime = format!("--runtime-endpoint={}", containerd.endpoint());
+    let of_base = format!("--base-configuration={}", base.display());
+    let of_token = format!("--http-token={}", token.display());
+    let arguments = ["--role=between", &runtime, &of_base, &of_token];
+    let read = |path: &str| fs::read_to_string(host.path(path)).unwrap_or_default();
+
+    // A host that is set up otherwise, or not at all, is not changed.
+    let (unit, systemd) = (host.path("etc/systemd/system/imagelet.service"), host.path("run/systemd/system"));
+    fs::write(&unit, "[Service]\n").unwrap();
+    host.pod_install(&arguments).refused(&["imagelet.service` exists", "by other means", "node.nodeSelector"]);
+    fs::remove_file(&unit).unwrap();
+    fs::remove_dir(&systemd).unwrap();
+    host.pod_install(&arguments).refused(&["systemd does not run on this host"]);
+    fs::create_dir(&systemd).unwrap();
+    host.pod_install(&["--uninstall"]).ok();
+    assert_eq!((host.path("opt/imagelet").exists(), host.calls()), (false, Vec::new()));
+
+    host.pod_install(&arguments).ok();
+    assert_eq!(host.calls()[1..3], ["enable imagelet.socket imagelet.service", "restart imagelet.service"]);
+    let config = read(FILES[0]);
+    assert!(config.contains("imageGCHighThresholdPercent: 90") && config.contains(&containerd.endpoint()), "{config}");
+    assert!(read(FILES[2]).contains("\nExecStart=/opt/imagelet/imagelet serve "));
+    assert_eq!(fs::read_link(host.path("usr/local/bin/imagelet")).unwrap(), Path::new("/opt/imagelet/imagelet"));
+    for (file, mode) in [("imagelet", 0o755), ("http-token", 0o600), ("config.yaml", 0o600)] {
+        let metadata = fs::metadata(host.path("opt/imagelet").join(file)).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, mode, "{file}");
+    }
+    let daemon = || fs::read_to_string(folder.path().join("calls.pid")).unwrap();
+    let first = daemon();
+    wait_until("the daemon's HTTP server", || TcpStream::connect(port.address()).is_ok());
+    assert_eq!(get(&port.address(), "/metrics").status, 401, "it asks for the token");
+
+    // The pod is created again: nothing is restarted.
+    host.pod_install(&arguments).ok();
+    let calls = host.calls();
+    assert!(!calls.iter().any(|call| call.contains("restart")), "{calls:?}");
+    assert!(calls.contains(&"start imagelet.service".to_owned()), "{calls:?}");
+    // An invalid configuration does not replace the former one.
+    set("imageGCHighThresholdPercent: 900");
+    host.pod_install(&arguments).refused(&["failed on the host", "imageGCHighThresholdPercent"]);
+    assert_eq!((read(FILES[0]), daemon()), (config, first.clone()));
+    assert!(!host.path("etc/imagelet/config.yaml.unchecked").exists());
+    host.calls();
+    // After an attempt that failed, what runs may be older than the files.
+    set("imageGCHighThresholdPercent: 90");
+    host.pod_install(&arguments).ok();
+    assert!(host.calls().contains(&"restart imagelet.service".to_owned()));
+    assert_ne!(daemon(), first);
+
+    host.pod_install(&["--uninstall"]).ok();
+    let left = files_below(&host.work.join("etc"));
+    assert!(left.is_empty(), "nothing is left in /etc: {left:?}");
+    assert!(!host.path("opt/imagelet").exists() && !host.path("usr/local/bin/imagelet").is_symlink());
+    host.pod_install(&["--uninstall"]).ok();
 }

@@ -1,11 +1,14 @@
 //! Commands that talk to the API server of a cluster, and to no node.
 
 mod controller;
+mod pod_remove;
 mod prefetch;
 
 use imagelet_kube::ApiAccess;
 
-pub(super) use self::{controller::run as run_controller, prefetch::run as run_prefetch};
+pub(super) use self::{
+    controller::run as run_controller, pod_remove::run as run_pod_remove, prefetch::run as run_prefetch,
+};
 use crate::{cli::ClusterAccess, config::Environment, failure::Failure};
 
 /// Kubernetes sets it in each container of a pod.
