@@ -43,11 +43,15 @@ compile() { # TARGET
   done
 }
 
+pack() { # PARENT FOLDER OUT
+  tar -C "$1" --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode='u=rwX,go=rX' \
+    -cf - "$2" | gzip -9n >"$3"
+}
+
 archive() { # TARGET: what is in $work/files
   local name=imagelet-$version
   mv "$work/files" "$work/$name"
-  tar -C "$work" --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode='u=rwX,go=rX' \
-    -cf - "$name" | gzip -9n >"$work/out/$name-$1.tar.gz"
+  pack "$work" "$name" "$work/out/$name-$1.tar.gz"
 }
 
 bill_of_materials() { # OUT: the crates in the program of the first target; those of tests are left out.
@@ -91,6 +95,7 @@ for target in "${targets[@]}"; do
   esac
 done
 bill_of_materials "$work/out/imagelet-$version.cdx.json"
+pack deploy/chart imagelet "$work/out/imagelet-$version.tgz" # As `helm package` names it.
 (cd "$work/out" && sha256sum -- * >SHA256SUMS)
 mkdir -p "$out"
 cp "$work"/out/* "$out"

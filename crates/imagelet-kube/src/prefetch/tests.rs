@@ -1,4 +1,4 @@
-//! The rights below deploy/: they permit each request of agents and controller, and nothing besides.
+//! The rights below deploy/, by hand and in the chart: they permit each request of agents and controller, and nothing besides.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -16,13 +16,18 @@ use crate::{
 /// Group, resource and verb.
 type Right = (String, String, String);
 
-/// What the role of this name grants.
-fn granted(role: &str) -> BTreeSet<Right> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prefetch-rbac.yaml");
+/// For an installation by hand, with service accounts.
+const BY_HAND: &str = "prefetch-rbac.yaml";
+/// As the Helm chart is rendered: the agents have the credentials of their nodes.
+const OF_CHART: &str = "imagelet.yaml";
+
+/// What the role of this name grants by this file.
+fn granted(file: &str, role: &str) -> BTreeSet<Right> {
+    let path = format!("{}/../../deploy/{file}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
-    let documents = text.split("\n---\n").map(|text| serde_saphyr::from_str::<Value>(text).expect("it is YAML"));
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).expect("it is YAML");
     let is_role = |it: &Value| it["metadata"]["name"] == role && it["rules"].is_array();
-    let role = documents.into_iter().find(is_role).unwrap_or_else(|| panic!("no role `{role}`"));
+    let role = documents.into_iter().find(is_role).unwrap_or_else(|| panic!("no role `{role}` in {file}"));
     let list = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
     };
@@ -97,7 +102,10 @@ async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besid
     seconds(30).await;
     agent.abort();
     let of_agent = rights_of(&fake.requests());
-    assert_eq!(of_agent, granted("imagelet-prefetch-agent"));
+    assert_eq!(of_agent, granted(BY_HAND, "imagelet-prefetch-agent"));
+    // Kubernetes itself lets a node read its own Node; secrets are granted by their names.
+    let of_sets = of_agent.into_iter().filter(|(group, _, _)| group == "imagelet.dev").collect();
+    assert_eq!(granted(OF_CHART, "imagelet-prefetch-agent"), of_sets);
 
     let before = fake.requests().len();
     fake.put(REPORTS, json!({"metadata": {"name": "node-gone"}}));
@@ -109,8 +117,10 @@ async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besid
     seconds(200).await;
     controller.abort();
     let of_controller = rights_of(&fake.requests()[before..]);
-    let all = granted("imagelet-prefetch-controller");
-    assert_eq!(of_controller, all.union(&granted("imagelet-controller")).cloned().collect());
+    for file in [BY_HAND, OF_CHART] {
+        let all = granted(file, "imagelet-prefetch-controller");
+        assert_eq!(of_controller, all.union(&granted(file, "imagelet-controller")).cloned().collect(), "{file}");
+    }
 }
 
 #[test]

@@ -75,6 +75,46 @@ fn contradictions_and_unknown_words_are_usage_errors() {
 }
 
 #[test]
+fn the_arguments_of_the_manifests_are_accepted() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
+    let manifests = std::fs::read_to_string(format!("{folder}/imagelet.yaml")).expect("a file");
+    let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple(&manifests).expect("YAML");
+    let pods = documents.iter().map(|one| &one["spec"]["template"]["spec"]);
+    let containers = pods.flat_map(|pod| [&pod["initContainers"], &pod["containers"]]);
+    let containers = containers.flat_map(|found| found.as_array().into_iter().flatten());
+    let mut found = Vec::new();
+    for container in containers {
+        let arguments =
+            container["args"].as_array().expect("arguments").iter().map(|one| one.as_str().expect("a text"));
+        let line = arguments.collect::<Vec<_>>().join(" ").replace("$(NODE_NAME)", "node-1");
+        let cli = read(&line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        found.push(match cli.command {
+            Command::Controller(_) => "controller",
+            Command::Pod(PodCommand::Wait) => "pod wait",
+            Command::Pod(PodCommand::Install(PodInstallArgs { install, .. })) if install.node_name.is_some() => {
+                "pod install"
+            }
+            other => panic!("{other:?}"),
+        });
+    }
+    found.sort_unstable();
+    assert_eq!(found, ["controller", "pod install", "pod wait"]);
+
+    // What the Job of a removal gives the containers, and what docs/cluster.md has for kubectl.
+    let removal = ["pod", "install", "--host-namespace=/host/ns/mnt", "--uninstall"];
+    let line = format!("pod remove --namespace=kube-system --daemon-set=imagelet-node -- {}", removal.join(" "));
+    let cli = read(&line).expect("accepted");
+    let Command::Pod(PodCommand::Remove(arguments)) = cli.command else { panic!("another command") };
+    assert_eq!(arguments.arguments, removal);
+    assert!(read(&removal.join(" ")).is_ok());
+    let template = std::fs::read_to_string(format!("{folder}/chart/imagelet/templates/_helpers.tpl")).expect("a file");
+    let lines = removal.map(|argument| format!("- {argument}\n")).concat();
+    assert!(template.contains(&lines), "{lines}");
+    let page = std::fs::read_to_string(format!("{folder}/../docs/cluster.md")).expect("a file");
+    assert!(page.contains(&format!("{removal:?}").replace(", ", ",")), "docs/cluster.md has other arguments");
+}
+
+#[test]
 fn only_what_changes_a_store_is_opened_to_change_it_and_only_what_fills_one_makes_it() {
     for (line, expected) in [
         ("ls", Intent::Looks),

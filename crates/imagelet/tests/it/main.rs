@@ -9,6 +9,7 @@ mod between;
 mod browser;
 mod by_hand;
 mod cases;
+mod chart;
 mod cluster;
 mod collection;
 mod command_line;

@@ -177,8 +177,8 @@ fn undescribed(schema: &Value, path: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_definitions_below_deploy_are_those_that_the_program_prints() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/crds.yaml");
+fn the_definitions_of_the_chart_are_those_that_the_program_prints() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/chart/imagelet/crds/imagelet.yaml");
     if std::env::var_os("IMAGELET_UPDATE").is_some() {
         std::fs::write(path, CRDS).unwrap();
     }

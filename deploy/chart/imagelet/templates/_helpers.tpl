@@ -1,0 +1,58 @@
+{{/* Labels of each object. */}}
+{{- define "imagelet.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "imagelet.selector" . }}
+{{- end -}}
+
+{{/* Labels that an installation keeps. */}}
+{{- define "imagelet.selector" -}}
+app.kubernetes.io/name: imagelet
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "imagelet.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A container that needs no right. */}}
+{{- define "imagelet.restricted" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+privileged: false
+readOnlyRootFilesystem: true
+runAsGroup: 65532
+runAsNonRoot: true
+runAsUser: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* The arguments that take a host back. */}}
+{{- define "imagelet.removalArguments" -}}
+- pod
+- install
+- --host-namespace=/host/ns/mnt
+- --uninstall
+{{- with .Values.node.kubeletConfigDir }}
+- --kubelet-config-dir={{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* The daemon's configuration besides the runtime and the node. */}}
+{{- define "imagelet.configuration" -}}
+{{- $keys := deepCopy .Values.node.configuration -}}
+{{- if .Values.serviceMonitor.enabled -}}
+{{- $http := dict "address" (printf "0.0.0.0:%d" (int .Values.serviceMonitor.port)) "tokenFile" "/opt/imagelet/http-token" -}}
+{{- $_ := set $keys "http" (merge $http ($keys.http | default dict)) -}}
+{{- end -}}
+{{- if $keys }}{{ toYaml $keys }}{{ end -}}
+{{- end -}}
