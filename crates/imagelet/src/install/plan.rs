@@ -157,7 +157,7 @@ fn between(request: &Request, host: &HostFacts, is_live: bool) -> Result<Vec<Ste
     let folder = kubelet_config_dir(request, host);
     steps.push(owned(host, &folder.join(KUBELET_CONFIG_NAME), contents::kubelet_configuration())?);
     steps.extend(reload(is_live));
-    let restarts = is_live && !(request.keeps_running && !has_writes(&steps));
+    let restarts = is_live && (!request.keeps_running || has_writes(&steps));
     let kubelet = &host.kubelet;
     if let Some(flag) = kubelet.image_endpoint_flag.as_ref().filter(|flag| !flag.ends_with(SOCKET)) {
         steps.push(Step::Advise(format!(

@@ -191,7 +191,7 @@ fn record(files: &HostFiles, arguments: &[OsString]) -> String {
     parts
         .extend([&files.configuration, &files.http_token].map(|content| Digest::of(content.as_deref().unwrap_or(b""))));
     parts.extend(arguments.iter().map(|argument| Digest::of(argument.as_encoded_bytes())));
-    parts.iter().map(|part| format!("{}\n", part.as_str())).collect()
+    parts.iter().map(Digest::as_str).collect::<Vec<_>>().join("\n")
 }
 
 /// Runs the program on the host, with its output in the log of this pod, and none of the pod's variables.
