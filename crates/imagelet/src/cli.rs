@@ -190,7 +190,7 @@ pub(crate) enum Command {
         #[arg(value_name = "PATTERN")]
         pattern: String,
     },
-    /// List pins.
+    /// List pins: of the operator, the configuration, and sets of the cluster.
     Pins,
     /// Mount an image's root filesystem (embedded store).
     Mount(MountArgs),

@@ -46,10 +46,7 @@ use self::{
     ledger::{Ledger, LedgerFile, files::StateDir},
     node_status::ImageCache,
     observation_window::ObservationWindow,
-    pins::{
-        change::parse_patterns,
-        of_sets::{self, OwnedPin},
-    },
+    pins::{change::parse_patterns, of_sets},
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
     usage_history::{UsageHistory, image_usage::UseReport},
 };
@@ -62,7 +59,7 @@ pub use self::{
     ledger::flush::MemoryRules,
     node_status::{NodeImage, node_images},
     observation_window::WATCH_GAP_MAX,
-    pins::{PinError, PinPattern},
+    pins::{PinError, PinPattern, of_sets::OwnedPin},
     usage_history::use_history::{ImageOrigin, PullCost, UseHistory},
 };
 use crate::{

@@ -212,7 +212,7 @@ documents! {
     #[cfg_attr(test, derive(schemars::JsonSchema))]
     PinRow {
         pattern: String,
-        /// Where the pin is removed: `operator` or `configuration`.
+        /// Where the pin is removed: `operator`, `configuration`, or a set as `ImageSet NAMESPACE/NAME`.
         owner: String,
         images: Vec<String>,
     }

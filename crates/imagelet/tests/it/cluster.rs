@@ -91,6 +91,11 @@ fn a_set_is_fetched_pinned_counted_and_released_again() {
     assert!(present(&kept) && !present(&other));
     let why = daemon.run(["why", &kept]).ok();
     assert!(why.contains("ImageSet shop/web"), "{why}");
+    let pins = daemon.run(["pins", "-o", "json"]).json();
+    let id = &daemon.run(["why", &kept, "-o", "json"]).json()["images"][0]["id"];
+    assert_eq!(pins["pins"], json!([{"pattern": kept, "owner": "ImageSet shop/web", "images": [id]}]));
+    assert!(daemon.run(["pins"]).ok().contains("ImageSet shop/web"));
+    daemon.run(["unpin", &kept]).refused(&["is pinned by ImageSet shop/web", "set its `keep` to false"]);
 
     assert_eq!(cluster.prefetch(&["rm", "-n", "shop", "web"]).ok(), "ImageSet shop/web removed\n");
     cluster.prefetch(&["rm", "-n", "shop", "web"]).refused(&["no ImageSet shop/web"]);
@@ -98,6 +103,7 @@ fn a_set_is_fetched_pinned_counted_and_released_again() {
         daemon.run(["gc", "--all-unused", "--now"]).ok();
         !present(&kept)
     });
+    assert_eq!(daemon.run(["pins", "-o", "json"]).json()["pins"], json!([]));
     controller.signal(rustix::process::Signal::TERM);
     wait_until("the end of the controller", || controller.ended().is_some());
     assert!(controller.log().contains("leading"), "{}", controller.log());

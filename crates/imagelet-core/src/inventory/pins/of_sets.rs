@@ -15,10 +15,11 @@ const FILE: &str = "set-pins.json";
 
 /// One pin of one set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::inventory) struct OwnedPin {
-    pub(in crate::inventory) pattern: PinPattern,
-    /// `ImageSet NAMESPACE/NAME`.
-    pub(in crate::inventory) owner: String,
+pub struct OwnedPin {
+    /// The image as the set names it.
+    pub pattern: PinPattern,
+    /// `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
+    pub owner: String,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -36,6 +37,11 @@ struct WrittenPin {
 }
 
 impl Inventory {
+    /// The pins of sets, in their order.
+    pub fn set_pins(&self) -> Vec<OwnedPin> {
+        self.lock().set_pins.clone()
+    }
+
     /// Replaces the pins of sets by these: a reference and its owner. They are on disk on return.
     ///
     /// # Errors
@@ -123,6 +129,8 @@ mod tests {
         let inventory = open();
         assert!(pinned(&inventory).await.contains(&of_sets));
         assert!(inventory.pins().is_empty(), "they are no pins of an operator");
+        let listed: Vec<_> = inventory.set_pins().iter().map(|it| pin(it.pattern.text(), &it.owner)).collect();
+        assert_eq!(listed, [pin("app:v1", "ImageSet shop/web"), pin("app:v1", "ClusterImageSet base")]);
         inventory.pin_for_sets(Vec::new()).unwrap();
         drop(inventory);
         assert_eq!(pinned(&open()).await, [Vec::<String>::new(), Vec::new()]);

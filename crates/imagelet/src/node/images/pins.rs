@@ -1,4 +1,4 @@
-//! Pins of an operator, and the images they match.
+//! Pins of the operator, the configuration and sets, and the images they match.
 
 use std::sync::Arc;
 
@@ -40,6 +40,11 @@ impl Command for UnpinRequest {
             let message = format!("`{}` is pinned by the configuration", changed.pattern);
             return Err(Failure::new("InvalidArgument", message).or_hint("take it out of `gc.keep` and reload"));
         }
+        let of_sets = node.parts.inventory.set_pins();
+        if let Some(pin) = of_sets.iter().find(|pin| !changed.changed && pin.pattern.text() == changed.pattern.trim()) {
+            let message = format!("`{}` is pinned by {}", changed.pattern, pin.owner);
+            return Err(Failure::new("InvalidArgument", message).or_hint("set its `keep` to false, or delete it"));
+        }
         if changed.changed {
             node.pin_changed(ActCode::Unpinned, &changed.pattern, held.as_deref().unwrap_or_default());
         }
@@ -79,6 +84,13 @@ impl Command for PinsRequest {
         };
         let mut pins = rows(inventory.pins(), "operator");
         pins.extend(rows(inventory.configured_pins(), "configuration"));
+        pins.extend(inventory.set_pins().into_iter().map(|pin| {
+            // The owner is on each image that one of its pins matches.
+            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.contains(&pin.owner));
+            let held = held.filter(|entry| pin.pattern.matches(&entry.image));
+            let images = held.map(|entry| entry.image.id.to_string()).collect();
+            PinRow { images, pattern: pin.pattern.text().to_owned(), owner: pin.owner }
+        }));
         Ok(Pins { pins })
     }
 }
