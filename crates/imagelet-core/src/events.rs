@@ -26,8 +26,10 @@ pub struct Event {
     pub kind: EventKind,
     /// The reason word: `Pulling`, `Pulled`, `Failed`, …
     pub reason: &'static str,
-    /// The text for people.
+    /// The text for people on the node.
     pub message: String,
+    /// The text for readers of the whole cluster, where the message has names of one namespace; `None`: the message.
+    pub note: Option<String>,
     /// The object of the event.
     pub subject: EventSubject,
     /// The cause for machines, beside the message, which stays the kubelet's.
@@ -177,6 +179,7 @@ mod tests {
             kind: EventKind::Normal,
             reason: "Pulled",
             message: message.into(),
+            note: None,
             subject: EventSubject::Node,
             cause: None,
         }

@@ -125,9 +125,9 @@ impl ImageManager {
     pub fn new(parts: ManagerParts) -> Self {
         meters::declare(&parts.metrics, parts.stale.is_some());
         parts.records.export_to(Arc::clone(&parts.metrics));
-        let (settings, metrics) = (&parts.settings, Arc::clone(&parts.metrics));
+        let settings = &parts.settings;
         Self {
-            puller: Arc::new(Puller::new(parts.runtime.clone(), settings, metrics, Instant::now())),
+            puller: Arc::new(Puller::new(&parts, Instant::now())),
             backoff: Mutex::new(Backoff::new(settings.backoff_first, settings.backoff_max)),
             parts,
         }

@@ -182,7 +182,8 @@ impl ImageManager {
         let pod = &request.common.pod;
         let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
         let subject = EventSubject::Pod { namespace, name, uid, field_path: field_path.into() };
-        self.parts.events.record(Event { kind: EventKind::Warning, reason, message, subject, cause: None });
+        let kind = EventKind::Warning;
+        self.parts.events.record(Event { kind, reason, message, note: None, subject, cause: None });
     }
 }
 

@@ -20,7 +20,9 @@ use tokio::{
 };
 
 use self::plan::{Fetch, FetchKey, FetchState, asks_registry, plan};
-use crate::{access::ApiAccess, api_client::ApiClient, credentials::PullSecrets, pods::BoundPod};
+use crate::{
+    access::ApiAccess, api_client::ApiClient, credentials::PullSecrets, node_events::failure_note, pods::BoundPod,
+};
 
 /// A pod's secrets come from the API server within this time, or the pull begins without them.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -185,14 +187,15 @@ impl Fetcher {
             }
             Err(error) => {
                 // The sink logs it.
+                let (class, hop) = (error.class(), error.hop());
                 let message = format!("could not fetch `{image}` ahead for the pod `{pod}`: {}", error.message());
-                let cause = EventCause { class: error.class().word(), hop: error.hop().word() };
                 self.events.record(Event {
                     kind: EventKind::Warning,
                     reason: "LookAheadFailed",
                     message,
+                    note: Some(failure_note("could not fetch an image ahead", image, class, hop)),
                     subject: EventSubject::Node,
-                    cause: Some(cause),
+                    cause: Some(EventCause { class: class.word(), hop: hop.word() }),
                 });
                 FetchEnd::Failed
             }

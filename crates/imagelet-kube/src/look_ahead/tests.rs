@@ -281,6 +281,9 @@ async fn a_fetch_that_failed_is_not_repeated_while_its_pod_lives() {
     assert_eq!((failed.event.reason, &failed.event.subject), ("LookAheadFailed", &EventSubject::Node));
     let message = "could not fetch `reg.test/absent:v1` ahead for the pod `shop/web`: ";
     assert!(failed.event.message.starts_with(message), "{}", failed.event.message);
+    let note = failed.event.note.as_deref().unwrap();
+    assert!(note.starts_with("could not fetch an image ahead from registry `reg.test`: "), "{note}");
+    assert!(!note.contains("absent") && !note.contains("shop"), "{note}");
     node.runtime.offer("reg.test/app:v1", "app", 10);
     // The change of another pod leads to another plan.
     node.bind(&[pod("web", &spec), pod("next", &json!({"containers": containers(&["reg.test/app:v1"])}))]);

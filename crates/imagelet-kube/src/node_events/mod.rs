@@ -10,7 +10,11 @@ use std::{
 };
 
 use http::Method;
-use imagelet_core::events::{Event, EventKind, EventSubject, LogEvents};
+use imagelet_core::{
+    events::{Event, EventSubject, LogEvents},
+    image::Reference,
+    runtime::{ErrorClass, Stage},
+};
 use jiff::Timestamp;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -24,10 +28,12 @@ use crate::{
     access::ApiAccess,
     api_client::{ApiClient, Content},
     api_error::ApiError,
+    names::shown,
 };
 
-/// The reasons that are sent, of warnings about the node.
-const REASONS: [&str; 3] = ["FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed"];
+/// The reasons that are sent, of events about the node.
+const REASONS: [&str; 6] =
+    ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
 /// Where events about nodes are, as a kubelet's own.
 const EVENTS_PATH: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 const NAMESPACE: &str = "default";
@@ -119,7 +125,7 @@ impl NodeEvents {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": self.name(id), "namespace": NAMESPACE},
-            "type": "Warning",
+            "type": text.kind.name(),
             "reason": text.reason,
             "action": "ManageImages",
             "note": text.note,
@@ -136,15 +142,21 @@ impl NodeEvents {
     }
 }
 
-/// What is sent of an event; `None`: nothing.
+/// What is sent of an event; `None`: nothing. Each reader of the namespace `default` sees it.
 fn text(event: &Event) -> Option<EventText> {
-    let is_of_node = event.kind == EventKind::Warning && event.subject == EventSubject::Node;
-    if !is_of_node || !REASONS.contains(&event.reason) {
+    if event.subject != EventSubject::Node || !REASONS.contains(&event.reason) {
         return None;
     }
-    let cut = &event.message[..event.message.floor_char_boundary(NOTE_LENGTH_MAX)];
+    let text = event.note.as_deref().unwrap_or(&event.message);
+    let cut = &text[..text.floor_char_boundary(NOTE_LENGTH_MAX)];
     let note = cut.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-    Some(EventText { reason: event.reason, note })
+    Some(EventText { kind: event.kind, reason: event.reason, note })
+}
+
+/// The failure of an image for readers of the whole cluster: the registry, the class and the step. No name of a tenant.
+pub(crate) fn failure_note(what: &str, image: &str, class: ErrorClass, hop: Stage) -> String {
+    let registry = image.parse::<Reference>().map(|name| name.domain().to_owned()).unwrap_or_default();
+    format!("{what} from registry `{}`: {class} at {hop}", shown(&registry))
 }
 
 /// The API's `MicroTime`.
@@ -157,7 +169,7 @@ fn micro_time(at: SystemTime) -> String {
 mod tests {
     use std::num::NonZeroUsize;
 
-    use imagelet_core::events::EventSink as _;
+    use imagelet_core::events::{EventKind, EventSink as _};
 
     use super::*;
     use crate::testing::{ApiFault, FakeApi, FakeApiOptions};
@@ -185,7 +197,7 @@ mod tests {
         }
 
         fn record(&self, kind: EventKind, reason: &'static str, subject: EventSubject, message: &str) {
-            self.events.record(Event { kind, reason, message: message.into(), subject, cause: None });
+            self.events.record(Event { kind, reason, message: message.into(), note: None, subject, cause: None });
         }
 
         fn warn(&self, reason: &'static str, message: &str) {
@@ -239,13 +251,29 @@ mod tests {
         assert!(time.len() == 27 && time.ends_with('Z'), "{time}");
     }
 
+    #[test]
+    fn the_note_takes_the_place_of_a_message_with_names_of_one_namespace() {
+        let event = |reason: &'static str, note: Option<&str>| Event {
+            kind: EventKind::Normal,
+            reason,
+            message: "released the pins of ImageSet shop/web".into(),
+            note: note.map(str::to_owned),
+            subject: EventSubject::Node,
+            cause: None,
+        };
+        let sent = text(&event("PinsReleased", Some("released pins of an ImageSet"))).unwrap();
+        assert_eq!((sent.kind, sent.note.as_str()), (EventKind::Normal, "released pins of an ImageSet"));
+        assert_eq!(text(&event("PinsReleased", None)).unwrap().note, "released the pins of ImageSet shop/web");
+        assert_eq!(text(&event("ImagesCollected", None)), None);
+    }
+
     #[tokio::test]
     async fn a_series_is_sent_as_the_count_and_the_time_of_the_last_event() {
         let api = FakeApi::start(FakeApiOptions::default()).await;
         let folder = tempfile::tempdir().unwrap();
         let events = Arc::new(LogEvents::new(NonZeroUsize::MIN));
         let sender = NodeEvents::new(ApiAccess::Kubeconfig(api.kubeconfig(folder.path())), "node-1", events);
-        let text = EventText { reason: "ImageGCFailed", note: "no space".into() };
+        let text = EventText { kind: EventKind::Warning, reason: "ImageGCFailed", note: "no space".into() };
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(1_500);
         sender.send(&EventAction::Create { id: 7, text: text.clone(), at }).await.unwrap();
         let again = EventAction::Create { id: 7, text: text.clone(), at };

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use imagelet_core::events::EventKind;
 use tokio::time::Instant;
 
 /// A series is sent again after this time at the earliest.
@@ -20,6 +21,7 @@ const REFILL: Duration = Duration::from_mins(1);
 /// Equal events are one series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct EventText {
+    pub(super) kind: EventKind,
     pub(super) reason: &'static str,
     pub(super) note: String,
 }
@@ -124,7 +126,7 @@ mod tests {
         }
 
         fn observe(&mut self, seconds: u64, note: &str) -> Option<String> {
-            let text = EventText { reason: "LookAheadFailed", note: note.into() };
+            let text = text(note);
             let (after, now) = self.at(seconds);
             self.table.observe(text, after, now).map(shown)
         }
@@ -138,6 +140,10 @@ mod tests {
             let after = Duration::from_secs(seconds);
             (SystemTime::UNIX_EPOCH + after, self.start + after)
         }
+    }
+
+    fn text(note: &str) -> EventText {
+        EventText { kind: EventKind::Warning, reason: "LookAheadFailed", note: note.into() }
     }
 
     fn shown(action: EventAction) -> String {
@@ -170,7 +176,7 @@ mod tests {
         table.observe(0, "a");
         assert_eq!(table.observe(599, "a").as_deref(), Some("update a of 0: 2 until 599"));
         assert_eq!(table.observe(1199, "a").as_deref(), Some("create a at 1199"));
-        table.table.forget(&EventText { reason: "LookAheadFailed", note: "a".into() });
+        table.table.forget(&text("a"));
         assert_eq!(table.observe(1200, "a").as_deref(), Some("create a at 1200"));
     }
 

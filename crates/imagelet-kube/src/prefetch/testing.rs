@@ -7,7 +7,11 @@ use std::{
 };
 
 use async_trait::async_trait;
-use imagelet_core::{manager::EnsureRequest, runtime::Progress};
+use imagelet_core::{
+    events::Event,
+    manager::EnsureRequest,
+    runtime::{ErrorClass, Progress, Stage},
+};
 
 use super::node::{FetchFailure, ImagePresence, PrefetchNode, SetPin};
 
@@ -28,6 +32,7 @@ struct NodeState {
     requests: Vec<EnsureRequest>,
     present: BTreeSet<String>,
     pins: Vec<SetPin>,
+    events: Vec<Event>,
 }
 
 impl FakeNode {
@@ -39,8 +44,8 @@ impl FakeNode {
     }
 
     /// Pulls of this image fail with this class, or with `None` no more.
-    pub(crate) fn fail(&self, image: &str, class: Option<&str>) {
-        let failure = |class: &str| FetchFailure { class: class.into(), hop: "token".into(), message: "denied".into() };
+    pub(crate) fn fail(&self, image: &str, class: Option<ErrorClass>) {
+        let failure = |class| FetchFailure { class, hop: Stage::Token, message: "denied".into() };
         match class {
             Some(class) => self.lock().failing.insert(image.into(), failure(class)),
             None => self.lock().failing.remove(image),
@@ -62,6 +67,11 @@ impl FakeNode {
 
     pub(crate) fn pins(&self) -> Vec<String> {
         self.lock().pins.iter().map(|pin| format!("{} by {}", pin.reference, pin.owner)).collect()
+    }
+
+    /// The events about the node, oldest first.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        self.lock().events.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeState> {
@@ -91,5 +101,9 @@ impl PrefetchNode for FakeNode {
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String> {
         self.lock().pins = pins.to_vec();
         Ok(())
+    }
+
+    fn record(&self, event: Event) {
+        self.lock().events.push(event);
     }
 }

@@ -106,7 +106,7 @@ fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
 }
 
 pub(crate) fn record_event(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
-    node.parts.events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
+    node.parts.events.record(Event { kind, reason, message, note: None, subject: EventSubject::Node, cause: None });
 }
 
 /// A sentence with what a collection removed and why, and the first images by name. `None`: it removed nothing.

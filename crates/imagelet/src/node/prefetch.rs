@@ -1,7 +1,7 @@
 //! The node as the agent of prefetch sees it: pulls within the watermark of the disk, presence, pins of sets.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
     sync::Arc,
 };
@@ -9,9 +9,10 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     disks::DiskUse,
+    events::{Event, EventKind, EventSink as _, EventSubject},
     gc::GcPolicy,
     image::{ByteSize, ImageSpec, Reference},
-    inventory::PinPattern,
+    inventory::{OwnedPin, PinPattern},
     manager::{EnsureRequest, PullPolicy},
     runtime::{ErrorClass, Progress, PullEstimate, Stage},
 };
@@ -22,6 +23,8 @@ use crate::failure::Failure;
 
 /// How much larger than its compressed layers an image is assumed to be where the store has not measured any.
 const EXPANSION_ASSUMED: u64 = 3;
+/// Most images that the event of released pins names.
+const NAMED_MAX: usize = 10;
 
 /// The image manager of this node, for the agent of prefetch.
 pub(crate) struct PrefetchTarget(Arc<LocalNode>);
@@ -81,15 +84,25 @@ impl PrefetchNode for PrefetchTarget {
         let node = &self.0;
         let ensure = node.parts.manager.ensure(&request, progress);
         let Err(error) = node.parts.tracer.ensure(&request.image, ensure).await else { return Ok(()) };
-        let (class, hop) = (error.class().to_string(), error.hop().to_string());
-        Err(FetchFailure { class, hop, message: Failure::of_ensure(&error).to_string() })
+        let message = Failure::of_ensure(&error).to_string();
+        Err(FetchFailure { class: error.class(), hop: error.hop(), message })
     }
 
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String> {
         let pins = pins.iter().map(|pin| (pin.reference.clone(), pin.owner.clone())).collect();
         let inventory = Arc::clone(&self.0.parts.inventory);
-        let pinned = tokio::task::spawn_blocking(move || inventory.pin_for_sets(pins)).await;
-        pinned.map_err(|error| error.to_string())?.map_err(|error| Failure::of(&error).to_string())
+        let pinned = tokio::task::spawn_blocking(move || {
+            let before = inventory.set_pins();
+            inventory.pin_for_sets(pins).map(|()| release_events(&before, &inventory.set_pins()))
+        });
+        let pinned = pinned.await.map_err(|error| error.to_string())?;
+        let released = pinned.map_err(|error| Failure::of(&error).to_string())?;
+        released.into_iter().for_each(|event| self.record(event));
+        Ok(())
+    }
+
+    fn record(&self, event: Event) {
+        self.0.parts.events.record(event);
     }
 }
 
@@ -100,7 +113,32 @@ impl fmt::Debug for PrefetchTarget {
 }
 
 fn no_space(message: String) -> FetchFailure {
-    FetchFailure { class: ErrorClass::DiskFull.to_string(), hop: Stage::Disk.to_string(), message }
+    FetchFailure { class: ErrorClass::DiskFull, hop: Stage::Disk, message }
+}
+
+/// An event for each set that pins less than before.
+fn release_events(before: &[OwnedPin], after: &[OwnedPin]) -> Vec<Event> {
+    let key = |pin: &OwnedPin| (pin.owner.clone(), pin.pattern.text().to_owned());
+    let after: HashSet<_> = after.iter().map(key).collect();
+    let mut released: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for pin in before.iter().filter(|pin| !after.contains(&key(pin))) {
+        released.entry(&pin.owner).or_default().push(pin.pattern.text());
+    }
+    let event = |(owner, patterns): (&str, Vec<&str>)| {
+        let kind = owner.split(' ').next().unwrap_or_default();
+        let named = patterns.iter().take(NAMED_MAX).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let more = patterns.len().saturating_sub(NAMED_MAX);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        Event {
+            kind: EventKind::Normal,
+            reason: "PinsReleased",
+            message: format!("released pins of {owner}: {named}{more}"),
+            note: Some(format!("released pins of {kind} objects: collections take their unused images from now on")),
+            subject: EventSubject::Node,
+            cause: None,
+        }
+    };
+    released.into_iter().map(event).collect()
 }
 
 /// Whether a pull stays below the watermark at which a collection starts; `Err`: why not.
@@ -129,6 +167,38 @@ mod tests {
     use imagelet_core::image::Digest;
 
     use super::*;
+
+    #[test]
+    fn pins_that_end_are_one_event_for_each_set_and_the_cluster_reads_no_names() {
+        let pins = |list: &[(&str, &str)]| -> Vec<OwnedPin> {
+            let pin = |(pattern, owner): &(&str, &str)| OwnedPin {
+                pattern: pattern.parse().expect("a reference"),
+                owner: (*owner).to_owned(),
+            };
+            list.iter().map(pin).collect()
+        };
+        let (web, base) = ("ImageSet shop/web", "ClusterImageSet base");
+        let before = pins(&[("a:1", web), ("b:1", web), ("a:1", base)]);
+        let released = "released pins of ";
+        for (after, messages) in [
+            (before.clone(), vec![]),
+            (pins(&[("b:1", web), ("a:1", base), ("c:1", web)]), vec!["released pins of ImageSet shop/web: `a:1`"]),
+            (
+                pins(&[]),
+                vec![
+                    "released pins of ClusterImageSet base: `a:1`",
+                    "released pins of ImageSet shop/web: `a:1`, `b:1`",
+                ],
+            ),
+        ] {
+            let events = release_events(&before, &after);
+            assert_eq!(events.iter().map(|event| event.message.as_str()).collect::<Vec<_>>(), messages);
+            for event in events {
+                let note = event.note.unwrap_or_default();
+                assert!(note.starts_with(released) && !note.contains("shop") && !note.contains("a:1"), "{note}");
+            }
+        }
+    }
 
     #[test]
     fn a_prefetch_never_crosses_the_watermark() {

@@ -178,7 +178,7 @@ impl ImageService for ServedImages {
             }
         };
         let message = format!("Removed image `{name}` ({}) as asked over CRI{although}", image.id);
-        parts.events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
+        parts.events.record(Event { kind, reason, message, note: None, subject: EventSubject::Node, cause: None });
         Ok(())
     }
 

@@ -104,6 +104,14 @@ fn a_set_is_fetched_pinned_counted_and_released_again() {
         !present(&kept)
     });
     assert_eq!(daemon.run(["pins", "-o", "json"]).json()["pins"], json!([]));
+    wait_until("the event of the pin", || !cluster.fake.events().is_empty());
+    let event = &cluster.fake.events()[0];
+    let note = "released pins of ImageSet objects: collections take their unused images from now on";
+    assert_eq!(
+        (&event["type"], &event["reason"], &event["note"]),
+        (&json!("Normal"), &json!("PinsReleased"), &json!(note))
+    );
+    assert!(daemon.run(["events"]).ok().contains(&format!("released pins of ImageSet shop/web: `{kept}`")));
     controller.signal(rustix::process::Signal::TERM);
     wait_until("the end of the controller", || controller.ended().is_some());
     assert!(controller.log().contains("leading"), "{}", controller.log());

@@ -73,7 +73,10 @@ fn all_images_of_a_bound_pod_are_present_before_a_kubelet_requests_them_by_the_s
     let event = &api.fake.events()[0];
     assert_eq!((&event["reason"], &event["regarding"]["name"]), (&json!("LookAheadFailed"), &json!("node-1")));
     let note = event["note"].as_str().unwrap();
-    assert!(note.starts_with(&format!("could not fetch `{foreign}` ahead for the pod `shop/without`: ")), "{note}");
+    let host = foreign.split('/').next().unwrap();
+    assert_eq!(note, format!("could not fetch an image ahead from registry `{host}`: unauthorized at manifest"));
+    let own = daemon.run(["events", "-o", "json"]).ok();
+    assert!(own.contains(&format!("could not fetch `{foreign}` ahead for the pod `shop/without`: ")), "{own}");
     api.fake.apply(pod(
         "web",
         &json!({

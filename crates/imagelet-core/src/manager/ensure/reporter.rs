@@ -36,7 +36,7 @@ impl Reporter {
     }
 
     fn event(&self, kind: EventKind, reason: &'static str, message: String, cause: Option<EventCause>) {
-        self.events.record(Event { kind, reason, message, subject: self.subject.clone(), cause });
+        self.events.record(Event { kind, reason, message, note: None, subject: self.subject.clone(), cause });
     }
 
     pub(super) fn pull_started(&self, image: &str) {

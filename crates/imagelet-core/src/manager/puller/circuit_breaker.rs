@@ -73,6 +73,13 @@ fn next_attempt(remaining: Duration) -> String {
 }
 
 impl OpenCircuit {
+    /// The text of the event when it has just opened. The number of failures would make each event another one.
+    pub(crate) fn opening(&self, hop: Stage) -> String {
+        let Self { registry, scope, class, remaining, .. } = self;
+        let (scope, seconds) = (scope.name(), remaining.as_secs());
+        format!("circuit opened for registry `{registry}` ({scope}) for {seconds} s: {class} at {hop}")
+    }
+
     pub(crate) fn kind(&self) -> RuntimeErrorKind {
         match self.scope {
             CircuitScope::AllPulls | CircuitScope::Credentials => RuntimeErrorKind::RegistryUnavailable,
@@ -197,12 +204,13 @@ impl Circuits {
         }
     }
 
-    pub(crate) fn failed(&mut self, route: &CircuitKey, fault: &Fault, now: Instant) {
+    /// A pull failed. Returns the circuit that this opened; one whose probe failed was open before.
+    pub(crate) fn failed(&mut self, route: &CircuitKey, fault: &Fault, now: Instant) -> Option<OpenCircuit> {
         let Some(met) = CircuitScope::from_fault(fault) else {
             if proves_an_answer(fault.class) {
                 self.answered(route);
             }
-            return;
+            return None;
         };
         for other in CircuitScope::ALL.into_iter().filter(|other| *other < met) {
             self.circuits.remove(&other.key(route));
@@ -212,18 +220,19 @@ impl Circuits {
             self.make_room();
         }
         let first = self.window_first;
-        let circuit = self.circuits.entry(key).or_insert_with(|| Circuit::closed(fault.class, now));
+        let circuit = self.circuits.entry(key.clone()).or_insert_with(|| Circuit::closed(fault.class, now));
         circuit.failures = circuit.failures.saturating_add(1);
         circuit.touched = now;
         circuit.class = fault.class;
         let is_late = circuit.until.is_some_and(|until| now < until) && circuit.probe.is_none();
         if is_late {
             // It started before the circuit opened, and proves nothing new.
-            return;
+            return None;
         }
         circuit.probe = None;
-        if circuit.until.is_none() && fault.retry_after.is_none() && circuit.failures < OPENS_AFTER {
-            return;
+        let was_closed = circuit.until.is_none();
+        if was_closed && fault.retry_after.is_none() && circuit.failures < OPENS_AFTER {
+            return None;
         }
         circuit.window = match circuit.until {
             Some(_) => circuit.window.saturating_mul(2).min(WINDOW_MAX),
@@ -231,6 +240,7 @@ impl Circuits {
         };
         let window = fault.retry_after.map_or(circuit.window, |asked| asked.min(RETRY_AFTER_MAX).max(circuit.window));
         circuit.until = Some(now + window);
+        if was_closed { circuit.opened(&key, now) } else { None }
     }
 
     fn make_room(&mut self) {
@@ -335,6 +345,47 @@ mod tests {
     }
 
     #[test]
+    fn a_circuit_opens_once_and_the_text_has_registry_class_and_time_alone() {
+        let now = Instant::now();
+        let own = route("r.io", "ada", "r.io/secret:v1");
+        for (class, asked, opens, text) in [
+            (
+                ErrorClass::Unreachable,
+                None,
+                3,
+                "circuit opened for registry `r.io` (all-pulls) for 10 s: unreachable at manifest",
+            ),
+            (
+                ErrorClass::Forbidden,
+                None,
+                3,
+                "circuit opened for registry `r.io` (images) for 10 s: forbidden at manifest",
+            ),
+            (
+                ErrorClass::RateLimited,
+                Some(90),
+                1,
+                "circuit opened for registry `r.io` (credentials) for 90 s: rate-limited at manifest",
+            ),
+        ] {
+            let mut circuits = Circuits::new(FIRST);
+            let met = Fault { retry_after: asked.map(Duration::from_secs), ..fault(class) };
+            for failures in 1..=5 {
+                let opened = circuits.failed(&own, &met, now).map(|open| open.opening(Stage::Manifest));
+                assert_eq!(opened.as_deref(), (failures == opens).then_some(text), "{failures} times {class}");
+            }
+            // The probe fails: it stays open.
+            let then = now + Duration::from_secs(asked.unwrap_or(10));
+            assert_eq!(circuits.admit(&own, then), Ok(()));
+            assert_eq!(circuits.failed(&own, &met, then), None, "{class}");
+            circuits.answered(&own);
+            let again = (0..3).filter_map(|_| circuits.failed(&own, &met, then)).count();
+            assert_eq!(again, 1, "{class}: it opens again");
+        }
+        assert_eq!(Circuits::new(FIRST).failed(&own, &fault(ErrorClass::DiskFull), now), None);
+    }
+
+    #[test]
     fn one_probe_goes_through_and_decides_for_all() {
         let now = Instant::now();
         let (own, other) = (route("r.io", "ada", "r.io/a:v1"), route("r.io", "bob", "r.io/b:v1"));
@@ -426,7 +477,7 @@ mod tests {
             circuits.probe(&own, soon);
             assert!(circuits.admit(&pod, soon).is_err(), "pods wait on: {outcome:?}");
             match outcome {
-                Some(class) => circuits.failed(&own, &fault(class), soon),
+                Some(class) => drop(circuits.failed(&own, &fault(class), soon)),
                 None => circuits.answered(&own),
             }
             assert_eq!(circuits.admit(&pod, soon).err().map(|refusal| refusal.remaining), remaining, "{outcome:?}");

@@ -25,12 +25,13 @@ use self::{
     work::Outcome,
 };
 use super::{
-    request::{Caller, Compatibility, PullSettings},
+    ManagerParts,
+    request::{Caller, Compatibility},
     status::PullStatus,
 };
 use crate::{
+    events::{Event, EventCause, EventKind, EventSink, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    metrics::Metrics,
     runtime::{Progress, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
 };
 
@@ -46,24 +47,27 @@ pub(crate) struct Puller {
     throttle: Option<Mutex<Throttle>>,
     estimates: Semaphore,
     circuits: Mutex<Circuits>,
+    events: Arc<dyn EventSink>,
     compatibility: Compatibility,
 }
 
 impl Puller {
-    pub(crate) fn new(runtime: RuntimeManager, settings: &PullSettings, metrics: Arc<Metrics>, now: Instant) -> Self {
+    pub(crate) fn new(parts: &ManagerParts, now: Instant) -> Self {
+        let settings = &parts.settings;
         let slots = settings.slots.map(NonZeroUsize::get);
         let is_fifo = settings.compatibility.is_kubelet();
         let throttle = settings.rate.map(|rate| Throttle::new(rate, now));
         // A bucket that never fills is not waited at.
         let refuses = is_fifo || settings.rate.is_some_and(|rate| rate.burst == 0);
         let (refusing, waiting) = if refuses { (throttle, None) } else { (None, throttle) };
-        let scheduler = Arc::new(Scheduler::new(Policy { slots, is_fifo }, waiting, metrics));
+        let scheduler = Arc::new(Scheduler::new(Policy { slots, is_fifo }, waiting, Arc::clone(&parts.metrics)));
         Self {
-            runtime,
+            runtime: parts.runtime.clone(),
             pulls: Arc::new(SingleFlight::new(scheduler, settings.grace, settings.compatibility)),
             throttle: refusing.map(Mutex::new),
             estimates: Semaphore::new(ESTIMATES_MAX),
             circuits: Mutex::new(Circuits::new(settings.backoff_first)),
+            events: Arc::clone(&parts.events),
             compatibility: settings.compatibility,
         }
     }
@@ -116,7 +120,20 @@ impl Puller {
             Ok(_) => self.circuits().answered(&work.circuit_key()),
             // Counted, it would hold back the pod's own request for a failure that may be over by then.
             Err(error) if work.caller == Caller::LookAhead && error.fault().retry_after.is_none() => {}
-            Err(error) => self.circuits().failed(&work.circuit_key(), &error.fault(), Instant::now()),
+            Err(error) => {
+                let fault = error.fault();
+                let opened = self.circuits().failed(&work.circuit_key(), &fault, Instant::now());
+                if let Some(open) = opened {
+                    self.events.record(Event {
+                        kind: EventKind::Warning,
+                        reason: "CircuitOpened",
+                        message: open.opening(fault.hop),
+                        note: None,
+                        subject: EventSubject::Node,
+                        cause: Some(EventCause { class: fault.class.word(), hop: fault.hop.word() }),
+                    });
+                }
+            }
         }
     }
 

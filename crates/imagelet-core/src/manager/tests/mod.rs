@@ -23,7 +23,7 @@ use crate::{
     credentials::{
         Credential, CredentialKind, CredentialSource, DockerConfig, ObjectIdentity, PullSecret, PullSecretKind, Secret,
     },
-    events::LogEvents,
+    events::{Event, EventSubject, LogEvents},
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser, default_tag},
     metrics::Metrics,
     records::{Absent, ImageAccess, RecordedSecret, VerificationPolicy},

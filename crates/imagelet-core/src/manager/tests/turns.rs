@@ -317,6 +317,31 @@ async fn a_dead_registry_is_asked_now_and_then_and_not_by_each_of_a_thousand_pod
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_circuit_that_opens_is_one_event_about_the_node_that_names_no_image() {
+    for (compatibility, expected) in [
+        (
+            Compatibility::Imagelet,
+            &["circuit opened for registry `dead.io` (all-pulls) for 10 s: unreachable at connect"][..],
+        ),
+        (Compatibility::Kubelet, &[]),
+    ] {
+        let fake = FakeRuntime::new();
+        fake.fail("pull", RuntimeErrorKind::RegistryUnavailable, "could not reach registry `dead.io`");
+        let node = node(fake, PullSettings { compatibility, ..Wanted::default().settings });
+        for index in 0..9 {
+            let mut request = request(&format!("dead.io/secret{index}:v1"));
+            request.pod.uid = format!("uid-{index}").into();
+            node.ensure(&request).await.unwrap_err();
+        }
+        let events = node.events.recent().into_iter().map(|recorded| recorded.event);
+        let opened: Vec<Event> = events.filter(|event| event.reason == "CircuitOpened").collect();
+        assert!(opened.iter().all(|event| event.subject == EventSubject::Node && event.note.is_none()));
+        let texts: Vec<&str> = opened.iter().map(|event| event.message.as_str()).collect();
+        assert_eq!(texts, expected, "{compatibility:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_changed_secret_is_tried_at_once() {
     let fake = FakeRuntime::new();
     fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));

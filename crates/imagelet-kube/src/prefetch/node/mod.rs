@@ -14,6 +14,7 @@ use std::{
 
 use http::Method;
 use imagelet_core::{
+    events::{Event, EventCause, EventKind, EventSubject},
     manager::{Caller, EnsureRequest},
     runtime::{ErrorClass, Stage},
 };
@@ -35,6 +36,7 @@ use crate::{
     access::ApiAccess,
     api_client::{ApiClient, Content, encoded},
     api_error::ApiError,
+    node_events::failure_note,
     watch::{Collection, ObjectCache, ObjectWatch, WatchHealth, WatchPace, random},
 };
 
@@ -192,7 +194,13 @@ impl PrefetchAgent {
             }
             tokio::select! {
                 () = inputs.changed() => {}
-                Some((key, outcome)) = outcomes.recv() => work.finished(key, outcome),
+                Some((key, outcome)) = outcomes.recv() => {
+                    let event = outcome.as_ref().err().and_then(|failure| failed_event(&key, failure));
+                    let was_running = work.finished(key, outcome);
+                    if let Some(event) = event.filter(|_| was_running) {
+                        self.target.record(event);
+                    }
+                }
                 () = tokio::time::sleep_until(until) => {}
             }
         }
@@ -345,10 +353,10 @@ impl AgentWork {
         }
     }
 
-    fn finished(&mut self, key: TaskKey, outcome: Result<(), FetchFailure>) {
+    /// Returns false for a pull that was cancelled, and ended before it.
+    fn finished(&mut self, key: TaskKey, outcome: Result<(), FetchFailure>) -> bool {
         if self.running.as_ref().is_none_or(|running| running.key != key) {
-            // A pull that was cancelled, and ended before it.
-            return;
+            return false;
         }
         self.running = None;
         let state = match outcome {
@@ -360,22 +368,18 @@ impl AgentWork {
                 let failures = self.failures.entry(key.clone()).or_default();
                 let retry_at = Instant::now() + backoff(RETRY_FIRST, RETRY_MAX, *failures);
                 *failures = failures.saturating_add(1);
-                tracing::info!(image = key.image.reference, class, hop, message, "could not prefetch an image");
-                TaskState::Failed { class, hop, message, retry_at }
+                TaskState::Failed { class: class.to_string(), hop: hop.to_string(), message, retry_at }
             }
         };
         self.states.insert(key, state);
+        true
     }
 }
 
 /// The request for one image: with the secret of the set, or with the credentials of the node for a set of the cluster.
 async fn request(client: &ApiClient, task: &Task) -> Result<EnsureRequest, FetchFailure> {
     let image = &task.key.image;
-    let failed = |class: ErrorClass, hop: Stage, message: String| FetchFailure {
-        class: class.to_string(),
-        hop: hop.to_string(),
-        message,
-    };
+    let failed = |class: ErrorClass, hop: Stage, message: String| FetchFailure { class, hop, message };
     let mut secrets = Vec::new();
     if let Some(name) = &image.pull_secret {
         let secret = pull_secret::read(client, &task.set.namespace, name).await;
@@ -391,6 +395,20 @@ async fn request(client: &ApiClient, task: &Task) -> Result<EnsureRequest, Fetch
         platform,
         priority: PRIORITY,
         ..EnsureRequest::new(image.reference.clone(), task.policy.for_pull())
+    })
+}
+
+/// The event of a failed pull. A pull that an open circuit refused has none: the circuit had its own.
+fn failed_event(key: &TaskKey, failure: &FetchFailure) -> Option<Event> {
+    let FetchFailure { class, hop, message } = failure;
+    let image = &key.image.reference;
+    (*class != ErrorClass::HeldBack).then(|| Event {
+        kind: EventKind::Warning,
+        reason: "PrefetchFailed",
+        message: format!("could not prefetch `{image}`: {message}"),
+        note: Some(failure_note("could not prefetch an image", image, *class, *hop)),
+        subject: EventSubject::Node,
+        cause: Some(EventCause { class: class.word(), hop: hop.word() }),
     })
 }
 

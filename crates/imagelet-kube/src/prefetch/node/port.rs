@@ -3,7 +3,11 @@
 use std::{collections::BTreeSet, fmt, time::SystemTime};
 
 use async_trait::async_trait;
-use imagelet_core::{manager::EnsureRequest, runtime::Progress};
+use imagelet_core::{
+    events::Event,
+    manager::EnsureRequest,
+    runtime::{ErrorClass, Progress, Stage},
+};
 
 /// The image manager of a node, as far as prefetch needs it.
 #[async_trait]
@@ -17,6 +21,9 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
 
     /// Pins exactly these images for sets; the pins outlive a restart. Fails with a text for the log.
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String>;
+
+    /// Records an event about the node.
+    fn record(&self, event: Event);
 }
 
 /// The images that a pass did not find.
@@ -48,9 +55,9 @@ pub struct SetPin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchFailure {
     /// The class of the error (`docs/errors.md`).
-    pub class: String,
+    pub class: ErrorClass,
     /// The step that failed.
-    pub hop: String,
+    pub hop: Stage,
     /// The message, for people.
     pub message: String,
 }

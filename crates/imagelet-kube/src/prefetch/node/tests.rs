@@ -139,7 +139,7 @@ async fn a_pull_secret_is_read_from_the_namespace_of_its_set_and_a_missing_one_i
 #[tokio::test(start_paused = true)]
 async fn a_failed_image_is_reported_with_its_class_and_tried_again_ever_more_rarely() {
     let test = TestAgent::start(FakeNode::default()).await;
-    test.node.fail("a:1", Some("forbidden"));
+    test.node.fail("a:1", Some(ErrorClass::Forbidden));
     test.apply("web", &json!({"images": images(&["a:1"])}));
     seconds(15).await;
     assert_eq!(
@@ -149,6 +149,11 @@ async fn a_failed_image_is_reported_with_its_class_and_tried_again_ever_more_rar
     seconds(3600).await;
     let attempts = test.node.asked().len();
     assert!((6..=14).contains(&attempts), "{attempts} attempts in an hour");
+    let [event, ..] = &test.node.events()[..] else { panic!("no event") };
+    assert_eq!((event.reason, event.message.as_str()), ("PrefetchFailed", "could not prefetch `a:1`: denied"));
+    let note = "could not prefetch an image from registry `docker.io`: forbidden at token";
+    assert_eq!(event.note.as_deref(), Some(note), "it names neither the image nor the set");
+    assert_eq!(test.node.events().len(), attempts);
     assert!(test.writes() <= 2, "a failure that stays is written once, and not with each attempt: {}", test.writes());
     test.node.fail("a:1", None);
     seconds(900 + 20).await;
