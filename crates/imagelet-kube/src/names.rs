@@ -6,10 +6,12 @@ pub(crate) const NAME_LENGTH_MAX: usize = 253;
 /// Most of a rejected text that is shown.
 const SHOWN_MAX: usize = 120;
 
-/// Whether this is a name of the API: letters, digits, `-` and `.`.
+/// Whether this is a name of the API: letters, digits, and `-` and `.` between them.
 pub(crate) fn is_name(text: &str, length_max: usize) -> bool {
     let is_of_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
-    (1..=length_max).contains(&text.len()) && text.bytes().all(is_of_name)
+    let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let has_ends = is_end(text.bytes().next()) && is_end(text.bytes().last());
+    text.len() <= length_max && has_ends && text.bytes().all(is_of_name)
 }
 
 /// A text from outside, cut, without control characters.

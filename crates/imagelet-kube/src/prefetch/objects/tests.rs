@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use imagelet_core::image::{Reference, ReferenceError};
+use imagelet_vectors::vectors;
+use regex_lite::Regex;
 use serde_json::{Value, from_value, json, to_value};
 
 use super::{
@@ -186,6 +189,54 @@ fn the_definitions_of_the_chart_are_those_that_the_program_prints() {
     assert!(committed == CRDS, "{path} is not what `imagelet prefetch crds` prints; IMAGELET_UPDATE=1 writes it");
 }
 
+/// The rule of the schema for references: a regular expression of RE2.
+fn reference_rule(kind: &str) -> Regex {
+    let reference = &schema(kind)["properties"]["spec"]["properties"]["images"]["items"]["properties"]["reference"];
+    assert_eq!((&reference["minLength"], &reference["maxLength"]), (&json!(1), &json!(REFERENCE_LENGTH_MAX)));
+    let rule = reference["x-kubernetes-validations"][0]["rule"].as_str().expect("a rule");
+    let pattern = rule.strip_prefix("self.matches(r'").and_then(|rest| rest.strip_suffix("')"));
+    Regex::new(pattern.expect("one match of a raw text")).expect("a pattern")
+}
+
+#[test]
+fn the_schema_accepts_each_reference_that_a_node_does_and_refuses_all_others_but_a_few() {
+    let rules = SetScope::ALL.map(|scope| reference_rule(scope.kind()));
+    assert_eq!(rules[0].as_str(), rules[1].as_str());
+    let [rule, _] = rules;
+    let cases = vectors("pull-reference.json");
+    let written = [
+        "",
+        "App",
+        "registry.example/Team/app",
+        "REGISTRY.example/app",
+        "app:",
+        "app\n",
+        " app",
+        "a//b",
+        "a/",
+        "app@sha256:0",
+    ];
+    let given = cases.iter().map(|case| case["input"]["image"].as_str().expect("a text")).chain(written);
+    let mut counts = [0; 3];
+    for image in given.filter(|image| image.len() <= REFERENCE_LENGTH_MAX) {
+        let parsed = image.parse::<Reference>();
+        match (&parsed, rule.is_match(image)) {
+            (Ok(_), true) => counts[0] += 1,
+            (Err(_), false) => counts[1] += 1,
+            // A pattern does not count characters over several parts.
+            (Err(ReferenceError::LooksLikeId(_) | ReferenceError::TooLong), true) => counts[2] += 1,
+            (Err(error), true) => panic!("a node refuses `{image}`, and the schema does not: {error}"),
+            (Ok(_), false) => panic!("the schema refuses `{image}`"),
+        }
+    }
+    assert!(counts[0] > 80 && counts[1] > 80, "{counts:?}");
+    for (image, is_accepted) in
+        [("registry.example:5000/team/app:v1", true), ("registry.example/App", false), ("Registry.example/app", true)]
+    {
+        assert_eq!((image.parse::<Reference>().is_ok(), rule.is_match(image)), (is_accepted, is_accepted), "{image}");
+    }
+}
+
 #[test]
 fn a_spec_that_breaks_a_rule_is_refused_by_the_field_and_the_limit() {
     let long = "a".repeat(REFERENCE_LENGTH_MAX + 1);
@@ -204,6 +255,7 @@ fn a_spec_that_breaks_a_rule_is_refused_by_the_field_and_the_limit() {
         (image(json!({"reference": "user:secret@registry/app!"})), "[redacted]"),
         (image(json!({"reference": "app", "pullSecret": "Login"})), "`Login` is no name of a secret"),
         (image(json!({"reference": "app", "pullSecret": "../x"})), "`../x` is no name of a secret"),
+        (image(json!({"reference": "app", "pullSecret": "-x"})), "`-x` is no name of a secret"),
         (image(json!({"reference": "app", "platform": "arm64"})), "spec.images[0].platform: "),
         (
             image(json!({"reference": "app", "platform": format!("linux/{}", "a".repeat(80))})),
