@@ -8,6 +8,7 @@ use std::{
 use imagelet_core::{
     events::LogEvents,
     inventory::Inventory,
+    manager::PodStarts,
     metrics::{Family, Metrics},
 };
 
@@ -18,7 +19,7 @@ use crate::{
     api_client::ApiClient,
     look_ahead::{self, LookAhead, LookAheadParts},
     node_events::NodeEvents,
-    pods::KnownPods,
+    pods::{self, KnownPods, StartTracker},
     watch::{Collection, FAMILIES, ObjectWatch, WatchHealth, WatchPace},
 };
 
@@ -27,7 +28,7 @@ const EVENTS_LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Every metric of the agent.
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
-    FAMILIES.into_iter().chain(look_ahead::FAMILIES)
+    FAMILIES.into_iter().chain(look_ahead::FAMILIES).chain(pods::FAMILIES)
 }
 
 /// Follows the pods of one node, leases the images that they wait for, and fetches them ahead where that is wanted.
@@ -40,6 +41,7 @@ pub struct NodeAgent {
     metrics: Arc<Metrics>,
     look_ahead: Option<LookAhead>,
     events: Option<NodeEvents>,
+    starts: Option<Arc<PodStarts>>,
 }
 
 impl NodeAgent {
@@ -56,7 +58,7 @@ impl NodeAgent {
         let health = Arc::new(WatchHealth::of_pods(Arc::clone(&metrics)));
         let client = ApiClient::new(access.clone());
         let watch = ObjectWatch { client, collection, pace: WatchPace::default(), health };
-        Self { watch, access, node: node.to_owned(), inventory, metrics, look_ahead: None, events: None }
+        Self { watch, access, node: node.to_owned(), inventory, metrics, look_ahead: None, events: None, starts: None }
     }
 
     /// The same agent, which also fetches the images of bound pods before the kubelet requests them.
@@ -70,6 +72,13 @@ impl NodeAgent {
     #[must_use]
     pub fn reporting(mut self, events: Arc<LogEvents>) -> Self {
         self.events = Some(NodeEvents::new(self.access.clone(), &self.node, events));
+        self
+    }
+
+    /// The same agent, which also measures the start of pods, whose pulls these are.
+    #[must_use]
+    pub fn measuring(mut self, starts: Arc<PodStarts>) -> Self {
+        self.starts = Some(starts);
         self
     }
 
@@ -104,7 +113,9 @@ impl NodeAgent {
                 events.run(EVENTS_LOOK_EVERY).await;
             }
         };
-        tokio::join!(self.watch.run(KnownPods::default(), apply), ahead, reporting);
+        let tracker = |starts: &Arc<PodStarts>| StartTracker::new(Arc::clone(&self.metrics), Arc::clone(starts));
+        let pods = self.starts.as_ref().map(tracker).map_or_else(KnownPods::default, KnownPods::measured);
+        tokio::join!(self.watch.run(pods, apply), ahead, reporting);
     }
 }
 

@@ -65,6 +65,8 @@ pub struct PodImages {
     pub took: Duration,
     /// The pull time in it: overlaps count once, and the time between failed attempts counts.
     pub pulling: Duration,
+    /// From when to when each of them took, counted from the first.
+    pub sessions: Vec<(Duration, Duration)>,
     /// Whether no pull for it runs or is expected.
     pub is_over: bool,
 }
@@ -109,6 +111,14 @@ impl PodStarts {
         all.extend(pods.over.iter().cloned());
         all.sort_by(|a, b| (b.began, &b.pod.uid).cmp(&(a.began, &a.pod.uid)));
         all
+    }
+
+    /// The images of the pod with this uid; `None`: nothing was pulled for it, or long ago.
+    pub fn of_pod(&self, uid: &str) -> Option<PodImages> {
+        let now = Instant::now();
+        let pods = self.without_finished(now);
+        let starting = pods.pulling.get(uid).map(|starting| starting.summary(now, false));
+        starting.or_else(|| pods.over.iter().rev().find(|images| &*images.pod.uid == uid).cloned())
     }
 
     /// Counts finished pods; for readers of metrics.
@@ -195,12 +205,14 @@ impl Starting {
     fn summary(&self, now: Instant, is_over: bool) -> PodImages {
         let is_there = self.running == 0 && !self.is_failing;
         let end = self.ended.filter(|_| is_over || is_there).unwrap_or(now);
+        let since = |at: &Instant| at.saturating_duration_since(self.began.1);
         PodImages {
             pod: self.pod.clone(),
             images: self.images.clone(),
             began: self.began.0,
             took: end.saturating_duration_since(self.began.1),
             pulling: total(&self.pulls.sessions),
+            sessions: self.pulls.sessions.iter().map(|(from, to)| (since(from), since(to))).collect(),
             is_over,
         }
     }
@@ -332,6 +344,10 @@ mod tests {
             (Duration::from_secs(20), Duration::from_secs(10), true)
         );
         assert_eq!(all[0].images, ["a", "b", "c"]);
+        let sessions =
+            [(0, 4), (2, 6), (16, 20)].map(|(from, to)| (Duration::from_secs(from), Duration::from_secs(to)));
+        assert_eq!(starts.of_pod("uid-1").map(|images| images.sessions).as_deref(), Some(&sessions[..]));
+        assert_eq!(starts.of_pod("uid-2"), None);
     }
 
     #[tokio::test(start_paused = true)]

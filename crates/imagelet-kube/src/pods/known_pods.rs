@@ -1,14 +1,11 @@
 //! The pods of the node as the watch knows them: bounded, and with the images that each waits for.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use imagelet_core::inventory::WaitingPod;
 
-use super::{BoundPod, PodObject, bound_pod};
+use super::{BoundPod, PODS_MAX, PodObject, StartTracker, bound_pod};
 use crate::watch::ObjectCache;
-
-/// Most pods of a node; the kubelet's own limit is 110 by default.
-const PODS_MAX: usize = 2000;
 
 /// By `NAMESPACE/NAME`; finished pods and those being deleted are absent.
 #[derive(Debug, Default)]
@@ -16,6 +13,7 @@ pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
     /// The last list was longer than the limit.
     is_cut: bool,
+    starts: Option<StartTracker>,
 }
 
 impl ObjectCache for KnownPods {
@@ -25,8 +23,11 @@ impl ObjectCache for KnownPods {
     fn replace(&mut self, objects: Vec<PodObject>) -> bool {
         let before = self.waiting();
         let old = std::mem::take(&mut self.pods);
+        if let Some(starts) = &mut self.starts {
+            starts.retain(&objects);
+        }
         for object in &objects {
-            let Some(pod) = read(object) else { continue };
+            let Some(pod) = self.read(object) else { continue };
             warn_of_new(&pod, old.get(&pod.full_name()).map(AsRef::as_ref));
             self.insert(pod);
         }
@@ -35,7 +36,7 @@ impl ObjectCache for KnownPods {
 
     /// Returns whether other images are awaited than before, or for another pod.
     fn change(&mut self, object: &PodObject) -> bool {
-        let Some(pod) = read(object) else { return self.remove(object) };
+        let Some(pod) = self.read(object) else { return self.remove(object) };
         let old = self.pods.get(&pod.full_name()).map(AsRef::as_ref);
         warn_of_new(&pod, old);
         let is_changed =
@@ -46,11 +47,19 @@ impl ObjectCache for KnownPods {
 
     /// Returns whether it was known: a pod with all its containers has fetches on record.
     fn remove(&mut self, object: &PodObject) -> bool {
+        if let Some(starts) = &mut self.starts {
+            starts.forget(object);
+        }
         self.pods.remove(&object.full_name()).is_some()
     }
 }
 
 impl KnownPods {
+    /// No pods yet; the start of each is measured.
+    pub(crate) fn measured(starts: StartTracker) -> Self {
+        Self { starts: Some(starts), ..Self::default() }
+    }
+
     /// All pods, by their names.
     pub(crate) fn all(&self) -> Vec<Arc<BoundPod>> {
         self.pods.values().cloned().collect()
@@ -63,6 +72,18 @@ impl KnownPods {
 
     pub(crate) fn len(&self) -> usize {
         self.pods.len()
+    }
+
+    /// What the pod says about images; `None`: it is finished, being deleted, or no pod.
+    fn read(&mut self, object: &PodObject) -> Option<BoundPod> {
+        let pod = bound_pod(object).unwrap_or_else(|error| {
+            tracing::warn!(%error, "passing over a pod");
+            None
+        })?;
+        if let Some(starts) = &mut self.starts {
+            starts.observe(object, SystemTime::now());
+        }
+        Some(pod)
     }
 
     fn insert(&mut self, pod: BoundPod) {
@@ -78,13 +99,6 @@ impl KnownPods {
         }
         self.pods.insert(name, Arc::new(pod));
     }
-}
-
-fn read(object: &PodObject) -> Option<BoundPod> {
-    bound_pod(object).unwrap_or_else(|error| {
-        tracing::warn!(%error, "passing over a pod");
-        None
-    })
 }
 
 /// Each update of a pod has its invalid names again.

@@ -2,6 +2,7 @@
 
 mod known_pods;
 mod object;
+mod start_latency;
 mod waits;
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -15,10 +16,13 @@ use imagelet_core::{
 pub(crate) use known_pods::KnownPods;
 pub(crate) use object::PodObject;
 use object::{ContainerSpec, ContainerStatus};
+pub(crate) use start_latency::{FAMILIES, StartTracker};
 use waits::{Restart, waits};
 
 use crate::names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown};
 
+/// Most pods of a node; the kubelet's own limit is 110 by default.
+const PODS_MAX: usize = 2000;
 /// Longest image name; a reference without its registry has at most about 600 bytes.
 const IMAGE_LENGTH_MAX: usize = 1024;
 /// Most images of one pod; pods have a handful.

@@ -1,5 +1,8 @@
-//! The fields of a pod object that are about images; all others are skipped without being stored.
+//! The fields of a pod object that are about images and its start; all others are skipped without being stored.
 
+use std::time::SystemTime;
+
+use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
 use crate::watch::WatchedObject;
@@ -21,6 +24,18 @@ pub(super) struct PodMetadata {
     pub(super) uid: String,
     resource_version: String,
     pub(super) deletion_timestamp: Option<IgnoredAny>,
+    #[serde(deserialize_with = "time")]
+    pub(super) creation_timestamp: Option<SystemTime>,
+    #[serde(deserialize_with = "nullable")]
+    pub(super) annotations: PodAnnotations,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct PodAnnotations {
+    /// The pod is the object of a kubelet's own manifest.
+    #[serde(rename = "kubernetes.io/config.mirror")]
+    pub(super) mirror: Option<IgnoredAny>,
 }
 
 impl WatchedObject for PodObject {
@@ -71,10 +86,24 @@ pub(super) struct ContainerSpec {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(super) struct VolumeSpec {
     pub(super) name: String,
     pub(super) image: Option<ImageSource>,
+    secret: Option<IgnoredAny>,
+    config_map: Option<IgnoredAny>,
+    #[serde(rename = "downwardAPI")]
+    downward_api: Option<IgnoredAny>,
+    empty_dir: Option<IgnoredAny>,
+    projected: Option<IgnoredAny>,
+}
+
+impl VolumeSpec {
+    /// The kubelet makes it by itself: no disk from elsewhere is attached for it.
+    pub(super) fn is_of_the_node(&self) -> bool {
+        let Self { image, secret, config_map, downward_api, empty_dir, projected, .. } = self;
+        image.is_some() || [secret, config_map, downward_api, empty_dir, projected].iter().any(|it| it.is_some())
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -94,6 +123,9 @@ pub(super) struct ObjectName {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct PodStatus {
     pub(super) phase: String,
+    /// When the kubelet began with the pod.
+    #[serde(deserialize_with = "time")]
+    pub(super) start_time: Option<SystemTime>,
     #[serde(deserialize_with = "nullable")]
     pub(super) container_statuses: Vec<ContainerStatus>,
     #[serde(deserialize_with = "nullable")]
@@ -114,14 +146,31 @@ pub(super) struct ContainerStatus {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ContainerPhase {
-    pub(super) running: Option<IgnoredAny>,
+    pub(super) running: Option<Running>,
     pub(super) terminated: Option<Terminated>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Running {
+    #[serde(deserialize_with = "time")]
+    pub(super) started_at: Option<SystemTime>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Terminated {
     pub(super) exit_code: i64,
+    #[serde(deserialize_with = "time")]
+    pub(super) started_at: Option<SystemTime>,
+    #[serde(deserialize_with = "time")]
+    pub(super) finished_at: Option<SystemTime>,
+}
+
+/// A time of the API; a text that is none counts as absent.
+fn time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<SystemTime>, D::Error> {
+    let text = Option::<String>::deserialize(value)?;
+    Ok(text.and_then(|text| text.parse::<Timestamp>().ok()).map(SystemTime::from))
 }
 
 /// Null is the default, as in Go.

@@ -118,7 +118,8 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     }));
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
-        let agent = NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics));
+        let agent = NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics))
+            .measuring(Arc::clone(&pod_starts));
         // The kubelet's behaviour to the letter has no pull that a pod did not request.
         let images_max = look_ahead_max.filter(|_| !settings.compatibility.is_kubelet());
         let ahead = images_max.map(|images_max| LookAheadParts {
