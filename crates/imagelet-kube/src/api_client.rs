@@ -8,6 +8,7 @@ use std::{
 
 use http::{Method, Request, Response, header};
 use http_body_util::{BodyExt as _, Limited};
+use imagelet_core::metrics::{Family, MetricKind, Metrics};
 use kube::{Client, client::Body};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Serialize, de::DeserializeOwned};
@@ -24,6 +25,13 @@ pub(crate) const ANSWER_LENGTH_MAX: usize = 32 << 20;
 const ERROR_LENGTH_MAX: usize = 64 << 10;
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_mins(1);
+
+pub(crate) static ERRORS: Family = Family {
+    name: "imagelet_controller_api_errors_total",
+    help: "Requests of the controller to the API server that failed, by the HTTP status, or unreachable, silent, expired, credentials, invalid.",
+    kind: MetricKind::Counter,
+    labels: &["cause"],
+};
 
 /// The content of a request that changes an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +59,8 @@ impl Content {
 pub struct ApiClient {
     shared: Arc<SharedClient>,
     answer_max: Duration,
+    /// `None`: failures are not counted.
+    metrics: Option<Arc<Metrics>>,
 }
 
 struct SharedClient {
@@ -63,7 +73,7 @@ impl ApiClient {
     /// A client that connects with its first request.
     pub fn new(access: ApiAccess) -> Self {
         let shared = SharedClient { access: Some(access), client: Mutex::default() };
-        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX }
+        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX, metrics: None }
     }
 
     /// The same client, which waits for an answer for so long.
@@ -72,11 +82,17 @@ impl ApiClient {
         Self { answer_max, ..self }
     }
 
+    /// The same client, which counts failed requests as those of the controller.
+    #[must_use]
+    pub(crate) fn counting(self, metrics: Arc<Metrics>) -> Self {
+        Self { metrics: Some(metrics), ..self }
+    }
+
     /// A client of a server in this process.
     #[cfg(any(test, feature = "test-util"))]
     pub fn connected(client: Client) -> Self {
         let shared = SharedClient { access: None, client: Mutex::new(Some(client)) };
-        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX }
+        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX, metrics: None }
     }
 
     /// Gives the connection up: the next one has the credentials that the files hold then.
@@ -165,6 +181,9 @@ impl ApiClient {
     async fn bounded<T>(&self, answer: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
         let late = |_| ApiError::Silent(self.answer_max);
         let answer = tokio::time::timeout(self.answer_max, answer).await.map_err(late).and_then(|answer| answer);
+        if let (Err(error), Some(metrics)) = (&answer, &self.metrics) {
+            metrics.increment(&ERRORS, &[&error.cause()]);
+        }
         let is_refused = |code: u16| matches!(code, 401 | 403);
         if answer.as_ref().is_err_and(|error| match error {
             ApiError::Unreachable(_) | ApiError::Silent(_) => true,

@@ -70,6 +70,18 @@ impl ApiError {
         Self::SecretInvalid { what, why: format!("line {} column {}", error.line(), error.column()) }
     }
 
+    /// The cause in one word, or the status of HTTP.
+    pub(crate) fn cause(&self) -> String {
+        match self {
+            Self::Rejected { code, .. } => code.to_string(),
+            Self::Expired => "expired".to_owned(),
+            Self::Unreachable(_) => "unreachable".to_owned(),
+            Self::Silent(_) => "silent".to_owned(),
+            Self::Kubeconfig { .. } | Self::InCluster(_) | Self::Setup(_) => "credentials".to_owned(),
+            Self::TooLarge { .. } | Self::SecretInvalid { .. } | Self::Decode(_) => "invalid".to_owned(),
+        }
+    }
+
     /// The error with its causes.
     pub fn chain(&self) -> String {
         let mut text = self.to_string();

@@ -27,8 +27,8 @@ pub use credentials::ClusterTokens;
 pub use look_ahead::LookAheadParts;
 pub use pods::{BoundPod, PodImageUse, PodRejection, read_pod};
 pub use prefetch::{
-    CRDS, FetchFailure, ImagePresence, PrefetchAgent, PrefetchApi, PrefetchController, PrefetchNode, SetDocument,
-    SetDocumentError, SetPin, SetRejection, SetRow, SetSpecError,
+    CRDS, ControllerReport, FetchFailure, ImagePresence, PrefetchAgent, PrefetchApi, PrefetchController, PrefetchNode,
+    SetDocument, SetDocumentError, SetPin, SetRejection, SetRow, SetSpecError, controller_metric_families,
 };
 pub use rollout::{DaemonSetRollout, RolloutProgress};
 pub use watch::{WatchHealth, WatchReport};

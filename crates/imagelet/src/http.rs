@@ -2,6 +2,7 @@
 
 mod access;
 mod actions;
+mod controller;
 mod dashboard;
 mod event_stream;
 mod health;
@@ -26,6 +27,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use access::HttpAccess;
+pub(crate) use controller::{MeasuredController, serve_controller};
 
 use crate::{
     api::{EventsRequest, Handler},
@@ -58,6 +60,19 @@ static HEADERS: [(header::HeaderName, &str); 6] = [
     (header::CACHE_CONTROL, "no-store"),
     (header::HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
+
+/// Listens on `HOST:PORT`; without a token on loopback only.
+pub(crate) async fn bind(address: &str, has_token: bool) -> Result<TcpListener, Failure> {
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|error| Failure::because(format!("could not listen on `{address}`"), &error))?;
+    // A configuration knows addresses; what a name means is known now.
+    if !has_token && listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
+        let message = format!("the HTTP address `{address}` is not loopback and needs a token file");
+        return Err(Failure::new("InvalidArgument", message).or_hint("see docs/http.md"));
+    }
+    Ok(listener)
+}
 
 pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, access: HttpAccess, stop: CancellationToken) {
     let limits = http_limits(open_files_max());

@@ -17,7 +17,7 @@ use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 use imagelet_cri::{Endpoint, EndpointError, Handlers, RuntimeServer};
 use imagelet_oci::Access;
 use tokio::{
-    net::{TcpListener, UnixListener},
+    net::UnixListener,
     signal::unix::{SignalKind, signal},
 };
 use tokio_util::sync::CancellationToken;
@@ -145,7 +145,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         (node, tokio::spawn(server(listener)), Some(guard))
     };
     let http_listener = match &settings.http.address {
-        Some(address) => Some(bind_http(address, access.has_token()).await?),
+        Some(address) => Some(http::bind(address, access.has_token()).await?),
         None => None,
     };
     let mut http = tokio::spawn({
@@ -233,18 +233,6 @@ fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Fail
         }
         Backend::Cri(runtime) => Ok((Handlers::Any, behind(&runtime.endpoint, settings.runtime_request_timeout)?)),
     }
-}
-
-async fn bind_http(address: &str, has_token: bool) -> Result<TcpListener, Failure> {
-    let listener = TcpListener::bind(address)
-        .await
-        .map_err(|error| Failure::because(format!("could not listen on `{address}`"), &error))?;
-    // The configuration knows addresses; what a name means is known now.
-    if !has_token && listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
-        let message = format!("http.address `{address}` is not loopback and needs http.tokenFile");
-        return Err(Failure::new("InvalidArgument", message).or_hint("see docs/http.md"));
-    }
-    Ok(listener)
 }
 
 /// The parts of a daemon that a reload changes.

@@ -17,6 +17,6 @@ mod testing;
 mod tests;
 
 pub use commands::{PrefetchApi, SetDocument, SetDocumentError, SetRow};
-pub use controller::PrefetchController;
+pub use controller::{ControllerReport, PrefetchController, controller_metric_families};
 pub use node::{FetchFailure, ImagePresence, PrefetchAgent, PrefetchNode, SetPin};
 pub use objects::{CRDS, SetRejection, SetSpecError};

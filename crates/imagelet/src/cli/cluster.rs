@@ -69,6 +69,14 @@ pub(crate) struct ControllerArgs {
     /// By default the name of the host, which in a pod is that of the pod, with a random number.
     #[arg(long, value_name = "NAME")]
     pub(crate) identity: Option<String>,
+    /// Serve metrics and health over HTTP.
+    ///
+    /// An address that is not loopback needs `--http-token-file`.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) http: Option<String>,
+    /// The file with the token that every HTTP request but a probe needs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) http_token_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) access: ClusterAccess,
 }

@@ -81,9 +81,7 @@ impl LocalNode {
     /// Updates the gauges that no event updates.
     pub(crate) async fn measure(&self) {
         let metrics = &self.parts.metrics;
-        metrics.set(&BUILD, &[env!("CARGO_PKG_VERSION")], 1.0);
-        metrics.set(&START_TIME, &[], seconds(self.started_at));
-        show_process(metrics);
+        measure_process(metrics, self.started_at);
         self.show_images();
         self.show_decisions();
         self.parts.pod_starts.close_finished();
@@ -111,6 +109,13 @@ impl LocalNode {
         metrics.set(&IMAGES_BYTES, &[], entries.iter().map(|entry| entry.image.size.0 as f64).sum());
         metrics.set(&SNAPSHOT_TIME, &[], seconds(snapshot.taken_at));
     }
+}
+
+/// Updates the gauges of the process itself.
+pub(crate) fn measure_process(metrics: &Metrics, started_at: SystemTime) {
+    metrics.set(&BUILD, &[env!("CARGO_PKG_VERSION")], 1.0);
+    metrics.set(&START_TIME, &[], seconds(started_at));
+    show_process(metrics);
 }
 
 fn seconds(time: SystemTime) -> f64 {
@@ -205,7 +210,7 @@ mod tests {
     #[test]
     fn the_page_of_metrics_has_each_of_them_as_the_code_does() {
         let mut by_name = BTreeMap::new();
-        for family in families() {
+        for family in families().chain(imagelet_kube::controller_metric_families()) {
             assert!(by_name.insert(family.name, family).is_none(), "{} is declared twice", family.name);
             assert!(family.help.len() > 10, "{} says nothing", family.name);
         }

@@ -37,7 +37,7 @@ use crate::{
     failure::Failure,
 };
 pub(crate) use command::Command;
-pub(crate) use gauges::declare as declare_metrics;
+pub(crate) use gauges::{declare as declare_metrics, measure_process};
 pub(crate) use gc::{SpaceByCollection, collect};
 pub(crate) use images::{
     DECISIONS_MAX, DecisionRow, DecisionsRequest, FolderWatch, Why, WhyHappening, WhyHost, WhyImage, WhyNext,

@@ -8,7 +8,9 @@ use tokio::runtime::Runtime;
 
 use crate::{
     fake_registry::FakeRegistry,
+    http_api::get,
     images::Image,
+    ports::Port,
     program::{Daemon, Outcome, program, run, write_store_config},
     testbed::{Part, scratch, wait_until},
 };
@@ -116,6 +118,41 @@ fn a_set_is_fetched_pinned_counted_and_released_again() {
     wait_until("the end of the controller", || controller.ended().is_some());
     assert!(controller.log().contains("leading"), "{}", controller.log());
     assert!(!controller.log().contains("a-token"));
+}
+
+#[test]
+fn a_controller_shows_its_state_on_loopback_and_elsewhere_with_a_token_alone() {
+    let folder = scratch();
+    let cluster = Cluster::start(folder.path());
+    let start = |arguments: &[&str]| {
+        let mut controller = program();
+        controller.args(["controller", "--kubeconfig"]).arg(&cluster.kubeconfig).args(arguments);
+        controller
+    };
+    run(&mut start(&["--http", "0.0.0.0:0"])).refused(&["`0.0.0.0:0` is not loopback and needs a token file"]);
+
+    let port = Port::choose();
+    let _controller = Part::start(&mut start(&["--http", &port.address()]), "imagelet", folder.path().join("controller.log"));
+    let path = |path: &str| get(&port.address(), path);
+    wait_until("the controller leads", || path("/readyz?verbose").body.contains("[+]lease ok: leading"));
+    wait_until("it is ready", || path("/readyz").status == 200);
+    assert_eq!((path("/livez").status, path("/images").status), (200, 404));
+    let metrics = path("/metrics").body;
+    for name in [
+        "imagelet_controller_leader 1", "imagelet_controller_sets 0", "imagelet_controller_reports 0",
+        "process_resident_memory_bytes ", "imagelet_build_info{",
+    ] {
+        assert!(metrics.lines().any(|line| line.starts_with(name)), "{name}: {metrics}");
+    }
+
+    let token = folder.path().join("token");
+    std::fs::write(&token, "0123456789abcdef0123456789abcdef").unwrap();
+    std::fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let port = Port::choose();
+    let arguments = ["--http", &port.address(), "--http-token-file", token.to_str().unwrap()];
+    let _second = Part::start(&mut start(&arguments), "imagelet", folder.path().join("second.log"));
+    wait_until("the second one waits", || get(&port.address(), "/readyz").status == 200);
+    assert_eq!(get(&port.address(), "/metrics").status, 401);
 }
 
 #[test]

@@ -123,6 +123,8 @@ pub(super) struct PassPlan {
     pub(super) orphans: Vec<(String, String)>,
     /// The next pass at the latest, where nothing changes.
     pub(super) wait: Option<Duration>,
+    pub(super) sets_known: usize,
+    pub(super) reports_known: usize,
 }
 
 impl ClusterView {
@@ -156,9 +158,10 @@ impl ClusterView {
                 of_sets.entry(&set.uid).or_default().insert(node, set);
             }
         }
-        let mut plan = PassPlan::default();
+        let mut plan = PassPlan { reports_known: reports.len(), ..PassPlan::default() };
         let mut busy_now = BTreeSet::new();
         for set in namespaced.0.sets().chain(of_cluster.0.sets()) {
+            plan.sets_known += 1;
             let found = of_sets.get(set.uid.as_str());
             let selected = nodes.iter().filter(|(_, labels)| set.spec.selects(labels));
             let mut of_set: Vec<NodeReport<'_>> = selected

@@ -72,13 +72,16 @@ impl Election {
         Self { client, namespace: namespace.to_owned(), identity: identity.to_owned(), seen: None }
     }
 
-    /// Waits until this process holds the lease.
-    pub(super) async fn acquire(&mut self) {
+    /// Waits until this process holds the lease. `answered` is called with each answer of the API server.
+    pub(super) async fn acquire(&mut self, answered: impl Fn()) {
         let mut is_failing = false;
         loop {
             match self.try_hold().await {
                 Ok(true) => return,
-                Ok(false) => is_failing = false,
+                Ok(false) => {
+                    is_failing = false;
+                    answered();
+                }
                 Err(error) => {
                     let error = error.chain();
                     if !std::mem::replace(&mut is_failing, true) {

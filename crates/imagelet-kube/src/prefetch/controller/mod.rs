@@ -2,6 +2,7 @@
 
 mod cluster_view;
 mod election;
+mod meters;
 mod summary;
 mod waves;
 
@@ -12,12 +13,15 @@ use std::{
 };
 
 use http::Method;
+use imagelet_core::metrics::{Family, Metrics};
 use serde_json::json;
 use tokio::time::Instant;
 
+pub use self::meters::ControllerReport;
 use self::{
     cluster_view::{ClusterView, PassMemory, PassPlan, SharedCache},
     election::Election,
+    meters::{ControllerMeters, ControllerWrite},
     summary::SetAction,
 };
 use super::objects::{ImageSet, PREFETCH_GROUP, SetScope, SetStatus};
@@ -39,6 +43,11 @@ const RETRY_MAX: Duration = Duration::from_mins(2);
 /// Most writes and deletions of one pass; the next pass continues.
 const WRITES_MAX: usize = 200;
 
+/// Every metric of the controller.
+pub fn controller_metric_families() -> impl Iterator<Item = &'static Family> {
+    meters::FAMILIES.into_iter()
+}
+
 /// The controller of a cluster. Several may run; the holder of the lease acts.
 #[derive(Debug)]
 pub struct PrefetchController {
@@ -46,6 +55,7 @@ pub struct PrefetchController {
     namespace: String,
     identity: String,
     pace: WatchPace,
+    meters: ControllerMeters,
 }
 
 impl PrefetchController {
@@ -62,19 +72,34 @@ impl PrefetchController {
 
     fn with_client(client: ApiClient, namespace: &str, identity: &str) -> Self {
         let (namespace, identity) = (namespace.to_owned(), identity.to_owned());
-        Self { client, namespace, identity, pace: WatchPace::default() }
+        let meters = ControllerMeters::new(Arc::new(Metrics::new()));
+        Self { client, namespace, identity, pace: WatchPace::default(), meters }
+    }
+
+    /// The same controller, which counts in these metrics.
+    #[must_use]
+    pub fn measured(self, metrics: Arc<Metrics>) -> Self {
+        let client = self.client.counting(Arc::clone(&metrics));
+        Self { client, meters: ControllerMeters::new(metrics), ..self }
+    }
+
+    /// The state at this moment, for probes.
+    pub fn report(&self) -> ControllerReport {
+        self.meters.report()
     }
 
     /// Acts whenever it holds the lease, for as long as this future lives.
     pub async fn run(&self) {
         let mut election = Election::new(self.client.clone(), &self.namespace, &self.identity);
         loop {
-            election.acquire().await;
+            election.acquire(|| self.meters.answered()).await;
             tracing::info!(identity = self.identity, "leading");
+            self.meters.leads(true);
             tokio::select! {
                 () = election.hold() => {}
                 () = Box::pin(self.lead()) => {}
             }
+            self.meters.leads(false);
             tracing::warn!(identity = self.identity, "lost the lease; another controller may lead");
         }
     }
@@ -116,6 +141,7 @@ impl PrefetchController {
             let plan = view.plan(&mut memory, SystemTime::now(), Instant::now());
             let (mut wait, mut is_failed) = (None, false);
             if let Some(plan) = plan {
+                self.meters.listed(plan.sets_known, plan.reports_known);
                 wait = plan.wait;
                 match self.act(plan, &mut written).await {
                     Ok(due) => wait = [wait, due].into_iter().flatten().min(),
@@ -163,11 +189,13 @@ impl PrefetchController {
                 SetAction::Idle { .. } => {}
                 SetAction::Write(status) => {
                     self.write_status(&set, &status).await?;
+                    self.meters.wrote(ControllerWrite::Status);
                     written.insert(set.uid, Instant::now());
                 }
                 SetAction::Delete => {
                     tracing::info!(set = %set.name, "deleting a set: its time after the end has passed");
                     self.client.delete(&set.name.path(), &set.uid).await?;
+                    self.meters.wrote(ControllerWrite::DeleteSet);
                 }
             }
         }
@@ -175,6 +203,7 @@ impl PrefetchController {
             tracing::info!(node, "deleting the report of a node that is gone");
             let path = format!("/apis/{PREFETCH_GROUP}/nodeimages/{}", encoded(&node));
             self.client.delete(&path, &uid).await?;
+            self.meters.wrote(ControllerWrite::DeleteReport);
         }
         Ok(due)
     }

@@ -166,6 +166,54 @@ async fn of_two_controllers_one_acts_and_the_other_takes_over() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_controller_counts_what_it_knows_writes_and_fails_at() {
+    let cluster = Cluster::of(2, Duration::from_secs(1)).await;
+    seconds(60).await;
+    let metrics = Arc::new(Metrics::new());
+    let controller =
+        PrefetchController::connected(ApiClient::connected(cluster.fake.client()), "kube-system", "second");
+    let controller = Arc::new(controller.measured(Arc::clone(&metrics)));
+    let report = |has_answer, leads, is_listed| ControllerReport { has_answer, leads, is_listed };
+    assert_eq!(controller.report(), report(false, false, false));
+    let running = tokio::spawn({
+        let controller = Arc::clone(&controller);
+        async move { controller.run().await }
+    });
+    seconds(20).await;
+    assert_eq!(controller.report(), report(true, false, false), "the first one leads");
+    drop(cluster.controllers);
+    let set = |name: &str, spec: Value| json!({"metadata": {"namespace": "shop", "name": name}, "spec": spec});
+    cluster.fake.put(SETS, set("web", json!({"images": images(1)})));
+    seconds(60).await;
+    assert_eq!(controller.report(), report(true, true, true));
+    let counted = |line: &str| assert!(metrics.render().lines().any(|it| it == line), "{line}: {}", metrics.render());
+    for line in ["imagelet_controller_leader 1", "imagelet_controller_sets 1", "imagelet_controller_reports 2"] {
+        counted(line);
+    }
+    cluster.fake.put(SETS, set("short", json!({"images": images(1), "ttlAfterFinished": "1ms"})));
+    seconds(100).await;
+    cluster.fake.plant_lasting(Some(ApiFault::Status(500, "etcd is away".into())));
+    cluster.fake.cut_connections();
+    seconds(120).await;
+    for line in [
+        "imagelet_controller_leader 0",
+        "imagelet_controller_sets 0",
+        "imagelet_controller_writes_total{write=\"delete_set\"} 1",
+    ] {
+        counted(line);
+    }
+    let failed =
+        metrics.render().lines().any(|line| line.starts_with("imagelet_controller_api_errors_total{cause=\"500\"} "));
+    assert!(
+        failed && metrics.render().contains("imagelet_controller_writes_total{write=\"status\"} "),
+        "{}",
+        metrics.render()
+    );
+    assert_eq!(controller.report(), report(true, false, false));
+    running.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_finished_is_deleted_after_its_time_and_reports_of_gone_nodes_too() {
     let mut cluster = Cluster::of(2, Duration::from_secs(1)).await;
     cluster.apply("web", &json!({"images": images(1), "ttlAfterFinished": "1ms"}));

@@ -1,19 +1,45 @@
 //! `controller`: runs the controller of prefetch until it is stopped.
 
-use std::hash::{BuildHasher as _, RandomState};
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+    time::SystemTime,
+};
 
+use imagelet_core::metrics::Metrics;
 use imagelet_kube::PrefetchController;
 
 use super::access;
-use crate::{cli::ControllerArgs, config::Environment, failure::Failure};
+use crate::{
+    cli::ControllerArgs,
+    config::{Environment, HttpSettings},
+    failure::Failure,
+    http::{self, HttpAccess, MeasuredController},
+};
 
 pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) -> Result<(), Failure> {
-    let access = access(&arguments.access, environment)?;
+    let ControllerArgs { namespace, identity, http: address, http_token_file: token_file, access: given } = arguments;
+    let access = access(&given, environment)?;
+    let settings = HttpSettings { address: address.clone(), token_file, ..HttpSettings::default() };
+    let policy = HttpAccess::load(&settings)?;
+    let listener = match &address {
+        Some(address) => Some(http::bind(address, policy.has_token()).await?),
+        None => None,
+    };
     // A wrong kubeconfig ends the command, and not only a line in its log.
     access.connect().await.map_err(|error| Failure::of(&error))?;
-    let identity = arguments.identity.unwrap_or_else(own_identity);
-    tracing::info!(identity, namespace = arguments.namespace, "the controller of prefetch waits for its lease");
-    PrefetchController::new(access, &arguments.namespace, &identity).run().await;
+    let identity = identity.unwrap_or_else(own_identity);
+    tracing::info!(identity, namespace, http = address, "the controller of prefetch waits for its lease");
+    let (metrics, started_at) = (Arc::new(Metrics::new()), SystemTime::now());
+    let controller = PrefetchController::new(access, &namespace, &identity).measured(Arc::clone(&metrics));
+    let controller = Arc::new(controller);
+    let measured = MeasuredController { controller: Arc::clone(&controller), metrics, started_at };
+    let serving = async {
+        if let Some(listener) = listener {
+            http::serve_controller(listener, measured, policy).await;
+        }
+    };
+    tokio::join!(controller.run(), serving);
     Ok(())
 }
 

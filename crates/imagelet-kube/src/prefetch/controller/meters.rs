@@ -1,0 +1,108 @@
+//! What the controller counts, and its state for probes.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use imagelet_core::metrics::{Family, MetricKind, Metrics};
+
+use crate::api_client::ERRORS;
+
+static LEADER: Family = Family {
+    name: "imagelet_controller_leader",
+    help: "1 while this controller of prefetch holds the lease, else 0.",
+    kind: MetricKind::Gauge,
+    labels: &[],
+};
+static SETS: Family = Family {
+    name: "imagelet_controller_sets",
+    help: "Valid sets of both kinds that the leading controller knows.",
+    kind: MetricKind::Gauge,
+    labels: &[],
+};
+static REPORTS: Family = Family {
+    name: "imagelet_controller_reports",
+    help: "Reports of nodes that the leading controller knows.",
+    kind: MetricKind::Gauge,
+    labels: &[],
+};
+static WRITES: Family = Family {
+    name: "imagelet_controller_writes_total",
+    help: "Writes of the controller that the API server accepted: status, delete_set, delete_report.",
+    kind: MetricKind::Counter,
+    labels: &["write"],
+};
+
+/// Every metric of the controller.
+pub(crate) const FAMILIES: [&Family; 5] = [&LEADER, &SETS, &REPORTS, &WRITES, &ERRORS];
+
+/// A write of the controller, besides that of its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ControllerWrite {
+    Status,
+    DeleteSet,
+    DeleteReport,
+}
+
+impl ControllerWrite {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Status => "status",
+            Self::DeleteSet => "delete_set",
+            Self::DeleteReport => "delete_report",
+        }
+    }
+}
+
+/// The controller at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControllerReport {
+    /// The API server has answered about the lease.
+    pub has_answer: bool,
+    /// This process holds the lease.
+    pub leads: bool,
+    /// It knows all sets, reports and nodes.
+    pub is_listed: bool,
+}
+
+/// The counters of one controller.
+#[derive(Debug)]
+pub(super) struct ControllerMeters {
+    metrics: Arc<Metrics>,
+    report: Mutex<ControllerReport>,
+}
+
+impl ControllerMeters {
+    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+        FAMILIES.into_iter().for_each(|family| metrics.declare(family));
+        Self { metrics, report: Mutex::default() }
+    }
+
+    pub(super) fn report(&self) -> ControllerReport {
+        *self.lock()
+    }
+
+    pub(super) fn answered(&self) {
+        self.lock().has_answer = true;
+    }
+
+    /// The time as the leader begins or ends.
+    pub(super) fn leads(&self, leads: bool) {
+        *self.lock() = ControllerReport { has_answer: true, leads, is_listed: false };
+        self.metrics.set(&LEADER, &[], f64::from(u8::from(leads)));
+        self.metrics.set(&SETS, &[], 0.0);
+        self.metrics.set(&REPORTS, &[], 0.0);
+    }
+
+    pub(super) fn listed(&self, sets: usize, reports: usize) {
+        self.lock().is_listed = true;
+        self.metrics.set(&SETS, &[], sets as f64);
+        self.metrics.set(&REPORTS, &[], reports as f64);
+    }
+
+    pub(super) fn wrote(&self, write: ControllerWrite) {
+        self.metrics.increment(&WRITES, &[write.name()]);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ControllerReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
