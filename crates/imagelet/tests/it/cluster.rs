@@ -1,6 +1,9 @@
 //! Prefetch as an operator sees it: a daemon, a controller and the command line on one API server.
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::TcpStream,
+    path::{Path, PathBuf},
+};
 
 use imagelet_kube::testing::{FakeApi, FakeApiOptions};
 use serde_json::{Value, json};
@@ -10,6 +13,7 @@ use crate::{
     fake_registry::FakeRegistry,
     http_api::get,
     images::Image,
+    peers::resident,
     ports::Port,
     program::{Daemon, Outcome, program, run, write_store_config},
     testbed::{Part, scratch, wait_until},
@@ -17,6 +21,16 @@ use crate::{
 
 const GROUP: &str = "/apis/imagelet.dev/v1alpha1";
 const REPORTS: &str = "/apis/imagelet.dev/v1alpha1/nodeimages";
+const SETS: &str = "/apis/imagelet.dev/v1alpha1/imagesets";
+const NODES: &str = "/api/v1/nodes";
+
+/// Nodes of the fleet whose reports a controller holds; the variable is another number.
+const NODES_OF_FLEET: usize = 500;
+const NODES_VARIABLE: &str = "IMAGELET_TEST_NODES";
+/// Images of the set of the fleet.
+const IMAGES_OF_SET: usize = 20;
+/// The memory of a controller of 5000 nodes.
+const MEMORY_MAX: u64 = 200 << 20;
 
 /// An API server with one node, and the runtime that serves it.
 struct Cluster {
@@ -31,7 +45,7 @@ impl Cluster {
         let options = FakeApiOptions { token: Some("a-token".into()), tls: true };
         let fake = runtime.block_on(FakeApi::start(options));
         fake.install(GROUP);
-        fake.put("/api/v1/nodes", json!({"metadata": {"name": "node-1", "labels": {"pool": "web"}}}));
+        fake.put(NODES, json!({"metadata": {"name": "node-1", "labels": {"pool": "web"}}}));
         let kubeconfig = fake.kubeconfig(folder);
         Self { fake, kubeconfig, _runtime: runtime }
     }
@@ -132,15 +146,21 @@ fn a_controller_shows_its_state_on_loopback_and_elsewhere_with_a_token_alone() {
     run(&mut start(&["--http", "0.0.0.0:0"])).refused(&["`0.0.0.0:0` is not loopback and needs a token file"]);
 
     let port = Port::choose();
-    let _controller = Part::start(&mut start(&["--http", &port.address()]), "imagelet", folder.path().join("controller.log"));
+    let _controller =
+        Part::start(&mut start(&["--http", &port.address()]), "imagelet", folder.path().join("controller.log"));
     let path = |path: &str| get(&port.address(), path);
+    let until_it_listens = |port: &Port| wait_until("the listener", || TcpStream::connect(port.address()).is_ok());
+    until_it_listens(&port);
     wait_until("the controller leads", || path("/readyz?verbose").body.contains("[+]lease ok: leading"));
     wait_until("it is ready", || path("/readyz").status == 200);
     assert_eq!((path("/livez").status, path("/images").status), (200, 404));
     let metrics = path("/metrics").body;
     for name in [
-        "imagelet_controller_leader 1", "imagelet_controller_sets 0", "imagelet_controller_reports 0",
-        "process_resident_memory_bytes ", "imagelet_build_info{",
+        "imagelet_controller_leader 1",
+        "imagelet_controller_sets 0",
+        "imagelet_controller_reports 0",
+        "process_resident_memory_bytes ",
+        "imagelet_build_info{",
     ] {
         assert!(metrics.lines().any(|line| line.starts_with(name)), "{name}: {metrics}");
     }
@@ -151,8 +171,44 @@ fn a_controller_shows_its_state_on_loopback_and_elsewhere_with_a_token_alone() {
     let port = Port::choose();
     let arguments = ["--http", &port.address(), "--http-token-file", token.to_str().unwrap()];
     let _second = Part::start(&mut start(&arguments), "imagelet", folder.path().join("second.log"));
+    until_it_listens(&port);
     wait_until("the second one waits", || get(&port.address(), "/readyz").status == 200);
     assert_eq!(get(&port.address(), "/metrics").status, 401);
+}
+
+#[test]
+fn a_controller_holds_the_reports_of_a_fleet_in_bounded_memory() {
+    let number =
+        |text: std::ffi::OsString| text.to_str().and_then(|text| text.parse().ok()).expect("a number of nodes");
+    let nodes = std::env::var_os(NODES_VARIABLE).map_or(NODES_OF_FLEET, number);
+    let folder = scratch();
+    let cluster = Cluster::start(folder.path());
+    cluster.fake.delete(NODES, "", "node-1");
+    let image = |at: usize| format!("registry.example/team-{at}/application-{at}:v1.2.{at}");
+    let images: Vec<Value> = (0..IMAGES_OF_SET).map(|at| json!({"reference": image(at)})).collect();
+    cluster.fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": {"images": images}}));
+    let set = cluster.fake.object(SETS, "shop", "web").unwrap();
+    let images: Vec<Value> = (0..IMAGES_OF_SET).map(|at| json!({"reference": image(at), "phase": "Present"})).collect();
+    let labels: Value = (0..15).map(|at| (format!("label.example/key-{at}"), json!(format!("value-{at}")))).collect();
+    for at in 0..nodes {
+        let name = format!("node-{at}.example");
+        let report = json!({
+            "kind": "ImageSet", "namespace": "shop", "name": "web", "uid": set["metadata"]["uid"],
+            "generation": set["metadata"]["generation"], "phase": "Ready", "images": images,
+        });
+        cluster.fake.put(NODES, json!({"metadata": {"name": name, "labels": labels}}));
+        cluster.fake.put(REPORTS, json!({"metadata": {"name": name}, "sets": [report]}));
+    }
+    let mut controller = program();
+    controller.args(["controller", "--kubeconfig"]).arg(&cluster.kubeconfig);
+    let controller = Part::start(&mut controller, "imagelet", folder.path().join("controller.log"));
+    wait_until("the counts", || {
+        let status = cluster.fake.object(SETS, "shop", "web").unwrap_or_default();
+        status["status"]["nodes"]["ready"] == json!(nodes)
+    });
+    let memory = resident(controller.id());
+    println!("{nodes} nodes: {} MB", memory / 1_000_000);
+    assert!(memory <= MEMORY_MAX, "{memory} bytes");
 }
 
 #[test]
