@@ -14,7 +14,7 @@ use imagelet_core::{
 
 use super::{
     PODS_MAX,
-    object::{ContainerStatus, PodObject},
+    object::{ContainerStatus, PodObject, VolumeSpec},
     status_of,
 };
 
@@ -89,7 +89,7 @@ impl StartTracker {
 
 /// The object of a kubelet's own manifest has another uid than its pod, and a volume from elsewhere takes its own time.
 fn is_measured(pod: &PodObject) -> bool {
-    pod.metadata.annotations.mirror.is_none() && pod.spec.volumes.iter().all(|volume| volume.is_of_the_node())
+    pod.metadata.annotations.mirror.is_none() && pod.spec.volumes.iter().all(VolumeSpec::is_of_the_node)
 }
 
 fn runs(pod: &PodObject) -> bool {

@@ -97,7 +97,9 @@ impl PrefetchNode for PrefetchTarget {
         });
         let pinned = pinned.await.map_err(|error| error.to_string())?;
         let released = pinned.map_err(|error| Failure::of(&error).to_string())?;
-        released.into_iter().for_each(|event| self.record(event));
+        for event in released {
+            self.record(event);
+        }
         Ok(())
     }
 

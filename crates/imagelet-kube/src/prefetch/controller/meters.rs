@@ -72,7 +72,9 @@ pub(super) struct ControllerMeters {
 
 impl ControllerMeters {
     pub(super) fn new(metrics: Arc<Metrics>) -> Self {
-        FAMILIES.into_iter().for_each(|family| metrics.declare(family));
+        for family in FAMILIES {
+            metrics.declare(family);
+        }
         Self { metrics, report: Mutex::default() }
     }
 
