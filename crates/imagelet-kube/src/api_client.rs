@@ -25,6 +25,11 @@ pub(crate) const ANSWER_LENGTH_MAX: usize = 32 << 20;
 const ERROR_LENGTH_MAX: usize = 64 << 10;
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_mins(1);
+/// The waits after answers of 403 to a request for what a pod needs.
+///
+/// The node authorizer grants a secret, a service account or a token once its own watch has brought the pod that names it,
+/// which may be some milliseconds after the watch of this node has.
+const GRANT_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
 
 pub(crate) static ERRORS: Family = Family {
     name: "imagelet_controller_api_errors_total",
@@ -61,6 +66,7 @@ pub struct ApiClient {
     answer_max: Duration,
     /// `None`: failures are not counted.
     metrics: Option<Arc<Metrics>>,
+    grant_waits: &'static [Duration],
 }
 
 struct SharedClient {
@@ -73,7 +79,7 @@ impl ApiClient {
     /// A client that connects with its first request.
     pub fn new(access: ApiAccess) -> Self {
         let shared = SharedClient { access: Some(access), client: Mutex::default() };
-        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX, metrics: None }
+        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX, metrics: None, grant_waits: &[] }
     }
 
     /// The same client, which waits for an answer for so long.
@@ -88,11 +94,17 @@ impl ApiClient {
         Self { metrics: Some(metrics), ..self }
     }
 
+    /// The same client for what bound pods need: a secret or token that the API server does not grant yet is requested again.
+    #[must_use]
+    pub(crate) fn for_pods(self) -> Self {
+        Self { grant_waits: &GRANT_WAITS, ..self }
+    }
+
     /// A client of a server in this process.
     #[cfg(any(test, feature = "test-util"))]
     pub fn connected(client: Client) -> Self {
         let shared = SharedClient { access: None, client: Mutex::new(Some(client)) };
-        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX, metrics: None }
+        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX, metrics: None, grant_waits: &[] }
     }
 
     /// Gives the connection up: the next one has the credentials that the files hold then.
@@ -128,8 +140,7 @@ impl ApiClient {
 
     /// Reads an object that may hold a secret, as text of at most so many bytes.
     pub(crate) async fn get_secret(&self, path: &str, length_max: usize) -> Result<Zeroizing<Vec<u8>>, ApiError> {
-        let request = request(Method::GET, path, None, Vec::new())?;
-        self.bounded(self.text(request, length_max)).await
+        self.secret_text(Method::GET, path, None, Vec::new(), length_max).await
     }
 
     /// Sends an object and reads the answer, which may hold a secret, as text of at most so many bytes.
@@ -141,8 +152,7 @@ impl ApiClient {
         object: &serde_json::Value,
         length_max: usize,
     ) -> Result<Zeroizing<Vec<u8>>, ApiError> {
-        let request = request(method, path, Some(content), object.to_string().into_bytes())?;
-        self.bounded(self.text(request, length_max)).await
+        self.secret_text(method, path, Some(content), object.to_string().into_bytes(), length_max).await
     }
 
     /// Deletes an object, if it still is this one; an absent one counts as deleted.
@@ -172,6 +182,24 @@ impl ApiClient {
             serde_json::from_slice(&text).map_err(ApiError::Decode)
         };
         self.bounded(answer).await
+    }
+
+    async fn secret_text(
+        &self,
+        method: Method,
+        path: &str,
+        content: Option<Content>,
+        body: Vec<u8>,
+        length_max: usize,
+    ) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+        let mut waits = self.grant_waits.iter();
+        loop {
+            let request = request(method.clone(), path, content, body.clone())?;
+            match (self.bounded(self.text(request, length_max)).await, waits.next()) {
+                (Err(ApiError::Rejected { code: 403, .. }), Some(wait)) => tokio::time::sleep(*wait).await,
+                (answer, _) => return answer,
+            }
+        }
     }
 
     async fn text(&self, request: Request<Body>, length_max: usize) -> Result<Zeroizing<Vec<u8>>, ApiError> {

@@ -35,7 +35,7 @@ pub struct ClusterTokens {
 impl ClusterTokens {
     /// The API server that is reached this way. No request is sent before the first need.
     pub fn new(access: ApiAccess) -> Self {
-        Self { api: ApiClient::new(access).waiting(ANSWER_MAX) }
+        Self { api: ApiClient::new(access).waiting(ANSWER_MAX).for_pods() }
     }
 }
 
@@ -199,7 +199,7 @@ mod tests {
             }
         }
         assert_eq!(bed.api.token_requests().len(), 2);
-        bed.api.plant(ApiFault::Status(403, "serviceaccounts \"builder\" is forbidden".into()));
+        bed.api.plant_lasting(Some(ApiFault::Status(403, "serviceaccounts \"builder\" is forbidden".into())));
         let error = cache.token(&request("new")).await.unwrap_err().to_string();
         assert_eq!(
             error,

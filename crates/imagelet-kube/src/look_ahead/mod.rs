@@ -106,7 +106,7 @@ impl LookAhead {
     pub(crate) fn new(parts: LookAheadParts, access: ApiAccess, metrics: Arc<Metrics>) -> Self {
         metrics.declare(&IMAGES);
         let LookAheadParts { manager, runtime, images_max, events } = parts;
-        let secrets = PullSecrets::new(Arc::new(ApiClient::new(access).waiting(ANSWER_MAX)));
+        let secrets = PullSecrets::new(Arc::new(ApiClient::new(access).waiting(ANSWER_MAX).for_pods()));
         Self { images_max, fetcher: Arc::new(Fetcher { manager, runtime, secrets, events, metrics }) }
     }
 

@@ -216,6 +216,19 @@ async fn what_cannot_be_read_of_the_api_server_keeps_no_public_image_back() {
 }
 
 #[tokio::test]
+async fn a_secret_that_the_api_server_grants_a_moment_after_the_pod_is_bound_is_used() {
+    let node = TestNode::new(8).await;
+    node.runtime.offer_to("reg.test/ada:v1", "ada", 10, Some(("ada", "word")));
+    node.secret("ada", "ada");
+    // As the node authorizer, whose own watch has not brought the pod yet.
+    let message = "no relationship found between node 'node-1' and this object";
+    node.api.plant(ApiFault::Status(403, message.into()));
+    let spec = json!({"containers": containers(&["reg.test/ada:v1"]), "imagePullSecrets": [{"name": "ada"}]});
+    node.bind(&[pod("web", &spec)]);
+    node.until("pulled", 1).await;
+}
+
+#[tokio::test]
 async fn a_secret_is_read_again_after_a_new_token_of_the_agent() {
     let node = TestNode::new(8).await;
     node.runtime.offer_to("reg.test/ada:v1", "ada", 10, Some(("ada", "word")));
