@@ -448,11 +448,11 @@ async fn what_is_no_answer_of_an_api_server_is_reported_and_releases_nothing() {
 async fn a_server_that_says_nothing_is_given_up_and_asked_again() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
     let cluster = Cluster::of(&fake, "silent").await;
-    let pace = WatchPace { silence_max: Duration::from_millis(50), answer_max: Duration::from_secs(2), ..HURRIED };
+    let pace = WatchPace { silence_max: Duration::from_secs(1), answer_max: Duration::from_secs(1), ..HURRIED };
     fake.plant(ApiFault::Hang);
     let node = TestNode::paced(&cluster.access, &cluster.node, pace);
     node.until_synced().await;
-    node.until("silent", |report| report.failure.as_deref() == Some("the API server did not answer within 2 s")).await;
+    node.until("silent", |report| report.failure.as_deref() == Some("the API server did not answer within 1 s")).await;
     node.until_synced().await;
 }
 
