@@ -73,7 +73,7 @@ BASELINE ?=
 # The targets of `make dist`; this machine's with musl and with glibc where empty.
 DIST_TARGETS ?=
 
-.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test ci deb dist dist-check publish-check semver-check fuzz bench
+.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test ci deb dist dist-check publish-check chart-check semver-check fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -185,6 +185,10 @@ dist-check: dist ## Makes the release of the last commit once more, in another f
 
 publish-check: ## Packs the crates as for crates.io, and compiles what was packed.
 	@$(CARGO) publish --locked --workspace --dry-run
+
+chart-check: ## Lints the Helm chart, and compares deploy/imagelet.yaml with what it renders; wants helm.
+	@helm lint --strict deploy/chart/imagelet
+	$(CARGO) test --locked --package imagelet --test it -- --ignored chart::
 
 semver-check: ## Compares what the library crates offer with BASELINE=REVISION; what a caller would lose is an error.
 	@[ -n "$(BASELINE)" ] || { echo "semver-check: BASELINE is the revision of the last release" >&2; exit 2; }

@@ -78,7 +78,10 @@ struct SharedClient {
 impl ApiClient {
     /// A client that connects with its first request.
     pub fn new(access: ApiAccess) -> Self {
-        let shared = SharedClient { access: Some(access), client: Mutex::default() };
+        Self::of(SharedClient { access: Some(access), client: Mutex::default() })
+    }
+
+    fn of(shared: SharedClient) -> Self {
         Self { shared: Arc::new(shared), answer_max: ANSWER_MAX, metrics: None, grant_waits: &[] }
     }
 
@@ -103,8 +106,7 @@ impl ApiClient {
     /// A client of a server in this process.
     #[cfg(any(test, feature = "test-util"))]
     pub fn connected(client: Client) -> Self {
-        let shared = SharedClient { access: None, client: Mutex::new(Some(client)) };
-        Self { shared: Arc::new(shared), answer_max: ANSWER_MAX, metrics: None, grant_waits: &[] }
+        Self::of(SharedClient { access: None, client: Mutex::new(Some(client)) })
     }
 
     /// Gives the connection up: the next one has the credentials that the files hold then.

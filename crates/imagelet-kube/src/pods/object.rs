@@ -167,7 +167,7 @@ pub(super) struct Terminated {
     pub(super) finished_at: Option<SystemTime>,
 }
 
-/// A time of the API; a text that is none counts as absent.
+/// Parses a timestamp of the API. Invalid text counts as absent.
 fn time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<SystemTime>, D::Error> {
     let text = Option::<String>::deserialize(value)?;
     Ok(text.and_then(|text| text.parse::<Timestamp>().ok()).map(SystemTime::from))

@@ -39,19 +39,17 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn helm(arguments: &[&str]) -> Option<String> {
+fn helm(arguments: &[&str]) -> String {
     let mut command = Command::new("helm");
-    let output = command.args(arguments).current_dir(repository()).stdin(Stdio::null()).output().ok()?;
+    let output = command.args(arguments).current_dir(repository()).stdin(Stdio::null()).output().expect("helm starts");
     assert!(output.status.success(), "helm {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    Some(String::from_utf8(output.stdout).unwrap())
+    String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
+#[ignore = "needs helm, which Debian does not have: `make chart-check`"]
 fn the_rendered_manifests_are_those_of_the_chart() {
-    let Some(rendered) = helm(&RENDER) else {
-        println!("NOT COMPARED: deploy/imagelet.yaml with the chart; there is no helm in the PATH");
-        return;
-    };
+    let rendered = helm(&RENDER);
     if std::env::var_os("IMAGELET_UPDATE").is_some() {
         fs::write(repository().join("deploy/imagelet.yaml"), &rendered).unwrap();
     }
@@ -70,7 +68,7 @@ fn the_rendered_manifests_are_those_of_the_chart() {
     ];
     let mut arguments = RENDER[..5].to_vec();
     arguments.extend(values.iter().flat_map(|value| ["--set-json", *value]));
-    let all = documents(&helm(&arguments).unwrap());
+    let all = documents(&helm(&arguments));
     check_names(&all);
     check_containers(&all);
     let job = object(&all, "Job", "imagelet-removal");
