@@ -28,6 +28,13 @@ def wait_until(what, ready, seconds=READY_SECONDS, step=0.01):
         time.sleep(step)
 
 
+def rotated(items, turn):
+    """All items, in each turn from the next one on: what drifts within a turn weighs on each."""
+    items = list(items)
+    start = turn % len(items) if items else 0
+    return items[start:] + items[:start]
+
+
 def run(*command):
     """A command that has to work; answers what it printed."""
     try:

@@ -325,7 +325,7 @@ class Umoci(Candidate):
 
 
 NAMES = ("imagelet", "daemon", "background", "keeping", "forgetting", "imported", "forwarded", "containerd", "umoci")
-DEFAULT = ("imagelet", "daemon", "background", "imported", "forwarded", "containerd", "umoci")
+DEFAULT = ("imagelet", "daemon", "background", "keeping", "imported", "forwarded", "containerd", "umoci")
 OURS = {kind.name: kind for kind in (OneShot, ImageletDaemon, BackgroundDaemon, KeepingDaemon, ForgettingDaemon)}
 BETWEEN = {kind.name: kind for kind in (ImportingDaemon, ForwardingDaemon)}
 

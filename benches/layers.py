@@ -3,7 +3,7 @@
 import contextlib
 import time
 
-from bed import launch
+from bed import launch, rotated
 from report import median, spread, table
 
 BASE = "web"
@@ -30,7 +30,7 @@ def present(bench):
             candidate.settle()
         found = {candidate.name: {"new": [], "again": [], "command": []} for candidate in chosen}
         for number, image in enumerate(images):
-            for candidate in chosen:
+            for candidate in rotated(chosen, number):
                 one = walls(bench, candidate, image)
                 if number > 0:
                     for key, seconds in one.items():

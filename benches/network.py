@@ -2,6 +2,7 @@
 
 import contextlib
 
+from bed import rotated
 from report import median, megabytes, spread, table
 from source import registry
 
@@ -18,8 +19,8 @@ def slow(bench):
         chosen = [parts.enter_context(bench.started(who)) for who in WHO if who in bench.candidates]
         found = {candidate.name: {"free": [], "held": []} for candidate in chosen}
         for number in range((bench.pairs or 3) + 1):
-            for candidate in chosen:
-                for key, source in (("free", bench.source), ("held", held)):
+            for candidate in rotated(chosen, number):
+                for key, source in rotated((("free", bench.source), ("held", held)), number):
                     image = source.image(IMAGE)
                     wall = candidate.pull(image).wall
                     candidate.remove_and_wait(image)

@@ -5,7 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from bed import Failed
+from bed import Failed, rotated
 from candidates import Daemon
 from report import median, megabytes, spread, table
 
@@ -112,7 +112,7 @@ def together(bench):
         runs = {(daemon.name, callers): [] for daemon in daemons for callers in CALLERS}
         for number in range((bench.pairs or 3) + 1):
             for callers in CALLERS:
-                for daemon in daemons:
+                for daemon in rotated(daemons, number):
                     one = crowd(bench, daemon, name, callers)
                     if number > 0:
                         runs[daemon.name, callers].append(one)

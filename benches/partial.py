@@ -2,6 +2,7 @@
 
 import candidates
 import pulls
+from bed import rotated
 from report import median, spread, table
 
 IMAGE = "web"
@@ -20,9 +21,9 @@ def partial(bench):
     sizes = [layer["size"] for layer in bench.source.manifest(IMAGE)["layers"]]
     copied = [size for size in sizes if size >= COPIED_BYTES]
     runs = {who: [] for who in WHO}
-    # The first turn does not count. The order changes with each turn: what drifts weighs on both.
+    # The first turn does not count.
     for number in range((bench.pairs or PAIRS) + 1):
-        for who in WHO if number % 2 else reversed(WHO):
+        for who in rotated(WHO, number):
             with bench.started(who, pulls.DISK_BYTES) as candidate:
                 candidate.settle()
                 pull = candidate.pull(name)

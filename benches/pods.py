@@ -4,6 +4,7 @@ import contextlib
 import time
 
 import cri
+from bed import rotated
 from report import median, spread, table
 
 IMAGE = "web"
@@ -17,7 +18,7 @@ def podstart(bench):
     name = bench.source.image(IMAGE)
     runs = {who: [] for who in WHO if who in bench.candidates}
     for turn in range((bench.pairs or 5) + 1):
-        for who, found in runs.items():
+        for who, found in rotated(runs.items(), turn):
             with bench.started(who, DISK_BYTES) as candidate:
                 # Every node has the sandbox image, by the runtime's own pull.
                 with cri.Connection(candidate.pods) as runtime:

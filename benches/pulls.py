@@ -1,5 +1,6 @@
 """Cold pulls: every candidate pulls the image onto a new file system, in turn, so many times."""
 
+from bed import rotated
 from report import median, megabytes, spread, table
 
 # The floor on the machine the goals were set on: CPU seconds of a single pass with the best parts, over two cores.
@@ -17,7 +18,7 @@ def measure(bench, image, who=None, pairs=None):
     runs = {one: [] for one in who or bench.candidates}
     # The first pull of each does not count: it warms the registry's files and the program.
     for number in range(pairs + 1):
-        for one, found in runs.items():
+        for one, found in rotated(runs.items(), number):
             # Where files were removed, a file system makes new ones more slowly for minutes: each run has a new one.
             with bench.started(one, DISK_BYTES) as candidate:
                 candidate.settle()

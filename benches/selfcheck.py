@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Checks what the benchmark makes of its results: goals that are met, missed, and not measured."""
+"""Checks what the benchmark makes of its results: goals that are met, missed, and not measured; and the order of its turns."""
 
 import contextlib
 import io
 
 import bench
 import goals
+from bed import rotated
 
 
 def judged(wall):
@@ -27,6 +28,8 @@ def main():
     assert judged(None) == ([], None, "")
     stretch = goals.Goal("", "", "", 2, 1)
     assert [goals.verdict(stretch, value) for value in (1, 2, 2.01)] == ["stretch", "met", "MISSED"]
+    turns = [rotated("abc", turn) for turn in range(3)]
+    assert turns == [list("abc"), list("bca"), list("cab")] and rotated([], 1) == [], turns
     print("the benchmark's verdicts are sound")
 
 
