@@ -38,6 +38,7 @@ compile() { # TARGET
   if command -v rustup >/dev/null; then rustup --quiet target add "$1"; fi
   "$cargo" build --locked --profile "$profile" --package imagelet --target "$1"
   program=$built/$1/$profile/imagelet
+  if grep -qF IMAGELET_FAILPOINT "$program"; then fail "the program of $1 has the steps of the crash tests"; fi
   for prefix in "${prefixes[@]}"; do
     if grep -qF "${prefix%%=*}/" "$program"; then fail "the program of $1 names the folder ${prefix%%=*}"; fi
   done

@@ -1,7 +1,7 @@
 //! The client before a real containerd, with a real registry and real pods.
 //!
 //! Needs root and the packages containerd, runc, docker-registry and busybox-static:
-//! `cargo test -p imagelet-cri --test containerd -- --ignored`
+//! `cargo test -p imagelet-cri --test containerd`
 
 mod wire;
 
@@ -182,7 +182,6 @@ fn refusing_registry() -> String {
 }
 
 #[tokio::test]
-#[ignore = "needs root, containerd, runc, docker-registry and busybox-static"]
 async fn containerd_keeps_every_promise_and_its_pods_hold_images() {
     let (refusing, away) = (refusing_registry(), free_address());
     let node = Node::start(&refusing, &away).await;

@@ -110,29 +110,3 @@ async fn what_leases_and_other_namespaces_keep_is_held() {
     // The end of the lease was a collection, of every namespace: nothing referred to the other namespace's blob.
     assert_eq!(graph.freed_by([&id, &other]).bytes.0, 2 * 3 * 4096 + 8 * 4096);
 }
-
-/// How long a look takes; for people, with `--release`, `--ignored` and `--nocapture`.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "prints times and proves nothing"]
-async fn five_hundred_images_are_looked_at() {
-    let node = Node::start().await;
-    let (client, lease) = (node.client(), LeaseId::unique());
-    client.create_lease(&lease, Duration::from_hours(1)).await.unwrap();
-    for number in 0..500 {
-        let shared = (0..2).map(|layer| format!("base {} {layer}", number % 20));
-        let own = (0..3).map(|layer| format!("own {number} {layer}"));
-        put(&client.under(&lease), &format!("registry/app-{number}"), &shared.chain(own).collect::<Vec<_>>()).await;
-    }
-    client.delete_lease(&lease, true).await.unwrap();
-    for turn in 0..5 {
-        let sizes = ContainerdSizes::new(node.client(), LOOK_MAX);
-        for look_number in 0..3 {
-            let began = tokio::time::Instant::now();
-            let graph = look(&sizes).await;
-            let (took, parts) = (began.elapsed(), graph.layers.len());
-            let line =
-                format!("turn {turn}, look {look_number}: {took:?}, {} images, {parts} parts\n", graph.images.len());
-            std::io::Write::write_all(&mut std::io::stdout(), line.as_bytes()).unwrap();
-        }
-    }
-}
