@@ -88,6 +88,7 @@ def goals(values, containerd):
         Goal(f"`imagelet ls` of {full:,} images, ms", "full", "command", 20, None, MILLISECOND, 1),
         Goal(f"`imagelet ls -o json` of {full:,} images, ms", "full", "command_json", 50, 30, MILLISECOND, 1),
         Goal("40 MB/s a connection: what it adds to web, s", "slow", "more", 0.75),
+        *(Goal(f"web over TLS, registry {place}: wall / containerd", "distant", f"x_{place}", 0.5, who=DURABLE) for place in ("near", "far")),
         Goal("web: wall / without partial layers", "partial", "x_wall", 1.05, 1.02, who=("daemon",)),
         Goal("all layers present: pull, ms", "present", "wall", 15, 8, MILLISECOND, 1),
         Goal("other stacking: layers unpacked again", "stacking", "again", 0, None, 1, 0),

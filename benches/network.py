@@ -1,8 +1,10 @@
-"""The figure of a slow network: a registry that holds each connection to a rate."""
+"""The figures of the network: a registry that holds each connection to a rate, and one far away behind TLS."""
 
 import contextlib
+import os
 
-from bed import rotated
+import pulls
+from bed import rotated, run
 from report import median, megabytes, spread, table
 from source import registry
 
@@ -39,3 +41,68 @@ def slow(bench):
         f"takes one connection {largest / BYTES_PER_SECOND:.2f} s"
     )
     table(title, ["who", "not held, s", "held, s", "more, s"], rows)
+
+
+# Of a network for documentation: no host has it, and clients ask it by TLS, as they may not where a registry is on loopback.
+ADDRESS = "198.51.100.7"
+FAR = {"round_trip": 0.02, "line": 125_000_000}
+CERTIFICATE = f"""[req]
+distinguished_name = name
+x509_extensions = extensions
+prompt = no
+[name]
+CN = registry
+[extensions]
+basicConstraints = critical, CA:FALSE
+subjectAltName = IP:{ADDRESS}
+"""
+
+
+def distant(bench):
+    """Cold pulls of `web` over TLS: from a registry at hand, and from one that is 20 ms and 1 Gbit/s away."""
+    found = {place: {who: [] for who in WHO if who in bench.candidates} for place in ("near", "far")}
+    with contextlib.ExitStack() as parts:
+        certificate = parts.enter_context(trusted(bench.place))
+        for place, options in (("near", {}), ("far", FAR)):
+            source = parts.enter_context(registry(bench.source.corpus, bench.source.drafts, address=ADDRESS, tls=certificate, **options))
+            for number in range((bench.pairs or 3) + 1):
+                for who, walls in rotated(found[place].items(), number):
+                    with bench.started(who, pulls.DISK_BYTES) as candidate:
+                        candidate.settle()
+                        pull = candidate.pull(source.image(IMAGE))
+                    bench.tell(f"distant {who} {place}: {pull.wall:.3f} s, {pull.cpu:.3f} s CPU")
+                    if number > 0:
+                        walls.append(pull)
+    rows = []
+    for who in found["near"]:
+        pulled = {place: found[place][who] for place in found}
+        values = {f"{place}_{key}": median([getattr(one, key) for one in pulled[place]]) for place in found for key in ("wall", "cpu")}
+        theirs = {place: median([one.wall for one in found[place]["containerd"]]) for place in found if "containerd" in found[place]}
+        values |= {f"x_{place}": values[f"{place}_wall"] / wall for place, wall in theirs.items()}
+        bench.keep("distant", who, values)
+        ratio = [f"{values[f'x_{place}']:.2f}" if theirs else "-" for place in found]
+        walls = [spread([one.wall for one in pulled[place]]) for place in found]
+        rows.append([who, walls[0], ratio[0], f"{values['near_cpu']:.2f}", walls[1], ratio[1], f"{values['far_cpu']:.2f}"])
+    title = f"distant: {IMAGE} over TLS; far: {FAR['round_trip'] * 1e3:.0f} ms and {FAR['line'] / 1e6:.0f} MB/s for all connections together"
+    table(title, ["who", "near, s", "x", "CPU s", "far, s", "x", "CPU s"], rows)
+
+
+@contextlib.contextmanager
+def trusted(place):
+    """An address of this host that is not loopback, and a certificate for it that every process started meanwhile trusts."""
+    config, certificate, key = place / "certificate.conf", place / "certificate.pem", place / "key.pem"
+    config.write_text(CERTIFICATE)
+    run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-config", config, "-keyout", key, "-out", certificate)
+    both = place / "both.pem"
+    both.write_text(certificate.read_text() + key.read_text())
+    former = os.environ.get("SSL_CERT_FILE")
+    run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+    os.environ["SSL_CERT_FILE"] = str(certificate)
+    try:
+        yield both
+    finally:
+        run("ip", "address", "del", f"{ADDRESS}/32", "dev", "lo")
+        if former is None:
+            del os.environ["SSL_CERT_FILE"]
+        else:
+            os.environ["SSL_CERT_FILE"] = former

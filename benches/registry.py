@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """A registry that only reads: serves a corpus folder on loopback, counts what it sends, and can be slow on purpose.
 
-Usage: registry.py [--port N] [--rate BYTES_PER_SECOND] [--delay SECONDS] [--no-ranges] FOLDER...
+Usage: registry.py [--address HOST] [--port N] [--tls PEM] [--rate BYTES_PER_SECOND] [--line BYTES_PER_SECOND] [--round-trip SECONDS]
+                   [--delay SECONDS] [--no-ranges] FOLDER...
 
 Each FOLDER has `blobs/sha256/HEX` and `v2/NAME/manifests/TAG`; the first that has a file wins. Blobs leave by sendfile, so
 that serving takes next to no CPU from whoever is measured beside it. `--rate` holds each connection to so many bytes a
-second, `--delay` holds each answer back, `--no-ranges` answers a range with the whole. The first line on stdout is the
-address. `GET /count` tells what was sent since `POST /count`.
+second and `--line` all of them together; `--round-trip` delays each answer once and each connection twice, as the handshakes of
+TCP and TLS do; `--delay` holds each answer back, `--no-ranges` answers a range with the whole.
+`--tls` is a file with a certificate and its key. The first line on stdout is the address. `GET /count` tells what was sent since `POST /count`.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import os
 import pathlib
 import re
 import socketserver
+import ssl
 import sys
 import threading
 import time
@@ -57,10 +60,31 @@ class Count:
             return json.dumps(kept).encode()
 
 
+class Line:
+    """So many bytes a second for all connections."""
+
+    def __init__(self, rate):
+        self.rate, self.lock, self.free_at = rate, threading.Lock(), 0.0
+
+    def wait(self, size):
+        """Until the line has taken these bytes, too."""
+        with self.lock:
+            self.free_at = max(self.free_at, time.monotonic()) + size / self.rate
+            free_at = self.free_at
+        if (early := free_at - time.monotonic()) > 0:
+            time.sleep(early)
+
+
 class Handler(socketserver.StreamRequestHandler):
     """One connection. Reads heads by hand: the standard library's parser costs more than the files it would serve."""
 
     disable_nagle_algorithm = True
+
+    def setup(self):
+        time.sleep(2 * self.server.round_trip)
+        if self.server.tls:
+            self.request = self.server.tls.wrap_socket(self.request, server_side=True)
+        super().setup()
 
     def handle(self):
         try:
@@ -96,8 +120,8 @@ class Handler(socketserver.StreamRequestHandler):
             return self.whole(method, "200 OK", self.server.count.text(), "application/json")
         if method not in ("GET", "HEAD"):
             return self.whole(method, "405 Method Not Allowed", b"")
-        if self.server.delay:
-            time.sleep(self.server.delay)
+        if held := self.server.delay + self.server.round_trip:
+            time.sleep(held)
         if found := MANIFEST.fullmatch(path):
             self.server.count.asked(manifest=True)
             return self.manifest(method, found["name"], found["tag"])
@@ -148,9 +172,17 @@ class Handler(socketserver.StreamRequestHandler):
         return True
 
     def send(self, source, start, end):
-        rate, begun, sent = self.server.rate, time.monotonic(), 0
+        rate, line, begun, sent = self.server.rate, self.server.line, time.monotonic(), 0
         while start < end:
-            piece = os.sendfile(self.connection.fileno(), source.fileno(), start, min(SLOW_PIECE if rate else PIECE, end - start))
+            wanted = min(SLOW_PIECE if rate or line else PIECE, end - start)
+            if line:
+                line.wait(wanted)
+            if self.server.tls:
+                # The kernel does not encrypt what it sends by itself.
+                self.connection.sendall(os.pread(source.fileno(), wanted, start))
+                piece = wanted
+            else:
+                piece = os.sendfile(self.connection.fileno(), source.fileno(), start, wanted)
             if piece == 0:
                 raise ConnectionResetError
             start, sent = start + piece, sent + piece
@@ -167,9 +199,18 @@ class Server(socketserver.ThreadingTCPServer):
     request_queue_size = 256
 
     def __init__(self, arguments):
-        super().__init__(("127.0.0.1", arguments.port), Handler)
+        super().__init__((arguments.address, arguments.port), Handler)
         self.folders, self.count = arguments.folders, Count()
         self.rate, self.delay, self.ranges = arguments.rate, arguments.delay, not arguments.no_ranges
+        self.round_trip, self.line, self.tls = arguments.round_trip, arguments.line and Line(arguments.line), None
+        if arguments.tls:
+            self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.tls.load_cert_chain(arguments.tls)
+
+    def handle_error(self, request, client_address):
+        """A client that does not like the certificate says so itself."""
+        if not isinstance(sys.exception(), (ConnectionError, ssl.SSLError)):
+            super().handle_error(request, client_address)
 
     def find(self, path):
         if ".." in path.split("/"):
@@ -179,7 +220,11 @@ class Server(socketserver.ThreadingTCPServer):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--tls", type=pathlib.Path)
+    parser.add_argument("--line", type=float)
+    parser.add_argument("--round-trip", type=float, default=0)
     parser.add_argument("--rate", type=float)
     parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("--no-ranges", action="store_true")

@@ -111,11 +111,12 @@ class Source:
 
 
 @contextlib.contextmanager
-def registry(corpus, drafts, rate=None):
-    """A registry of its own process over both folders, as slow as asked."""
+def registry(corpus, drafts, **options):
+    """A registry of its own process over both folders, with options as `registry.py` has them."""
     drafts.mkdir(exist_ok=True)
     command = [sys.executable, BENCHES / "registry.py", drafts, corpus]
-    command += ["--rate", str(rate)] if rate else []
+    for name, value in options.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
         try:
             address = process.stdout.readline().strip()
