@@ -1,5 +1,7 @@
 //! Links the program of packages in the order of `start-order.ld`.
 
+#![expect(clippy::disallowed_methods, reason = "cargo tells a build script all by variables")]
+
 use std::env;
 
 fn main() {
