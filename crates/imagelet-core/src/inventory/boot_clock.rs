@@ -232,7 +232,8 @@ pub(super) mod tests {
         let mut clock = AgeClock::start(machine.clock(), None, at(0));
         assert_eq!(clock.now(at(0)), at(0));
         machine.passes(Duration::from_hours(5));
-        for wall in [at(5), at(5) + YEARS, at(5) - YEARS, SystemTime::UNIX_EPOCH] {
+        let hour = Duration::from_hours(1);
+        for wall in [at(5), at(5) + hour, at(5) - hour, at(5) + YEARS, at(5) - YEARS, SystemTime::UNIX_EPOCH] {
             assert_eq!(clock.correct(wall), None);
             assert_eq!(clock.now(wall), at(5));
         }

@@ -25,7 +25,7 @@ use std::{
     fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 pub(crate) use cached_dir::create_folder;
@@ -57,6 +57,8 @@ pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family
 
 /// Most unrecorded images that are tracked individually; beyond that, every image counts as unrecorded.
 const UNRECORDED_MAX: usize = 1024;
+/// A time this far ahead is a corrected clock; later times are invalid.
+pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
 
 /// The recorded pulls, and the access of clients that follows from them.
 pub struct PullRecords {
@@ -366,7 +368,10 @@ impl PullRecords {
 
     fn is_outdated(&self, record: &PulledRecord, now: SystemTime) -> bool {
         let Some(age_max) = self.settings.as_ref().and_then(|settings| settings.age_max) else { return false };
-        record.updated.is_none_or(|updated| now.duration_since(updated).is_ok_and(|age| age > age_max))
+        record.updated.is_none_or(|updated| match now.duration_since(updated) {
+            Ok(age) => age > age_max,
+            Err(ahead) => ahead.duration() > CLOCK_SLACK,
+        })
     }
 
     fn guards_images(&self) -> bool {

@@ -343,7 +343,16 @@ mod tests {
     #[test]
     fn a_wrong_clock_delays_no_probe() {
         let (now, clock) = (Instant::now(), SystemTime::now());
-        for (probe_at, wait) in [(0, 0), (unix(clock) + 7, 7), (u64::MAX, 10)] {
+        let (hour, year) = (3600, 365 * 24 * 3600);
+        for (probe_at, wait) in [
+            (0, 0),
+            (unix(clock) + 7, 7),
+            (unix(clock) + 7 - hour, 0),
+            (unix(clock) + 7 - year, 0),
+            (unix(clock) + 7 + hour, 10),
+            (unix(clock) + 7 + year, 10),
+            (u64::MAX, 10),
+        ] {
             let bytes = format!(r#"{{"hosts":[{{"origin":"https://a.example","strikes":1,"probe_at":{probe_at}}}]}}"#);
             let table = Table::decode(bytes.as_bytes(), now, clock);
             assert_eq!(table.hosts[&origin("a")].probe_at - now, Duration::from_secs(wait), "{probe_at}");

@@ -21,7 +21,12 @@ use std::{
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
-use super::{Store, files::durable::remove_tree, resumption::Resumption, storage_error};
+use super::{
+    Store,
+    files::durable::remove_tree,
+    resumption::{Resumption, is_outdated},
+    storage_error,
+};
 use crate::failpoint::Step;
 
 /// A partial blob with fewer bytes is not kept.
@@ -202,7 +207,7 @@ pub(crate) struct Partial {
 
 impl Partial {
     pub(super) fn is_expired(&self, age_max: Duration) -> bool {
-        self.modified.elapsed().is_ok_and(|age| age > age_max)
+        is_outdated(self.modified, age_max, SystemTime::now())
     }
 
     /// At start, when nothing is written: one too short to resume and an unknown file, too.

@@ -1,8 +1,11 @@
 //! Whether the unfinished content of a pull stays for the next one.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
 };
 
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
@@ -28,6 +31,13 @@ impl Resumption {
     }
 }
 
+/// Whether unfinished content stayed for too long. A time in the future is from a clock that was set back since: it counts as
+/// the present, and not for longer than the limit.
+pub(super) fn is_outdated(since: SystemTime, age_max: Duration, now: SystemTime) -> bool {
+    let apart = now.duration_since(since).unwrap_or_else(|ahead| ahead.duration());
+    apart > age_max
+}
+
 fn ends_it(kind: RuntimeErrorKind) -> bool {
     match kind {
         RuntimeErrorKind::Corrupt
@@ -45,6 +55,23 @@ fn ends_it(kind: RuntimeErrorKind) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_of_the_clock_keeps_nothing_longer_than_twice_the_limit() {
+        let (hour, year) = (Duration::from_hours(1), Duration::from_hours(365 * 24));
+        let now = SystemTime::UNIX_EPOCH + 50 * year;
+        for (since, outdated) in [
+            (now, false),
+            (now - hour, false),
+            (now - 25 * hour, true),
+            (now - year, true),
+            // The clock was set back by so much since.
+            (now + hour, false),
+            (now + year, true),
+        ] {
+            assert_eq!(is_outdated(since, 24 * hour, now), outdated, "{since:?}");
+        }
+    }
 
     #[test]
     fn an_interruption_leaves_what_a_refusal_removes() {

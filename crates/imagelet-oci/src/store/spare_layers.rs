@@ -19,7 +19,7 @@ use super::{
     SinkLayer, StagedLayer, Store,
     index::{Spare, load::read_json},
     record::{LayerRecord, spare_record::SpareRecord},
-    resumption::Resumption,
+    resumption::{Resumption, is_outdated},
     staging::discard,
 };
 
@@ -169,7 +169,7 @@ impl Store {
     }
 }
 
-/// The spares to remove: expired ones, and the oldest above the limit. A clock set back expires none.
+/// The spares to remove: expired ones, and the oldest above the limit.
 fn surplus(
     mut spares: Vec<(Digest, u64, SystemTime)>,
     age_max: Duration,
@@ -180,8 +180,7 @@ fn surplus(
     let mut kept = 0_u64;
     let is_kept = |(_, bytes, since): &(Digest, u64, SystemTime)| {
         kept = kept.saturating_add(*bytes);
-        let is_old = now.duration_since(*since).is_ok_and(|age| age > age_max);
-        kept <= bytes_max && !is_old
+        kept <= bytes_max && !is_outdated(*since, age_max, now)
     };
     let (_, removed): (Vec<_>, Vec<_>) = spares.into_iter().partition(is_kept);
     removed.into_iter().map(|(diff_id, ..)| diff_id).collect()
@@ -318,6 +317,7 @@ mod tests {
             (vec![spare("a", 5, ago(2)), spare("b", 5, ago(1))], 9, vec!["a"]),
             (vec![spare("a", 5, ago(61)), spare("b", 5, ago(60))], 10, vec!["a"]),
             (vec![spare("a", 5, now + Duration::from_hours(1))], 10, vec![]),
+            (vec![spare("a", 5, now + Duration::from_hours(365 * 24))], 10, vec!["a"]),
             (vec![spare("a", 0, ago(1)), spare("b", 1, ago(1))], 0, vec!["b"]),
         ] {
             let removed: Vec<Digest> = removed.into_iter().map(|name: &str| Digest::of(name.as_bytes())).collect();

@@ -23,6 +23,8 @@ const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
 const OTHERS_READ: u32 = 0o004;
 /// How long a login in a browser lasts, and a stream that it opened.
 pub(super) const SESSION_MAX: Duration = Duration::from_hours(12);
+/// How far a clock is set back by a correction.
+const CLOCK_SLACK: Duration = Duration::from_mins(5);
 /// The name of the session's cookie.
 const COOKIE: &str = "imagelet_session";
 
@@ -220,7 +222,9 @@ impl AccessPolicy {
         let session = values.find(|(name, _)| *name == COOKIE).and_then(|(_, value)| value.split_once('.'));
         let Some((expires, tag)) = session else { return false };
         let (Ok(expires), Some(tag)) = (expires.parse::<u64>(), bytes_of_hex(tag)) else { return false };
-        expires > seconds(now) && hmac::verify(&key.key, session_text(expires).as_bytes(), &tag).is_ok()
+        // One that ends later was made by a clock that has been set back since.
+        let ends = seconds(now) + 1..=seconds(now + SESSION_MAX + CLOCK_SLACK);
+        ends.contains(&expires) && hmac::verify(&key.key, session_text(expires).as_bytes(), &tag).is_ok()
     }
 
     /// Whether a `Host` header names this server. DNS can make a foreign name lead here, but no address.
@@ -365,6 +369,17 @@ mod tests {
         };
         assert_eq!(decide(&policy_now, &value, Duration::ZERO), Decision::Allow);
         assert_eq!(decide(&policy_now, &value, SESSION_MAX), Decision::Unauthenticated, "it has expired");
+        let (minute, hour, year) = (Duration::from_mins(1), Duration::from_hours(1), Duration::from_hours(365 * 24));
+        for (at, decision) in [
+            (now() + hour, Decision::Allow),
+            (now() + year, Decision::Unauthenticated),
+            (now() - minute, Decision::Allow),
+            (now() - hour, Decision::Unauthenticated),
+            (now() - year, Decision::Unauthenticated),
+        ] {
+            let presented = Presented { host: Some("localhost"), cookies: Some(&value), ..Presented::default() };
+            assert_eq!(policy_now.decide(Purpose::Read, &presented, at), decision, "the clock is set to {at:?}");
+        }
         let later = value.replacen("18000", "18001", 1);
         let flipped = format!("{}0", &value[..value.len() - 1]);
         for forged in [later, flipped, value.replace('.', ""), format!("{COOKIE}=."), format!("{COOKIE}=9.é")] {

@@ -1,5 +1,6 @@
 //! The vectors of detection through a scripted runtime, and stories of a node over the fake one.
 
+mod clock_steps;
 mod sandboxes;
 
 use std::{

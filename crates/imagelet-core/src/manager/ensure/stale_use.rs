@@ -16,11 +16,10 @@ use super::{
 use crate::{
     image::{ImageId, ImageSpec, Platform, Reference},
     manager::{Ensured, ImageEnd, Origin, PullPolicy, meters},
+    records::CLOCK_SLACK,
     runtime::RuntimeError,
 };
 
-/// A time this far ahead is a corrected clock; later times are invalid.
-const CLOCK_SLACK: Duration = Duration::from_mins(5);
 const LAG_SHARE: u32 = 24;
 
 /// The use of images during an outage, and its age limit.
@@ -169,7 +168,7 @@ mod tests {
     #[test]
     fn an_answer_counts_for_the_image_it_named_within_the_bound() {
         let (a, b) = (ImageId::new("sha256:a"), ImageId::new("sha256:b"));
-        let (now, bound) = (UNIX_EPOCH + Duration::from_secs(1_000_000), Duration::from_secs(100));
+        let (now, bound) = (UNIX_EPOCH + Duration::from_secs(1_000_000_000), Duration::from_secs(100));
         let named = |image: &ImageId, seconds: i64| {
             let offset = Duration::from_secs(seconds.unsigned_abs());
             let at = if seconds < 0 { now + offset } else { now - offset };
@@ -180,6 +179,9 @@ mod tests {
             (named(&a, 100), Some(&a), Ok(100)),
             (named(&a, 101), Some(&a), Err(NotUsed::TooOld)),
             (named(&a, 1_000_000), Some(&a), Err(NotUsed::TooOld)),
+            (named(&a, 365 * 24 * 3600), Some(&a), Err(NotUsed::TooOld)),
+            (named(&a, -3600), Some(&a), Err(NotUsed::TooOld)),
+            (named(&a, -365 * 24 * 3600), Some(&a), Err(NotUsed::TooOld)),
             (named(&a, -300), Some(&a), Ok(0)),
             (named(&a, -301), Some(&a), Err(NotUsed::TooOld)),
             (named(&b, 0), Some(&a), Err(NotUsed::Moved)),

@@ -400,6 +400,37 @@ fn a_record_past_its_age_asks_for_proof_and_one_proof_renews_no_other() {
 }
 
 #[test]
+fn a_step_of_the_clock_makes_no_record_live_longer() {
+    let settings = RecordsSettings { age_max: Some(Duration::from_hours(2)), ..RecordsSettings::new(DEFAULT) };
+    let records = PullRecords::in_memory_with(settings);
+    let start = SystemTime::UNIX_EPOCH + Duration::from_hours(50 * 365 * 24);
+    records.learn("app:v1", &ImageId::new("sha256:1"), &node_wide(), start).unwrap();
+    let allows = |now| {
+        let evidence = records.look_up("app:v1", &image("sha256:1", "app:v1"));
+        records
+            .judge("app:v1", &evidence, now, || Ok::<_, Infallible>(AccessProof::default()))
+            .unwrap()
+            .unwrap()
+            .allowed
+    };
+    let (hour, year) = (Duration::from_hours(1), Duration::from_hours(365 * 24));
+    for (now, is_allowed) in [
+        (start, true),
+        (start - Duration::from_mins(4), true),
+        (start + hour, true),
+        (start + year, false),
+        (start - hour, false),
+        (start - year, false),
+        // A clock that is right again finds the record.
+        (start + hour, true),
+    ] {
+        assert_eq!(allows(now), is_allowed, "{now:?}");
+    }
+    records.learn("app:v1", &ImageId::new("sha256:1"), &node_wide(), start - year).unwrap();
+    assert!(allows(start - year) && !allows(start), "a new proof counts by the clock of its time");
+}
+
+#[test]
 fn folders_and_files_are_their_owners_alone() {
     use std::os::unix::fs::PermissionsExt;
     let root = tempfile::tempdir().unwrap();
