@@ -43,6 +43,7 @@ mod login;
 mod look_ahead;
 mod monitoring;
 mod mounts;
+mod older_stores;
 mod one_socket;
 mod operator;
 mod order;
