@@ -41,8 +41,18 @@ impl ConfigError {
 
     /// An error at a line of a file. Text quoted from the file is truncated.
     pub(super) fn at(path: &Path, line: Option<usize>, message: &str) -> Self {
-        Self::Parse { path: path.to_owned(), line, message: message.chars().take(MESSAGE_MAX).collect() }
+        Self::Parse { path: path.to_owned(), line, message: escaped(message.chars().take(MESSAGE_MAX).collect()) }
     }
+}
+
+/// A message without the control characters that a file may have in its texts.
+fn escaped(message: String) -> String {
+    let is_odd = |letter: char| letter.is_control() && letter != '\n';
+    if !message.contains(is_odd) {
+        return message;
+    }
+    let shown = |letter: char| if is_odd(letter) { letter.escape_default().to_string() } else { letter.to_string() };
+    message.chars().map(shown).collect()
 }
 
 pub(super) fn place(path: &Path, line: Option<usize>) -> String {
@@ -71,7 +81,7 @@ impl Violations {
     /// For the few messages that the kubelet prints without its usual prefix.
     pub(super) fn add_bare(&mut self, keys: &[&str], message: String) {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-        self.0.push(Violation { keys, message });
+        self.0.push(Violation { keys, message: escaped(message) });
     }
 
     /// Adds `NAME VALUE RULE` unless the rule holds. NAME is the key, with its flag where the kubelet names that.
