@@ -86,8 +86,10 @@ fmt: ## Checks the formatting.
 	@$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --all --check
 
-lint: fmt ## Formatting and clippy, warnings are errors.
+lint: fmt ## Formatting, clippy, and that the fuzz targets compile; warnings are errors.
 	@$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	# Without libFuzzer itself, which a C++ compiler makes. fuzz/Cargo.lock has the program's versions: most is compiled already.
+	$(CARGO) check --locked --quiet --no-default-features --manifest-path fuzz/Cargo.toml --target-dir "$(TARGET_DIRECTORY)"
 
 doc: ## Builds the API documentation, warnings are errors.
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --quiet --workspace --all-features --no-deps

@@ -460,7 +460,103 @@ def states():
     write("decisions", "torn", text(lines[0]) + b"\n" + text(lines[1])[:40])
 
 
+# Configurations: what a kubelet and the packages have.
+
+
+def configurations():
+    head = b"apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n"
+    kubelet = b"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+    keys = b"imageGCHighThresholdPercent: 85\nimageGCLowThresholdPercent: 80\nimageMinimumGCAge: 2m0s\nimageMaximumGCAge: 0s\n"
+    keys += b"serializeImagePulls: false\nmaxParallelImagePulls: 4\nregistryPullQPS: 5\nregistryBurst: 10\nfeatureGates:\n  ImageMaximumGCAge: true\n"
+    keys += b"evictionHard:\n  imagefs.available: 15%\n  nodefs.inodesFree: 5%\n  memory.available: 100Mi\n"
+    write("configuration", "kubelet", kubelet + keys + b"authentication: {webhook: {enabled: true}}\nclusterDNS: [10.96.0.10]\n")
+    write("configuration", "kubelet-eviction", kubelet + b"evictionSoft: {imagefs.available: 20%}\nevictionSoftGracePeriod: {imagefs.available: 1m30s}\nevictionMinimumReclaim: {imagefs.available: 2Gi}\ntracing: {endpoint: 'localhost:4317', samplingRatePerMillion: 100}\n")
+    write("configuration", "own", head + keys)
+    proxies = b"registry:\n  proxies:\n  - {hosts: ['*.a.example'], url: 'http://user:hunter2@proxy.example:3128'}\n"
+    write("configuration", "own-proxies", head + proxies)
+    write("configuration", "own-anchors", head + b"preloadedImagesVerificationAllowlist: &a ['a.example/*', b.example/c]\nevictionHard: &b {imagefs.available: 5%}\nevictionSoft: *b\n")
+    write("configuration", "own-json", b'{"apiVersion":"imagelet.dev/v1alpha1","kind":"ImageletConfiguration","store":{"durability":"background"},"imageService":{"cri":{"endpoint":"unix:///run/containerd/containerd.sock"}}}')
+    write("configuration", "refused", head + b"imageGCHighThreshold: 85\nstore: [1]\nimageMinimumGCAge: soon\nregistryPullQPS: -1\n")
+    packaged = pathlib.Path(__file__).parent.parent / "packaging"
+    for number, path in enumerate(sorted(packaged.rglob("*.yaml"))):
+        write("configuration", f"packaged-{number}", path.read_bytes())
+
+
+# Messages of Protocol Buffers: a field is a number with a number, a text or fields.
+
+
+def protobuf(*fields):
+    def varint(value):
+        value %= 1 << 64
+        out = b""
+        while value > 0x7F:
+            out += bytes([value & 0x7F | 0x80])
+            value >>= 7
+        return out + bytes([value])
+
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            out += varint(number << 3) + varint(value)
+        else:
+            value = value.encode() if isinstance(value, str) else value
+            out += varint(number << 3 | 2) + varint(len(value)) + value
+    return out
+
+
+def digest_of(letter):
+    return "sha256:" + letter * 64
+
+
+def cri_messages():
+    p = protobuf
+    spec = p((1, "a.example:5000/team/app:v1"), (2, p((1, "note"), (2, "x"))), (18, "app:v1"), (19, "kata"))
+    pod = p((1, p((1, "web"), (2, "uid"), (3, "default"), (4, 1))), (7, p((1, "io.containerd.cri.runtime-handler"), (2, "kata"))))
+    basic = p((1, "user"), (2, "hunter2"), (4, "https://a.example:5000"))
+    write("cri", "list-request", p((1, p((1, spec)))))
+    write("cri", "status-request", p((1, spec), (2, 1)))
+    write("cri", "pull", p((1, spec), (2, basic), (3, pod)))
+    for name, auth in [("auth", p((3, "dXNlcjpodW50ZXIy"))), ("token", p((5, "hunter2"), (4, "a.example"))), ("registry-token", p((6, "hunter2")))]:
+        write("cri", f"pull-{name}", p((1, p((1, "busybox"))), (2, auth)))
+    image = p((1, digest_of("a")), (2, "a.example/app:v1"), (2, "b.example/app:v2"), (3, "a.example/app@" + digest_of("b")), (4, 1 << 30), (5, p((1, 65534))), (7, spec), (8, 1))
+    other = p((1, digest_of("c")), (4, 7), (6, "nobody"))
+    write("cri", "images", p((1, image), (1, other)))
+    write("cri", "status", p((1, image), (2, p((1, "info"), (2, '{"imageSpec":{}}')))))
+    disk = p((1, TIME * 1_000_000_000), (2, p((1, "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs"))), (3, p((1, 1 << 40))), (4, p((1, 1000))))
+    write("cri", "disks", p((1, disk), (2, disk)))
+    write("cri", "disks-of-containerd", p((1, disk)))
+    container = p((1, "c1"), (2, "s1"), (3, p((1, "web"), (2, 1))), (4, spec), (5, digest_of("a")), (6, 1), (7, TIME), (8, p((1, "io.kubernetes.pod.uid"), (2, "uid"))), (10, digest_of("a")))
+    write("cri", "containers", p((1, container), (1, p((1, "c2"), (6, 9), (7, -1)))))
+    write("cri", "sandboxes", p((1, p((1, "s1"), (2, p((1, "web"), (2, "uid"), (3, "default"))), (3, 1), (4, TIME), (7, "kata")))))
+    mounts = [(14, p((9, spec))), (14, p((9, p((1, digest_of("d")), (20, digest_of("e"))))))]
+    write("cri", "container", p((1, p((1, "c1"), (2, p((1, "web"))), (4, TIME), (8, spec), (9, digest_of("a")), *mounts))))
+    write("cri", "version", p((1, "0.1.0"), (2, "containerd"), (3, "v1.7.24"), (4, "v1")))
+    write("cri", "runtime", p((1, p((1, p((1, "RuntimeReady"), (2, 1))), (1, p((1, "NetworkReady"), (4, "no network"))))), (2, p((1, "config"), (2, "{}")))))
+    for number, text in enumerate(["RegistryUnavailable: dial tcp: connection refused", "rpc error: code = NotFound desc = a.example/app:v1: not found", "failed to pull: unexpected status 401 Unauthorized for user:hunter2", "dXNlcjpodW50ZXIy " * 300]):
+        write("cri", f"refusal-{number}", text.encode())
+
+
+def containerd_lists():
+    p = protobuf
+    label = lambda key, value: p((1, "containerd.io/" + key), (2, value))
+    a, b, c, d, e, f = (digest_of(letter) for letter in "abcdef")
+    blob = lambda digest, size, *labels: (2, p((1, digest), (2, size), *[(5, label(*pair)) for pair in labels]))
+    record = lambda name, target: (1, p((1, name), (2, p((1, "io.cri-containerd.image"), (2, "managed"))), (3, p((2, target), (3, 7)))))
+    snapshot = lambda name, parent, kind=3, *labels: (4, p((1, name), (2, parent), (3, kind), (4, p((1, TIME), (2, 1))), *[(6, label(*pair)) for pair in labels]))
+    index = blob(a, 700, ("gc.ref.content.m.0", b), ("distribution.source.a.example", "team/app"))
+    manifest = blob(b, 900, ("gc.ref.content.config", c), ("gc.ref.content.l.0", d), ("gc.ref.content.l.1", e))
+    config = blob(c, 1500, ("gc.ref.snapshot.overlayfs", f))
+    layers = [blob(d, 1 << 20), blob(e, 5000, ("gc.expire", "2026-01-02T03:04:05Z"))]
+    tree = [(3, "overlayfs"), snapshot(d, ""), snapshot(f, d), snapshot("active", f, 2)]
+    names = [record(c, a), record("a.example/team/app:v1", a), record("a.example/team/app@" + a, a)]
+    write("containerd", "image", p(*names, index, manifest, config, *layers, *tree))
+    write("containerd", "shared", p(*names, record("b.example/app:v1", b), index, manifest, config, *layers, *tree, (5, p((1, d), (2, "content"))), (6, e)))
+    write("containerd", "leased", p(*names, index, manifest, config, *tree, (5, p((1, f), (2, "snapshots/overlayfs")))))
+    write("containerd", "other-snapshotter", p(record(c, b), blob(b, 1, ("gc.ref.content.config", c)), blob(c, -1, ("gc.ref.snapshot.stargz/x", f), ("gc.root", "x")), (3, "native"), snapshot(f, f)))
+    write("containerd", "circle", p(record("a.example/app:v1", a), blob(a, 1, ("gc.ref.content", b)), blob(b, 1, ("gc.ref.content/x", a), ("gc.ref.content.config", a))))
+
+
 if __name__ == "__main__":
     os.umask(0o022)
-    for make in [archives, documents, streams, recipes, names, challenges, registries, policies, imports, answers, states]:
+    for make in [archives, documents, streams, recipes, names, challenges, registries, policies, imports, answers, states, configurations, cri_messages, containerd_lists]:
         make()

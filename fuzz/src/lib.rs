@@ -5,7 +5,7 @@ use std::{path::Path, sync::OnceLock};
 
 pub use libfuzzer_sys;
 
-#[path = "../../crates/imagelet-oci/tests/fuzz/mod.rs"]
+#[path = "../../crates/imagelet/tests/fuzz/mod.rs"]
 mod fuzz;
 
 use fuzz::{TARGETS, Target};

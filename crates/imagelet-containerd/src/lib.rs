@@ -12,6 +12,9 @@ mod calls;
 mod client;
 mod error;
 pub mod failpoint;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod import;
 mod lease;
 mod place;

@@ -9,6 +9,9 @@ mod channel;
 mod client;
 mod convert;
 mod endpoint;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod server;
 mod stall;
 mod trace;

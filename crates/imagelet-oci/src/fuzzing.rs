@@ -1,6 +1,6 @@
 //! The private functions that fuzz targets check, in plain types.
 //!
-//! `tests/fuzz/` has the checks. The program itself does not call this module.
+//! `crates/imagelet/tests/fuzz/` has the checks. The program itself does not call this module.
 
 use std::{
     error::Error,

@@ -10,6 +10,9 @@ mod commands;
 mod config;
 mod connections;
 mod failure;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod http;
 mod install;
 mod jobs;

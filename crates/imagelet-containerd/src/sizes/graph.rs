@@ -36,33 +36,33 @@ const BLOCK_BYTES: u64 = 4 << 10;
 const STEPS_MAX: usize = 50_000_000;
 
 #[derive(Debug, Default)]
-pub(super) struct Listed {
-    pub(super) images: Vec<images::Image>,
-    pub(super) contents: Vec<content::Info>,
+pub(crate) struct Listed {
+    pub(crate) images: Vec<images::Image>,
+    pub(crate) contents: Vec<content::Info>,
     /// Snapshots by snapshotter; a snapshotter that did not list its snapshots is absent.
-    pub(super) snapshots: BTreeMap<String, Vec<snapshots::Info>>,
-    pub(super) leased: Vec<leases::Resource>,
+    pub(crate) snapshots: BTreeMap<String, Vec<snapshots::Info>>,
+    pub(crate) leased: Vec<leases::Resource>,
     /// Digests of blobs that other namespaces list, too.
-    pub(super) elsewhere: HashSet<String>,
+    pub(crate) elsewhere: HashSet<String>,
 }
 
 /// Names are reused after a removal; name and creation time together are unique.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct CommittedSnapshot {
-    pub(super) snapshotter: Arc<str>,
-    pub(super) name: Arc<str>,
-    pub(super) created_at: (i64, i32),
+pub(crate) struct CommittedSnapshot {
+    pub(crate) snapshotter: Arc<str>,
+    pub(crate) name: Arc<str>,
+    pub(crate) created_at: (i64, i32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SnapshotUsage {
-    pub(super) bytes: u64,
-    pub(super) inodes: u64,
+pub(crate) struct SnapshotUsage {
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
 }
 
 /// Images with their parts. Snapshots get their sizes by [`ImageParts::graph`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ImageParts {
+pub(crate) struct ImageParts {
     layers: Vec<LayerFacts>,
     images: BTreeMap<ImageId, Vec<u32>>,
     /// The snapshots among the parts, by place.
@@ -76,10 +76,10 @@ pub(super) struct ImageParts {
 /// The lists have more references than any real containerd's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
-pub(super) struct TooEntangled;
+pub(crate) struct TooEntangled;
 
 impl ImageParts {
-    pub(super) fn of(listed: &Listed) -> Result<Self, TooEntangled> {
+    pub(crate) fn of(listed: &Listed) -> Result<Self, TooEntangled> {
         let mut nodes = Nodes::of(listed);
         let mut held = nodes.holders(listed);
         let ids: HashSet<&str> =
@@ -105,12 +105,12 @@ impl ImageParts {
         Ok(nodes.parts(listed, images, &held))
     }
 
-    pub(super) fn snapshots(&self) -> impl Iterator<Item = &CommittedSnapshot> {
+    pub(crate) fn snapshots(&self) -> impl Iterator<Item = &CommittedSnapshot> {
         self.snapshots.values()
     }
 
     /// The graph, with the usage of each snapshot. `None`: the snapshotter does not report it.
-    pub(super) fn graph(mut self, usage: impl Fn(&CommittedSnapshot) -> Option<SnapshotUsage>) -> LayerGraph {
+    pub(crate) fn graph(mut self, usage: impl Fn(&CommittedSnapshot) -> Option<SnapshotUsage>) -> LayerGraph {
         for (place, snapshot) in &self.snapshots {
             let (own, usage) = (own_folders(&snapshot.snapshotter), usage(snapshot));
             self.unmeasured += usize::from(own.is_none() || usage.is_none());
@@ -336,7 +336,7 @@ fn committed(snapshotter: &str, snapshot: &snapshots::Info) -> Option<CommittedS
     })
 }
 
-pub(super) fn snapshotters(images: &[images::Image], contents: &[content::Info]) -> BTreeSet<String> {
+pub(crate) fn snapshotters(images: &[images::Image], contents: &[content::Info]) -> BTreeSet<String> {
     let labels = images.iter().map(|record| &record.labels).chain(contents.iter().map(|blob| &blob.labels));
     let named = labels.flatten().filter_map(|(key, value)| refers_to_snapshot(key, value));
     named.map(|(snapshotter, _)| snapshotter.to_owned()).collect()

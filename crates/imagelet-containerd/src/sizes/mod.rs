@@ -15,7 +15,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::runtime::{LayerGraph, LayerSource, RuntimeError, RuntimeErrorKind};
 use jiff::Timestamp;
 
-use self::graph::{CommittedSnapshot, ImageParts, Listed, SnapshotUsage, snapshotters};
+use self::graph::{CommittedSnapshot, snapshotters};
+pub(crate) use self::graph::{ImageParts, Listed, SnapshotUsage};
 use crate::{
     ContainerdClient, ContainerdError, ContainerdRefusal, NAMESPACE,
     v1::{leases, snapshots},
@@ -148,7 +149,7 @@ impl ContainerdSizes {
 }
 
 /// Whether containerd's collector skips a lease. It treats an unreadable time as no expiry.
-fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
+pub(crate) fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
     lease.labels.get(EXPIRES).and_then(|moment| moment.parse::<Timestamp>().ok()).is_some_and(|end| end < now)
 }
 

@@ -203,10 +203,7 @@ impl ImageServer {
             let filter = convert::filter_from_wire(request.filter);
             let images = traced("StreamImages", &metadata, self.list(filter.as_ref())).await?;
             // A batch is made after the previous one is taken: none is made for a closed connection.
-            let batches = stream::unfold(to_wire(images).into_iter().peekable(), |mut images| async move {
-                let batch = next_batch(&mut images);
-                (!batch.is_empty()).then(|| (Ok(v1::ListImagesResponse { images: batch }), images))
-            });
+            let batches = stream::iter(batches(images).map(|images| Ok(v1::ListImagesResponse { images })));
             Ok(Response::new(batches))
         });
         grpc::<v1::ListImagesResponse, v1::ListImagesRequest>().server_streaming(service, request).await
@@ -283,6 +280,12 @@ fn to_wire(listing: Listing) -> Vec<v1::Image> {
     let mut images: Vec<v1::Image> = images.collect();
     images.sort_by(|one, other| one.id.cmp(&other.id));
     images
+}
+
+/// The images of each message of a stream.
+pub(crate) fn batches(listing: Listing) -> impl Iterator<Item = Vec<v1::Image>> {
+    let mut images = to_wire(listing).into_iter().peekable();
+    std::iter::from_fn(move || Some(next_batch(&mut images)).filter(|batch| !batch.is_empty()))
 }
 
 /// The images of the next message, of bounded count and size; empty at the end.

@@ -1,10 +1,10 @@
 //! Whole archives: whatever they say, the host stays as it was, and the report is what stands on disk.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     error::Error,
     fs::{self, File},
-    io::BufReader,
+    io::{BufReader, Read as _},
     os::fd::AsFd,
     path::{Path, PathBuf},
 };
@@ -64,7 +64,12 @@ impl Site {
     fn unpack(&self, bytes: &[u8], as_root: bool, buffer: usize) -> Outcome {
         self.within(bytes, (as_root, true), buffer, |result, nodes| {
             match result {
-                Ok(report) => assert_true_report(report, nodes, bytes),
+                Ok(report) => {
+                    assert_true_report(report, nodes, bytes);
+                    if let Some(contents) = plain_contents(bytes) {
+                        assert_contents(&contents, nodes);
+                    }
+                }
                 Err(error) => {
                     assert_short_message(&**error);
                     // Only the kernel knows which attributes it supports.
@@ -145,6 +150,52 @@ fn assert_true_report(report: &Unpacked, nodes: &Nodes, bytes: &[u8]) {
     assert_eq!(report.root_opaque, nodes[&b""[..]].is_opaque());
 }
 
+/// The files of an archive as the `tar` crate reads it; `None`: it has more than files and folders, each once.
+fn plain_contents(bytes: &[u8]) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
+    if speaks_of_sparse_files(bytes) {
+        // The crate reads the pieces alone.
+        return None;
+    }
+    let (mut contents, mut folders) = (BTreeMap::new(), BTreeSet::new());
+    for entry in tar::Archive::new(bytes).entries().ok()? {
+        let mut entry = entry.ok()?;
+        let path = entry.path_bytes().into_owned();
+        let parts: Vec<&[u8]> = path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+        if parts.iter().any(|part| *part == b".." || part.starts_with(b".wh.") || part.contains(&0)) {
+            return None;
+        }
+        for end in 1..parts.len() {
+            folders.insert(parts[..end].join(&b'/'));
+        }
+        let name = parts.join(&b'/');
+        match entry.header().entry_type() {
+            tar::EntryType::Directory => {
+                folders.insert(name);
+            }
+            tar::EntryType::Regular if !path.ends_with(b"/") && !name.is_empty() => {
+                let mut content = Vec::new();
+                entry.read_to_end(&mut content).ok()?;
+                if contents.insert(name, content).is_some() {
+                    return None;
+                }
+            }
+            _ => return None,
+        }
+    }
+    contents.keys().all(|name| !folders.contains(name)).then_some(contents)
+}
+
+/// Two readers find the same files.
+fn assert_contents(contents: &BTreeMap<Vec<u8>, Vec<u8>>, nodes: &Nodes) {
+    let files = nodes.iter().filter(|(_, node)| node.kind == FileType::RegularFile);
+    let files: BTreeMap<&Vec<u8>, Option<&Vec<u8>>> = files.map(|(path, node)| (path, node.content.as_ref())).collect();
+    assert_eq!(files.keys().copied().collect::<Vec<_>>(), contents.keys().collect::<Vec<_>>(), "other files");
+    for (path, content) in contents {
+        // One that its mode keeps from a reader without root has no content here.
+        assert!(files[path].is_none_or(|found| found == content), "{path:?} has another content");
+    }
+}
+
 /// No attribute speaks to overlayfs but those that unpacking sets itself.
 fn assert_no_foreign_overlay(nodes: &Nodes) {
     for (path, node) in nodes {
@@ -171,7 +222,7 @@ mod tests {
     use super::*;
 
     fn archive() -> Vec<u8> {
-        let parts = [blocks::header(b'5', b"d", b"", 0), blocks::file(b'0', b"e/f", b"content", 0), vec![0; 1024]];
+        let parts = [blocks::file(b'5', b"d", b"", 0), blocks::file(b'0', b"e/f", b"content", 0), vec![0; 1024]];
         parts.concat()
     }
 
@@ -182,6 +233,7 @@ mod tests {
                 let (mut report, mut nodes) = (result.as_ref().unwrap().clone(), nodes.clone());
                 tamper(&mut report, &mut nodes);
                 assert_true_report(&report, &nodes, &archive());
+                assert_contents(&plain_contents(&archive()).expect("it is plain"), &nodes);
                 assert_no_foreign_overlay(&nodes);
             })
             .unwrap();
@@ -202,6 +254,12 @@ mod tests {
     #[should_panic(expected = "what the layer takes on disk")]
     fn a_wrong_size_on_disk_is_found() {
         look_at(|report, _| report.disk_bytes += 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "has another content")]
+    fn another_content_is_found() {
+        look_at(|_, nodes| nodes.get_mut(&b"e/f"[..]).unwrap().content = Some(b"damage!".to_vec()));
     }
 
     #[test]

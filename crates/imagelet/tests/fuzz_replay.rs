@@ -91,6 +91,21 @@ fn a_damaged_log_of_decisions_is_read_to_its_end() {
 }
 
 #[test]
+fn configurations_mean_the_same_when_they_are_written_back() {
+    replay("configuration");
+}
+
+#[test]
+fn messages_of_cri_survive_the_way_to_a_runtime_and_back() {
+    replay("cri");
+}
+
+#[test]
+fn lists_of_containerd_give_each_image_the_parts_that_it_reaches() {
+    replay("containerd");
+}
+
+#[test]
 fn every_target_is_replayed_and_has_a_binary() {
     let mut folders: Vec<_> = names(&fuzz().join("seeds"));
     let mut binaries = names(&fuzz().join("fuzz_targets"));

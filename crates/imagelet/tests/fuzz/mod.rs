@@ -6,12 +6,16 @@
 mod answers;
 mod archive;
 mod blocks;
+mod configuration;
+mod containerd;
+mod cri;
 mod disk;
 mod documents;
 mod file_manifest;
 mod framing;
 mod gunzip;
 mod import;
+mod messages;
 mod model;
 mod mutation;
 mod names;
@@ -39,7 +43,7 @@ pub(crate) struct Target {
 }
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 15] = [
+pub(crate) const TARGETS: [Target; 18] = [
     Target { name: "tar", check: archive::check, mutate: blocks::mutate, repair: blocks::repair },
     Target { name: "manifest", check: documents::check, mutate: documents::mutate, repair: leave },
     Target { name: "framing", check: framing::check, mutate: framing::mutate, repair: gunzip::repair },
@@ -55,6 +59,9 @@ pub(crate) const TARGETS: [Target; 15] = [
     Target { name: "records", check: state::check_records, mutate: state::mutate_records, repair: leave },
     Target { name: "ledger", check: state::check_ledger, mutate: state::mutate_ledger, repair: state::repair_ledger },
     Target { name: "decisions", check: state::check_decisions, mutate: state::mutate_decisions, repair: leave },
+    Target { name: "configuration", check: configuration::check, mutate: configuration::mutate, repair: leave },
+    Target { name: "cri", check: cri::check, mutate: cri::mutate, repair: leave },
+    Target { name: "containerd", check: containerd::check, mutate: containerd::mutate, repair: leave },
 ];
 
 impl Target {

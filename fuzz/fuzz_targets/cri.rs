@@ -1,0 +1,5 @@
+//! Messages of CRI, of a kubelet and of a runtime.
+
+#![no_main]
+
+imagelet_fuzz::target!("cri");
