@@ -186,12 +186,12 @@ impl Model {
         model.held = model.reach(roots);
         // A removal of images leaves the record.
         let ownerless = lists.images.iter().filter(|record| model.owners(record, lists).is_empty());
-        let reached: Vec<Part> = ownerless.flat_map(|record| model.reach(model.roots(record))).collect();
+        let reached: Vec<Part> = ownerless.flat_map(|record| model.reach(Self::roots(record))).collect();
         model.held.extend(reached);
         model
     }
 
-    fn roots(&self, record: &images::Image) -> Vec<Part> {
+    fn roots(record: &images::Image) -> Vec<Part> {
         let target = record.target.iter().map(|target| Part::Blob(target.digest.clone()));
         referred(&record.labels).into_iter().chain(target).collect()
     }
@@ -214,7 +214,7 @@ impl Model {
         if is_id(&record.name) {
             return BTreeSet::from([record.name.clone()]);
         }
-        let reached = self.reach(self.roots(record));
+        let reached = self.reach(Self::roots(record));
         let configs: BTreeSet<String> = reached.iter().filter_map(|part| self.configs.get(part)).cloned().collect();
         let is_shown = |config: &&String| is_id(config) && lists.images.iter().any(|image| image.name == **config);
         let shown: BTreeSet<String> = configs.iter().filter(is_shown).cloned().collect();
@@ -224,7 +224,7 @@ impl Model {
     fn images(&self, lists: &Lists) -> Named {
         let mut images = Named::new();
         for record in &lists.images {
-            let parts = self.reach(self.roots(record)).into_iter();
+            let parts = self.reach(Self::roots(record)).into_iter();
             let parts = parts.filter(|part| matches!(part, Part::Blob(_)) || self.committed.contains(part));
             let parts: Vec<(String, bool)> = parts.map(|part| (part.id(), self.held.contains(&part))).collect();
             for owner in self.owners(record, lists) {

@@ -26,7 +26,7 @@ const CORE_STOREYS: [&[&str]; 5] = [
 ];
 
 /// The rooms of the CRI adapter that may name a wire type.
-const WIRE_ROOMS: [&str; 4] = ["client", "convert", "server", "v1"];
+const WIRE_ROOMS: [&str; 5] = ["client", "convert", "fuzzing", "server", "v1"];
 
 /// `from → to`, once for every pair.
 type Arrows = BTreeSet<(String, String)>;
