@@ -6,6 +6,7 @@ mod fake;
 mod way;
 
 pub mod conformance;
+pub mod interleavings;
 
 pub use fake::FakeRuntime;
 pub use way::WaySettings;

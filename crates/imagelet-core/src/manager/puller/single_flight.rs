@@ -67,6 +67,13 @@ struct Pull {
     priority: i32,
 }
 
+impl Pull {
+    /// Whether neither a client nor a grace owns it any more.
+    fn has_ended(&self) -> bool {
+        self.future.upgrade().is_none()
+    }
+}
+
 struct OnComplete<T> {
     kept: T,
     conclude: fn(T, Pulled) -> BoxFuture<'static, ()>,
@@ -91,7 +98,7 @@ impl SingleFlight {
 
     /// Whether such a pull is under way, so that joining it costs the registry nothing.
     pub(super) fn has(&self, work: &Work) -> bool {
-        self.lock().by_key.get(&self.key(work)).is_some_and(|pull| pull.future.upgrade().is_some())
+        self.lock().by_key.get(&self.key(work)).is_some_and(|pull| !pull.has_ended())
     }
 
     fn key(&self, work: &Work) -> PullKey {
@@ -218,12 +225,14 @@ impl<T: Send + 'static> Drop for Subscription<T> {
             return;
         }
         let (Ok(handle), Some(on_complete)) = (Handle::try_current(), self.on_complete.take()) else {
-            return pulls.forget(&key, ticket, |pull| pull.clients == 0);
+            drop(pull);
+            return pulls.forget(&key, ticket, Pull::has_ended);
         };
         let keep = async move {
             let ended = timeout(pulls.grace, pull).await;
-            // A client that came meanwhile owns the pull now; else it ended above, with the last clone of it.
-            pulls.forget(&key, ticket, |pull| pull.clients == 0);
+            // A client that came meanwhile owns the pull now, or the grace of one that left again keeps it; else it ended
+            // above, with the last clone of it.
+            pulls.forget(&key, ticket, Pull::has_ended);
             if let Ok(Ok(pulled)) = ended {
                 (on_complete.conclude)(on_complete.kept, pulled).await;
             }
@@ -233,3 +242,6 @@ impl<T: Send + 'static> Drop for Subscription<T> {
         table.keepers.spawn_on(keep, &handle);
     }
 }
+
+#[cfg(test)]
+mod tests;
