@@ -75,7 +75,7 @@ impl ImageGc {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{sync::Arc, time::Duration};
 
     use super::*;
     use crate::{
@@ -113,6 +113,20 @@ mod tests {
             fake.fail("sandboxes", kind, "no");
             let removed = gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()).await;
             assert_eq!(removed.is_ok_and(|image| image.is_some()), is_removed, "{kind:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_all_containers_have_just_vanished_a_requested_removal_waits_a_minute() {
+        for (seconds, is_removed) in [(0, false), (59, false), (60, true)] {
+            let (fake, gc, spec) = node();
+            let other = fake.preload("other:v1", "other", 1);
+            fake.run("web", "main", "other:v1", &other, ContainerState::Running);
+            let now = SystemTime::now();
+            gc.inventory.refresh(now).await.unwrap();
+            fake.stop_all();
+            let removed = gc.remove_ordered(&spec, UsedImages::Stay, now + Duration::from_secs(seconds)).await;
+            assert_eq!(removed.is_ok(), is_removed, "after {seconds} s: {removed:?}");
         }
     }
 

@@ -231,4 +231,38 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_shortfall_is_reported_again_after_a_change_of_more_than_a_twentieth_of_the_disk_or_an_end() {
+        let disk = DiskUse { inodes: Some(2000), ..DiskUse::of(ByteSize(1000), ByteSize(0)) };
+        let of = |pinned: u64, inodes: u64| Shortfall {
+            pinned: ByteSize(pinned),
+            missing: Freed { bytes: ByteSize::ZERO, inodes },
+            ..Shortfall::default()
+        };
+        let reported = ReportedShortfall::default();
+        for (shortfall, is_new) in [
+            (of(100, 0), true),
+            (of(100, 0), false),
+            (of(150, 0), false),
+            (of(151, 0), true),
+            (of(151, 100), false),
+            (of(151, 101), true),
+        ] {
+            assert_eq!(reported.is_new(&disk, &shortfall), is_new, "{shortfall:?}");
+        }
+        reported.clear();
+        assert!(reported.is_new(&disk, &of(151, 101)));
+    }
+
+    #[test]
+    fn the_event_names_missing_inodes_beside_missing_bytes_and_only_those() {
+        let text = |bytes: u64, inodes: u64| {
+            let shortfall = Shortfall { missing: Freed { bytes: ByteSize(bytes), inodes }, ..Shortfall::default() };
+            message(95, ByteSize(1000), Freed::default(), false, &shortfall, Certainty::Exact)
+        };
+        assert!(text(60, 5).contains(" used). 60 B and 5 inodes must go,"), "{}", text(60, 5));
+        assert!(text(0, 5).contains(" used). 5 inodes must go,"), "{}", text(0, 5));
+        assert!(text(60, 0).contains(" used). 60 B must go,"), "{}", text(60, 0));
+    }
 }

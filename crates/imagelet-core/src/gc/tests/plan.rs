@@ -116,21 +116,24 @@ fn a_fresh_image_stays_whatever_its_age_except_in_the_kubelets_order() {
 }
 
 #[test]
-fn a_prefetched_image_that_nothing_used_goes_first() {
-    for order in [GcOrder::Lru, GcOrder::Cost] {
-        let older = ImageEntry { image: named("sha256:older", "", 100), ..idle() };
+fn a_prefetched_image_that_nothing_used_goes_first_except_in_the_kubelets_order() {
+    let (older, prefetched) = ("sha256:older", "sha256:prefetched");
+    for (order, first) in [(GcOrder::Lru, prefetched), (GcOrder::Cost, prefetched), (GcOrder::Kubelet, older)] {
+        let older = ImageEntry { image: named(older, "", 100), last_used: None, ..idle() };
         let young = ImageEntry {
-            image: named("sha256:prefetched", "", 100),
+            image: named(prefetched, "", 100),
             first_seen: now() - Duration::from_hours(2),
             last_used: None,
             prefetched: true,
             ..idle()
         };
-        let case = input(GcGoal::Free(ByteSize(100)), vec![older.clone(), young]);
-        let case = Case { policy: GcPolicy { order, age_max: None, ..case.policy }, ..case };
+        // At 90 percent, where 100 bytes are wanted.
+        let case = input(GcGoal::Threshold, vec![older, young]);
+        let disk = DiskUse::of(ByteSize(1000), ByteSize(100));
+        let case = Case { policy: GcPolicy { order, age_max: None, ..case.policy }, disk, ..case };
         let (plan, entries) = planned(&case);
         let gone: Vec<&str> = plan.steps.iter().map(|step| entries[step.place].image.id.as_str()).collect();
-        assert_eq!(gone, ["sha256:prefetched"], "{order:?}");
+        assert_eq!(gone, [first], "{order:?}");
     }
 }
 
@@ -175,6 +178,48 @@ fn an_image_whose_handlers_disagree_stays_whole() {
     assert_eq!((kept.steps.len(), kept.possible), (0, Freed::default()), "a removal of one takes what the other has");
     let gone = planned(vec![idle(), free]);
     assert_eq!((gone.steps.len(), sum(&gone.steps).bytes), (2, ByteSize(100)));
+}
+
+/// The shortfall of a full disk, with one layer of 100 bytes that all images share.
+fn shortfall_of(images: Vec<ImageEntry>, held: bool) -> Shortfall {
+    let layer = LayerFacts { id: Arc::from("layer"), bytes: ByteSize(100), inodes: None, held };
+    let layers = LayerGraph {
+        layers: vec![layer],
+        images: images.iter().map(|image| (image.image.id.clone(), vec![0])).collect(),
+        certainty: Certainty::Exact,
+    };
+    let input = input(GcGoal::Threshold, images);
+    let policy = GcPolicy { age_max: None, ..input.policy };
+    let disk = DiskUse::of(ByteSize(1000), ByteSize(0));
+    planned(&Case { policy, disk, layers: Some(layers), ..input }).0.shortfall.expect("the goal is out of reach")
+}
+
+#[test]
+fn space_that_one_handler_uses_is_not_reported_as_free_for_the_other() {
+    let used = ImageEntry { in_use_by: vec!["web".to_owned()], ..idle() };
+    let free = ImageEntry { image: named("sha256:a", "kata", 100), ..idle() };
+    let first_used = shortfall_of(vec![used, free], false);
+    let used = ImageEntry { image: named("sha256:a", "kata", 100), in_use_by: vec!["web".to_owned()], ..idle() };
+    let last_used = shortfall_of(vec![idle(), used], false);
+    for shortfall in [first_used, last_used] {
+        assert_eq!((shortfall.in_use, shortfall.free), (ByteSize(100), ByteSize(0)));
+    }
+}
+
+#[test]
+fn a_layer_that_a_running_pull_holds_is_not_reported_as_free() {
+    let shortfall = shortfall_of(vec![idle()], true);
+    assert_eq!((shortfall.shared, shortfall.free), (ByteSize(100), ByteSize(0)));
+}
+
+#[test]
+fn with_a_low_threshold_of_zero_as_much_goes_as_can_although_the_high_one_is_out_of_reach() {
+    let gone = |low: i64| {
+        let policy = GcPolicy::new(20, low, AGE_MIN, None).unwrap();
+        let disk = DiskUse::of(ByteSize(1000), ByteSize(0));
+        planned(&Case { policy, disk, ..input(GcGoal::Threshold, vec![idle()]) }).0.steps.len()
+    };
+    assert_eq!((gone(0), gone(10)), (1, 0));
 }
 
 #[test]

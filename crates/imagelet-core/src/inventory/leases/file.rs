@@ -91,3 +91,61 @@ fn write(directory: &StateDir, due: RequestTimes, lasts: Duration) -> io::Result
     fs::write(&beside, serde_json::to_vec(&asked).map_err(io::Error::other)?)?;
     fs::rename(&beside, directory.path().join(LEASES))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn times(times: &[(&str, u64)]) -> RequestTimes {
+        times.iter().map(|(id, seconds)| (ImageId::new(*id), at(*seconds))).collect()
+    }
+
+    fn lease_file() -> (tempfile::TempDir, LeaseFile) {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = StateDir::open(folder.path()).unwrap();
+        (folder, LeaseFile::of(Some(directory)))
+    }
+
+    #[tokio::test]
+    async fn a_write_keeps_the_leases_of_other_processes_until_they_expire() {
+        let (_folder, file) = lease_file();
+        let lasts = Duration::from_mins(1);
+        file.keep(1, || (1, times(&[("sha256:other", 10), ("sha256:own", 20)]), lasts)).await.unwrap();
+        for (version, (now, expected)) in (2..).zip([(69, true), (70, false)]) {
+            // The latest request of the write is now.
+            let due = times(&[("sha256:early", 15), ("sha256:own", now)]);
+            file.keep(version, || (version, due, lasts)).await.unwrap();
+            let found = file.reload().await.unwrap();
+            assert_eq!(found.contains_key(&ImageId::new("sha256:other")), expected, "{now}");
+            assert_eq!(found[&ImageId::new("sha256:own")], at(now));
+            assert_eq!(file.read().unwrap(), found);
+        }
+    }
+
+    #[tokio::test]
+    async fn concurrent_requests_share_one_write() {
+        let (_folder, file) = lease_file();
+        let writes = AtomicU64::new(0);
+        let keep = |wanted| {
+            file.keep(wanted, || {
+                writes.fetch_add(1, Ordering::Relaxed);
+                (2, times(&[("sha256:a", 1)]), Duration::from_mins(1))
+            })
+        };
+        let (first, second, third) = tokio::join!(keep(1), keep(2), keep(2));
+        assert!(first.is_ok() && second.is_ok() && third.is_ok());
+        assert_eq!(writes.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_taken_for_an_absent_one() {
+        let (folder, file) = lease_file();
+        assert_eq!(file.read().unwrap(), RequestTimes::new());
+        fs::create_dir(folder.path().join(LEASES)).unwrap();
+        assert!(file.read().is_err());
+    }
+}

@@ -348,6 +348,47 @@ mod tests {
         assert!(leases.until(&id, at(14)).is_some(), "the second container is not there yet");
         leases.serve(&id, "pod", at(13));
         assert_eq!(leases.until(&id, at(14)), None);
+        assert!(leases.images.is_empty());
+    }
+
+    #[test]
+    fn requests_add_up_while_the_lease_runs_and_a_request_after_its_end_starts_anew() {
+        for (again, is_leased) in [(59, true), (60, false)] {
+            let (mut leases, id) = leases();
+            leases.lease(&id, "pod", at(0));
+            leases.lease(&id, "pod", at(again));
+            leases.serve(&id, "pod", at(61));
+            assert_eq!(leases.until(&id, at(62)).is_some(), is_leased, "{again}");
+        }
+    }
+
+    #[test]
+    fn an_image_is_leased_until_the_last_of_its_pods_lets_it_go() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "late", at(20));
+        leases.lease(&id, "pod", at(0));
+        assert_eq!(leases.until(&id, at(30)), Some(at(80)));
+    }
+
+    #[test]
+    fn beyond_the_limit_of_pods_a_lease_has_no_pod_and_runs_until_it_expires() {
+        let (mut leases, id) = leases();
+        for number in 0..PODS_MAX {
+            leases.lease(&id, &format!("pod-{number}"), at(0));
+        }
+        leases.lease(&id, "pod-0", at(1));
+        assert_eq!(leases.images[&id].len(), PODS_MAX, "a known pod keeps its lease");
+        leases.lease(&id, "late", at(2));
+        assert!(leases.images[&id].contains_key("") && !leases.images[&id].contains_key("late"));
+    }
+
+    #[test]
+    fn after_a_clock_set_back_new_containers_still_end_the_lease_of_their_pod() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(1000));
+        leases.tidy(at(10));
+        leases.serve(&id, "pod", at(20));
+        assert_eq!(leases.until(&id, at(21)), None);
     }
 
     #[test]

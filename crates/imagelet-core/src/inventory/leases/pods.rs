@@ -159,6 +159,7 @@ mod tests {
         inventory.refresh(SystemTime::now()).await.unwrap();
         inventory.lease_to_pods(&[waiting("default/web", &["busybox:1"])]);
         assert_eq!(awaited(&inventory), ["default/web"]);
+        assert_eq!(inventory.awaited_by(&image("docker.io/library/busybox:1", "cd")), ["default/web"]);
         inventory.refresh(SystemTime::now()).await.unwrap();
         assert_eq!(awaited(&inventory), ["default/web"]);
         inventory.lease_to_pods(&[]);

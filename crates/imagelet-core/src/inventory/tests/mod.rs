@@ -375,6 +375,21 @@ async fn a_lease_survives_a_crash_at_once() {
 }
 
 #[tokio::test]
+async fn a_lease_of_another_process_that_comes_after_the_plan_keeps_the_image() {
+    let directory = tempfile::tempdir().unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    let inventory = leasing(inventory, 0);
+    let id = fake.preload("app:v1", "app", 1);
+    let planned = entry(&inventory.refresh(seconds(1)).await.unwrap(), &id);
+    let command = leasing(over(&fake, Some(directory.path())), 2);
+    let spec = ImageSpec::new("app:v1");
+    let found = command.leased("", seconds(2), || fake.status(&spec), |it| Some(it.as_ref()?.key())).await;
+    assert!(found.unwrap().is_some());
+    let kept = inventory.clear(&planned, 0, seconds(3)).await.unwrap();
+    assert!(matches!(kept, RemovalPermit::Kept(RemovalBlocker::Leased(_))), "{kept:?}");
+}
+
+#[tokio::test]
 async fn a_request_is_written_unless_the_disk_has_it() {
     let directory = tempfile::tempdir().unwrap();
     let (fake, inventory) = node(Some(directory.path()));
