@@ -145,6 +145,7 @@ fn files_of_others_and_links_out_of_the_root_are_refused_before_anything_is_writ
 /// What a service manager does for the two units: it starts the program of the unit, and ends it.
 const SYSTEMCTL: &str = r#"
 echo "$*" >>"$CALLS"
+echo "${SYSTEMCTL_FORCE_BUS-private}" >>"$CALLS.bus"
 shift 2 # --no-pager --no-ask-password
 case "$*" in
 "restart imagelet.service")
@@ -333,6 +334,9 @@ fn a_pod_sets_its_host_up_keeps_what_runs_and_takes_the_host_back() {
     assert_ne!(daemon(), first);
 
     host.pod_install(&["--uninstall"]).ok();
+    // systemd's own socket does not work from the process namespace of a pod.
+    let over = fs::read_to_string(folder.path().join("calls.bus")).unwrap();
+    assert!(over.lines().all(|line| line == "1"), "systemctl has to ask over the bus: {over}");
     let left = files_below(&host.work.join("etc"));
     assert!(left.is_empty(), "nothing is left in /etc: {left:?}");
     assert!(!host.path("opt/imagelet").exists() && !host.path("usr/local/bin/imagelet").is_symlink());
