@@ -72,6 +72,7 @@ fn shown(step: &Step) -> (&'static str, String, String) {
         Step::Write { path, .. } => ("write", path.display().to_string(), String::new()),
         Step::Keep { path, why } => ("keep", path.display().to_string(), (*why).into()),
         Step::Remove(path) => ("remove", path.display().to_string(), String::new()),
+        Step::RemoveFolder(path) => ("remove", (*path).into(), "if it is empty".into()),
         Step::CheckConfiguration(_) => ("check", CONFIGURATION.into(), "as `imagelet config check` does".into()),
         Step::Systemctl(arguments) => ("run", format!("systemctl {}", arguments.join(" ")), String::new()),
         Step::AwaitDaemon => ("await", SOCKET.into(), "the daemon has to answer".into()),
@@ -92,6 +93,10 @@ async fn run(step: &Step, root: &Path, check: &impl AsyncFn(&Path) -> Result<(),
         Step::Remove(path) => {
             let path = below(root, path)?;
             owned_file::remove(&path).map_err(|error| of_file("remove", &path, &error))
+        }
+        Step::RemoveFolder(path) => {
+            let path = below(root, Path::new(path))?;
+            owned_file::remove_empty_folder(&path).map_err(|error| of_file("remove", &path, &error))
         }
         Step::CheckConfiguration(None) => check(&below(root, Path::new(CONFIGURATION))?).await,
         Step::CheckConfiguration(Some(content)) => {

@@ -12,8 +12,8 @@ use std::{
 use imagelet_core::trusted_files;
 
 use super::{
-    CONFIGURATION, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, Request, SERVICE_UNIT, SOCKET_UNIT,
-    owned_file::FileState,
+    CONFIGURATION, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, Request, SERVICE_UNIT, SOCKET,
+    SOCKET_UNIT, owned_file::FileState,
 };
 use crate::failure::Failure;
 
@@ -55,6 +55,8 @@ pub(super) struct HostFacts {
     /// A package has the units.
     pub(super) has_package: bool,
     pub(super) has_state: bool,
+    /// The service's socket is there, open or not.
+    pub(super) has_socket: bool,
     pub(super) program: PathBuf,
     /// The runtime in a configuration that is there.
     pub(super) configured_endpoint: Option<String>,
@@ -109,6 +111,7 @@ pub(super) fn gather(
         systemd,
         has_package: PACKAGED_UNITS.iter().any(|path| there(path)),
         has_state: there(STATE),
+        has_socket: is_live && is_socket(Path::new(SOCKET)),
         program: if request.role.is_some() { program(root, is_live)? } else { PathBuf::new() },
         configured_endpoint,
         runtimes: runtimes.map(|path| format!("unix://{path}")).collect(),

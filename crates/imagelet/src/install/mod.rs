@@ -26,9 +26,12 @@ use crate::cli::Role;
 
 /// The service's socket, as the unit and the package have it.
 const SOCKET: &str = "/run/imagelet/imagelet.sock";
+const SOCKET_FOLDER: &str = "/run/imagelet";
+const CONFIGURATION_FOLDER: &str = "/etc/imagelet";
 const CONFIGURATION: &str = "/etc/imagelet/config.yaml";
 const SERVICE_UNIT: &str = "/etc/systemd/system/imagelet.service";
 const SOCKET_UNIT: &str = "/etc/systemd/system/imagelet.socket";
+const KUBELET_UNIT_FOLDER: &str = "/etc/systemd/system/kubelet.service.d";
 const KUBELET_UNIT_DROP_IN: &str = "/etc/systemd/system/kubelet.service.d/10-imagelet.conf";
 /// Where the kubelet's drop-ins are written if the kubelet names no folder.
 const KUBELET_CONFIG_DIR: &str = "/etc/kubernetes/kubelet.conf.d";

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use imagelet_core::image::Digest;
@@ -93,9 +93,7 @@ pub(super) fn write(path: &Path, content: &str) -> io::Result<()> {
 pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let new = folder.join(name);
+    let new = new_of(path);
     // Of an interrupted attempt.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -110,13 +108,34 @@ pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
 }
 
-/// Removes a file durably.
+/// Where a file is written before it takes its place.
+pub(super) fn new_of(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    path.with_file_name(name)
+}
+
+/// Removes a file durably, if it is still there.
 ///
 /// # Errors
 /// Those of the file system.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
-    fs::remove_file(path)?;
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        removed => removed?,
+    }
     fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+/// Removes a folder, unless a file of others is in it.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn remove_empty_folder(path: &Path) -> io::Result<()> {
+    match fs::remove_dir(path) {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -148,7 +167,13 @@ mod tests {
         }
         remove(&path).unwrap();
         assert_eq!(state(), FileState::Absent);
-        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "no other file is left");
+        remove(&path).expect("it is gone already");
+        let [parent, above] = [folder.path().join("a/b"), folder.path().join("a")];
+        remove_empty_folder(&above).unwrap();
+        assert!(parent.exists(), "what is not empty stays");
+        remove_empty_folder(&parent).expect("no other file is left");
+        assert!(!parent.exists());
+        remove_empty_folder(&parent).expect("it is gone already");
     }
 
     #[test]

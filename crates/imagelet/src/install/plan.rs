@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    CONFIGURATION, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, Request, Role, SERVICE_UNIT, SOCKET,
-    SOCKET_UNIT, contents,
+    CONFIGURATION, CONFIGURATION_FOLDER, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
+    KUBELET_UNIT_FOLDER, Request, Role, SERVICE_UNIT, SOCKET, SOCKET_FOLDER, SOCKET_UNIT, contents,
     host::{HostFacts, Systemd},
     owned_file::FileState,
 };
@@ -27,6 +27,8 @@ pub(super) enum Step {
         why: &'static str,
     },
     Remove(PathBuf),
+    /// Removed while nothing is in it.
+    RemoveFolder(&'static str),
     /// The daemon's configuration has to be valid: this one, or the one that is there.
     CheckConfiguration(Option<String>),
     Systemctl(&'static [&'static str]),
@@ -184,6 +186,10 @@ fn between(request: &Request, host: &HostFacts, is_live: bool) -> Result<Vec<Ste
 fn without_kubelet(request: &Request, host: &HostFacts, is_live: bool) -> Vec<Step> {
     let places = [PathBuf::from(KUBELET_UNIT_DROP_IN), kubelet_config_dir(request, host).join(KUBELET_CONFIG_NAME)];
     let mut steps: Vec<Step> = places.into_iter().filter_map(|path| removal(host, path)).collect();
+    // The folder of the other one may be what `--config-dir` names: a kubelet does not start without it.
+    if steps.contains(&Step::Remove(KUBELET_UNIT_DROP_IN.into())) {
+        steps.push(Step::RemoveFolder(KUBELET_UNIT_FOLDER));
+    }
     if is_live && steps.iter().any(|step| matches!(step, Step::Remove(_))) {
         steps.extend(reload(true));
         // It asks imagelet until it is restarted. Its pods go on.
@@ -211,7 +217,15 @@ fn uninstall(request: &Request, host: &HostFacts) -> Vec<Step> {
     if are_ours {
         steps.extend(reload(is_live));
     }
-    steps.extend(removal(host, CONFIGURATION.into()));
+    if are_ours && !host.has_package && host.has_socket {
+        // systemd closes a socket, and leaves its file.
+        steps.extend([Step::Remove(SOCKET.into()), Step::RemoveFolder(SOCKET_FOLDER)]);
+    }
+    if let Some(step) = removal(host, CONFIGURATION.into()) {
+        let folder = matches!(step, Step::Remove(_)).then_some(Step::RemoveFolder(CONFIGURATION_FOLDER));
+        steps.push(step);
+        steps.extend(folder);
+    }
     if host.has_package {
         steps.push(Step::Advise("the package stays: `apt remove imagelet` removes it".into()));
     }

@@ -30,7 +30,7 @@ use super::{
     SERVICE_UNIT,
     contents::BASE_LENGTH_MAX,
     host::PACKAGED_UNITS,
-    owned_file::{read_bounded, replace},
+    owned_file::{new_of, read_bounded, replace},
 };
 use crate::{
     cli::{Format, InstallArgs, PodInstallArgs},
@@ -130,7 +130,7 @@ fn set_up(install: &InstallArgs, files: &HostFiles, format: Format) -> Result<Ex
 
 fn take_back(install: &InstallArgs, format: Format) -> Result<ExitCode, Failure> {
     if !Path::new(PROGRAM).exists() {
-        return Ok(ExitCode::SUCCESS);
+        return remove_files(&[PROGRAM]);
     }
     remove(INSTALLED)?;
     let mut arguments: Vec<OsString> = vec!["install".into(), "--uninstall".into()];
@@ -140,12 +140,20 @@ fn take_back(install: &InstallArgs, format: Format) -> Result<ExitCode, Failure>
     if fs::read_link(LINK).is_ok_and(|target| target == Path::new(PROGRAM)) {
         remove(LINK)?;
     }
-    for path in [BASE_CONFIGURATION, HTTP_TOKEN, PROGRAM] {
+    remove_files(&[INSTALLED, BASE_CONFIGURATION, HTTP_TOKEN, PROGRAM])
+}
+
+/// Removes files of the folder, what an interrupted attempt left of them, and the folder.
+fn remove_files(paths: &[&str]) -> Result<ExitCode, Failure> {
+    for path in paths {
+        remove(&new_of(Path::new(path)).display().to_string())?;
         remove(path)?;
     }
     match fs::remove_dir(FOLDER) {
         // A file of the administrator keeps it.
-        Err(error) if error.kind() != ErrorKind::DirectoryNotEmpty => Err(of_path("remove", FOLDER, &error)),
+        Err(error) if !matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound) => {
+            Err(of_path("remove", FOLDER, &error))
+        }
         _ => Ok(ExitCode::SUCCESS),
     }
 }

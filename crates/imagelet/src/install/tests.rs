@@ -57,6 +57,7 @@ fn short(steps: &[Step]) -> Vec<String> {
         Step::Write { path, .. } => format!("write {}", name(path)),
         Step::Keep { path, .. } => format!("keep {}", name(path)),
         Step::Remove(path) => format!("remove {}", name(path)),
+        Step::RemoveFolder(path) => format!("remove {path}/"),
         Step::CheckConfiguration(_) => "check".into(),
         Step::Systemctl(arguments) => arguments.join(" "),
         Step::AwaitDaemon => "await".into(),
@@ -87,20 +88,24 @@ fn the_kubelet_is_pointed_at_a_daemon_that_answers_and_away_from_it_before_it_st
             "advice set",
         ]
     );
-    let there = after(&host(), &installed);
+    let there = HostFacts { has_socket: true, ..after(&host(), &installed) };
     let removed = plan(&request(None), &there).unwrap();
     assert_eq!(
         short(&removed),
         [
             "remove 10-imagelet.conf",
             "remove 90-imagelet.conf",
+            "remove /etc/systemd/system/kubelet.service.d/",
             "daemon-reload",
             "try-restart kubelet.service",
             "disable --now imagelet.service imagelet.socket",
             "remove imagelet.service",
             "remove imagelet.socket",
             "daemon-reload",
+            "remove imagelet.sock",
+            "remove /run/imagelet/",
             "remove config.yaml",
+            "remove /etc/imagelet/",
         ]
     );
     assert_eq!(after(&there, &removed).files, host().files, "nothing is left");
@@ -114,10 +119,11 @@ fn a_second_installation_writes_nothing_and_another_role_takes_the_kubelets_side
     assert!(!again.iter().any(|step| step.starts_with("write")), "{again:?}");
     let node = short(&plan(&request(Some(Role::Node)), &there).unwrap());
     assert_eq!(
-        node[node.len() - 5..],
+        node[node.len() - 6..],
         [
             "remove 10-imagelet.conf",
             "remove 90-imagelet.conf",
+            "remove /etc/systemd/system/kubelet.service.d/",
             "daemon-reload",
             "try-restart kubelet.service",
             "advice run"

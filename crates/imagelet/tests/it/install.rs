@@ -339,6 +339,13 @@ fn a_pod_sets_its_host_up_keeps_what_runs_and_takes_the_host_back() {
     assert!(over.lines().all(|line| line == "1"), "systemctl has to ask over the bus: {over}");
     let left = files_below(&host.work.join("etc"));
     assert!(left.is_empty(), "nothing is left in /etc: {left:?}");
-    assert!(!host.path("opt/imagelet").exists() && !host.path("usr/local/bin/imagelet").is_symlink());
+    for path in ["etc/imagelet", "etc/systemd/system/kubelet.service.d", "opt/imagelet"] {
+        assert!(!host.path(path).exists(), "{path}");
+    }
+    assert!(!host.path("usr/local/bin/imagelet").is_symlink());
+    // A pod that ended amid its first write left a part of the program.
+    fs::create_dir(host.path("opt/imagelet")).unwrap();
+    fs::write(host.path("opt/imagelet/imagelet.new"), "a part").unwrap();
     host.pod_install(&["--uninstall"]).ok();
+    assert!(!host.path("opt/imagelet").exists());
 }
