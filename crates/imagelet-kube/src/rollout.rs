@@ -93,6 +93,7 @@ impl DaemonSetRollout {
         let found = containers.into_iter().flatten().find(|one| one["name"] == container);
         let Some(found) = found else { return Ok(false) };
         found["args"] = arguments.into();
+        allow_for_absent(&mut object);
         // It names the version that was read, so that no write of another client is undone.
         self.client.send::<Value>(Method::PUT, &self.path, Content::Json, &object).await.map(|_| true)
     }
@@ -122,6 +123,19 @@ impl DaemonSetRollout {
             }
             tokio::time::sleep(READ_EVERY).await;
         }
+    }
+}
+
+/// Raises the number of pods that change at once by those that are unavailable: the nodes that are off would otherwise hold up
+/// all others.
+fn allow_for_absent(object: &mut Value) {
+    let number = |path: &str| object.pointer(path).and_then(Value::as_u64).unwrap_or_default();
+    let (nodes, absent) = (number("/status/desiredNumberScheduled"), number("/status/numberUnavailable"));
+    let Some(limit) = object.pointer_mut("/spec/updateStrategy/rollingUpdate/maxUnavailable") else { return };
+    let share = limit.as_str().and_then(|text| text.strip_suffix('%')?.parse::<u64>().ok());
+    let at_once = share.map(|percent| (nodes.saturating_mul(percent)).div_ceil(100)).or(limit.as_u64());
+    if let Some(at_once) = at_once.filter(|_| absent > 0) {
+        *limit = (at_once + absent).into();
     }
 }
 
@@ -170,6 +184,26 @@ mod tests {
         fake.plant_lasting(Some(ApiFault::Status(403, "never".into())));
         let error = rollout.set_arguments("install", &arguments).await.unwrap_err();
         assert!(error.to_string().contains("403: never"), "{error}");
+    }
+
+    #[test]
+    fn nodes_that_are_off_take_no_place_of_those_that_change_at_once() {
+        for (limit, nodes, absent, expected) in [
+            (json!("10%"), 2, 0, json!("10%")),
+            (json!("10%"), 2, 1, json!(2)),
+            (json!("10%"), 100, 30, json!(40)),
+            (json!(3), 100, 2, json!(5)),
+            (json!("all"), 100, 2, json!("all")),
+        ] {
+            let mut object = daemon_set();
+            object["spec"]["updateStrategy"] = json!({"rollingUpdate": {"maxUnavailable": limit}});
+            object["status"] = json!({"desiredNumberScheduled": nodes, "numberUnavailable": absent});
+            allow_for_absent(&mut object);
+            assert_eq!(object["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"], expected, "{limit}");
+        }
+        let mut object = daemon_set();
+        allow_for_absent(&mut object);
+        assert_eq!(object, daemon_set());
     }
 
     #[tokio::test(start_paused = true)]
