@@ -12,7 +12,11 @@ mod metrics;
 mod openapi;
 mod routes;
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use axum::{
     Extension, Router,
@@ -27,7 +31,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use access::HttpAccess;
-pub(crate) use controller::{MeasuredController, serve_controller};
+pub(crate) use controller::{MeasuredController, serve_controller, serve_health};
 
 use crate::{
     api::{EventsRequest, Handler},
@@ -72,6 +76,16 @@ pub(crate) async fn bind(address: &str, has_token: bool) -> Result<TcpListener, 
         return Err(Failure::new("InvalidArgument", message).or_hint("see docs/http.md"));
     }
     Ok(listener)
+}
+
+/// Listens on a port of all addresses, for what every client may read.
+pub(crate) async fn bind_all(port: u16) -> Result<TcpListener, Failure> {
+    // A listener of IPv6 accepts IPv4 as well, where the kernel has IPv6.
+    let bound = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+        bound => bound,
+    };
+    bound.map_err(|error| Failure::because(format!("could not listen on the port {port}"), &error))
 }
 
 pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, access: HttpAccess, stop: CancellationToken) {

@@ -77,6 +77,11 @@ pub(crate) struct ControllerArgs {
     /// The file with the token that every HTTP request but a probe needs.
     #[arg(long, value_name = "FILE")]
     pub(crate) http_token_file: Option<PathBuf>,
+    /// Serve `/livez` and `/readyz` on this port of all addresses, for the probes of a kubelet.
+    ///
+    /// They show no details, and need no token. Nothing else is served there.
+    #[arg(long, value_name = "PORT")]
+    pub(crate) health: Option<u16>,
     #[command(flatten)]
     pub(crate) access: ClusterAccess,
 }

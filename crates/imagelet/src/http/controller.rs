@@ -42,6 +42,21 @@ pub(crate) async fn serve_controller(listener: TcpListener, measured: MeasuredCo
     listener::serve(listener, router, http_limits(open_files_max()), CancellationToken::new()).await;
 }
 
+/// Serves health without details to every client for as long as this future lives: a kubelet probes the address of the pod,
+/// and has no token.
+pub(crate) async fn serve_health(listener: TcpListener, controller: Arc<PrefetchController>) {
+    let live = || async { probe("livez", &health::live(), false) };
+    let ready = |State(controller): State<Arc<PrefetchController>>| async move {
+        probe("readyz", &ready(controller.report()), false)
+    };
+    let router = Router::new()
+        .route("/livez", get(live))
+        .route("/readyz", get(ready))
+        .fallback(|| async { not_found() })
+        .with_state(controller);
+    listener::serve(listener, router, http_limits(open_files_max()), CancellationToken::new()).await;
+}
+
 async fn metrics(State(measured): State<MeasuredController>) -> impl IntoResponse {
     measure_process(&measured.metrics, measured.started_at);
     rendered(&measured.metrics)

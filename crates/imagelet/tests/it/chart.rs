@@ -126,6 +126,13 @@ fn a_rollout_waits_for_each_node_and_nothing_in_a_pods_end_changes_its_host() {
     for container in containers(&manifests) {
         assert_eq!(container["lifecycle"], Value::Null);
     }
+    let controller =
+        &object(&manifests, "Deployment", "imagelet-controller")["spec"]["template"]["spec"]["containers"][0];
+    let port = &controller["ports"][0];
+    assert!(list(&controller["args"]).any(|one| *one == format!("--health={}", port["containerPort"])), "{controller}");
+    for (probe, path) in [("livenessProbe", "/livez"), ("readinessProbe", "/readyz")] {
+        assert_eq!(controller[probe]["httpGet"], json!({"path": path, "port": port["name"]}));
+    }
     let hooks = |one: &&Value| one["metadata"]["annotations"].to_string().contains("helm.sh/hook");
     assert_eq!(manifests.iter().filter(hooks).count(), 0, "kubectl would run it at once");
 }

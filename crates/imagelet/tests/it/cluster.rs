@@ -177,6 +177,23 @@ fn a_controller_shows_its_state_on_loopback_and_elsewhere_with_a_token_alone() {
 }
 
 #[test]
+fn a_controller_answers_probes_on_any_address_and_nothing_else_there() {
+    let folder = scratch();
+    let cluster = Cluster::start(folder.path());
+    let port = Port::choose();
+    let mut controller = program();
+    controller.args(["controller", "--kubeconfig"]).arg(&cluster.kubeconfig).args(["--health", &port.to_string()]);
+    let _controller = Part::start(&mut controller, "imagelet", folder.path().join("controller.log"));
+    let path = |path: &str| get(&port.address(), path);
+    wait_until("the listener", || TcpStream::connect(port.address()).is_ok());
+    wait_until("it is ready", || path("/readyz").status == 200);
+    assert!(!path("/readyz?verbose").body.contains("lease"), "it shows no details");
+    for (name, status) in [("/livez", 200), ("/metrics", 404), ("/", 404)] {
+        assert_eq!(path(name).status, status, "{name}");
+    }
+}
+
+#[test]
 fn a_controller_holds_the_reports_of_a_fleet_in_bounded_memory() {
     let number =
         |text: std::ffi::OsString| text.to_str().and_then(|text| text.parse().ok()).expect("a number of nodes");

@@ -18,12 +18,17 @@ use crate::{
 };
 
 pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) -> Result<(), Failure> {
-    let ControllerArgs { namespace, identity, http: address, http_token_file: token_file, access: given } = arguments;
+    let ControllerArgs { namespace, identity, http: address, http_token_file: token_file, health, access: given } =
+        arguments;
     let access = access(&given, environment)?;
     let settings = HttpSettings { address: address.clone(), token_file, ..HttpSettings::default() };
     let policy = HttpAccess::load(&settings)?;
     let listener = match &address {
         Some(address) => Some(http::bind(address, policy.has_token()).await?),
+        None => None,
+    };
+    let for_probes = match health {
+        Some(port) => Some(http::bind_all(port).await?),
         None => None,
     };
     // A wrong kubeconfig ends the command, and not only a line in its log.
@@ -39,7 +44,12 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
             http::serve_controller(listener, measured, policy).await;
         }
     };
-    tokio::join!(controller.run(), serving);
+    let probed = async {
+        if let Some(listener) = for_probes {
+            http::serve_health(listener, Arc::clone(&controller)).await;
+        }
+    };
+    tokio::join!(controller.run(), serving, probed);
     Ok(())
 }
 
