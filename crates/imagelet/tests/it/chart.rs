@@ -65,6 +65,7 @@ fn the_rendered_manifests_are_those_of_the_chart() {
         "serviceMonitor.enabled=true",
         "networkPolicy.enabled=true",
         r#"node={"role":"between","pullSecrets":[{"namespace":"shop","names":["login"]}]}"#,
+        r#"node.nodeSelector={"pool":null}"#,
     ];
     let mut arguments = RENDER[..5].to_vec();
     arguments.extend(values.iter().flat_map(|value| ["--set-json", *value]));
@@ -80,6 +81,8 @@ fn the_rendered_manifests_are_those_of_the_chart() {
     let secrets = &object(&all, "Role", "imagelet-pull-secrets")["rules"];
     let expected = json!([{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["login"], "verbs": ["get"]}]);
     assert_eq!(*secrets, expected);
+    let selector = &object(&all, "DaemonSet", "imagelet-node")["spec"]["template"]["spec"]["nodeSelector"];
+    assert_eq!(*selector, json!({"kubernetes.io/os": "linux"}), "`null` takes a key out");
     let monitor = &object(&all, "ServiceMonitor", "imagelet")["spec"];
     let service = object(&all, "Service", "imagelet-node");
     assert_eq!(monitor["endpoints"][0]["port"], service["spec"]["ports"][0]["name"]);

@@ -12,6 +12,17 @@ app.kubernetes.io/name: imagelet
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{/* A node selector without the keys that `null` takes out: helm leaves those that the chart does not have. */}}
+{{- define "imagelet.nodeSelector" -}}
+{{- $keys := dict -}}
+{{- range $key, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $_ := set $keys $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- if $keys }}{{ toYaml $keys }}{{ end -}}
+{{- end -}}
+
 {{- define "imagelet.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
