@@ -1,14 +1,11 @@
 //! Caches service account tokens while they are valid (`docs/spec/pull.md §7.6`).
-//!
-//! The age of a token counts from its arrival, by the boot clock: no setting of the wall clock prolongs the use of a
-//! token, or renews it with each pull.
 
 use std::{
     collections::HashMap,
     fmt,
     hash::{BuildHasher as _, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -22,40 +19,33 @@ const JITTER_SECONDS: u64 = 10;
 /// Most cached tokens; the kubelet has no bound.
 const TOKENS_MAX: usize = 10_000;
 
-/// The time since boot, suspended or not.
-type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
+type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
 /// Caches a source's tokens for four fifths of their lifetime. Service accounts are not cached.
 pub struct TokenCache {
     source: Arc<dyn TokenSource>,
     clock: Clock,
-    tokens: Mutex<HashMap<TokenRequest, CachedToken>>,
-}
-
-#[derive(Clone)]
-struct CachedToken {
-    token: IssuedToken,
-    arrived: Duration,
+    tokens: Mutex<HashMap<TokenRequest, IssuedToken>>,
 }
 
 impl TokenCache {
     /// Wraps a source.
     pub fn new(source: Arc<dyn TokenSource>) -> Self {
-        Self { source, clock: Box::new(since_boot), tokens: Mutex::default() }
+        Self { source, clock: Box::new(SystemTime::now), tokens: Mutex::default() }
     }
 
-    fn keep(&self, request: &TokenRequest, token: IssuedToken, arrived: Duration) {
+    fn keep(&self, request: &TokenRequest, token: IssuedToken, now: SystemTime) {
         let mut tokens = self.tokens();
-        tokens.retain(|_, cached| !cached.is_expired(arrived));
+        tokens.retain(|_, token| !is_expired(token, now));
         if tokens.len() >= TOKENS_MAX
-            && let Some(soonest) = tokens.iter().min_by_key(|(_, cached)| cached.end()).map(|(key, _)| key.clone())
+            && let Some(soonest) = tokens.iter().min_by_key(|(_, token)| token.expires).map(|(key, _)| key.clone())
         {
             tokens.remove(&soonest);
         }
-        tokens.insert(request.clone(), CachedToken { token, arrived });
+        tokens.insert(request.clone(), token);
     }
 
-    fn tokens(&self) -> MutexGuard<'_, HashMap<TokenRequest, CachedToken>> {
+    fn tokens(&self) -> MutexGuard<'_, HashMap<TokenRequest, IssuedToken>> {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -69,10 +59,10 @@ impl TokenSource for TokenCache {
     async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
         let now = (self.clock)();
         let kept = self.tokens().get(request).cloned();
-        if let Some(cached) = &kept
-            && !cached.wants_renewal(now, jitter())
+        if let Some(token) = &kept
+            && !wants_renewal(token, now, jitter())
         {
-            return Ok(cached.token.clone());
+            return Ok(token.clone());
         }
         match (self.source.token(request).await, kept) {
             (Ok(token), _) => {
@@ -80,12 +70,12 @@ impl TokenSource for TokenCache {
                 Ok(token)
             }
             (Err(error), None) => Err(TokenSourceError::new(format!("failed to fetch token: {error}"))),
-            (Err(error), Some(cached)) if cached.is_expired((self.clock)()) => {
+            (Err(error), Some(token)) if is_expired(&token, (self.clock)()) => {
                 let key = format!("{}/{}", request.namespace, request.service_account);
-                let error = without_token(&error, &cached.token);
+                let error = without_token(&error, &token);
                 Err(TokenSourceError::new(format!("token {key} expired and refresh failed: {error}")))
             }
-            (Err(error), Some(CachedToken { token, .. })) => {
+            (Err(error), Some(token)) => {
                 let error = without_token(&error, &token);
                 tracing::warn!(
                     namespace = request.namespace, service_account = request.service_account, %error,
@@ -103,30 +93,17 @@ fn without_token(error: &TokenSourceError, token: &IssuedToken) -> String {
     if token.is_empty() { text } else { text.replace(token, "[redacted]") }
 }
 
-impl CachedToken {
-    fn life(&self) -> Duration {
-        self.token.expires.duration_since(self.token.issued).unwrap_or_default()
-    }
-
-    fn end(&self) -> Duration {
-        self.arrived.saturating_add(self.life())
-    }
-
-    /// Whether it is due for renewal, although it may still be valid.
-    fn wants_renewal(&self, now: Duration, jitter: Duration) -> bool {
-        let (life, age) = (self.life(), now.saturating_sub(self.arrived) + jitter);
-        let last_fifth = Duration::from_secs(life.as_secs() / 5);
-        age > life.saturating_sub(last_fifth) || age > AGE_MAX
-    }
-
-    fn is_expired(&self, now: Duration) -> bool {
-        now > self.end()
-    }
+/// Whether a token is due for renewal, although it may still be valid.
+fn wants_renewal(token: &IssuedToken, now: SystemTime, jitter: Duration) -> bool {
+    let life = token.expires.duration_since(token.issued).unwrap_or_default();
+    let last_fifth = Duration::from_secs(life.as_secs() / 5);
+    let early = token.expires.checked_sub(last_fifth + jitter);
+    let old = token.issued.checked_add(AGE_MAX.saturating_sub(jitter));
+    early.is_none_or(|early| now > early) || old.is_some_and(|old| now > old)
 }
 
-fn since_boot() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
+fn is_expired(token: &IssuedToken, now: SystemTime) -> bool {
+    now > token.expires
 }
 
 fn jitter() -> Duration {
@@ -141,7 +118,7 @@ impl fmt::Debug for TokenCache {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::VecDeque, sync::atomic::AtomicU64, time::SystemTime};
+    use std::{collections::VecDeque, sync::atomic::AtomicU64};
 
     use super::*;
     use crate::credentials::{Secret, Standalone};
@@ -152,8 +129,6 @@ mod tests {
     #[derive(Debug, Default)]
     struct Scripted {
         now: Arc<AtomicU64>,
-        /// How far the issuer's clock is from the one that counts ages, in seconds.
-        apart: std::sync::atomic::AtomicI64,
         failures: Mutex<VecDeque<&'static str>>,
         asked: Mutex<Vec<TokenRequest>>,
     }
@@ -169,10 +144,7 @@ mod tests {
             if let Some(failure) = self.failures.lock().unwrap().pop_front() {
                 return Err(TokenSourceError::new(failure));
             }
-            let apart = self.apart.load(std::sync::atomic::Ordering::Relaxed);
-            let (now, distance) = (at(self.now.load(std::sync::atomic::Ordering::Relaxed)), apart.unsigned_abs());
-            let distance = Duration::from_secs(distance);
-            let issued = if apart < 0 { now - distance } else { now + distance };
+            let issued = at(self.now.load(std::sync::atomic::Ordering::Relaxed));
             let number = self.asked.lock().unwrap().len();
             let token = Secret::new(format!("token-{number}"));
             Ok(IssuedToken { token, issued, expires: issued + Duration::from_secs(HOUR) })
@@ -192,7 +164,7 @@ mod tests {
         fn new() -> Self {
             let source = Arc::new(Scripted::default());
             let now = Arc::clone(&source.now);
-            let clock = Box::new(move || Duration::from_secs(now.load(std::sync::atomic::Ordering::Relaxed)));
+            let clock = Box::new(move || at(now.load(std::sync::atomic::Ordering::Relaxed)));
             let cache = TokenCache { clock, ..TokenCache::new(Arc::clone(&source) as Arc<dyn TokenSource>) };
             Self { source, cache }
         }
@@ -227,20 +199,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_step_of_a_clock_neither_prolongs_nor_renews_a_token() {
-        let year = i64::try_from(365 * 24 * HOUR).unwrap();
-        for apart in [0, 3600, -3600, year, -year] {
-            let bed = Bed::new();
-            bed.source.apart.store(apart, std::sync::atomic::Ordering::Relaxed);
-            let start = 2 * HOUR;
-            assert_eq!(bed.token_at(start, &request("a")).await.as_deref(), Ok("token-1"));
-            bed.source.apart.store(-apart, std::sync::atomic::Ordering::Relaxed);
-            assert_eq!(bed.token_at(start + 2860, &request("a")).await.as_deref(), Ok("token-1"), "{apart}");
-            assert_eq!(bed.token_at(start + 2881, &request("a")).await.as_deref(), Ok("token-2"), "{apart}");
-        }
-    }
-
-    #[tokio::test]
     async fn a_token_that_cannot_be_renewed_is_used_until_it_expires() {
         let bed = Bed::new();
         bed.source.failures.lock().unwrap().push_back("boom");
@@ -265,12 +223,12 @@ mod tests {
 
     #[test]
     fn renewal_comes_after_four_fifths_or_a_day_less_the_jitter() {
-        let token = |hours: u64| {
-            let (issued, expires) = (at(0), at(0) + Duration::from_hours(hours));
-            CachedToken { token: IssuedToken { token: Secret::new(""), issued, expires }, arrived: Duration::ZERO }
+        let token = |hours: u64| IssuedToken {
+            token: Secret::new(""),
+            issued: at(0),
+            expires: at(0) + Duration::from_hours(hours),
         };
-        let wants_renewal = |token: &CachedToken, now, jitter| token.wants_renewal(now, jitter);
-        let (at, jitter) = (Duration::from_secs, Duration::from_secs);
+        let jitter = Duration::from_secs;
         assert!(!wants_renewal(&token(1), at(2880), jitter(0)));
         assert!(wants_renewal(&token(1), at(2881), jitter(0)));
         assert!(!wants_renewal(&token(1), at(2871), jitter(9)));
