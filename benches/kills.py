@@ -41,7 +41,7 @@ class Server(registry.Server):
 
     def __init__(self, folder, rate):
         self.total_rate, self.turn, self.free_at = rate, threading.Lock(), time.monotonic()
-        settings = argparse.Namespace(port=0, folders=[folder], rate=None, delay=0, no_ranges=False)
+        settings = registry.read_arguments([str(folder)])
         super().__init__(settings)
         self.RequestHandlerClass = Handler
 

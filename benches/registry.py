@@ -218,7 +218,8 @@ class Server(socketserver.ThreadingTCPServer):
         return next((folder / path for folder in self.folders if (folder / path).is_file()), None)
 
 
-def main():
+def read_arguments(arguments=None):
+    """Those of the command line, or these."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
@@ -229,7 +230,11 @@ def main():
     parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("--no-ranges", action="store_true")
     parser.add_argument("folders", nargs="+", type=pathlib.Path)
-    arguments = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main():
+    arguments = read_arguments()
     sys.setswitchinterval(0.001)
     with Server(arguments) as server:
         print("{}:{}".format(*server.server_address), flush=True)

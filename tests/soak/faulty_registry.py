@@ -1,6 +1,5 @@
 """A registry on loopback of which one request in a hundred is reset, and one in a hundred fails; some answers stall."""
 
-import argparse
 import pathlib
 import random
 import sys
@@ -42,7 +41,7 @@ class FaultyRegistry(registry.Server):
     """Serves a folder; `faults` counts what it did on purpose."""
 
     def __init__(self, folder, seed):
-        super().__init__(argparse.Namespace(port=0, folders=[folder], rate=None, delay=0, no_ranges=False))
+        super().__init__(registry.read_arguments([str(folder)]))
         self.RequestHandlerClass = Handler
         self.chance, self.turn = random.Random(seed), threading.Lock()
         self.faults = {"reset": 0, "error": 0, "stall": 0}
