@@ -66,13 +66,13 @@ def distant(bench):
         for place, options in (("near", {}), ("far", FAR)):
             source = parts.enter_context(registry(bench.source.corpus, bench.source.drafts, address=ADDRESS, tls=certificate, **options))
             for number in range((bench.pairs or 3) + 1):
-                for who, walls in rotated(found[place].items(), number):
+                for who, made in rotated(found[place].items(), number):
                     with bench.started(who, pulls.DISK_BYTES) as candidate:
                         candidate.settle()
                         pull = candidate.pull(source.image(IMAGE))
                     bench.tell(f"distant {who} {place}: {pull.wall:.3f} s, {pull.cpu:.3f} s CPU")
                     if number > 0:
-                        walls.append(pull)
+                        made.append(pull)
     rows = []
     for who in found["near"]:
         pulled = {place: found[place][who] for place in found}

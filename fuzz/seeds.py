@@ -256,7 +256,7 @@ def streams():
     write("framing", "gzip-of-gzip", gzip.compress(member(layer), mtime=0))
 
 
-# Recipes of layers: what it is, where, and where else; see `crates/imagelet-oci/tests/fuzz/whiteouts.rs`.
+# Recipes of layers: what it is, where, and where else; see `crates/imagelet/tests/fuzz/whiteouts.rs`.
 
 
 def recipes():
@@ -346,7 +346,7 @@ def policies():
         put("claim-" + re.sub("[^a-z0-9]", "-", name), {"critical": critical, "optional": {"creator": "a tool", "timestamp": 1}})
 
 
-# Archives to import; a recipe of files is read by `crates/imagelet-oci/tests/fuzz/import.rs`.
+# Archives to import; a recipe of files is read by `crates/imagelet/tests/fuzz/import.rs`.
 
 
 def imports():

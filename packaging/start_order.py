@@ -202,7 +202,7 @@ def main():
     lines = patterns(known, found)
     pathlib.Path(out).write_text(
         "/* What a daemon calls at its start and while it is idle. Written by `make start-order`. */\n"
-        "SECTIONS\n{\n  .text.start : {\n" + "".join(f"    *(.text*{line})\n" for line in lines) + "  }\n}\nINSERT BEFORE .text;\n"
+        "SECTIONS\n{\n  .text.start : {\n" + "".join(f"    *(.text*.{line})\n" for line in lines) + "  }\n}\nINSERT BEFORE .text;\n"
     )
     print(f"{len(found)} functions, {sum(known[address][1] for address in found):,} bytes; {len(lines)} patterns")
 

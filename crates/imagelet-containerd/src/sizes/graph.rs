@@ -336,7 +336,7 @@ fn committed(snapshotter: &str, snapshot: &snapshots::Info) -> Option<CommittedS
     })
 }
 
-pub(crate) fn snapshotters(images: &[images::Image], contents: &[content::Info]) -> BTreeSet<String> {
+pub(super) fn snapshotters(images: &[images::Image], contents: &[content::Info]) -> BTreeSet<String> {
     let labels = images.iter().map(|record| &record.labels).chain(contents.iter().map(|blob| &blob.labels));
     let named = labels.flatten().filter_map(|(key, value)| refers_to_snapshot(key, value));
     named.map(|(snapshotter, _)| snapshotter.to_owned()).collect()

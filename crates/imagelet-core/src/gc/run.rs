@@ -464,7 +464,6 @@ impl<'a> Run<'a> {
         let tried: BTreeSet<ImageKey> = decisions.iter().map(GcDecision::key).collect();
         let mut tried = tried.into_iter().peekable();
         let Some((snapshot, plan)) = &self.last else { return decisions };
-        decisions.reserve_exact(snapshot.entries.len().saturating_sub(tried.len()));
         for (entry, reason) in snapshot.entries.iter().zip(&plan.kept) {
             while tried.next_if(|key| entry.image.cmp_key(key).is_gt()).is_some() {}
             if tried.next_if(|key| entry.image.cmp_key(key).is_eq()).is_none() {

@@ -70,13 +70,13 @@ fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
                 indices.push(index);
             }
         };
-        let id = image.id.as_bytes();
-        longest = longest.max(id.strip_prefix(b"sha256:").unwrap_or(id).len());
+        let id = bare_id(image.id.as_str());
+        longest = longest.max(id.len());
         if filter.may_have_end_of(id) {
-            note(bare_id(image.id.as_str()));
+            note(id);
         }
         // What a name is searched by is the name or an end of it: its tail, its digest.
-        for name in image.tags.iter().chain(&image.digests).filter(|name| filter.may_have_end_of(name.as_bytes())) {
+        for name in image.tags.iter().chain(&image.digests).filter(|name| filter.may_have_end_of(name)) {
             note(name);
             match name.split_once('@') {
                 // The same digest in another repository is the same image, so the name is not parsed.
@@ -130,12 +130,12 @@ impl EndFilter {
     }
 
     /// Whether this text, or one that it ends with, may be among the searched ones.
-    fn may_have_end_of(&self, text: &[u8]) -> bool {
-        let is_long = text.last_chunk().is_some_and(|end| {
+    fn may_have_end_of(&self, text: &str) -> bool {
+        let is_long = text.as_bytes().last_chunk().is_some_and(|end| {
             let place = Self::place(*end);
             self.long[place / 64] & (1 << (place % 64)) != 0
         });
-        is_long || text.last().is_some_and(|last| self.short[usize::from(*last)])
+        is_long || text.as_bytes().last().is_some_and(|last| self.short[usize::from(*last)])
     }
 
     fn place(end: [u8; 8]) -> usize {

@@ -6,7 +6,10 @@ mod fake;
 mod way;
 
 pub mod conformance;
-pub mod interleavings;
+#[cfg(test)]
+pub(crate) mod dice;
+#[cfg(test)]
+pub(crate) mod interleavings;
 
 pub use fake::FakeRuntime;
 pub use way::WaySettings;

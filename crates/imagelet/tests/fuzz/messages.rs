@@ -56,7 +56,7 @@ pub(crate) fn message(fields: &[Field]) -> Vec<u8> {
     bytes
 }
 
-/// Changes a message as a tree, or where that is none, its bytes. `words` are texts worth having.
+/// Changes a message as a tree, or the bytes of anything else. `words` are texts worth having.
 pub(crate) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice, words: &[&[u8]]) {
     for _ in 0..=dice.below(3) {
         mutate_below(bytes, dice, words, DEPTH_MAX);

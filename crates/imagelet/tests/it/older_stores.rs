@@ -99,11 +99,11 @@ fn a_store_of_an_earlier_version_is_shown_verified_collected_from_and_pulled_int
         let ([images, pins, why], [images_now, pins_now, why_now]) = (PRINTED.map(before), print(&store));
         assert_eq!(facts(&images_now), facts(&images), "{what}");
         assert_eq!(pins_now["pins"], pins["pins"], "{what}");
-        let (told, told_now) = (moments(&why), moments(&why_now));
-        assert!(!told.is_empty() && told_now.is_superset(&told), "{what}: {why:#}\n{why_now:#}");
+        let (recorded, recorded_now) = (moments(&why), moments(&why_now));
+        assert!(!recorded.is_empty() && recorded_now.is_superset(&recorded), "{what}: {why:#}\n{why_now:#}");
         with_store(&store, ["verify"]).ok();
 
-        // The record of the pull counts: the image is used without its registry, which is not there.
+        // The registry is not there, and a present image does not need it.
         let [app, tool] = ["team/app:v1", "team/tool:v1"].map(|part| named(&images, part));
         with_store(&store, ["pull", "--policy", "IfNotPresent", &app]).ok();
 

@@ -35,14 +35,15 @@ const TRACE: (&str, &str) = ("IMAGELET_LOG", "trace");
 
 /// A busy machine takes so long until a program has hidden its command line.
 const HIDDEN_WITHIN: Duration = Duration::from_secs(30);
-/// Pulls with the same login.
-const PULLS: usize = 40;
+/// Pulls with the same login, every other one with a token of its own.
+const PULLS: usize = 120;
 /// Copies that may stay in free memory: the libraries' buffers for a command's arguments (h2) and for the head of a
 /// request (hyper), which are not ours to overwrite, and are used again by the next pull.
 const COPIES_MAX: usize = 10;
 /// The same for a token: an answer names it twice and stays in the buffer that its connection read it into, until that
-/// memory is used again. A pull alone holds more than five copies.
-const TOKEN_COPIES_MAX: usize = PULLS;
+/// memory is used again. Twenty such pulls may well find fresh memory each and leave forty copies, eighty leave no more
+/// than fifty; if all added up, these would leave 120.
+const TOKEN_COPIES_MAX: usize = 80;
 
 /// A registry with secrets of its own, and a folder in which all happens.
 struct Scene {

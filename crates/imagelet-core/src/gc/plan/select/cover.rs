@@ -3,7 +3,7 @@
 //! A layer is freed with its last image. Layers of the same users are one *group*; a *move* removes all remaining users
 //! of a group. Small sets are solved exactly (`exact.rs`), large ones greedily (`greedy.rs`).
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::cmp::Reverse;
 
 use super::{
     exact,
@@ -46,18 +46,19 @@ pub(super) fn choose_independent(images: &[(u64, ByteSize)], wanted: Freed) -> V
     let by_ratio = |at: &usize| Reverse((images[*at].1.0 as f64 / images[*at].0.max(1) as f64).to_bits());
     let target = Weight::of(wanted);
     let frees = |at: usize| Weight { bytes: images[at].1.0.into(), inodes: 0 };
-    let all = (0..images.len()).fold(Weight::default(), |sum, at| sum.plus(frees(at)));
+    let mut order: Vec<usize> = (0..images.len()).collect();
+    let all = order.iter().fold(Weight::default(), |sum, at| sum.plus(frees(*at)));
     if !all.meets(target) {
-        return (0..images.len()).collect();
+        return order;
     }
-    // Few images of many go, so the others are not sorted.
-    let mut best: BinaryHeap<Reverse<_>> = (0..images.len()).map(|at| Reverse((by_ratio(&at), at))).collect();
+    order.sort_by_cached_key(by_ratio);
     // The best ratios cost at most one image more than the best set: without the last one they are the cheapest set for
     // the bytes that they free.
     let (mut chosen, mut freed) = (Vec::new(), Weight::default());
-    while !freed.meets(target)
-        && let Some(Reverse((_, at))) = best.pop()
-    {
+    for at in order {
+        if freed.meets(target) {
+            break;
+        }
         freed = freed.plus(frees(at));
         chosen.push(at);
     }

@@ -9,7 +9,10 @@ use crate::{
     image::{ByteSize, ImageId, ImageKey},
     manager::{puller::scheduler::Policy, request::Caller},
     runtime::RuntimeError,
-    testing::interleavings::{InterleavedStory, explore_all_orders, explore_random_order, step},
+    testing::{
+        dice::Dice,
+        interleavings::{InterleavedStory, explore_all_orders, explore_random_order, step},
+    },
 };
 
 const GRACE: Duration = Duration::from_mins(1);
@@ -254,24 +257,20 @@ async fn the_end_of_one_clients_grace_hides_no_pull_that_the_grace_of_a_later_cl
 #[tokio::test(start_paused = true)]
 async fn larger_stories_hold_in_orders_drawn_by_a_seed() {
     for seed in 0..2000_u64 {
-        let mut bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut draw = |below: u64| {
-            bits = bits.rotate_left(7).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (bits >> 29);
-            usize::try_from((bits >> 33) % below).expect("it is small")
-        };
+        let mut dice = Dice(seed);
         let clients: Vec<Client> = (0..6)
             .map(|_| Client {
-                image: draw(IMAGES as u64),
-                arrives: [Duration::ZERO, GRACE / 2, GRACE][draw(3)],
-                priority: [0, HIGH][draw(2)],
-                leaves_after: [None, Some(1), Some(3)][draw(3)],
+                image: dice.below(IMAGES),
+                arrives: [Duration::ZERO, GRACE / 2, GRACE][dice.below(3)],
+                priority: [0, HIGH][dice.below(2)],
+                leaves_after: [None, Some(1), Some(3)][dice.below(3)],
             })
             .collect();
         let setup = Setup {
-            grace: [Duration::ZERO, GRACE][draw(2)],
-            slots: 1 + draw(2),
-            steps: [None, Some(1), Some(3)][draw(3)],
-            succeeds: draw(4) > 0,
+            grace: [Duration::ZERO, GRACE][dice.below(2)],
+            slots: 1 + dice.below(2),
+            steps: [None, Some(1), Some(3)][dice.below(3)],
+            succeeds: dice.below(4) > 0,
         };
         explore_random_order(story(setup, &clients), seed).await.unwrap();
     }

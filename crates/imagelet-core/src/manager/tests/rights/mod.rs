@@ -4,7 +4,7 @@
 //! brought is handed out as present only to a pod that shows a proof which was given for this image under this name,
 //! and as pulled only to a pod that the registry let in by its own right.
 
-mod dice;
+mod seen;
 mod shop;
 
 use std::{
@@ -17,7 +17,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use dice::{Dice, Seen};
+use seen::Seen;
 use shop::{Fate, Login, Shop, digest_of, open_shop};
 
 use super::super::*;
@@ -29,6 +29,7 @@ use crate::{
     image::{ImageId, trim_tag_and_digest},
     records::{Absent, PullRecords, RecordsSettings, VerificationPolicy, faults::Faults},
     runtime::{ErrorClass, ImageService, NoContainers, RuntimeManager, no_progress},
+    testing::dice::Dice,
 };
 
 /// How long the histories are together.

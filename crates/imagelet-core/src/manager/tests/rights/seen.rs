@@ -1,29 +1,4 @@
-//! Chance, the same for the same seed, and what it led to.
-
-/// A small generator (SplitMix64); the same seed is the same history.
-pub(super) struct Dice(pub(super) u64);
-
-impl Dice {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).expect("below a usize")
-    }
-
-    pub(super) fn one_in(&mut self, chance: usize) -> bool {
-        self.below(chance) == 0
-    }
-
-    pub(super) fn pick<'a, T>(&mut self, among: &'a [T]) -> &'a T {
-        &among[self.below(among.len())]
-    }
-}
+//! What a story of chance led to.
 
 /// What was seen, so that the test knows it saw something.
 #[derive(Debug, Default)]
