@@ -53,7 +53,8 @@ pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Opt
     } else if !auth.identity_token.is_empty() {
         CredentialKind::IdentityToken(Secret::new(auth.identity_token.as_str()))
     } else if !auth.auth.is_empty() {
-        basic_from_base64(&auth.auth)?
+        let Some(kind) = kind_from_base64(&auth.auth)? else { return Ok(None) };
+        kind
     } else if !auth.registry_token.is_empty() {
         CredentialKind::RegistryToken(Secret::new(auth.registry_token.as_str()))
     } else {
@@ -63,13 +64,19 @@ pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Opt
     Ok(Some(Credential { kind, server_address: server_address.to_owned() }))
 }
 
-fn basic_from_base64(text: &str) -> Result<CredentialKind, RuntimeError> {
+/// A password without a user is an identity token, as for containerd; neither is no credential.
+fn kind_from_base64(text: &str) -> Result<Option<CredentialKind>, RuntimeError> {
     // Neither message repeats the text: it is the secret.
     let invalid = |why| RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("invalid auth: {why}"));
     let decoded = STANDARD.decode(text).map_err(|_| invalid("it is not base64"))?;
     let decoded = String::from_utf8(decoded).map_err(|_| invalid("it is not text"))?;
     let (username, password) = decoded.split_once(':').ok_or_else(|| invalid("it has no colon"))?;
-    Ok(CredentialKind::Basic { username: username.to_owned(), password: Secret::new(password.trim_matches('\0')) })
+    let password = Secret::new(password.trim_matches('\0'));
+    Ok(match (username, password.expose().is_empty()) {
+        ("", true) => None,
+        ("", false) => Some(CredentialKind::IdentityToken(password)),
+        _ => Some(CredentialKind::Basic { username: username.to_owned(), password }),
+    })
 }
 
 /// Removes the credential from a runtime's refusal: its text is used in events and logs.
@@ -246,6 +253,17 @@ mod tests {
         let full = AuthConfig { auth: String::new(), ..full };
         assert_eq!(read(&full), Some(CredentialKind::RegistryToken(Secret::new("four"))));
         assert_eq!(read(&AuthConfig::default()), None);
+    }
+
+    #[test]
+    fn an_auth_without_a_user_is_an_identity_token() {
+        let read = |text: &str| {
+            let auth = AuthConfig { auth: STANDARD.encode(text), ..AuthConfig::default() };
+            credential_from_wire(&auth, "a").unwrap().map(|credential| credential.kind)
+        };
+        assert_eq!(read(":refresh\0"), Some(CredentialKind::IdentityToken(Secret::new("refresh"))));
+        assert_eq!(read(":"), None);
+        assert_eq!(read("bob:"), Some(CredentialKind::Basic { username: "bob".into(), password: Secret::new("") }));
     }
 
     #[test]
