@@ -15,7 +15,10 @@ impl Dice {
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound as u64).expect("below a usize")
     }
+}
 
+#[cfg(test)]
+impl Dice {
     pub(crate) fn one_in(&mut self, chance: usize) -> bool {
         self.below(chance) == 0
     }

@@ -24,32 +24,30 @@ use super::dice::Dice;
 const STUCK_AFTER: Duration = Duration::from_hours(24);
 
 /// Tasks whose orders are explored, and what has to hold.
-pub(crate) struct InterleavedStory {
+pub struct InterleavedStory {
     /// Polled one at a time.
-    pub(crate) tasks: Vec<BoxFuture<'static, ()>>,
+    pub tasks: Vec<BoxFuture<'static, ()>>,
     /// Checked after each step.
-    pub(crate) invariant: Box<dyn FnMut() -> Result<(), String> + Send>,
+    pub invariant: Box<dyn FnMut() -> Result<(), String> + Send>,
     /// Checked after the last step of all tasks, spawned ones included.
-    pub(crate) at_end: Box<dyn FnOnce() -> Result<(), String> + Send>,
+    pub at_end: Box<dyn FnOnce() -> Result<(), String> + Send>,
 }
 
 /// A story that fails, with the choices that repeat it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{violation}, after the choices {choices:?}")]
-pub(crate) struct InterleavingError {
+pub struct InterleavingError {
     /// What does not hold.
-    pub(crate) violation: String,
+    pub violation: String,
     /// The task at each step that had more than one, by position among those that could run.
-    pub(crate) choices: Vec<usize>,
+    pub choices: Vec<usize>,
 }
 
 /// Runs a story in all orders of its steps, and returns their number. Needs a runtime of one thread with paused time.
 ///
 /// # Errors
 /// The first order that violates an invariant or never ends.
-pub(crate) async fn explore_all_orders(
-    mut story: impl FnMut() -> InterleavedStory,
-) -> Result<usize, InterleavingError> {
+pub async fn explore_all_orders(mut story: impl FnMut() -> InterleavedStory) -> Result<usize, InterleavingError> {
     let mut order = Order { taken: Vec::new(), next: 0, dice: None };
     for orders in 1.. {
         order.run(story()).await?;
@@ -64,12 +62,12 @@ pub(crate) async fn explore_all_orders(
 ///
 /// # Errors
 /// The order violates an invariant or never ends.
-pub(crate) async fn explore_random_order(story: InterleavedStory, seed: u64) -> Result<(), InterleavingError> {
+pub async fn explore_random_order(story: InterleavedStory, seed: u64) -> Result<(), InterleavingError> {
     Order { taken: Vec::new(), next: 0, dice: Some(Dice(seed)) }.run(story).await
 }
 
 /// Ends a step of the calling task.
-pub(crate) async fn step() {
+pub async fn step() {
     let mut is_over = false;
     poll_fn(|context| {
         if std::mem::replace(&mut is_over, true) {

@@ -2,14 +2,12 @@
 
 #![allow(clippy::missing_panics_doc, reason = "a test helper panics to fail its test")]
 
+pub(crate) mod dice;
 mod fake;
 mod way;
 
 pub mod conformance;
-#[cfg(test)]
-pub(crate) mod dice;
-#[cfg(test)]
-pub(crate) mod interleavings;
+pub mod interleavings;
 
 pub use fake::FakeRuntime;
 pub use way::WaySettings;

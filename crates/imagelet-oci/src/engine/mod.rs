@@ -15,15 +15,14 @@ mod trust;
 mod verify;
 
 use std::{
-    collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, atomic::AtomicU64},
+    sync::{Arc, OnceLock, atomic::AtomicU64},
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 use imagelet_core::{
-    image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference},
+    image::{ByteSize, Image, ImageId, ImageSpec, Reference},
     runtime::{
         ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
         ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, Listing, LocalStore, MakeRoom,
@@ -32,7 +31,7 @@ use imagelet_core::{
     },
 };
 
-use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSlot};
+use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSingleFlight};
 use crate::{
     admission::{Admission, Reservations},
     confine::Confinement,
@@ -40,7 +39,7 @@ use crate::{
     pipeline::{LayerLimits, Places},
     registry::{Registry, RegistryConfig, about},
     scarce,
-    store::{Access, Durability, Store},
+    store::{Access, Durability, StagedLayer, Store},
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
 };
 
@@ -117,7 +116,7 @@ pub struct Engine {
     store: Arc<Store>,
     config: EngineConfig,
     /// One entry per layer being fetched: a second pull waits for the first.
-    fetching: Mutex<HashMap<(Digest, String), Arc<LayerSlot>>>,
+    fetching: LayerSingleFlight<StagedLayer>,
     turns: LayerTurns,
     places: Arc<Places>,
     budget: Arc<UnpackBudget>,
@@ -156,7 +155,7 @@ impl Engine {
             store: Arc::clone(&store),
             budget: Arc::new(UnpackBudget::new(config.unpack_memory)),
             config,
-            fetching: Mutex::default(),
+            fetching: LayerSingleFlight::default(),
             turns: LayerTurns::default(),
             places: Arc::default(),
             pulls: AtomicU64::new(0),
