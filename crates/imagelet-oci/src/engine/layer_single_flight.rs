@@ -15,8 +15,8 @@ use tokio::sync::Mutex as SlotMutex;
 use super::{Engine, LayerSharing};
 use crate::{confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
 
-/// The layers that are being fetched, or staged by a pull and not in the store yet: each with the pulls that may share
-/// it.
+/// The layers that are being fetched, or staged by a pull and not in the store yet. It decides and fetches nothing
+/// itself, so that its tests need no registry and no store.
 pub(crate) struct LayerSingleFlight<T>(Mutex<HashMap<LayerKey, Arc<LayerSlot<T>>>>);
 
 /// A layer, and the repository whose pulls may share it; empty for all.
@@ -254,6 +254,7 @@ mod tests {
             explore_all_orders(|| story(&ways)).await.unwrap();
         }
     }
+
     #[tokio::test(start_paused = true)]
     async fn in_orders_drawn_by_a_seed_six_pulls_of_a_layer_do_so_too() {
         for ways in [[Succeeds; 6], [Fails, Cancelled(1), Succeeds, Cancelled(3), Fails, Succeeds]] {
