@@ -161,5 +161,18 @@ mod tests {
         let mut expected = ["sha256:2", "sha256:3", "sha256:4", "sha256:7"].map(file_name);
         expected.sort_unstable();
         assert_eq!((dated, passed), (vec![GOOD], expected.iter().map(String::as_str).collect()));
+
+        // The longest file that is read, to its last byte.
+        let mut longest = vec![b' '; usize::try_from(FILE_LENGTH_MAX).unwrap() - record(GOOD).len()];
+        longest.extend(record(GOOD));
+        fs::write(place(GOOD), longest).unwrap();
+        assert_eq!(of(GOOD), "pulled");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_asked_for_is_a_failure_and_no_lack_of_records() {
+        let records = KubeletRecords::below(Path::new("no\0path"));
+        records.include(&ImageId::new(GOOD)).unwrap_err();
+        records.all().unwrap_err();
     }
 }

@@ -238,3 +238,24 @@ impl PullRecords {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_too_many_pulls_are_known_every_image_counts_as_just_pulled() {
+        let mut touched = Touched::default();
+        let ids: Vec<ImageId> = (0..TOUCHED_MAX).map(|number| ImageId::new(number.to_string())).collect();
+        ids.iter().for_each(|id| touched.touch(id));
+        let mark = |touched: &Touched| PruneMark { until: SystemTime::UNIX_EPOCH, sequence: touched.sequence };
+        let full = mark(&touched);
+        touched.touch(&ids[0]);
+        assert!(touched.is_since(&ids[0], &full) && !touched.is_since(&ids[1], &full), "a known one takes no place");
+        touched.touch(&ImageId::new("one more"));
+        assert!(ids.iter().all(|id| touched.is_since(id, &full)));
+        assert_eq!(touched.by_id.len(), 1, "memory is bounded");
+        let later = mark(&touched);
+        assert!(!touched.is_since(&ids[0], &later), "until the next list");
+    }
+}
