@@ -265,6 +265,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_type_of_a_secret_says_where_and_how_it_keeps_its_document() {
+        for (name, expected) in [
+            ("kubernetes.io/dockerconfigjson", Some((PullSecretKind::DockerConfigJson, ".dockerconfigjson"))),
+            ("kubernetes.io/dockercfg", Some((PullSecretKind::DockerCfg, ".dockercfg"))),
+            ("Opaque", None),
+            ("", None),
+        ] {
+            assert_eq!(PullSecretKind::from_type(name).map(|kind| (kind, kind.key())), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_longest_document_is_read_and_one_byte_more_is_refused() {
+        let document = r#"{"auths": {"reg.io": {"username": "u", "password": "p"}}}"#;
+        let longest = document.to_owned() + &" ".repeat(DOCKER_CONFIG_LENGTH_MAX - document.len());
+        let parsed = |text: &str| DockerConfig::parse(PullSecretKind::DockerConfigJson, text.as_bytes());
+        assert_eq!(parsed(&longest).unwrap().entries.len(), 1);
+        let error = parsed(&(longest + " ")).unwrap_err().to_string();
+        assert_eq!(error, format!("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes"));
+    }
+
+    #[test]
     fn every_document_and_auth_vector_holds() {
         let mut cases = 0;
         for case in vectors("pull-docker-config.json") {

@@ -337,12 +337,54 @@ mod tests {
         assert!(cases > 100);
     }
 
+    fn secret(name: &str, document: &str) -> PullSecret {
+        let identity = ObjectIdentity { namespace: "n".into(), name: name.into(), ..ObjectIdentity::default() };
+        PullSecret { identity, kind: PullSecretKind::DockerConfigJson, document: Secret::new(document) }
+    }
+
+    const LOGIN: &str = r#"{"auths": {"reg.io": {"username": "u", "password": "hunter2"}}}"#;
+
     #[test]
     fn a_keyring_does_not_print_what_it_holds() {
-        let document = Secret::new(r#"{"auths": {"reg.io": {"username": "u", "password": "hunter2"}}}"#);
-        let identity = ObjectIdentity { namespace: "n".into(), name: "s".into(), ..ObjectIdentity::default() };
-        let secret = PullSecret { identity, kind: PullSecretKind::DockerConfigJson, document };
+        let secret = secret("s", LOGIN);
         let (keyring, _) = Keyring::from_secrets(std::slice::from_ref(&secret));
-        assert!(!format!("{secret:?} {keyring:?} {:?}", keyring.lookup("reg.io/a")).contains("hunter2"));
+        let found = keyring.lookup("reg.io/a");
+        assert_eq!(found.len(), 1);
+        assert!(!format!("{secret:?} {keyring:?} {found:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn each_readable_secret_of_a_pod_is_tried_and_each_other_one_is_named() {
+        let second = LOGIN.replace("hunter2", "other");
+        let secrets = [secret("a", LOGIN), secret("bad", "hunter2"), secret("empty", ""), secret("b", &second)];
+        let (keyring, unreadable) = Keyring::from_secrets(&secrets);
+        let tried: Vec<String> = keyring
+            .lookup("reg.io/a")
+            .into_iter()
+            .map(|tracked| match tracked.source {
+                CredentialSource::Secret(identity) => identity.name,
+                _ => "of the node".to_owned(),
+            })
+            .collect();
+        assert_eq!(tried, ["a", "b"]);
+        let named: Vec<(&str, &str)> =
+            unreadable.iter().map(|error| (error.namespace.as_str(), error.name.as_str())).collect();
+        assert_eq!(named, [("n", "bad")], "an empty secret has no credential and no fault");
+    }
+
+    #[test]
+    fn an_entry_without_a_user_and_a_secret_is_not_shown_to_a_registry() {
+        let of = |kind| {
+            let credential = Credential { kind, ..Credential::basic("", "", Secret::new("")) };
+            TrackedCredential::new(credential, CredentialSource::Node).is_usable()
+        };
+        for (username, password, is_usable) in [("", "", false), ("u", "", true), ("", "p", true), ("u", "p", true)] {
+            let kind = CredentialKind::Basic { username: username.to_owned(), password: Secret::new(password) };
+            assert_eq!(of(kind), is_usable, "{username:?} {password:?}");
+        }
+        for (token, is_usable) in [("", false), ("t", true)] {
+            assert_eq!(of(CredentialKind::IdentityToken(Secret::new(token))), is_usable, "{token:?}");
+            assert_eq!(of(CredentialKind::RegistryToken(Secret::new(token))), is_usable, "{token:?}");
+        }
     }
 }
