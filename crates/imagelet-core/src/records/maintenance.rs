@@ -247,7 +247,9 @@ mod tests {
     fn where_too_many_pulls_are_known_every_image_counts_as_just_pulled() {
         let mut touched = Touched::default();
         let ids: Vec<ImageId> = (0..TOUCHED_MAX).map(|number| ImageId::new(number.to_string())).collect();
-        ids.iter().for_each(|id| touched.touch(id));
+        for id in &ids {
+            touched.touch(id);
+        }
         let mark = |touched: &Touched| PruneMark { until: SystemTime::UNIX_EPOCH, sequence: touched.sequence };
         let full = mark(&touched);
         touched.touch(&ids[0]);

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, path::Path, sync::Arc, time::SystemTime};
 use super::{DEFAULT, allowed, files, image, node_wide, open, open_as_kubelet};
 use crate::{
     image::{Image, ImageId},
-    records::{Absent, Guard, Intent, PullRecords, RecordsSettings, UNRECORDED_MAX, faults::Faults, file::file_name},
+    metrics::Metrics,
+    records::{Absent, Guard, PullRecords, RecordsSettings, UNRECORDED_MAX, faults::Faults, file::file_name, gauges},
 };
 
 /// The record of `sha256:1` could not be written. The kubelet's way has no second guard on the disk.
@@ -100,10 +101,36 @@ fn the_intent_of_a_cut_off_pull_outlives_a_later_one_that_is_given_up_or_cannot_
         records.intend("app:v1").unwrap().withdraw().unwrap();
         assert_eq!(files(root.path(), "pulling"), 1, "given up");
         faults.fail_in(1);
-        let _ = records.intend("app:v1").map(Intent::withdraw);
+        records.intend("app:v1").unwrap_err();
         assert_eq!(files(root.path(), "pulling"), 1, "cannot begin");
         assert!(!allowed(&records, "app:v1", "sha256:1"));
+
+        let none: [Image; 0] = [];
+        records.resolve_open_intents(&none, SystemTime::now(), Absent::Removed).unwrap();
+        let running = records.intend("app:v1").unwrap();
+        faults.fail_in(1);
+        records.intend("app:v1").unwrap_err();
+        assert_eq!(files(root.path(), "pulling"), 1, "of a pull that runs");
+        running.withdraw().unwrap();
+        assert_eq!(files(root.path(), "pulling"), 0, "a check ended what was cut off");
     }
+}
+
+#[test]
+fn what_a_check_resolves_is_shown_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    drop(open(root.path()).intend("app:v1").unwrap());
+    let (records, metrics) = (open(root.path()), Arc::new(Metrics::new()));
+    records.export_to(Arc::clone(&metrics));
+    let shows = |intents: usize, written: usize| {
+        let shown = metrics.render();
+        [(&gauges::INTENTS, intents), (&gauges::RECORDS, written)]
+            .iter()
+            .all(|(family, value)| shown.contains(&format!("\n{} {value}\n", family.name)))
+    };
+    assert!(shows(1, 0), "as it was left");
+    records.resolve_open_intents(&[image("sha256:1", "app:v1")], SystemTime::now(), Absent::Removed).unwrap();
+    assert!(shows(0, 1), "{}", metrics.render());
 }
 
 #[test]
