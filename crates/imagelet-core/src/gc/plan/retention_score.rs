@@ -13,6 +13,7 @@ use super::input::PlanInput;
 use crate::{
     image::ImageId,
     inventory::{PullCost, UseHistory},
+    runtime::LayerGraph,
 };
 
 /// The assumed interval where none is known: an image unused for a working day is rarely used again.
@@ -66,7 +67,10 @@ fn slowness(pulled: Option<PullCost>) -> f64 {
 /// Bytes to fetch again per image; layers that stay cost nothing, and shared layers are split.
 fn fetched<'a>(input: &'a PlanInput<'_>, places: &[usize]) -> BTreeMap<&'a ImageId, f64> {
     let Some(graph) = input.layers else { return BTreeMap::new() };
-    let candidates: BTreeSet<&ImageId> = places.iter().map(|place| input.id(*place)).collect();
+    shared_out(graph, places.iter().map(|place| input.id(*place)).collect())
+}
+
+fn shared_out<'a>(graph: &LayerGraph, candidates: BTreeSet<&'a ImageId>) -> BTreeMap<&'a ImageId, f64> {
     let mut users = vec![0_u32; graph.layers.len()];
     let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();
     let index = |part: &u32| usize::try_from(*part).ok().filter(|part| *part < graph.layers.len());
@@ -94,7 +98,10 @@ fn uses_per_day(history: &UseHistory, idle: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::ByteSize;
+    use crate::{
+        image::ByteSize,
+        runtime::{Certainty, LayerFacts},
+    };
 
     const HOUR: Duration = Duration::from_hours(1);
 
@@ -135,6 +142,22 @@ mod tests {
                 assert!(rate.is_finite() && rate >= 0.0, "{idle:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_layer_costs_what_its_candidates_would_fetch_of_it_again() {
+        let layer = |bytes, held| LayerFacts { id: "".into(), bytes: ByteSize(bytes), inodes: None, held };
+        let images = [("a", vec![0, 1, 9]), ("b", vec![1, 2, 3]), ("used", vec![2, 4])];
+        let graph = LayerGraph {
+            layers: vec![layer(100, false), layer(60, false), layer(7, false), layer(9, true), layer(1, false)],
+            images: images.map(|(id, parts)| (ImageId::new(id), parts)).into(),
+            certainty: Certainty::Exact,
+        };
+        let [a, b, unknown] = ["a", "b", "unknown"].map(ImageId::new);
+        // A layer of two is split; what an image in use or another holder keeps costs nothing.
+        let expected = BTreeMap::from([(&a, 130.0), (&b, 30.0)]);
+        assert_eq!(shared_out(&graph, BTreeSet::from([&a, &b, &unknown])), expected);
+        assert_eq!(shared_out(&graph, BTreeSet::from([&a])), BTreeMap::from([(&a, 100.0)]), "b keeps what they share");
     }
 
     #[test]
