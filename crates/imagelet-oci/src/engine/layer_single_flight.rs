@@ -15,8 +15,8 @@ use tokio::sync::Mutex as SlotMutex;
 use super::{Engine, LayerSharing};
 use crate::{confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
 
-/// The layers that are being fetched, or staged by a pull and not in the store yet. It decides and fetches nothing
-/// itself, so that its tests need no registry and no store.
+/// The layers that are being fetched, or staged by a pull and not in the store yet. It knows
+/// neither registry nor store, so that its tests need none.
 pub(crate) struct LayerSingleFlight<T>(Mutex<HashMap<LayerKey, Arc<LayerSlot<T>>>>);
 
 /// A layer, and the repository whose pulls may share it; empty for all.

@@ -1,12 +1,11 @@
-//! Records and intents that could not be written, and pulls that ended without a word.
+//! Records and intents that could not be written: what they guard, and when they are forgotten.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::SystemTime};
 
 use super::{DEFAULT, allowed, files, image, node_wide, open, open_as_kubelet};
 use crate::{
     image::{Image, ImageId},
-    metrics::Metrics,
-    records::{Absent, Guard, PullRecords, RecordsSettings, UNRECORDED_MAX, faults::Faults, file::file_name, gauges},
+    records::{Absent, Guard, PullRecords, RecordsSettings, UNRECORDED_MAX, faults::Faults},
 };
 
 /// The record of `sha256:1` could not be written. The kubelet's way has no second guard on the disk.
@@ -79,19 +78,6 @@ fn more_unrecorded_images_than_memory_holds_reject_every_client_of_any_unrecorde
 }
 
 #[test]
-fn a_pull_that_ends_in_good_order_leaves_nothing_for_the_next_of_its_name() {
-    let root = tempfile::tempdir().unwrap();
-    let records = open(root.path());
-    records.intend("app:v1").unwrap().withdraw().unwrap();
-    records.intend("app:v1").unwrap().withdraw().unwrap();
-    assert_eq!(files(root.path(), "pulling"), 0, "given up twice");
-    let intent = records.intend("app:v1").unwrap();
-    intent.fulfil(&ImageId::new("sha256:1"), &node_wide(), SystemTime::now()).unwrap();
-    records.intend("app:v1").unwrap().withdraw().unwrap();
-    assert_eq!(files(root.path(), "pulling"), 0, "finished, then given up");
-}
-
-#[test]
 fn the_intent_of_a_cut_off_pull_outlives_a_later_one_that_is_given_up_or_cannot_begin() {
     for open in [open, open_as_kubelet] {
         let (root, faults) = (tempfile::tempdir().unwrap(), Faults::arm());
@@ -114,31 +100,4 @@ fn the_intent_of_a_cut_off_pull_outlives_a_later_one_that_is_given_up_or_cannot_
         running.withdraw().unwrap();
         assert_eq!(files(root.path(), "pulling"), 0, "a check ended what was cut off");
     }
-}
-
-#[test]
-fn what_a_check_resolves_is_shown_at_once() {
-    let root = tempfile::tempdir().unwrap();
-    drop(open(root.path()).intend("app:v1").unwrap());
-    let (records, metrics) = (open(root.path()), Arc::new(Metrics::new()));
-    records.export_to(Arc::clone(&metrics));
-    let shows = |intents: usize, written: usize| {
-        let shown = metrics.render();
-        [(&gauges::INTENTS, intents), (&gauges::RECORDS, written)]
-            .iter()
-            .all(|(family, value)| shown.contains(&format!("\n{} {value}\n", family.name)))
-    };
-    assert!(shows(1, 0), "as it was left");
-    records.resolve_open_intents(&[image("sha256:1", "app:v1")], SystemTime::now(), Absent::Removed).unwrap();
-    assert!(shows(0, 1), "{}", metrics.render());
-}
-
-#[test]
-fn pruning_names_a_record_that_it_cannot_read_and_keeps_it() {
-    let root = tempfile::tempdir().unwrap();
-    let records = open(root.path());
-    let path = root.path().join("image_manager/pulled").join(file_name("sha256:1"));
-    std::fs::write(&path, "no record").unwrap();
-    let (removed, failures) = records.prune(&BTreeSet::new(), &records.mark(SystemTime::now()));
-    assert_eq!((removed, failures.len(), path.exists()), (0, 1, true), "{failures:?}");
 }
