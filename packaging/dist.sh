@@ -12,6 +12,8 @@ root=$PWD profile=${PROFILE:-dist} cargo=${CARGO:-cargo}
 machine=$(uname -m)
 targets=("$@")
 [ "${#targets[@]}" -gt 0 ] || targets=("$machine"-unknown-linux-{musl,gnu})
+# The first program also runs here, and writes all manual pages and completions.
+case ${targets[0]} in "$machine"-*) ;; *) fail "the first target has to be of this machine, as $machine-unknown-linux-musl is, not ${targets[0]}" ;; esac
 built=$(cargo metadata --locked --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')
 registry=$(realpath "${CARGO_HOME:-$HOME/.cargo}")
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
@@ -76,7 +78,7 @@ END
   find crates tests xtask -name $name.json -delete
 }
 
-writer= # A program of this version that runs here writes manual pages and completions.
+writer= # The first program.
 for target in "${targets[@]}"; do
   compile "$target"
   writer=${writer:-$program}
