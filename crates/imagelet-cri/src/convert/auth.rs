@@ -189,6 +189,12 @@ mod tests {
         }
         let coded = STANDARD.encode(format!("bob:{password}"));
         assert_eq!(shown(&basic, &format!("Authorization: Basic {coded}")), "Authorization: Basic [redacted]");
+        // The encoded form of this one contains it.
+        let short = CredentialKind::RegistryToken(Secret::new("Q"));
+        assert_eq!(
+            (STANDARD.encode("Q").as_str(), shown(&short, "no UQ== here").as_str()),
+            ("UQ==", "no [redacted] here")
+        );
         let empty = CredentialKind::Basic { username: String::new(), password: Secret::new("") };
         assert_eq!(shown(&empty, "no credentials"), "no credentials");
     }

@@ -310,7 +310,22 @@ mod tests {
     }
 
     #[test]
+    fn a_status_of_our_own_side_says_that_the_runtime_is_away_and_why() {
+        let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        // As when a connection ends amid a call.
+        let mut cancelled = Status::cancelled("the call ended");
+        cancelled.set_source(std::sync::Arc::new(refused()));
+        for status in [Status::from_error(Box::new(refused())), cancelled] {
+            let error = error_from_status(Call::Pull, &status);
+            assert_eq!(error.kind(), RuntimeErrorKind::Unavailable);
+            assert_eq!(error.chain(), "the runtime cannot be reached: connection refused");
+        }
+    }
+
+    #[test]
     fn a_long_message_is_cut_between_characters() {
+        let longest = "a".repeat(MESSAGE_BYTES_MAX);
+        assert_eq!(status_from_error(&RuntimeError::other(longest.clone())).message(), longest);
         let status = status_from_error(&RuntimeError::other("ä".repeat(4000)));
         assert!(status.message().len() <= MESSAGE_BYTES_MAX + 3);
         assert!(status.message().ends_with("ä…"));

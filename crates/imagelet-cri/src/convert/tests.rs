@@ -307,11 +307,33 @@ fn a_container_keeps_what_says_which_image_it_holds() {
 }
 
 #[test]
+fn a_sandbox_is_ready_by_its_state_and_none_without_metadata() {
+    let sandbox =
+        |state, metadata| sandbox_from_wire(v1::PodSandbox { id: "s".into(), state, metadata, ..Default::default() });
+    let metadata = || Some(v1::PodSandboxMetadata { name: "web".into(), ..Default::default() });
+    let seen = |state| sandbox(state, metadata()).map(|sandbox| (sandbox.id, sandbox.name, sandbox.ready));
+    assert_eq!(seen(0), Some(("s".into(), "web".into(), true)));
+    assert_eq!(seen(1), Some(("s".into(), "web".into(), false)));
+    assert!(sandbox(0, None).is_none());
+}
+
+#[test]
+fn a_sandbox_that_is_not_told_apart_is_refused_by_what_is_known_of_it() {
+    let metadata = v1::PodSandboxMetadata { name: "web".into(), namespace: "shop".into(), ..Default::default() };
+    let status = v1::PodSandboxStatus { id: "s".into(), metadata: Some(metadata), created_at: 1 };
+    let error = check_sandbox_status(&v1::PodSandboxStatusResponse { status: Some(status), ..Default::default() });
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        r#"metadata.Name, metadata.Namespace or metadata.Uid is not in metadata "name:web namespace:shop""#
+    );
+}
+
+#[test]
 fn image_volumes_tell_both_their_names_once() {
     let mount = |image: &str, image_ref: &str| v1::Mount {
         image: Some(v1::ImageSpec { image: image.into(), image_ref: image_ref.into(), ..v1::ImageSpec::default() }),
     };
-    let mounts = vec![mount("b", "sha256:1"), v1::Mount { image: None }, mount("sha256:1", ""), mount("", "")];
+    let mounts = vec![mount("b", "sha256:1"), v1::Mount { image: None }, mount("sha256:1", "b"), mount("", "")];
     assert_eq!(volumes_from_wire(v1::ContainerStatus { mounts, ..v1::ContainerStatus::default() }), ["b", "sha256:1"]);
 }
 

@@ -244,6 +244,20 @@ async fn a_stream_is_taken_whole_or_not_at_all() {
     assert_eq!(lists.load(Ordering::SeqCst), 2);
 }
 
+/// Two bytes each on the wire, hundreds in memory.
+#[tokio::test]
+async fn a_list_that_would_fill_the_memory_is_refused_in_one_message_and_in_many() {
+    let hollow = |count| vec![String::new(); count];
+    for (script, is_streamed) in [
+        (Scripted { unary: Some(hollow(300_000)), ..Scripted::default() }, false),
+        (Scripted { batches: vec![hollow(100_000); 3], ..Scripted::default() }, true),
+    ] {
+        let (_served, client) = scripted(script).await;
+        let error = client.streaming_lists(is_streamed).list(None).await.unwrap_err();
+        assert!(error.to_string().ends_with("the answer holds more than any may"), "{is_streamed}: {error}");
+    }
+}
+
 #[tokio::test]
 async fn a_runtime_that_does_not_answer_is_given_up() {
     let served = Served::service(ImageServiceServer::new(Scripted { hangs: true, ..Scripted::default() })).await;

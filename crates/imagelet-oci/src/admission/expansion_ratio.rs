@@ -146,6 +146,11 @@ mod tests {
         }
         assert!(!few.expect(Compression::Gzip, 1, false).is_measured);
         assert!(!small.expect(Compression::Gzip, 1, false).is_measured);
+        let mut just_enough = Expansions::default();
+        for _ in 0..LAYERS_MEASURED_MIN {
+            just_enough.learn(Compression::Gzip, ASSUMED_WEIGHT / LAYERS_MEASURED_MIN, 1, 1);
+        }
+        assert!(just_enough.expect(Compression::Gzip, 1, false).is_measured);
     }
 
     #[test]

@@ -73,8 +73,9 @@ fn a_pull_that_brings_no_layer_needs_no_room() {
 fn others_are_waited_for_where_only_a_guess_of_them_stands_in_the_way() {
     let pull = demand(300, 100, 60, 6);
     for (place, strict, compressed) in [
-        // No other pull to wait for.
+        // No other pull to wait for, whether it fits or not.
         (space(100, 65), false, false),
+        (space(400, 90), false, false),
         // Both estimates together do not fit; the other's minimum leaves space.
         (beside((200, 20, 4, 1), space(400, 90)), true, true),
         // It does not fit alone either.
@@ -136,6 +137,8 @@ fn a_refusal_does_the_arithmetic() {
         "not enough free inodes on the store's disk: needs about 40000 inodes (3 layers not here), 5000 inodes free of \
          which 700 reserved by 1 pull and 1000 kept by freeInodesFloor"
     );
+    let unreserved = Space { reserved: Amount::default(), inodes_floor: 0, ..roomy };
+    assert!(refused(Strict, &pull, &unreserved, None).to_string().ends_with("(3 layers not here), 5000 inodes free"));
     let none = Space { free_inodes: Some(1_010), ..roomy };
     assert!(
         refused(Compressed, &pull, &none, None)
