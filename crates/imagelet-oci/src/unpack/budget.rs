@@ -292,6 +292,7 @@ mod tests {
         assert_eq!(claims[1].grow(6 * MIB), Err(MemoryError::Busy));
         assert!(layers[1].was_refused() && !layers[0].was_refused());
         assert!(!claims[2].grow_if_free(6 * MIB) && !layers[2].was_refused());
+        assert!(layers[0].holds_shared() && !layers[1].holds_shared());
         claims[1].grow(3 * MIB).expect("as much is free");
         drop((claims, layers));
         Claim::on(&budget.layer()).grow(10 * MIB).expect("all is free again");
@@ -306,6 +307,25 @@ mod tests {
         assert!(MemoryError::Limit(limit).to_string().contains(&limit.to_string()));
         claim.clear();
         claim.grow(MIB).expect("it was given back");
+        drop(claim);
+        let mut all = Claim::on(&LayerMemory::of_its_own(1 << 20));
+        all.grow(usize::try_from(limit).unwrap()).expect("to the byte");
+        assert_eq!(all.grow(1), Err(MemoryError::Limit(limit)));
+    }
+
+    #[test]
+    fn what_a_claim_took_is_given_back_whichever_way_it_was_taken() {
+        let memory = LayerMemory::of_its_own(1 << 20);
+        for _ in 0..3 {
+            let mut claim = Claim::on(&memory);
+            assert!(claim.grow_if_free(MIB / 2));
+            claim.grow(MIB / 2).expect("the rest is free");
+            assert!(!claim.grow_if_free(MIB));
+        }
+        let mut claim = Claim::on(&memory);
+        assert!(claim.grow_if_free(MIB));
+        claim.clear();
+        claim.grow(MIB).expect("all of it");
     }
 
     #[tokio::test]
@@ -347,8 +367,32 @@ mod tests {
             })
         };
         assert_eq!(wait(true).await.expect("no panic"), Err(MemoryError::Cancelled));
+        assert!(!layer.is_awaited() && !layer.holds_shared());
         let waiting = wait(false);
+        while !layer.is_awaited() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         drop((held, holder));
         assert_eq!(waiting.await.expect("no panic"), Ok(()));
+        assert!(!layer.is_awaited() && layer.holds_shared());
+        // It holds some, and must not wait for more.
+        let whole = Claim::on(&layer);
+        tokio::task::spawn_blocking(move || whole.wait_for_whole(&AtomicBool::new(false)))
+            .await
+            .expect("no panic")
+            .expect("no wait");
+    }
+
+    #[tokio::test]
+    async fn a_layer_that_waits_for_a_whole_share_has_all_of_it() {
+        let budget = Arc::new(UnpackBudget::sharing(10 << 20));
+        let layer = budget.layer();
+        let claim = Claim::on(&layer);
+        tokio::task::spawn_blocking(move || claim.wait_for_whole(&AtomicBool::new(false)))
+            .await
+            .expect("no panic")
+            .expect("it is free");
+        assert!(layer.holds_shared());
+        assert_eq!(Claim::on(&budget.layer()).grow(MIB), Err(MemoryError::Busy));
     }
 }

@@ -122,3 +122,16 @@ pub(crate) fn shown(name: &[u8]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_shown_byte_for_byte_up_to_the_bound() {
+        assert_eq!(shown(b"a\xff\xfe`b\\\n"), r"a\xff\xfe\`b\\\n");
+        let longest = "x".repeat(NAME_SHOWN_MAX);
+        assert_eq!(shown(longest.as_bytes()), longest);
+        assert_eq!(shown(format!("{longest}x").as_bytes()), format!("{longest}…"));
+    }
+}

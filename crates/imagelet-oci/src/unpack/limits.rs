@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use rustix::fd::BorrowedFd;
+use rustix::{fd::BorrowedFd, fs::StatVfs};
 
 use super::error::Fault;
 
@@ -99,17 +99,107 @@ impl<'a> Gauge<'a> {
         self.unchecked_bytes = 0;
         self.unchecked_entries = 0;
         let disk = rustix::fs::fstatvfs(self.root).map_err(Fault::io("measure the disk for"))?;
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        let floor = self.limits.free_bytes_floor;
-        if free < floor.saturating_add(wanted) {
-            let wants = if wanted == 0 { String::new() } else { format!("{wanted} bytes are wanted, ") };
-            return Err(Fault::Full(format!("{wants}{free} bytes are free, of which {floor} must stay free")));
+        shortage(&disk, &self.limits, wanted).map_or(Ok(()), |short| Err(Fault::Full(short)))
+    }
+}
+
+/// What is missing for the floors to hold after `wanted` more bytes.
+fn shortage(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<String> {
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let floor = limits.free_bytes_floor;
+    if free < floor.saturating_add(wanted) {
+        let wants = if wanted == 0 { String::new() } else { format!("{wanted} bytes are wanted, ") };
+        return Some(format!("{wants}{free} bytes are free, of which {floor} must stay free"));
+    }
+    // File systems without inode tables, such as btrfs, report zero of zero.
+    let floor = limits.free_inodes_floor;
+    let are_short = disk.f_files > 0 && disk.f_favail < floor;
+    are_short.then(|| format!("{} inodes are free, {floor} must stay free", disk.f_favail))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::fd::AsFd};
+
+    use super::*;
+
+    /// A gauge whose every look at the disk fails, once it has looked at the first entry.
+    fn with_gauge(test: impl FnOnce(&mut Gauge<'_>)) {
+        let folder = tempfile::tempdir().unwrap();
+        let root = File::open(folder.path()).unwrap();
+        let mut gauge = Gauge::new(UnpackLimits::default(), root.as_fd(), Arc::default());
+        gauge.headers(1).unwrap();
+        gauge.limits.free_bytes_floor = u64::MAX;
+        test(&mut gauge);
+    }
+
+    #[test]
+    fn the_disk_is_looked_at_each_thousand_entries() {
+        with_gauge(|gauge| {
+            for seen in [2, 500, 1_000] {
+                gauge.headers(seen).unwrap();
+            }
+            gauge.headers(1_001).unwrap_err();
+            gauge.limits.free_bytes_floor = 0;
+            gauge.headers(2_001).unwrap();
+            gauge.limits.free_bytes_floor = u64::MAX;
+            gauge.headers(3_000).unwrap();
+            gauge.headers(3_001).unwrap_err();
+        });
+    }
+
+    #[test]
+    fn the_disk_is_looked_at_each_8_mib_and_before_a_larger_file() {
+        const EACH: usize = 8 << 20;
+        with_gauge(|gauge| {
+            gauge.wrote(EACH / 2).unwrap();
+            gauge.wrote(EACH / 2 - 1).unwrap();
+            gauge.wrote(1).unwrap_err();
+            gauge.wrote(EACH - 1).unwrap();
+            gauge.wrote(1).unwrap_err();
+            gauge.file(0, EACH as u64).unwrap();
+            gauge.file(0, EACH as u64 + 1).unwrap_err();
+        });
+    }
+
+    #[test]
+    fn a_layer_may_reach_each_bound() {
+        with_gauge(|gauge| {
+            gauge.limits.entries_max = 3;
+            gauge.limits.bytes_max = 10;
+            gauge.headers(3).unwrap();
+            gauge.headers(4).unwrap_err();
+            gauge.file(6, 2).unwrap();
+            gauge.file(1, 4).unwrap();
+            gauge.file(1, 0).unwrap_err();
+        });
+    }
+
+    #[test]
+    fn floors_hold_to_the_byte_and_to_the_inode() {
+        let disk = |free: u64, inodes: u64, free_inodes: u64| StatVfs {
+            f_bsize: 4096,
+            f_frsize: 10,
+            f_blocks: 1_000,
+            f_bfree: 1_000,
+            f_bavail: free,
+            f_files: inodes,
+            f_ffree: 1_000,
+            f_favail: free_inodes,
+            f_fsid: 0,
+            f_flag: rustix::fs::StatVfsMountFlags::empty(),
+            f_namemax: 255,
+        };
+        let limits = UnpackLimits { free_bytes_floor: 100, free_inodes_floor: 5, ..UnpackLimits::default() };
+        for (disk, wanted, short) in [
+            (disk(10, 50, 5), 0, None),
+            (disk(9, 50, 5), 0, Some("90 bytes are free, of which 100 must stay free")),
+            (disk(15, 50, 5), 50, None),
+            (disk(15, 50, 5), 51, Some("51 bytes are wanted, 150 bytes are free, of which 100 must stay free")),
+            (disk(10, 50, 4), 0, Some("4 inodes are free, 5 must stay free")),
+            (disk(10, 0, 0), 0, None),
+        ] {
+            assert_eq!(shortage(&disk, &limits, wanted).as_deref(), short, "{wanted}");
         }
-        // File systems without inode tables, such as btrfs, report zero of zero.
-        let floor = self.limits.free_inodes_floor;
-        if disk.f_files > 0 && disk.f_favail < floor {
-            return Err(Fault::Full(format!("{} inodes are free, {floor} must stay free", disk.f_favail)));
-        }
-        Ok(())
     }
 }

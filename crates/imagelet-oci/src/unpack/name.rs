@@ -97,6 +97,11 @@ mod tests {
     #[test]
     fn long_and_deep_names_are_over_the_limit() {
         let limits = UnpackLimits::default();
+        // Neither are these: as long and as deep as a name may be, and deep only on the way.
+        for name in [format!("{}abcdefg", "abcdefg/".repeat(511)) + "/", "d/".repeat(512), "d/../".repeat(600) + "x"] {
+            clean(name.as_bytes(), "name", &limits).unwrap();
+        }
+        clean("abcdefg/".repeat(512).as_bytes(), "name", &limits).unwrap();
         for name in ["x".repeat(256), "abc/".repeat(1100), "d/".repeat(2000)] {
             assert!(matches!(clean(name.as_bytes(), "name", &limits), Err(Fault::Limit(_))));
         }

@@ -89,10 +89,18 @@ fn old_dialects_are_read() {
     let mut prefixed = Header::new(b'0', "name", 0);
     prefixed.put(345, b"prefix/deep");
     let mut star = Header::new(b'0', "name", 0);
-    star.put(345, b"star").put(508, b"tar\0");
+    // Its prefix ends where two times begin.
+    star.put(345, &[b's'; 131]).put(476, b"14713142135\x0014713142135\0").put(508, b"tar\0");
+    let mut full = Header::new(b'0', "name", 0);
+    full.put(345, &[b'u'; 155]);
     let mut gnu = Header::new(b'0', "gnu", 0);
     gnu.gnu().put(345, b"14713142135\0");
-    let archive = Archive::new().header(&v7_dir).header(&prefixed).header(&star).header(&gnu);
+    let mut timeless = Header::new(b'0', "timeless", 0);
+    timeless.gnu().put(346, b"unused");
+    let mut misplaced = Header::new(b'0', "name", 0);
+    misplaced.gnu().put(345, b"old");
+    let archive = Archive::new().header(&v7_dir).header(&prefixed).header(&star).header(&full);
+    let archive = archive.header(&gnu).header(&timeless).header(&misplaced);
     let mut signed = Header::new(b'0', "\u{e9}", 0).sealed();
     let sum: i64 = signed
         .iter()
@@ -102,7 +110,15 @@ fn old_dialects_are_read() {
     signed[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
     site.unpack(&archive.raw(&signed).end()).unwrap();
     let names: Vec<_> = site.listing().into_keys().collect();
-    assert_eq!(names, ["gnu", "prefix", "prefix/deep", "prefix/deep/name", "star", "star/name", "v7", "é"]);
+    let (star, ustar) = ("s".repeat(131), "u".repeat(155));
+    let (in_star, in_ustar) = (format!("{star}/name"), format!("{ustar}/name"));
+    assert_eq!(
+        names,
+        ["gnu", "old", "old/name", "prefix", "prefix/deep", "prefix/deep/name"]
+            .into_iter()
+            .chain([star.as_str(), &in_star, "timeless", &ustar, &in_ustar, "v7", "é"])
+            .collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -124,6 +140,43 @@ fn headers_that_are_wrong_are_told() {
     malformed(&[b'x'; 2048], "checksum");
     let error = Site::new().unpack(&Archive::new().pax(&[("size", b"4611686018427387904")]).file("f", "").end());
     assert!(matches!(error, Err(UnpackError { kind: UnpackErrorKind::Limit, .. })));
+}
+
+#[test]
+fn records_of_pax_are_whole_or_malformed() {
+    let record = |bytes: &[u8]| Archive::new().pax_raw(b'x', bytes).file("f", "").end();
+    // The shortest one there is, and the longest count of digits.
+    for bytes in [&b"5 a=\n"[..], b"0000000016 a=bc\n"] {
+        let site = Site::new();
+        site.unpack(&record(bytes)).unwrap();
+        site.assert_listing([("f", "f:")]);
+    }
+    for bytes in [
+        &b"4 a=\n"[..],
+        b"5 a=b\n",
+        b"5 a=x",
+        b"6 a=\n",
+        b" a=b\n",
+        b"7 =abc\n",
+        b"-6 a=b\n",
+        // Shorter than their own digits.
+        b"0000000009 a=b\n",
+        b"000000009 a=b\n",
+        b"00000006 a=b\n",
+        // One digit more than any length has.
+        b"00000000017 a=bc\n",
+    ] {
+        malformed(&record(bytes), "PAX record");
+    }
+}
+
+#[test]
+fn a_message_names_the_header_that_breaks() {
+    let broken = Header::new(b'x', "PaxHeaders/of", 3);
+    malformed(&Archive::new().file("before", "").header(&broken).data(b"xyz").end(), "`PaxHeaders/of`");
+    let mut broken = Header::new(b'0', "short", 0);
+    broken.put(136, b"no time");
+    malformed(&Archive::new().file("before", "").header(&broken).end(), "`short`");
 }
 
 #[test]
@@ -243,6 +296,16 @@ fn sparse_maps_that_lie_are_told() {
     malformed(&data("-1\n"), "sparse map");
     malformed(&data(&"1".repeat(100)), "sparse map");
     malformed(&data("16777216\n0\n0\n"), "sparse map");
+    // The map's block has to be there, and may hold nothing.
+    malformed(&Archive::new().pax(&v10).header(&Header::new(b'0', "f", 511)).data(b"0\n").end(), "sparse map");
+    let hole: [(&str, &[u8]); 3] =
+        [("GNU.sparse.major", b"1"), ("GNU.sparse.minor", b"0"), ("GNU.sparse.realsize", b"9")];
+    let site = Site::new();
+    site.unpack(&Archive::new().pax(&hole).header(&Header::new(b'0', "f", 512)).data(b"0\n").end()).unwrap();
+    site.assert_listing([("f", "f:\0\0\0\0\0\0\0\0\0")]);
+    let mut old = Header::new(b'S', "f", 3);
+    old.number(386, 12, 0).number(398, 12, 3).number(483, 12, 3);
+    malformed(&Archive::new().header(&old).data(b"abc").end(), "a header of another kind");
     let v20: [(&str, &[u8]); 2] = [("GNU.sparse.major", b"2"), ("GNU.sparse.minor", b"0")];
     assert!(matches!(
         Site::new().unpack(&Archive::new().pax(&v20).file("f", "").end()),

@@ -1,6 +1,7 @@
 //! Archives that exceed limits.
 
 use std::{
+    fs,
     io::{self, BufReader, Read},
     sync::atomic::Ordering,
 };
@@ -54,6 +55,10 @@ fn extension_headers_end_at_their_limit() {
         // The reader does not look for the data.
         limited(&Site::new(), &Archive::new().header(&header).end(), "1048576");
     }
+    let mut site = Site::new();
+    site.options.limits.header_max = 20;
+    site.unpack(&Archive::new().pax_raw(b'x', b"20 comment=12345678\n").file("f", "").end()).unwrap();
+    limited(&site, &Archive::new().pax_raw(b'x', b"21 comment=123456789\n").file("f", "").end(), "than 20 bytes");
 }
 
 #[test]
@@ -91,6 +96,21 @@ fn sparse_maps_are_bounded() {
     let map = "0,0,".repeat(20) + "0,0";
     let records: [(&str, &[u8]); 2] = [("GNU.sparse.numblocks", b"21"), ("GNU.sparse.map", map.as_bytes())];
     limited(&site, &Archive::new().pax(&records).file("f", "").end(), "8 ranges");
+    let pairs = |count: usize| {
+        let pair: [(&str, &[u8]); 2] = [("GNU.sparse.offset", b"0"), ("GNU.sparse.numbytes", b"0")];
+        let numblocks = count.to_string();
+        let head = [("GNU.sparse.numblocks", numblocks.as_bytes())];
+        let records: Vec<_> = head.into_iter().chain(std::iter::repeat_n(pair, count).flatten()).collect();
+        Archive::new().pax(&records).file("f", "").end()
+    };
+    site.unpack(&pairs(8)).unwrap();
+    limited(&site, &pairs(9), "8 ranges");
+    let blocks = |count: usize| {
+        let more = (1..count).fold(Archive::new().header(&header), |archive, _| archive.raw(&extension));
+        more.raw(&[0; 512]).end()
+    };
+    site.unpack(&blocks(8)).unwrap();
+    limited(&site, &blocks(9), "sparse map");
 }
 
 #[test]
@@ -112,6 +132,8 @@ fn an_attribute_that_no_file_can_have_is_refused_at_the_header_with_name_and_lim
     }
     // Also where it would not be kept.
     limited(&site, &Archive::new().pax(&[("SCHILY.xattr.other.large", &large)]).dir("d").end(), "the limit is 65536");
+    site.unpack(&Archive::new().pax(&[("SCHILY.xattr.other.large", &large[1..])]).file("f", "").end()).unwrap();
+    fs::remove_file(site.layer().join("f")).unwrap();
     let names: Vec<String> = (0..1000).map(|number| format!("SCHILY.xattr.user.{number:070}")).collect();
     let many: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"1"[..])).collect();
     limited(&site, &Archive::new().pax(&many).dir("d").end(), "more than 65536 bytes");
