@@ -247,8 +247,14 @@ async fn every_kind_of_change_is_told_by_its_word() {
         (
             "fs/marked",
             "xattrs",
-            Box::new(|| set_xattr(&at("marked"), b"changed")),
+            Box::new(|| set_xattr(&at("marked"), b"gone")),
             Box::new(|| set_xattr(&at("marked"), b"kept")),
+        ),
+        (
+            "fs/marked",
+            "xattrs",
+            Box::new(|| rename_xattr(&at("marked"), "user.note", "user.nota")),
+            Box::new(|| rename_xattr(&at("marked"), "user.nota", "user.note")),
         ),
         (
             "fs/holes",
@@ -320,6 +326,11 @@ fn set_xattr(path: &Path, value: &[u8]) {
 }
 
 /// Changes what is in a folder and leaves the folder's times as they were.
+fn rename_xattr(path: &Path, from: &str, to: &str) {
+    rustix::fs::removexattr(path, from).expect("it has the attribute");
+    rustix::fs::setxattr(path, to, b"kept", rustix::fs::XattrFlags::empty()).expect("it takes attributes");
+}
+
 fn in_folder(folder: &Path, change: impl FnOnce()) {
     let before = fs::metadata(folder).expect("it is there").modified().expect("a time");
     change();

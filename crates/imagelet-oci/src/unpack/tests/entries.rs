@@ -54,9 +54,10 @@ fn the_last_entry_of_a_name_wins() {
 fn a_replaced_file_keeps_its_other_names() {
     let site = Site::new();
     let archive = Archive::new().file("a", "old").hard_link("b", "./a").file("a", "new").hard_link("c", "/b");
-    site.unpack(&archive.hard_link("c", "c").end()).unwrap();
+    let report = site.unpack(&archive.hard_link("c", "c").end()).unwrap();
     site.assert_listing([("a", "f:new"), ("b", "f:old"), ("c", "f:old")]);
     assert_eq!(metadata(&site, "b").nlink(), 2);
+    assert_eq!((report.bytes, report.disk_bytes), (6, 2 * 4096), "both are there");
 }
 
 #[test]
@@ -202,7 +203,14 @@ fn without_root_owners_and_devices_are_recorded() {
         .hard_link("other", "d%/f")
         .header(Header::new(b'0', "gone", 0).owner(5, 5))
         .file("gone", "")
-        .header(Header::new(b'3', "null", 0).device(1, 3).mode(0o666));
+        .dir("open")
+        .header(Header::new(b'5', "shut", 0).mode(0o500))
+        .header(Header::new(b'5', "theirs", 0).owner(3, 3))
+        .file("null", "goes")
+        .header(Header::new(b'3', "null", 0).device(1, 3).mode(0o666))
+        .header(Header::new(b'4', "sda", 0).device(8, 0).mode(0o660))
+        .file(".wh.tty", "")
+        .header(Header::new(b'3', "tty", 0).device(5, 0).mode(0o666));
     let report = site.unpack(&archive.end()).unwrap();
     let record = |path: &str, uid, gid, mode| OwnershipRecord {
         path: path.to_owned(),
@@ -212,15 +220,24 @@ fn without_root_owners_and_devices_are_recorded() {
         device: None,
         xattrs: Vec::new(),
     };
-    let (null, others): (Vec<_>, Vec<_>) = report.ownership.iter().partition(|record| record.device.is_some());
-    assert_eq!(null[0].path, "null");
-    let wanted =
-        [record("d%25", 10, 20, 0o500), record("d%25/f", 1000, 1001, 0o4755), record("other", 1000, 1001, 0o4755)];
+    let (devices, others): (Vec<_>, Vec<_>) = report.ownership.iter().partition(|record| record.device.is_some());
+    let devices = devices.into_iter().map(|record| (record.path.as_str(), record.device.clone().unwrap()));
+    let devices: Vec<_> = devices.map(|(path, device)| (path, device.block, device.major, device.minor)).collect();
+    assert_eq!(devices, [("null", false, 1, 3), ("sda", true, 8, 0), ("tty", false, 5, 0)]);
+    let wanted = [
+        record("d%25", 10, 20, 0o500),
+        record("d%25/f", 1000, 1001, 0o4755),
+        record("other", 1000, 1001, 0o4755),
+        record("shut", 0, 0, 0o500),
+        record("theirs", 3, 3, 0o755),
+    ];
     assert_eq!(others.into_iter().cloned().collect::<Vec<_>>(), wanted);
     let ours = rustix::process::geteuid().as_raw();
     assert_eq!(metadata(&site, "d%/f").uid(), ours);
     assert_eq!(metadata(&site, "d%").mode() & 0o777, 0o700);
-    assert!(!site.listing().contains_key("null"));
+    let listing = site.listing();
+    assert!(!listing.contains_key("null") && !listing.contains_key("sda"));
+    assert_eq!(listing["tty"], "w", "it hides what is below, though its own node is left out");
     let json = serde_json::to_string(&report.ownership).unwrap();
     assert_eq!(serde_json::from_str::<Vec<OwnershipRecord>>(&json).unwrap(), report.ownership);
 }

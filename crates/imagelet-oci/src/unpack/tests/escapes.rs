@@ -147,6 +147,61 @@ fn a_directory_turned_link_and_back_many_times_ends_as_the_last_entry_says() {
 }
 
 #[test]
+fn a_link_that_is_replaced_leads_to_its_new_place_at_once() {
+    let site = Site::new();
+    let archive = Archive::new().dir("a").dir("b").symlink("l", "a").file("l/1", "").symlink("l", "b").file("l/2", "");
+    site.unpack(&archive.file("l", "").file("a/3", "").end()).unwrap();
+    site.assert_listing([("a", "d"), ("a/1", "f:"), ("a/3", "f:"), ("b", "d"), ("b/2", "f:"), ("l", "f:")]);
+}
+
+#[test]
+fn a_link_in_a_folder_begins_there_unless_it_is_absolute() {
+    let site = Site::new();
+    let archive = Archive::new().symlink("d/here", "e").symlink("d/root", "/e");
+    site.unpack(&archive.file("d/here/1", "").file("d/root/2", "").end()).unwrap();
+    site.assert_listing([
+        ("d", "d"),
+        ("d/e", "d"),
+        ("d/e/1", "f:"),
+        ("d/here", "l->e"),
+        ("d/root", "l->/e"),
+        ("e", "d"),
+        ("e/2", "f:"),
+    ]);
+}
+
+#[test]
+fn a_link_that_goes_to_and_fro_is_bounded_by_its_steps() {
+    let way = |times: usize| format!("{}d", "d/../".repeat(times));
+    let archive = |times| Archive::new().dir("d").pax(&[("linkpath", way(times).as_bytes())]).symlink("l", "");
+    Site::new().unpack(&archive(760).file("l/x", "").end()).unwrap();
+    refused_by_limit(&archive(800).file("l/x", "").end(), "its parents have too many links");
+    let up_alone = |times| Archive::new().pax(&[("linkpath", "../".repeat(times).as_bytes())]).symlink("l", "");
+    Site::new().unpack(&up_alone(1_300).file("l/x", "").end()).unwrap();
+}
+
+#[track_caller]
+fn refused_by_limit(archive: &[u8], why: &str) {
+    let error = Site::new().unpack(archive).unwrap_err();
+    assert!(error.kind == UnpackErrorKind::Limit && error.to_string().contains(why), "{error}");
+}
+
+#[test]
+fn long_names_on_the_way_are_not_deep_ones() {
+    let site = Site::new();
+    let folder = "x".repeat(255);
+    let name = format!("{folder}/{folder}/{folder}/f");
+    site.unpack(&Archive::new().pax(&[("path", name.as_bytes())]).file("f", "1").end()).unwrap();
+    assert_eq!(site.listing()[&name], "f:1");
+}
+
+#[test]
+fn a_link_to_nowhere_is_malformed_and_not_the_disks_fault() {
+    let error = Site::new().unpack(&Archive::new().symlink("l", "").end()).unwrap_err();
+    assert_eq!(error.kind, UnpackErrorKind::Malformed, "{error}");
+}
+
+#[test]
 fn loops_of_links_end() {
     refused(|_| Archive::new().symlink("a", "b").symlink("b", "a").file("a/x", "").end(), "a/x", "link too many");
     refused(|_| Archive::new().symlink("a", "a/b").file("a/x", "").end(), "a/x", "link too many");

@@ -81,6 +81,29 @@ fn bytes_are_counted_holes_included() {
         [("GNU.sparse.size", b"2147483648"), ("GNU.sparse.numblocks", b"1"), ("GNU.sparse.map", b"0,1")];
     limited(&site, &Archive::new().pax(&hole).file("f", "x").end(), "1000 bytes");
     limited(&site, &Archive::new().header(&Header::new(b'Z', "odd", 4096)).end(), "1000 bytes");
+    limited(&site, &Archive::new().header(&Header::new(b'0', ".wh.odd", 4096)).end(), "1000 bytes");
+    // Attributes of folders wait on the disk.
+    let note = [("SCHILY.xattr.user.note", &[b'x'; 2000][..])];
+    limited(&site, &Archive::new().pax(&note).dir("d").end(), "1000 bytes");
+}
+
+#[test]
+fn a_large_file_that_is_cancelled_ends_amid_its_bytes() {
+    let mut site = Site::new();
+    let head = Archive::new().header(&Header::new(b'0', "endless", 1 << 40)).bytes();
+    struct Endless(std::sync::Arc<std::sync::atomic::AtomicBool>, u64);
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.1 += buffer.len() as u64;
+            self.0.store(self.1 > 1 << 20, Ordering::Relaxed);
+            assert!(self.1 < 2 << 20, "it goes on");
+            Ok(buffer.len())
+        }
+    }
+    site.options.limits.bytes_max = u64::MAX;
+    let endless = Endless(std::sync::Arc::clone(&site.options.cancelled), 0);
+    let error = site.unpack_from(&mut BufReader::new(head.as_slice().chain(endless))).unwrap_err();
+    assert_eq!(error.kind, UnpackErrorKind::Cancelled, "{error}");
 }
 
 #[test]
