@@ -145,6 +145,44 @@ fn what_must_be_remembered_is_bounded() {
 }
 
 #[test]
+fn headers_attributes_and_maps_take_memory_before_they_are_read() {
+    let mut site = Site::new();
+    site.options.memory = super::super::LayerMemory::of_its_own(64 << 10);
+    // Of an unknown type, so that nothing is written.
+    let odd = |archive: Archive| archive.header(&Header::new(b'Z', "odd", 0)).end();
+    let comment = |length: usize| odd(Archive::new().pax(&[("comment", &vec![b'x'; length])]));
+    site.unpack(&comment(10_000)).unwrap();
+    limited(&site, &comment(30_000), "81920 bytes");
+    let attributes = |count: usize| {
+        let names: Vec<String> = (0..count).map(|number| format!("SCHILY.xattr.user.{number}")).collect();
+        let records: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b""[..])).collect();
+        odd(Archive::new().pax(&records))
+    };
+    site.unpack(&attributes(50)).unwrap();
+    limited(&site, &attributes(500), "81920 bytes");
+    let sparse = |ranges: usize| {
+        let version: [(&str, &[u8]); 2] = [("GNU.sparse.major", b"1"), ("GNU.sparse.minor", b"0")];
+        let map = format!("{ranges}\n{}", "0\n0\n".repeat(ranges)).into_bytes();
+        let size = map.len().next_multiple_of(512);
+        Archive::new().pax(&version).header(&Header::new(b'0', "f", size)).data(&map).end()
+    };
+    site.unpack(&sparse(100)).unwrap();
+    limited(&site, &sparse(3_000), "81920 bytes");
+}
+
+#[test]
+fn names_of_attributes_fill_an_inode_to_the_byte() {
+    let archive = |count: usize| {
+        // With its final NUL, each name takes 64 bytes.
+        let names: Vec<String> = (0..count).map(|number| format!("SCHILY.xattr.user.{number:058}")).collect();
+        let records: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b""[..])).collect();
+        Archive::new().pax(&records).header(&Header::new(b'Z', "odd", 0)).end()
+    };
+    Site::new().unpack(&archive(1_024)).unwrap();
+    limited(&Site::new(), &archive(1_025), "more than 65536 bytes");
+}
+
+#[test]
 fn an_attribute_that_no_file_can_have_is_refused_at_the_header_with_name_and_limit() {
     let site = Site::new();
     let large = vec![b'x'; 65_537];
