@@ -13,7 +13,7 @@ use imagelet_core::runtime::Findings;
 use tempfile::TempDir;
 
 use super::{
-    BlobPurpose, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, PartialKey, Resumption,
+    Access, BlobPurpose, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, PartialKey, Resumption,
     StagedBlob, StagedLayer, Store, StoreOptions, SyncView, files::sync_observer, record::disk_usage::DiskUsage,
 };
 use crate::manifest::Descriptor;
@@ -61,6 +61,11 @@ impl Bed {
         }
         drop(fs::remove_file(self.root.join("names.unsettled.json")));
         self.open(Durability::Commit)
+    }
+
+    /// How many images, layers and things to remove lie on the disk.
+    fn left(&self) -> [usize; 3] {
+        ["images", "layers", "trash"].map(|folder| fs::read_dir(self.root.join(folder)).unwrap().count())
     }
 
     fn is_marked(root: &Path, layer: &str) -> bool {
@@ -116,6 +121,27 @@ fn pull(store: &Arc<Store>, name: &str, layers: &[&str], brought: &[&str]) -> Re
     store.commit(new, &brought, &view).map_err(|error| error.chain())
 }
 
+/// Commits an image without layers under these names.
+fn rename(store: &Store, name: &str, names: &[&str]) -> Result<ImageId, String> {
+    let names = names.iter().map(|&name| name.to_owned()).collect();
+    let new = NewImage { record: record(name, &[]), files: Vec::new(), names };
+    store.commit(new, &[], &store.sync_view().unwrap()).map_err(|error| error.chain())
+}
+
+/// Makes each further sync of this folder of the store fail, the root's for "".
+fn fail_syncs(bed: &Bed, folder: &str, error: fn() -> io::Error) {
+    let wanted = bed.root.join(folder);
+    sync_observer::observe(move |folder| if folder == Some(&wanted) { Err(error()) } else { Ok(()) });
+}
+
+fn disk_full() -> io::Error {
+    rustix::io::Errno::NOSPC.into()
+}
+
+fn disk_gone() -> io::Error {
+    rustix::io::Errno::IO.into()
+}
+
 fn has(store: &Store, name: &str) -> bool {
     let found = store.resolve(&tag(name)).unwrap();
     assert_eq!(found.is_some(), store.image(&image_id(name)).is_some());
@@ -155,8 +181,7 @@ fn a_first_pull_that_a_power_cut_takes_leaves_nothing() {
         !has(&store, "app") && store.resolve_damaged(&tag("app")).is_none(),
         "the whole pull is lost, never a part"
     );
-    let left = |folder: &str| fs::read_dir(bed.root.join(folder)).unwrap().count();
-    assert_eq!((left("images"), left("layers")), (0, 0));
+    assert_eq!(bed.left()[..2], [0, 0]);
 }
 
 #[test]
@@ -173,8 +198,7 @@ fn an_image_that_the_disk_refused_to_keep_is_not_believed_by_a_later_sync() {
     let error = store.sync_background().unwrap_err();
     assert!(error.chain().contains("the disk is gone"), "{}", error.chain());
     assert!(!has(&store, "app") && store.layer(&layer_id("base")).is_none(), "its content may be lost");
-    let left = |folder: &str| fs::read_dir(bed.root.join(folder)).unwrap().count();
-    assert_eq!(["images", "layers", "trash"].map(left), [0; 3], "a full disk may be why it was refused");
+    assert_eq!(bed.left(), [0; 3], "a full disk may be why it was refused");
     store.sync_background().unwrap();
     assert!(!has(&store, "app"));
     drop(store);
@@ -211,10 +235,8 @@ fn kept_blobs_are_durable_before_the_image_is_named() {
     let (synced, root) = (Rc::new(RefCell::new(Vec::new())), bed.root.clone());
     let (seen, home) = (Rc::clone(&synced), store.blob_path(&blob));
     sync_observer::observe(move |folder| {
-        if let Some(folder) = folder {
-            let folder = folder.strip_prefix(&root).unwrap().display().to_string();
-            seen.borrow_mut().push((folder, home.exists()));
-        }
+        let folder = folder.map(|folder| folder.strip_prefix(&root).unwrap().display().to_string());
+        seen.borrow_mut().push((folder.unwrap_or_else(|| "all files".into()), home.exists()));
         Ok(())
     });
     let new = NewImage { record: record("app", &["base"]), files: Vec::new(), names: vec![tag("app")] };
@@ -223,8 +245,8 @@ fn kept_blobs_are_durable_before_the_image_is_named() {
     let synced: Vec<_> = synced.iter().map(|(folder, is_kept)| (folder.as_str(), *is_kept)).collect();
     assert_eq!(
         synced,
-        [("blobs", true), ("blobs/sha256", true), ("layers", true), ("images", true), ("", true)],
-        "the folder of each rename, the names last"
+        [("all files", false), ("blobs", true), ("blobs/sha256", true), ("layers", true), ("images", true), ("", true)],
+        "the content, the folder of each rename, the names last"
     );
 }
 
@@ -263,4 +285,167 @@ fn an_image_over_a_layer_that_was_found_damaged_during_its_pull_is_not_shown() {
     drop(lease);
     pull(&store, "new", &["base", "top"], &["base", "top"]).unwrap();
     assert!(has(&store, "new"));
+}
+
+#[test]
+fn in_the_background_the_content_of_each_pull_is_synced_through_its_own_view() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Background);
+    // A layer that another pull has staged was written under that pull's view.
+    let others = store.sync_view().unwrap();
+    let layer = staged(&store, &others, "base", None);
+    let view = store.sync_view().unwrap();
+    let new = NewImage { record: record("app", &["base"]), files: Vec::new(), names: vec![tag("app")] };
+    store.commit(new, &[layer], &view).unwrap();
+    let syncs = Rc::new(Cell::new(0));
+    let seen = Rc::clone(&syncs);
+    sync_observer::observe(move |folder| {
+        seen.set(seen.get() + usize::from(folder.is_none()));
+        Ok(())
+    });
+    store.sync_background().unwrap();
+    // Of the store, of the layer and of the pull; once more, of the store alone, for the record without its mark.
+    assert_eq!(syncs.get(), 4, "a write error of that layer would reach nobody");
+}
+
+#[test]
+fn a_commit_that_fails_at_its_end_takes_everything_back() {
+    for folder in ["layers", "images", ""] {
+        let bed = Bed::new();
+        let store = bed.open(Durability::Commit);
+        pull(&store, "other", &["other"], &["other"]).unwrap();
+        fail_syncs(&bed, folder, disk_gone);
+        let error = pull(&store, "app", &["base"], &["base"]).unwrap_err();
+        assert!(error.contains("Input/output error"), "{error}");
+        assert!(!has(&store, "app") && store.layer(&layer_id("base")).is_none(), "{folder:?}");
+        assert_eq!(bed.left(), [1, 1, 0], "{folder:?}");
+        sync_observer::observe(|_| Ok(()));
+        pull(&store, "app", &["base"], &[]).expect_err("its layer is not there");
+        pull(&store, "app", &["base"], &["base"]).unwrap();
+        assert!(has(&store, "app") && has(&store, "other"), "{folder:?}");
+    }
+}
+
+#[test]
+fn a_commit_in_the_background_that_cannot_write_names_gives_none() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Background);
+    fs::create_dir(bed.root.join("names.unsettled.json")).unwrap();
+    pull(&store, "app", &["base"], &["base"]).unwrap_err();
+    assert!(!has(&store, "app"));
+    assert_eq!(bed.left(), [0; 3]);
+}
+
+#[test]
+fn a_pull_gives_a_damaged_image_its_old_names_back() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Commit);
+    pull(&store, "app", &["base"], &["base"]).unwrap();
+    store.mark_layer(&layer_id("base"), &Findings::of("fs/etc/passwd", "content", "other bytes")).unwrap();
+    assert!(!has(&store, "app"));
+    let view = store.sync_view().unwrap();
+    let other = "registry.example/other:v1".to_owned();
+    let new =
+        NewImage { record: record("app", &["base"]), files: Vec::new(), names: vec![other.clone(), other.clone()] };
+    store.commit(new, &[staged(&store, &view, "base", None)], &view).unwrap();
+    assert!(has(&store, "app"));
+    assert_eq!(store.resolve(&other).unwrap(), Some(image_id("app")));
+    assert_eq!(store.image(&image_id("app")).unwrap().0.names, [tag("app"), other], "in order, each once");
+    assert_eq!(store.marked(&layer_id("base")), None, "the layer is whole again");
+}
+
+#[test]
+fn an_image_that_loses_its_last_name_to_another_goes() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Commit);
+    rename(&store, "old", &["registry.example/moves:v1"]).unwrap();
+    rename(&store, "new", &["registry.example/moves:v1"]).unwrap();
+    assert_eq!(store.resolve("registry.example/moves:v1").unwrap(), Some(image_id("new")));
+    assert!(store.image(&image_id("old")).is_none(), "nothing names it");
+}
+
+#[test]
+fn with_its_last_tag_an_image_loses_its_digest_names_too() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Commit);
+    let digest = format!("registry.example/app@{}", Digest::of(b"app"));
+    let beside = format!("registry.example/beside@{}", Digest::of(b"beside"));
+    rename(&store, "app", &["registry.example/app:v1", "registry.example/app:v2", &digest]).unwrap();
+    rename(&store, "beside", &["registry.example/beside:v1", &beside]).unwrap();
+    assert!(store.remove_name("registry.example/app:v1").unwrap());
+    assert_eq!(store.resolve(&digest).unwrap(), Some(image_id("app")), "another tag is left");
+    assert!(store.remove_name("registry.example/app:v2").unwrap());
+    assert!(store.resolve(&digest).unwrap().is_none() && store.image(&image_id("app")).is_none());
+    assert_eq!(store.resolve(&beside).unwrap(), Some(image_id("beside")), "it has its own");
+    assert!(!store.remove_name("registry.example/app:v2").unwrap(), "it is gone already");
+}
+
+#[test]
+fn a_name_on_what_was_only_shown_makes_it_durable_first() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Background);
+    pull(&store, "app", &["base"], &["base"]).unwrap();
+    drop(store);
+    let store = bed.open(Durability::Commit);
+    assert!(store.add_names(&image_id("app"), &[tag("again")]).unwrap());
+    drop(store);
+    let store = bed.open_after_power_cut();
+    assert_eq!(store.resolve(&tag("again")).unwrap(), Some(image_id("app")));
+    assert!(has(&store, "app"));
+}
+
+#[test]
+fn a_full_disk_keeps_no_image_from_being_removed() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Commit);
+    rename(&store, "app", &[&tag("app")]).unwrap();
+    rename(&store, "other", &[&tag("other")]).unwrap();
+    fail_syncs(&bed, "", disk_full);
+    store.add_names(&image_id("app"), &[tag("again")]).unwrap_err();
+    assert!(store.resolve(&tag("again")).unwrap().is_none(), "a new name takes space");
+    assert!(store.remove_image(&image_id("app")).unwrap());
+    assert!(!has(&store, "app") && has(&store, "other"));
+    assert_eq!(bed.left(), [1, 0, 0]);
+    drop(store);
+    let store = bed.open(Durability::Commit);
+    assert!(!has(&store, "app") && has(&store, "other"), "also after a restart");
+}
+
+#[test]
+fn a_tag_that_frees_nothing_stays_on_a_full_disk() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Commit);
+    rename(&store, "app", &[&tag("app"), &tag("again")]).unwrap();
+    fail_syncs(&bed, "", disk_full);
+    let error = store.remove_name(&tag("again")).unwrap_err();
+    assert!(error.chain().contains("No space left"), "{}", error.chain());
+    assert_eq!(store.resolve(&tag("again")).unwrap(), Some(image_id("app")), "its removal was not answered");
+}
+
+#[test]
+fn a_disk_that_fails_removes_no_image() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Commit);
+    rename(&store, "app", &[&tag("app")]).unwrap();
+    fail_syncs(&bed, "", disk_gone);
+    store.remove_image(&image_id("app")).unwrap_err();
+    assert!(has(&store, "app"), "it was not answered as removed");
+    assert_eq!(bed.left(), [1, 0, 0]);
+    sync_observer::observe(|_| Ok(()));
+    assert!(store.remove_image(&image_id("app")).unwrap() && !has(&store, "app"));
+}
+
+#[test]
+fn a_store_that_is_only_read_changes_no_name() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Commit);
+    rename(&store, "app", &[&tag("app")]).unwrap();
+    let access = Access::Read { or_empty: false };
+    let reader = Arc::new(Store::open(&bed.root, StoreOptions { access, ..StoreOptions::for_tests() }).unwrap());
+    let names = || fs::read(bed.root.join("names.json")).unwrap();
+    let before = names();
+    for changed in [reader.remove_name(&tag("app")), reader.add_names(&image_id("app"), &[tag("again")])] {
+        assert!(changed.unwrap_err().chain().contains("opened for reading alone"));
+    }
+    assert!(has(&reader, "app") && names() == before);
 }
