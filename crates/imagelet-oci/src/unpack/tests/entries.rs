@@ -221,7 +221,7 @@ fn without_root_owners_and_devices_are_recorded() {
         xattrs: Vec::new(),
     };
     let (devices, others): (Vec<_>, Vec<_>) = report.ownership.iter().partition(|record| record.device.is_some());
-    let devices = devices.into_iter().map(|record| (record.path.as_str(), record.device.clone().unwrap()));
+    let devices = devices.into_iter().map(|record| (record.path.as_str(), record.device.unwrap()));
     let devices: Vec<_> = devices.map(|(path, device)| (path, device.block, device.major, device.minor)).collect();
     assert_eq!(devices, [("null", false, 1, 3), ("sda", true, 8, 0), ("tty", false, 5, 0)]);
     let wanted = [

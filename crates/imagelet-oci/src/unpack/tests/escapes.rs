@@ -180,6 +180,20 @@ fn a_link_that_goes_to_and_fro_is_bounded_by_its_steps() {
     Site::new().unpack(&up_alone(1_300).file("l/x", "").end()).unwrap();
 }
 
+#[test]
+fn a_way_through_a_link_may_be_as_deep_and_as_long_as_a_name() {
+    let mut site = Site::new();
+    site.options.limits.depth_max = 4;
+    site.options.limits.path_max = 15;
+    let archive = || Archive::new().symlink("l", "aaa/bbb").symlink("m", "aaa/bbb/c");
+    site.unpack(&archive().file("l/c/ddddd/f", "").end()).unwrap();
+    assert_eq!(site.listing()["aaa/bbb/c/ddddd/f"], "f:");
+    for too_far in ["m/d/e/f", "l/c/dddddd/f"] {
+        let error = site.unpack(&archive().file(too_far, "").end()).unwrap_err();
+        assert!(error.to_string().contains("too deep in the layer"), "{error}");
+    }
+}
+
 #[track_caller]
 fn refused_by_limit(archive: &[u8], why: &str) {
     let error = Site::new().unpack(archive).unwrap_err();

@@ -3,7 +3,10 @@
 use std::{
     fs,
     io::{self, BufReader, Read},
-    sync::atomic::Ordering,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::{
@@ -87,21 +90,27 @@ fn bytes_are_counted_holes_included() {
     limited(&site, &Archive::new().pax(&note).dir("d").end(), "1000 bytes");
 }
 
+/// A layer without end, cancelled after its first MiB.
+struct Endless {
+    cancelled: Arc<AtomicBool>,
+    read: u64,
+}
+
+impl Read for Endless {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read += buffer.len() as u64;
+        self.cancelled.store(self.read > 1 << 20, Ordering::Relaxed);
+        assert!(self.read < 2 << 20, "it goes on");
+        Ok(buffer.len())
+    }
+}
+
 #[test]
 fn a_large_file_that_is_cancelled_ends_amid_its_bytes() {
     let mut site = Site::new();
-    let head = Archive::new().header(&Header::new(b'0', "endless", 1 << 40)).bytes();
-    struct Endless(std::sync::Arc<std::sync::atomic::AtomicBool>, u64);
-    impl Read for Endless {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            self.1 += buffer.len() as u64;
-            self.0.store(self.1 > 1 << 20, Ordering::Relaxed);
-            assert!(self.1 < 2 << 20, "it goes on");
-            Ok(buffer.len())
-        }
-    }
     site.options.limits.bytes_max = u64::MAX;
-    let endless = Endless(std::sync::Arc::clone(&site.options.cancelled), 0);
+    let head = Archive::new().header(&Header::new(b'0', "endless", 1 << 32)).bytes();
+    let endless = Endless { cancelled: Arc::clone(&site.options.cancelled), read: 0 };
     let error = site.unpack_from(&mut BufReader::new(head.as_slice().chain(endless))).unwrap_err();
     assert_eq!(error.kind, UnpackErrorKind::Cancelled, "{error}");
 }
