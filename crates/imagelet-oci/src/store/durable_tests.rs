@@ -167,7 +167,23 @@ fn a_durable_image_is_on_the_disk_before_and_after_its_mark_is_removed() {
     marks.dedup();
     assert_eq!(marks, [true, false], "content before the mark is removed, the record after it, names last");
     drop(store);
-    assert!(has(&bed.open_after_power_cut(), "app"));
+    let store = bed.open_after_power_cut();
+    assert!(has(&store, "app"));
+    assert_eq!(store.image_file(&image_id("app"), "config.json").unwrap(), b"{}");
+}
+
+#[test]
+fn a_name_alone_is_made_durable_too() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Background);
+    pull(&store, "app", &["base"], &["base"]).unwrap();
+    store.sync_background().unwrap();
+    assert!(!store.is_unsettled());
+    rename(&store, "later", &[&tag("later")]).unwrap();
+    assert!(store.is_unsettled(), "it brought no layer, and its name is on no disk yet");
+    store.sync_background().unwrap();
+    drop(store);
+    assert!(has(&bed.open_after_power_cut(), "later"));
 }
 
 #[test]
@@ -341,16 +357,18 @@ fn a_pull_gives_a_damaged_image_its_old_names_back() {
     let bed = Bed::new();
     let store = bed.open(Durability::Commit);
     pull(&store, "app", &["base"], &["base"]).unwrap();
+    pull(&store, "beside", &["base"], &[]).unwrap();
     store.mark_layer(&layer_id("base"), &Findings::of("fs/etc/passwd", "content", "other bytes")).unwrap();
-    assert!(!has(&store, "app"));
+    assert!(!has(&store, "app") && !has(&store, "beside"));
     let view = store.sync_view().unwrap();
-    let other = "registry.example/other:v1".to_owned();
+    let other = "registry.example/another:v1".to_owned();
     let new =
         NewImage { record: record("app", &["base"]), files: Vec::new(), names: vec![other.clone(), other.clone()] };
     store.commit(new, &[staged(&store, &view, "base", None)], &view).unwrap();
     assert!(has(&store, "app"));
     assert_eq!(store.resolve(&other).unwrap(), Some(image_id("app")));
-    assert_eq!(store.image(&image_id("app")).unwrap().0.names, [tag("app"), other], "in order, each once");
+    assert_eq!(store.image(&image_id("app")).unwrap().0.names, [other, tag("app")], "in order, each once");
+    assert!(has(&store, "beside"), "it stands on the same layer");
     assert_eq!(store.marked(&layer_id("base")), None, "the layer is whole again");
 }
 
@@ -403,9 +421,15 @@ fn a_full_disk_keeps_no_image_from_being_removed() {
     fail_syncs(&bed, "", disk_full);
     store.add_names(&image_id("app"), &[tag("again")]).unwrap_err();
     assert!(store.resolve(&tag("again")).unwrap().is_none(), "a new name takes space");
+    let (removals, root) = (Rc::new(Cell::new(0)), bed.root.clone());
+    let seen = Rc::clone(&removals);
+    sync_observer::observe(move |folder| {
+        seen.set(seen.get() + usize::from(folder == Some(&root.join("images"))));
+        if folder == Some(&root) { Err(disk_full()) } else { Ok(()) }
+    });
     assert!(store.remove_image(&image_id("app")).unwrap());
     assert!(!has(&store, "app") && has(&store, "other"));
-    assert_eq!(bed.left(), [1, 0, 0]);
+    assert_eq!((bed.left(), removals.get()), ([1, 0, 0], 1), "durably, before it is answered");
     drop(store);
     let store = bed.open(Durability::Commit);
     assert!(!has(&store, "app") && has(&store, "other"), "also after a restart");
