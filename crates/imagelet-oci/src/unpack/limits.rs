@@ -99,12 +99,12 @@ impl<'a> Gauge<'a> {
         self.unchecked_bytes = 0;
         self.unchecked_entries = 0;
         let disk = rustix::fs::fstatvfs(self.root).map_err(Fault::io("measure the disk for"))?;
-        shortage(&disk, &self.limits, wanted).map_or(Ok(()), |short| Err(Fault::Full(short)))
+        missing_space(&disk, &self.limits, wanted).map_or(Ok(()), |short| Err(Fault::Full(short)))
     }
 }
 
 /// What is missing for the floors to hold after `wanted` more bytes.
-fn shortage(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<String> {
+fn missing_space(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<String> {
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let floor = limits.free_bytes_floor;
     if free < floor.saturating_add(wanted) {
@@ -199,7 +199,7 @@ mod tests {
             (disk(10, 50, 4), 0, Some("4 inodes are free, 5 must stay free")),
             (disk(10, 0, 0), 0, None),
         ] {
-            assert_eq!(shortage(&disk, &limits, wanted).as_deref(), short, "{wanted}");
+            assert_eq!(missing_space(&disk, &limits, wanted).as_deref(), short, "{wanted}");
         }
     }
 }

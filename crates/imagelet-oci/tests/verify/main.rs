@@ -257,6 +257,14 @@ async fn every_kind_of_change_is_told_by_its_word() {
             Box::new(|| rename_xattr(&at("marked"), "user.nota", "user.note")),
         ),
         (
+            "fs/marked",
+            "xattrs",
+            Box::new(|| {
+                long_names(|name| rustix::fs::setxattr(at("marked"), name, b"x", rustix::fs::XattrFlags::empty()))
+            }),
+            Box::new(|| long_names(|name| rustix::fs::removexattr(at("marked"), name))),
+        ),
+        (
             "fs/holes",
             "content",
             Box::new(|| change(&at("holes"), |file| file.write_all_at(b"x", 1 << 20).expect("it is written"))),
@@ -326,6 +334,13 @@ fn set_xattr(path: &Path, value: &[u8]) {
 }
 
 /// Changes what is in a folder and leaves the folder's times as they were.
+/// Names of attributes that no short list holds.
+fn long_names(each: impl Fn(String) -> rustix::io::Result<()>) {
+    for letter in ["a", "b", "c"] {
+        each(format!("user.{}", letter.repeat(200))).expect("the attribute changes");
+    }
+}
+
 fn rename_xattr(path: &Path, from: &str, to: &str) {
     rustix::fs::removexattr(path, from).expect("it has the attribute");
     rustix::fs::setxattr(path, to, b"kept", rustix::fs::XattrFlags::empty()).expect("it takes attributes");

@@ -145,19 +145,30 @@ mod tests {
         assert_eq!(left, [b"a!".to_vec(), b"a0".to_vec(), b"ab".to_vec()]);
     }
 
+    /// How many folders one MiB holds, until it is refused.
+    fn held(mut remember: impl FnMut(&mut DeferredMetadata, &[u8]) -> Result<(), Fault>) -> usize {
+        let mut deferred = deferred(1 << 20);
+        for noted in 0.. {
+            if let Err(refused) = remember(&mut deferred, format!("usr/share/some/folder-{noted}").as_bytes()) {
+                assert!(matches!(refused, Fault::Limit(_)), "{refused:?}");
+                return noted;
+            }
+        }
+        unreachable!("memory is bounded")
+    }
+
     #[test]
     fn what_is_remembered_is_bounded_at_some_hundred_bytes_a_folder() {
-        let mut deferred = deferred(1 << 20);
-        let mut noted = 0;
-        let refused = loop {
-            match deferred.note(format!("usr/share/some/folder-{noted}").as_bytes()) {
-                Ok(note) => note.directory = None,
-                Err(fault) => break fault,
-            }
-            noted += 1;
-        };
-        assert!(matches!(refused, Fault::Limit(_)), "{refused:?}");
-        assert!((3_000..5_000).contains(&noted), "{noted} in a MiB");
+        let notes = held(|deferred, path| deferred.note(path).map(|_| ()));
+        assert!((3_000..5_000).contains(&notes), "{notes} in a MiB");
+        let implicit = held(|deferred, path| deferred.implicit(path, Opacity::Merged));
+        assert!((2_000..2_600).contains(&implicit), "{implicit} in a MiB");
+        let records = held(|deferred, path| {
+            let xattrs = vec!["x".repeat(100); 10];
+            let record = OwnershipRecord { path: encoded(path), uid: 1, gid: 1, mode: 0, device: None, xattrs };
+            deferred.record(path, record)
+        });
+        assert!((300..400).contains(&records), "{records} in a MiB");
     }
 
     #[test]
