@@ -260,7 +260,7 @@ async fn every_kind_of_change_is_told_by_its_word() {
             "fs/marked",
             "xattrs",
             Box::new(|| {
-                long_names(|name| rustix::fs::setxattr(at("marked"), name, b"x", rustix::fs::XattrFlags::empty()))
+                long_names(|name| rustix::fs::setxattr(at("marked"), name, b"x", rustix::fs::XattrFlags::empty()));
             }),
             Box::new(|| long_names(|name| rustix::fs::removexattr(at("marked"), name))),
         ),

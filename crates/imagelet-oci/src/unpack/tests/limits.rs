@@ -180,6 +180,18 @@ fn headers_attributes_and_maps_take_memory_before_they_are_read() {
 }
 
 #[test]
+fn removing_a_folder_takes_memory_for_what_lies_below() {
+    let site = || {
+        let mut site = Site::new();
+        site.options.memory = super::super::LayerMemory::of_its_own(64 << 10);
+        site
+    };
+    let archive = (0..290).fold(Archive::new(), |archive, number| archive.dir(&format!("d/{number}")));
+    site().unpack(&archive.clone().end()).unwrap();
+    limited(&site(), &archive.file("d", "flat").end(), "81920 bytes");
+}
+
+#[test]
 fn names_of_attributes_fill_an_inode_to_the_byte() {
     let archive = |count: usize| {
         // With its final NUL, each name takes 64 bytes.
