@@ -269,25 +269,6 @@ fn a_cancelled_unpacking_stops() {
     site.assert_listing([]);
 }
 
-/// An archive that ends, and is cancelled as it does.
-struct CancelledEnd(Arc<AtomicBool>);
-
-impl Read for CancelledEnd {
-    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-        self.0.store(true, Ordering::Relaxed);
-        Ok(0)
-    }
-}
-
-#[test]
-fn what_is_set_at_the_end_can_be_cancelled_too() {
-    let site = Site::new();
-    let archive = (0..100).fold(Archive::new(), |archive, number| archive.dir(&format!("d{number}"))).bytes();
-    let end = CancelledEnd(Arc::clone(&site.options.cancelled));
-    let error = site.unpack_from(&mut BufReader::with_capacity(512, archive.as_slice().chain(end))).unwrap_err();
-    assert_eq!(error.kind, UnpackErrorKind::Cancelled, "{error}");
-}
-
 #[test]
 fn a_reader_that_breaks_is_told_apart_from_the_disk() {
     struct Broken;
