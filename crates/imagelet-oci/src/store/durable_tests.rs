@@ -1,4 +1,4 @@
-//! What a power cut, a failed sync, a removal or damage beside a pull may take, and what not.
+//! What a power cut, a failed sync, a full disk, a removal or damage beside a pull may take, and which names are left.
 
 use std::{
     cell::{Cell, RefCell},
@@ -113,19 +113,20 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
     Arc::new(staged.with_blob(blob))
 }
 
+fn new_image(name: &str, layers: &[&str], names: &[&str]) -> NewImage {
+    let names = names.iter().map(|&name| name.to_owned()).collect();
+    NewImage { record: record(name, layers), files: vec![("config.json", b"{}".into())], names }
+}
+
 fn pull(store: &Arc<Store>, name: &str, layers: &[&str], brought: &[&str]) -> Result<ImageId, String> {
     let view = store.sync_view().unwrap();
     let brought: Vec<_> = brought.iter().map(|layer| staged(store, &view, layer, None)).collect();
-    let new =
-        NewImage { record: record(name, layers), files: vec![("config.json", b"{}".into())], names: vec![tag(name)] };
-    store.commit(new, &brought, &view).map_err(|error| error.chain())
+    store.commit(new_image(name, layers, &[&tag(name)]), &brought, &view).map_err(|error| error.chain())
 }
 
 /// Commits an image without layers under these names.
-fn rename(store: &Store, name: &str, names: &[&str]) -> Result<ImageId, String> {
-    let names = names.iter().map(|&name| name.to_owned()).collect();
-    let new = NewImage { record: record(name, &[]), files: Vec::new(), names };
-    store.commit(new, &[], &store.sync_view().unwrap()).map_err(|error| error.chain())
+fn commit_named(store: &Store, name: &str, names: &[&str]) {
+    store.commit(new_image(name, &[], names), &[], &store.sync_view().unwrap()).unwrap();
 }
 
 /// Makes each further sync of this folder of the store fail, the root's for "".
@@ -179,7 +180,7 @@ fn a_name_alone_is_made_durable_too() {
     pull(&store, "app", &["base"], &["base"]).unwrap();
     store.sync_background().unwrap();
     assert!(!store.is_unsettled());
-    rename(&store, "later", &[&tag("later")]).unwrap();
+    commit_named(&store, "later", &[&tag("later")]);
     assert!(store.is_unsettled(), "it brought no layer, and its name is on no disk yet");
     store.sync_background().unwrap();
     drop(store);
@@ -255,8 +256,7 @@ fn kept_blobs_are_durable_before_the_image_is_named() {
         seen.borrow_mut().push((folder.unwrap_or_else(|| "all files".into()), home.exists()));
         Ok(())
     });
-    let new = NewImage { record: record("app", &["base"]), files: Vec::new(), names: vec![tag("app")] };
-    store.commit(new, &[layer], &view).unwrap();
+    store.commit(new_image("app", &["base"], &[&tag("app")]), &[layer], &view).unwrap();
     let synced = synced.borrow();
     let synced: Vec<_> = synced.iter().map(|(folder, is_kept)| (folder.as_str(), *is_kept)).collect();
     assert_eq!(
@@ -311,8 +311,7 @@ fn in_the_background_the_content_of_each_pull_is_synced_through_its_own_view() {
     let others = store.sync_view().unwrap();
     let layer = staged(&store, &others, "base", None);
     let view = store.sync_view().unwrap();
-    let new = NewImage { record: record("app", &["base"]), files: Vec::new(), names: vec![tag("app")] };
-    store.commit(new, &[layer], &view).unwrap();
+    store.commit(new_image("app", &["base"], &[&tag("app")]), &[layer], &view).unwrap();
     let syncs = Rc::new(Cell::new(0));
     let seen = Rc::clone(&syncs);
     sync_observer::observe(move |folder| {
@@ -321,7 +320,7 @@ fn in_the_background_the_content_of_each_pull_is_synced_through_its_own_view() {
     });
     store.sync_background().unwrap();
     // Of the store, of the layer and of the pull; once more, of the store alone, for the record without its mark.
-    assert_eq!(syncs.get(), 4, "a write error of that layer would reach nobody");
+    assert_eq!(syncs.get(), 4, "without the view of that layer, its write errors are not reported");
 }
 
 #[test]
@@ -361,13 +360,12 @@ fn a_pull_gives_a_damaged_image_its_old_names_back() {
     store.mark_layer(&layer_id("base"), &Findings::of("fs/etc/passwd", "content", "other bytes")).unwrap();
     assert!(!has(&store, "app") && !has(&store, "beside"));
     let view = store.sync_view().unwrap();
-    let other = "registry.example/another:v1".to_owned();
-    let new =
-        NewImage { record: record("app", &["base"]), files: Vec::new(), names: vec![other.clone(), other.clone()] };
+    let other = "registry.example/another:v1";
+    let new = new_image("app", &["base"], &[other, other]);
     store.commit(new, &[staged(&store, &view, "base", None)], &view).unwrap();
     assert!(has(&store, "app"));
-    assert_eq!(store.resolve(&other).unwrap(), Some(image_id("app")));
-    assert_eq!(store.image(&image_id("app")).unwrap().0.names, [other, tag("app")], "in order, each once");
+    assert_eq!(store.resolve(other).unwrap(), Some(image_id("app")));
+    assert_eq!(store.image(&image_id("app")).unwrap().0.names, [other, &tag("app")], "in order, each once");
     assert!(has(&store, "beside"), "it stands on the same layer");
     assert_eq!(store.marked(&layer_id("base")), None, "the layer is whole again");
 }
@@ -376,8 +374,8 @@ fn a_pull_gives_a_damaged_image_its_old_names_back() {
 fn an_image_that_loses_its_last_name_to_another_goes() {
     let bed = Bed::new();
     let store = bed.open(Durability::Commit);
-    rename(&store, "old", &["registry.example/moves:v1"]).unwrap();
-    rename(&store, "new", &["registry.example/moves:v1"]).unwrap();
+    commit_named(&store, "old", &["registry.example/moves:v1"]);
+    commit_named(&store, "new", &["registry.example/moves:v1"]);
     assert_eq!(store.resolve("registry.example/moves:v1").unwrap(), Some(image_id("new")));
     assert!(store.image(&image_id("old")).is_none(), "nothing names it");
 }
@@ -388,8 +386,8 @@ fn with_its_last_tag_an_image_loses_its_digest_names_too() {
     let store = bed.open(Durability::Commit);
     let digest = format!("registry.example/app@{}", Digest::of(b"app"));
     let beside = format!("registry.example/beside@{}", Digest::of(b"beside"));
-    rename(&store, "app", &["registry.example/app:v1", "registry.example/app:v2", &digest]).unwrap();
-    rename(&store, "beside", &["registry.example/beside:v1", &beside]).unwrap();
+    commit_named(&store, "app", &["registry.example/app:v1", "registry.example/app:v2", &digest]);
+    commit_named(&store, "beside", &["registry.example/beside:v1", &beside]);
     assert!(store.remove_name("registry.example/app:v1").unwrap());
     assert_eq!(store.resolve(&digest).unwrap(), Some(image_id("app")), "another tag is left");
     assert!(store.remove_name("registry.example/app:v2").unwrap());
@@ -416,8 +414,8 @@ fn a_name_on_what_was_only_shown_makes_it_durable_first() {
 fn a_full_disk_keeps_no_image_from_being_removed() {
     let bed = Bed::new();
     let store = bed.open(Durability::Commit);
-    rename(&store, "app", &[&tag("app")]).unwrap();
-    rename(&store, "other", &[&tag("other")]).unwrap();
+    commit_named(&store, "app", &[&tag("app")]);
+    commit_named(&store, "other", &[&tag("other")]);
     fail_syncs(&bed, "", disk_full);
     store.add_names(&image_id("app"), &[tag("again")]).unwrap_err();
     assert!(store.resolve(&tag("again")).unwrap().is_none(), "a new name takes space");
@@ -439,7 +437,7 @@ fn a_full_disk_keeps_no_image_from_being_removed() {
 fn a_tag_that_frees_nothing_stays_on_a_full_disk() {
     let bed = Bed::new();
     let store = bed.open(Durability::Commit);
-    rename(&store, "app", &[&tag("app"), &tag("again")]).unwrap();
+    commit_named(&store, "app", &[&tag("app"), &tag("again")]);
     fail_syncs(&bed, "", disk_full);
     let error = store.remove_name(&tag("again")).unwrap_err();
     assert!(error.chain().contains("No space left"), "{}", error.chain());
@@ -450,7 +448,7 @@ fn a_tag_that_frees_nothing_stays_on_a_full_disk() {
 fn a_disk_that_fails_removes_no_image() {
     let bed = Bed::new();
     let store = bed.open(Durability::Commit);
-    rename(&store, "app", &[&tag("app")]).unwrap();
+    commit_named(&store, "app", &[&tag("app")]);
     fail_syncs(&bed, "", disk_gone);
     store.remove_image(&image_id("app")).unwrap_err();
     assert!(has(&store, "app"), "it was not answered as removed");
@@ -463,7 +461,7 @@ fn a_disk_that_fails_removes_no_image() {
 fn a_store_that_is_only_read_changes_no_name() {
     let bed = Bed::new();
     let store = bed.open(Durability::Commit);
-    rename(&store, "app", &[&tag("app")]).unwrap();
+    commit_named(&store, "app", &[&tag("app")]);
     let access = Access::Read { or_empty: false };
     let reader = Arc::new(Store::open(&bed.root, StoreOptions { access, ..StoreOptions::for_tests() }).unwrap());
     let names = || fs::read(bed.root.join("names.json")).unwrap();

@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// A gauge whose every look at the disk fails, once it has looked at the first entry.
+    /// A gauge whose checks of the disk fail, after the one of the first entry.
     fn with_gauge(test: impl FnOnce(&mut Gauge<'_>)) {
         let folder = tempfile::tempdir().unwrap();
         let root = File::open(folder.path()).unwrap();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_is_looked_at_each_thousand_entries() {
+    fn the_disk_is_checked_each_thousand_entries() {
         with_gauge(|gauge| {
             for seen in [2, 500, 1_000] {
                 gauge.headers(seen).unwrap();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_is_looked_at_each_8_mib_and_before_a_larger_file() {
+    fn the_disk_is_checked_each_8_mib_and_before_a_larger_file() {
         const EACH: usize = 8 << 20;
         with_gauge(|gauge| {
             gauge.wrote(EACH / 2).unwrap();

@@ -273,8 +273,25 @@ mod tests {
             b"10 size=x\n",
             b"99999999999999999999 path=a\n",
             b"\n",
+            b"4 a=\n",
+            b"5 a=b\n",
+            b"5 a=x",
+            b" a=b\n",
+            // Shorter than their own digits.
+            b"0000000009 a=b\n",
+            b"000000009 a=b\n",
+            b"00000006 a=b\n",
+            // One digit more than any length has.
+            b"00000000017 a=bc\n",
         ] {
             Extended::parse(records, 8, EntryRules::Own).expect_err("malformed");
+        }
+    }
+
+    #[test]
+    fn the_shortest_record_and_the_longest_count_of_digits_are_read() {
+        for records in [&b"5 a=\n"[..], b"0000000016 a=bc\n"] {
+            Extended::parse(records, 8, EntryRules::Own).unwrap();
         }
     }
 

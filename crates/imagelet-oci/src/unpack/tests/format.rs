@@ -143,34 +143,6 @@ fn headers_that_are_wrong_are_told() {
 }
 
 #[test]
-fn records_of_pax_are_whole_or_malformed() {
-    let record = |bytes: &[u8]| Archive::new().pax_raw(b'x', bytes).file("f", "").end();
-    // The shortest one there is, and the longest count of digits.
-    for bytes in [&b"5 a=\n"[..], b"0000000016 a=bc\n"] {
-        let site = Site::new();
-        site.unpack(&record(bytes)).unwrap();
-        site.assert_listing([("f", "f:")]);
-    }
-    for bytes in [
-        &b"4 a=\n"[..],
-        b"5 a=b\n",
-        b"5 a=x",
-        b"6 a=\n",
-        b" a=b\n",
-        b"7 =abc\n",
-        b"-6 a=b\n",
-        // Shorter than their own digits.
-        b"0000000009 a=b\n",
-        b"000000009 a=b\n",
-        b"00000006 a=b\n",
-        // One digit more than any length has.
-        b"00000000017 a=bc\n",
-    ] {
-        malformed(&record(bytes), "PAX record");
-    }
-}
-
-#[test]
 fn a_message_names_the_header_that_breaks() {
     let broken = Header::new(b'x', "PaxHeaders/of", 3);
     malformed(&Archive::new().file("before", "").header(&broken).data(b"xyz").end(), "`PaxHeaders/of`");
