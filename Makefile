@@ -55,7 +55,8 @@ DEB_PARTS := dpkg-buildpackage:dpkg-dev dh:debhelper cc:gcc python3:python3
 PACKAGE_PARTS := $(DEB_PARTS) lintian:lintian debootstrap:debootstrap unshare:util-linux systemd-analyze:systemd \
 	strip:binutils update-ca-certificates:ca-certificates
 # What `make dist` needs.
-DIST_PARTS := $(DEB_PARTS) git:git musl-gcc:musl-tools readelf:binutils update-ca-certificates:ca-certificates
+DIST_PARTS := $(DEB_PARTS) git:git musl-gcc:musl-tools readelf:binutils update-ca-certificates:ca-certificates \
+	$(if $(findstring aarch64-,$(DIST_TARGETS)),aarch64-linux-gnu-gcc:crossbuild-essential-arm64)
 # What `make powercut` needs.
 POWERCUT_PARTS := python3:python3 mkfs.ext4:e2fsprogs mkfs.btrfs:btrfs-progs unshare:util-linux \
 	strace:strace containerd:containerd

@@ -29,6 +29,10 @@ export CFLAGS
 # The one cross compiler that Debian has for musl's other architecture: of glibc, whose headers the C code here shares with musl.
 export CC_aarch64_unknown_linux_musl=${CC_aarch64_unknown_linux_musl:-aarch64-linux-gnu-gcc}
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=${CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER:-aarch64-linux-gnu-gcc}
+for target in "${targets[@]}"; do # Before minutes of compiling.
+  [ "$target" != aarch64-unknown-linux-musl ] || "$CC_aarch64_unknown_linux_musl" -xc -E -o /dev/null - <<<'#include <stdlib.h>' \
+    || fail "$target needs $CC_aarch64_unknown_linux_musl and its headers (Debian package crossbuild-essential-arm64)"
+done
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
