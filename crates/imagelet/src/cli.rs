@@ -16,7 +16,7 @@ mod values;
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum, builder::ArgPredicate, parser::ValueSource};
 use imagelet_core::image::{ByteSize, Percent, Platform};
 
 pub(crate) use self::{
@@ -333,9 +333,11 @@ pub(crate) struct PullArgs {
     #[command(flatten)]
     pub(crate) login: LoginArgs,
     /// When to ask the registry.
-    #[arg(long, default_value = "IfNotPresent", value_parser = ["Always", "IfNotPresent", "Never"])]
+    #[arg(long, default_value = "IfNotPresent", default_value_if("platform", ArgPredicate::IsPresent, "Always"), value_parser = ["Always", "IfNotPresent", "Never"])]
     pub(crate) policy: String,
     /// Pull for another kind of machine, such as `linux/arm64` (embedded store).
+    ///
+    /// Then the policy is `Always`, unless `--policy` says otherwise: an image of that name may be here for this machine.
     #[arg(long, value_name = "OS/ARCH")]
     pub(crate) platform: Option<Platform>,
     /// Print nothing but image ids.
@@ -421,7 +423,7 @@ pub(crate) struct GcArgs {
     #[arg(short, long, conflicts_with_all = ["high", "low", "free"])]
     pub(crate) all_unused: bool,
     /// With `--all-unused`: take younger images, too.
-    #[arg(long, requires = "all_unused")]
+    #[arg(long, requires = "all_unused", conflicts_with_all = ["high", "low", "free"])]
     pub(crate) now: bool,
     /// Remove although `gc.mode` is `shadow`, this once.
     #[arg(long, conflicts_with = "dry_run")]

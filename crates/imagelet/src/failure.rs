@@ -133,8 +133,12 @@ pub(crate) fn advice(class: ErrorClass) -> Option<&'static str> {
         ErrorClass::Unreachable => "check routes, firewalls and network policies between node and registry",
         ErrorClass::ConnectionLost => "try again; otherwise check proxies and load balancers on the way",
         ErrorClass::TimedOut => "check the load of the registry and of what is before it",
-        ErrorClass::TlsFailed => "name a registry without TLS with `http://` in its `hosts.toml`",
-        ErrorClass::ProxyFailed => "check HTTPS_PROXY and NO_PROXY, and the proxy itself",
+        ErrorClass::TlsFailed => {
+            "name a registry without TLS with `http://` in its `hosts.toml`, or with `insecure` in `registries.conf`"
+        }
+        ErrorClass::ProxyFailed => {
+            "check the proxy, and what names it: `registry.proxies`, or HTTPS_PROXY and NO_PROXY"
+        }
         ErrorClass::Forbidden => "permit the account to pull from this repository",
         ErrorClass::Unauthorized => "check the name, then the credential",
         ErrorClass::ImageUnknown => "check name and tag, and that the image was pushed",

@@ -97,7 +97,7 @@ impl NodeKeyring {
     }
 
     /// The credential of the repository's helper, and the failure of that helper. Dropping the future ends the helper.
-    pub(crate) async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
+    pub async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
         let Some(helpers) = &self.helpers else { return (None, None) };
         let named = self.read_now().await;
         let Some((name, server)) = named.helpers.helper_for(repository) else { return (None, None) };

@@ -58,7 +58,7 @@ pub use self::{
     },
     ledger::flush::MemoryRules,
     node_status::{NodeImage, node_images},
-    observation_window::WATCH_GAP_MAX,
+    observation_window::{VANISHED_WAIT, WATCH_GAP_MAX},
     pins::{PinError, PinPattern, of_sets::OwnedPin},
     usage_history::use_history::{ImageOrigin, PullCost, UseHistory},
 };
@@ -134,6 +134,14 @@ pub struct Snapshot {
     pub containers: usize,
     /// No container is listed after some were listed: the users are unknown.
     pub containers_vanished: bool,
+}
+
+impl Snapshot {
+    /// Whether containers are missing that the pass before listed: a pass [`VANISHED_WAIT`] later decides whether their
+    /// images are unused.
+    pub fn misses_containers(&self) -> bool {
+        self.containers_vanished || self.entries.iter().any(|entry| entry.released_at.is_some())
+    }
 }
 
 /// An image with its ages, uses and pins.

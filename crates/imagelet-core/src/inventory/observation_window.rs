@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 /// A longer gap between passes may hide uses; several five-minute passes.
 pub const WATCH_GAP_MAX: Duration = Duration::from_hours(1);
-/// How long an empty container list after a non-empty one is not trusted: longer than a runtime restart takes.
-pub(super) const VANISHED_WAIT: Duration = Duration::from_mins(1);
+/// How long an empty container list after a non-empty one is not trusted, nor a list that misses the last container of an
+/// image: longer than a runtime restart takes.
+pub const VANISHED_WAIT: Duration = Duration::from_mins(1);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -44,6 +44,7 @@ use crate::{
 };
 
 pub use sharing::LayerSharing;
+pub use trust::check_signature_policy;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use archive::choose as choose_archived;

@@ -4,6 +4,7 @@
 use std::{io::Read as _, path::Path};
 
 use imagelet_core::{
+    image::Reference,
     runtime::{ArchivePlace, ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     trusted_files,
 };
@@ -29,10 +30,7 @@ impl Engine {
             move || load(&path, |policy| policy.rule(&reference))
         })
         .await?;
-        let refused = |why: &str| {
-            let message = format!("`{reference}` is refused by the signature policy, rule `{place}`: {why}");
-            refusal(message)
-        };
+        let refused = |why: &str| refused(&reference, &place, why);
         let mut attached = None;
         for requirement in &requirements {
             match requirement {
@@ -85,6 +83,30 @@ impl Engine {
         }
         Ok(attached)
     }
+}
+
+/// What a policy file says of an image before its registry is asked: the rule that counts, and what it requires. Blocks on
+/// the disk.
+///
+/// # Errors
+/// The policy cannot be used, or refuses the image whatever signatures it has.
+pub fn check_signature_policy(policy: &Path, reference: &Reference) -> Result<String, RuntimeError> {
+    let (place, requirements) = load(policy, |policy| policy.rule(reference))?;
+    let mut needs_signature = false;
+    for requirement in &requirements {
+        match requirement {
+            Loaded::Accept => {}
+            Loaded::Refuse(why) => return Err(refused(reference, &place, why)),
+            Loaded::Sigstore(..) => needs_signature = true,
+        }
+    }
+    let needed =
+        if needs_signature { "requires a signature, which is not checked here" } else { "accepts it unsigned" };
+    Ok(format!("rule `{place}` {needed}"))
+}
+
+fn refused(reference: &Reference, place: &str, why: &str) -> RuntimeError {
+    refusal(format!("`{reference}` is refused by the signature policy, rule `{place}`: {why}"))
 }
 
 /// A requirement with its keys.

@@ -80,7 +80,10 @@ pub(crate) fn mount(
         let error = storage_error(format!("could not mount image `{id}` on `{}`", target.display()), error);
         if let Some(hint) = hint { error.with_hint(hint) } else { error }
     };
-    let target = target.canonicalize().map_err(failed)?;
+    let target = target.canonicalize().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => failed(error).with_hint(format!("mkdir -p {}", target.display())),
+        _ => failed(error),
+    })?;
     if !target.is_dir() {
         return Err(failed(io::ErrorKind::NotADirectory.into()));
     }

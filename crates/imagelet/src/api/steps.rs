@@ -52,7 +52,7 @@ pub(crate) enum Step {
     Retry(PullRetry),
     /// Bytes read so far, of about `total`.
     Checking { read: u64, total: u64 },
-    /// The daemon has sent nothing for a while. Created by the client, never sent.
+    /// Why nothing happens for a while: the daemon has sent nothing, or the command waits. Created here, never sent.
     Silence { note: String },
     /// The ensure of an image of a pod starts; `image` is its index in the request.
     Asked { image: usize },

@@ -41,6 +41,7 @@ fn contradictions_and_unknown_words_are_usage_errors() {
         "serve --endpoint unix:///a",
         "serve --store /s --runtime-endpoint unix:///a",
         "gc --free 1Gi --high 50",
+        "gc --free 1Gi --now",
         "gc --high 101",
         "gc --free lots",
         "pull x --policy Sometimes",
@@ -154,6 +155,10 @@ fn pull_asks_the_registry_only_for_what_is_absent_by_default() {
     let cli = read("pull a b").expect("accepted");
     let Command::Pull(pull) = cli.command else { panic!("another command") };
     assert_eq!((pull.images.len(), pull.policy.as_str()), (2, "IfNotPresent"));
+    for (line, expected) in [("--platform linux/arm64", "Always"), ("--platform linux/arm64 --policy Never", "Never")] {
+        let Command::Pull(pull) = read(&format!("pull a {line}")).expect(line).command else { panic!("{line}") };
+        assert_eq!(pull.policy, expected, "{line}");
+    }
 }
 
 /// Each command with its path, subcommands of subcommands included.

@@ -7,11 +7,12 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::images_write::note;
 use crate::{
     api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
     cli::{FilteredImage, Format, ImageFilter, LsArgs, Template, TemplateError},
     failure::Failure,
-    node::Node,
+    node::{Node, USES_UNKNOWN},
     output::{NAMELESS, Table, age, names, print, printable_layout},
 };
 
@@ -20,6 +21,9 @@ pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Res
     let is_plain = *quiet || (format == Format::Table && template.is_none());
     let brief = is_plain && !digests && filters.is_empty();
     let mut listed = node.ask(ListRequest { brief }, no_steps()).await?;
+    if listed.images.iter().any(|image| image.in_use_by.iter().any(|user| user == USES_UNKNOWN)) {
+        note("warning: which images are in use is unknown: the runtime does not answer");
+    }
     listed.images.retain(|image| {
         let of_filter = FilteredImage {
             id: &image.id,
@@ -127,6 +131,9 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
 
 fn hold(image: &ImageRow) -> String {
     let holds = [("in use", &image.in_use_by), ("pinned", &image.pinned_by), ("awaited", &image.awaited_by)];
+    if image.in_use_by.iter().any(|user| user == USES_UNKNOWN) {
+        return "unknown".into();
+    }
     let holds: Vec<&str> = holds.into_iter().filter(|(_, by)| !by.is_empty()).map(|(hold, _)| hold).collect();
     if holds.is_empty() { "-".into() } else { holds.join(", ") }
 }

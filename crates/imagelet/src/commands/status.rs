@@ -164,11 +164,14 @@ fn import_details(status: &ImportStatus, out: &mut dyn Write) -> io::Result<()> 
     writeln!(out)?;
     let mut table = Table::default();
     table.row(["runtimeImport:", &status.mode]);
-    table.row(["Runtime:", &known(&status.runtime)]);
-    table.row(["Snapshotter:", &known(&status.snapshotter)]);
-    table.row(["Root folder:", &known(&status.root)]);
-    table.row(["Staging:", &known(&status.staging)]);
-    table.row(["Registry settings:", &folders]);
+    // With `never` the runtime is not asked.
+    if status.mode != "never" {
+        table.row(["Runtime:", &known(&status.runtime)]);
+        table.row(["Snapshotter:", &known(&status.snapshotter)]);
+        table.row(["Root folder:", &known(&status.root)]);
+        table.row(["Staging:", &known(&status.staging)]);
+        table.row(["Registry settings:", &folders]);
+    }
     if let Some(code) = &status.code {
         table.row(["Reason:", code]);
     }
@@ -177,12 +180,16 @@ fn import_details(status: &ImportStatus, out: &mut dyn Write) -> io::Result<()> 
         return Ok(());
     }
     writeln!(out)?;
-    let mut table = Table::new(["LAST PULLS", "WHEN", "TOOK", "ENDED", "WAY"]);
+    let mut table = Table::new(["LAST PULLS", "WHEN", "TOOK", "WAY", "ENDED"]);
     for pull in &status.recent {
         let took = duration_text(Duration::from_millis(pull.took_ms));
         let when = pull.at.clone().unwrap_or_else(|| "-".into());
         let ended = pull.failure.as_ref().map_or_else(|| "pulled".to_owned(), |failure| format!("failed: {failure}"));
-        table.row([pull.image.clone(), when, took, ended, pull.reason.clone()]);
+        let way = match &pull.failure {
+            Some(_) if pull.way == "imported" => "import into the runtime".to_owned(),
+            _ => pull.reason.clone(),
+        };
+        table.row([pull.image.clone(), when, took, way, ended]);
     }
     table.write(out)
 }

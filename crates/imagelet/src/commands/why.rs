@@ -144,7 +144,13 @@ fn origin(image: &WhyImage, now: &ImageRow) -> String {
             let by = image.history.iter().rev().find(|it| it.what == "adopted");
             format!("adopted, pulled by {}", by.map_or("another manager of the node", |it| &it.by))
         }
-        Some("found") => "found, neither pulled nor adopted by imagelet".to_owned(),
+        Some("found") => {
+            let came = ["imported", "found", "removed", "gone"];
+            match image.history.iter().rev().find(|it| came.contains(&it.what.as_str())) {
+                Some(last) if last.what == "imported" => format!("imported by {}", last.by),
+                _ => "found, neither pulled nor adopted by imagelet".to_owned(),
+            }
+        }
         _ => "unknown".to_owned(),
     };
     of + &since

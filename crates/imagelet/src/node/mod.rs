@@ -40,8 +40,8 @@ pub(crate) use command::Command;
 pub(crate) use gauges::{declare as declare_metrics, measure_process};
 pub(crate) use gc::{SpaceByCollection, collect};
 pub(crate) use images::{
-    DECISIONS_MAX, DecisionRow, DecisionsRequest, FolderWatch, Why, WhyHappening, WhyHost, WhyImage, WhyNext,
-    WhyRequest, import_arrivals, predict_all,
+    DECISIONS_MAX, DecisionRow, DecisionsRequest, FolderWatch, USES_UNKNOWN, Why, WhyHappening, WhyHost, WhyImage,
+    WhyNext, WhyRequest, import_arrivals, predict_all,
 };
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use overview::sample_disk;
@@ -73,8 +73,9 @@ impl Node {
         match self {
             Self::Local(node) => {
                 let backend = &node.parts.backend;
-                Err(Failure::new("Unsupported", format!("there are no events of {backend}"))
-                    .or_hint("a daemon does: `imagelet serve`, then `imagelet events` or `--endpoint` with its socket"))
+                Err(Failure::new("Unsupported", format!("there are no events of {backend}")).or_hint(
+                    "a daemon has them: `imagelet serve`, then `imagelet events` or `--endpoint` with its socket",
+                ))
             }
             Self::Remote(node) => node.follow(asked, hear, note).await,
         }

@@ -43,8 +43,8 @@ impl RemoteNode {
     }
 
     pub(crate) fn unreachable(&self, error: &std::io::Error) -> Failure {
-        Failure::because(format!("could not reach the daemon at `{}`", self.socket.display()), error)
-            .or_hint("start it with `imagelet serve`, or work without one: `--store DIR`")
+        Failure::because(format!("could not reach a daemon or runtime at `{}`", self.socket.display()), error)
+            .or_hint("start it, a daemon with `imagelet serve`, or work without one: `--store DIR`")
     }
 
     pub(super) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     api::{ImportStatus, PodStartRow, Status, StatusRequest, Steps, moment},
-    config::CollectionMode,
+    config::{Backend, CollectionMode, StoreSettings},
     failure::Failure,
 };
 
@@ -46,7 +46,7 @@ impl Command for StatusRequest {
             tokio::time::timeout(STATUS_WAIT_MAX, disks),
             imports
         );
-        let silence = || format!("no answer within {} s from {}", STATUS_WAIT_MAX.as_secs(), node.parts.backend);
+        let silence = |source: &str| format!("no answer within {} s from {source}", STATUS_WAIT_MAX.as_secs());
         let (snapshot, listed) = match seen {
             Ok((Ok(snapshot), listed)) => (Some(snapshot), listed),
             Ok((Err(failure), listed)) => {
@@ -54,11 +54,15 @@ impl Command for StatusRequest {
                 (None, listed)
             }
             Err(_) => {
-                problems.push(silence());
+                // The images of a store are known at once: its runtime lists no containers.
+                problems.push(match &node.settings().backend {
+                    Backend::Embedded(StoreSettings { runtime: Some((endpoint, _)), .. }) => silence(endpoint),
+                    _ => silence(&node.parts.backend),
+                });
                 (None, Arc::default())
             }
         };
-        let (pressure, of_disks) = disks.unwrap_or_else(|_| (Pressure::default(), vec![silence()]));
+        let (pressure, of_disks) = disks.unwrap_or_else(|_| (Pressure::default(), vec![silence(&node.parts.backend)]));
         problems.extend(of_disks);
         let disk = pressure.stats.as_ref().and_then(|stats| stats.images.disk.as_ref());
         let settings = node.settings();

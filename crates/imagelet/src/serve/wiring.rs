@@ -417,14 +417,16 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
     keyring.running_helpers(variables.0.clone(), HELPER_MAX)
 }
 
-/// The node's credentials for a repository, in the order a pull tries them, and the providers that failed.
+/// The node's credentials for a repository, in the order a pull tries them, and the helper and providers that failed.
 pub(crate) async fn node_credentials(settings: &Settings, repository: &str) -> Result<Provided, Failure> {
-    let keyring = keyring(settings, Role::Command).keyring().await;
+    let node = keyring(settings, Role::Command);
+    let (of_helper, problem) = node.ask_helper(repository).await;
+    let found = of_helper.into_iter().chain(node.keyring().await.lookup(repository));
     let providers = providers(settings).await?;
     let query = CredentialQuery { repository: repository.to_owned(), ..CredentialQuery::default() };
     let mut provided = providers.provide(&query).await;
-    let found = keyring.lookup(repository);
-    provided.credentials.splice(0..0, found.into_iter().filter(TrackedCredential::is_usable));
+    provided.credentials.splice(0..0, found.filter(TrackedCredential::is_usable));
+    provided.failures.splice(0..0, problem);
     Ok(provided)
 }
 

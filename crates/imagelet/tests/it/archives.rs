@@ -56,6 +56,8 @@ fn an_image_crosses_an_air_gap_and_stays_pinned() {
     assert_eq!(identity(&target, &name), identity(&source, &name));
     with_store(&target, ["gc", "--all-unused", "--now"]).ok();
     with_store(&target, ["inspect", "-q", &name]).ok();
+    let why = with_store(&target, ["why", &name]).ok();
+    assert!(why.contains("imported by command") && !why.contains("found"), "{why}");
     let again = with_store(&target, ["import", text(&file)]);
     assert!(again.stderr.contains("is present"), "{}", again.stderr);
     with_store(&target, ["verify"]).ok();

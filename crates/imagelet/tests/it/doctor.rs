@@ -96,3 +96,42 @@ fn the_free_space_is_that_of_the_file_system_that_a_runtime_reports_for_images()
         assert!(disk["detail"].as_str().unwrap().contains(&place), "{way}: {disk:#}");
     }
 }
+
+/// What stands in the way of a pull on the node itself, while the registry serves the image.
+#[test]
+fn a_refusal_by_the_node_is_no_success_of_another_host() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let name = registry.put("team/app:v1", &Image::marked("doctor", 3000));
+    let home = folder.path().join("docker");
+    fs::create_dir_all(&home).unwrap();
+    let policy = folder.path().join("policy.json");
+    let doctor = |settings: &str| {
+        let store = folder.path().join("store");
+        let config = write_store_config(folder.path(), &format!("directory: '{}'", store.display()));
+        let text = fs::read_to_string(&config).unwrap();
+        fs::write(&config, format!("{text}{settings}")).unwrap();
+        let outcome =
+            run(program().env("IMAGELET_CONFIG", &config).env("DOCKER_CONFIG", &home).args(["doctor", &name]));
+        (outcome.stdout.clone(), outcome)
+    };
+    let signed = format!("registry: {{signaturePolicy: '{}'}}\n", policy.display());
+    fs::write(&policy, r#"{"default": [{"type": "insecureAcceptAnything"}]}"#).unwrap();
+    let (text, outcome) = doctor(&signed);
+    assert!(text.contains("rule `default` accepts it unsigned") && text.contains("nothing in its way"), "{text}");
+    outcome.ok();
+    fs::write(&policy, r#"{"default": [{"type": "reject"}]}"#).unwrap();
+    for missing in [false, true] {
+        if missing {
+            fs::remove_file(&policy).unwrap();
+        }
+        let (text, outcome) = doctor(&signed);
+        assert!(text.contains("✗   signature") && text.contains("A pull of") && text.contains("fails."), "{text}");
+        outcome.refused(&["the first step that fails is `signature`", "signature policy"]);
+    }
+
+    let host = name.split('/').next().unwrap();
+    fs::write(home.join("config.json"), format!(r#"{{"credHelpers": {{"{host}": "absent-here"}}}}"#)).unwrap();
+    let (text, outcome) = doctor("");
+    assert!(text.contains("✗   credentials") && text.contains("all the same, so that a pull may succeed"), "{text}");
+    outcome.refused(&["docker-credential-absent-here"]);
+}

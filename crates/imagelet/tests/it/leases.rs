@@ -165,6 +165,9 @@ fn containers_of_a_runtime_beside_the_store_hold_its_images_and_its_silence_hold
         let users = decision(&listed, image)["inUseBy"][0].as_str().unwrap();
         assert!(users.contains("the runtime does not answer"), "{users}");
     }
+    let shown = daemon.run(["ls"]);
+    assert!(shown.stderr.contains("warning: which images are in use is unknown"), "{shown:?}");
+    assert!(shown.ok().lines().skip(1).all(|row| row.ends_with("unknown")), "each image");
     daemon.run(["rm", &late]).refused(&["could not ask"]);
 }
 

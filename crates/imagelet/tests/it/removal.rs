@@ -11,7 +11,7 @@ use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use crate::{
     between::before,
     images::Image,
-    program::Daemon,
+    program::{Daemon, program, run, write_store_config},
     relay::{connect, in_runtime, pull, request},
     scripted::{self, Runtime, Script},
     testbed::{Containerd, Registry, scratch, wait_until},
@@ -189,4 +189,44 @@ fn a_runtime_that_lists_no_containers_any_more_is_not_believed_at_once_when_it_i
         assert!(refused.chain().contains("lists no containers where it listed some"), "{}", refused.chain());
     });
     assert_eq!(runtime.with(|script| script.calls.clone()), Vec::<String>::new());
+}
+
+/// A command beside a runtime sees containers go that an earlier command saw, and asks a second time, a minute later.
+#[test]
+fn a_command_without_a_daemon_looks_twice_where_containers_are_missing() {
+    let stories: [(&str, &[&str]); 2] =
+        [("all containers ended", &[]), ("the last container of one image ended", &[SECOND])];
+    std::thread::scope(|scope| {
+        for (story, used) in stories {
+            scope.spawn(move || {
+                let folder = scratch();
+                let script = Script {
+                    images: vec![scripted::image(FIRST, 1000), scripted::image(SECOND, 1000)],
+                    containers: vec![scripted::container("first", FIRST), scripted::container("second", SECOND)],
+                    ..Script::default()
+                };
+                let runtime = Runtime::start(folder.path(), script);
+                let config = write_store_config(
+                    folder.path(),
+                    &format!("directory: '{}'", folder.path().join("state").display()),
+                );
+                let text = std::fs::read_to_string(&config).unwrap();
+                let endpoint = runtime.endpoint();
+                std::fs::write(&config, format!("{text}imageService: {{cri: {{endpoint: '{endpoint}'}}}}\n")).unwrap();
+                let imagelet = |arguments: &[&str]| run(program().env("IMAGELET_CONFIG", &config).args(arguments));
+                let collect = ["gc", "--all-unused", "--now"];
+                imagelet(&collect).ok();
+                runtime.with(|script| {
+                    assert!(script.calls.is_empty(), "{story}: {:?}", script.calls);
+                    script.containers.drain(..2 - used.len());
+                });
+                let outcome = imagelet(&collect);
+                assert!(outcome.stderr.contains("lists fewer containers than before"), "{story}: {outcome:?}");
+                outcome.ok();
+                let present = runtime
+                    .with(|script| script.images.iter().map(|image| image.repo_tags[0].clone()).collect::<Vec<_>>());
+                assert_eq!(present, used, "{story}");
+            });
+        }
+    });
 }

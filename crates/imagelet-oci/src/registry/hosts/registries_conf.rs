@@ -179,7 +179,8 @@ impl Registry {
         if self.prefix.is_empty() { &self.location } else { &self.prefix }
     }
 
-    /// The part of a name after the prefix, with its first slash; `*.example.com` stands for each subdomain.
+    /// The part of a name after the prefix, from its first slash, or from the colon of a port that the prefix does not
+    /// have; `*.example.com` stands for each subdomain.
     fn matched<'a>(&self, name: &'a str) -> Option<&'a str> {
         let prefix = self.prefix();
         let rest = match prefix.strip_prefix('*') {
@@ -190,7 +191,7 @@ impl Registry {
             _ if prefix.is_empty() => return None,
             _ => name.strip_prefix(prefix)?,
         };
-        (rest.is_empty() || rest.starts_with('/')).then_some(rest)
+        (rest.is_empty() || rest.starts_with(['/', ':'])).then_some(rest)
     }
 }
 
@@ -200,8 +201,12 @@ fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, Str
     if location.contains("://") || location.contains('@') {
         return Err("a location is written as `HOST[:PORT][/PATH]`, without scheme and user".to_owned());
     }
-    let (registry, path) = location.split_once('/').unwrap_or((location, ""));
-    let repository = format!("{}{rest}", path.trim_end_matches('/')).trim_start_matches('/').to_owned();
+    let place = format!("{}{rest}", location.trim_end_matches('/'));
+    let (registry, repository) = place.split_once('/').unwrap_or((&place, ""));
+    let repository = repository.trim_start_matches('/').to_owned();
+    if repository.contains(':') {
+        return Err(bad("the image's name has a port after the prefix, so that the location may have no path"));
+    }
     if repository.is_empty() || repository.contains(['?', '#']) {
         return Err(bad("it leads to no repository"));
     }
@@ -294,6 +299,9 @@ mod tests {
                 ]),
             ),
             ("a.corp.example/x:v1", Some(&["https://a.corp.example/-?", "http://a.corp.example/-"])),
+            ("a.corp.example:8443/x:v1", Some(&["https://a.corp.example:8443/-?", "http://a.corp.example:8443/-"])),
+            ("tags.example:8443/x:v1", Some(&["~https://m.example:8443/x", "https://tags.example:8443/-"])),
+            ("tags.examplex/x:v1", None),
             ("corp.example/x:v1", None),
             ("other.example/a.corp.example/x:v1", None),
             ("127.0.0.1:5000/x:v1", Some(&["http://127.0.0.1:5000/-"])),

@@ -11,7 +11,7 @@ use imagelet_core::{
     image::{ByteSize, Platform, Reference},
     runtime::{ErrorClass, Stage},
 };
-use imagelet_oci::{PathReport, PathStep, check_path};
+use imagelet_oci::{PathReport, PathStep, check_path, check_signature_policy};
 use serde::Serialize;
 
 use super::login;
@@ -37,7 +37,7 @@ const DIGEST_SHOWN: usize = 7 + 12;
 struct Diagnosis {
     image: String,
     healthy: bool,
-    /// Whether a pull succeeds, by whichever host.
+    /// Whether any host serves the image.
     served: bool,
     steps: Vec<DiagnosisStep>,
     /// The first failure.
@@ -114,6 +114,12 @@ async fn walk(
             None
         }
     };
+    if let Some(policy) = settings.registry.signature_policy.clone() {
+        let reference = reference.clone();
+        let checked = tokio::task::spawn_blocking(move || check_signature_policy(&policy, &reference)).await;
+        let checked = checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        steps.push(DiagnosisStep::of_node("signature", checked.map_err(Failure::from)));
+    }
     let platform = arguments.platform.clone().unwrap_or_else(Platform::host);
     let mut report = |step: PathStep| steps.push(DiagnosisStep::of_host(step));
     let found = check_path(settings.registry.clone(), &reference, credential.as_ref(), &platform, &mut report).await;
@@ -271,9 +277,18 @@ fn with_short_digests(text: &str) -> String {
 }
 
 fn conclusion(diagnosis: &Diagnosis) -> String {
-    match (diagnosis.served, diagnosis.healthy) {
-        (true, true) => format!("A pull of {} finds nothing in its way.", diagnosis.image),
-        (true, false) => format!("Another host serves {}, so that a pull may succeed.", diagnosis.image),
-        (false, _) => format!("A pull of {} fails.", diagnosis.image),
+    let Diagnosis { image, served, steps, .. } = diagnosis;
+    let failed: Vec<&DiagnosisStep> = steps.iter().filter(|step| !step.ok).collect();
+    let fails = |name: &str| failed.iter().any(|step| step.step == name);
+    if !served || fails("signature") {
+        format!("A pull of {image} fails.")
+    } else if fails("disk") {
+        format!("A pull of {image} fails until the disk has space.")
+    } else if failed.iter().any(|step| !step.host.is_empty()) {
+        format!("Another host serves {image}, so that a pull may succeed.")
+    } else if !failed.is_empty() {
+        format!("A host serves {image} all the same, so that a pull may succeed.")
+    } else {
+        format!("A pull of {image} finds nothing in its way.")
     }
 }

@@ -19,6 +19,8 @@ const GAP: f64 = 2.0;
 /// Sizes of a label: of one letter, and of a line.
 const LETTER: f64 = 7.6;
 const LINE: f64 = 16.0;
+/// Fewer letters of a name tell nothing.
+const NAME_MIN: usize = 6;
 
 /// Usage over time with both thresholds; empty before there are two samples.
 pub(super) fn usage(disk: &Disk) -> Markup {
@@ -52,7 +54,7 @@ pub(super) fn usage(disk: &Disk) -> Markup {
     }
 }
 
-/// The shares of the disk side by side.
+/// The shares of the disk side by side, with both thresholds.
 pub(super) fn share_bar(disk: &Disk) -> Markup {
     let total: u64 = disk.capacity.max(1);
     let mut x = 0.0;
@@ -69,6 +71,10 @@ pub(super) fn share_bar(disk: &Disk) -> Markup {
         svg .shares viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="Shares of the disk" {
             @for (class, _, _, x, width) in &parts {
                 rect class=(class) x=(format!("{x:.1}")) y="0" width=(format!("{width:.1}")) height="20" {}
+            }
+            @for (class, percent) in [("low", disk.low_percent), ("high", disk.high_percent)] {
+                @let x = f64::from(percent) * 10.0;
+                line class=(class) x1=(x) x2=(x) y1="0" y2="20" {}
             }
         }
         ul .legend {
@@ -97,13 +103,13 @@ pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &st
                 a href=(image_href(&row.id)) class=(state(row)) aria-label=(format!("{name}, {size}, {}", state(row))) {
                     title { (name) " " (size) }
                     (rectangle(tile))
-                    (label(tile, &[last_part(&name), &size.to_string()]))
+                    (label(tile, last_part(&name), &size.to_string()))
                 }
             }
             @if let (true, Some(tile)) = (others > 0, laid.last()) {
                 g .other {
                     (rectangle(tile))
-                    (label(tile, &[&format!("{} smaller", small.len()), &ByteSize(others).to_string()]))
+                    (label(tile, &format!("{} smaller", small.len()), &ByteSize(others).to_string()))
                 }
             }
         }
@@ -127,16 +133,18 @@ fn rectangle(tile: &Tile) -> Markup {
     }
 }
 
-/// As many lines as fit, each cut to the width.
-fn label(tile: &Tile, lines: &[&str]) -> Markup {
+/// A name, cut to the width, and below it a size where it fits as a whole.
+fn label(tile: &Tile, name: &str, size: &str) -> Markup {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "letters and lines of a tile")]
     let (letters, fit) =
         (((tile.width - 4.0 * GAP) / LETTER).max(0.0) as usize, ((tile.height - 2.0 * GAP) / LINE).max(0.0) as usize);
-    let shown = lines.iter().take(if letters < 4 { 0 } else { fit });
+    let name = (letters >= NAME_MIN || letters >= name.chars().count()).then(|| cut(name, letters));
+    let size = (letters >= size.chars().count()).then(|| size.to_owned());
+    let shown = name.into_iter().chain(size).take(fit);
     html! {
         @for (number, line) in shown.enumerate() {
             text x=(format!("{:.1}", tile.x + 3.0 * GAP)) y=(format!("{:.1}", tile.y + LINE * (number as f64 + 1.0))) {
-                (cut(line, letters))
+                (line)
             }
         }
     }

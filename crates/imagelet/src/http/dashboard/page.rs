@@ -481,7 +481,7 @@ mod tests {
         let rows = [row("r.example/team/*", "pinned", None), row("r.example/app:v1", "pulled", Some(40))];
         let text = decisions(&rows, Timestamp::now()).into_string();
         assert!(text.contains("r.example/team/*<") && text.matches("href").count() == 1, "{text}");
-        assert!(text.contains(">40ms<"), "{text}");
+        assert!(text.contains(">in 40ms<"), "{text}");
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! A collection on command or by the clock: builds its policy from the request and its document from the result.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use async_trait::async_trait;
 use imagelet_core::{
     events::EventKind,
     gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest, RunTrigger},
     image::ByteSize,
+    inventory::{Snapshot, VANISHED_WAIT},
     metrics::{Family, MetricKind},
     runtime::Certainty,
 };
@@ -14,7 +18,7 @@ use imagelet_core::{
 use tracing::{Instrument as _, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
 use crate::{
-    api::{CollectRequest, Collected, CollectedRow, Steps},
+    api::{CollectRequest, Collected, CollectedRow, Step, Steps},
     config::{CollectionMode, Settings},
     failure::Failure,
     node::{
@@ -38,7 +42,7 @@ impl Command for CollectRequest {
     const TIME: AnswerTime = AnswerTime::WhileAlive;
     type Answer = Collected;
 
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Collected, Failure> {
+    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Collected, Failure> {
         if !node.parts.uses_known && !self.dry_run {
             let message = format!("{} does not say which images are in use, so none is collected", node.parts.backend);
             return Err(Failure::new("Unsupported", message));
@@ -49,6 +53,9 @@ impl Command for CollectRequest {
             && let Ok(snapshot) = node.refresh().await
         {
             node.adopt(&snapshot).await;
+            if !self.dry_run && snapshot.misses_containers() {
+                node.look_again(&steps).await?;
+            }
         }
         let report = match node.settings().collection.mode {
             CollectionMode::Shadow if self.enforce && !self.dry_run => {
@@ -108,6 +115,20 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
 }
 
 impl LocalNode {
+    /// Looks at the users again when containers have been missing for long enough to count. A daemon has its periodic
+    /// passes; a single command waits here. Dropping the future changes nothing.
+    pub(crate) async fn look_again(&self, steps: &Steps) -> Result<Arc<Snapshot>, Failure> {
+        let wait = VANISHED_WAIT + Duration::from_secs(1);
+        let seconds = wait.as_secs();
+        let note = format!(
+            "{} lists fewer containers than before, as a runtime that restarts does: asks again in {seconds}s",
+            self.parts.backend
+        );
+        steps(Step::Silence { note });
+        tokio::time::sleep(wait).await;
+        self.refresh().await
+    }
+
     pub(crate) fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
         for GcEvent { reason, message } in events {
             events::record_event(self, EventKind::Warning, reason, message);

@@ -13,7 +13,7 @@ mod verify;
 mod why;
 
 pub(crate) use decisions::{DECISIONS_MAX, DecisionRow, DecisionsRequest};
-pub(crate) use image_row::{KnownSizes, row, row_without_uses};
+pub(crate) use image_row::{KnownSizes, USES_UNKNOWN, row, row_without_uses};
 pub(crate) use import_folder::{FolderWatch, import_arrivals};
 pub(crate) use usage::disk_of;
 pub(crate) use why::{Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest, predict_all};

@@ -126,8 +126,11 @@ impl WhyHappening {
     pub(crate) fn explained(&self) -> String {
         let parts = [
             (!self.reason.is_empty()).then(|| self.reason.clone()),
-            self.bytes.map(|bytes| ByteSize(bytes).to_string()),
-            self.took_ms.map(took),
+            self.bytes.map(|bytes| {
+                let freed = if self.what == "removed" && self.reason.is_empty() { " freed" } else { "" };
+                format!("{}{freed}", ByteSize(bytes))
+            }),
+            self.took_ms.map(|milliseconds| format!("in {}", took(milliseconds))),
             (!self.by.is_empty()).then(|| format!("by {}", self.by)),
         ];
         parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
