@@ -303,6 +303,11 @@ mod tests {
         let kind = |call, status: Status| error_from_status(call, &status).kind();
         let used = Status::unknown("the image is in use by c1");
         assert_eq!(kind(Call::Remove, used), RuntimeErrorKind::InUse);
+        assert_eq!(kind(Call::Remove, Status::unknown("odd")), RuntimeErrorKind::Other);
+        for call in [Call::Remove, Call::Image("ImageStatus")] {
+            assert_eq!(kind(call, Status::unknown("the id is ambiguous")), RuntimeErrorKind::InvalidArgument);
+            assert_eq!(kind(call, Status::unknown("no space left on device")), RuntimeErrorKind::DiskFull);
+        }
         assert_eq!(kind(Call::Image("ListImages"), Status::unknown("connection refused")), RuntimeErrorKind::Other);
         let long =
             Status::out_of_range("Error, decoded message length too large: found 2 bytes, the limit is: 1 bytes");
@@ -320,6 +325,12 @@ mod tests {
             assert_eq!(error.kind(), RuntimeErrorKind::Unavailable);
             assert_eq!(error.chain(), "the runtime cannot be reached: connection refused");
         }
+    }
+
+    #[test]
+    fn a_call_that_reached_our_own_time_limit_is_no_runtime_that_is_away() {
+        let status = Status::from_error(Box::new(tonic::TimeoutExpired(())));
+        assert_eq!(error_from_status(Call::Pull, &status).kind(), RuntimeErrorKind::TimedOut);
     }
 
     #[test]

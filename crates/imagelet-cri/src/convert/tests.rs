@@ -267,6 +267,20 @@ fn both_filesystem_lists_are_filled_and_nothing_is_absent() {
     assert_eq!(wire.image_filesystems[0].inodes_used, Some(v1::UInt64Value { value: 0 }));
     assert_eq!(wire.image_filesystems[0].used_bytes, Some(v1::UInt64Value { value: 7 }));
 
+    // CRI-O may keep writable layers on a disk of their own.
+    let at = |mountpoint: &str| FilesystemUsage {
+        measured_at: SystemTime::UNIX_EPOCH + Duration::from_secs(1),
+        mountpoint: mountpoint.into(),
+        used: ByteSize(7),
+        inodes_used: Some(1),
+    };
+    let both = ImageFilesystems {
+        images: vec![at("/images")],
+        containers: vec![at("/layers")],
+        ..ImageFilesystems::default()
+    };
+    assert_eq!(filesystems_from_wire(filesystems_to_wire(&both)), both);
+
     let bare = v1::ImageFsInfoResponse {
         image_filesystems: vec![v1::FilesystemUsage { timestamp: -5, ..v1::FilesystemUsage::default() }],
         container_filesystems: Vec::new(),
