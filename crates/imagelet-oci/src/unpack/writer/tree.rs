@@ -375,3 +375,60 @@ pub(crate) fn process_umask() -> u32 {
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     umask.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0o777)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::unpack::LayerMemory;
+
+    const LIMIT: usize = 80 << 10;
+
+    fn opened(path: &Path) -> OwnedFd {
+        rustix::fs::open(path, DIRECTORY, Mode::empty()).expect("a directory")
+    }
+
+    #[test]
+    fn what_a_removal_remembers_is_claimed_to_the_byte_and_given_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for number in 0..5 {
+            let inner = folder.path().join(format!("old/directory{number}/inner"));
+            fs::create_dir_all(&inner).expect("a directory");
+            fs::write(inner.join("file"), "content").expect("a file");
+        }
+        let memory = LayerMemory::of_its_own(64 << 10);
+        let is_free = |bytes: usize| Claim::on(&memory).grow(bytes).is_ok();
+        let (mut claim, mut freed) = (Claim::on(&memory), Freed::default());
+        let old = opened(&folder.path().join("old"));
+        let found = remove_files(old.as_fd(), 3, &mut claim, &mut freed).expect("it reads");
+        let taken = 3 * ("directory0".len() + REMEMBERED_COST);
+        assert!(found.len() == 3 && is_free(LIMIT - taken) && !is_free(LIMIT - taken + 1), "{found:?}");
+        claim.clear();
+        let root = opened(folder.path());
+        remove_tree(root.as_fd(), b"old", &AtomicBool::new(false), &mut claim, &mut freed).expect("it goes");
+        assert!(is_free(LIMIT), "all memory is given back");
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn a_deep_and_wide_directory_is_removed_with_bounded_memory() {
+        // In memory where that is possible: a disk takes half a minute for so many directories.
+        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
+        // Each level lies below the directory that the removal enters first: the last one that its scan finds.
+        let mut level = folder.path().join("old");
+        fs::create_dir(&level).expect("a directory");
+        for directories in [REMEMBERED_AT_ONCE, REMEMBERED_AT_ONCE, 200] {
+            for number in 0..directories {
+                fs::create_dir(level.join(format!("{number:04}"))).expect("a directory");
+            }
+            level = fs::read_dir(&level).expect("it lists").last().expect("a directory").expect("a name").path();
+        }
+        let kept = (REMEMBERED_MANY + REMEMBERED_AT_LEAST) * (4 + REMEMBERED_COST);
+        let memory = LayerMemory::of_its_own((kept as u64).next_multiple_of(1 << 10) - (16 << 10));
+        let mut claim = Claim::on(&memory);
+        let root = opened(folder.path());
+        remove_tree(root.as_fd(), b"old", &AtomicBool::new(false), &mut claim, &mut Freed::default()).expect("it goes");
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+}
