@@ -268,4 +268,38 @@ mod tests {
         let names: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["sha256-a"]);
     }
+
+    #[test]
+    fn a_record_that_cannot_be_removed_is_no_record_that_is_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::open(root.path().to_owned()).unwrap();
+        folder.write("sha256-a", b"{}").unwrap();
+        // A folder of that name cannot be removed as a file.
+        fs::create_dir(root.path().join("sha256-b")).unwrap();
+        folder.remove("sha256-b").unwrap_err();
+        folder.remove("sha256-absent").unwrap();
+        assert_eq!(folder.count(), 1);
+    }
+
+    #[test]
+    fn records_that_cannot_be_listed_are_no_empty_list() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("records");
+        let folder = Folder::open(path.clone()).unwrap();
+        fs::remove_dir(&path).unwrap();
+        assert_eq!(folder.read_all().unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::write(&path, "no folder").unwrap();
+        folder.read_all().unwrap_err();
+    }
+
+    #[test]
+    fn the_longest_record_is_read_and_one_byte_more_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("sha256-a");
+        let file = File::create(&path).unwrap();
+        file.set_len(FILE_LENGTH_MAX).unwrap();
+        assert_eq!(read(&path).unwrap().len() as u64, FILE_LENGTH_MAX);
+        file.set_len(FILE_LENGTH_MAX + 1).unwrap();
+        assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
 }
