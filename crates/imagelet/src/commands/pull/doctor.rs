@@ -9,7 +9,7 @@ use imagelet_core::{
     credentials::{Credential, Secret},
     disks::{DiskProbe as _, StatVfs},
     image::{ByteSize, Platform, Reference},
-    runtime::{ErrorClass, Stage},
+    runtime::{ErrorClass, RuntimeError, Stage},
 };
 use imagelet_oci::{PathReport, PathStep, check_path, check_signature_policy};
 use serde::Serialize;
@@ -118,7 +118,11 @@ async fn walk(
         let reference = reference.clone();
         let checked = tokio::task::spawn_blocking(move || check_signature_policy(&policy, &reference)).await;
         let checked = checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        steps.push(DiagnosisStep::of_node("signature", checked.map_err(Failure::from)));
+        let refused = |error: RuntimeError| {
+            let hint = "sign the image, or correct the policy: docs/trust.md";
+            Failure::of(&error).at(ErrorClass::SignatureRejected, Stage::Policy).or_hint(hint)
+        };
+        steps.push(DiagnosisStep::of_node("signature", checked.map_err(refused)));
     }
     let platform = arguments.platform.clone().unwrap_or_else(Platform::host);
     let mut report = |step: PathStep| steps.push(DiagnosisStep::of_host(step));
