@@ -305,6 +305,7 @@ mod tests {
             ("http://[::1]:5000", Some("[::1]:5000")),
             ("https://index.docker.io/v1/", Some("docker.io")),
             ("registry-1.docker.io", Some("docker.io")),
+            ("registry.hub.docker.com", Some("docker.io")),
             ("reg.io/team", None),
             ("user:pw@reg.io", None),
             ("", None),
@@ -356,6 +357,31 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         drop(lock);
         assert!(replace(&path, Duration::from_millis(50), |_| true).unwrap());
+    }
+
+    #[test]
+    fn the_owner_of_the_file_keeps_it_when_root_changes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        fs::write(&path, "{}").unwrap();
+        std::os::unix::fs::chown(&path, Some(12_345), Some(12_345)).expect("root runs this test");
+        assert!(replace(&path, Duration::ZERO, |_| true).unwrap());
+        let after = fs::metadata(&path).unwrap();
+        assert_eq!((after.uid(), after.gid()), (12_345, 12_345));
+    }
+
+    #[test]
+    fn a_file_is_read_to_the_bound_and_one_byte_more_and_below_a_file_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let file = File::create(&path).unwrap();
+        for (length, expected) in [(0, DOCKER_CONFIG_LENGTH_MAX), (9, DOCKER_CONFIG_LENGTH_MAX + 1)] {
+            file.set_len((DOCKER_CONFIG_LENGTH_MAX + length) as u64).unwrap();
+            assert_eq!(read(File::open(&path).unwrap()).unwrap().len(), expected);
+        }
+        assert!(logins(&folder.path().join("absent.json")).names().unwrap().is_none());
+        let below = logins(&folder.path().join("config.json/config.json"));
+        assert_eq!(below.names().map(|found| found.is_some()).unwrap_err().kind(), io::ErrorKind::NotADirectory);
     }
 
     #[tokio::test]

@@ -231,6 +231,28 @@ mod tests {
     use crate::credentials::registry_key;
     use crate::image::Reference;
 
+    /// The hash in a pull record stands for the credential: another password may be another person.
+    #[test]
+    fn credentials_that_differ_in_any_part_have_different_hashes() {
+        let basic = |server: &str, user: &str, password: &str| Credential::basic(server, user, Secret::new(password));
+        let token = |kind: fn(Secret) -> CredentialKind, text: &str| Credential {
+            kind: kind(Secret::new(text)),
+            server_address: "a.example".into(),
+        };
+        let credentials = [
+            basic("a.example", "user", "password"),
+            basic("b.example", "user", "password"),
+            basic("a.example", "other", "password"),
+            basic("a.example", "user", "other"),
+            token(CredentialKind::IdentityToken, "password"),
+            token(CredentialKind::RegistryToken, "password"),
+            token(CredentialKind::RegistryToken, "other"),
+        ];
+        let hashes: std::collections::BTreeSet<String> = credentials.iter().map(hash_of).collect();
+        assert_eq!(hashes.len(), credentials.len());
+        assert_eq!(hash_of(&credentials[0]), hash_of(&credentials[0].clone()));
+    }
+
     fn text(value: &serde_json::Value) -> String {
         value.as_str().unwrap_or_default().to_owned()
     }

@@ -199,6 +199,29 @@ mod tests {
     }
 
     #[test]
+    fn a_host_hides_no_character_and_a_user_is_plain() {
+        let parsed = |rest: &str| Location::parse(&format!("https://{rest}")).map(|location| location.host);
+        for (rest, expected) in [
+            ("reg.example/a", Some("reg.example")),
+            ("user:p%40ss@reg.example/a", Some("reg.example")),
+            ("us er@reg.example/a", None),
+            ("user%zz@reg.example/a", None),
+            ("reg%2Eexample/a", None),
+            ("reg%25example/a", Some("reg%example")),
+            ("r%C3%A9g.example/a", Some("r\u{e9}g.example")),
+            ("r\u{e9}g.example/a", Some("r\u{e9}g.example")),
+            ("reg^example/a", None),
+        ] {
+            assert_eq!(parsed(rest).ok().as_deref(), expected, "{rest}");
+        }
+        for (host, parts) in
+            [("reg:5000", ("reg", "5000")), ("fe80::1", ("fe80::1", "")), ("[fe80::1]:5000", ("fe80::1", "5000"))]
+        {
+            assert_eq!(split_port(host), parts);
+        }
+    }
+
+    #[test]
     fn a_star_spans_what_is_left_between_its_neighbours() {
         for (glob, label, expected) in [
             ("a*b*c", "aXbYc", true),

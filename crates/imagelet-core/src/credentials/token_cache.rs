@@ -221,6 +221,29 @@ mod tests {
         assert_eq!(bed.cache.tokens().len(), 1);
     }
 
+    #[tokio::test]
+    async fn a_full_cache_gives_up_the_token_that_expires_first() {
+        let bed = Bed::new();
+        let kept = |number: u64| IssuedToken {
+            token: Secret::new("kept"),
+            issued: at(0),
+            expires: at(HOUR + (number + 1) % TOKENS_MAX as u64),
+        };
+        let requests: Vec<TokenRequest> = (0..TOKENS_MAX).map(|number| request(&number.to_string())).collect();
+        bed.cache.tokens().extend(requests.iter().cloned().zip((0..).map(kept)));
+        bed.token_at(0, &request("one more")).await.unwrap();
+        assert_eq!(bed.cache.tokens().len(), TOKENS_MAX);
+        assert!(
+            !bed.cache.tokens().contains_key(&requests[TOKENS_MAX - 1])
+                && bed.cache.tokens().contains_key(&requests[0])
+        );
+        // With one place left nothing has to go.
+        bed.cache.tokens().remove(&requests[0]);
+        bed.token_at(0, &request("another")).await.unwrap();
+        assert!(bed.cache.tokens().contains_key(&request("one more")));
+        assert_eq!(bed.cache.tokens().len(), TOKENS_MAX);
+    }
+
     #[test]
     fn renewal_comes_after_four_fifths_or_a_day_less_the_jitter() {
         let token = |hours: u64| IssuedToken {

@@ -259,6 +259,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_answer_is_good_to_the_end_of_its_time() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        let end = now + Duration::from_secs(1);
+        cache.keep(CacheKey::new("a", None).unwrap(), DockerConfig::default(), Duration::from_secs(1), now);
+        for (at, left) in [(end, 1), (end + Duration::from_nanos(1), 0)] {
+            cache.sweep(at);
+            assert_eq!(cache.entries.len(), left);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_is_good_for_no_time_is_not_kept_and_forever_is_bounded() {
         let (mut cache, now) = (Cache::default(), Instant::now());
         let key = CacheKey::new("a", None).unwrap();

@@ -254,6 +254,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_helper_that_knows_no_login_has_forgotten_it_and_its_name_is_shown_plainly() {
+        let status = std::process::ExitStatus::from_raw(1 << 8);
+        let confirmed = |stdout: &str| {
+            let output = Output { stdout: stdout.into(), stderr: Vec::new(), result: Err(RunError::Failed(status)) };
+            confirm("docker-credential-x", Duration::from_secs(1), output, None).is_ok()
+        };
+        assert!(confirmed("credentials not found in native keychain\n"));
+        assert!(!confirmed("locked"));
+        assert_eq!(shown("a\tb\u{1b}[1m"), "ab[1m");
+    }
+
     #[tokio::test]
     async fn a_name_that_leaves_its_folder_is_refused_and_one_that_is_nowhere_is_named() {
         let variables = vec![("PATH".into(), "/nonexistent:relative".into())];

@@ -197,6 +197,31 @@ mod tests {
     }
 
     #[test]
+    fn the_bounds_of_what_is_a_secret_hold_to_the_letter() {
+        let run = |letters: usize| format!("A1{}", "b".repeat(letters - 2));
+        let part = "x".repeat(RUN_LENGTH_MIN);
+        let token = format!("head.{part}.tail");
+        for (text, known, is_shown) in [
+            ("say secre".to_owned(), "secre", true),
+            ("say secrey".to_owned(), "secrey", false),
+            (format!("say {part}"), token.as_str(), false),
+            (format!("say {}", &part[1..]), &token[1..], true),
+            (run(RUN_LENGTH_MIN - 1), "-", true),
+            (run(RUN_LENGTH_MIN), "-", false),
+            ("password=,".to_owned(), "-", true),
+            ("e".repeat(SHOWN_MAX), "-", true),
+            ("e".repeat(SHOWN_MAX + 1), "-", false),
+        ] {
+            assert_eq!(redact(text.as_bytes(), [known]) == text, is_shown, "{text}");
+        }
+        assert_eq!(
+            texts_of(br#"{"a":"12345","b":"abcdef"}"#).len(),
+            2,
+            "as it stands and as it reads, of the longer one"
+        );
+    }
+
+    #[test]
     fn the_texts_of_an_answer_that_does_not_read_are_known() {
         let texts = |answer: &str| -> Vec<String> {
             texts_of(answer.as_bytes()).iter().map(|text| text.expose().to_owned()).collect()

@@ -270,6 +270,18 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_qualified_name_may_be_as_long_as_its_bounds_and_no_label_ends_with_a_dash() {
+        let prefix = |length: usize| format!("{}/name", "a".repeat(length));
+        assert!(qualified_name_errors(&prefix(PREFIX_LENGTH_MAX)).is_empty());
+        assert_eq!(qualified_name_errors(&prefix(PREFIX_LENGTH_MAX + 1)).len(), 1);
+        assert!(qualified_name_errors(&"n".repeat(NAME_LENGTH_MAX)).is_empty());
+        assert_eq!(qualified_name_errors(&"n".repeat(NAME_LENGTH_MAX + 1)).len(), 1);
+        for (text, expected) in [("a.b-c", true), ("a-.b", false), ("-a.b", false), ("a..b", false)] {
+            assert_eq!(is_subdomain(text), expected, "{text}");
+        }
+    }
+
     fn entry(value: &Value) -> ProviderEntry {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let texts = |value: &Value| -> Vec<String> {
