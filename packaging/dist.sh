@@ -55,10 +55,13 @@ pack() { # PARENT FOLDER OUT
     -cf - "$2" | gzip -9n >"$3"
 }
 
-archive() { # TARGET: what is in $work/files
+archive() { # TARGET: what is in $work/files, with the last program
   local name=imagelet-$version
+  local packed=$work/out/$name-$1.tar.gz
+  rm -rf "${work:?}/$name" # Of another target.
   mv "$work/files" "$work/$name"
-  pack "$work" "$name" "$work/out/$name-$1.tar.gz"
+  pack "$work" "$name" "$packed"
+  tar -xzOf "$packed" "$name/imagelet" | cmp --quiet - "$program" || fail "the archive of $1 holds another program"
 }
 
 bill_of_materials() { # OUT: the crates in the program of the first target; those of tests are left out.
