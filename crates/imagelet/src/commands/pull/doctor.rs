@@ -104,16 +104,11 @@ async fn walk(
     };
     let files = settings.registry.hosts_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
     steps.push(DiagnosisStep::of_node("configuration", Ok(format!("registries by {}", files.join(", ")))));
-    let credential = match credential(arguments, environment, &settings, &reference).await {
-        Ok((credential, detail)) => {
-            steps.push(DiagnosisStep::of_node("credentials", Ok(detail)));
-            credential
-        }
-        Err(failure) => {
-            steps.push(DiagnosisStep::of_node("credentials", Err(failure)));
-            None
-        }
+    let (credential, found) = match credential(arguments, environment, &settings, &reference).await {
+        Ok(found) => found,
+        Err(failure) => (None, Err(failure)),
     };
+    steps.push(DiagnosisStep::of_node("credentials", found));
     if let Some(policy) = settings.registry.signature_policy.clone() {
         let reference = reference.clone();
         let checked = tokio::task::spawn_blocking(move || check_signature_policy(&policy, &reference)).await;
@@ -146,25 +141,26 @@ fn settings(global: &Global, environment: &Environment) -> Result<Settings, Fail
     Ok(sources(&arguments, global.store.as_ref(), environment)?.settings()?)
 }
 
-/// The credential that a pull tries first, and where it comes from.
+/// The credential that a pull tries first, and where it comes from. A helper or provider that failed does not keep the
+/// others from a pull.
 async fn credential(
     arguments: &DoctorArgs,
     environment: &Environment,
     settings: &Settings,
     reference: &Reference,
-) -> Result<(Option<Credential>, String), Failure> {
+) -> Result<(Option<Credential>, Result<String, Failure>), Failure> {
     if let Some(given) = login(&arguments.login, environment)? {
         let password = given.password.map_or_else(|| Secret::new(""), |hidden| hidden.0);
-        return Ok((Some(Credential::basic("", given.user, password)), "given with the command".to_owned()));
+        return Ok((Some(Credential::basic("", given.user, password)), Ok("given with the command".to_owned())));
     }
     let provided = node_credentials(settings, reference.repository()).await?;
-    if let Some(failure) = provided.failures.first() {
-        return Err(Failure::new("Failed", failure.clone()).at(ErrorClass::Other, Stage::CredentialProvider));
-    }
-    let detail = match provided.credentials.len() {
-        0 => "none: the image has to be public".to_owned(),
-        1 => "one of the node".to_owned(),
-        count => format!("the first of {count} of the node"),
+    let detail = match (provided.failures.first(), provided.credentials.len()) {
+        (Some(failure), _) => {
+            Err(Failure::new("Failed", failure.clone()).at(ErrorClass::Other, Stage::CredentialProvider))
+        }
+        (None, 0) => Ok("none: the image has to be public".to_owned()),
+        (None, 1) => Ok("one of the node".to_owned()),
+        (None, count) => Ok(format!("the first of {count} of the node")),
     };
     Ok((provided.credentials.into_iter().next().map(|tracked| tracked.credential), detail))
 }
@@ -294,5 +290,30 @@ fn conclusion(diagnosis: &Diagnosis) -> String {
         format!("A host serves {image} all the same, so that a pull may succeed.")
     } else {
         format!("A pull of {image} finds nothing in its way.")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_conclusion_says_what_failed_steps_mean_for_a_pull() {
+        let host = |step| DiagnosisStep {
+            host: "reg.example".into(),
+            ..DiagnosisStep::of_node(step, Err(Failure::default()))
+        };
+        let node = |step| DiagnosisStep::of_node(step, Err(Failure::default()));
+        for (served, steps, expected) in [
+            (true, vec![DiagnosisStep::of_node("disk", Ok(String::new()))], "A pull of a finds nothing in its way."),
+            (true, vec![host("connect")], "Another host serves a, so that a pull may succeed."),
+            (true, vec![node("credentials")], "A host serves a all the same, so that a pull may succeed."),
+            (true, vec![node("disk"), host("connect")], "A pull of a fails until the disk has space."),
+            (true, vec![node("signature"), node("disk")], "A pull of a fails."),
+            (false, vec![host("connect")], "A pull of a fails."),
+        ] {
+            let diagnosis = Diagnosis { image: "a".into(), healthy: false, served, steps, failure: None };
+            assert_eq!(conclusion(&diagnosis), expected);
+        }
     }
 }

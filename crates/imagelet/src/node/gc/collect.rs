@@ -1,16 +1,13 @@
 //! A collection on command or by the clock: builds its policy from the request and its document from the result.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
     events::EventKind,
     gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest, RunTrigger},
     image::ByteSize,
-    inventory::{Snapshot, VANISHED_WAIT},
+    inventory::VANISHED_WAIT,
     metrics::{Family, MetricKind},
     runtime::Certainty,
 };
@@ -117,7 +114,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
 impl LocalNode {
     /// Looks at the users again when containers have been missing for long enough to count. A daemon has its periodic
     /// passes; a single command waits here. Dropping the future changes nothing.
-    pub(crate) async fn look_again(&self, steps: &Steps) -> Result<Arc<Snapshot>, Failure> {
+    async fn look_again(&self, steps: &Steps) -> Result<(), Failure> {
         let wait = VANISHED_WAIT + Duration::from_secs(1);
         let seconds = wait.as_secs();
         let note = format!(
@@ -126,7 +123,7 @@ impl LocalNode {
         );
         steps(Step::Silence { note });
         tokio::time::sleep(wait).await;
-        self.refresh().await
+        self.refresh().await.map(drop)
     }
 
     pub(crate) fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
