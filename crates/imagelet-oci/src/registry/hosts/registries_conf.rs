@@ -330,6 +330,9 @@ mod tests {
             let error = chain("a.example/x:v1", text).expect_err(text);
             assert!(!error.contains("hunter2"), "{error}");
         }
+        let with_path = "[[registry]]\nprefix = \"a.example\"\nlocation = \"b.example/copies\"";
+        let error = chain("a.example:5000/x:v1", with_path).expect_err("a port amid a path");
+        assert!(error.contains("has a port after the prefix"), "{error}");
         let many = "[[registry.mirror]]\nlocation = \"b.example\"\n".repeat(40);
         chain("a.example/x:v1", &format!("[[registry]]\nlocation = \"a.example\"\n{many}")).unwrap_err();
         let typo = "[[registry]]\nlocaton = \"a\"\n[[registry.mirror]]\nunsecure = true\n";

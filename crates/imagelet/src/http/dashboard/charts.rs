@@ -172,6 +172,18 @@ mod tests {
     use crate::api::DiskSample;
 
     #[test]
+    fn a_size_is_shown_as_a_whole_or_not_at_all() {
+        let shown = |width: f64| {
+            let tile = Tile { width, height: 100.0, ..Tile::default() };
+            label(&tile, "a-long-name:v1", "45.1kB").into_string()
+        };
+        assert!(shown(300.0).contains("a-long-name:v1") && shown(300.0).contains("45.1kB"));
+        let narrow = shown(4.0 * GAP + 8.0 * LETTER);
+        assert!(narrow.contains('…') && narrow.contains("45.1kB"), "{narrow}");
+        assert_eq!(shown(4.0 * GAP + 5.0 * LETTER), "");
+    }
+
+    #[test]
     fn the_chart_begins_with_the_second_sample_and_stays_in_its_frame() {
         let history = |count: u64| (0..count).map(|at| DiskSample { at: at * 60, used: at * 20 }).collect();
         let disk = |count| Disk {
