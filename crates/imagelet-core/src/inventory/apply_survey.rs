@@ -18,6 +18,10 @@ impl InventoryState {
     pub(super) fn apply(&mut self, mut survey: Survey, asked_at: SystemTime, wall: SystemTime) -> Arc<Snapshot> {
         #[cfg(test)]
         self.mutate_before_pass();
+        #[cfg(test)]
+        {
+            survey = self.mutate_survey(survey);
+        }
         let now = self.adjust_clock(wall);
         self.clamp(now);
         let pass = PassTimes {

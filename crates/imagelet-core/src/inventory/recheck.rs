@@ -61,6 +61,8 @@ impl Inventory {
         let sandboxes = self.sandbox_images(&pods).await?;
         let images = [Arc::clone(image)].into_iter().collect();
         let survey = Survey { images, pods, mounts, sandboxes, missing_are_gone: false };
+        #[cfg(test)]
+        let survey = self.lock().mutate_survey(survey);
         if containers > 0 && survey.runtime_containers() == 0 {
             return Ok(Some(RemovalBlocker::Doubtful));
         }
@@ -97,6 +99,8 @@ impl Inventory {
         };
         // Tags may have moved since: both the old and the new names count.
         let image = Arc::new(merged(&entry.image, found));
+        #[cfg(test)]
+        let image = self.lock().mutate_names(&entry.image, image);
         if let Some(blocker) = self.blocked_by_users(&image, pods, containers).await? {
             return Ok(Err(blocker));
         }

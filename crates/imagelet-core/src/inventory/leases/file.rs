@@ -14,15 +14,16 @@ use std::{
 use crate::image::ImageId;
 use crate::inventory::ledger::files::{self, StateDir};
 
-const LEASES: &str = "leases.json";
+pub(in crate::inventory) const LEASES: &str = "leases.json";
 
 #[derive(Debug, Default)]
 pub(in crate::inventory) struct LeaseFile {
     directory: Option<StateDir>,
     turn: tokio::sync::Mutex<()>,
     written: AtomicU64,
+    /// Reads and writes at once: the model's clock has no other threads.
     #[cfg(test)]
-    pub(in crate::inventory) memory: Option<std::sync::Arc<crate::inventory::testing::InMemoryDisk>>,
+    pub(in crate::inventory) is_inline: bool,
 }
 
 type RequestTimes = BTreeMap<ImageId, SystemTime>;
@@ -33,17 +34,13 @@ impl LeaseFile {
     }
 
     pub(in crate::inventory) fn read(&self) -> io::Result<RequestTimes> {
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            return Ok(memory.leases.lock().unwrap().clone());
-        }
         self.directory.as_ref().map_or_else(|| Ok(RequestTimes::new()), read)
     }
 
     /// The leases that other processes wrote, too.
     pub(super) async fn reload(&self) -> io::Result<RequestTimes> {
         let Some(directory) = self.directory.clone() else { return Ok(RequestTimes::new()) };
-        tokio::task::spawn_blocking(move || read(&directory)).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+        self.on_disk(move || read(&directory)).await
     }
 
     /// Writes the leases up to this version, which are valid that long; concurrent callers share a write.
@@ -64,9 +61,17 @@ impl LeaseFile {
             return Ok(());
         }
         let (version, due, lasts) = due();
-        let written = tokio::task::spawn_blocking(move || write(&directory, due, lasts)).await;
+        let written = self.on_disk(move || write(&directory, due, lasts)).await;
         self.written.fetch_max(version, Ordering::AcqRel);
-        written.unwrap_or_else(|error| Err(io::Error::other(error)))
+        written
+    }
+
+    async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+        #[cfg(test)]
+        if self.is_inline {
+            return work();
+        }
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 }
 

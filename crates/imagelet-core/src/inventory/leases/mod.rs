@@ -5,7 +5,7 @@
 //! container, so its lease always runs until it expires. A removal and a lease never overlap: a lease request waits for
 //! a started removal and looks again, and an existing lease rejects a removal.
 
-mod file;
+pub(in crate::inventory) mod file;
 mod pods;
 pub(in crate::inventory) mod service;
 

@@ -1,9 +1,9 @@
-//! What the model tests run an inventory with: a disk in memory and deliberate mistakes.
+//! What the model tests run an inventory with: a disk and deliberate mistakes.
 
-mod in_memory_disk;
+mod model_disk;
 mod mutations;
 
 pub(crate) use self::{
-    in_memory_disk::{InMemoryDisk, step},
+    model_disk::{ModelDisk, step},
     mutations::Mutation,
 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    image::ImageId,
+    image::{Image, ImageId},
     inventory::{InventoryState, detect::Survey},
 };
 
@@ -30,11 +30,37 @@ pub(crate) enum Mutation {
     PinsNotAskedAgain,
     /// An image that a task works with may be removed.
     HoldsIgnored,
+    /// Images mounted as volumes count as unused.
+    VolumesIgnored,
+    /// Images of sandboxes count as unused.
+    SandboxesIgnored,
+    /// A name that an image got after the plan does not count.
+    NewNamesIgnored,
+    /// A container whose volumes the runtime failed to report has none.
+    FailedAnswerBelieved,
 }
 
 impl InventoryState {
     fn has(&self, mutation: Mutation) -> bool {
         self.mutation == Some(mutation)
+    }
+
+    /// Drops a part of what the runtime reported.
+    pub(in crate::inventory) fn mutate_survey(&self, mut survey: Survey) -> Survey {
+        match self.mutation {
+            Some(Mutation::VolumesIgnored) => survey.mounts.values_mut().for_each(Vec::clear),
+            Some(Mutation::SandboxesIgnored) => survey.sandboxes.clear(),
+            _ => {}
+        }
+        survey
+    }
+
+    pub(in crate::inventory) fn mutate_names(&self, planned: &Arc<Image>, found: Arc<Image>) -> Arc<Image> {
+        if self.has(Mutation::NewNamesIgnored) { Arc::clone(planned) } else { found }
+    }
+
+    pub(in crate::inventory) fn believes_failures(&self) -> bool {
+        self.has(Mutation::FailedAnswerBelieved)
     }
 
     /// Forgets what the last pass saw in use.

@@ -15,6 +15,7 @@ use self::{
     explore::explore,
     story::{Act, Before, Size},
     walk::{Walk, walk},
+    world::Use,
 };
 use crate::inventory::Mutation;
 
@@ -50,6 +51,12 @@ fn sizes() -> Vec<(&'static str, Size)> {
         ("a pin", Size { pins: 1, ..one }),
         ("an order", Size { orders: 1, ..one }),
         ("work at hand", Size { works: 1, ..one }),
+        ("an image volume", Size { pods_hold: Use::Volume, ticks: 1, passes: 1, ..one }),
+        ("a sandbox", Size { pods: 0, besides: 1, besides_hold: Use::Sandbox, passes: 1, ..one }),
+        ("a failed call", Size { is_stocked: false, failures: 1, ..one }),
+        ("a failed call in a pass", Size { pods: 0, failures: 1, besides: 1, passes: 1, ..one }),
+        ("a failed call and a crash", Size { failures: 1, crashes: 1, ..one }),
+        ("a tag that moves", Size { moves: 1, images: 2, ..one }),
         ("a crash amid a doubt", Size { collections: 2, crashes: 1, restarts: 1, before: WATCHED, ..one }),
         ("two pods that were told", Size { pods: 2, images: 2, before: &[Before::Told(0), Before::Told(1)], ..one }),
     ];
@@ -82,6 +89,12 @@ fn wide_sizes() -> Vec<(&'static str, Size)> {
 /// Each mutation with a small story that shows it.
 fn mistakes() -> Vec<(Mutation, &'static str, Size)> {
     use Before::{Did, Passed, Runs, Told};
+    /// The lease of a volume runs until its end.
+    const VOLUME: &[Before] = &[Runs(0), Passed, Did(Act::Tick), Passed, Did(Act::Tick), Passed, Did(Act::Tick)];
+    /// A pass has listed the container, and asks for its volumes.
+    const UNSEEN: &[Before] =
+        &[Runs(0), Did(Act::Tick), Did(Act::Observe), Did(Act::Observe), Did(Act::Observe), Did(Act::Observe)];
+    const PINNED: &[Before] = &[Did(Act::Pin)];
     // The collection has listed the containers again, and not yet the image.
     const ASKING_AGAIN: &[Before] = &[Did(Act::Collect), Did(Act::Collect), Did(Act::Collect)];
     let one = one();
@@ -113,6 +126,22 @@ fn mistakes() -> Vec<(Mutation, &'static str, Size)> {
         ),
         (Mutation::PinsNotAskedAgain, "a pin while it is asked again", Size { pins: 1, before: ASKING_AGAIN, ..one }),
         (Mutation::HoldsIgnored, "work that begins late", Size { works: 1, before: ASKING_AGAIN, ..one }),
+        (Mutation::VolumesIgnored, "an image volume", Size { pods_hold: Use::Volume, before: VOLUME, ..one }),
+        (
+            Mutation::SandboxesIgnored,
+            "a sandbox that a pass has seen",
+            Size { pods: 0, besides: 1, besides_hold: Use::Sandbox, passes: 1, ..one },
+        ),
+        (
+            Mutation::NewNamesIgnored,
+            "a pinned name that moves while it is asked again",
+            Size { pods: 0, moves: 1, images: 2, before: PINNED, ..one },
+        ),
+        (
+            Mutation::FailedAnswerBelieved,
+            "a volume that is not reported",
+            Size { pods_hold: Use::Volume, failures: 1, passes: 1, ticks: 2, is_fine: true, before: UNSEEN, ..one },
+        ),
     ]
 }
 

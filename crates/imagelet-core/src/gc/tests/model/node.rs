@@ -16,12 +16,14 @@ use tokio::runtime::Runtime;
 
 use super::{
     story::{Act, Before, Size},
-    world::{ACTORS, BESIDE, COLLECTOR, OBSERVER, REMOVER, State, WORKER, World, id, name, uid},
+    world::{
+        ACTORS, BESIDE, COLLECTOR, Failure, OBSERVER, REMOVER, State, Told, WORKER, World, id, image_of, name, uid,
+    },
 };
 use crate::{
-    gc::{GcGoal, GcPolicy, GcRequest, ImageGc, UsedImages},
+    gc::{GcError, GcGoal, GcPolicy, GcRequest, ImageGc, UsedImages},
     image::{Image, ImageSpec},
-    inventory::{Hold, InMemoryDisk, Inventory, Mutation},
+    inventory::{Hold, Inventory, ModelDisk, Mutation},
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeManager, no_progress},
 };
 
@@ -33,7 +35,7 @@ type Work<T> = Pin<Box<dyn Future<Output = T>>>;
 
 enum Pod {
     Idle,
-    Asking(Work<bool>),
+    Asking(Work<Option<usize>>),
     Told,
     Running,
     Exited,
@@ -58,14 +60,16 @@ pub(super) struct Node {
     pub(super) left: Size,
     inventory: Arc<Inventory>,
     gc: Arc<ImageGc>,
-    memory: Arc<InMemoryDisk>,
+    disk: ModelDisk,
     pods: Vec<Pod>,
-    collecting: Option<Work<()>>,
-    observing: Option<Work<()>>,
+    collecting: Option<Work<bool>>,
+    observing: Option<Work<bool>>,
     removing: Option<Work<()>>,
     working: Option<Work<Hold>>,
     hold: Option<Hold>,
     passed: u64,
+    /// The runtime may fail; otherwise each call has to succeed.
+    may_fail: bool,
     /// Restarts of the runtime, and the last restart before a pass that ran over a whole runtime.
     restarts: usize,
     seen_whole: usize,
@@ -84,8 +88,8 @@ impl Node {
         let world = World::new(size.pods, size.images, size.is_stocked);
         world.lock().is_fine = size.is_fine;
         let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
-        let memory = Arc::new(InMemoryDisk::default());
-        let (inventory, gc) = start(&world, &memory, size.flaw);
+        let disk = ModelDisk::default();
+        let (inventory, gc) = start(&world, &disk, size.flaw);
         let pods = (0..size.pods).map(|_| Pod::Idle).collect();
         let (collecting, observing, removing, working, hold) = (None, None, None, None, None);
         let passed = 0;
@@ -97,7 +101,7 @@ impl Node {
             left: size,
             inventory,
             gc,
-            memory,
+            disk,
             pods,
             collecting,
             observing,
@@ -105,6 +109,7 @@ impl Node {
             working,
             hold,
             passed,
+            may_fail: size.failures > 0,
             restarts: 0,
             seen_whole: 0,
             collecting_since: None,
@@ -139,8 +144,10 @@ impl Node {
             Before::Did(act) => {
                 match act {
                     Act::Tick => self.left.ticks += 1,
+                    Act::Pin => self.left.pins += 1,
                     Act::Restart | Act::RestartHalf => self.left.restarts += 1,
                     Act::Collect if self.collecting.is_none() => self.left.collections += 1,
+                    Act::Observe if self.observing.is_none() => self.left.passes += 1,
                     _ => {}
                 }
                 self.act(act);
@@ -173,8 +180,12 @@ impl Node {
         may(Act::RestartHalf, can_restart && world.containers.len() > 1);
         may(Act::Recover, world.short_since.is_some());
         may(Act::Beside, is_beside(&world) || (self.left.besides > 0 && world.present[0]));
-        may(Act::Pin, self.left.pins > 0 && !world.pinned[0]);
-        may(Act::Unpin, self.left.is_endless && world.pinned[0]);
+        may(Act::Pin, self.left.pins > 0 && !world.is_pinned);
+        may(Act::Unpin, self.left.is_endless && world.is_pinned);
+        let can_fail = self.left.failures > 0 && world.failure.is_none();
+        may(Act::Refuse, can_fail);
+        may(Act::Lose, can_fail);
+        may(Act::Move, self.left.moves > 0 && self.left.images > 1);
         // Passes are more frequent than leases expire, and a runtime is whole before its list is trusted.
         let is_watched = world.seconds < self.passed + TICK;
         may(
@@ -222,19 +233,30 @@ impl Node {
                     world.containers.retain(|held| held.pod != BESIDE);
                 } else {
                     self.left.besides -= 1;
-                    world.create(BESIDE, 0);
+                    world.create(BESIDE, 0, self.left.besides_hold);
                 }
             }
             Act::Pin => {
                 self.left.pins -= 1;
                 self.inventory.pin(&name(0)).unwrap();
+                let mut world = self.world.lock();
                 // A running removal came first.
-                let is_late = self.inventory.is_removing(&id(0));
-                self.world.lock().pinned[0] = !is_late;
+                world.is_pinned = !self.inventory.is_removing(&id(world.names[0]));
             }
             Act::Unpin => {
                 self.inventory.unpin(&name(0)).unwrap();
-                self.world.lock().pinned[0] = false;
+                self.world.lock().is_pinned = false;
+            }
+            Act::Refuse | Act::Lose => {
+                self.left.failures -= 1;
+                let failure = if act == Act::Refuse { Failure::Refusal } else { Failure::Loss };
+                self.world.lock().failure = Some(failure);
+            }
+            Act::Move => {
+                self.left.moves -= 1;
+                let mut world = self.world.lock();
+                let image = (world.names[0] + 1) % self.left.images;
+                (world.names[0], world.present[image]) = (image, true);
             }
             Act::Tick => {
                 self.left.ticks -= 1;
@@ -247,24 +269,27 @@ impl Node {
     }
 
     fn pod(&mut self, pod: usize) {
-        let image = pod % self.left.images;
+        let named = pod % self.left.images;
         self.pods[pod] = match std::mem::replace(&mut self.pods[pod], Pod::Done) {
             Pod::Idle => {
                 self.world.lock().seen[pod] = 0;
                 self.marks[pod] = self.inventory.removals_begun();
-                let asking: Work<bool> = Box::pin(ask(self.world.clone(), Arc::clone(&self.inventory), pod, image));
+                let asking = Box::pin(ask(self.world.clone(), Arc::clone(&self.inventory), pod, named));
                 self.heard(pod, asking)
             }
             Pod::Asking(asking) => self.heard(pod, asking),
             Pod::Told => {
                 let mut world = self.world.lock();
                 // An expired lease, or an image removed on request: the pod retries or gives up.
-                if world.told[pod].is_none_or(|until| until <= world.seconds) {
-                    world.told[pod] = None;
-                    if self.left.is_endless { Pod::Idle } else { Pod::Done }
-                } else {
-                    world.create(pod, image);
-                    Pod::Running
+                match world.told[pod].filter(|told| told.until > world.seconds) {
+                    None => {
+                        world.told[pod] = None;
+                        if self.left.is_endless { Pod::Idle } else { Pod::Done }
+                    }
+                    Some(told) => {
+                        world.create(pod, told.image, self.left.pods_hold);
+                        Pod::Running
+                    }
                 }
             }
             Pod::Running if self.left.exits => {
@@ -279,13 +304,13 @@ impl Node {
         };
     }
 
-    fn heard(&mut self, pod: usize, mut asking: Work<bool>) -> Pod {
-        if self.poll(pod, &mut asking).is_none() {
-            return Pod::Asking(asking);
-        }
+    fn heard(&mut self, pod: usize, mut asking: Work<Option<usize>>) -> Pod {
+        let Some(answer) = self.poll(pod, &mut asking) else { return Pod::Asking(asking) };
         self.marks[pod] = u64::MAX;
+        // After a failure a kubelet tries again.
+        let Some(image) = answer else { return Pod::Idle };
         let mut world = self.world.lock();
-        world.told[pod] = Some(world.seconds + LEASE);
+        world.told[pod] = Some(Told { image, until: world.seconds + LEASE });
         Pod::Told
     }
 
@@ -295,16 +320,18 @@ impl Node {
             self.collecting_since = self.whole_since();
             self.world.lock().seen[COLLECTOR] = 0;
             let (gc, now, request) = (Arc::clone(&self.gc), self.world.now(), self.request);
+            let may_fail = self.may_fail;
             Box::pin(async move {
                 let collected = gc.run(&request, now).await;
                 // The model has no disk; the collection finds out after the removals by age.
-                assert!(collected.is_ok() || request.goal == GcGoal::Threshold, "{collected:?}");
+                assert!(collected.is_ok() || request.goal == GcGoal::Threshold || may_fail, "{collected:?}");
+                !matches!(collected, Err(GcError::Inventory(_)))
             })
         });
-        if self.poll(COLLECTOR, &mut collecting).is_none() {
-            self.collecting = Some(collecting);
-        } else {
-            self.passed(self.collecting_since);
+        match self.poll(COLLECTOR, &mut collecting) {
+            None => self.collecting = Some(collecting),
+            Some(true) => self.passed(self.collecting_since),
+            Some(false) => {}
         }
     }
 
@@ -312,20 +339,23 @@ impl Node {
         let mut observing = self.observing.take().unwrap_or_else(|| {
             self.left.passes -= 1;
             self.observing_since = self.whole_since();
-            let mut world = self.world.lock();
-            world.seen[OBSERVER] = 0;
-            world.pass_saw.clear();
-            drop(world);
-            let (inventory, now) = (Arc::clone(&self.inventory), self.world.now());
-            Box::pin(async move { drop(inventory.refresh(now).await.unwrap()) })
+            self.world.lock().seen[OBSERVER] = 0;
+            let (inventory, now, may_fail) = (Arc::clone(&self.inventory), self.world.now(), self.may_fail);
+            Box::pin(async move {
+                let seen = inventory.refresh(now).await;
+                assert!(seen.is_ok() || may_fail, "{seen:?}");
+                seen.is_ok()
+            })
         });
-        if self.poll(OBSERVER, &mut observing).is_none() {
-            self.observing = Some(observing);
-        } else {
-            let mut world = self.world.lock();
-            world.noticed = std::mem::take(&mut world.pass_saw);
-            drop(world);
-            self.passed(self.observing_since);
+        match self.poll(OBSERVER, &mut observing) {
+            None => self.observing = Some(observing),
+            Some(false) => {}
+            Some(true) => {
+                let mut world = self.world.lock();
+                world.noticed = std::mem::take(&mut world.pass_saw);
+                drop(world);
+                self.passed(self.observing_since);
+            }
         }
     }
 
@@ -339,7 +369,7 @@ impl Node {
             self.seen_whole = whole_since.unwrap_or(self.seen_whole);
         }
         self.passed = self.world.lock().seconds;
-        self.inventory.remember(&self.memory, self.world.now());
+        self.inventory.remember(&self.disk, self.world.now());
     }
 
     fn remove(&mut self) {
@@ -388,11 +418,11 @@ impl Node {
             let mut world = self.world.lock();
             world.held = None;
             world.seen = Default::default();
-            (world.pass_saw, world.noticed) = (Vec::new(), Vec::new());
+            (world.pass_saw, world.noticed, world.known_sandboxes) = (Vec::new(), Vec::new(), Vec::new());
         }
-        (self.inventory, self.gc) = start(&self.world, &self.memory, self.left.flaw);
+        (self.inventory, self.gc) = start(&self.world, &self.disk, self.left.flaw);
         // Pins are on disk before they are reported.
-        if self.world.lock().pinned[0] {
+        if self.world.lock().is_pinned {
             self.inventory.pin(&name(0)).unwrap();
         }
     }
@@ -441,13 +471,21 @@ impl Node {
     pub(super) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let pods: Vec<u8> = self.pods.iter().map(Pod::stage).collect();
-        (self.world.lock().digest(), self.inventory.digest(self.mark()), self.memory.digest(), pods, self.passed)
+        (self.world.lock().digest(), self.inventory.digest(self.mark()), self.disk.digest(), pods, self.passed)
             .hash(&mut hasher);
-        let running = [&self.collecting, &self.observing, &self.removing].map(Option::is_some);
-        (running, self.working.is_some(), self.hold.is_some()).hash(&mut hasher);
+        (
+            self.collecting.is_some(),
+            self.observing.is_some(),
+            self.removing.is_some(),
+            self.working.is_some(),
+            self.hold.is_some(),
+        )
+            .hash(&mut hasher);
         self.bells.each_ref().map(|bell| bell.0.load(Ordering::Relaxed)).hash(&mut hasher);
-        let Size { collections, passes, orders, works, crashes, restarts, pins, besides, ticks, .. } = self.left;
-        [collections, passes, orders, works, crashes, restarts, pins, besides, ticks].hash(&mut hasher);
+        let Size { collections, passes, orders, works, crashes, restarts, pins, .. } = self.left;
+        [collections, passes, orders, works, crashes, restarts, pins].hash(&mut hasher);
+        let Size { besides, failures, moves, ticks, .. } = self.left;
+        [besides, failures, moves, ticks].hash(&mut hasher);
         (self.restarts, self.seen_whole, self.collecting_since, self.observing_since).hash(&mut hasher);
         hasher.finish()
     }
@@ -466,10 +504,10 @@ impl Pod {
     }
 }
 
-fn start(world: &World, memory: &Arc<InMemoryDisk>, flaw: Option<Mutation>) -> (Arc<Inventory>, Arc<ImageGc>) {
+fn start(world: &World, disk: &ModelDisk, flaw: Option<Mutation>) -> (Arc<Inventory>, Arc<ImageGc>) {
     let runtime = RuntimeManager::new(Arc::new(world.clone()), Arc::new(world.clone()));
     let lasts = Duration::from_secs(LEASE);
-    let inventory = Arc::new(Inventory::from_disk(runtime.clone(), memory, flaw, lasts, world.now()));
+    let inventory = Arc::new(Inventory::from_disk(runtime.clone(), disk, flaw, lasts, world.now()));
     let gc = Arc::new(ImageGc::new(runtime, Arc::clone(&inventory)));
     (inventory, gc)
 }
@@ -478,9 +516,9 @@ fn is_beside(world: &State) -> bool {
     world.containers.iter().any(|held| held.pod == BESIDE)
 }
 
-/// A kubelet before a container start: it looks, and pulls an absent image.
-async fn ask(world: World, inventory: Arc<Inventory>, pod: usize, image: usize) -> bool {
-    let spec = ImageSpec::new(name(image));
+/// A kubelet before a container start: it looks, and pulls an absent image. `None` after a failure.
+async fn ask(world: World, inventory: Arc<Inventory>, pod: usize, named: usize) -> Option<usize> {
+    let spec = ImageSpec::new(name(named));
     let key = |found: &Option<Image>| found.as_ref().map(Image::key);
     let ask = || async {
         if let Some(found) = world.status(&spec).await? {
@@ -490,7 +528,8 @@ async fn ask(world: World, inventory: Arc<Inventory>, pod: usize, image: usize) 
         let pulled = world.pull(&request, no_progress()).await?;
         Ok::<_, RuntimeError>(Some(Image { id: pulled, ..blank() }))
     };
-    inventory.leased(&uid(pod), world.now(), ask, key).await.unwrap().is_some()
+    let found = inventory.leased(&uid(pod), world.now(), ask, key).await.ok()??;
+    Some(image_of(&found.id))
 }
 
 fn blank() -> Image {

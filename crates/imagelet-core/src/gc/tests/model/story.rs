@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::world::Use;
 use crate::inventory::Mutation;
 
 /// A possible act.
@@ -25,12 +26,18 @@ pub(super) enum Act {
     RestartHalf,
     /// The runtime lists all containers again.
     Recover,
-    /// A pod starts or ends a container of the first image without imagelet.
+    /// A container or sandbox of the first image starts or ends without imagelet.
     Beside,
-    /// The first image is pinned.
+    /// The first name is pinned.
     Pin,
-    /// The first image is unpinned.
+    /// The first name is unpinned.
     Unpin,
+    /// The next call of the runtime is refused.
+    Refuse,
+    /// The next call of the runtime is done, and its answer is lost.
+    Lose,
+    /// Somebody pulls the first name beside imagelet: it has moved to another image.
+    Move,
     Tick,
 }
 
@@ -60,6 +67,8 @@ pub(super) struct Size {
     pub(super) restarts: usize,
     pub(super) pins: usize,
     pub(super) besides: usize,
+    pub(super) failures: usize,
+    pub(super) moves: usize,
     pub(super) ticks: usize,
     /// Pods repeat their request after the end.
     pub(super) is_endless: bool,
@@ -68,6 +77,10 @@ pub(super) struct Size {
     pub(super) is_fine: bool,
     /// Processes exit before their containers are deleted.
     pub(super) exits: bool,
+    /// How pods hold their images: in containers of them, or as volumes of others.
+    pub(super) pods_hold: Use,
+    /// What starts without imagelet.
+    pub(super) besides_hold: Use,
     /// The acts before the start.
     pub(super) before: &'static [Before],
     pub(super) flaw: Option<Mutation>,
@@ -87,11 +100,15 @@ impl Size {
             restarts: 0,
             pins: 0,
             besides: 0,
+            failures: 0,
+            moves: 0,
             ticks: 0,
             is_endless: false,
             is_stocked: false,
             is_fine: false,
             exits: false,
+            pods_hold: Use::Container,
+            besides_hold: Use::Container,
             before: &[],
             flaw: None,
         }

@@ -9,6 +9,7 @@ use super::{
     explore::clock,
     node::{Node, TICK},
     story::{Act, Size, told},
+    world::Use,
 };
 use crate::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest},
@@ -23,6 +24,17 @@ const TOLD_MAX: usize = 60;
 const STEPS_PER_NODE: (u64, u64) = (2_000, 60);
 /// One in this many nodes lives long.
 const NODES_PER_LONG: usize = 8;
+/// What is not the same on all nodes. Each mistake needs one of these kinds, and half of all nodes are ordinary.
+const KINDS: [Kind; 6] = [
+    Kind { fails: true, pods_hold: Use::Volume, ..ORDINARY },
+    Kind { fails: true, besides_hold: Use::Sandbox, ..ORDINARY },
+    Kind { has_moving_names: true, ..ORDINARY },
+    ORDINARY,
+    ORDINARY,
+    ORDINARY,
+];
+const ORDINARY: Kind =
+    Kind { fails: false, has_moving_names: false, pods_hold: Use::Container, besides_hold: Use::Container };
 /// Limits of pods and images of a node.
 const PODS_MAX: usize = 4;
 const IMAGES_MAX: usize = 3;
@@ -43,6 +55,15 @@ const OF_EVENTS: [usize; 5] = [4, 16, 64, 256, 1024];
 /// In some weather a running pass precedes other acts, except for one in this many: otherwise hardly any pass would
 /// begin and end while a collection waits for one answer. 1: never.
 const OF_HASTE: [usize; 3] = [1, 1, 16];
+
+#[derive(Clone, Copy)]
+struct Kind {
+    /// Calls of its runtime fail.
+    fails: bool,
+    has_moving_names: bool,
+    pods_hold: Use,
+    besides_hold: Use,
+}
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk {
@@ -75,6 +96,7 @@ pub(super) fn walk(walk: Walk) -> Walked {
         let is_long = random.below(NODES_PER_LONG) == 0;
         // Without pods only manual acts start containers, and all images are idle.
         let pods = if is_long { 1 + random.below(PODS_MAX) } else { random.below(PODS_MAX) };
+        let kind = random.one_of(&KINDS);
         let size = Size {
             collections: endless,
             passes: endless,
@@ -84,9 +106,13 @@ pub(super) fn walk(walk: Walk) -> Walked {
             restarts: endless,
             pins: endless,
             besides: endless,
+            failures: if kind.fails { endless } else { 0 },
+            moves: if kind.has_moving_names { endless } else { 0 },
             ticks: endless,
             is_endless: true,
             exits: random.below(2) == 0,
+            pods_hold: kind.pods_hold,
+            besides_hold: kind.besides_hold,
             is_stocked: true,
             is_fine: random.below(2) == 0,
             flaw: walk.flaw,
@@ -130,7 +156,7 @@ struct Weather {
     wheels: [usize; 3],
     ends: [usize; 2],
     hands: [usize; 3],
-    events: [usize; 4],
+    events: [usize; 7],
     haste: usize,
 }
 
@@ -161,6 +187,9 @@ impl Weather {
             Act::Crash => self.events[1],
             Act::Restart => self.events[2],
             Act::RestartHalf => self.events[3],
+            Act::Refuse => self.events[4],
+            Act::Lose => self.events[5],
+            Act::Move => self.events[6],
         }
     }
 }

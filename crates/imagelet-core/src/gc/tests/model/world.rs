@@ -14,7 +14,7 @@ use crate::{
     inventory::step,
     runtime::{
         Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        RuntimeError, Sandbox,
+        RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage,
     },
 };
 
@@ -26,6 +26,8 @@ pub(super) const WORKER: usize = 11;
 pub(super) const ACTORS: usize = 12;
 /// A pod that starts containers without imagelet.
 pub(super) const BESIDE: usize = 99;
+/// The image of containers that mount another one.
+const BASE: usize = 999;
 
 /// Clones share all state.
 #[derive(Clone)]
@@ -37,10 +39,15 @@ pub(super) struct State {
     pub(super) fraction: u64,
     /// Whether each image is in the store; the registry has all.
     pub(super) present: Vec<bool>,
+    /// The image of each name; the numbers are equal until a name moves.
+    pub(super) names: Vec<usize>,
     pub(super) containers: Vec<Held>,
-    /// The lease end reported to each pod.
-    pub(super) told: Vec<Option<u64>>,
-    pub(super) pinned: Vec<bool>,
+    /// The image that each pod was told of, and the end of its lease.
+    pub(super) told: Vec<Option<Told>>,
+    /// Whether the first name is pinned.
+    pub(super) is_pinned: bool,
+    /// What becomes of the next answer, whoever waits for it.
+    pub(super) failure: Option<Failure>,
     /// Work holds the image while this is set.
     pub(super) held: Option<usize>,
     /// When the runtime began to omit containers.
@@ -59,16 +66,44 @@ pub(super) struct State {
     pub(super) noticed: Vec<u32>,
     /// and that it had taken in when a removal began.
     noticed_before: Vec<u32>,
+    /// Sandboxes whose reported image was the one they have. A name that has moved says another one.
+    pub(super) known_sandboxes: Vec<u32>,
+    /// The names when a collection last looked at an image.
+    names_before: Vec<usize>,
     pub(super) removals: u64,
     /// Each answer takes a step; else only those do between which somebody could act to any effect.
     pub(super) is_fine: bool,
     next_container: u32,
 }
 
-/// A container, which holds its image whether it runs or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Told {
+    pub(super) image: usize,
+    pub(super) until: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Failure {
+    /// The runtime does nothing and says so.
+    Refusal,
+    /// The runtime does it, and its answer is lost.
+    Loss,
+}
+
+/// How an image is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Use {
+    Container,
+    /// A container of another image that mounts it.
+    Volume,
+    Sandbox,
+}
+
+/// A container or sandbox, which holds its image whether it runs or not.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Held {
     pub(super) number: u32,
+    pub(super) kind: Use,
     pub(super) pod: usize,
     pub(super) image: usize,
     created: u64,
@@ -93,9 +128,8 @@ pub(super) fn time(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
 }
 
-fn number(spec: &str) -> Option<usize> {
-    let digits = spec.strip_prefix("sha256:").or_else(|| spec.strip_prefix("registry.example/image"));
-    digits?.trim_end_matches(":v1").parse().ok()
+pub(super) fn image_of(id: &ImageId) -> usize {
+    id.as_str().trim_start_matches("sha256:").parse().expect("the model has its own ids")
 }
 
 impl World {
@@ -104,9 +138,11 @@ impl World {
             seconds: 0,
             fraction: 0,
             present: vec![is_stocked; images],
+            names: (0..images).collect(),
             containers: Vec::new(),
             told: vec![None; pods],
-            pinned: vec![false; images],
+            is_pinned: false,
+            failure: None,
             held: None,
             short_since: None,
             violation: None,
@@ -116,6 +152,8 @@ impl World {
             pass_saw: Vec::new(),
             noticed: Vec::new(),
             noticed_before: Vec::new(),
+            known_sandboxes: Vec::new(),
+            names_before: (0..images).collect(),
             removals: 0,
             is_fine: false,
             next_container: 0,
@@ -144,7 +182,7 @@ impl State {
         u64::from(self.next_container)
     }
 
-    pub(super) fn create(&mut self, pod: usize, image: usize) {
+    pub(super) fn create(&mut self, pod: usize, image: usize, kind: Use) {
         if !self.present[image] {
             self.violation
                 .get_or_insert(format!("image {image} is gone between the answer to pod {pod} and its container"));
@@ -155,6 +193,7 @@ impl State {
         }
         self.containers.push(Held {
             number: self.next_container,
+            kind,
             pod,
             image,
             created: self.seconds,
@@ -184,11 +223,12 @@ impl State {
             // A container without a request is protected after a pass saw it.
             let is_known = |it: &&Held| it.pod != BESIDE || self.noticed_before.contains(&it.number);
             wrong.extend(users().filter(is_known).map(|it| format!("in use by pod {}", it.pod)));
-            let told = self.told.iter().enumerate().filter(|(pod, until)| {
-                *pod % self.present.len() == image && until.is_some_and(|until| until > seconds)
-            });
+            let is_leased = |told: &Told| told.image == image && told.until > seconds;
+            let told = self.told.iter().enumerate().filter(|(_, told)| told.as_ref().is_some_and(is_leased));
             wrong.extend(told.map(|(pod, _)| format!("leased by pod {pod}")));
-            wrong.extend(self.pinned[image].then(|| "pinned".to_owned()));
+            // A name that moves during the removal comes too late.
+            let has_name = self.names[0] == image && self.names_before[0] == image;
+            wrong.extend((self.is_pinned && has_name).then(|| "pinned".to_owned()));
         }
         wrong.extend((self.held == Some(image)).then(|| "held".to_owned()));
         if let Some(wrong) = wrong.first().filter(|_| self.present[image]) {
@@ -196,21 +236,32 @@ impl State {
         }
         if is_ordered {
             // A requested removal also affects pods that wait for their containers.
-            let images = self.present.len();
             self.told
                 .iter_mut()
-                .enumerate()
-                .filter(|(pod, _)| pod % images == image)
-                .for_each(|(_, told)| *told = None);
+                .filter(|told| told.is_some_and(|told| told.image == image))
+                .for_each(|told| *told = None);
         }
         self.removals += u64::from(self.present[image]);
         self.present[image] = false;
     }
 
-    fn image(image: usize) -> Image {
+    /// The image that a caller names or gives the id of.
+    fn found(&self, spec: &ImageSpec) -> usize {
+        let named = spec.image.strip_prefix("registry.example/image").and_then(|rest| rest.strip_suffix(":v1"));
+        match named {
+            Some(name) => self.names[name.parse::<usize>().expect("the model has its own names")],
+            None => image_of(&ImageId::new(&spec.image)),
+        }
+    }
+
+    fn names_of(&self, image: usize) -> Vec<String> {
+        (0..self.names.len()).filter(|at| self.names[*at] == image).map(name).collect()
+    }
+
+    fn image(&self, image: usize) -> Image {
         Image {
             id: id(image),
-            tags: vec![name(image)],
+            tags: self.names_of(image),
             digests: Vec::new(),
             size: ByteSize(100),
             user: ImageUser::Unset,
@@ -222,10 +273,39 @@ impl State {
     /// Equal for worlds with the same future behaviour.
     pub(super) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (self.seconds, &self.present, &self.containers, &self.told, &self.pinned).hash(&mut hasher);
-        (&self.held, &self.short_since, &self.seen, &self.ordered_saw).hash(&mut hasher);
+        (self.seconds, &self.present, &self.names, &self.containers, &self.told, &self.is_pinned).hash(&mut hasher);
+        (&self.held, &self.short_since, &self.seen, &self.ordered_saw, &self.failure).hash(&mut hasher);
         (&self.pass_saw, &self.noticed, &self.noticed_before).hash(&mut hasher);
+        (&self.known_sandboxes, &self.names_before).hash(&mut hasher);
         hasher.finish()
+    }
+
+    /// Containers and sandboxes that the actor has been told of, where somebody counts them.
+    fn told_to_actor(&mut self) -> Option<&mut Vec<u32>> {
+        match self.actor {
+            REMOVER => Some(&mut self.ordered_saw),
+            OBSERVER => Some(&mut self.pass_saw),
+            _ => None,
+        }
+    }
+}
+
+impl World {
+    /// The answer as it arrives, unless it fails.
+    fn arrived<T>(&self, answer: T) -> Result<T, RuntimeError> {
+        let mut world = self.lock();
+        let Some(failure) = world.failure.take() else { return Ok(answer) };
+        world.see(&failure);
+        Err(match failure {
+            Failure::Refusal => RuntimeError::new(RuntimeErrorKind::Unavailable, "the runtime refuses"),
+            Failure::Loss => RuntimeError::new(RuntimeErrorKind::TimedOut, "the runtime does not answer in time"),
+        })
+    }
+
+    /// Fails before anything is done.
+    fn refused(&self) -> Result<(), RuntimeError> {
+        let is_refused = self.lock().failure == Some(Failure::Refusal);
+        if is_refused { self.arrived(()) } else { Ok(()) }
     }
 }
 
@@ -234,40 +314,47 @@ impl ImageService for World {
     async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let listed: Vec<Arc<Image>> = {
             let mut world = self.lock();
-            let present = world.present.clone();
-            world.see(&("list", &present));
-            (0..present.len()).filter(|image| present[*image]).map(|image| Arc::new(State::image(image))).collect()
+            let seen = (world.present.clone(), world.names.clone());
+            world.see(&("list", seen));
+            (0..world.present.len()).filter(|at| world.present[*at]).map(|at| Arc::new(world.image(at))).collect()
         };
         self.step_if_fine().await;
-        Ok(listed.into())
+        self.arrived(listed.into())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let (found, is_asked_by_pod) = {
             let mut world = self.lock();
-            let image = number(&spec.image).expect("the model names its own images");
-            let is_present = world.present[image];
-            world.see(&("status", image, is_present));
-            (is_present.then(|| State::image(image)), world.actor < COLLECTOR)
+            let image = world.found(spec);
+            let (is_present, names) = (world.present[image], world.names.clone());
+            world.see(&("status", image, is_present, &names));
+            if world.actor == COLLECTOR {
+                world.names_before = names;
+            }
+            (is_present.then(|| world.image(image)), world.actor < COLLECTOR)
         };
         if is_asked_by_pod {
             step().await;
         } else {
             self.step_if_fine().await;
         }
-        Ok(found)
+        self.arrived(found)
     }
 
     async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
         self.step_if_fine().await;
-        let image = number(&request.image.image).expect("the model names its own images");
-        self.lock().present[image] = true;
+        let image = self.lock().found(&request.image);
+        let refused = self.refused();
+        if refused.is_ok() {
+            self.lock().present[image] = true;
+        }
         step().await;
-        Ok(id(image))
+        refused?;
+        self.arrived(id(image))
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let image = number(&spec.image).expect("the model names its own images");
+        let image = self.lock().found(spec);
         {
             let mut world = self.lock();
             world.see(&("remove", image));
@@ -276,8 +363,9 @@ impl ImageService for World {
             }
         }
         step().await;
+        self.refused()?;
         self.lock().remove(image);
-        Ok(())
+        self.arrived(())
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
@@ -291,26 +379,44 @@ impl ContainerService for World {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
         let listed = {
             let mut world = self.lock();
-            let shown: Vec<Held> = world.containers.iter().filter(|it| !it.hidden).cloned().collect();
+            let listed = |held: &&Held| !held.hidden && held.kind != Use::Sandbox;
+            let shown: Vec<Held> = world.containers.iter().filter(listed).cloned().collect();
             world.see(&("containers", &shown));
-            let numbers = shown.iter().map(|it| it.number).collect();
-            match world.actor {
-                REMOVER => world.ordered_saw = numbers,
-                OBSERVER => world.pass_saw = numbers,
-                _ => {}
+            if let Some(told) = world.told_to_actor() {
+                told.extend(shown.iter().map(|held| held.number));
             }
             shown
         };
         step().await;
-        Ok(listed.iter().map(container).collect())
+        self.arrived(listed.iter().map(container).collect())
     }
 
+    /// Listed before the containers.
     async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
-        Ok(Vec::new())
+        let listed = {
+            let mut world = self.lock();
+            let listed = |held: &&Held| !held.hidden && held.kind == Use::Sandbox;
+            let shown: Vec<Held> = world.containers.iter().filter(listed).cloned().collect();
+            world.see(&("sandboxes", &shown));
+            let known: Vec<u32> =
+                shown.iter().map(|held| held.number).filter(|it| world.known_sandboxes.contains(it)).collect();
+            if let Some(told) = world.told_to_actor() {
+                *told = known;
+            }
+            shown
+        };
+        self.step_if_fine().await;
+        self.arrived(listed.iter().map(sandbox).collect())
     }
 
-    async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
-        Ok(Vec::new())
+    async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        let mounted = {
+            let world = self.lock();
+            let held = world.containers.iter().find(|it| it.kind == Use::Volume && container_name(it) == container_id);
+            held.map(|held| id(held.image).to_string()).into_iter().collect()
+        };
+        self.step_if_fine().await;
+        self.arrived(mounted)
     }
 
     /// A runtime that omits a container cannot report it as gone.
@@ -322,7 +428,32 @@ impl ContainerService for World {
             is_gone
         };
         self.step_if_fine().await;
-        Ok(is_gone)
+        self.arrived(is_gone)
+    }
+
+    /// By the name that its creator used.
+    async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
+        let reported = {
+            let mut world = self.lock();
+            let found = world.containers.iter().find(|it| container_name(it) == sandbox_id).cloned();
+            world.see(&("sandbox", &found));
+            match found {
+                None => SandboxImage::Gone,
+                Some(held) => {
+                    let is_true = world.names[held.image] == held.image;
+                    world.known_sandboxes.retain(|number| *number != held.number);
+                    let known = is_true.then_some(held.number);
+                    world.known_sandboxes.extend(known);
+                    if let Some(told) = world.told_to_actor() {
+                        told.retain(|number| *number != held.number);
+                        told.extend(known);
+                    }
+                    SandboxImage::Named(name(held.image))
+                }
+            }
+        };
+        self.step_if_fine().await;
+        self.arrived(reported)
     }
 }
 
@@ -332,16 +463,33 @@ fn container_name(held: &Held) -> String {
 
 fn container(held: &Held) -> Container {
     let labels = [("io.kubernetes.pod.uid", uid(held.pod)), ("io.kubernetes.pod.name", format!("pod{}", held.pod))];
+    let (image, named) = match held.kind {
+        Use::Volume => (id(BASE).to_string(), "registry.example/base:v1".to_owned()),
+        Use::Container | Use::Sandbox => (id(held.image).to_string(), name(held.image)),
+    };
     Container {
         id: container_name(held),
         sandbox_id: format!("sandbox-{}", held.pod),
         name: "app".to_owned(),
-        image: ImageSpec::new(name(held.image)),
-        image_ref: id(held.image).to_string(),
-        image_id: id(held.image).to_string(),
+        image: ImageSpec::new(named),
+        image_ref: image.clone(),
+        image_id: image,
         state: if held.exited { ContainerState::Exited } else { ContainerState::Running },
         created_at: time(held.created) + Duration::from_millis(held.fraction + 1),
         labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+    }
+}
+
+fn sandbox(held: &Held) -> Sandbox {
+    Sandbox {
+        id: container_name(held),
+        name: format!("pod{}", held.pod),
+        namespace: String::new(),
+        uid: uid(held.pod),
+        attempt: 0,
+        ready: !held.exited,
+        created_at: time(held.created) + Duration::from_millis(held.fraction + 1),
+        runtime_handler: String::new(),
     }
 }
 

@@ -1,17 +1,21 @@
-//! An inventory whose disk is in memory, so that a model test can crash it a million times.
+//! The disk of an inventory that a model test crashes a million times: the ledger in memory, the leases in their file.
 
 use std::{
-    collections::BTreeMap,
     fmt::{self, Write as _},
+    fs,
     future::poll_fn,
     hash::{DefaultHasher, Hasher as _},
-    sync::{Arc, Mutex},
+    sync::Mutex,
     task::Poll,
     time::{Duration, SystemTime},
 };
 
 use crate::inventory::{
-    FLUSH_EVERY, Inventory, InventoryState, ledger::Ledger, observation_window::ObservationWindow, testing::Mutation,
+    FLUSH_EVERY, Inventory, InventoryState,
+    leases::file::{LEASES, LeaseFile},
+    ledger::{Ledger, files::StateDir},
+    observation_window::ObservationWindow,
+    testing::Mutation,
     usage_history::image_usage::ImageUsage,
 };
 use crate::{
@@ -19,27 +23,39 @@ use crate::{
     runtime::RuntimeManager,
 };
 
-#[derive(Debug, Default)]
-pub(crate) struct InMemoryDisk {
+/// Where a file costs no write of a disk.
+const MEMORY: &str = "/dev/shm";
+
+#[derive(Debug)]
+pub(crate) struct ModelDisk {
     ledger: Mutex<(Option<SystemTime>, Ledger)>,
-    pub(in crate::inventory) leases: Mutex<BTreeMap<ImageId, SystemTime>>,
+    folder: tempfile::TempDir,
+}
+
+impl Default for ModelDisk {
+    fn default() -> Self {
+        let folder = tempfile::tempdir_in(MEMORY).or_else(|_| tempfile::tempdir()).unwrap();
+        Self { ledger: Mutex::default(), folder }
+    }
 }
 
 impl Inventory {
     /// The inventory of a process that starts after a crash.
     pub(crate) fn from_disk(
         runtime: RuntimeManager,
-        memory: &Arc<InMemoryDisk>,
+        disk: &ModelDisk,
         mutation: Option<Mutation>,
         lasts: Duration,
         now: SystemTime,
     ) -> Self {
         let mut inventory = Self::open(runtime, None).unwrap();
-        inventory.lease_file.memory = Some(Arc::clone(memory));
+        let folder = StateDir::open(disk.folder.path()).unwrap();
+        inventory.lease_file = LeaseFile::of(Some(folder));
+        inventory.lease_file.is_inline = true;
         {
             let mut state = inventory.lock();
             state.mutation = mutation;
-            let ledger = memory.ledger.lock().unwrap();
+            let ledger = disk.ledger.lock().unwrap();
             if ledger.0.is_some() {
                 state.restore(ledger.1.clone());
             }
@@ -67,8 +83,8 @@ impl Inventory {
     }
 
     /// Writes the ledger of a pass that ended then.
-    pub(crate) fn remember(&self, memory: &InMemoryDisk, now: SystemTime) {
-        let mut kept = memory.ledger.lock().unwrap();
+    pub(crate) fn remember(&self, disk: &ModelDisk, now: SystemTime) {
+        let mut kept = disk.ledger.lock().unwrap();
         if kept.0.is_none_or(|last| now.duration_since(last).unwrap_or_default() >= FLUSH_EVERY) {
             let state = self.lock();
             *kept = (Some(now), Ledger::new(state.watch, None, state.memory.images.clone()));
@@ -115,11 +131,12 @@ impl Inventory {
     }
 }
 
-impl InMemoryDisk {
+impl ModelDisk {
     pub(crate) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         let ledger = self.ledger.lock().unwrap();
-        let _ = write!(digest, "{:?}{:?}{:?}", ledger.0, ledger.1.window, self.leases.lock().unwrap());
+        let leases = fs::read(self.folder.path().join(LEASES));
+        let _ = write!(digest, "{:?}{:?}{:?}", ledger.0, ledger.1.window, leases.ok());
         ledger.1.images.iter().for_each(|(key, usage)| digest.image(key, usage));
         digest.0.finish()
     }
