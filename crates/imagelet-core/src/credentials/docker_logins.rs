@@ -382,6 +382,26 @@ mod tests {
         assert!(logins(&folder.path().join("absent.json")).names().unwrap().is_none());
         let below = logins(&folder.path().join("config.json/config.json"));
         assert_eq!(below.names().map(|found| found.is_some()).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        let error = replace(&folder.path().join("config.json/config.json"), LOCK_WAIT_MAX, |_| true).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+    }
+
+    #[test]
+    fn a_file_that_would_be_too_long_to_read_again_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let padded = |length: usize| {
+            replace(&path, LOCK_WAIT_MAX, |auths| {
+                auths.insert("reg.io".to_owned(), json!({ "auth": "x".repeat(length) }));
+                true
+            })
+        };
+        padded(0).unwrap();
+        let room = DOCKER_CONFIG_LENGTH_MAX - fs::read(&path).unwrap().len();
+        padded(room).unwrap();
+        assert_eq!(fs::read(&path).unwrap().len(), DOCKER_CONFIG_LENGTH_MAX);
+        assert!(padded(room + 1).unwrap_err().to_string().contains("longer than"));
+        assert_eq!(fs::read(&path).unwrap().len(), DOCKER_CONFIG_LENGTH_MAX, "the file before stays");
     }
 
     #[tokio::test]

@@ -210,6 +210,8 @@ mod tests {
             ("reg%25example/a", Some("reg%example")),
             ("r%C3%A9g.example/a", Some("r\u{e9}g.example")),
             ("r\u{e9}g.example/a", Some("r\u{e9}g.example")),
+            ("reg%80.example/a", Some("reg\u{fffd}.example")),
+            ("reg%7F.example/a", None),
             ("reg^example/a", None),
         ] {
             assert_eq!(parsed(rest).ok().as_deref(), expected, "{rest}");

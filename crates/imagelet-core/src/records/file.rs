@@ -274,6 +274,31 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_parse_is_reported_in_the_language_that_it_looks_like() {
+        #[derive(Debug, Deserialize)]
+        struct Kind {
+            #[expect(dead_code, reason = "only its type matters")]
+            kind: String,
+        }
+        for (text, expected) in [
+            (" \n", "Object 'Kind' is missing in ' \n'"),
+            ("{\"kind\": \"3\"", "EOF while parsing an object at line 1 column 12"),
+            ("kind: [", "error: line 1 column 7: "),
+        ] {
+            let error = parse::<Kind>(text).unwrap_err().0;
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+        for (time, expected) in [
+            ("2026-13-01T00:00:00Z", "failed to parse two digit integer as month"),
+            ("20x6-01-01T00:00:00Z", "parsing time \"20x6-01-01T00:00:00Z\" as \"2006-01-02T15:04:05Z07:00\""),
+            ("", "parsing time \"\" as"),
+        ] {
+            let error = serde_json::from_value::<WireTime>(time.into()).map(|_| ()).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{time}: {error}");
+        }
+    }
+
+    #[test]
     fn every_vector_of_files_holds() {
         use std::os::unix::fs::PermissionsExt;
         let (mut decoded, mut encoded, mut folders) = (0, 0, 0);

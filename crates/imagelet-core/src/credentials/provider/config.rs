@@ -379,6 +379,22 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_read_to_its_bound_and_a_folder_to_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = folder.path().join("0.yaml");
+        for (length, is_read) in [(FILE_LENGTH_MAX, true), (FILE_LENGTH_MAX + 1, false)] {
+            std::fs::File::create(&long).unwrap().set_len(length).unwrap();
+            assert_eq!(read_file(&long).is_ok(), is_read, "{length}");
+        }
+        for number in 1..FILES_MAX {
+            std::fs::File::create(folder.path().join(format!("{number}.yaml"))).unwrap();
+        }
+        assert_eq!(files_of(folder.path()).unwrap().len(), FILES_MAX);
+        std::fs::File::create(folder.path().join("more.yaml")).unwrap();
+        assert!(files_of(folder.path()).unwrap_err().ends_with("more than 1000 files"));
+    }
+
+    #[test]
     fn an_environment_does_not_print() {
         let variable = Variable { name: "KEY".into(), value: "hunter2".into() };
         assert_eq!(format!("{variable:?}"), "KEY=[redacted]");

@@ -354,6 +354,21 @@ async fn a_plugin_whose_answers_are_good_for_a_registry_runs_once_for_many_of_it
 }
 
 #[tokio::test]
+async fn a_failure_for_one_image_is_no_answer_for_another_that_shared_its_run() {
+    let bed = Bed::new();
+    let good = answer("Registry", "0s", &login("a.io", "u"));
+    bed.script("p", &format!("sleep 0.3\ncase $(cat $i) in *bad*) exit 1;; esac\n{good}"));
+    bed.configure(&json!([provider("p", "a.io")])).unwrap();
+    // Answers are good for a registry, as the plugin says: the next images of one share a run.
+    assert_eq!(users(&bed.providers.provide(&query("a.io/first", None)).await), ["u"]);
+    let queries = ["a.io/bad", "a.io/good"].map(|image| query(image, None));
+    let provided = join_all(queries.iter().map(|query| bed.providers.provide(query))).await;
+    assert_eq!(provided.iter().map(|one| one.failures.len()).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(users(&provided[1]), ["u"]);
+    assert_eq!(bed.runs("p"), 3);
+}
+
+#[tokio::test]
 async fn many_images_of_many_registries_at_once_get_each_its_own() {
     let bed = Bed::new();
     bed.script(

@@ -167,6 +167,7 @@ mod tests {
         let cost =
             |bytes: u64, seconds| PullCost { bytes: ByteSize(bytes), duration: Duration::from_secs(seconds), at };
         assert!(slowness(Some(cost(20_000_000, 3))) > slowness(Some(cost(20_000_000, 1))));
+        assert!(slowness(Some(cost(PULL_MIN, 900))) > 1.0, "a pull that is just large enough counts");
         for unknown in [None, Some(cost(0, 900)), Some(cost(5_000, 900))] {
             assert!((slowness(unknown) - 1.0).abs() < f64::EPSILON);
         }

@@ -237,3 +237,15 @@ async fn a_caller_that_goes_away_takes_plugin_and_children_along_and_leaves_no_z
     }
     panic!("{leader:?} is a zombie");
 }
+
+#[tokio::test]
+async fn a_program_that_is_still_open_for_writing_is_tried_again() {
+    let script = Script::new("echo done");
+    let writer = fs::File::options().append(true).open(&script.plugin.path).unwrap();
+    let child = script.plugin.start();
+    // The first try fails; then the writer is gone.
+    let (child, ()) = tokio::join!(child, async { drop(writer) });
+    assert!(child.unwrap().wait().await.unwrap().success());
+    let absent = Plugin { path: script.folder.path().join("absent"), ..script.plugin };
+    assert!(matches!(absent.start().await, Err(RunError::Start { .. })));
+}

@@ -11,27 +11,48 @@ const GROUPS_USUAL: usize = 100;
 
 /// The best set, or the given one where the search finds none or would not end in time.
 pub(super) fn improve(problem: &Problem, target: Weight, best: Vec<u32>) -> Vec<u32> {
-    let users: Vec<u32> =
-        (0..number(problem.costs.len())).filter(|user| !problem.groups_of[place(*user)].is_empty()).collect();
+    let users = users_of_groups(problem);
     if users.len() > CANDIDATES_MAX {
         return best;
     }
-    let bit_of = |user: &u32| users.binary_search(user).map_or(0, |bit| 1_u64 << bit);
+    match searched(problem, &users, target, &best).best {
+        Some(found) => users.iter().copied().filter(|user| found & bit_of(&users, *user) != 0).collect(),
+        None => best,
+    }
+}
+
+/// How many partial sets the search visits.
+#[cfg(test)]
+pub(super) fn visits(problem: &Problem, target: Weight, best: &[u32]) -> usize {
+    let search = searched(problem, &users_of_groups(problem), target, best);
+    nodes_max(search.groups.len()) - search.nodes_left
+}
+
+fn searched(problem: &Problem, users: &[u32], target: Weight, best: &[u32]) -> Search {
     let groups: Vec<Part> = problem
         .groups
         .iter()
         .filter(|group| group.weight != Weight::default())
-        .map(|group| Part { users: group.users.iter().map(bit_of).sum(), weight: group.weight })
+        .map(|group| Part { users: group.users.iter().map(|user| bit_of(users, *user)).sum(), weight: group.weight })
         .collect();
-    let nodes_left = NODES_MAX * GROUPS_USUAL / groups.len().max(GROUPS_USUAL);
+    let nodes_left = nodes_max(groups.len());
     let costs = users.iter().map(|user| problem.costs[place(*user)]).collect();
-    let best_cost = CoverState::of(problem, &best).cost();
+    let best_cost = CoverState::of(problem, best).cost();
     let mut search = Search { costs, groups, target, best_cost, best: None, nodes_left };
     search.visit(0, 0, 0);
-    match search.best {
-        Some(found) => users.iter().copied().filter(|user| found & bit_of(user) != 0).collect(),
-        None => best,
-    }
+    search
+}
+
+fn users_of_groups(problem: &Problem) -> Vec<u32> {
+    (0..number(problem.costs.len())).filter(|user| !problem.groups_of[place(*user)].is_empty()).collect()
+}
+
+fn bit_of(users: &[u32], user: u32) -> u64 {
+    users.binary_search(&user).map_or(0, |bit| 1_u64 << bit)
+}
+
+fn nodes_max(groups: usize) -> usize {
+    NODES_MAX * GROUPS_USUAL / groups.max(GROUPS_USUAL)
 }
 
 struct Part {

@@ -265,6 +265,60 @@ fn the_choice_costs_at_most_a_twentieth_more_than_the_best_of_all_sets() {
     assert!(quick.sum / quick.count <= 1.01, "{quick}");
 }
 
+/// Any change of the searches shows here, also one that makes them longer or their result dearer.
+#[test]
+fn what_the_searches_find_and_how_long_they_take() {
+    let mut dice = Dice(0x5ea2_c4e5);
+    let mut table = Vec::new();
+    for shape in SHAPES {
+        let (mut greedy_cost, mut best_cost, mut visits) = (0, 0, 0);
+        for round in 0..12 {
+            let case = case(shape, 10 + 4 * usize::try_from(round).unwrap(), &mut dice);
+            let most = most(&case.graph, &case.candidates);
+            let bytes = ByteSize(most.bytes.0 / 100 * (10 + 7 * round));
+            let inodes = if round % 3 == 0 { most.inodes / 3 } else { 0 };
+            let (problem, target) = (Problem::new(&case.graph, &case.candidates), Weight::of(Freed { bytes, inodes }));
+            let set = greedy::choose(&Moves::new(&problem), target);
+            greedy_cost += CoverState::of(&problem, &set).cost();
+            visits += exact::visits(&problem, target, &set);
+            best_cost += CoverState::of(&problem, &exact::improve(&problem, target, set)).cost();
+        }
+        table.push((shape, greedy_cost, best_cost, visits));
+    }
+    assert_eq!(
+        table,
+        [
+            (Shape::Chains, 5_388_881, 5_347_062, 2_524),
+            (Shape::SharedBases, 6_127_580, 6_111_072, 2_666),
+            (Shape::Diamonds, 7_005_296, 6_966_511, 3_218),
+            (Shape::HeavyTails, 910_913, 910_911, 50_289),
+            (Shape::EqualSizes, 1_670, 1_670, 33_727),
+            (Shape::Ties, 267, 267, 546),
+            (Shape::Random, 7_520_278, 7_272_007, 7_930),
+        ]
+    );
+}
+
+#[test]
+fn putting_back_undoes_taking() {
+    let mut dice = Dice(4);
+    for shape in SHAPES {
+        let case = case(shape, 12, &mut dice);
+        let problem = Problem::new(&case.graph, &case.candidates);
+        let all: Vec<u32> = (0..number_of(problem.costs.len() as u64)).collect();
+        let (back, stay): (Vec<u32>, Vec<u32>) = all.iter().partition(|_| dice.below(2) == 0);
+        let mut state = CoverState::of(&problem, &all);
+        // A second time changes nothing.
+        back.iter().chain(&back).for_each(|user| state.put_back(*user));
+        let expected = CoverState::of(&problem, &stay);
+        assert_eq!((state.set(), state.cost(), state.freed()), (stay, expected.cost(), expected.freed()), "{shape:?}");
+        let left = |state: &CoverState<'_>| {
+            (0..number_of(problem.groups.len() as u64)).map(|group| state.left(group)).collect::<Vec<_>>()
+        };
+        assert_eq!(left(&state), left(&expected), "{shape:?}");
+    }
+}
+
 /// A node of many images: apps on runtimes on bases, and layers of one image.
 fn crowd(images: usize, layers: usize, dice: &mut Dice) -> Case {
     let (bases, runtimes) = (1 + images / 200, 1 + images / 20);
