@@ -26,21 +26,24 @@ state = "{folder}/state"
   path = "{folder}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = true
+  sandbox_image = "{pause}"
 """
+#: Where no sandbox is started.
+NO_PAUSE = "registry.example/pause:v1"
 
 
 class Containerd:
-    """containerd over a root; its socket and log are in a folder of their own."""
+    """containerd over a root; its socket and log are in a folder of their own. Sandboxes are started from `pause`."""
 
-    def __init__(self, root, folder):
-        self.root, self.folder = pathlib.Path(root), pathlib.Path(folder)
+    def __init__(self, root, folder, pause=NO_PAUSE):
+        self.root, self.folder, self.pause = pathlib.Path(root), pathlib.Path(folder), pause
         self.socket = self.folder / "containerd.sock"
 
     @contextlib.contextmanager
     def running(self):
         self.folder.mkdir(exist_ok=True)
         config, log = self.folder / "config.toml", self.folder / "containerd.log"
-        config.write_text(CONFIG.format(root=self.root, folder=self.folder))
+        config.write_text(CONFIG.format(root=self.root, folder=self.folder, pause=self.pause))
         self.socket.unlink(missing_ok=True)
         with log.open("w") as output:
             process = subprocess.Popen(("containerd", "-c", config), stdout=output, stderr=output)

@@ -20,14 +20,15 @@ PORT = "5000"
 
 
 class Layer:
-    """A packed layer, and what its files have to hold."""
+    """A packed layer, and what its files have to hold; `programs` are files by name that may be executed."""
 
-    def __init__(self, seed, small, large):
+    def __init__(self, seed, small, large, programs=None):
         chance = random.Random(seed)
         files = {f"{seed}/small-{number}": chance.randbytes(chance.randrange(1, 6000)) for number in range(small)}
         files |= {f"{seed}/large-{number}": chance.randbytes(size) for number, size in enumerate(large)}
         files[f"{seed}/empty"] = b""
-        tar = pack(files)
+        files |= programs or {}
+        tar = pack(files, programs or {})
         self.diff_id = digest(tar)
         self.blob = gzip.compress(tar, 1, mtime=0)
         self.files = {name: digest(content) for name, content in files.items()}
@@ -36,8 +37,10 @@ class Layer:
 class Image:
     """An image in the registry."""
 
-    def __init__(self, name, layers):
+    def __init__(self, name, layers, command=()):
         config = {"architecture": "amd64", "os": "linux", "config": {"Env": [f"NAME={name}"]}}
+        if command:
+            config["config"]["Cmd"] = list(command)
         config["rootfs"] = {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]}
         self.name, self.layers, self.config = name, layers, encode(config)
         blobs = [descriptor(f"{MEDIA}layer.v1.tar+gzip", layer.blob) for layer in layers]
@@ -61,11 +64,15 @@ class Samples:
             "three": Image("three", [Layer("three", 20, [])]),
             "four": Image("four", [Layer("four", 3, [600_000]), Layer("five", 4, [50_000])]),
         }
+        self.by_id = {}
         for image in self.images.values():
-            for blob in image.blobs():
-                self.put(f"blobs/sha256/{hexadecimal(digest(blob))}", blob)
-            self.tag(image.name, image)
-        self.by_id = {image.id: image for image in self.images.values()}
+            self.publish(image)
+
+    def publish(self, image):
+        for blob in image.blobs():
+            self.put(f"blobs/sha256/{hexadecimal(digest(blob))}", blob)
+        self.tag(image.name, image)
+        self.by_id[image.id] = image
 
     def put(self, path, content):
         place = self.folder / path
@@ -100,12 +107,12 @@ def registry(folder):
         process.wait()
 
 
-def pack(files):
+def pack(files, programs=()):
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size, entry.mode, entry.mtime = len(content), 0o644, 1_700_000_000
+            entry.size, entry.mode, entry.mtime = len(content), 0o755 if name in programs else 0o644, 1_700_000_000
             tar.addfile(entry, io.BytesIO(content))
     return target.getvalue()
 

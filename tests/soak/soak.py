@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs a daemon for minutes amid pulls, removals, collections, restarts, kills, a full disk and a registry with faults.
+"""Runs two daemons for minutes amid pulls, removals, collections, restarts, kills, a full disk, clock steps and a registry with faults.
 
 Usage: soak.py IMAGELET [--minutes N] [--seed S] [--report FILE]
 
-After each operation what was acknowledged has to be there; every minute each byte of the store is verified. At the end
-memory, descriptors and threads of a daemon that lived through the first part have to be flat, and the bytes of the store that
-belong to no image all the time. The operations come by seed. Needs root: the store is on an ext4 of its own, in namespaces
-that end with this process.
+One daemon has a store of its own; the other one stands before containerd, which runs pods. After each operation what was
+acknowledged has to be there; every minute each byte of the store is verified. At the end memory, descriptors and threads of
+the daemons that lived through the first part have to be flat, and all the time the bytes of the store that belong to no image.
+The operations come by seed. Needs root: each daemon is on an ext4 of its own, in namespaces that end with this process.
 """
 
 import argparse
@@ -26,13 +26,16 @@ import disks  # noqa: E402
 import isolation  # noqa: E402
 import measures  # noqa: E402
 import report  # noqa: E402
+import runtime  # noqa: E402
+from clock import Clock  # noqa: E402
 from faulty_registry import FaultyRegistry  # noqa: E402
 from invariants import Checker  # noqa: E402
 from model import Store, Violation  # noqa: E402
+from node_with_pods import Node  # noqa: E402
 from program import Program  # noqa: E402
 from samples import REPOSITORY, Samples  # noqa: E402
 
-DISK = 192 << 20
+DISK, NODE_DISK = 192 << 20, 384 << 20
 VERIFY_SECONDS, SAMPLE_SECONDS = 60, 2
 #: Left free on a full disk, and the operations until it is freed.
 FREE_MAX, FULL_OPERATIONS = 1 << 20, 12
@@ -42,21 +45,24 @@ FAILED_MAX = 0.01
 DECISIONS_MAX = 1 << 20
 SETTINGS = f"gc: {{enabled: false, decisions: {{maxBytes: {DECISIONS_MAX}}}}}\n"
 #: Operations and how often each comes. What must stay flat in a daemon is measured while none of the storms comes.
-STEADY = {"pull": 40, "remove": 12, "collect": 6, "pin": 6, "unpin": 6, "mount": 8, "unmount": 6, "move_tag": 4}
-STORMS = {"restart": 2, "kill": 2, "fill": 1}
+STEADY = {"store.pull": 40, "store.remove": 12, "store.collect": 6, "store.pin": 6, "store.unpin": 6, "store.mount": 8}
+STEADY |= {"store.unmount": 6, "store.move_tag": 4, "node.run_pod": 8, "node.end_pod": 4, "node.collect": 4}
+STORMS = {"soak.restart": 2, "soak.kill": 2, "soak.fill": 1, "soak.step_clock": 2}
+STORMS |= {"node.restart": 1, "node.kill": 1, "node.restart_runtime": 1}
 #: Share of the time without storms.
 STEADY_SHARE = 0.6
 
 
 class Soak:
-    """One daemon and what is done to it."""
+    """Two daemons and what is done to them."""
 
-    def __init__(self, program, store, samples, chance, folder):
-        self.program, self.store, self.chance, self.folder = program, store, chance, folder
+    def __init__(self, program, store, samples, node, clock, chance):
+        self.program, self.store, self.node, self.clock, self.chance = program, store, node, clock, chance
         self.checker = Checker(program, types.SimpleNamespace(damages=[]), samples)
         self.steady, self.stormy, self.processes = [], [], contextlib.ExitStack()
         self.full_until, self.operations = 0, 0
         self.start()
+        node.start()
 
     def start(self):
         self.process = self.processes.enter_context(self.program.daemon(is_killed=True))
@@ -97,13 +103,20 @@ class Soak:
         self.store.is_full, self.full_until = True, self.operations + FULL_OPERATIONS
         self.store.count("fill", True)
 
+    def step_clock(self):
+        if self.clock.sees_steps:
+            self.clock.step()
+            self.store.count("step of the clock", True)
+
     def empty(self):
         (self.program.store.parent / "ballast").unlink(missing_ok=True)
         self.store.is_full = False
 
     def run(self, seconds):
         """Operations until the time is over, at first without storms."""
+        self.node.run_pod()
         self.phase(seconds * STEADY_SHARE, STEADY, self.steady)
+        self.step_clock()
         self.phase(seconds * (1 - STEADY_SHARE), STEADY | STORMS, self.stormy)
         self.empty()
         self.store.check()
@@ -111,21 +124,25 @@ class Soak:
         while self.store.mounted:
             self.store.unmount()
         self.program.stop(self.process)
+        self.node.finish()
 
     def phase(self, seconds, weights, samples):
         began = verified = sampled = time.monotonic()
         while (now := time.monotonic()) < began + seconds:
             name = self.chance.choices(list(weights), weights.values())[0]
-            getattr(self if name in STORMS else self.store, name)()
+            owner, _, operation = name.partition(".")
+            getattr({"soak": self, "store": self.store, "node": self.node}[owner], operation)()
             self.operations += 1
             if self.store.is_full and self.operations >= self.full_until:
                 self.empty()
             rows = self.store.check()
+            self.node.check()
             if now > verified + VERIFY_SECONDS:
                 self.store.verify()
                 verified = now
             if now > sampled + SAMPLE_SECONDS and not self.store.is_full:
                 samples.append((now - began, self.sample(rows)))
+                (self.node.steady if samples is self.steady else self.node.stormy).append((now - began, self.node.sample()))
                 sampled = now
 
     def sample(self, rows):
@@ -136,9 +153,19 @@ class Soak:
         return measures.sample(self.process.pid, self.program.store, referenced)
 
     def growing(self):
-        """What is not flat: all series while the daemon lives on, and the store's rest amid the storms."""
-        stormy = [(time, {"rest": values["rest"]}) for time, values in self.stormy]
-        return [*measures.growing(self.steady).items(), *measures.growing(stormy, ["rest"]).items()]
+        """What is not flat: all series while the daemons live on, and what no image needs amid the storms."""
+        for who, one in (("of the store", self), ("of the node", self.node)):
+            grown = measures.growing(one.steady) | measures.growing(one.stormy, ["rest"])
+            yield from ((f"{name} {who}", growth, measures.FLAT[name]) for name, growth in grown.items())
+
+
+def node_over(binary, folder, root, samples, prefix, chance):
+    """A node whose containerd has its root there."""
+    home = folder / "node"
+    home.mkdir()
+    containerd = runtime.Containerd(root / "containerd", home / "containerd", f"{prefix}:pause")
+    settings = runtime.SETTINGS.format(socket=containerd.socket) + f"store: {{directory: {home / 'store'}}}\n{SETTINGS}"
+    return Node(Program(binary, home, home / "store", settings), containerd, samples, prefix, chance)
 
 
 def main():
@@ -158,31 +185,45 @@ def main():
         root = stack.enter_context(disks.mounted(device, folder / "mounted", disk.name))
         mounts = folder / "mounts"
         mounts.mkdir()
+        disk.format(folder / "node-disk", NODE_DISK)
+        device = stack.enter_context(disks.loop_device(folder / "node-disk"))
+        node_root = stack.enter_context(disks.mounted(device, folder / "node-mounted", disk.name))
         samples, chance = Samples(folder / "registry"), random.Random(arguments.seed)
         registry = FaultyRegistry(folder / "registry", arguments.seed)
+        address, clock = registry.serve(), Clock(binary, folder, chance)
         program = Program(binary, folder, root / "store", f"store: {{directory: {root / 'store'}}}\n{SETTINGS}")
-        store = Store(program, samples, registry.serve(), REPOSITORY, chance, mounts)
-        soak, problems = Soak(program, store, samples, chance, folder), []
+        program.environment |= clock.environment
+        store = Store(program, samples, address, REPOSITORY, chance, mounts)
+        node = node_over(binary, folder, node_root, samples, f"{address}/{REPOSITORY}", chance)
+        node.program.environment |= clock.environment
+        stack.callback(node.close)
+        soak, problems = Soak(program, store, samples, node, clock, chance), []
         stack.callback(soak.processes.close)
         try:
             soak.run(arguments.minutes * 60)
         except (Violation, disks.Failed) as error:
             problems.append(f"after {soak.operations} operations: {error}")
         texts = store.failed.pop("texts", [])
-        pulls = store.counts.get("pull", 0)
+        texts += node.texts
+        pulls = store.counts.get("pull", 0) + node.counts.get("pull of the node", 0)
         if len(texts) > max(1, FAILED_MAX * pulls):
             problems.append(f"{len(texts)} of {pulls} pulls failed although the disk had room: {texts[0]}")
-        for name, grown in soak.growing():
-            problems.append(f"{name} grows: {grown:.0f} over the measured time; flat is up to {measures.FLAT[name]}")
+        for name, grown, flat in soak.growing():
+            problems.append(f"{name} grows: {grown:.0f} over the measured time; flat is up to {flat}")
         title = f"{soak.operations} operations in {arguments.minutes:g} minutes, seed {arguments.seed}"
-        tables = [("Operations", store.counts.items()), ("Refused or failed", store.failed.items())]
+        counts, failed = store.counts | node.counts, store.failed | node.failed
+        tables = [("Operations", counts.items()), ("Refused or failed", failed.items())]
         tables.append(("Faults of the registry", registry.faults.items()))
-        phases = [("Without storms", soak.steady), ("With restarts, kills and a full disk", soak.stormy)]
+        storms = "with restarts, kills, a full disk and clock steps" if clock.sees_steps else "with restarts, kills and a full disk"
+        phases = [("The store, without storms", soak.steady), (f"The store, {storms}", soak.stormy)]
+        phases += [("The node with pods, without storms", node.steady), (f"The node with pods, {storms}", node.stormy)]
         place.write_text(report.page(title, phases, tables, problems))
         if problems:
-            log = (folder / "serve.log").read_text()[-3000:]
-            print(log, file=sys.stderr)
-    print(f"{title}: {dict(store.counts)}; refused or failed {dict(store.failed)}; registry {registry.faults}; report {place}")
+            for log in (folder / "serve.log", folder / "node/serve.log"):
+                print(log.read_text()[-3000:], file=sys.stderr)
+    if not clock.sees_steps:
+        print("no step of the clock: the program is static, or libfaketime is not installed")
+    print(f"{title}: {counts}; refused or failed {failed}; registry {registry.faults}; report {place}")
     for problem in problems:
         print(f"violated: {problem}")
     sys.exit(bool(problems))

@@ -21,5 +21,7 @@ fn amid_random_operations_storms_and_faults_every_invariant_holds() {
     let outcome = run(&mut soak);
     // The report with its plots is gone with the folder; what was violated is in the text.
     assert_eq!(outcome.code, 0, "{}{}", outcome.stdout, outcome.stderr);
-    assert!(outcome.stdout.contains("'pull': "), "{}", outcome.stdout);
+    for operation in ["pull", "pod", "step of the clock"] {
+        assert!(outcome.stdout.contains(&format!("'{operation}': ")), "{}", outcome.stdout);
+    }
 }
