@@ -23,7 +23,7 @@ TARGET_DIRECTORY = $$($(CARGO) metadata --format-version 1 --no-deps | python3 -
 PARTS := containerd:containerd runc:runc docker-registry:docker-registry busybox:busybox-static htpasswd:apache2-utils \
 	openssl:openssl skopeo:skopeo strace:strace mkfs.ext4:e2fsprogs mount:mount zstd:zstd gzip:gzip cc:gcc make:make python3:python3 \
 	systemd-analyze:systemd tinyproxy:tinyproxy-bin promtool:prometheus \
-	chromium:chromium chromedriver:chromium-driver
+	chromium:chromium chromedriver:chromium-driver faketime:faketime
 # Shell that installs the Debian packages of programs that are missing, of PARTS unless given as an argument.
 define install_parts
 export PATH="$$PATH:/usr/sbin:/sbin"
@@ -67,14 +67,18 @@ CI_CUTS := 96
 SEED ?= power
 IMAGELET ?=
 # What `make soak` needs, and how long it runs; once before each release.
-SOAK_PARTS := python3:python3 mkfs.ext4:e2fsprogs unshare:util-linux
+SOAK_PARTS := python3:python3 mkfs.ext4:e2fsprogs unshare:util-linux containerd:containerd runc:runc \
+	busybox:busybox-static faketime:faketime
 MINUTES ?= 20
+# What `make release-check` measures once: figures that need no large image.
+ONCE_FIGURES := small idle between callers full
+ONCE_CANDIDATES := imagelet,daemon,background,keeping,imported,forwarded,containerd
 # What `make semver-check` compares with: a tag or commit, which git has.
 BASELINE ?=
 # The targets of `make dist`; this machine's with musl and with glibc where empty.
 DIST_TARGETS ?=
 
-.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test ci deb dist start-order dist-check publish-check chart-check semver-check fuzz bench
+.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test release-check ci deb dist start-order dist-check publish-check chart-check semver-check fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -141,7 +145,7 @@ powercut-proof: ## Removes syncs of the program on purpose, and demands that pow
 	@$(powercut_program)
 	python3 tests/powercut/powercut.py "$$program" --seed "$(SEED)" --removed-syncs
 
-soak: ## Runs a daemon for MINUTES amid operations, kills, a full disk and faults, IMAGELET=PROGRAM or a build; root.
+soak: ## Runs daemons for MINUTES amid pods, kills, a full disk, clock steps and faults, IMAGELET=PROGRAM or a build; root.
 	@$(call install_parts,$(SOAK_PARTS))
 	program="$(IMAGELET)"
 	if [ -z "$$program" ]; then
@@ -151,11 +155,20 @@ soak: ## Runs a daemon for MINUTES amid operations, kills, a full disk and fault
 	python3 tests/soak/selfcheck.py
 	python3 tests/soak/soak.py "$$program" --minutes $(MINUTES) --seed "$(SEED)" --report target/soak.html
 
-ci: test ## `make test`, then `make package-test` and a round of power cuts; ends on the summary of all.
+release-check: parts ## Builds a release, looks for the steps of crash tests in it, and takes some figures once; root.
+	@export PATH="$$PATH:/usr/sbin:/sbin"
+	$(CARGO) build --locked --release --package imagelet
+	target=$(TARGET_DIRECTORY)
+	if grep -qF IMAGELET_FAILPOINT "$$target/release/imagelet"; then echo "the release has the steps of the crash tests" >&2; exit 1; fi
+	for figure in ensure inventory; do $(CARGO) bench --locked --quiet --profile release --package imagelet-core --bench "$$figure"; done
+	python3 benches/bench.py $(ONCE_FIGURES) --imagelet "$$target/release/imagelet" --work "$$target/bench-once" \
+	  --pairs 1 --images 20 --full 200 --candidates $(ONCE_CANDIDATES) --unjudged --quiet
+
+ci: test ## `make test`, then the package's tests, a round of power cuts and the release's check; ends on the summary of all.
 	@passed=0 failed=0
 	# The program that the tests ran.
-	parts=(package-test "powercut CUTS=$(CI_CUTS) IMAGELET=$(TARGET_DIRECTORY)/debug/imagelet")
-	[ -e /dev/fuse ] || { echo "NOT RUN: power cuts need /dev/fuse" >&2; parts=(package-test); }
+	parts=(package-test "powercut CUTS=$(CI_CUTS) IMAGELET=$(TARGET_DIRECTORY)/debug/imagelet" release-check)
+	[ -e /dev/fuse ] || { echo "NOT RUN: power cuts need /dev/fuse" >&2; parts=(package-test release-check); }
 	for part in "$${parts[@]}"; do
 	  if $(MAKE) --no-print-directory $$part; then passed=$$((passed + 1)); else failed=$$((failed + 1)); fi
 	done
@@ -224,7 +237,9 @@ fuzz: ## Fuzzes all targets side by side, FUZZ_SECONDS each; wants a C++ compile
 bench: parts ## Prints every figure the project claims; FIGURES="web rss" for some, BENCH_ML=1 for the large image too.
 	@export PATH="$$PATH:/usr/sbin:/sbin"
 	missing=()
-	for part in skopeo umoci; do command -v "$$part" >/dev/null || missing+=("$$part"); done
+	for part in skopeo:skopeo umoci:umoci igzip:isal zstd:zstd; do
+	  command -v "$${part%%:*}" >/dev/null || missing+=("$${part##*:}")
+	done
 	if [ "$${#missing[@]}" -gt 0 ]; then
 	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo
 	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null

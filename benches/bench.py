@@ -4,7 +4,7 @@
 Usage: bench.py [FIGURE...] [--pairs N] [--candidates A,B] [--corpus DIR] ...
 
 Figures: the images small, web, many, web-zstd, ml, ml-zstd (cold pulls), and the rest, see `--help`. Without one: all but
-ml and ml-zstd. Needs root and the Debian packages containerd, runc, skopeo, umoci. docs/performance.md explains.
+ml and ml-zstd. Needs root and the Debian packages containerd, runc, skopeo, umoci, isal. docs/performance.md explains.
 """
 
 import argparse
@@ -80,6 +80,7 @@ def read():
     parser.add_argument("--full", type=int, default=10_000, help="images on the node for `full`")
     parser.add_argument("--json", type=pathlib.Path, help="where the results are written (default WORK/results.json)")
     parser.add_argument("--quiet", action="store_true", help="no line for each run")
+    parser.add_argument("--unjudged", action="store_true", help="a missed goal is no failure: only that there are figures")
     arguments = parser.parse_args()
     wants_ml = os.environ.get("BENCH_ML", "0") not in ("", "0")
     arguments.figures = arguments.figures or [*(["ml"] if wants_ml else []), *DEFAULT]
@@ -127,7 +128,7 @@ def main():
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found, indent=1) + "\n")
     print(f"\n{time.monotonic() - started:.0f} s; written to {file}")
-    return exit_status(verdicts)
+    return None if arguments.unjudged else exit_status(verdicts)
 
 
 def exit_status(verdicts):

@@ -341,6 +341,11 @@ def store_is_empty(store):
     return not any(entries(store / folder) for folder in ("images", "layers", "trash", "tmp"))
 
 
+def reads(who, layers):
+    """Whether the candidate can unpack these layers: umoci of Debian 12 reads no zstd."""
+    return who != Umoci.name or not any(layer["mediaType"].endswith("zstd") for layer in layers)
+
+
 def knows(program, place, who):
     """Whether this imagelet has the settings the candidate needs."""
     config = pathlib.Path(place) / "settings.yaml"

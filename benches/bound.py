@@ -1,0 +1,87 @@
+"""The bound of a pull: the CPU of its parts, each done once by the best tool at hand, over two cores.
+
+Parts: receive the packed layers, hash and unpack them, hash what they hold, create and write the files. Nothing is synced, and
+no part waits for another one. Tools of the machine do them, so that the bound is of this machine and of this run.
+"""
+
+import contextlib
+import hashlib
+import pathlib
+import resource
+import shutil
+import socket
+
+from bed import Failed, disk, run
+from report import median, table
+
+CORES = 2
+TURNS = 3
+DISK_BYTES = 10 << 30
+PIECE = 1 << 20
+UNPACKERS = {"gzip": ("igzip", "-q", "-c", "-d"), "zstd": ("zstd", "-q", "-c", "-d")}
+PACKAGES = {"igzip": "isal", "zstd": "zstd"}
+PARTS = ("receive", "hash packed", "unpack", "hash", "write")
+
+
+def seconds(bench, image):
+    """The bound of an image in seconds, and the CPU seconds of its parts."""
+    turns = [parts(bench, image) for _ in range(TURNS)]
+    found = {name: median([turn[name] for turn in turns]) for name in PARTS}
+    total = sum(found.values())
+    bench.keep(image, "bound", {"wall": total / CORES, **found})
+    table(
+        f"{image}: bound, CPU s of the parts of one pass over {CORES} cores, median of {TURNS}",
+        [*PARTS, "sum", "bound s"], [[*(f"{found[name]:.2f}" for name in PARTS), f"{total:.2f}", f"{total / CORES:.2f}"]],
+    )
+    return total / CORES
+
+
+def parts(bench, image):
+    """CPU seconds of each part, of one turn."""
+    layers = bench.source.manifest(image)["layers"]
+    blobs = [bench.source.corpus / "blobs/sha256" / layer["digest"].removeprefix("sha256:") for layer in layers]
+    found = dict.fromkeys(PARTS, 0.0)
+    with disk(bench.place, "bound", DISK_BYTES) as files:
+        plain = bench.place / "plain.tar"
+        for layer, blob in zip(layers, blobs):
+            found["receive"] += spent(lambda: receive(bench.source.address, layer["digest"], layer["size"]))
+            found["hash packed"] += spent(lambda: digest(blob))
+            unpacker = UNPACKERS["zstd" if layer["mediaType"].endswith("zstd") else "gzip"]
+            if shutil.which(unpacker[0]) is None:
+                raise Failed(f"`{unpacker[0]}` is not installed: it is in the Debian package {PACKAGES[unpacker[0]]}")
+            found["unpack"] += spent(lambda: run("sh", "-c", f"{' '.join(unpacker)} {blob} >/dev/null"))
+            run("sh", "-c", f"{' '.join(unpacker)} {blob} >{plain}")
+            found["hash"] += spent(lambda: digest(plain))
+            found["write"] += spent(lambda: run("tar", "-x", "-f", plain, "-C", files))
+        plain.unlink()
+    return found
+
+
+def spent(work):
+    """CPU seconds that it takes, with those of its children."""
+    before = used()
+    work()
+    return used() - before
+
+
+def used():
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in both)
+
+
+def digest(path):
+    with pathlib.Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def receive(address, blob, size):
+    """Reads a blob from the registry and drops it."""
+    host, _, port = address.partition(":")
+    with contextlib.closing(socket.create_connection((host, int(port)))) as connection:
+        connection.sendall(f"GET /v2/perf/any/blobs/{blob} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+        buffer, left = bytearray(PIECE), size
+        while left > 0:
+            # The head is counted as a part of the blob: it is short.
+            if (count := connection.recv_into(buffer)) == 0:
+                break
+            left -= count
