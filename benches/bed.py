@@ -1,4 +1,4 @@
-"""What a measurement stands on: a folder in memory, file systems on loop devices, and processes ended by their id."""
+"""What a measurement stands on: a folder, file systems on loop devices, and processes ended by their id."""
 
 import contextlib
 import os
@@ -11,6 +11,7 @@ import time
 
 READY_SECONDS = 120
 INODES = "250000"
+MEMORY = pathlib.Path("/dev/shm")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 BENCHES = pathlib.Path(__file__).resolve().parent
@@ -47,9 +48,9 @@ def run(*command):
 
 
 @contextlib.contextmanager
-def folder():
-    """A folder in memory, gone at the end."""
-    place = pathlib.Path(tempfile.mkdtemp(prefix="imagelet-bench-", dir="/dev/shm"))
+def folder(parent=MEMORY):
+    """A folder, in memory by default, gone at the end."""
+    place = pathlib.Path(tempfile.mkdtemp(prefix="imagelet-bench-", dir=parent))
     try:
         yield place
     finally:
@@ -58,7 +59,7 @@ def folder():
 
 @contextlib.contextmanager
 def disk(place, name, size):
-    """An ext4 file system on a loop device over memory; answers where it is mounted."""
+    """An ext4 file system on a loop device over a file in this place; answers where it is mounted."""
     image, mountpoint = place / f"{name}.img", place / name
     with image.open("wb") as file:
         file.truncate(size)

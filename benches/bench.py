@@ -28,7 +28,7 @@ import partial
 import pods
 import pulls
 import report
-from bed import Failed, folder
+from bed import MEMORY, Failed, folder
 from source import registry
 
 DISK_BYTES = 4 << 30
@@ -74,13 +74,14 @@ def read():
     parser.add_argument("--containerd", default="containerd", help="the program; its shim lies beside it")
     parser.add_argument("--work", type=pathlib.Path, default=target / "bench", help="where the corpus is built and kept")
     parser.add_argument("--corpus", type=pathlib.Path, help="a corpus that is there already")
+    parser.add_argument("--place", type=pathlib.Path, default=MEMORY, help=f"where the candidates' file systems lie (default {MEMORY})")
     parser.add_argument("--pairs", type=int, help="runs of each candidate, in turn (default 5; 3 for ml)")
     parser.add_argument("--candidates", default=",".join(candidates.DEFAULT), help=f"of {', '.join(candidates.NAMES)}")
     parser.add_argument("--images", type=int, default=500, help="images on the node for `idle` and `callers`")
     parser.add_argument("--full", type=int, default=10_000, help="images on the node for `full`")
     parser.add_argument("--json", type=pathlib.Path, help="where the results are written (default WORK/results.json)")
     parser.add_argument("--quiet", action="store_true", help="no line for each run")
-    parser.add_argument("--unjudged", action="store_true", help="a missed goal is no failure: only that there are figures")
+    parser.add_argument("--unjudged", action="store_true", help="a missed goal is no failure; a figure or candidate that is missing is one")
     arguments = parser.parse_args()
     wants_ml = os.environ.get("BENCH_ML", "0") not in ("", "0")
     arguments.figures = arguments.figures or [*(["ml"] if wants_ml else []), *DEFAULT]
@@ -94,6 +95,9 @@ def read():
     arguments.imagelet = arguments.imagelet.resolve()
     if not arguments.imagelet.is_file():
         parser.error(f"`{arguments.imagelet}` is not there: build it with `cargo build --profile dist`")
+    arguments.place = arguments.place.resolve()
+    if not arguments.place.is_dir():
+        parser.error(f"`{arguments.place}` is no folder")
     if os.geteuid() != 0:
         parser.error("file systems are mounted and containerd is started: run it as root")
     return arguments
@@ -104,6 +108,8 @@ def measure(arguments, place):
     source = corpus.ready(arguments.corpus, arguments.work, [image for image in IMAGES if image in images])
     chosen = [who for who in arguments.candidates if candidates.knows(arguments.imagelet, place, who)]
     for who in set(arguments.candidates).difference(chosen):
+        if arguments.unjudged:
+            raise Failed(f"this imagelet does not accept the settings of `{who}`")
         print(f"note: this imagelet has no such setting: `{who}` is left out")
     with registry(source, place / "drafts") as served:
         bench = Bench(arguments, place, served, chosen)
@@ -117,11 +123,13 @@ def measure(arguments, place):
 
 def main():
     arguments = read()
-    machine = report.machine(arguments.containerd)
+    machine = report.machine(arguments.containerd, arguments.place)
     report.show_machine(machine)
     started = time.monotonic()
-    with folder() as place:
+    with folder(arguments.place) as place:
         bench = measure(arguments, place)
+    if absent := [figure for figure in arguments.figures if not bench.values.get(figure)]:
+        raise Failed(f"no values of {', '.join(absent)}")
     verdicts = goals.judge(bench.values, machine["containerd"])
     found = {"machine": machine, "values": bench.values, "goals": verdicts, "runs": bench.runs}
     file = arguments.json or arguments.work / "results.json"

@@ -341,7 +341,7 @@ def store_is_empty(store):
     return not any(entries(store / folder) for folder in ("images", "layers", "trash", "tmp"))
 
 
-def reads(who, layers):
+def can_unpack(who, layers):
     """Whether the candidate can unpack these layers: umoci of Debian 12 reads no zstd."""
     return who != Umoci.name or not any(layer["mediaType"].endswith("zstd") for layer in layers)
 

@@ -18,8 +18,10 @@ def measure(bench, image, who=None, pairs=None):
     layers = source.manifest(image)["layers"]
     packed = sum(layer["size"] for layer in layers)
     pairs = pairs or bench.pairs or (3 if packed > LARGE_BYTES else 5)
-    runs = {one: [] for one in who or bench.candidates if candidates.reads(one, layers)}
-    bound_seconds = bound.seconds(bench, image) if image in BOUNDED else None
+    runs = {one: [] for one in who or bench.candidates if candidates.can_unpack(one, layers)}
+    if not runs:
+        return print(f"note: no candidate unpacks the layers of `{image}`")
+    bound_seconds = bound.measure(bench, image) if image in BOUNDED else None
     # The first pull of each does not count: it warms the registry's files and the program.
     for number in range(pairs + 1):
         for one, found in rotated(runs.items(), number):
@@ -32,7 +34,7 @@ def measure(bench, image, who=None, pairs=None):
             bench.tell(f"{image} {number}/{pairs} {one}: {pull.wall:.3f} s, {pull.cpu:.3f} s CPU")
             if number > 0:
                 found.append({**vars(pull), "fetched": fetched})
-    show(bench, image, packed, runs, bound_seconds)
+    return show(bench, image, packed, runs, bound_seconds)
 
 
 def show(bench, image, packed, runs, bound_seconds):

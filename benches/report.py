@@ -36,8 +36,8 @@ def table(title, head, rows):
     print(end="", flush=True)
 
 
-def machine(containerd):
-    """Where this is measured, and with which containerd."""
+def machine(containerd, place):
+    """Where this is measured, over which disk, and with which containerd."""
     names = [line.partition(":")[2].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     autogroup = pathlib.Path("/proc/sys/kernel/sched_autogroup_enabled")
     memory = next(int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemTotal"))
@@ -49,13 +49,14 @@ def machine(containerd):
         "load": os.getloadavg()[0],
         "autogroup": autogroup.exists() and autogroup.read_text().strip() == "1",
         "containerd": run(containerd, "--version").split()[2],
+        "disk": " ".join(run("findmnt", "--first-only", "--noheadings", "--output", "SOURCE,FSTYPE", "--target", place).split()),
     }
 
 
 def show_machine(found):
     print(
         f"machine: {found['cpu']}, {found['cores']} cores, {found['memory'] / 2**30:.0f} GiB, Linux {found['kernel']}, "
-        f"containerd {found['containerd']}"
+        f"containerd {found['containerd']}, file systems over {found['disk']}"
     )
     if found["load"] > 0.5:
         print(f"warning: the load is {found['load']:.1f}; these numbers are good for nothing but their own test")

@@ -59,6 +59,17 @@ class Program:
         process.kill()
         process.wait()
 
+    def killed_pull(self, process, name, seconds):
+        """Kills the daemon so long after a client has asked it for a pull; whether the client was answered before."""
+        pull = (self.binary, "--endpoint", f"unix://{self.socket}", "pull", "-q", "--policy", "Always", name)
+        client = subprocess.Popen(
+            [str(word) for word in pull], env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(seconds)
+        process.kill()
+        process.wait()
+        return client.wait() == 0
+
     @contextlib.contextmanager
     def daemon(self, is_killed=False):
         """A running daemon, ended in good order or killed."""

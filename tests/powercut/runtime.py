@@ -76,8 +76,15 @@ class Containerd:
         command = ("ctr", "-a", str(self.socket), *NAMESPACE, "content", "get", digest)
         return subprocess.run(command, capture_output=True, check=False).stdout
 
-    def leases(self):
-        return [line.split()[0] for line in self.ctr("leases", "ls").splitlines()[1:] if line.startswith("imagelet-")]
+    @property
+    def staging(self):
+        """Where imagelet unpacks what it imports."""
+        return self.root / "imagelet-staging"
+
+    def leftovers(self):
+        """Leases and staged files that no import needs any more."""
+        leases = [line.split()[0] for line in self.ctr("leases", "ls").splitlines()[1:] if line.startswith("imagelet-")]
+        return leases + [str(path) for folder in ("tmp", "layers", "trash") for path in self.staging.glob(f"{folder}/*")]
 
 
 def chain(image):
@@ -132,10 +139,8 @@ class Checker:
         outcome = self.program.client("pull", "-q", "--policy", "Always", f"{self.known.address}/{REPOSITORY}:one")
         if found.check(outcome.is_success, "an import after the cut works", outcome.errors[-300:]):
             found += [f"an image imported after the cut is whole: {what}" for what in self.damage(image)]
-            found.check(not self.containerd.leases(), "no lease is left", str(self.containerd.leases()))
-            staging = self.containerd.root / "imagelet-staging"
-            left = [str(path) for folder in ("tmp", "layers", "trash") for path in staging.glob(f"{folder}/*")]
-            found.check(not left, "nothing staged is left", str(left))
+            left = self.containerd.leftovers()
+            found.check(not left, "nothing of an import is left", str(left))
 
     def damage(self, image):
         for document in (image.config, image.manifest):

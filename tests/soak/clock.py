@@ -29,7 +29,7 @@ class Clock:
         beside.rename(self.file)
 
     def step(self):
-        """An hour or a year forwards or backwards, never further than a year from the truth."""
+        """An hour or a year forwards or backwards, never further than a year and an hour from the truth."""
         self.set(self.chance.choice([step for step in STEPS if abs(self.offset + step) <= YEAR + HOUR]) + self.offset)
 
 

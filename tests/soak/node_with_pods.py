@@ -5,22 +5,19 @@ import hashlib
 import itertools
 import json
 import pathlib
-import subprocess
-import sys
 import time
 import types
 
-BENCHES = pathlib.Path(__file__).resolve().parents[2] / "benches"
-sys.path.append(str(BENCHES))
-import cri  # noqa: E402
-import measures  # noqa: E402
-import runtime  # noqa: E402
-from model import MEGABYTE, Violation  # noqa: E402
-from samples import Image, Layer  # noqa: E402
+import cri
+import measures
+import runtime
+from model import MEGABYTE, Violation
+from samples import Image, Layer
 
 BUSYBOX = pathlib.Path("/bin/busybox")
 COMMAND = ("/bin/sleep", "1000000")
 PODS_MAX = 3
+KILL_SECONDS_MAX = 0.3
 PULLS_MAX = 5
 READY_SECONDS = 60
 
@@ -65,6 +62,10 @@ class Node:
 
     def start_daemon(self):
         self.process = self.daemon.enter_context(self.program.daemon(is_killed=True))
+        self.wait_for_answers()
+
+    def wait_for_answers(self):
+        """containerd may have started again, and imagelet connects to it by itself."""
         end = time.monotonic() + READY_SECONDS
         while not cri.answers(self.program.socket):
             if time.monotonic() > end:
@@ -86,7 +87,7 @@ class Node:
         """Pulls as a kubelet does, again after a failure; answers the id or nothing."""
         for _ in range(PULLS_MAX):
             outcome = self.program.client("pull", "-q", "--policy", "Always", f"{self.prefix}:{tag}")
-            self.count("pull of the node", outcome.is_success)
+            self.count("import", outcome.is_success)
             if outcome.is_success:
                 self.names[f"{self.prefix}:{tag}"] = identity = outcome.output.strip()
                 return identity
@@ -140,7 +141,7 @@ class Node:
         outcome = self.program.client("gc", *wanted, "-o", "json")
         if not outcome.output.strip():
             raise Violation(f"`gc` of the node reports nothing: {outcome.errors[-300:]}")
-        self.count("gc of the node", True)
+        self.count("gc before containerd", True)
         used = {image.id for image, _ in self.pods.values()}
         for image in json.loads(outcome.output)["images"]:
             if image["verdict"] in ("removed", "remove"):
@@ -153,35 +154,22 @@ class Node:
         self.program.stop(self.process)
         self.daemon.close()
         self.start_daemon()
-        self.count("restart of the node", True)
+        self.count("restart before containerd", True)
 
     def kill(self):
         """imagelet is killed amid an import."""
         tag = self.chance.choice(sorted(self.images))
-        pull = [self.program.binary, "--endpoint", f"unix://{self.program.socket}", "pull", "-q", "--policy", "Always"]
-        client = subprocess.Popen(
-            [*map(str, pull), f"{self.prefix}:{tag}"],
-            env=self.program.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
-        time.sleep(self.chance.random() * 0.3)
-        self.process.kill()
-        self.process.wait()
-        client.wait()
-        if client.returncode == 0:
+        if self.program.killed_pull(self.process, f"{self.prefix}:{tag}", self.chance.random() * KILL_SECONDS_MAX):
             self.names[f"{self.prefix}:{tag}"] = self.images[tag].id
         self.daemon.close()
         self.start_daemon()
-        self.count("kill of the node", True)
+        self.count("kill before containerd", True)
 
     def restart_runtime(self):
         """containerd restarts; its pods run on, and imagelet connects again."""
         self.runtime.close()
         self.runtime.enter_context(self.containerd.running())
-        end = time.monotonic() + READY_SECONDS
-        while not cri.answers(self.program.socket):
-            if time.monotonic() > end:
-                raise Violation(f"no answer for {READY_SECONDS} s after a restart of containerd")
-            time.sleep(0.05)
+        self.wait_for_answers()
         self.count("restart of containerd", True)
 
     def check(self):
@@ -196,7 +184,7 @@ class Node:
         self.names |= {name: image for name, image in shown.items() if name.startswith(self.prefix)}
 
     def sample(self):
-        return measures.sample(self.process.pid, self.containerd.root / "imagelet-staging", [])
+        return measures.sample(self.process.pid, self.containerd.staging, [])
 
     def finish(self):
         """Every listed image is whole, and nothing of an import is left."""
@@ -207,9 +195,6 @@ class Node:
         damages = [damage for image in set(self.names.values()) for damage in checker.damage(self.samples.by_id[image])]
         if damages:
             raise Violation(f"containerd has damaged images: {damages[:5]}")
-        if leases := self.containerd.leases():
-            raise Violation(f"leases are left in containerd: {leases}")
-        staging = self.containerd.root / "imagelet-staging"
-        if left := [str(path) for folder in ("tmp", "layers", "trash") for path in staging.glob(f"{folder}/*")]:
-            raise Violation(f"staged files are left: {left}")
+        if left := self.containerd.leftovers():
+            raise Violation(f"leases or staged files of imports are left: {left}")
         self.program.stop(self.process)

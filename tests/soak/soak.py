@@ -14,14 +14,14 @@ import contextlib
 import os
 import pathlib
 import random
-import subprocess
 import sys
 import time
 import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 # File systems, namespaces, sample images and the program are those of the power cuts.
-sys.path.append(str(HERE.parent / "powercut"))
+sys.path += [str(HERE.parent / "powercut"), str(HERE.parents[1] / "benches")]
+import cri  # noqa: E402
 import disks  # noqa: E402
 import isolation  # noqa: E402
 import measures  # noqa: E402
@@ -37,6 +37,7 @@ from samples import REPOSITORY, Samples  # noqa: E402
 
 DISK, NODE_DISK = 192 << 20, 384 << 20
 VERIFY_SECONDS, SAMPLE_SECONDS = 60, 2
+KILL_SECONDS_MAX = 0.3
 #: Left free on a full disk, and the operations until it is freed.
 FREE_MAX, FULL_OPERATIONS = 1 << 20, 12
 #: Share of pulls that may fail although the disk has room. The retries of a pull end nearly every fault.
@@ -49,6 +50,8 @@ STEADY = {"store.pull": 40, "store.remove": 12, "store.collect": 6, "store.pin":
 STEADY |= {"store.unmount": 6, "store.move_tag": 4, "node.run_pod": 8, "node.end_pod": 4, "node.collect": 4}
 STORMS = {"soak.restart": 2, "soak.kill": 2, "soak.fill": 1, "soak.step_clock": 2}
 STORMS |= {"node.restart": 1, "node.kill": 1, "node.restart_runtime": 1}
+#: A call that fails, an answer that does not parse, or a file or image that is missing: an invariant does not hold, either.
+BROKEN = (AssertionError, OSError, LookupError, ValueError, cri.CallFailed)
 #: Share of the time without storms.
 STEADY_SHARE = 0.6
 
@@ -62,7 +65,6 @@ class Soak:
         self.steady, self.stormy, self.processes = [], [], contextlib.ExitStack()
         self.full_until, self.operations = 0, 0
         self.start()
-        node.start()
 
     def start(self):
         self.process = self.processes.enter_context(self.program.daemon(is_killed=True))
@@ -77,17 +79,8 @@ class Soak:
     def kill(self):
         """Kills the daemon while it pulls."""
         tag = self.chance.choice(list(self.store.served))
-        pull = [self.program.binary, "--endpoint", f"unix://{self.program.socket}", "pull", "-q", "--policy", "Always"]
-        client = subprocess.Popen(
-            [*map(str, pull), self.store.name(tag)],
-            env=self.program.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
-        time.sleep(self.chance.random() * 0.3)
-        self.process.kill()
-        self.process.wait()
         # What it may have reached before the kill is read from the next list.
-        client.wait()
-        if client.returncode == 0:
+        if self.program.killed_pull(self.process, self.store.name(tag), self.chance.random() * KILL_SECONDS_MAX):
             self.store.names[self.store.name(tag)] = self.store.served[tag].id
         self.processes.close()
         self.start()
@@ -114,6 +107,7 @@ class Soak:
 
     def run(self, seconds):
         """Operations until the time is over, at first without storms."""
+        self.node.start()
         self.node.run_pod()
         self.phase(seconds * STEADY_SHARE, STEADY, self.steady)
         self.step_clock()
@@ -146,26 +140,28 @@ class Soak:
                 sampled = now
 
     def sample(self, rows):
+        for store in (self.program.store, self.node.program.store):
+            decisions = store / "state/decisions"
+            if decisions.is_dir() and (size := sum(path.stat().st_size for path in decisions.iterdir())) > DECISIONS_MAX:
+                raise Violation(f"the log of decisions has {size} bytes; the limit is {DECISIONS_MAX}")
         decisions = self.program.store / "state/decisions"
-        if (size := sum(path.stat().st_size for path in decisions.iterdir())) > DECISIONS_MAX:
-            raise Violation(f"the log of decisions has {size} bytes; the limit is {DECISIONS_MAX}")
         referenced = [*self.checker.referenced(rows), *self.checker.partial_blobs(), self.program.store / "mounts", decisions]
         return measures.sample(self.process.pid, self.program.store, referenced)
 
     def growing(self):
         """What is not flat: all series while the daemons live on, and what no image needs amid the storms."""
-        for who, one in (("of the store", self), ("of the node", self.node)):
+        for who, one in (("of the daemon with a store", self), ("of the daemon before containerd", self.node)):
             grown = measures.growing(one.steady) | measures.growing(one.stormy, ["rest"])
             yield from ((f"{name} {who}", growth, measures.FLAT[name]) for name, growth in grown.items())
 
 
 def node_over(binary, folder, root, samples, prefix, chance):
-    """A node whose containerd has its root there."""
-    home = folder / "node"
+    """A node whose containerd and daemon have their folders there."""
+    home, store = folder / "node", root / "imagelet"
     home.mkdir()
     containerd = runtime.Containerd(root / "containerd", home / "containerd", f"{prefix}:pause")
-    settings = runtime.SETTINGS.format(socket=containerd.socket) + f"store: {{directory: {home / 'store'}}}\n{SETTINGS}"
-    return Node(Program(binary, home, home / "store", settings), containerd, samples, prefix, chance)
+    settings = runtime.SETTINGS.format(socket=containerd.socket) + f"store: {{directory: {store}}}\n{SETTINGS}"
+    return Node(Program(binary, home, store, settings), containerd, samples, prefix, chance)
 
 
 def main():
@@ -201,11 +197,11 @@ def main():
         stack.callback(soak.processes.close)
         try:
             soak.run(arguments.minutes * 60)
-        except (Violation, disks.Failed) as error:
-            problems.append(f"after {soak.operations} operations: {error}")
+        except (Violation, disks.Failed, *BROKEN) as error:
+            problems.append(f"after {soak.operations} operations: {type(error).__name__}: {error}")
         texts = store.failed.pop("texts", [])
         texts += node.texts
-        pulls = store.counts.get("pull", 0) + node.counts.get("pull of the node", 0)
+        pulls = store.counts.get("pull", 0) + node.counts.get("import", 0)
         if len(texts) > max(1, FAILED_MAX * pulls):
             problems.append(f"{len(texts)} of {pulls} pulls failed although the disk had room: {texts[0]}")
         for name, grown, flat in soak.growing():
@@ -219,8 +215,8 @@ def main():
         phases += [("The node with pods, without storms", node.steady), (f"The node with pods, {storms}", node.stormy)]
         place.write_text(report.page(title, phases, tables, problems))
         if problems:
-            for log in (folder / "serve.log", folder / "node/serve.log"):
-                print(log.read_text()[-3000:], file=sys.stderr)
+            for log in (folder / "serve.log", folder / "node/serve.log", folder / "node/containerd/containerd.log"):
+                print(f"{log.name}: {log.read_text()[-3000:] if log.exists() else 'none'}", file=sys.stderr)
     if not clock.sees_steps:
         print("no step of the clock: the program is static, or libfaketime is not installed")
     print(f"{title}: {counts}; refused or failed {failed}; registry {registry.faults}; report {place}")

@@ -124,6 +124,8 @@ mod tests {
         }
         let old = UseHistory { superseded: true, ..once() };
         assert!(uses_per_day(&old, HOUR) < uses_per_day(&once(), HOUR) / 10.0);
+        // Half a use per guessed interval of 0.3 days: it never returned.
+        assert!((uses_per_day(&once(), HOUR) - 0.5 / 0.3).abs() < 1e-9);
     }
 
     #[test]

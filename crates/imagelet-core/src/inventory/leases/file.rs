@@ -69,6 +69,8 @@ impl LeaseFile {
     async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
         #[cfg(test)]
         if self.is_inline {
+            // A disk takes time in which other tasks run.
+            crate::inventory::testing::step().await;
             return work();
         }
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))

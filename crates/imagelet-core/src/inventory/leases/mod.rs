@@ -143,7 +143,8 @@ impl Leases {
 
     #[cfg(test)]
     pub(in crate::inventory) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
-        (self.images.clone(), self.holds.clone(), self.all_until, self.removals(mark))
+        let kept: Vec<_> = self.kept.iter().map(|(id, (until, _))| (id.clone(), *until)).collect();
+        (self.images.clone(), self.holds.clone(), kept, self.all_until, self.removals(mark))
     }
 
     #[cfg(test)]

@@ -95,9 +95,9 @@ impl Inventory {
     pub(crate) fn digest(&self, mark: u64) -> u64 {
         let state = self.lock();
         let mut digest = Digest::default();
-        let InventoryState { pins, mounts, watch, .. } = &*state;
+        let InventoryState { pins, mounts, sandboxes, watch, .. } = &*state;
         // Writing to a hasher does not fail.
-        let _ = write!(digest, "{pins:?}{mounts:?}{watch:?}{:?}", state.memory.requests());
+        let _ = write!(digest, "{pins:?}{mounts:?}{sandboxes:?}{watch:?}{:?}", state.memory.requests());
         let _ = write!(digest, "{:?}", state.leases.digest(mark));
         state.memory.images.iter().for_each(|(key, usage)| digest.image(key, usage));
         for entry in state.snapshot.iter().flat_map(|snapshot| &snapshot.entries) {
@@ -117,8 +117,8 @@ impl Inventory {
     /// A digest of the state that affects a collection or a pass without a snapshot.
     pub(crate) fn digest_for_pass(&self) -> u64 {
         let mut digest = Digest::default();
-        let InventoryState { memory, pins, mounts, .. } = &*self.lock();
-        let _ = write!(digest, "{:?}{pins:?}{mounts:?}", memory.requests());
+        let InventoryState { memory, pins, mounts, sandboxes, .. } = &*self.lock();
+        let _ = write!(digest, "{:?}{pins:?}{mounts:?}{sandboxes:?}", memory.requests());
         digest.0.finish()
     }
 

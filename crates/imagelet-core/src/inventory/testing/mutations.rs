@@ -59,7 +59,7 @@ impl InventoryState {
         if self.has(Mutation::NewNamesIgnored) { Arc::clone(planned) } else { found }
     }
 
-    pub(in crate::inventory) fn believes_failures(&self) -> bool {
+    pub(in crate::inventory) fn ignores_mount_errors(&self) -> bool {
         self.has(Mutation::FailedAnswerBelieved)
     }
 

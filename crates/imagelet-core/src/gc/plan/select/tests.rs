@@ -1,7 +1,7 @@
 //! Tests of the selection against brute force, and against a proven bound for large inputs.
 
 use super::{
-    cover::{choose, most},
+    cover::{choose, choose_independent, most},
     greedy::{self, Moves},
     set_cover::{CoverState, Item, Problem, Weight},
     *,
@@ -433,6 +433,35 @@ fn what_an_image_in_use_or_a_running_pull_needs_is_not_counted_on() {
     case.graph.layers[2].held = true;
     assert_eq!(most(&case.graph, &case.candidates).bytes, ByteSize(10));
     assert_eq!(chosen(&case, 5), [0]);
+}
+
+#[test]
+fn of_many_images_without_shared_layers_those_go_that_free_most_for_their_cost() {
+    // The large ones free twice as much, and cost ten times as much.
+    let images: Vec<(u64, ByteSize)> =
+        (0..100_u64).map(|image| if image % 2 == 0 { (10, ByteSize(2)) } else { (1, ByteSize(1)) }).collect();
+    let chosen = choose_independent(&images, Freed { bytes: ByteSize(50), inodes: 0 });
+    assert_eq!(chosen.iter().map(|image| images[*image].0).sum::<u64>(), 50);
+}
+
+#[test]
+fn an_image_that_names_a_layer_twice_uses_it_once() {
+    let twice = stack(&[100, 10, 7], &[&[0, 0, 1], &[1, 1, 2]], &[1, 1]);
+    let once = stack(&[100, 10, 7], &[&[0, 1], &[1, 2]], &[1, 1]);
+    for bytes in [1, 7, 100, 107, 117] {
+        assert_eq!(chosen(&twice, bytes), chosen(&once, bytes), "{bytes}");
+    }
+    assert_eq!(most(&twice.graph, &twice.candidates), most(&once.graph, &once.candidates));
+}
+
+#[test]
+fn images_that_cost_nothing_share_what_they_free_equally() {
+    let case = stack(&[12, 6, 1, 1, 1], &[&[0, 1, 2], &[0, 1, 3], &[0, 4], &[1]], &[0, 0, 0, 9]);
+    let problem = Problem::new(&case.graph, &case.candidates);
+    let target = Weight::of(Freed { bytes: ByteSize(15), inodes: 0 });
+    let all: Vec<u32> = (0..4).collect();
+    assert_eq!(exact::improve(&problem, target, all.clone()), [0, 1, 2]);
+    assert_eq!(exact::visits(&problem, target, &all), 7);
 }
 
 #[test]

@@ -17,7 +17,8 @@ use tokio::runtime::Runtime;
 use super::{
     story::{Act, Before, Size},
     world::{
-        ACTORS, BESIDE, COLLECTOR, Failure, OBSERVER, REMOVER, State, Told, WORKER, World, id, image_of, name, uid,
+        ACTORS, BESIDE, COLLECTOR, Failure, GrantedLease, OBSERVER, REMOVER, State, WORKER, World, id, image_of, name,
+        uid,
     },
 };
 use crate::{
@@ -179,7 +180,7 @@ impl Node {
         may(Act::Restart, can_restart);
         may(Act::RestartHalf, can_restart && world.containers.len() > 1);
         may(Act::Recover, world.short_since.is_some());
-        may(Act::Beside, is_beside(&world) || (self.left.besides > 0 && world.present[0]));
+        may(Act::Beside, is_beside(&world) || (self.left.besides > 0 && world.present[world.names[0]]));
         may(Act::Pin, self.left.pins > 0 && !world.is_pinned);
         may(Act::Unpin, self.left.is_endless && world.is_pinned);
         let can_fail = self.left.failures > 0 && world.failure.is_none();
@@ -219,6 +220,8 @@ impl Node {
                 (self.left.restarts, self.restarts) = (self.left.restarts - 1, self.restarts + 1);
                 let mut world = self.world.lock();
                 world.short_since = Some(world.seconds);
+                // What is not listed for a while is asked again.
+                world.forget_names(true);
                 let hidden = if act == Act::Restart { world.containers.len() } else { 1 };
                 world.containers.iter_mut().take(hidden).for_each(|held| held.hidden = true);
             }
@@ -233,15 +236,17 @@ impl Node {
                     world.containers.retain(|held| held.pod != BESIDE);
                 } else {
                     self.left.besides -= 1;
-                    world.create(BESIDE, 0, self.left.besides_hold);
+                    let image = world.names[0];
+                    world.create(BESIDE, 0, image, self.left.besides_hold);
                 }
             }
             Act::Pin => {
                 self.left.pins -= 1;
                 self.inventory.pin(&name(0)).unwrap();
                 let mut world = self.world.lock();
-                // A running removal came first.
-                world.is_pinned = !self.inventory.is_removing(&id(world.names[0]));
+                world.is_pinned = true;
+                let images = 0..self.left.images;
+                world.removed_before_pin = images.filter(|image| self.inventory.is_removing(&id(*image))).collect();
             }
             Act::Unpin => {
                 self.inventory.unpin(&name(0)).unwrap();
@@ -257,6 +262,7 @@ impl Node {
                 let mut world = self.world.lock();
                 let image = (world.names[0] + 1) % self.left.images;
                 (world.names[0], world.present[image]) = (image, true);
+                world.forget_names(false);
             }
             Act::Tick => {
                 self.left.ticks -= 1;
@@ -287,7 +293,7 @@ impl Node {
                         if self.left.is_endless { Pod::Idle } else { Pod::Done }
                     }
                     Some(told) => {
-                        world.create(pod, told.image, self.left.pods_hold);
+                        world.create(pod, named, told.image, self.left.pods_hold);
                         Pod::Running
                     }
                 }
@@ -310,7 +316,7 @@ impl Node {
         // After a failure a kubelet tries again.
         let Some(image) = answer else { return Pod::Idle };
         let mut world = self.world.lock();
-        world.told[pod] = Some(Told { image, until: world.seconds + LEASE });
+        world.told[pod] = Some(GrantedLease { image, until: world.answered_at[pod] + LEASE });
         Pod::Told
     }
 
@@ -369,7 +375,6 @@ impl Node {
             self.seen_whole = whole_since.unwrap_or(self.seen_whole);
         }
         self.passed = self.world.lock().seconds;
-        self.inventory.remember(&self.disk, self.world.now());
     }
 
     fn remove(&mut self) {
@@ -418,7 +423,8 @@ impl Node {
             let mut world = self.world.lock();
             world.held = None;
             world.seen = Default::default();
-            (world.pass_saw, world.noticed, world.known_sandboxes) = (Vec::new(), Vec::new(), Vec::new());
+            (world.pass_saw, world.noticed, world.removed_before_pin) = (Vec::new(), Vec::new(), Vec::new());
+            world.forget_names(true);
         }
         (self.inventory, self.gc) = start(&self.world, &self.disk, self.left.flaw);
         // Pins are on disk before they are reported.
@@ -450,6 +456,10 @@ impl Node {
             work.as_mut().poll(&mut Context::from_waker(&waker))
         };
         let is_drawn = self.inventory.snapshot().map(|it| Arc::as_ptr(&it)) != drawn.as_ref().map(Arc::as_ptr);
+        if is_drawn {
+            // As each pass does, also one whose collection fails later.
+            self.inventory.remember(&self.disk, self.world.now());
+        }
         if is_drawn && !self.is_known {
             let digest = self.inventory.digest(u64::MAX);
             self.world.lock().see(&digest);
@@ -521,12 +531,16 @@ async fn ask(world: World, inventory: Arc<Inventory>, pod: usize, named: usize) 
     let spec = ImageSpec::new(name(named));
     let key = |found: &Option<Image>| found.as_ref().map(Image::key);
     let ask = || async {
-        if let Some(found) = world.status(&spec).await? {
-            return Ok(Some(found));
-        }
-        let request = PullRequest { image: spec.clone(), ..PullRequest::default() };
-        let pulled = world.pull(&request, no_progress()).await?;
-        Ok::<_, RuntimeError>(Some(Image { id: pulled, ..blank() }))
+        let found = if let Some(found) = world.status(&spec).await? {
+            found
+        } else {
+            let request = PullRequest { image: spec.clone(), ..PullRequest::default() };
+            Image { id: world.pull(&request, no_progress()).await?, ..blank() }
+        };
+        // The lease is granted at once, and its write takes steps.
+        let mut world = world.lock();
+        world.answered_at[pod] = world.seconds;
+        Ok::<_, RuntimeError>(Some(found))
     };
     let found = inventory.leased(&uid(pod), world.now(), ask, key).await.ok()??;
     Some(image_of(&found.id))

@@ -26,7 +26,7 @@ pub(super) enum Act {
     RestartHalf,
     /// The runtime lists all containers again.
     Recover,
-    /// A container or sandbox of the first image starts or ends without imagelet.
+    /// A container or sandbox of the first name starts or ends without imagelet.
     Beside,
     /// The first name is pinned.
     Pin,
@@ -36,7 +36,7 @@ pub(super) enum Act {
     Refuse,
     /// The next call of the runtime is done, and its answer is lost.
     Lose,
-    /// Somebody pulls the first name beside imagelet: it has moved to another image.
+    /// The first name moves to another image, which a client other than imagelet pulls.
     Move,
     Tick,
 }

@@ -24,17 +24,21 @@ const TOLD_MAX: usize = 60;
 const STEPS_PER_NODE: (u64, u64) = (2_000, 60);
 /// One in this many nodes lives long.
 const NODES_PER_LONG: usize = 8;
-/// What is not the same on all nodes. Each mistake needs one of these kinds, and half of all nodes are ordinary.
-const KINDS: [Kind; 6] = [
-    Kind { fails: true, pods_hold: Use::Volume, ..ORDINARY },
-    Kind { fails: true, besides_hold: Use::Sandbox, ..ORDINARY },
-    Kind { has_moving_names: true, ..ORDINARY },
-    ORDINARY,
-    ORDINARY,
-    ORDINARY,
-];
-const ORDINARY: Kind =
-    Kind { fails: false, has_moving_names: false, pods_hold: Use::Container, besides_hold: Use::Container };
+/// What is not the same on all nodes; half of them are ordinary.
+pub(super) const KINDS: &[NodeKind] = &[VOLUMES, SANDBOXES, MOVING, ORDINARY, ORDINARY, ORDINARY];
+pub(super) const VOLUMES: NodeKind = NodeKind { fails: true, pods_hold: Use::Volume, ..ORDINARY };
+pub(super) const SANDBOXES: NodeKind =
+    NodeKind { fails: true, has_moving_names: true, besides_hold: Use::Sandbox, ..ORDINARY };
+/// Two pods use an image.
+pub(super) const SHARED: NodeKind = NodeKind { images_max: 2, ..ORDINARY };
+pub(super) const MOVING: NodeKind = NodeKind { has_moving_names: true, pods_hold: Use::Volume, ..ORDINARY };
+pub(super) const ORDINARY: NodeKind = NodeKind {
+    fails: false,
+    has_moving_names: false,
+    pods_hold: Use::Container,
+    besides_hold: Use::Container,
+    images_max: IMAGES_MAX,
+};
 /// Limits of pods and images of a node.
 const PODS_MAX: usize = 4;
 const IMAGES_MAX: usize = 3;
@@ -50,25 +54,29 @@ const OF_WHEELS: [usize; 5] = [1, 1, 1, 4, 16];
 const OF_ENDS: [usize; 2] = [2, 8];
 /// The same for a manual pin, work or container start.
 const OF_HANDS: [usize; 4] = [1, 4, 16, 64];
-/// The same for a failure or a removal.
+/// The same for a failed call.
+const OF_FAILURES: [usize; 3] = [4, 16, 64];
+/// The same for a crash, a restart, a moving name or a removal.
 const OF_EVENTS: [usize; 5] = [4, 16, 64, 256, 1024];
 /// In some weather a running pass precedes other acts, except for one in this many: otherwise hardly any pass would
 /// begin and end while a collection waits for one answer. 1: never.
 const OF_HASTE: [usize; 3] = [1, 1, 16];
 
-#[derive(Clone, Copy)]
-struct Kind {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NodeKind {
     /// Calls of its runtime fail.
     fails: bool,
     has_moving_names: bool,
     pods_hold: Use,
     besides_hold: Use,
+    images_max: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk {
     pub(super) seed: u64,
     pub(super) steps: u64,
+    pub(super) kinds: &'static [NodeKind],
     pub(super) flaw: Option<Mutation>,
 }
 
@@ -96,7 +104,7 @@ pub(super) fn walk(walk: Walk) -> Walked {
         let is_long = random.below(NODES_PER_LONG) == 0;
         // Without pods only manual acts start containers, and all images are idle.
         let pods = if is_long { 1 + random.below(PODS_MAX) } else { random.below(PODS_MAX) };
-        let kind = random.one_of(&KINDS);
+        let kind = random.one_of(walk.kinds);
         let size = Size {
             collections: endless,
             passes: endless,
@@ -116,7 +124,7 @@ pub(super) fn walk(walk: Walk) -> Walked {
             is_stocked: true,
             is_fine: random.below(2) == 0,
             flaw: walk.flaw,
-            ..Size::of(pods, 1 + random.below(pods.clamp(1, IMAGES_MAX)))
+            ..Size::of(pods, 1 + random.below(pods.clamp(1, kind.images_max)))
         };
         let mut node = Node::new(size, &clock);
         node.is_known = true;
@@ -156,7 +164,8 @@ struct Weather {
     wheels: [usize; 3],
     ends: [usize; 2],
     hands: [usize; 3],
-    events: [usize; 7],
+    failures: [usize; 2],
+    events: [usize; 5],
     haste: usize,
 }
 
@@ -167,6 +176,7 @@ impl Weather {
             wheels: std::array::from_fn(|_| random.one_of(&OF_WHEELS)),
             ends: std::array::from_fn(|_| random.one_of(&OF_ENDS)),
             hands: std::array::from_fn(|_| random.one_of(&OF_HANDS)),
+            failures: std::array::from_fn(|_| random.one_of(&OF_FAILURES)),
             events: std::array::from_fn(|_| random.one_of(&OF_EVENTS)),
             haste: random.one_of(&OF_HASTE),
         }
@@ -187,9 +197,9 @@ impl Weather {
             Act::Crash => self.events[1],
             Act::Restart => self.events[2],
             Act::RestartHalf => self.events[3],
-            Act::Refuse => self.events[4],
-            Act::Lose => self.events[5],
-            Act::Move => self.events[6],
+            Act::Move => self.events[4],
+            Act::Refuse => self.failures[0],
+            Act::Lose => self.failures[1],
         }
     }
 }

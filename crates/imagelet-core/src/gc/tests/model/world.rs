@@ -42,11 +42,15 @@ pub(super) struct State {
     /// The image of each name; the numbers are equal until a name moves.
     pub(super) names: Vec<usize>,
     pub(super) containers: Vec<Held>,
-    /// The image that each pod was told of, and the end of its lease.
-    pub(super) told: Vec<Option<Told>>,
+    /// The lease that each pod was told of.
+    pub(super) told: Vec<Option<GrantedLease>>,
+    /// When each pod's request was last answered by the runtime.
+    pub(super) answered_at: Vec<u64>,
     /// Whether the first name is pinned.
     pub(super) is_pinned: bool,
-    /// What becomes of the next answer, whoever waits for it.
+    /// The images whose removal had begun before the pin.
+    pub(super) removed_before_pin: Vec<usize>,
+    /// The failure of the next answer, for any caller.
     pub(super) failure: Option<Failure>,
     /// Work holds the image while this is set.
     pub(super) held: Option<usize>,
@@ -66,8 +70,6 @@ pub(super) struct State {
     pub(super) noticed: Vec<u32>,
     /// and that it had taken in when a removal began.
     noticed_before: Vec<u32>,
-    /// Sandboxes whose reported image was the one they have. A name that has moved says another one.
-    pub(super) known_sandboxes: Vec<u32>,
     /// The names when a collection last looked at an image.
     names_before: Vec<usize>,
     pub(super) removals: u64,
@@ -77,7 +79,7 @@ pub(super) struct State {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Told {
+pub(super) struct GrantedLease {
     pub(super) image: usize,
     pub(super) until: u64,
 }
@@ -104,6 +106,10 @@ pub(super) enum Use {
 pub(super) struct Held {
     pub(super) number: u32,
     pub(super) kind: Use,
+    /// The name that its creator asked for.
+    pub(super) name: usize,
+    /// Whether imagelet can know its image: a name that moves before a pass has resolved it says another one.
+    pub(super) is_resolvable: bool,
     pub(super) pod: usize,
     pub(super) image: usize,
     created: u64,
@@ -141,7 +147,9 @@ impl World {
             names: (0..images).collect(),
             containers: Vec::new(),
             told: vec![None; pods],
+            answered_at: vec![0; pods],
             is_pinned: false,
+            removed_before_pin: Vec::new(),
             failure: None,
             held: None,
             short_since: None,
@@ -152,7 +160,6 @@ impl World {
             pass_saw: Vec::new(),
             noticed: Vec::new(),
             noticed_before: Vec::new(),
-            known_sandboxes: Vec::new(),
             names_before: (0..images).collect(),
             removals: 0,
             is_fine: false,
@@ -182,7 +189,7 @@ impl State {
         u64::from(self.next_container)
     }
 
-    pub(super) fn create(&mut self, pod: usize, image: usize, kind: Use) {
+    pub(super) fn create(&mut self, pod: usize, name: usize, image: usize, kind: Use) {
         if !self.present[image] {
             self.violation
                 .get_or_insert(format!("image {image} is gone between the answer to pod {pod} and its container"));
@@ -194,6 +201,8 @@ impl State {
         self.containers.push(Held {
             number: self.next_container,
             kind,
+            name,
+            is_resolvable: true,
             pod,
             image,
             created: self.seconds,
@@ -213,7 +222,7 @@ impl State {
     fn remove(&mut self, image: usize) {
         let is_ordered = self.actor == REMOVER;
         let seconds = self.seconds;
-        let users = || self.containers.iter().filter(|it| it.image == image);
+        let users = || self.containers.iter().filter(|it| it.image == image && it.is_resolvable);
         let mut wrong = Vec::new();
         if is_ordered {
             wrong.extend(
@@ -223,12 +232,14 @@ impl State {
             // A container without a request is protected after a pass saw it.
             let is_known = |it: &&Held| it.pod != BESIDE || self.noticed_before.contains(&it.number);
             wrong.extend(users().filter(is_known).map(|it| format!("in use by pod {}", it.pod)));
-            let is_leased = |told: &Told| told.image == image && told.until > seconds;
+            let is_leased = |told: &GrantedLease| told.image == image && told.until > seconds;
             let told = self.told.iter().enumerate().filter(|(_, told)| told.as_ref().is_some_and(is_leased));
             wrong.extend(told.map(|(pod, _)| format!("leased by pod {pod}")));
-            // A name that moves during the removal comes too late.
+            // A name that moves during the removal comes too late, and so does a pin.
             let has_name = self.names[0] == image && self.names_before[0] == image;
-            wrong.extend((self.is_pinned && has_name).then(|| "pinned".to_owned()));
+            let is_late = self.removed_before_pin.contains(&image);
+            wrong.extend((self.is_pinned && has_name && !is_late).then(|| "pinned".to_owned()));
+            self.removed_before_pin.retain(|removed| *removed != image);
         }
         wrong.extend((self.held == Some(image)).then(|| "held".to_owned()));
         if let Some(wrong) = wrong.first().filter(|_| self.present[image]) {
@@ -276,12 +287,21 @@ impl State {
         (self.seconds, &self.present, &self.names, &self.containers, &self.told, &self.is_pinned).hash(&mut hasher);
         (&self.held, &self.short_since, &self.seen, &self.ordered_saw, &self.failure).hash(&mut hasher);
         (&self.pass_saw, &self.noticed, &self.noticed_before).hash(&mut hasher);
-        (&self.known_sandboxes, &self.names_before).hash(&mut hasher);
+        (&self.names_before, &self.removed_before_pin, &self.answered_at).hash(&mut hasher);
         hasher.finish()
     }
 
-    /// Containers and sandboxes that the actor has been told of, where somebody counts them.
-    fn told_to_actor(&mut self) -> Option<&mut Vec<u32>> {
+    /// After a move, a crash or a restart: sandboxes whose image no pass has resolved before, or that are asked again.
+    pub(super) fn forget_names(&mut self, are_all_asked_again: bool) {
+        let (names, noticed) = (self.names.clone(), self.noticed.clone());
+        for held in self.containers.iter_mut().filter(|held| held.kind == Use::Sandbox) {
+            let is_known = !are_all_asked_again && noticed.contains(&held.number);
+            held.is_resolvable &= is_known || names[held.name] == held.image;
+        }
+    }
+
+    /// What a removal or a pass was told of; other actors keep no list.
+    fn listed_for_actor(&mut self) -> Option<&mut Vec<u32>> {
         match self.actor {
             REMOVER => Some(&mut self.ordered_saw),
             OBSERVER => Some(&mut self.pass_saw),
@@ -291,21 +311,20 @@ impl State {
 }
 
 impl World {
-    /// The answer as it arrives, unless it fails.
-    fn arrived<T>(&self, answer: T) -> Result<T, RuntimeError> {
+    /// Delivers an answer about something that was only looked at, or fails in either way.
+    fn deliver<T>(&self, answer: T) -> Result<T, RuntimeError> {
+        self.fail(&[Failure::Refusal, Failure::Loss]).map(|()| answer)
+    }
+
+    /// Fails if the next answer has one of these failures.
+    fn fail(&self, failures: &[Failure]) -> Result<(), RuntimeError> {
         let mut world = self.lock();
-        let Some(failure) = world.failure.take() else { return Ok(answer) };
+        let Some(failure) = world.failure.take_if(|failure| failures.contains(failure)) else { return Ok(()) };
         world.see(&failure);
         Err(match failure {
             Failure::Refusal => RuntimeError::new(RuntimeErrorKind::Unavailable, "the runtime refuses"),
             Failure::Loss => RuntimeError::new(RuntimeErrorKind::TimedOut, "the runtime does not answer in time"),
         })
-    }
-
-    /// Fails before anything is done.
-    fn refused(&self) -> Result<(), RuntimeError> {
-        let is_refused = self.lock().failure == Some(Failure::Refusal);
-        if is_refused { self.arrived(()) } else { Ok(()) }
     }
 }
 
@@ -319,7 +338,7 @@ impl ImageService for World {
             (0..world.present.len()).filter(|at| world.present[*at]).map(|at| Arc::new(world.image(at))).collect()
         };
         self.step_if_fine().await;
-        self.arrived(listed.into())
+        self.deliver(listed.into())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
@@ -338,19 +357,22 @@ impl ImageService for World {
         } else {
             self.step_if_fine().await;
         }
-        self.arrived(found)
+        self.deliver(found)
     }
 
     async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
         self.step_if_fine().await;
-        let image = self.lock().found(&request.image);
-        let refused = self.refused();
-        if refused.is_ok() {
-            self.lock().present[image] = true;
-        }
+        self.fail(&[Failure::Refusal])?;
+        let image = {
+            let mut world = self.lock();
+            let image = world.found(&request.image);
+            world.see(&("pull", image));
+            world.present[image] = true;
+            image
+        };
         step().await;
-        refused?;
-        self.arrived(id(image))
+        self.fail(&[Failure::Loss])?;
+        Ok(id(image))
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
@@ -363,9 +385,9 @@ impl ImageService for World {
             }
         }
         step().await;
-        self.refused()?;
+        self.fail(&[Failure::Refusal])?;
         self.lock().remove(image);
-        self.arrived(())
+        self.fail(&[Failure::Loss])
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
@@ -382,13 +404,13 @@ impl ContainerService for World {
             let listed = |held: &&Held| !held.hidden && held.kind != Use::Sandbox;
             let shown: Vec<Held> = world.containers.iter().filter(listed).cloned().collect();
             world.see(&("containers", &shown));
-            if let Some(told) = world.told_to_actor() {
-                told.extend(shown.iter().map(|held| held.number));
+            if let Some(listed) = world.listed_for_actor() {
+                listed.extend(shown.iter().map(|held| held.number));
             }
             shown
         };
         step().await;
-        self.arrived(listed.iter().map(container).collect())
+        self.deliver(listed.iter().map(container).collect())
     }
 
     /// Listed before the containers.
@@ -398,25 +420,25 @@ impl ContainerService for World {
             let listed = |held: &&Held| !held.hidden && held.kind == Use::Sandbox;
             let shown: Vec<Held> = world.containers.iter().filter(listed).cloned().collect();
             world.see(&("sandboxes", &shown));
-            let known: Vec<u32> =
-                shown.iter().map(|held| held.number).filter(|it| world.known_sandboxes.contains(it)).collect();
-            if let Some(told) = world.told_to_actor() {
-                *told = known;
+            if let Some(listed) = world.listed_for_actor() {
+                *listed = shown.iter().map(|held| held.number).collect();
             }
             shown
         };
         self.step_if_fine().await;
-        self.arrived(listed.iter().map(sandbox).collect())
+        self.deliver(listed.iter().map(sandbox).collect())
     }
 
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
         let mounted = {
-            let world = self.lock();
+            let mut world = self.lock();
             let held = world.containers.iter().find(|it| it.kind == Use::Volume && container_name(it) == container_id);
-            held.map(|held| id(held.image).to_string()).into_iter().collect()
+            let mounted: Vec<String> = held.map(|held| id(held.image).to_string()).into_iter().collect();
+            world.see(&("mounted", &mounted));
+            mounted
         };
         self.step_if_fine().await;
-        self.arrived(mounted)
+        self.deliver(mounted)
     }
 
     /// A runtime that omits a container cannot report it as gone.
@@ -428,7 +450,7 @@ impl ContainerService for World {
             is_gone
         };
         self.step_if_fine().await;
-        self.arrived(is_gone)
+        self.deliver(is_gone)
     }
 
     /// By the name that its creator used.
@@ -439,21 +461,11 @@ impl ContainerService for World {
             world.see(&("sandbox", &found));
             match found {
                 None => SandboxImage::Gone,
-                Some(held) => {
-                    let is_true = world.names[held.image] == held.image;
-                    world.known_sandboxes.retain(|number| *number != held.number);
-                    let known = is_true.then_some(held.number);
-                    world.known_sandboxes.extend(known);
-                    if let Some(told) = world.told_to_actor() {
-                        told.retain(|number| *number != held.number);
-                        told.extend(known);
-                    }
-                    SandboxImage::Named(name(held.image))
-                }
+                Some(held) => SandboxImage::Named(name(held.name)),
             }
         };
         self.step_if_fine().await;
-        self.arrived(reported)
+        self.deliver(reported)
     }
 }
 
@@ -465,7 +477,7 @@ fn container(held: &Held) -> Container {
     let labels = [("io.kubernetes.pod.uid", uid(held.pod)), ("io.kubernetes.pod.name", format!("pod{}", held.pod))];
     let (image, named) = match held.kind {
         Use::Volume => (id(BASE).to_string(), "registry.example/base:v1".to_owned()),
-        Use::Container | Use::Sandbox => (id(held.image).to_string(), name(held.image)),
+        Use::Container | Use::Sandbox => (id(held.image).to_string(), name(held.name)),
     };
     Container {
         id: container_name(held),
