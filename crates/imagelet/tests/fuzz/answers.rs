@@ -8,12 +8,15 @@ use imagelet_oci::fuzzing::token;
 use serde_json::Value;
 
 use super::{
-    assert_short_text,
+    assert_bounded_text, assert_short_text,
     mutation::{self, Dice},
 };
 
 /// The password of all seeds.
 const PASSWORD: &str = "hunter2";
+/// What an error shows of a helper's output (docs/credentials.md), and what the error itself says at most.
+const OUTPUT_SHOWN_MAX: usize = 4096;
+const SENTENCE_MAX: usize = 512;
 const VERSION: &str = "credentialprovider.kubelet.k8s.io/v1";
 const LOGINS: [&[u8]; 14] = [
     b"\"auths\":{",
@@ -107,7 +110,7 @@ pub(crate) fn check_plugins(bytes: &[u8], _: &Path) {
         match helper_answer(stdout, stderr, succeeds) {
             Ok(Some(credential)) => assert!(!format!("{credential:?}").contains(PASSWORD)),
             Ok(None) => {}
-            Err(why) => assert_short_text(&why),
+            Err(why) => assert_bounded_text(&why, OUTPUT_SHOWN_MAX + SENTENCE_MAX),
         }
     }
     let names = provider_names(bytes);
@@ -120,7 +123,8 @@ pub(crate) fn check_plugins(bytes: &[u8], _: &Path) {
 /// Reads the bytes as the answer of a token service.
 pub(crate) fn check_tokens(bytes: &[u8], _: &Path) {
     let Some(found) = token(bytes) else { return };
-    let document: Value = serde_json::from_slice(bytes).expect("it is JSON");
+    // Texts of members that are not read may be no UTF-8.
+    let document: Value = serde_json::from_str(&String::from_utf8_lossy(bytes)).expect("it is JSON");
     assert!(!found.is_empty());
     let text = |name: &str| document[name].as_str() == Some(&found);
     assert!(text("token") || text("access_token"), "a token that is no text of the answer");

@@ -98,7 +98,11 @@ fn assert_short_message(error: &dyn Error) {
 }
 
 fn assert_short_text(text: &str) {
-    assert!(text.len() <= MESSAGE_MAX, "a message of {} bytes: {}", text.len(), &text[..text.floor_char_boundary(200)]);
+    assert_bounded_text(text, MESSAGE_MAX);
+}
+
+fn assert_bounded_text(text: &str, length_max: usize) {
+    assert!(text.len() <= length_max, "a message of {} bytes: {}", text.len(), &text[..text.floor_char_boundary(200)]);
     assert!(!text.contains(char::is_control), "a message with control characters: {text:?}");
 }
 
