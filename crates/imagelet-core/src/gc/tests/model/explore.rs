@@ -6,7 +6,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{
     node::Node,
-    story::{Act, Size, told},
+    story::{Act, Size, joined},
     world::ACTORS,
 };
 
@@ -40,7 +40,7 @@ pub(super) fn explore(size: Size) -> Explored {
         explored.stories += 1;
         let mut node = retell(size, &clock, &choices, &mut seen);
         while node.world.lock().violation.is_none() {
-            assert!(choices.len() < STORY_MAX, "a story that does not end: {}", told(&story(&choices)));
+            assert!(choices.len() < STORY_MAX, "a story that does not end: {}", joined(&story(&choices)));
             if !known.insert(node.digest()) {
                 break;
             }
@@ -53,7 +53,7 @@ pub(super) fn explore(size: Size) -> Explored {
         let world = node.world.lock();
         explored.removals += world.removals;
         if let Some(violation) = &world.violation {
-            explored.violation = Some(format!("{violation}: {}", told(&story(&choices))));
+            explored.violation = Some(format!("{violation}: {}", joined(&story(&choices))));
             break;
         }
         drop(world);

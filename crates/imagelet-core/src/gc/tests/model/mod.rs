@@ -64,7 +64,7 @@ fn sizes() -> Vec<(&'static str, Size)> {
             Size { pods: 0, images: 2, moves: 1, besides: 1, besides_hold: Use::Sandbox, before: SANDBOX, ..one },
         ),
         ("a crash amid a doubt", Size { collections: 2, crashes: 1, restarts: 1, before: WATCHED, ..one }),
-        ("two pods that were told", Size { pods: 2, images: 2, before: &[Before::Told(0), Before::Told(1)], ..one }),
+        ("two pods with leases", Size { pods: 2, images: 2, before: &[Before::Leased(0), Before::Leased(1)], ..one }),
     ];
     sizes.extend(mistakes().into_iter().map(|(_, name, size)| (name, size)));
     sizes
@@ -94,7 +94,7 @@ fn wide_sizes() -> Vec<(&'static str, Size)> {
 
 /// Each mutation with a small story that shows it.
 fn mistakes() -> Vec<(Mutation, &'static str, Size)> {
-    use Before::{Did, Passed, Runs, Told};
+    use Before::{Did, Leased, Passed, Runs};
     /// The lease of a volume runs until its end.
     const VOLUME: &[Before] = &[Runs(0), Passed, Did(Act::Tick), Passed, Did(Act::Tick), Passed, Did(Act::Tick)];
     /// A pass has listed the container, and asks for its volumes.
@@ -118,12 +118,12 @@ fn mistakes() -> Vec<(Mutation, &'static str, Size)> {
         (
             Mutation::LeasesForgotten,
             "a crash after the answer",
-            Size { crashes: 1, ticks: 1, before: &[Told(0)], ..one },
+            Size { crashes: 1, ticks: 1, before: &[Leased(0)], ..one },
         ),
         (
             Mutation::AnyContainerServes,
             "a container of another pod",
-            Size { pods: 3, before: &[Runs(0), Runs(1), Told(2), Passed, Did(Act::Tick)], ..two },
+            Size { pods: 3, before: &[Runs(0), Runs(1), Leased(2), Passed, Did(Act::Tick)], ..two },
         ),
         (
             Mutation::NewestPassIgnored,
@@ -162,7 +162,7 @@ fn kinds_of(flaw: Mutation) -> &'static [NodeKind] {
     }
 }
 
-fn tell_all(sizes: Vec<(&'static str, Size)>) {
+fn explore_all(sizes: Vec<(&'static str, Size)>) {
     for (name, size) in sizes {
         let explored = explore(size);
         println!("{name}: {} states, {} stories, {} removals", explored.states, explored.stories, explored.removals);
@@ -173,17 +173,17 @@ fn tell_all(sizes: Vec<(&'static str, Size)>) {
 
 #[test]
 fn no_small_story_ends_with_the_wrong_image_removed() {
-    tell_all(sizes());
+    explore_all(sizes());
 }
 
 #[test]
 #[ignore = "tells far more stories, which takes many minutes"]
 fn no_wider_story_ends_with_the_wrong_image_removed() {
-    tell_all(wide_sizes());
+    explore_all(wide_sizes());
 }
 
 #[test]
-fn each_mistake_put_in_on_purpose_is_found_by_telling_all_small_stories_and_by_a_random_walk() {
+fn each_mistake_put_in_on_purpose_is_found_by_exploring_all_small_stories_and_by_a_random_walk() {
     let mut missed = Vec::new();
     let mut table = format!("{:<20} {:>18} {:>14}", "mistake", "of all stories", "of a walk");
     for (flaw, name, size) in mistakes() {

@@ -37,7 +37,7 @@ type Work<T> = Pin<Box<dyn Future<Output = T>>>;
 enum Pod {
     Idle,
     Asking(Work<Option<usize>>),
-    Told,
+    Leased,
     Running,
     Exited,
     Done,
@@ -133,7 +133,7 @@ impl Node {
             }
         };
         match before {
-            Before::Told(pod) => reaches(self, pod, Pod::Told.stage()),
+            Before::Leased(pod) => reaches(self, pod, Pod::Leased.stage()),
             Before::Runs(pod) => reaches(self, pod, Pod::Running.stage()),
             Before::Passed => {
                 self.left.passes += 1;
@@ -284,16 +284,16 @@ impl Node {
                 self.heard(pod, asking)
             }
             Pod::Asking(asking) => self.heard(pod, asking),
-            Pod::Told => {
+            Pod::Leased => {
                 let mut world = self.world.lock();
                 // An expired lease, or an image removed on request: the pod retries or gives up.
-                match world.told[pod].filter(|told| told.until > world.seconds) {
+                match world.leases[pod].filter(|lease| lease.until > world.seconds) {
                     None => {
-                        world.told[pod] = None;
+                        world.leases[pod] = None;
                         if self.left.is_endless { Pod::Idle } else { Pod::Done }
                     }
-                    Some(told) => {
-                        world.create(pod, named, told.image, self.left.pods_hold);
+                    Some(lease) => {
+                        world.create(pod, named, lease.image, self.left.pods_hold);
                         Pod::Running
                     }
                 }
@@ -316,8 +316,8 @@ impl Node {
         // After a failure a kubelet tries again.
         let Some(image) = answer else { return Pod::Idle };
         let mut world = self.world.lock();
-        world.told[pod] = Some(GrantedLease { image, until: world.answered_at[pod] + LEASE });
-        Pod::Told
+        world.leases[pod] = Some(GrantedLease { image, until: world.answered_at[pod] + LEASE });
+        Pod::Leased
     }
 
     fn collect(&mut self) {
@@ -506,7 +506,7 @@ impl Pod {
         match self {
             Self::Idle => 0,
             Self::Asking(_) => 1,
-            Self::Told => 2,
+            Self::Leased => 2,
             Self::Running => 3,
             Self::Exited => 4,
             Self::Done => 5,

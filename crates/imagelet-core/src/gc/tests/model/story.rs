@@ -45,7 +45,7 @@ pub(super) enum Act {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
     /// A pod requested its image and got it.
-    Told(usize),
+    Leased(usize),
     /// A pod requested its image and has its container.
     Runs(usize),
     /// A whole pass of the inventory.
@@ -121,6 +121,6 @@ impl fmt::Display for Act {
     }
 }
 
-pub(super) fn told(story: &[Act]) -> String {
+pub(super) fn joined(story: &[Act]) -> String {
     story.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

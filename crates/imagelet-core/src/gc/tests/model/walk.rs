@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{
     explore::clock,
     node::{Node, TICK},
-    story::{Act, Size, told},
+    story::{Act, Size, joined},
     world::Use,
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Acts printed with a failure.
-const TOLD_MAX: usize = 60;
+const SHOWN_MAX: usize = 60;
 /// A node is replaced after this many steps, as a bound of its growth, or mostly after a few: in its first steps its
 /// images lie idle, and later seldom.
 const STEPS_PER_NODE: (u64, u64) = (2_000, 60);
@@ -89,7 +89,7 @@ pub(super) struct Walked {
 }
 
 /// The seed of the walks, printed with a failure.
-#[expect(clippy::disallowed_methods, reason = "a test is told so")]
+#[expect(clippy::disallowed_methods, reason = "a setting of this test")]
 pub(super) fn seed() -> u64 {
     std::env::var("IMAGELET_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(77)
 }
@@ -128,7 +128,7 @@ pub(super) fn walk(walk: Walk) -> Walked {
         };
         let mut node = Node::new(size, &clock);
         node.is_known = true;
-        let mut acts_told: Vec<Act> = Vec::new();
+        let mut last_acts: Vec<Act> = Vec::new();
         let (mut weather, mut lasts) = (Weather::default(), 0);
         for _ in 0..if is_long { STEPS_PER_NODE.0 } else { STEPS_PER_NODE.1 } {
             if lasts == 0 {
@@ -137,16 +137,16 @@ pub(super) fn walk(walk: Walk) -> Walked {
                 node.request = random.request();
             }
             lasts -= 1;
-            let act = random.choose(&node, &weather, acts_told.last().copied());
-            if acts_told.len() == TOLD_MAX {
-                acts_told.remove(0);
+            let act = random.choose(&node, &weather, last_acts.last().copied());
+            if last_acts.len() == SHOWN_MAX {
+                last_acts.remove(0);
             }
-            acts_told.push(act);
+            last_acts.push(act);
             node.act(act);
             walked.steps += 1;
             let world = node.world.lock();
             if let Some(violation) = &world.violation {
-                walked.violation = Some(format!("{violation}: … {}", told(&acts_told)));
+                walked.violation = Some(format!("{violation}: … {}", joined(&last_acts)));
                 break;
             }
         }

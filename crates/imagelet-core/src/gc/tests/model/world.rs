@@ -42,8 +42,8 @@ pub(super) struct State {
     /// The image of each name; the numbers are equal until a name moves.
     pub(super) names: Vec<usize>,
     pub(super) containers: Vec<Held>,
-    /// The lease that each pod was told of.
-    pub(super) told: Vec<Option<GrantedLease>>,
+    /// The lease of each pod whose request was answered.
+    pub(super) leases: Vec<Option<GrantedLease>>,
     /// When each pod's request was last answered by the runtime.
     pub(super) answered_at: Vec<u64>,
     /// Whether the first name is pinned.
@@ -64,7 +64,7 @@ pub(super) struct State {
     pub(super) seen: [u64; ACTORS],
     /// A requested removal is responsible only for the containers it saw.
     pub(super) ordered_saw: Vec<u32>,
-    /// Containers that the pass under way was told of,
+    /// Containers that the runtime has listed for the pass under way,
     pub(super) pass_saw: Vec<u32>,
     /// that a pass has taken in since imagelet started,
     pub(super) noticed: Vec<u32>,
@@ -146,7 +146,7 @@ impl World {
             present: vec![is_stocked; images],
             names: (0..images).collect(),
             containers: Vec::new(),
-            told: vec![None; pods],
+            leases: vec![None; pods],
             answered_at: vec![0; pods],
             is_pinned: false,
             removed_before_pin: Vec::new(),
@@ -196,7 +196,7 @@ impl State {
             return;
         }
         if pod != BESIDE {
-            self.told[pod] = None;
+            self.leases[pod] = None;
         }
         self.containers.push(Held {
             number: self.next_container,
@@ -232,9 +232,9 @@ impl State {
             // A container without a request is protected after a pass saw it.
             let is_known = |it: &&Held| it.pod != BESIDE || self.noticed_before.contains(&it.number);
             wrong.extend(users().filter(is_known).map(|it| format!("in use by pod {}", it.pod)));
-            let is_leased = |told: &GrantedLease| told.image == image && told.until > seconds;
-            let told = self.told.iter().enumerate().filter(|(_, told)| told.as_ref().is_some_and(is_leased));
-            wrong.extend(told.map(|(pod, _)| format!("leased by pod {pod}")));
+            let is_leased = |lease: &GrantedLease| lease.image == image && lease.until > seconds;
+            let leases = self.leases.iter().enumerate().filter(|(_, lease)| lease.as_ref().is_some_and(is_leased));
+            wrong.extend(leases.map(|(pod, _)| format!("leased by pod {pod}")));
             // A name that moves during the removal comes too late, and so does a pin.
             let has_name = self.names[0] == image && self.names_before[0] == image;
             let is_late = self.removed_before_pin.contains(&image);
@@ -247,10 +247,10 @@ impl State {
         }
         if is_ordered {
             // A requested removal also affects pods that wait for their containers.
-            self.told
+            self.leases
                 .iter_mut()
-                .filter(|told| told.is_some_and(|told| told.image == image))
-                .for_each(|told| *told = None);
+                .filter(|lease| lease.is_some_and(|lease| lease.image == image))
+                .for_each(|lease| *lease = None);
         }
         self.removals += u64::from(self.present[image]);
         self.present[image] = false;
@@ -284,7 +284,7 @@ impl State {
     /// Equal for worlds with the same future behaviour.
     pub(super) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (self.seconds, &self.present, &self.names, &self.containers, &self.told, &self.is_pinned).hash(&mut hasher);
+        (self.seconds, &self.present, &self.names, &self.containers, &self.leases, &self.is_pinned).hash(&mut hasher);
         (&self.held, &self.short_since, &self.seen, &self.ordered_saw, &self.failure).hash(&mut hasher);
         (&self.pass_saw, &self.noticed, &self.noticed_before).hash(&mut hasher);
         (&self.names_before, &self.removed_before_pin, &self.answered_at).hash(&mut hasher);
@@ -300,7 +300,7 @@ impl State {
         }
     }
 
-    /// What a removal or a pass was told of; other actors keep no list.
+    /// What the runtime has listed for a requested removal or a pass; other actors keep no list.
     fn listed_for_actor(&mut self) -> Option<&mut Vec<u32>> {
         match self.actor {
             REMOVER => Some(&mut self.ordered_saw),
