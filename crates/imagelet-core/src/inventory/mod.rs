@@ -67,7 +67,7 @@ use crate::{
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
 };
 
-/// Shortest time between two ledger writes; it bounds what a crash loses.
+/// Time between two ledger writes unless an image comes into use; it bounds what a crash loses.
 const FLUSH_EVERY: Duration = Duration::from_secs(45);
 /// Up to this many missing containers are checked one by one; otherwise a second pass decides.
 const MISSING_ASKED_MAX: usize = 256;

@@ -3,7 +3,7 @@
 use std::{
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use tokio::time::Instant;
@@ -65,12 +65,13 @@ impl Inventory {
         flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path().to_owned(), source })
     }
 
-    /// Writes the ledger if the last write is old. For a timer, because uses occur without a pass, too.
+    /// Writes the ledger if the last write is old, or at once where an image came into use: after a crash only the ledger
+    /// knows the users that a restarting runtime does not list. For a timer, because uses occur without a pass, too.
     pub async fn flush_if_due(&self) {
         let Some(ledger) = self.ledger.clone() else { return };
         {
             let state = self.lock();
-            if !state.dirty || state.flushed_at.is_some_and(|flushed| flushed.elapsed() < FLUSH_EVERY) {
+            if !state.is_flush_due(state.flushed_at.map(|flushed| flushed.elapsed())) {
                 return;
             }
         }
@@ -89,25 +90,41 @@ fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Resul
         return Ok(());
     }
     if file.directory.is_read_only() {
-        held(state).dirty = false;
+        held(state).mark_written();
         return Ok(());
     }
     let _lock = file.directory.lock()?;
     let others = file.read_changed()?;
+    let has_new_users;
     let text = {
         let mut state = held(state);
         if let Some(others) = others {
             state.memory.merge(others);
         }
-        state.dirty = false;
         state.flushed_at = Some(Instant::now());
+        has_new_users = state.mark_written();
         let anchor = state.clock.anchor(SystemTime::now()).or_else(|| state.anchor.clone());
         state.ledger(anchor).encode()
     };
-    text.and_then(|text| file.write(&text)).inspect_err(|_| held(state).dirty = true)
+    text.and_then(|text| file.write(&text)).inspect_err(|_| {
+        let mut state = held(state);
+        state.dirty = true;
+        state.memory.has_new_users |= has_new_users;
+    })
 }
 
 impl InventoryState {
+    /// Whether a ledger that was written so long ago has to be written again now.
+    pub(in crate::inventory) fn is_flush_due(&self, age: Option<Duration>) -> bool {
+        self.dirty && (self.memory.has_new_users || age.is_none_or(|age| age >= FLUSH_EVERY))
+    }
+
+    /// Takes the ledger for written. Returns whether it has new users.
+    pub(in crate::inventory) fn mark_written(&mut self) -> bool {
+        self.dirty = false;
+        std::mem::take(&mut self.memory.has_new_users)
+    }
+
     pub(in crate::inventory) fn ledger(&self, anchor: Option<Anchor>) -> Ledger<&Images> {
         Ledger::new(self.watch, anchor, &self.memory.images)
     }

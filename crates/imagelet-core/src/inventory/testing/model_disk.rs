@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::inventory::{
-    FLUSH_EVERY, Inventory, InventoryState,
+    Inventory, InventoryState,
     leases::file::{LEASES, LeaseFile},
     ledger::{Ledger, files::StateDir},
     observation_window::ObservationWindow,
@@ -85,8 +85,9 @@ impl Inventory {
     /// Writes the ledger of a pass that ended then.
     pub(crate) fn remember(&self, disk: &ModelDisk, now: SystemTime) {
         let mut kept = disk.ledger.lock().unwrap();
-        if kept.0.is_none_or(|last| now.duration_since(last).unwrap_or_default() >= FLUSH_EVERY) {
-            let state = self.lock();
+        let mut state = self.lock();
+        if state.is_flush_due(kept.0.map(|last| now.duration_since(last).unwrap_or_default())) {
+            state.mark_written();
             *kept = (Some(now), Ledger::new(state.watch, None, state.memory.images.clone()));
         }
     }

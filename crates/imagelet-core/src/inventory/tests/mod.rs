@@ -236,6 +236,29 @@ async fn a_restart_keeps_first_sight_and_last_use() {
     assert!(snapshot.containers_vanished, "the empty list right after the restart is doubted");
 }
 
+/// The next crash may come before a ledger that waits for its time.
+#[tokio::test]
+async fn an_image_that_came_into_use_is_doubted_after_a_crash_right_after_the_pass() {
+    let directory = tempfile::tempdir().unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    let (one, other) = (fake.preload("one:v1", "one", 1), fake.preload("other:v1", "other", 1));
+    inventory.refresh(seconds(0)).await.unwrap();
+    fake.run("web", "app", "one:v1", &one, ContainerState::Running);
+    inventory.refresh(seconds(1)).await.unwrap();
+    fake.run("db", "app", "other:v1", &other, ContainerState::Running);
+    inventory.refresh(seconds(2)).await.unwrap();
+    let late = fake.preload("late:v1", "late", 1);
+    fake.run("job", "app", "late:v1", &late, ContainerState::Running);
+    inventory.refresh(seconds(3)).await.unwrap();
+    drop(inventory);
+    fake.stop_all();
+    let restarted = over(&fake, Some(directory.path())).refresh(seconds(4)).await.unwrap();
+    assert!(restarted.containers_vanished);
+    for id in [one, other, late] {
+        assert_eq!(entry(&restarted, &id).released_at, Some(restarted.taken_at));
+    }
+}
+
 #[tokio::test]
 async fn a_long_gap_starts_the_watch_anew() {
     let (fake, inventory) = node(None);

@@ -50,6 +50,8 @@ pub(in crate::inventory) struct UsageHistory {
     pub(in crate::inventory) is_forgetful: bool,
     /// No pass since the start: the present containers are not all new.
     is_resumed: bool,
+    /// Since the last ledger write a container of the runtime came to an image that had none.
+    pub(in crate::inventory) has_new_users: bool,
 }
 
 impl UsageHistory {
@@ -148,8 +150,10 @@ impl UsageHistory {
             if usage.gone.is_some() {
                 arrived.push(key.clone());
             } else {
+                let had_containers = usage.has_containers;
                 changed |= self.adopted.contains_key(key.id()) && usage.adopt();
                 changed |= usage.see(uses, self.is_resumed, pass.now);
+                self.has_new_users |= usage.has_containers && !had_containers;
             }
         }
         arrived.extend(listed.map(|image| image.key()));
@@ -181,6 +185,7 @@ impl UsageHistory {
             usage.take(pending.reported, pending.uses, pending.at.min(pass.now));
         }
         usage.see(uses, true, pass.now);
+        self.has_new_users |= usage.has_containers;
         let created = uses.into_iter().flat_map(|uses| &uses.fresh).filter_map(|fresh| fresh.created);
         let oldest = created.min().filter(|at| *at <= pass.now && self.is_resumed && !self.is_forgetful);
         usage.first_seen = usage.first_seen.map(|seen| oldest.map_or(seen, |oldest| seen.min(oldest)));
