@@ -24,7 +24,7 @@ const STEPS_WIDE: u64 = 1_000_000;
 /// Steps beside all other tests.
 const STEPS: u64 = 100_000;
 /// Bound of the steps until a mutation shows: more than any needs, because any change makes a different walk of a seed.
-const STEPS_TO_FIND: u64 = 4 * STEPS_WIDE;
+const STEPS_TO_FIND: u64 = 16 * STEPS_WIDE;
 
 /// A sandbox that a pass has seen.
 const SANDBOX: &[Before] = &[Before::Did(Act::Beside), Before::Passed];
@@ -96,10 +96,19 @@ fn wide_sizes() -> Vec<(&'static str, Size)> {
 fn mistakes() -> Vec<(Mutation, &'static str, Size)> {
     use Before::{Did, Leased, Passed, Runs};
     /// The lease of a volume runs until its end.
-    const VOLUME: &[Before] = &[Runs(0), Passed, Did(Act::Tick), Passed, Did(Act::Tick), Passed, Did(Act::Tick)];
-    /// A pass has listed the container, and asks for its volumes.
-    const UNSEEN: &[Before] =
-        &[Runs(0), Did(Act::Tick), Did(Act::Observe), Did(Act::Observe), Did(Act::Observe), Did(Act::Observe)];
+    const VOLUME: &[Before] =
+        &[Runs(0), Passed, Did(Act::Tick), Passed, Did(Act::Tick), Passed, Did(Act::Tick), Passed, Did(Act::Tick)];
+    /// A pass has listed the container, which came late, and asks for its volumes.
+    const UNSEEN: &[Before] = &[
+        Leased(0),
+        Passed,
+        Did(Act::Tick),
+        Runs(0),
+        Did(Act::Observe),
+        Did(Act::Observe),
+        Did(Act::Observe),
+        Did(Act::Observe),
+    ];
     const PINNED: &[Before] = &[Did(Act::Pin)];
     // The collection has listed the containers again, and not yet the image.
     const ASKING_AGAIN: &[Before] = &[Did(Act::Collect), Did(Act::Collect), Did(Act::Collect)];
@@ -146,7 +155,7 @@ fn mistakes() -> Vec<(Mutation, &'static str, Size)> {
         (
             Mutation::FailedAnswerBelieved,
             "a volume that is not reported",
-            Size { pods_hold: Use::Volume, failures: 1, passes: 1, ticks: 2, is_fine: true, before: UNSEEN, ..one },
+            Size { pods_hold: Use::Volume, failures: 1, passes: 2, ticks: 3, is_fine: true, before: UNSEEN, ..one },
         ),
     ]
 }
@@ -213,5 +222,5 @@ fn many_random_steps_remove_no_image_in_use() {
     let walked = walk(Walk { seed: walk::seed(), steps, kinds: KINDS, flaw: None });
     println!("{walked:?}");
     assert_eq!(walked.violation, None);
-    assert!(walked.removals > 100 && walked.containers > 1_000, "{walked:?}");
+    assert!(walked.removals > 50 && walked.containers > 1_000, "{walked:?}");
 }

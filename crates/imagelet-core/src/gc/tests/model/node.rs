@@ -28,9 +28,13 @@ use crate::{
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeManager, no_progress},
 };
 
-pub(super) const LEASE: u64 = 100;
-/// The step of the clock: less than the wait on an untrusted list; two steps are less than a lease.
+/// The step of the clock, less than the wait on an untrusted list. At least every so often a pass begins, and so long a
+/// runtime lists too little.
 pub(super) const TICK: u64 = 45;
+/// A pod creates its container within this time of its answer, or asks again.
+const CREATED_WITHIN: u64 = 50;
+/// No pass may see the container before the runtime restarts, nor while its list is short.
+const LEASE: u64 = CREATED_WITHIN + 2 * TICK;
 
 type Work<T> = Pin<Box<dyn Future<Output = T>>>;
 
@@ -68,7 +72,10 @@ pub(super) struct Node {
     removing: Option<Work<()>>,
     working: Option<Work<Hold>>,
     hold: Option<Hold>,
+    /// The start of the last pass that ended, and of those under way.
     passed: u64,
+    collecting_from: u64,
+    observing_from: u64,
     /// The runtime may fail; otherwise each call has to succeed.
     may_fail: bool,
     /// Restarts of the runtime, and the last restart before a pass that ran over a whole runtime.
@@ -110,6 +117,8 @@ impl Node {
             working,
             hold,
             passed,
+            collecting_from: 0,
+            observing_from: 0,
             may_fail: size.failures > 0,
             restarts: 0,
             seen_whole: 0,
@@ -316,7 +325,7 @@ impl Node {
         // After a failure a kubelet tries again.
         let Some(image) = answer else { return Pod::Idle };
         let mut world = self.world.lock();
-        world.leases[pod] = Some(GrantedLease { image, until: world.answered_at[pod] + LEASE });
+        world.leases[pod] = Some(GrantedLease { image, until: world.answered_at[pod] + CREATED_WITHIN });
         Pod::Leased
     }
 
@@ -324,6 +333,7 @@ impl Node {
         let mut collecting = self.collecting.take().unwrap_or_else(|| {
             self.left.collections -= 1;
             self.collecting_since = self.whole_since();
+            self.collecting_from = self.world.lock().seconds;
             self.world.lock().seen[COLLECTOR] = 0;
             let (gc, now, request) = (Arc::clone(&self.gc), self.world.now(), self.request);
             let may_fail = self.may_fail;
@@ -336,7 +346,7 @@ impl Node {
         });
         match self.poll(COLLECTOR, &mut collecting) {
             None => self.collecting = Some(collecting),
-            Some(true) => self.passed(self.collecting_since),
+            Some(true) => self.passed(self.collecting_since, self.collecting_from),
             Some(false) => {}
         }
     }
@@ -345,6 +355,7 @@ impl Node {
         let mut observing = self.observing.take().unwrap_or_else(|| {
             self.left.passes -= 1;
             self.observing_since = self.whole_since();
+            self.observing_from = self.world.lock().seconds;
             self.world.lock().seen[OBSERVER] = 0;
             let (inventory, now, may_fail) = (Arc::clone(&self.inventory), self.world.now(), self.may_fail);
             Box::pin(async move {
@@ -360,7 +371,7 @@ impl Node {
                 let mut world = self.world.lock();
                 world.noticed = std::mem::take(&mut world.pass_saw);
                 drop(world);
-                self.passed(self.observing_since);
+                self.passed(self.observing_since, self.observing_from);
             }
         }
     }
@@ -370,11 +381,11 @@ impl Node {
         self.world.lock().short_since.is_none().then_some(self.restarts)
     }
 
-    fn passed(&mut self, whole_since: Option<usize>) {
+    fn passed(&mut self, whole_since: Option<usize>, from: u64) {
         if whole_since == self.whole_since() {
             self.seen_whole = whole_since.unwrap_or(self.seen_whole);
         }
-        self.passed = self.world.lock().seconds;
+        self.passed = self.passed.max(from);
     }
 
     fn remove(&mut self) {
@@ -497,6 +508,7 @@ impl Node {
         let Size { besides, failures, moves, ticks, .. } = self.left;
         [besides, failures, moves, ticks].hash(&mut hasher);
         (self.restarts, self.seen_whole, self.collecting_since, self.observing_since).hash(&mut hasher);
+        (self.collecting_from, self.observing_from).hash(&mut hasher);
         hasher.finish()
     }
 }
