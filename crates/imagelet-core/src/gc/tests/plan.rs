@@ -10,6 +10,7 @@ use crate::{
         tests::{image, unused},
     },
     image::{Image, ImageId, Percent},
+    inventory::PullCost,
     runtime::{LayerFacts, LayerGraph},
 };
 
@@ -135,6 +136,47 @@ fn a_prefetched_image_that_nothing_used_goes_first_except_in_the_kubelets_order(
         let gone: Vec<&str> = plan.steps.iter().map(|step| entries[step.place].image.id.as_str()).collect();
         assert_eq!(gone, [first], "{order:?}");
     }
+}
+
+/// The images that go for so many bytes in the order of cost.
+fn gone_for(wanted: u64, images: Vec<ImageEntry>, layers: Option<LayerGraph>) -> Vec<String> {
+    let input = input(GcGoal::Free(ByteSize(wanted)), images);
+    let policy = GcPolicy { order: GcOrder::Cost, age_max: None, ..input.policy };
+    let disk = DiskUse::of(ByteSize(1 << 40), ByteSize(1 << 39));
+    let (plan, entries) = planned(&Case { policy, disk, layers, ..input });
+    plan.steps.iter().map(|step| entries[step.place].image.id.as_str().to_owned()).collect()
+}
+
+#[test]
+fn the_image_of_a_fast_registry_goes_before_one_of_a_slow_registry() {
+    let pulled_in = |id: &str, seconds: u64| {
+        let cost = PullCost { bytes: ByteSize(100 << 20), duration: Duration::from_secs(seconds), at: now() - LONG };
+        ImageEntry { image: named(id, "", 100 << 20), pulled: Some(cost), ..idle() }
+    };
+    for [fast, slow] in [["sha256:a", "sha256:b"], ["sha256:b", "sha256:a"]] {
+        assert_eq!(gone_for(1 << 20, vec![pulled_in(fast, 4), pulled_in(slow, 20)], None), [fast]);
+    }
+}
+
+#[test]
+fn a_large_image_of_layers_that_stay_goes_before_a_smaller_one_of_its_own_layers() {
+    let layer = |mebibytes: u64| LayerFacts {
+        id: Arc::from("layer"),
+        bytes: ByteSize(mebibytes << 20),
+        inodes: None,
+        held: false,
+    };
+    let [based, own, used] = [("sha256:based", 100), ("sha256:own", 50), ("sha256:used", 90)]
+        .map(|(id, mebibytes)| ImageEntry { image: named(id, "", mebibytes << 20), ..idle() });
+    let used = ImageEntry { in_use_by: vec!["web".to_owned()], ..used };
+    let layers = LayerGraph {
+        layers: vec![layer(90), layer(10), layer(50)],
+        images: [(&based, vec![0, 1]), (&own, vec![2]), (&used, vec![0])]
+            .map(|(entry, layers)| (entry.image.id.clone(), layers))
+            .into(),
+        certainty: Certainty::Exact,
+    };
+    assert_eq!(gone_for(10 << 20, vec![based, own, used], Some(layers)), ["sha256:based"]);
 }
 
 #[test]

@@ -455,6 +455,27 @@ fn an_image_that_names_a_layer_twice_uses_it_once() {
 }
 
 #[test]
+fn images_that_free_nothing_go_last_in_order_of_their_ids() {
+    let mut case = stack(&[0, 0, 10], &[&[2], &[1], &[0]], &[1, 0, 1]);
+    case.graph.layers.iter_mut().for_each(|layer| layer.inodes = Some(0));
+    let problem = Problem::new(&case.graph, &case.candidates);
+    assert_eq!(greedy::order(&Moves::new(&problem), &[0, 1, 2]), [0, 1, 2]);
+}
+
+#[test]
+fn an_image_that_frees_nothing_takes_no_place_in_the_exact_search() {
+    let most = exact::CANDIDATES_MAX;
+    let own: Vec<[u32; 1]> = (0..=number_of(most as u64)).map(|image| [image]).collect();
+    let own: Vec<&[u32]> = own.iter().map(<[u32; 1]>::as_slice).collect();
+    let mut case = stack(&vec![10; most + 1], &own, &vec![1; most + 1]);
+    case.graph.layers[most].held = true;
+    let problem = Problem::new(&case.graph, &case.candidates);
+    let all: Vec<u32> = (0..number_of(most as u64)).collect();
+    let ten = Weight::of(Freed { bytes: ByteSize(10), inodes: 0 });
+    assert_eq!(exact::improve(&problem, ten, all).len(), 1);
+}
+
+#[test]
 fn images_that_cost_nothing_share_what_they_free_equally() {
     let case = stack(&[12, 6, 1, 1, 1], &[&[0, 1, 2], &[0, 1, 3], &[0, 4], &[1]], &[0, 0, 0, 9]);
     let problem = Problem::new(&case.graph, &case.candidates);
