@@ -8,23 +8,12 @@ use std::{
         fs::{FileExt as _, FileTypeExt as _, MetadataExt as _},
     },
     path::{Path, PathBuf},
-    sync::Mutex,
 };
 
 use crate::case::{Kind, Node, Tree};
 
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-/// Says loudly, and once, what was not tested.
-pub(crate) fn skipped(what: &'static str) {
-    static TOLD: Mutex<Vec<&str>> = Mutex::new(Vec::new());
-    let mut told = TOLD.lock().expect("no panic");
-    if !told.contains(&what) {
-        told.push(what);
-        eprintln!("SKIPPED: {what}");
-    }
 }
 
 /// All of a file of the host that an attack could change; any change at all moves `ctime`.

@@ -1,9 +1,7 @@
 //! GNU tar and Python, each with a scratch folder.
 
 use std::{
-    ffi::OsStr,
     fs,
-    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -43,9 +41,8 @@ impl Tools {
         Self { scratch: scratch.to_owned() }
     }
 
-    /// `None`: there is no GNU tar here.
-    pub(super) fn gnu_tar(&self, archives: &[(String, Vec<u8>)]) -> Option<Vec<Unpacked>> {
-        has_gnu_tar().then_some(())?;
+    pub(super) fn gnu_tar(&self, archives: &[(String, Vec<u8>)]) -> Vec<Unpacked> {
+        demand_gnu_tar();
         let folder = self.folder("gnu", archives);
         let one = |name: &str| {
             let target = folder.join(name);
@@ -63,39 +60,35 @@ impl Tools {
             Unpacked { name: name.to_owned(), tree: seen::trace_tree(&target), complaints }
         };
         let part = archives.len().div_ceil(4).max(1);
-        let unpacked = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let run = |part: &'_ [(String, Vec<u8>)]| part.iter().map(|(name, _)| one(name)).collect::<Vec<_>>();
             let threads: Vec<_> = archives.chunks(part).map(|part| scope.spawn(move || run(part))).collect();
             threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
-        });
-        Some(unpacked)
+        })
     }
 
-    /// `None`: there is no Python here.
-    pub(super) fn python(&self, archives: &[(String, Vec<u8>)]) -> Option<Vec<Unpacked>> {
+    pub(super) fn python(&self, archives: &[(String, Vec<u8>)]) -> Vec<Unpacked> {
         let folder = self.folder("python", archives);
         let names = archives.iter().map(|(name, _)| name);
-        let Ok(output) = Command::new("python3").args(["-c", PYTHON]).arg(&folder).args(names).output() else {
-            seen::skipped("no python3 here: its tarfile is not asked");
-            return None;
-        };
+        let output = Command::new("python3").args(["-c", PYTHON]).arg(&folder).args(names).output();
+        let output = output.expect("python3 runs (package `python3`)");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let one = |name: &String| Unpacked {
             name: name.clone(),
             tree: seen::trace_tree(&folder.join(name)),
             complaints: fs::read_to_string(folder.join(format!("{name}.error"))).unwrap_or_default(),
         };
-        Some(archives.iter().map(|(name, _)| one(name)).collect())
+        archives.iter().map(|(name, _)| one(name)).collect()
     }
 
-    /// An archive of a tree by GNU tar. `None`: there is none here.
-    pub(super) fn archive(&self, tree: &Path, options: &[&str]) -> Option<Vec<u8>> {
-        has_gnu_tar().then_some(())?;
+    /// An archive of a tree by GNU tar.
+    pub(super) fn archive(&self, tree: &Path, options: &[&str]) -> Vec<u8> {
+        demand_gnu_tar();
         let file = self.scratch.join("made.tar");
         let output = Command::new("tar").args(options).arg("-C").arg(tree).arg("-cf").arg(&file).arg(".").output();
         let output = output.expect("tar runs");
         assert!(output.status.success(), "{options:?}: {}", String::from_utf8_lossy(&output.stderr));
-        Some(fs::read(file).expect("it was made"))
+        fs::read(file).expect("it was made")
     }
 
     fn folder(&self, name: &str, archives: &[(String, Vec<u8>)]) -> PathBuf {
@@ -108,11 +101,7 @@ impl Tools {
     }
 }
 
-fn has_gnu_tar() -> bool {
-    let told = Command::new("tar").arg("--version").output().map(|output| output.stdout).unwrap_or_default();
-    let is = OsStr::from_bytes(&told).to_string_lossy().contains("GNU tar");
-    if !is {
-        seen::skipped("no GNU tar here: it is not asked");
-    }
-    is
+fn demand_gnu_tar() {
+    let output = Command::new("tar").arg("--version").output().expect("tar runs (package `tar`)");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("GNU tar"), "tar has to be GNU tar");
 }
