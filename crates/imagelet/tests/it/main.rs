@@ -44,6 +44,7 @@ mod look_ahead;
 mod monitoring;
 mod mounts;
 mod older_stores;
+mod oldest_kernel;
 mod one_socket;
 mod operator;
 mod order;

@@ -1,0 +1,55 @@
+//! On Linux 5.10 calls of later kernels do not exist: a pull, a mount and a removal need none of them.
+
+use std::{fs, path::Path, process::Command};
+
+use crate::{
+    fake_registry::FakeRegistry,
+    program::{Outcome, program, run, with_store},
+    soundness::{Sample, assert_clean, assert_whole, listing, small_layer},
+    testbed::{require_root, scratch},
+    tree,
+};
+
+/// The calls that came after 5.10. strace passes over those with `?` that it does not know.
+const LATER_CALLS: &str = "epoll_pwait2,mount_setattr,?quotactl_fd,landlock_create_ruleset,landlock_add_rule,\
+    landlock_restrict_self,?memfd_secret,?process_mrelease,?futex_waitv,?set_mempolicy_home_node,?cachestat,\
+    ?fchmodat2,?futex_wake,?futex_wait,?futex_requeue,?statmount,?listmount,?mseal,?open_tree_attr";
+
+/// Runs a command where those calls fail as unknown ones do. Answers also the calls that it tried.
+fn run_on_oldest(store: &Path, arguments: &[&str]) -> (Outcome, String) {
+    let folder = scratch();
+    let (log, imagelet) = (folder.path().join("log"), program());
+    let mut command = Command::new("strace");
+    command.env_clear().envs(imagelet.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.args(["-f", "-qq", "-e", "signal=none", "-e"]).arg(format!("trace={LATER_CALLS}"));
+    command.arg("-e").arg(format!("inject={LATER_CALLS}:error=ENOSYS")).arg("-o").arg(&log);
+    command.arg(imagelet.get_program()).arg("--store").arg(store).args(arguments);
+    let outcome = run(&mut command);
+    let calls = fs::read_to_string(&log).unwrap_or_else(|error| panic!("no log of strace: {error}\n{outcome:?}"));
+    let answered = calls.lines().filter(|line| line.contains(" = "));
+    let answered: Vec<&str> = answered.filter(|line| !line.ends_with("(INJECTED)")).collect();
+    assert!(answered.is_empty(), "the kernel itself answered: {answered:?}");
+    (outcome, calls)
+}
+
+#[test]
+fn the_oldest_kernel_pulls_mounts_and_removes() {
+    require_root("mounting");
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let (store, target) = (folder.path().join("store"), folder.path().join("target"));
+    fs::create_dir(&target).unwrap();
+    let place = target.to_str().unwrap();
+    let layers = vec![small_layer("lower", 70_000), small_layer("upper", 3_000)];
+    let sample = Sample::put(&registry, "app:v1", layers);
+    let (pulled, calls) = run_on_oldest(&store, &["pull", "-q", &sample.name]);
+    assert_eq!(pulled.ok().trim(), sample.id());
+    assert!(calls.contains("landlock_create_ruleset"), "the pull looked for Landlock: {calls}");
+    let listed = listing(with_store(&store, ["ls", "--all", "-o", "json"]));
+    assert_whole(&store, &listed, &[&sample], &[&sample], "without later calls");
+    run_on_oldest(&store, &["mount", &sample.name, place]).0.ok();
+    tree::assert_same(&tree::read(&target), &sample.merged());
+    run_on_oldest(&store, &["unmount", place]).0.ok();
+    run_on_oldest(&store, &["verify"]).0.ok();
+    run_on_oldest(&store, &["rm", &sample.name]).0.ok();
+    assert_clean(&store, &[].into(), "after the removal");
+}
