@@ -161,7 +161,7 @@ class Checker:
         while True:
             referenced = self.referenced(rows)
             unreferenced = [str(path.relative_to(self.store)) for path in self.unreferenced(referenced)]
-            size, wanted = usage(self.store), sum(usage(path) for path in [*referenced, *self.partial_blobs()])
+            size, wanted = usage(self.store), sum(usage(path) for path in referenced)
             if not unreferenced and size <= wanted + REST_MAX:
                 return
             if time.monotonic() > end:
@@ -170,11 +170,6 @@ class Checker:
                 found.check(size <= wanted + REST_MAX, "the store is as large as its images", f"{size} bytes, images {wanted}")
                 return
             time.sleep(0.1)
-
-    def partial_blobs(self):
-        """They are kept for the next pull (`pulls.resumeFor`)."""
-        folder = self.store / "ingest"
-        return list(folder.glob("*.partial")) if folder.is_dir() else []
 
     def referenced(self, rows):
         folders = set()
@@ -197,7 +192,8 @@ class Checker:
         for folder in ("tmp", "trash", "ingest", "layers", "images", "blobs/sha256"):
             place = self.store / folder
             for path in place.iterdir() if place.is_dir() else ():
-                if path not in referenced and path.suffix != ".partial":
+                # The samples' blobs are too small to be kept for the next pull (`pulls.resumeFor`).
+                if path not in referenced:
                     yield path
         yield from (path for path in self.store.iterdir() if path.name not in ROOT_FILES and ".corrupt-" not in path.name)
 

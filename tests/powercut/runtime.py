@@ -8,8 +8,9 @@ import subprocess
 import time
 
 import acknowledged
+import invariants
 from disks import Failed, run
-from invariants import Violations
+from invariants import CLEAN_SECONDS, Violations
 from samples import REPOSITORY, hexadecimal
 
 START_SECONDS = 60
@@ -108,41 +109,56 @@ def observe(program):
     return found | {("image", row["id"]): True for row in listing["images"]}
 
 
-class Checker:
-    """Checks an imported image store after a cut."""
+class Checker(invariants.Checker):
+    """Checks imagelet and the containerd that it imports into after a cut."""
 
     def __init__(self, program, known, samples, containerd):
-        self.program, self.known, self.samples, self.containerd = program, known, samples, containerd
+        super().__init__(program, known, samples)
+        self.containerd = containerd
 
     def check(self, position, pulls_again):
         found = Violations()
         try:
+            self.check_state_files(position, found)
             with self.containerd.running(), self.program.daemon():
+                found.check(self.program.client("df").is_success, "`df` of the daemon works")
                 self.check_shown(position, found)
+                self.check_clean(found)
                 if pulls_again:
                     self.check_pull(found)
         except (AssertionError, Failed, ValueError, KeyError) as error:
             found.append(f"a start works: {error}")
+        self.check_quarantine(found)
         return found
+
+    def check_clean(self, found):
+        """Soon after the first pull, whatever becomes of it, nothing of an import is left."""
+        self.program.client("pull", "-q", f"{self.known.address}/{REPOSITORY}:absent")
+        end = time.monotonic() + CLEAN_SECONDS
+        while (left := self.containerd.leftovers()) and time.monotonic() < end:
+            time.sleep(0.1)
+        found.check(not left, "nothing of an import is left", str(left))
 
     def check_shown(self, position, found):
         shown = observe(self.program)
-        for key in self.known.facts.changes:
-            allowed, value = self.known.facts.allowed(key, position), shown.get(key)
-            found.check(value in allowed, "an acknowledged import or removal survives", f"{key} is {value}; allowed: {allowed}")
+        self.check_facts(shown, position, found, "after the start")
         for kind, identifier in shown:
             if kind == "image":
-                found += [f"a shown image is whole: {what}" for what in self.damage(self.samples.by_id[identifier])]
+                found += [f"a shown image is whole: {what}" for what in self.damage(identifier)]
 
     def check_pull(self, found):
         image = self.samples.images["one"]
         outcome = self.program.client("pull", "-q", "--policy", "Always", f"{self.known.address}/{REPOSITORY}:one")
         if found.check(outcome.is_success, "an import after the cut works", outcome.errors[-300:]):
-            found += [f"an image imported after the cut is whole: {what}" for what in self.damage(image)]
+            found += [f"an image imported after the cut is whole: {what}" for what in self.damage(image.id)]
             left = self.containerd.leftovers()
-            found.check(not left, "nothing of an import is left", str(left))
+            found.check(not left, "nothing of an import is left after another one", str(left))
 
-    def damage(self, image):
+    def damage(self, identifier):
+        image = self.samples.by_id.get(identifier)
+        if image is None:
+            yield f"{identifier} is no image of the registry"
+            return
         for document in (image.config, image.manifest):
             digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
             if self.containerd.content(digest) != document:

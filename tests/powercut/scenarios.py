@@ -65,7 +65,7 @@ class Actor:
         if not self.has_runtime:
             now = acknowledged.observe(self.program, self.program.store)
         elif self.in_daemon:
-            now = runtime.observe(self.program)
+            now = runtime.observe(self.program) | acknowledged.on_disk(self.program.store)
         else:
             return
         # A daemon writes between steps, too: what is new may be as old as the last look.

@@ -191,8 +191,8 @@ class Node:
         while self.pods:
             self.end_pod()
         self.check()
-        checker = runtime.Checker(self.program, types.SimpleNamespace(), self.samples, self.containerd)
-        damages = [damage for image in set(self.names.values()) for damage in checker.damage(self.samples.by_id[image])]
+        checker = runtime.Checker(self.program, types.SimpleNamespace(damages=[]), self.samples, self.containerd)
+        damages = [damage for image in set(self.names.values()) for damage in checker.damage(image)]
         if damages:
             raise Violation(f"containerd has damaged images: {damages[:5]}")
         if left := self.containerd.leftovers():

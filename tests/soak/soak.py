@@ -145,7 +145,7 @@ class Soak:
             if decisions.is_dir() and (size := sum(path.stat().st_size for path in decisions.iterdir())) > DECISIONS_MAX:
                 raise Violation(f"the log of decisions has {size} bytes; the limit is {DECISIONS_MAX}")
         decisions = self.program.store / "state/decisions"
-        referenced = [*self.checker.referenced(rows), *self.checker.partial_blobs(), self.program.store / "mounts", decisions]
+        referenced = [*self.checker.referenced(rows), self.program.store / "mounts", decisions]
         return measures.sample(self.process.pid, self.program.store, referenced)
 
     def growing(self):
