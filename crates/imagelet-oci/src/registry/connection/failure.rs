@@ -144,13 +144,12 @@ fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> 
     use AlertDescription::{CertificateRequired, HandshakeFailure, ProtocolVersion};
     Some(match refusal {
         rustls::Error::InvalidCertificate(problem) => certificate_problem(problem, host),
-        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => (
-            "the server speaks plain HTTP".to_owned(),
-            format!("if that is meant, say `server = \"http://{host}\"` in `{host}/hosts.toml`"),
-        ),
+        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            ("the server speaks plain HTTP".to_owned(), format!("if that is meant, {}", plain_http(host)))
+        }
         rustls::Error::InvalidMessage(_) => (
             "the server answers with no valid TLS".to_owned(),
-            format!("if it speaks plain HTTP, say `server = \"http://{host}\"` in `{host}/hosts.toml`"),
+            format!("if it speaks plain HTTP, {}", plain_http(host)),
         ),
         rustls::Error::AlertReceived(ProtocolVersion) | rustls::Error::PeerIncompatible(_) => (
             "the server speaks neither TLS 1.2 nor 1.3 as this client does".to_owned(),
@@ -170,6 +169,10 @@ fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> 
         ),
         _ => return None,
     })
+}
+
+fn plain_http(host: &str) -> String {
+    format!("say `server = \"http://{host}\"` in `{host}/hosts.toml`, or `insecure = true` for it in `registries.conf`")
 }
 
 fn is_about_certificate(alert: AlertDescription) -> bool {
