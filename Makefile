@@ -250,7 +250,10 @@ bench: parts ## Prints every figure the project claims; FIGURES="web rss" for so
 	for figure in $$figures; do [[ "$$core" = *" $$figure "* ]] || others+=" $$figure"; done
 	[ -n "$$figures" ] && [ -z "$$others" ] || $(CARGO) build --locked --profile dist --package imagelet
 	target=$(TARGET_DIRECTORY)
+	status=0
 	for figure in $$core; do
-	  if [ -z "$$figures" ] || grep -qw "$$figure" <<<"$$figures"; then $(CARGO) bench --locked --quiet --profile dist --package imagelet-core --bench "$$figure"; fi
+	  [ -z "$$figures" ] || grep -qw "$$figure" <<<"$$figures" || continue
+	  $(CARGO) bench --locked --quiet --profile dist --package imagelet-core --bench "$$figure" -- --check || status=1
 	done
-	[ -n "$$figures" ] && [ -z "$$others" ] || python3 benches/bench.py $$others --imagelet "$$target/dist/imagelet" --work "$$target/bench" $(BENCH_FLAGS)
+	[ -n "$$figures" ] && [ -z "$$others" ] || python3 benches/bench.py $$others --imagelet "$$target/dist/imagelet" --work "$$target/bench" $(BENCH_FLAGS) || status=1
+	exit "$$status"
