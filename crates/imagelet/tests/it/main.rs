@@ -84,6 +84,7 @@ mod top;
 mod trace;
 mod tree;
 mod units;
+mod unreadable_files;
 mod vectors;
 mod verify;
 #[path = "../../../imagelet-cri/tests/wire/mod.rs"]
