@@ -111,11 +111,10 @@ impl Store {
     /// the image records; after a power cut these would name images whose layers were not durable.
     pub(super) fn write_first_names(&self) -> Result<(), RuntimeError> {
         let path = self.root.join("names.json");
-        let mut index = self.index();
-        if !self.in_background || index.is_unsettled() || path.exists() {
+        if !self.in_background || path.exists() {
             return Ok(());
         }
-        let written = replace_file(&path, &index.names_file(None));
+        let written = replace_file(&path, &self.index().names_file(None));
         written.map_err(|error| storage_error("could not write the names of the new store", error))
     }
 

@@ -324,6 +324,30 @@ fn in_the_background_the_content_of_each_pull_is_synced_through_its_own_view() {
 }
 
 #[test]
+fn what_lies_where_a_layer_or_an_image_belongs_is_freed_by_its_pull() {
+    let homes = [("layers", layer_id("layer").hex().to_owned()), ("images", record("one", &[]).id.hex().to_owned())];
+    for (folder, home) in homes {
+        let bed = Bed::new();
+        let store = bed.open(Durability::Commit);
+        let stranger = bed.root.join(folder).join(home);
+        fs::create_dir_all(&stranger).unwrap();
+        fs::write(stranger.join("rest"), "rest").unwrap();
+        pull(&store, "one", &["layer"], &["layer"]).unwrap();
+        assert!(has(&store, "one") && !stranger.join("rest").exists(), "{folder}");
+        assert_eq!(bed.left(), [1, 1, 0], "{folder}");
+    }
+}
+
+#[test]
+fn names_come_before_images_only_where_these_are_shown_before_they_are_durable() {
+    for (durability, are_written) in [(Durability::Commit, false), (Durability::Background, true)] {
+        let bed = Bed::new();
+        drop(bed.open(durability));
+        assert_eq!(bed.root.join("names.json").exists(), are_written, "{durability:?}");
+    }
+}
+
+#[test]
 fn a_commit_that_fails_at_its_end_takes_everything_back() {
     for folder in ["layers", "images", ""] {
         let bed = Bed::new();
