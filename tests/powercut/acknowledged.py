@@ -4,6 +4,7 @@ A fact is a key and a value. Between the beginning of a step and its acknowledge
 the new one; after it only the new one.
 """
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -73,6 +74,11 @@ def on_disk(store):
     facts = {}
     for path in files(store, "image_manager/pulled"):
         facts["record", path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    names = pathlib.Path(store) / STATE / "verified-names.json"
+    if names.is_file():
+        # A file that does not parse holds none, as for the program.
+        with contextlib.suppress(ValueError):
+            facts |= {("resolved name", line["name"]): line["image"] for line in json.loads(names.read_text())["names"]}
     for path in files(store, "decisions"):
         if path.suffix == ".jsonl":
             lines = path.read_text(errors="replace").split("\n")[:-1]

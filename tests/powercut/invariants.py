@@ -79,11 +79,11 @@ class Checker:
         return shown | {("last used", row["id"]): acknowledged.seconds(row["lastUsed"]) for row in rows}
 
     def check_state_files(self, position, found):
-        """Records and decisions as the disk has them, before a start may prune them."""
+        """Records, resolved names and decisions as the disk has them, before a start may prune them."""
         on_disk = acknowledged.on_disk(self.store)
         for key in self.known.facts.changes:
             kind, name = key
-            if kind in ("record", "decision"):
+            if kind in ("record", "resolved name", "decision"):
                 allowed, value = self.known.facts.allowed(key, position), on_disk.get(key)
                 found.check(value in allowed, f"an acknowledged {kind} survives", f"{name[:160]} is {value}; allowed: {allowed}")
 

@@ -41,7 +41,7 @@ def expand(template, samples):
 
 STORE, ALONE, SHARED = "", "alone", "shared"
 NAMES, RECORD, LOG = "names.new", "state/image_manager/pulled/{record}.tmp", "state/decisions/0000000001.jsonl"
-PINS, LEDGER = "state/inventory/.pins.json.new", "state/inventory/.ledger.new"
+PINS, LEDGER, RESOLVED = "state/inventory/.pins.json.new", "state/inventory/.ledger.new", "state/verified-names.new"
 STAGING = "../../containerd/imagelet-staging"
 FILE_SYSTEM, FOLDER = ("syncfs",), ("fsync",)
 REMOVED = (
@@ -57,6 +57,7 @@ REMOVED = (
     Removed("the names, by a pull in the background", "background-keep", ALONE, NAMES),
     Removed("the names, by an import", "import", SHARED, NAMES),
     Removed("a pull record", "pull", ALONE, RECORD),
+    Removed("the resolved names", "state", SHARED, RESOLVED),
     Removed("the pins", "collect", ALONE, PINS),
     Removed("the pins, by a daemon", "state", SHARED, PINS),
     Removed("the ledger", "remove", SHARED, LEDGER),

@@ -111,7 +111,7 @@ class Soak:
         self.node.run_pod()
         self.phase(seconds * STEADY_SHARE, STEADY, self.steady)
         self.step_clock()
-        self.phase(seconds * (1 - STEADY_SHARE), STEADY | STORMS, self.stormy)
+        self.phase(seconds * (1 - STEADY_SHARE), STEADY | STORMS, self.stormy, STORMS)
         self.empty()
         self.store.check()
         self.store.verify()
@@ -120,10 +120,13 @@ class Soak:
         self.program.stop(self.process)
         self.node.finish()
 
-    def phase(self, seconds, weights, samples):
+    def phase(self, seconds, weights, samples, once=()):
+        """Operations by chance; those of `once` also come first, by turns with others."""
         began = verified = sampled = time.monotonic()
-        while (now := time.monotonic()) < began + seconds:
-            name = self.chance.choices(list(weights), weights.values())[0]
+        pending = self.chance.sample(list(once), len(once))
+        while (now := time.monotonic()) < began + seconds or pending:
+            is_due = pending and self.operations % 2
+            name = pending.pop() if is_due else self.chance.choices(list(weights), weights.values())[0]
             owner, _, operation = name.partition(".")
             getattr({"soak": self, "store": self.store, "node": self.node}[owner], operation)()
             self.operations += 1

@@ -9,6 +9,18 @@ use crate::{
 };
 
 const MINUTES: &str = "0.5";
+/// What has to have happened: all storms, and the operations that each round needs.
+const OPERATIONS: [&str; 9] = [
+    "pull",
+    "pod",
+    "restart",
+    "kill",
+    "fill",
+    "restart before containerd",
+    "kill before containerd",
+    "restart of containerd",
+    "step of the clock",
+];
 
 #[test]
 fn amid_random_operations_storms_and_faults_every_invariant_holds() {
@@ -21,7 +33,7 @@ fn amid_random_operations_storms_and_faults_every_invariant_holds() {
     let outcome = run(&mut soak);
     // The report with its plots is gone with the folder; what was violated is in the text.
     assert_eq!(outcome.code, 0, "{}{}", outcome.stdout, outcome.stderr);
-    for operation in ["pull", "pod", "step of the clock"] {
+    for operation in OPERATIONS {
         assert!(outcome.stdout.contains(&format!("'{operation}': ")), "{}", outcome.stdout);
     }
 }
