@@ -17,7 +17,7 @@ use imagelet_core::{
 };
 use kube::Client;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::Instant};
 
 use super::*;
 use crate::{
@@ -413,10 +413,13 @@ async fn a_server_that_closes_every_watch_at_once_is_not_asked_in_a_hot_loop() {
     fake.plant_lasting(Some(ApiFault::EmptyWatch));
     let pace = WatchPace { wait_first: Duration::from_millis(20), wait_max: Duration::from_secs(10), ..HURRIED };
     let _node = TestNode::paced(&cluster.access, &cluster.node, pace);
-    tokio::time::sleep(Duration::from_millis(700)).await;
-    // Waits of at least 10, 20, 40, 80, 160 and 320 ms: one list, and seven watches at most.
-    let asked = fake.requests().len();
-    assert!((3..=9).contains(&asked), "{asked} requests");
+    let began = Instant::now();
+    // One list, and six watches with waits of at least 10, 20, 40, 80 and 160 ms between them.
+    while fake.requests().len() < 7 {
+        assert!(began.elapsed() < WAIT_MAX, "{:#?}", fake.requests());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(began.elapsed() >= Duration::from_millis(310), "{:?} for {:#?}", began.elapsed(), fake.requests());
 }
 
 #[tokio::test]

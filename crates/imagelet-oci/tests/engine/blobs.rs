@@ -18,7 +18,7 @@ const MIB: usize = 1 << 20;
 
 async fn open(root: &Path, keep_blobs: bool) -> Arc<Engine> {
     let registry = RegistryConfig {
-        progress_timeout: Duration::from_millis(300),
+        progress_timeout: Duration::from_secs(1),
         retry_budget: Duration::from_secs(2),
         ..RegistryConfig::default()
     };

@@ -102,7 +102,7 @@ async fn what_a_broken_pull_left_on_the_disk_is_not_counted_as_fetched() {
     registry.image("a", "v1", &[layer.clone().stalling_at(10 * MIB)]);
     let folder = tempfile::tempdir().expect("a folder");
     let quick = RegistryConfig {
-        progress_timeout: Duration::from_millis(500),
+        progress_timeout: Duration::from_secs(1),
         retry_budget: Duration::ZERO,
         ..RegistryConfig::default()
     };

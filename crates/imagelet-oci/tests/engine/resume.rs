@@ -17,7 +17,7 @@ use crate::{
 
 fn config(root: &Path) -> EngineConfig {
     let registry = RegistryConfig {
-        progress_timeout: Duration::from_millis(300),
+        progress_timeout: Duration::from_secs(1),
         retry_budget: Duration::from_secs(1),
         ..RegistryConfig::default()
     };

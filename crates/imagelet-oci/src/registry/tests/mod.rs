@@ -30,7 +30,7 @@ const SHOWN: &str = "Basic dXNlcjpodW50ZXIycGFzcw==";
 fn registry() -> Registry {
     let config = RegistryConfig {
         header_timeout: Duration::from_secs(10),
-        progress_timeout: Duration::from_millis(400),
+        progress_timeout: Duration::from_secs(1),
         retry_budget: Duration::from_secs(2),
         ..RegistryConfig::default()
     };

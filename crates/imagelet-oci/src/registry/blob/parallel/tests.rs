@@ -28,7 +28,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 fn registry() -> Registry {
-    let progress_timeout = Duration::from_millis(700);
+    let progress_timeout = Duration::from_secs(1);
     Registry::new(RegistryConfig {
         progress_timeout,
         retry_budget: Duration::from_secs(2),
@@ -148,7 +148,7 @@ async fn what_is_read_ahead_stays_within_its_bound_while_the_reader_sleeps() {
         reader_wait.add(asked.elapsed());
     }
     assert!(!stream.ahead.is_empty(), "it reads ahead");
-    tokio::time::sleep(Duration::from_millis(800)).await;
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
     let held = stream.meter.received.load(Ordering::SeqCst) - read as u64;
     // One piece per connection may be in memory while it waits for its permit.
     let bound = (READ_AHEAD_MAX + 8 * 512 * 1024) as u64;
