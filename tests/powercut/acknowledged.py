@@ -12,7 +12,6 @@ import pathlib
 
 #: Facts that a daemon writes after its reply; they count as acknowledged at its orderly end.
 LATE = ("decision", "first seen", "last used")
-STATE = "state"
 
 
 class Change:
@@ -55,7 +54,7 @@ def is_acknowledged(change, position):
     return change.acknowledged is not None and change.acknowledged <= position
 
 
-def observe(program, store):
+def observe(program):
     """Reads all facts of a store, by commands that change nothing."""
     facts = {}
     listing = json.loads(require(program.command("ls", "--all", "-o", "json")))
@@ -66,28 +65,28 @@ def observe(program, store):
         facts["last used", row["id"]] = seconds(row["lastUsed"])
     pins = json.loads(require(program.command("pins", "-o", "json")))
     facts |= {("pin", pin["pattern"]): True for pin in pins["pins"]}
-    return facts | on_disk(store)
+    return facts | on_disk(program.state)
 
 
-def on_disk(store):
+def on_disk(state):
     """The facts that are files of the state directory."""
     facts = {}
-    for path in files(store, "image_manager/pulled"):
+    for path in files(state, "image_manager/pulled"):
         facts["record", path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    names = pathlib.Path(store) / STATE / "verified-names.json"
+    names = state / "verified-names.json"
     if names.is_file():
         # A file that does not parse holds none, as for the program.
         with contextlib.suppress(ValueError):
             facts |= {("resolved name", line["name"]): line["image"] for line in json.loads(names.read_text())["names"]}
-    for path in files(store, "decisions"):
+    for path in files(state, "decisions"):
         if path.suffix == ".jsonl":
             lines = path.read_text(errors="replace").split("\n")[:-1]
             facts |= {("decision", line): True for line in lines if is_promised(line)}
     return facts
 
 
-def files(store, folder):
-    place = pathlib.Path(store) / STATE / folder
+def files(state, folder):
+    place = state / folder
     return [path for path in place.iterdir() if path.is_file() and path.suffix != ".tmp"] if place.is_dir() else []
 
 

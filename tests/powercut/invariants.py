@@ -64,7 +64,7 @@ class Checker:
 
     def observe(self, when, found):
         try:
-            return acknowledged.observe(self.program, self.store)
+            return acknowledged.observe(self.program)
         except AssertionError as error:
             found.append(f"read-only commands work {when}: {error}")
             return {}
@@ -80,7 +80,7 @@ class Checker:
 
     def check_state_files(self, position, found):
         """Records, resolved names and decisions as the disk has them, before a start may prune them."""
-        on_disk = acknowledged.on_disk(self.store)
+        on_disk = acknowledged.on_disk(self.program.state)
         for key in self.known.facts.changes:
             kind, name = key
             if kind in ("record", "resolved name", "decision"):
@@ -147,7 +147,7 @@ class Checker:
 
     def check_records(self, rows, found):
         """A pulled image without record or intent would count as preloaded: every pod could use it (C4)."""
-        intents = " ".join(path.read_text() for path in acknowledged.files(self.store, "image_manager/pulling"))
+        intents = " ".join(path.read_text() for path in acknowledged.files(self.program.state, "image_manager/pulling"))
         for row in rows:
             record = acknowledged.record_name(row["id"])
             if ("record", record) in self.known.facts.changes:

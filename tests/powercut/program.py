@@ -26,8 +26,10 @@ class Outcome:
 class Program:
     """The program on one store, with one configuration."""
 
-    def __init__(self, binary, folder, store, settings, injection=()):
+    def __init__(self, binary, folder, store, settings, injection=(), state="state"):
         self.binary, self.folder, self.store, self.injection = binary, pathlib.Path(folder), store, list(injection)
+        #: The folder of records, decisions and names.
+        self.state = pathlib.Path(store) / state
         self.config, self.socket = self.folder / "config.yaml", self.folder / "socket"
         self.config.write_text(f"apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n{settings}")
         self.environment = {"HOME": str(self.folder), "PATH": os.environ["PATH"], "IMAGELET_CONFIG": str(self.config)}

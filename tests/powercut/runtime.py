@@ -88,6 +88,11 @@ class Containerd:
         return leases + [str(path) for folder in ("tmp", "layers", "trash") for path in self.staging.glob(f"{folder}/*")]
 
 
+def state_of(socket):
+    """Where a store has the state of the runtime behind a socket."""
+    return f"runtimes/{hashlib.sha256(str(socket).encode()).hexdigest()[:16]}"
+
+
 def chain(image):
     """The name of the snapshot of an image's top layer."""
     name = image.layers[0].diff_id

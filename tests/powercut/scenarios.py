@@ -63,9 +63,9 @@ class Actor:
     def note(self, begin, end, promises=True):
         self.marks.append(end)
         if not self.has_runtime:
-            now = acknowledged.observe(self.program, self.program.store)
+            now = acknowledged.observe(self.program)
         elif self.in_daemon:
-            now = runtime.observe(self.program) | acknowledged.on_disk(self.program.store)
+            now = runtime.observe(self.program) | acknowledged.on_disk(self.program.state)
         else:
             return
         # A daemon writes between steps, too: what is new may be as old as the last look.
@@ -266,6 +266,9 @@ def import_into_runtime(actor):
         actor.step("rm", actor.reference("two"))
         actor.pull("four")
         actor.pull("two")
+    kinds = {kind for kind, _ in actor.facts.changes}
+    if not {"name", "image", "record", "decision"} <= kinds:
+        raise disks.Failed(f"only {sorted(kinds)} are known of what was imported")
 
 
 def flip(store, image):
@@ -340,9 +343,13 @@ def named(name):
 
 def program(binary, folder, disk, scenario, injection=lambda _: ()):
     """The program on the store of a disk, and its containerd or `None`."""
-    store, containerd = disk / "home/store", None
+    store, containerd, state = disk / "home/store", None, "state"
     settings = scenario.settings(store)
     if scenario.has_runtime:
         containerd = runtime.Containerd(disk / "containerd", folder / "containerd")
         settings += runtime.SETTINGS.format(socket=containerd.socket)
-    return Program(binary, folder, store, settings, injection(store)), containerd
+        state = runtime.state_of(containerd.socket)
+        for recorded in (store / "runtimes").glob("*"):
+            # The folder is named after the socket, which had another path while the disk was recorded.
+            recorded.rename(store / state)
+    return Program(binary, folder, store, settings, injection(store), state), containerd

@@ -143,12 +143,11 @@ class Soak:
                 sampled = now
 
     def sample(self, rows):
-        for store in (self.program.store, self.node.program.store):
-            decisions = store / "state/decisions"
+        for program in (self.program, self.node.program):
+            decisions = program.state / "decisions"
             if decisions.is_dir() and (size := sum(path.stat().st_size for path in decisions.iterdir())) > DECISIONS_MAX:
                 raise Violation(f"the log of decisions has {size} bytes; the limit is {DECISIONS_MAX}")
-        decisions = self.program.store / "state/decisions"
-        referenced = [*self.checker.referenced(rows), self.program.store / "mounts", decisions]
+        referenced = [*self.checker.referenced(rows), self.program.store / "mounts", self.program.state / "decisions"]
         return measures.sample(self.process.pid, self.program.store, referenced)
 
     def growing(self):
@@ -164,7 +163,8 @@ def node_over(binary, folder, root, samples, prefix, chance):
     home.mkdir()
     containerd = runtime.Containerd(root / "containerd", home / "containerd", f"{prefix}:pause")
     settings = runtime.SETTINGS.format(socket=containerd.socket) + f"store: {{directory: {store}}}\n{SETTINGS}"
-    return Node(Program(binary, home, store, settings), containerd, samples, prefix, chance)
+    program = Program(binary, home, store, settings, state=runtime.state_of(containerd.socket))
+    return Node(program, containerd, samples, prefix, chance)
 
 
 def main():

@@ -19,7 +19,7 @@ use crate::{
 /// How often a disabled collection checks whether it is still disabled.
 const IDLE_PERIOD: Duration = Duration::from_mins(5);
 
-/// How often the inventory checks for unwritten changes. With 45 s between writes a crash loses less than a minute.
+/// How often the inventory checks for unwritten changes. With 45 s between most writes a crash loses less than a minute.
 const FLUSH_PERIOD: Duration = Duration::from_secs(10);
 
 /// How often the import folder is scanned.
@@ -51,7 +51,7 @@ impl Jobs {
             |node| node.settings().collection.period.unwrap_or(IDLE_PERIOD),
             |node| Box::pin(async move { collect_if_needed(&node).await }),
         );
-        // Uses arrive without a pass, too; written every 45 s at most.
+        // Uses arrive without a pass, too.
         start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts.inventory.flush_if_due().await }));
         start(|_| SAMPLE_PERIOD, |node| Box::pin(async move { sample_disk(&node).await }));
         let watch = Arc::new(Mutex::new(FolderWatch::default()));

@@ -67,7 +67,8 @@ use crate::{
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
 };
 
-/// Time between two ledger writes unless an image comes into use; it bounds what a crash loses.
+/// Shortest time between two ledger writes, unless a container comes to an image that had none; it bounds what a crash
+/// loses.
 const FLUSH_EVERY: Duration = Duration::from_secs(45);
 /// Up to this many missing containers are checked one by one; otherwise a second pass decides.
 const MISSING_ASKED_MAX: usize = 256;

@@ -1,4 +1,4 @@
-//! On Linux 5.10 calls of later kernels do not exist: a pull, a mount and a removal need none of them.
+//! On Linux 5.10 calls of later kernels do not exist: a pull, a mount and a removal need none of those up to 5.17.
 
 use std::{fs, path::Path, process::Command};
 
@@ -10,7 +10,7 @@ use crate::{
     tree,
 };
 
-/// The calls that came after 5.10. strace passes over those with `?` that it does not know.
+/// Calls that came after 5.10. strace passes over those with `?` that it does not know: in Debian 12, those after 5.17.
 const LATER_CALLS: &str = "epoll_pwait2,mount_setattr,?quotactl_fd,landlock_create_ruleset,landlock_add_rule,\
     landlock_restrict_self,?memfd_secret,?process_mrelease,?futex_waitv,?set_mempolicy_home_node,?cachestat,\
     ?fchmodat2,?futex_wake,?futex_wait,?futex_requeue,?statmount,?listmount,?mseal,?open_tree_attr";

@@ -1,4 +1,5 @@
-//! Each file of a store gives EIO, one after the other: a look says so and changes nothing, and a pull gives the whole image.
+//! Each file of a store beside the layers' own gives EIO, one after the other: a look says so or needs it not, and changes
+//! nothing; a pull gives the whole image.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -64,6 +65,7 @@ fn a_file_that_cannot_be_read_is_named_and_costs_no_image() {
     let mut met = BTreeSet::new();
     for file in contents(&store).into_keys() {
         let before = contents(&store);
+        assert!(before.contains_key(&file), "{} is gone", file.display());
         for look in [["ls", "--all"], ["df", "-v"]] {
             let what = format!("{look:?} without {}", file.display());
             let (outcome, tried) = run_without(&file, &store, &look);

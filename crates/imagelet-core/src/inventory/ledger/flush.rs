@@ -65,8 +65,9 @@ impl Inventory {
         flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path().to_owned(), source })
     }
 
-    /// Writes the ledger if the last write is old, or at once where an image came into use: after a crash only the ledger
-    /// knows the users that a restarting runtime does not list. For a timer, because uses occur without a pass, too.
+    /// Writes the ledger if the last write is old, or at once where a container came to an image that had none: after a
+    /// crash only the ledger knows the containers that a restarting runtime does not list. For a timer, because uses occur
+    /// without a pass, too.
     pub async fn flush_if_due(&self) {
         let Some(ledger) = self.ledger.clone() else { return };
         {
@@ -78,7 +79,7 @@ impl Inventory {
         let state = Arc::clone(&self.state);
         let written = tokio::task::spawn_blocking(move || flush(&ledger, &state)).await;
         if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
-            tracing::warn!(%error, "could not write the inventory's ledger; trying again with a later pass");
+            tracing::warn!(%error, "could not write the inventory's ledger; trying again later");
         }
     }
 }
@@ -95,22 +96,18 @@ fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Resul
     }
     let _lock = file.directory.lock()?;
     let others = file.read_changed()?;
-    let has_new_users;
     let text = {
         let mut state = held(state);
         if let Some(others) = others {
             state.memory.merge(others);
         }
         state.flushed_at = Some(Instant::now());
-        has_new_users = state.mark_written();
+        state.mark_written();
         let anchor = state.clock.anchor(SystemTime::now()).or_else(|| state.anchor.clone());
         state.ledger(anchor).encode()
     };
-    text.and_then(|text| file.write(&text)).inspect_err(|_| {
-        let mut state = held(state);
-        state.dirty = true;
-        state.memory.has_new_users |= has_new_users;
-    })
+    // What a full disk refuses is tried again after the usual time.
+    text.and_then(|text| file.write(&text)).inspect_err(|_| held(state).dirty = true)
 }
 
 impl InventoryState {
@@ -119,10 +116,9 @@ impl InventoryState {
         self.dirty && (self.memory.has_new_users || age.is_none_or(|age| age >= FLUSH_EVERY))
     }
 
-    /// Takes the ledger for written. Returns whether it has new users.
-    pub(in crate::inventory) fn mark_written(&mut self) -> bool {
+    pub(in crate::inventory) fn mark_written(&mut self) {
         self.dirty = false;
-        std::mem::take(&mut self.memory.has_new_users)
+        self.memory.has_new_users = false;
     }
 
     pub(in crate::inventory) fn ledger(&self, anchor: Option<Anchor>) -> Ledger<&Images> {

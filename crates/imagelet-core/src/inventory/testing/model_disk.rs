@@ -96,10 +96,10 @@ impl Inventory {
     pub(crate) fn digest(&self, mark: u64) -> u64 {
         let state = self.lock();
         let mut digest = Digest::default();
-        let InventoryState { pins, mounts, sandboxes, watch, .. } = &*state;
+        let InventoryState { pins, mounts, sandboxes, watch, dirty, .. } = &*state;
         // Writing to a hasher does not fail.
         let _ = write!(digest, "{pins:?}{mounts:?}{sandboxes:?}{watch:?}{:?}", state.memory.requests());
-        let _ = write!(digest, "{:?}", state.leases.digest(mark));
+        let _ = write!(digest, "{:?}{dirty}{}", state.leases.digest(mark), state.memory.has_new_users);
         state.memory.images.iter().for_each(|(key, usage)| digest.image(key, usage));
         for entry in state.snapshot.iter().flat_map(|snapshot| &snapshot.entries) {
             let (used, pinned) = (&entry.in_use_by, &entry.pinned_by);

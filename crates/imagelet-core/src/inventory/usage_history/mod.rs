@@ -50,7 +50,7 @@ pub(in crate::inventory) struct UsageHistory {
     pub(in crate::inventory) is_forgetful: bool,
     /// No pass since the start: the present containers are not all new.
     is_resumed: bool,
-    /// Since the last ledger write a container of the runtime came to an image that had none.
+    /// Since the last ledger write a container or sandbox of the runtime came to an image that had none.
     pub(in crate::inventory) has_new_users: bool,
 }
 
@@ -61,7 +61,7 @@ impl UsageHistory {
         self.resume_unlisted();
     }
 
-    /// Merges another process's data: the later time and the larger count win.
+    /// Merges another process's data: the later time and the larger count win. What is in use the own next pass says.
     pub(in crate::inventory) fn merge(&mut self, others: Ledger) {
         for (key, other) in others.into_images() {
             let Some(ours) = self.images.get_mut(&key) else {

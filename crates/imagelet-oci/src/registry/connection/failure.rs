@@ -172,7 +172,9 @@ fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> 
 }
 
 fn plain_http(host: &str) -> String {
-    format!("say `server = \"http://{host}\"` in `{host}/hosts.toml`, or `insecure = true` for it in `registries.conf`")
+    format!(
+        "say `server = \"http://{host}\"` in `{host}/hosts.toml`, or `insecure = true` for it in `registries.conf`, which accepts any certificate, too"
+    )
 }
 
 fn is_about_certificate(alert: AlertDescription) -> bool {

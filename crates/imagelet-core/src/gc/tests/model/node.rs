@@ -28,12 +28,13 @@ use crate::{
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeManager, no_progress},
 };
 
-/// The step of the clock, less than the wait on an untrusted list. At least every so often a pass begins, and so long a
-/// runtime lists too little.
+/// The step of the clock, less than the wait on an untrusted list. A pass begins in each step, and a list is short for one
+/// step at most.
 pub(super) const TICK: u64 = 45;
 /// A pod creates its container within this time of its answer, or asks again.
 const CREATED_WITHIN: u64 = 50;
-/// No pass may see the container before the runtime restarts, nor while its list is short.
+/// A lease outlasts the last moment of a container's creation by two steps: one pass may see a short list, the next one
+/// sees the container.
 const LEASE: u64 = CREATED_WITHIN + 2 * TICK;
 
 type Work<T> = Pin<Box<dyn Future<Output = T>>>;
