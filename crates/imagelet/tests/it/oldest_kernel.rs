@@ -1,12 +1,13 @@
 //! On Linux 5.10 calls of later kernels do not exist: a pull, a mount and a removal need none of those up to 5.17.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path};
 
 use crate::{
     fake_registry::FakeRegistry,
-    program::{Outcome, program, run, with_store},
+    program::{Outcome, program, with_store},
     soundness::{Sample, assert_clean, assert_whole, listing, small_layer},
     testbed::{require_root, scratch},
+    trace::under_strace,
     tree,
 };
 
@@ -17,15 +18,9 @@ const LATER_CALLS: &str = "epoll_pwait2,mount_setattr,?quotactl_fd,landlock_crea
 
 /// Runs a command where those calls fail as unknown ones do. Answers also the calls that it tried.
 fn run_on_oldest(store: &Path, arguments: &[&str]) -> (Outcome, String) {
-    let folder = scratch();
-    let (log, imagelet) = (folder.path().join("log"), program());
-    let mut command = Command::new("strace");
-    command.env_clear().envs(imagelet.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command.args(["-f", "-qq", "-e", "signal=none", "-e"]).arg(format!("trace={LATER_CALLS}"));
-    command.arg("-e").arg(format!("inject={LATER_CALLS}:error=ENOSYS")).arg("-o").arg(&log);
-    command.arg(imagelet.get_program()).arg("--store").arg(store).args(arguments);
-    let outcome = run(&mut command);
-    let calls = fs::read_to_string(&log).unwrap_or_else(|error| panic!("no log of strace: {error}\n{outcome:?}"));
+    let (trace, inject) = (format!("trace={LATER_CALLS}"), format!("inject={LATER_CALLS}:error=ENOSYS"));
+    let options = ["-qq", "-e", &trace, "-e", &inject];
+    let (outcome, calls) = under_strace(program().arg("--store").arg(store).args(arguments), &options);
     let answered = calls.lines().filter(|line| line.contains(" = "));
     let answered: Vec<&str> = answered.filter(|line| !line.ends_with("(INJECTED)")).collect();
     assert!(answered.is_empty(), "the kernel itself answered: {answered:?}");

@@ -142,7 +142,7 @@ fn not_yet_durable<'a>(store: &'a Path, trace: &'a [Event], names: &'a Event) ->
 fn checked(store: &Path, arguments: &[&str]) -> BTreeSet<&'static str> {
     let mut command = program();
     command.arg("--store").arg(store).args(arguments);
-    let (outcome, trace) = traced(command);
+    let (outcome, trace) = traced(&command);
     outcome.ok();
     assert!(trace.iter().any(|event| event.act == Act::Reply), "{arguments:?}: no reply was seen");
     let broken = broken(store, &trace);

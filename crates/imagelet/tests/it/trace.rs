@@ -46,27 +46,23 @@ pub(crate) enum Act {
 }
 
 /// Runs `program`'s arguments under strace and answers what it did.
-pub(crate) fn traced(mut program: Command) -> (Outcome, Vec<Event>) {
+pub(crate) fn traced(program: &Command) -> (Outcome, Vec<Event>) {
+    let (outcome, text) = under_strace(program, &["-y", "-s", "8", "-e", &format!("trace={CALLS}")]);
+    (outcome, events(&text))
+}
+
+/// Runs `program`'s arguments under strace with these options. Answers also what strace wrote.
+pub(crate) fn under_strace(program: &Command, options: &[&str]) -> (Outcome, String) {
     let folder = scratch();
     let file = folder.path().join("trace");
     let mut command = Command::new("strace");
-    command.env_clear().args(["-f", "-y", "-s", "8", "-e"]).arg(format!("trace={CALLS}")).args([
-        "-e",
-        "signal=none",
-        "-o",
-    ]);
-    command.arg(&file).arg(program.get_program()).args(program.get_args());
-    for (name, value) in program.get_envs() {
-        if let Some(value) = value {
-            command.env(name, value);
-        }
-    }
-    command.stdin(std::process::Stdio::null());
-    program.stdin(std::process::Stdio::null());
+    command.env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.args(["-f", "-e", "signal=none"]).args(options).arg("-o").arg(&file);
+    command.arg(program.get_program()).args(program.get_args()).stdin(std::process::Stdio::null());
     let outcome = run(&mut command);
     let text =
         fs::read_to_string(&file).unwrap_or_else(|error| panic!("strace wrote no trace: {error}\n{}", outcome.stderr));
-    (outcome, events(&text))
+    (outcome, text)
 }
 
 /// Reads the text of `strace -f -y`.

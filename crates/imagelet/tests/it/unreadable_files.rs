@@ -5,14 +5,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use crate::{
     fake_registry::FakeRegistry,
-    program::{Outcome, program, run, with_store},
+    program::{Outcome, program, with_store},
     soundness::{Sample, assert_whole, listing, small_layer},
     testbed::{require_root, scratch},
+    trace::under_strace,
 };
 
 /// The files that a start reads.
@@ -20,16 +20,10 @@ const READ: [&str; 5] = ["image.json", "layer.json", "ledger", "names.json", "pu
 
 /// Runs a command that cannot read this file. Answers also how often it tried.
 fn run_without(file: &Path, store: &Path, arguments: &[&str]) -> (Outcome, usize) {
-    let folder = scratch();
-    let (log, imagelet) = (folder.path().join("log"), program());
-    let mut command = Command::new("strace");
-    command.env_clear().envs(imagelet.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command.args(["-f", "-qq", "-e", "signal=none", "-e", "trace=read,pread64", "-e", "inject=read,pread64:error=EIO"]);
-    command.arg("-P").arg(file).arg("-o").arg(&log);
-    command.arg(imagelet.get_program()).arg("--store").arg(store).args(arguments);
-    let outcome = run(&mut command);
-    let tried = fs::read_to_string(&log).unwrap_or_default().matches("(INJECTED)").count();
-    (outcome, tried)
+    const FAILING: &[&str] = &["-qq", "-e", "trace=read,pread64", "-e", "inject=read,pread64:error=EIO", "-P"];
+    let options = [FAILING, &[file.to_str().unwrap()][..]].concat();
+    let (outcome, calls) = under_strace(program().arg("--store").arg(store).args(arguments), &options);
+    (outcome, calls.matches("(INJECTED)").count())
 }
 
 /// All files beside the layers' own ones, and what they hold. A lock holds the last process.
