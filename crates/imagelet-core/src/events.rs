@@ -64,12 +64,6 @@ impl EventKind {
     }
 }
 
-impl fmt::Display for EventKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// The object of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum EventSubject {

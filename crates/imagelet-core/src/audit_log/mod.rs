@@ -22,7 +22,7 @@ mod tests;
 mod write;
 
 use std::{
-    fmt, io,
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -46,7 +46,7 @@ const WAITING_MAX: usize = 256;
 pub(crate) const BYTES_MIN: u64 = 64 << 10;
 
 /// The audit log of a node, written by a separate thread that starts with the first line.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct AuditLog {
     directory: Option<PathBuf>,
     /// Zero on a read-only file system, where existing records stay readable.
@@ -63,11 +63,13 @@ struct WriteState {
     is_failing: AtomicBool,
 }
 
+#[derive(Debug)]
 struct Worker {
     queue: SyncSender<Message>,
     thread: JoinHandle<()>,
 }
 
+#[derive(Debug)]
 enum Message {
     Act(Act),
     Run(Box<Run>),
@@ -216,11 +218,5 @@ impl Drop for AuditLog {
         if thread.join().is_err() {
             tracing::error!("the writer of the audit log panicked");
         }
-    }
-}
-
-impl fmt::Debug for AuditLog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AuditLog").field("directory", &self.directory).finish_non_exhaustive()
     }
 }

@@ -3,16 +3,15 @@
 mod containers;
 mod details;
 mod error;
-mod filesystem_usage;
 mod image_service;
 mod import;
 mod layers;
 mod listing;
 mod local_store;
 mod manager;
-mod operations;
 mod pull_observer;
 mod pull_request;
+mod report;
 mod space_request;
 mod verify_report;
 
@@ -24,8 +23,7 @@ pub(crate) use details::chain_ids;
 pub use details::{ImageDetails, JsonText, LayerDetails, PulledLayer, PulledManifest};
 pub(crate) use error::error_chain;
 pub use error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
-pub use filesystem_usage::StoreMeasure;
-pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService};
+pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
 pub use import::{
     ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, ImportSite, ImportStage, ImportStanding,
     ImportedDocument, ImportedImage, ImportedLayer, ImportingImages, LayerImport, LayerSink, OpenedSite, PullWay,
@@ -46,5 +44,5 @@ pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, L
 
 /// Every metric of runtime calls and imports.
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
-    operations::FAMILIES.into_iter().chain([&import::PULLS])
+    manager::FAMILIES.into_iter().chain([&import::PULLS])
 }

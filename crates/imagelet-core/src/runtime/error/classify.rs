@@ -11,104 +11,66 @@ use ErrorClass as C;
 
 /// Text patterns of containerd, CRI-O and our own server, in lower case. A cause precedes its consequences. Without a
 /// stage, [`PLACES`] decides.
-const TEXTS: [(&str, C, Option<Stage>); 69] = [
+const TEXTS: [(C, Option<Stage>, &[&str]); 36] = [
     // The runtime's own socket.
-    ("dial unix", C::RuntimeUnavailable, Some(Stage::Runtime)),
+    (C::RuntimeUnavailable, Some(Stage::Runtime), &["dial unix"]),
     // The disk.
-    ("no space left on device", C::DiskFull, Some(Stage::Disk)),
-    ("disk quota exceeded", C::DiskFull, Some(Stage::Disk)),
-    ("read-only file system", C::DiskFailed, Some(Stage::Disk)),
-    ("input/output error", C::DiskFailed, Some(Stage::Disk)),
+    (C::DiskFull, Some(Stage::Disk), &["no space left on device", "disk quota exceeded"]),
+    (C::DiskFailed, Some(Stage::Disk), &["read-only file system", "input/output error"]),
     // Policy.
-    ("signaturevalidationfailed", C::SignatureRejected, Some(Stage::Policy)),
-    ("signature was required", C::SignatureRejected, Some(Stage::Policy)),
-    ("source image rejected", C::SignatureRejected, Some(Stage::Policy)),
+    (C::SignatureRejected, Some(Stage::Policy), &["signaturevalidationfailed", "signature was required"]),
+    (C::SignatureRejected, Some(Stage::Policy), &["source image rejected"]),
     // The path to the registry.
-    ("proxyconnect", C::ProxyFailed, Some(Stage::Proxy)),
-    ("407 proxy authentication required", C::ProxyFailed, Some(Stage::Proxy)),
-    ("no such host", C::HostNotFound, Some(Stage::Dns)),
-    ("server misbehaving", C::HostNotFound, Some(Stage::Dns)),
-    ("temporary failure in name resolution", C::HostNotFound, Some(Stage::Dns)),
-    ("name or service not known", C::HostNotFound, Some(Stage::Dns)),
-    ("failed to lookup address information", C::HostNotFound, Some(Stage::Dns)),
-    ("x509:", C::CertificateInvalid, Some(Stage::Tls)),
-    ("invalid peer certificate", C::CertificateInvalid, Some(Stage::Tls)),
-    ("tls handshake timeout", C::TlsFailed, Some(Stage::Tls)),
-    ("server gave http response to https client", C::TlsFailed, Some(Stage::Tls)),
-    ("remote error: tls:", C::TlsFailed, Some(Stage::Tls)),
-    ("tls: ", C::TlsFailed, Some(Stage::Tls)),
-    ("connection refused", C::ConnectionRefused, Some(Stage::Connect)),
-    ("no route to host", C::Unreachable, Some(Stage::Connect)),
-    ("network is unreachable", C::Unreachable, Some(Stage::Connect)),
-    ("host is unreachable", C::Unreachable, Some(Stage::Connect)),
-    ("i/o timeout", C::Unreachable, Some(Stage::Connect)),
-    ("client.timeout exceeded", C::Unreachable, Some(Stage::Connect)),
-    ("connection reset by peer", C::ConnectionLost, None),
-    ("broken pipe", C::ConnectionLost, None),
+    (C::ProxyFailed, Some(Stage::Proxy), &["proxyconnect", "407 proxy authentication required"]),
+    (C::HostNotFound, Some(Stage::Dns), &["no such host", "server misbehaving"]),
+    (C::HostNotFound, Some(Stage::Dns), &["temporary failure in name resolution", "name or service not known"]),
+    (C::HostNotFound, Some(Stage::Dns), &["failed to lookup address information"]),
+    (C::CertificateInvalid, Some(Stage::Tls), &["x509:", "invalid peer certificate"]),
+    (C::TlsFailed, Some(Stage::Tls), &["tls handshake timeout", "server gave http response to https client"]),
+    (C::TlsFailed, Some(Stage::Tls), &["remote error: tls:", "tls: "]),
+    (C::ConnectionRefused, Some(Stage::Connect), &["connection refused"]),
+    (C::Unreachable, Some(Stage::Connect), &["no route to host", "network is unreachable", "host is unreachable"]),
+    (C::Unreachable, Some(Stage::Connect), &["i/o timeout", "client.timeout exceeded"]),
+    (C::ConnectionLost, None, &["connection reset by peer", "broken pipe"]),
     // The registry's response. A rate limit may come with any status.
-    ("toomanyrequests", C::RateLimited, None),
-    ("429 too many requests", C::RateLimited, None),
-    ("answered 429", C::RateLimited, None),
-    ("no match for platform", C::PlatformMissing, Some(Stage::Manifest)),
-    ("no image found in image index", C::PlatformMissing, Some(Stage::Manifest)),
-    ("no image found in manifest list", C::PlatformMissing, Some(Stage::Manifest)),
-    ("unexpected commit digest", C::DigestMismatch, Some(Stage::Digest)),
-    ("unexpected commit size", C::DigestMismatch, Some(Stage::Digest)),
-    ("failed size validation", C::DigestMismatch, Some(Stage::Digest)),
-    ("digest did not match", C::DigestMismatch, Some(Stage::Digest)),
-    ("401 unauthorized", C::Unauthorized, None),
-    ("unauthorized: ", C::Unauthorized, None),
-    ("authentication required", C::Unauthorized, None),
-    ("no basic auth credentials", C::Unauthorized, None),
-    ("insufficient_scope", C::Unauthorized, None),
-    ("pull access denied", C::Unauthorized, None),
-    ("invalid username/password", C::Unauthorized, None),
-    ("does not accept the credential", C::Unauthorized, None),
-    ("without a credential", C::Unauthorized, None),
-    ("403 forbidden", C::Forbidden, None),
-    ("denied: ", C::Forbidden, None),
-    ("500 internal server error", C::RegistryFailed, None),
-    ("502 bad gateway", C::RegistryFailed, None),
-    ("503 service unavailable", C::RegistryFailed, None),
-    ("504 gateway timeout", C::RegistryFailed, None),
-    ("answered 5", C::RegistryFailed, None),
-    ("blob unknown", C::BlobUnknown, Some(Stage::Blob)),
-    ("manifest unknown", C::ImageUnknown, Some(Stage::Manifest)),
-    ("name unknown", C::ImageUnknown, Some(Stage::Manifest)),
-    ("was not found in registry", C::ImageUnknown, None),
-    ("404 not found", C::ImageUnknown, None),
-    (": not found", C::ImageUnknown, None),
+    (C::RateLimited, None, &["toomanyrequests", "429 too many requests", "answered 429"]),
+    (C::PlatformMissing, Some(Stage::Manifest), &["no match for platform", "no image found in image index"]),
+    (C::PlatformMissing, Some(Stage::Manifest), &["no image found in manifest list"]),
+    (C::DigestMismatch, Some(Stage::Digest), &["unexpected commit digest", "unexpected commit size"]),
+    (C::DigestMismatch, Some(Stage::Digest), &["failed size validation", "digest did not match"]),
+    (C::Unauthorized, None, &["401 unauthorized", "unauthorized: ", "authentication required"]),
+    (C::Unauthorized, None, &["no basic auth credentials", "insufficient_scope", "pull access denied"]),
+    (C::Unauthorized, None, &["invalid username/password", "does not accept the credential", "without a credential"]),
+    (C::Forbidden, None, &["403 forbidden", "denied: "]),
+    (C::RegistryFailed, None, &["500 internal server error", "502 bad gateway", "503 service unavailable"]),
+    (C::RegistryFailed, None, &["504 gateway timeout", "answered 5"]),
+    (C::BlobUnknown, Some(Stage::Blob), &["blob unknown"]),
+    (C::ImageUnknown, Some(Stage::Manifest), &["manifest unknown", "name unknown"]),
+    (C::ImageUnknown, None, &["was not found in registry", "404 not found", ": not found"]),
     // The fetched content.
-    ("failed to extract layer", C::ContentInvalid, Some(Stage::Unpack)),
-    ("applying layer", C::ContentInvalid, Some(Stage::Unpack)),
-    ("unexpected eof", C::ConnectionLost, None),
-    ("pull qps exceeded", C::RateExceeded, Some(Stage::Queue)),
-    ("invalid reference format", C::NameInvalid, Some(Stage::Name)),
-    ("failed to parse image reference", C::NameInvalid, Some(Stage::Name)),
-    ("context deadline exceeded", C::TimedOut, None),
-    ("context canceled", C::Cancelled, None),
+    (C::ContentInvalid, Some(Stage::Unpack), &["failed to extract layer", "applying layer"]),
+    (C::ConnectionLost, None, &["unexpected eof"]),
+    (C::RateExceeded, Some(Stage::Queue), &["pull qps exceeded"]),
+    (C::NameInvalid, Some(Stage::Name), &["invalid reference format", "failed to parse image reference"]),
+    (C::TimedOut, None, &["context deadline exceeded"]),
+    (C::Cancelled, None, &["context canceled"]),
 ];
 
 /// Patterns for the stage, where the class does not imply it.
-const PLACES: [(&str, Stage); 12] = [
-    ("anonymous token", Stage::Token),
-    ("oauth token", Stage::Token),
-    ("failed to authorize", Stage::Token),
-    ("token service", Stage::Token),
-    ("bearer token", Stage::Token),
-    ("httpreadseeker", Stage::Blob),
-    ("/blobs/", Stage::Blob),
-    ("failed to copy", Stage::Blob),
-    ("reading blob", Stage::Blob),
-    ("writing blob", Stage::Blob),
-    ("copying system image", Stage::Blob),
-    ("no usable manifest", Stage::Manifest),
+const PLACES: [(Stage, &[&str]); 3] = [
+    (Stage::Token, &["anonymous token", "oauth token", "failed to authorize", "token service", "bearer token"]),
+    (
+        Stage::Blob,
+        &["httpreadseeker", "/blobs/", "failed to copy", "reading blob", "writing blob", "copying system image"],
+    ),
+    (Stage::Manifest, &["no usable manifest"]),
 ];
 
 pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
     let text = text.to_ascii_lowercase();
     let has = |part: &str| text.contains(part);
-    let place = PLACES.iter().find(|(part, _)| has(part)).map(|(_, hop)| *hop);
+    let has_any = |parts: &[&str]| parts.iter().any(|part| has(part));
+    let place = PLACES.iter().find(|(_, parts)| has_any(parts)).map(|(hop, _)| *hop);
     if kind == RuntimeErrorKind::Unavailable {
         let is_disk = has("read-only");
         let (class, stage) =
@@ -120,7 +82,7 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
         return Fault::new(C::HostNotFound, Stage::Dns);
     }
     // An error while unpacking is the layer's; disk errors were matched before.
-    if let Some((_, class, hop)) = TEXTS.iter().find(|(part, ..)| has(part)) {
+    if let Some((class, hop, _)) = TEXTS.iter().find(|(.., parts)| has_any(parts)) {
         let class = match (class, place) {
             (C::ImageUnknown, Some(Stage::Blob)) => C::BlobUnknown,
             (class, _) => *class,
@@ -381,9 +343,10 @@ mod tests {
 
     #[test]
     fn every_text_can_be_found_and_none_hides_behind_another() {
-        for (index, (text, ..)) in TEXTS.iter().enumerate() {
+        let texts: Vec<&str> = TEXTS.iter().flat_map(|(.., texts)| *texts).copied().collect();
+        for (index, text) in texts.iter().enumerate() {
             assert_eq!(*text, text.to_ascii_lowercase());
-            let first = TEXTS.iter().position(|(other, ..)| text.contains(other)).expect("itself at least");
+            let first = texts.iter().position(|other| text.contains(other)).expect("itself at least");
             assert_eq!(first, index, "`{text}` is never reached");
         }
     }

@@ -5,12 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Deserializer, de::IgnoredAny};
-
 use super::forward_reason::RegistrySetting;
 use crate::{
     image::{DOCKER_HUB_NAMES, Reference, is_docker_hub},
-    runtime::{ImageFilesystems, default_sandbox_image, details::value_or_none},
+    runtime::{ImageFilesystems, default_sandbox_image, report::Members},
 };
 
 const RUNTIME: &str = "containerd";
@@ -87,6 +85,22 @@ impl Default for RegistrySettings {
 }
 
 impl RegistrySettings {
+    fn reported(registry: &Members<'_>) -> Self {
+        let folders: String = registry.get("configPath").unwrap_or_default();
+        // Older configurations key credentials by endpoint address.
+        let of_address = |address: String| {
+            let host = address.split_once("://").map_or(address.as_str(), |(_, rest)| rest);
+            host.split('/').next().unwrap_or_default().to_owned()
+        };
+        let keyed_by_address = registry.object("auths").names().map(of_address);
+        Self::Reported {
+            folders: std::env::split_paths(&folders).filter(|folder| folder.is_absolute()).take(FOLDERS_MAX).collect(),
+            mirrors: registry.object("mirrors").names().collect(),
+            configs: keyed_by_address.chain(registry.object("configs").names()).collect(),
+            has_headers: registry.object("headers").names().any(|name| !name.eq_ignore_ascii_case("user-agent")),
+        }
+    }
+
     /// The setting for a registry that imagelet does not read, if any.
     pub fn unread(&self, registry: &str) -> Option<RegistrySetting> {
         let hosts: &[&str] = if is_docker_hub(registry) { &DOCKER_HUB_NAMES } else { &[registry] };
@@ -172,90 +186,28 @@ impl RuntimeConfiguration {
     /// Reads a runtime's verbose status and its condition messages by type.
     pub fn read(info: &BTreeMap<String, String>, conditions: &BTreeMap<String, String>) -> Self {
         let text = info.get("config");
-        let read = text.filter(|text| text.len() <= JSON_BYTES_MAX).and_then(|text| serde_json::from_str(text).ok());
+        let read = text.filter(|text| text.len() <= JSON_BYTES_MAX).and_then(|text| Members::of(text));
         let warnings = conditions.get(DEPRECATIONS).map(String::as_str).unwrap_or_default();
         let is_warned = DEPRECATED_REGISTRY.iter().any(|id| warnings.contains(id));
         // An unreadable report may contain any setting.
         let has_unread = is_warned || (text.is_some() && read.is_none());
-        let raw: RawConfiguration = read.unwrap_or_default();
-        let containerd = raw.containerd.unwrap_or_default();
-        let handlers = containerd.runtimes.unwrap_or_default().into_iter().filter(|(name, _)| is_name(name));
+        let read = read.unwrap_or_default();
+        let containerd = read.object("containerd");
+        let handlers = containerd.object("runtimes").all::<Members<'_>>().filter(|(name, _)| is_name(name));
         Self {
-            snapshotter: containerd.snapshotter.filter(|name| is_name(name)),
-            handlers: handlers.map(|(name, handler)| (name, handler.snapshotter.unwrap_or_default())).collect(),
+            snapshotter: containerd.get("snapshotter").filter(|name: &String| is_name(name)),
+            handlers: handlers.map(|(name, handler)| (name, handler.get("snapshotter").unwrap_or_default())).collect(),
             sandbox_images: default_sandbox_image(info).into_iter().collect(),
-            registries: raw.registry.map_or(RegistrySettings::Hidden { has_unread }, RawRegistry::settings),
+            registries: match read.get("registry") {
+                Some(registry) => RegistrySettings::reported(&registry),
+                None => RegistrySettings::Hidden { has_unread },
+            },
         }
     }
 }
 
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= NAME_BYTES_MAX
-}
-
-/// The fields read of the configuration; others may be anything.
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct RawConfiguration {
-    #[serde(deserialize_with = "value_or_none")]
-    containerd: Option<RawContainerd>,
-    #[serde(deserialize_with = "value_or_none")]
-    registry: Option<RawRegistry>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawContainerd {
-    #[serde(deserialize_with = "value_or_none")]
-    snapshotter: Option<String>,
-    #[serde(deserialize_with = "value_or_none")]
-    runtimes: Option<BTreeMap<String, RawHandler>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawHandler {
-    #[serde(deserialize_with = "value_or_none")]
-    snapshotter: Option<String>,
-}
-
-/// The map values hold passwords, so only the keys are read.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawRegistry {
-    #[serde(default, deserialize_with = "value_or_none")]
-    config_path: Option<String>,
-    #[serde(default, deserialize_with = "keys")]
-    mirrors: BTreeSet<String>,
-    #[serde(default, deserialize_with = "keys")]
-    configs: BTreeSet<String>,
-    #[serde(default, deserialize_with = "keys")]
-    auths: BTreeSet<String>,
-    #[serde(default, deserialize_with = "keys")]
-    headers: BTreeSet<String>,
-}
-
-impl RawRegistry {
-    fn settings(self) -> RegistrySettings {
-        let folders = std::env::split_paths(&self.config_path.unwrap_or_default())
-            .filter(|folder| folder.is_absolute())
-            .take(FOLDERS_MAX)
-            .collect();
-        // Older configurations key credentials by endpoint address.
-        let of_address = |address: &String| {
-            let host = address.split_once("://").map_or(address.as_str(), |(_, rest)| rest);
-            host.split('/').next().unwrap_or_default().to_owned()
-        };
-        let configs = self.auths.iter().map(of_address).chain(self.configs).collect();
-        let has_headers = self.headers.iter().any(|name| !name.eq_ignore_ascii_case("user-agent"));
-        RegistrySettings::Reported { folders, mirrors: self.mirrors, configs, has_headers }
-    }
-}
-
-#[expect(clippy::zero_sized_map_values, reason = "the values, which are skipped, stand in a map")]
-fn keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
-    let map: Option<BTreeMap<String, IgnoredAny>> = value_or_none(deserializer)?;
-    Ok(map.unwrap_or_default().into_keys().collect())
 }
 
 #[cfg(test)]

@@ -102,6 +102,7 @@ pub struct ImportStanding {
 }
 
 /// A runtime's images. Pulls are imported or forwarded; other calls pass through.
+#[derive(Debug)]
 pub struct ImportingImages {
     inner: Arc<dyn ImageService>,
     site: Arc<dyn ImportSite>,
@@ -113,7 +114,7 @@ pub struct ImportingImages {
     metrics: Arc<Metrics>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     opened: Option<(SiteKey, OpenedSite)>,
     /// Whether an image without a snapshot there has none at all.
@@ -124,6 +125,7 @@ struct Shared {
 }
 
 /// The highest chain of an image, and the time of its last successful check.
+#[derive(Debug)]
 struct Top {
     chain: Digest,
     usable_at: Option<Instant>,
@@ -408,12 +410,6 @@ impl ImageService for ImportingImages {
         let importer = self.shared().opened.as_ref().map(|(_, site)| Arc::clone(&site.importer));
         let reserved = importer.map_or_else(Freed::default, |importer| importer.reserved());
         Ok(ImageFilesystems { reserved, ..self.inner.filesystem().await? })
-    }
-}
-
-impl fmt::Debug for ImportingImages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ImportingImages").field("inner", &self.inner).field("mode", &self.mode).finish_non_exhaustive()
     }
 }
 

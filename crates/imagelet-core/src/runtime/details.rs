@@ -1,11 +1,12 @@
-//! The details of one image, as in CRI's verbose status.
-
-mod info;
+//! The details of one image, and their JSON texts in CRI's verbose status, ours and other runtimes'
+//! (`docs/spec/cri.md §5.4`).
 
 use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+
+use super::report::Members;
 
 use crate::image::{ByteSize, Digest, Image};
 
@@ -15,6 +16,12 @@ const CONFIG_BYTES_MAX: usize = 8 << 20;
 const LABELS_MAX: usize = 1000;
 /// Most layers reported for one image; the embedded store accepts no image with more.
 const LAYERS_MAX: usize = 1000;
+
+const INFO: &str = "info";
+/// Longest JSON text read: the largest configuration with its surroundings.
+const JSON_BYTES_MAX: usize = 9 << 20;
+/// Most bytes of further texts, so that one image cannot fill a message.
+const REST_BYTES_MAX: usize = 1 << 20;
 
 /// An image and its details.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,12 +74,28 @@ pub struct PulledLayer {
 }
 
 /// A layer of an image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerDetails {
     /// The digest of its uncompressed tar.
+    #[serde(rename = "diffID")]
     pub diff_id: Digest,
     /// Its unpacked size, where the store knows it.
+    #[serde(default, rename = "size", skip_serializing_if = "Option::is_none")]
     pub bytes: Option<ByteSize>,
+}
+
+/// The fields under `info`; containerd has the first and the third, CRI-O the second and the third.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Info<'a> {
+    #[serde(rename = "chainID", skip_serializing_if = "Option::is_none")]
+    chain_id: Option<&'a Digest>,
+    labels: &'a BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image_spec: Option<&'a RawValue>,
+    layers: &'a [LayerDetails],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compressed_size: Option<ByteSize>,
 }
 
 impl ImageDetails {
@@ -93,9 +116,10 @@ impl ImageDetails {
     /// Reads labels, layers and chain id from an image's configuration. Invalid fields are ignored, as the image's
     /// author wrote them.
     pub fn of_config(image: Image, config: JsonText) -> Self {
-        let said: Said = serde_json::from_str(config.as_str()).unwrap_or_default();
-        let labels = said.config.map(|config| config.labels.0).unwrap_or_default();
-        let diff_ids = said.rootfs.and_then(|rootfs| sound(&rootfs.diff_ids)).unwrap_or_default();
+        let said = Members::of(config.as_str()).unwrap_or_default();
+        let labels = said.object("config").object("Labels").all().take(LABELS_MAX).collect();
+        let diff_ids: Option<Vec<Digest>> = said.object("rootfs").get("diff_ids");
+        let diff_ids = diff_ids.filter(|diff_ids| diff_ids.len() <= LAYERS_MAX).unwrap_or_default();
         Self {
             chain_id: chain_ids(&diff_ids).pop(),
             labels,
@@ -103,6 +127,45 @@ impl ImageDetails {
             config: Some(config),
             ..Self::bare(image)
         }
+    }
+
+    /// Encodes the details for a verbose status.
+    pub fn to_info(&self) -> BTreeMap<String, String> {
+        let said = Info {
+            chain_id: self.chain_id.as_ref(),
+            labels: &self.labels,
+            image_spec: self.config.as_ref().and_then(|config| serde_json::from_str(config.as_str()).ok()),
+            layers: &self.layers,
+            compressed_size: self.compressed,
+        };
+        let mut info: BTreeMap<String, String> = self.info.clone();
+        // A serialisation error leaves an empty object, as the key must be present.
+        info.insert(INFO.to_owned(), serde_json::to_string(&said).unwrap_or_else(|_| "{}".to_owned()));
+        info
+    }
+
+    /// Decodes a runtime's verbose status. A text that is too long or invalid is ignored.
+    pub fn of_info(image: Image, mut info: BTreeMap<String, String>) -> Self {
+        let text = info.remove(INFO).filter(|text| text.len() <= JSON_BYTES_MAX).unwrap_or_default();
+        let said = Members::of(&text).unwrap_or_default();
+        let config = said.get::<&RawValue>("imageSpec").and_then(|config| JsonText::new(config.get()));
+        let mut details = match config {
+            Some(config) => Self::of_config(image, config),
+            None => Self::bare(image),
+        };
+        details.chain_id = said.get("chainID").or(details.chain_id);
+        if details.labels.is_empty() {
+            details.labels = said.get("labels").unwrap_or_default();
+        }
+        let layers: Option<Vec<LayerDetails>> = said.get("layers");
+        let is_sound = |layers: &Vec<_>| !layers.is_empty() && layers.len() <= LAYERS_MAX;
+        details.layers = layers.filter(is_sound).unwrap_or(details.layers);
+        details.compressed = said.get("compressedSize");
+        let length = |(key, value): (&String, &String)| key.len() + value.len();
+        if info.iter().map(length).sum::<usize>() <= REST_BYTES_MAX {
+            details.info = info;
+        }
+        details
     }
 }
 
@@ -144,60 +207,12 @@ impl fmt::Debug for JsonText {
     }
 }
 
-#[derive(Default, Deserialize)]
-struct Said {
-    #[serde(default, deserialize_with = "value_or_none")]
-    config: Option<SaidConfig>,
-    #[serde(default, deserialize_with = "value_or_none")]
-    rootfs: Option<SaidRootfs>,
-}
-
-#[derive(Default, Deserialize)]
-struct SaidConfig {
-    #[serde(default, rename = "Labels")]
-    labels: Labels,
-}
-
-#[derive(Default, Deserialize)]
-struct SaidRootfs {
-    #[serde(default)]
-    diff_ids: Vec<String>,
-}
-
-#[derive(Default)]
-struct Labels(BTreeMap<String, String>);
-
-impl<'de> Deserialize<'de> for Labels {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let said: Option<BTreeMap<String, serde_json::Value>> = value_or_none(deserializer)?;
-        let texts = said.unwrap_or_default().into_iter().filter_map(|(key, value)| match value {
-            serde_json::Value::String(text) => Some((key, text)),
-            _ => None,
-        });
-        Ok(Self(texts.take(LABELS_MAX).collect()))
-    }
-}
-
-pub(super) fn value_or_none<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
-    deserializer: D,
-) -> Result<Option<T>, D::Error> {
-    let raw = Box::<RawValue>::deserialize(deserializer)?;
-    Ok(serde_json::from_str(raw.get()).ok())
-}
-
-fn sound(diff_ids: &[String]) -> Option<Vec<Digest>> {
-    if diff_ids.len() > LAYERS_MAX {
-        return None;
-    }
-    diff_ids.iter().map(|diff_id| diff_id.parse().ok()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::image::{ImageId, ImageSpec, ImageUser};
 
-    pub(super) fn image() -> Image {
+    fn image() -> Image {
         Image {
             id: ImageId::new("sha256:a"),
             tags: Vec::new(),
@@ -247,5 +262,56 @@ mod tests {
         {
             assert_eq!(JsonText::new(text), None);
         }
+    }
+
+    fn read_info(info: &str) -> ImageDetails {
+        ImageDetails::of_info(image(), BTreeMap::from([(INFO.to_owned(), info.to_owned())]))
+    }
+
+    #[test]
+    fn details_come_back_as_they_were() {
+        let layer = Digest::of(b"1");
+        let config = format!(r#"{{"config":{{"Labels":{{"a":"1"}}}},"rootfs":{{"diff_ids":["{layer}"]}}}}"#);
+        let details = ImageDetails::of_config(image(), JsonText::new(config).expect("an object"));
+        let details = ImageDetails {
+            compressed: Some(ByteSize(7)),
+            layers: vec![LayerDetails { diff_id: layer, bytes: Some(ByteSize(5)) }],
+            info: BTreeMap::from([("other".to_owned(), "{}".to_owned())]),
+            ..details
+        };
+        assert_eq!(ImageDetails::of_info(image(), details.to_info()), details);
+        let bare = ImageDetails::bare(image());
+        assert_eq!(ImageDetails::of_info(image(), bare.to_info()), bare);
+    }
+
+    #[test]
+    fn containerd_and_cri_o_say_it_each_in_their_way() {
+        let (one, two) = (Digest::of(b"1"), Digest::of(b"2"));
+        let spec = format!(r#"{{"config":{{"Labels":{{"a":"1"}}}},"rootfs":{{"diff_ids":["{one}","{two}"]}}}}"#);
+        let containerd = read_info(&format!(r#"{{"chainID":"{two}","imageSpec":{spec}}}"#));
+        assert_eq!(containerd.chain_id, Some(two.clone()), "as it says, not as we would");
+        assert_eq!(containerd.labels.get("a").map(String::as_str), Some("1"));
+        assert_eq!(containerd.config.expect("is there").as_str(), spec);
+        let crio = read_info(&format!(r#"{{"labels":{{"b":"2"}},"imageSpec":{{"rootfs":{{"diff_ids":["{one}"]}}}}}}"#));
+        assert_eq!(crio.labels.get("b").map(String::as_str), Some("2"));
+        assert_eq!((crio.chain_id, crio.layers.len()), (Some(one), 1));
+    }
+
+    #[test]
+    fn a_lying_runtime_says_less_and_breaks_nothing() {
+        let long = format!(r#"{{"chainID":"{}"}}"#, "x".repeat(JSON_BYTES_MAX));
+        for info in [
+            "",
+            "x",
+            "[]",
+            "null",
+            "7",
+            r#"{"chainID":7,"labels":[],"imageSpec":"x","layers":{},"compressedSize":-1}"#,
+            &long,
+        ] {
+            assert_eq!(read_info(info), ImageDetails::bare(image()), "{info:.80}");
+        }
+        let rest = BTreeMap::from([("more".to_owned(), "x".repeat(REST_BYTES_MAX))]);
+        assert!(ImageDetails::of_info(image(), rest).info.is_empty());
     }
 }

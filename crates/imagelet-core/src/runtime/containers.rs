@@ -1,0 +1,287 @@
+//! The port to whatever runs containers from images: containers, sandboxes and the images they use.
+
+use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
+
+use async_trait::async_trait;
+
+use super::{RuntimeError, report::Members};
+use crate::image::ImageSpec;
+
+/// The id prefix of the store's own uses; no runtime has such ids.
+const OWN: &str = "mount:";
+/// Longest JSON text read: the runtime's whole configuration, or a sandbox with its OCI specification.
+const JSON_BYTES_MAX: usize = 4 << 20;
+const NAME_BYTES_MAX: usize = 1024;
+
+/// The images in use: those of a runtime behind CRI, or the mounts of the embedded store.
+#[async_trait]
+pub trait ContainerService: Send + Sync + fmt::Debug {
+    /// All containers, in any state: an exited one still uses its image.
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError>;
+
+    /// All sandboxes, in any state.
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        Ok(Vec::new())
+    }
+
+    /// Ids or references of the images mounted into a container as volumes; a missing container has none.
+    async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        Ok(Vec::new())
+    }
+
+    /// Whether a container that is no longer listed is certainly removed. False in doubt.
+    async fn is_gone(&self, _container_id: &str) -> Result<bool, RuntimeError> {
+        Ok(false)
+    }
+
+    /// The image of a sandbox itself, which no container names.
+    async fn sandbox_image(&self, _sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
+        Ok(SandboxImage::Unknown)
+    }
+
+    /// Names of the images for new sandboxes, where the runtime reports them.
+    async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
+        Ok(Vec::new())
+    }
+}
+
+/// The reported image of a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SandboxImage {
+    /// Its id, or one of its names.
+    Named(String),
+    /// The sandbox exists, and the runtime does not report its image.
+    Unknown,
+    /// The sandbox does not exist.
+    Gone,
+}
+
+/// The container service of a store without containers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoContainers;
+
+#[async_trait]
+impl ContainerService for NoContainers {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        Ok(Vec::new())
+    }
+}
+
+/// A container and the image it uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Container {
+    pub id: String,
+    /// The sandbox it belongs to; empty for a mount of the embedded store.
+    pub sandbox_id: String,
+    /// Its name in the pod.
+    pub name: String,
+    /// The image as its creator spelled it, with its handler.
+    pub image: ImageSpec,
+    /// The runtime's id or digest of that image.
+    pub image_ref: String,
+    /// The image's id, where the runtime reports it (CRI 1.30).
+    pub image_id: String,
+    pub state: ContainerState,
+    pub created_at: SystemTime,
+    /// Its labels, with the pod's identity.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// The state of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerState {
+    /// Created, not started.
+    Created,
+    /// Running.
+    Running,
+    /// Exited; it uses its image until it is removed.
+    Exited,
+    /// The runtime does not know.
+    Unknown,
+}
+
+/// A pod's sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Sandbox {
+    pub id: String,
+    /// Name, namespace and uid are those of the pod.
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+    /// The number of earlier sandboxes of the pod.
+    pub attempt: u32,
+    pub ready: bool,
+    pub created_at: SystemTime,
+    pub runtime_handler: String,
+}
+
+/// A runtime's containers, and the mounts of the image store that the runtime uses. It fails where either side fails, as the images in use are then unknown.
+#[derive(Clone, Debug)]
+pub struct CombinedContainers {
+    own: Arc<dyn ContainerService>,
+    runtime: Arc<dyn ContainerService>,
+    name: String,
+}
+
+impl CombinedContainers {
+    /// Combines both; errors name the runtime so.
+    pub fn new(own: Arc<dyn ContainerService>, runtime: Arc<dyn ContainerService>, name: impl Into<String>) -> Self {
+        Self { own, runtime, name: name.into() }
+    }
+
+    fn of(&self, container_id: &str) -> &dyn ContainerService {
+        if container_id.starts_with(OWN) { &*self.own } else { &*self.runtime }
+    }
+
+    fn unavailable(&self, error: RuntimeError) -> RuntimeError {
+        let message = format!("could not ask `{}` which images of the store its containers use", self.name);
+        RuntimeError::new(error.kind(), message).caused_by(error)
+    }
+}
+
+#[async_trait]
+impl ContainerService for CombinedContainers {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        let mut containers = self.own.containers().await?;
+        containers.extend(self.runtime.containers().await.map_err(|error| self.unavailable(error))?);
+        Ok(containers)
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        let mut sandboxes = self.own.sandboxes().await?;
+        sandboxes.extend(self.runtime.sandboxes().await.map_err(|error| self.unavailable(error))?);
+        Ok(sandboxes)
+    }
+
+    async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        self.of(container_id).mounted_images(container_id).await
+    }
+
+    async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+        self.of(container_id).is_gone(container_id).await
+    }
+
+    // The embedded store has no sandboxes.
+    async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
+        self.runtime.sandbox_image(sandbox_id).await.map_err(|error| self.unavailable(error))
+    }
+
+    async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
+        self.runtime.default_sandbox_images().await.map_err(|error| self.unavailable(error))
+    }
+}
+
+impl SandboxImage {
+    /// Reads the verbose status of an existing sandbox; containerd and CRI-O use the same key.
+    pub fn of_info(info: &BTreeMap<String, String>) -> Self {
+        reported_name(info, "info", "image").map_or(Self::Unknown, Self::Named)
+    }
+}
+
+/// The image for new sandboxes in a runtime's verbose status; `None` where it is not reported.
+pub fn default_sandbox_image(info: &BTreeMap<String, String>) -> Option<String> {
+    reported_name(info, "config", "sandboxImage")
+}
+
+/// A name in the JSON text of a key; an invalid or too long text counts as absent.
+fn reported_name(info: &BTreeMap<String, String>, key: &str, member: &str) -> Option<String> {
+    let text = info.get(key).filter(|text| text.len() <= JSON_BYTES_MAX)?;
+    let name: String = Members::of(text)?.get(member)?;
+    Some(name).filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::RuntimeErrorKind;
+
+    /// Lists one container, mounts one image into it, or fails.
+    #[derive(Debug)]
+    struct One {
+        id: &'static str,
+        is_away: bool,
+    }
+
+    #[async_trait]
+    impl ContainerService for One {
+        async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+            if self.is_away {
+                return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, "connection refused"));
+            }
+            Ok(vec![Container {
+                id: self.id.to_owned(),
+                sandbox_id: String::new(),
+                name: String::new(),
+                image: ImageSpec::default(),
+                image_ref: String::new(),
+                image_id: String::new(),
+                state: ContainerState::Running,
+                created_at: SystemTime::UNIX_EPOCH,
+                labels: BTreeMap::default(),
+            }])
+        }
+
+        async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+            assert_eq!(container_id, self.id);
+            Ok(vec![self.id.to_owned()])
+        }
+
+        async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+            Ok(container_id == self.id)
+        }
+    }
+
+    fn beside(is_away: bool) -> CombinedContainers {
+        let (own, runtime) = (One { id: "mount:/mnt", is_away: false }, One { id: "c1", is_away });
+        CombinedContainers::new(Arc::new(own), Arc::new(runtime), "unix:///run/x.sock")
+    }
+
+    #[tokio::test]
+    async fn uses_of_both_are_listed_and_each_is_asked_about_its_own() {
+        let both = beside(false);
+        let ids: Vec<String> = both.containers().await.unwrap().into_iter().map(|it| it.id).collect();
+        assert_eq!(ids, ["mount:/mnt", "c1"]);
+        for id in ids {
+            assert_eq!(both.mounted_images(&id).await.unwrap(), [id.as_str()]);
+            assert!(both.is_gone(&id).await.unwrap());
+        }
+    }
+
+    #[tokio::test]
+    async fn without_an_answer_of_the_runtime_there_is_none() {
+        let error = beside(true).containers().await.unwrap_err();
+        assert_eq!(error.kind(), RuntimeErrorKind::Unavailable);
+        let text = error.chain();
+        assert!(text.contains("unix:///run/x.sock") && text.contains("connection refused"), "{text}");
+    }
+
+    fn info(key: &str, text: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([(key.to_owned(), text.to_owned())])
+    }
+
+    #[test]
+    fn containerd_and_cri_o_report_the_images_of_sandboxes() {
+        let containerd = r#"{"pid":7,"image":"registry.k8s.io/pause:3.6","snapshotKey":"s","runtimeSpec":{"a":[]}}"#;
+        let named = SandboxImage::Named("registry.k8s.io/pause:3.6".to_owned());
+        assert_eq!(SandboxImage::of_info(&info("info", containerd)), named);
+        let status = r#"{"containerd":{"snapshotter":"overlayfs"},"sandboxImage":"registry.k8s.io/pause:3.6"}"#;
+        assert_eq!(default_sandbox_image(&info("config", status)).as_deref(), Some("registry.k8s.io/pause:3.6"));
+    }
+
+    #[test]
+    fn a_damaged_report_names_no_image() {
+        let long = format!(r#"{{"image":"{0}","sandboxImage":"{0}"}}"#, "x".repeat(NAME_BYTES_MAX + 1));
+        let huge = format!(r#"{{"image":"a","sandboxImage":"a","pad":"{}"}}"#, "x".repeat(JSON_BYTES_MAX));
+        let deep = "[".repeat(100_000);
+        for text in ["", "x", "[]", "7", "{}", r#"{"image":7,"sandboxImage":[]}"#, r#"{"image":"","sandboxImage":""}"#]
+            .into_iter()
+            .chain([long.as_str(), &huge, &deep])
+        {
+            assert_eq!(SandboxImage::of_info(&info("info", text)), SandboxImage::Unknown, "{text:.80}");
+            assert_eq!(default_sandbox_image(&info("config", text)), None, "{text:.80}");
+        }
+        assert_eq!(SandboxImage::of_info(&BTreeMap::new()), SandboxImage::Unknown);
+    }
+}
