@@ -5,7 +5,7 @@
 //! name is a symlink (as in a Kubernetes `ConfigMap` mount).
 
 use std::{
-    fmt, fs, io,
+    fs, io,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd},
     path::{Path, PathBuf},
 };
@@ -64,31 +64,6 @@ fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
         Some(Exposure::Group(found.gid))
     } else {
         None
-    }
-}
-
-/// Another user may change a file that has to be trusted.
-#[derive(Debug)]
-struct Exposed {
-    path: PathBuf,
-    mode: u32,
-    by: Exposure,
-}
-
-impl std::error::Error for Exposed {}
-
-impl fmt::Display for Exposed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (path, mode) = (self.path.display(), self.mode);
-        match self.by {
-            Exposure::Owner(uid) => write!(f, "`{path}` belongs to user {uid}\nhint: chown root {path}"),
-            Exposure::Group(gid) => {
-                write!(f, "group {gid} may write to `{path}` (mode {mode:04o})\nhint: chmod go-w {path}")
-            }
-            Exposure::Everyone => {
-                write!(f, "every user may write to `{path}` (mode {mode:04o})\nhint: chmod go-w {path}")
-            }
-        }
     }
 }
 
@@ -159,13 +134,18 @@ fn real_folder(file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
 fn judge(part: Part, path: &Path, stat: &Stat) -> io::Result<()> {
     let mode = stat.st_mode & 0o7777;
     let found = Ownership { uid: stat.st_uid, gid: stat.st_gid, mode };
-    match exposure(part, found, rustix::process::geteuid().as_raw()) {
-        None => Ok(()),
-        Some(by) => {
-            let exposed = Exposed { path: path.to_owned(), mode, by };
-            Err(io::Error::new(io::ErrorKind::PermissionDenied, exposed))
+    let shown = path.display();
+    let message = match exposure(part, found, rustix::process::geteuid().as_raw()) {
+        None => return Ok(()),
+        Some(Exposure::Owner(uid)) => format!("`{shown}` belongs to user {uid}\nhint: chown root {shown}"),
+        Some(Exposure::Group(gid)) => {
+            format!("group {gid} may write to `{shown}` (mode {mode:04o})\nhint: chmod go-w {shown}")
         }
-    }
+        Some(Exposure::Everyone) => {
+            format!("every user may write to `{shown}` (mode {mode:04o})\nhint: chmod go-w {shown}")
+        }
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
 #[cfg(test)]

@@ -1,6 +1,11 @@
 //! Docker's configuration documents, read as the kubelet reads them (`docs/spec/pull.md §6.1-6.3`).
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+};
 
 use serde_json::Value;
 use zeroize::Zeroizing;
@@ -12,6 +17,7 @@ use super::{
 use crate::{
     image::{DOCKER_HUB, is_docker_hub},
     text::json_error,
+    trusted_files,
 };
 
 /// The name of Docker Hub for credential helpers.
@@ -115,6 +121,13 @@ impl DockerConfig {
         Ok(config)
     }
 
+    /// Reads a file, and the reason why its helpers must not run: other users may have written it.
+    pub(super) fn read_file(path: &Path, kind: PullSecretKind) -> io::Result<(Self, Option<io::Error>)> {
+        let file = File::open(path)?;
+        let refused = trusted_files::check(path, &file).err();
+        Ok((Self::parse(kind, &read_document(file)?).map_err(io::Error::other)?, refused))
+    }
+
     /// Names match in any case, unknown names are ignored, the last value wins.
     fn read(&mut self, root: Value) -> Result<(), DockerConfigError> {
         let members = match root {
@@ -151,6 +164,13 @@ impl DockerConfig {
         }
         Ok(())
     }
+}
+
+/// At most one byte over the limit, so that a document that is too long is rejected and not cut.
+pub(super) fn read_document(file: File) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut document = Zeroizing::new(Vec::new());
+    file.take(DOCKER_CONFIG_LENGTH_MAX as u64 + 1).read_to_end(&mut document)?;
+    Ok(document)
 }
 
 const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";

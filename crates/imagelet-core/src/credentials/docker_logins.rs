@@ -1,7 +1,6 @@
 //! Writes logins into a docker configuration file, or gives them to the credential helper that it names.
 
 use std::{
-    ffi::OsString,
     fs::{self, File},
     io::{self, Write as _},
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
@@ -19,14 +18,11 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::{
-    DockerConfig, HelperNames, PullSecretKind, Secret,
-    docker_config::{DOCKER_CONFIG_LENGTH_MAX, server_of},
+    DockerConfig, PullSecretKind, Secret, Variables,
+    docker_config::{DOCKER_CONFIG_LENGTH_MAX, read_document, server_of},
     provider::{CredentialHelpers, HelperError},
 };
-use crate::{
-    image::{DOCKER_HUB, is_docker_hub, shown_name},
-    trusted_files,
-};
+use crate::image::{DOCKER_HUB, is_docker_hub, shown_name};
 
 const AUTHS: &str = "auths";
 const HOST_LENGTH_MAX: usize = 255;
@@ -52,24 +48,14 @@ pub enum LoginPlace {
 
 /// A login was neither written nor removed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum LoginError {
-    /// The text does not name a registry.
     #[error("`{0}` names no registry")]
     Registry(String),
-    /// The user's name cannot be stored.
     #[error("a user name is not empty and has no colon")]
     User,
-    /// The file is unreadable or cannot be written.
     #[error("could not {act} the docker configuration `{path}`")]
-    File {
-        /// What was attempted.
-        act: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: io::Error,
-    },
+    File { act: &'static str, path: PathBuf, source: io::Error },
     /// The credential helper did not run or failed; the text shows no secret.
     #[error("{0}")]
     Helper(String),
@@ -106,7 +92,7 @@ pub fn registry_host(text: &str) -> Result<String, LoginError> {
 
 impl DockerLogins {
     /// The logins of a `config.json`. Credential helpers run with these variables, each at most for this time.
-    pub fn new(path: impl Into<PathBuf>, environment: Vec<(OsString, OsString)>, limit: Duration) -> Self {
+    pub fn new(path: impl Into<PathBuf>, environment: Variables, limit: Duration) -> Self {
         Self { path: path.into(), helpers: CredentialHelpers::new(environment, limit) }
     }
 
@@ -162,24 +148,12 @@ impl DockerLogins {
     /// The helper for a registry and the server's name for it. A helper of a file that other users may change is refused.
     fn helper(&self, registry: &str) -> Result<Option<(String, String)>, LoginError> {
         let failed = |source| self.failed("read", source);
-        let Some((names, refused)) = self.names().map_err(failed)? else { return Ok(None) };
-        let Some((name, server)) = names.helper_of(registry) else { return Ok(None) };
-        match refused {
-            Some(refused) => Err(failed(refused)),
-            None => Ok(Some((name.to_owned(), server))),
-        }
-    }
-
-    fn names(&self) -> io::Result<Option<(HelperNames, Option<io::Error>)>> {
-        let file = match File::open(&self.path) {
-            Ok(file) => file,
+        let (config, refused) = match DockerConfig::read_file(&self.path, PullSecretKind::DockerConfigJson) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
+            read => read.map_err(failed)?,
         };
-        let refused = trusted_files::check(&self.path, &file).err();
-        let document = read(file)?;
-        let config = DockerConfig::parse(PullSecretKind::DockerConfigJson, &document).map_err(io::Error::other)?;
-        Ok(Some((config.helpers, refused)))
+        let Some((name, server)) = config.helpers.helper_of(registry) else { return Ok(None) };
+        refused.map_or_else(|| Ok(Some((name.to_owned(), server))), |refused| Err(failed(refused)))
     }
 
     /// Replaces the file where `edit` changes its `auths`; everything else in it stays. Returns whether it did.
@@ -202,13 +176,6 @@ fn is_key_of(key: &str, registry: &str) -> bool {
     registry_host(key).is_ok_and(|host| host == registry)
 }
 
-fn read(file: File) -> io::Result<Zeroizing<Vec<u8>>> {
-    let mut document = Zeroizing::new(Vec::new());
-    let length_max = u64::try_from(DOCKER_CONFIG_LENGTH_MAX).unwrap_or(u64::MAX);
-    io::Read::read_to_end(&mut io::Read::take(file, length_max + 1), &mut document)?;
-    Ok(document)
-}
-
 /// One change at a time; a reader sees the old file or the new one.
 fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> io::Result<bool> {
     // A symlink stays: its target is replaced.
@@ -223,7 +190,7 @@ fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, 
     let (mut root, owner) = match File::open(&target) {
         Ok(file) => {
             let owner = file.metadata()?;
-            let document = read(file)?;
+            let document = read_document(file)?;
             let config = serde_json::from_slice(&document).map_err(|_| malformed())?;
             (config, Some(owner))
         }
@@ -290,7 +257,7 @@ mod tests {
     fn logins(path: &Path) -> DockerLogins {
         let path_of_helpers = path.parent().unwrap().join("bin").into_os_string();
         let both = [path_of_helpers, "/usr/bin".into(), "/bin".into()].join(std::ffi::OsStr::new(":"));
-        DockerLogins::new(path, vec![("PATH".into(), both)], Duration::from_secs(30))
+        DockerLogins::new(path, Variables(vec![("PATH".into(), both)]), Duration::from_secs(30))
     }
 
     fn document(path: &Path) -> Value {
@@ -377,11 +344,12 @@ mod tests {
         let file = File::create(&path).unwrap();
         for (length, expected) in [(0, DOCKER_CONFIG_LENGTH_MAX), (9, DOCKER_CONFIG_LENGTH_MAX + 1)] {
             file.set_len((DOCKER_CONFIG_LENGTH_MAX + length) as u64).unwrap();
-            assert_eq!(read(File::open(&path).unwrap()).unwrap().len(), expected);
+            assert_eq!(read_document(File::open(&path).unwrap()).unwrap().len(), expected);
         }
-        assert!(logins(&folder.path().join("absent.json")).names().unwrap().is_none());
+        assert!(logins(&folder.path().join("absent.json")).helper("r.io").unwrap().is_none());
         let below = logins(&folder.path().join("config.json/config.json"));
-        assert_eq!(below.names().map(|found| found.is_some()).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        let Err(LoginError::File { source, .. }) = below.helper("r.io") else { panic!("no file lies below a file") };
+        assert_eq!(source.kind(), io::ErrorKind::NotADirectory);
         let error = replace(&folder.path().join("config.json/config.json"), LOCK_WAIT_MAX, |_| true).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
     }

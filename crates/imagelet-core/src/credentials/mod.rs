@@ -8,7 +8,6 @@ mod node;
 mod provider;
 mod registry_match;
 mod secret;
-mod secret_encodings;
 mod token_cache;
 mod tokens;
 
@@ -22,13 +21,12 @@ pub use docker_logins::{DockerLogins, LoginError, LoginPlace, registry_host};
 pub(crate) use keyring::KeyringError;
 pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, TrackedCredential};
 pub use node::NodeKeyring;
-pub use provider::{Gates, ProviderOptions, Providers, ProvidersError};
+pub use provider::{Gates, ProviderOptions, Providers, ProvidersError, Variables};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use provider::{helper_answer, plugin_answer, provider_names};
 use registry_match::registry_key;
-pub use secret::Secret;
-pub use secret_encodings::spellings;
+pub use secret::{Secret, spellings};
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 

@@ -1,23 +1,18 @@
 //! The node's own docker configuration: searched as the kubelet does, reread periodically (`docs/spec/pull.md §6.5`).
 
 use std::{
-    ffi::OsString,
-    fs::File,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use tokio::{sync::Mutex, time::Instant};
-use zeroize::Zeroizing;
 
 use super::{
-    CredentialSource, DockerConfig, HelperNames, Keyring, PullSecretKind, TrackedCredential,
-    docker_config::DOCKER_CONFIG_LENGTH_MAX,
+    CredentialSource, DockerConfig, HelperNames, Keyring, PullSecretKind, TrackedCredential, Variables,
     provider::{CredentialHelpers, HelperError},
 };
-use crate::trusted_files;
 
 /// The kubelet's cache time.
 const CACHED_FOR: Duration = Duration::from_mins(5);
@@ -63,7 +58,7 @@ impl NodeKeyring {
 
     /// Runs the credential helpers of the node's document with these variables and this time limit.
     #[must_use]
-    pub fn running_helpers(self, environment: Vec<(OsString, OsString)>, limit: Duration) -> Self {
+    pub fn running_helpers(self, environment: Variables, limit: Duration) -> Self {
         Self { helpers: Some(CredentialHelpers::new(environment, limit)), ..self }
     }
 
@@ -76,19 +71,17 @@ impl NodeKeyring {
     /// `$HOME/.docker` or `/.docker`; else the first such `.dockercfg` in its root directory, the working directory,
     /// `$HOME` or `/`.
     pub fn searching(root: &Path, home: Option<&Path>) -> Self {
-        let folders = |below_home: &str| {
-            [
-                Some(root.to_owned()),
-                Some(PathBuf::new()),
-                home.map(|home| home.join(below_home)),
-                Some(Path::new("/").join(below_home)),
-            ]
-        };
-        let files = |below_home: &str, name: &'static str, kind| {
-            folders(below_home).into_iter().flatten().map(move |folder| NodeFile { path: folder.join(name), kind })
-        };
-        let json = files(".docker", "config.json", PullSecretKind::DockerConfigJson);
-        Self::from_files(json.chain(files("", ".dockercfg", PullSecretKind::DockerCfg)).collect())
+        let mut files = Vec::new();
+        for (below_home, name, kind) in [
+            (".docker", "config.json", PullSecretKind::DockerConfigJson),
+            ("", ".dockercfg", PullSecretKind::DockerCfg),
+        ] {
+            let home = home.map(|home| home.join(below_home));
+            let folders =
+                [root.to_owned(), PathBuf::new()].into_iter().chain(home).chain([Path::new("/").join(below_home)]);
+            files.extend(folders.map(|folder| NodeFile { path: folder.join(name), kind }));
+        }
+        Self::from_files(files)
     }
 
     fn from_files(files: Vec<NodeFile>) -> Self {
@@ -149,8 +142,9 @@ impl NodeKeyring {
 fn first_readable(files: &[NodeFile]) -> Option<NodeCredentials> {
     let mut is_broken = false;
     for NodeFile { path, kind } in files {
-        match read(path, *kind) {
+        match DockerConfig::read_file(path, *kind) {
             Ok((document, refused)) => {
+                let refused = refused.map(|error| error.to_string().replace('\n', "; "));
                 let (helpers, mut keyring) = (document.helpers.clone(), Keyring::new());
                 keyring.add(&CredentialSource::Node, document);
                 return Some(NodeCredentials { keyring: Arc::new(keyring), helpers, refused });
@@ -165,22 +159,12 @@ fn first_readable(files: &[NodeFile]) -> Option<NodeCredentials> {
     (!is_broken).then(NodeCredentials::default)
 }
 
-/// A document, and the reason why its helpers are ignored: other users may have written it.
-fn read(path: &Path, kind: PullSecretKind) -> io::Result<(DockerConfig, Option<String>)> {
-    let mut document = Zeroizing::new(Vec::new());
-    // One byte over the limit, so that a file that is too long is rejected and not cut.
-    let length_max = u64::try_from(DOCKER_CONFIG_LENGTH_MAX).unwrap_or(u64::MAX);
-    let mut file = File::open(path)?;
-    let refused = trusted_files::check(path, &file).err().map(|error| error.to_string().replace('\n', "; "));
-    file.by_ref().take(length_max + 1).read_to_end(&mut document)?;
-    Ok((DockerConfig::parse(kind, &document).map_err(io::Error::other)?, refused))
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::time::advance;
 
     use super::*;
+    use crate::credentials::docker_config::DOCKER_CONFIG_LENGTH_MAX;
 
     fn document(user: &str) -> String {
         format!(r#"{{"auths": {{"reg.io": {{"username": "{user}", "password": "hunter2"}}}}}}"#)

@@ -22,17 +22,6 @@ pub(super) struct Location {
     pub(super) path: String,
 }
 
-/// Not a URL; prints Go's text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct LocationError(String);
-
-impl LocationError {
-    fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-}
-
 /// Go's error for an invalid pattern; `None` for a valid one.
 pub(super) fn complaint(pattern: &str) -> Option<String> {
     let url = format!("https://{pattern}");
@@ -51,13 +40,15 @@ pub(super) fn matches(glob: &str, target: &str) -> bool {
 }
 
 impl Location {
-    pub(super) fn parse(url: &str) -> Result<Self, LocationError> {
+    /// # Errors
+    /// Go's text, where this is not a URL.
+    pub(super) fn parse(url: &str) -> Result<Self, String> {
         let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
         if url.bytes().any(|byte| byte.is_ascii_control()) {
-            return Err(LocationError::new("net/url: invalid control character in URL"));
+            return Err("net/url: invalid control character in URL".to_owned());
         }
         let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
-        let rest = rest.ok_or_else(|| LocationError::new("missing protocol scheme"))?;
+        let rest = rest.ok_or("missing protocol scheme")?;
         let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let host = match authority.rsplit_once('@') {
@@ -114,25 +105,25 @@ fn label_matches(glob: &str, label: &str) -> bool {
     rest.ends_with(last)
 }
 
-fn check_user(user: &str) -> Result<(), LocationError> {
+fn check_user(user: &str) -> Result<(), String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&byte);
     if !user.bytes().all(plain) {
-        return Err(LocationError::new("net/url: invalid userinfo"));
+        return Err("net/url: invalid userinfo".to_owned());
     }
     unescape(user).map(drop)
 }
 
-fn check_host(host: &str) -> Result<(), LocationError> {
+fn check_host(host: &str) -> Result<(), String> {
     let port = if host.starts_with('[') {
-        let end = host.rfind(']').ok_or_else(|| LocationError::new("missing ']' in host"))?;
+        let end = host.rfind(']').ok_or("missing ']' in host")?;
         &host[end + 1..]
     } else if host.contains('[') {
-        return Err(LocationError::new("invalid IP-literal"));
+        return Err("invalid IP-literal".to_owned());
     } else {
         host.rfind(':').map_or("", |colon| &host[colon..])
     };
     if !port.is_empty() && !port.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit())) {
-        return Err(LocationError(format!("invalid port {} after host", quoted(port))));
+        return Err(format!("invalid port {} after host", quoted(port)));
     }
     for (index, character) in host.char_indices() {
         let plain =
@@ -144,13 +135,13 @@ fn check_host(host: &str) -> Result<(), LocationError> {
                 return Err(escape_error(&host[index..]));
             }
         } else if !plain {
-            return Err(LocationError(format!("invalid character {} in host name", quoted(&character.to_string()))));
+            return Err(format!("invalid character {} in host name", quoted(&character.to_string())));
         }
     }
     Ok(())
 }
 
-fn unescape(text: &str) -> Result<String, LocationError> {
+fn unescape(text: &str) -> Result<String, String> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut index = 0;
     while let Some(byte) = text.as_bytes().get(index) {
@@ -167,16 +158,12 @@ fn unescape(text: &str) -> Result<String, LocationError> {
 
 fn escaped(text: &[u8]) -> Option<u8> {
     let [b'%', high, low, ..] = text else { return None };
-    Some(hex(*high)? << 4 | hex(*low)?)
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    u8::try_from(digit(high)? << 4 | digit(low)?).ok()
 }
 
-fn escape_error(text: &str) -> LocationError {
-    let end = (0..=3.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    LocationError(format!("invalid URL escape {}", quoted(&text[..end])))
-}
-
-fn hex(byte: u8) -> Option<u8> {
-    char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+fn escape_error(text: &str) -> String {
+    format!("invalid URL escape {}", quoted(&text[..text.floor_char_boundary(3)]))
 }
 
 #[cfg(test)]

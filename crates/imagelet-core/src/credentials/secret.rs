@@ -1,6 +1,9 @@
-//! A secret text: hidden in output, overwritten in memory.
+//! A secret text: hidden in output, overwritten in memory, and known in the encodings in which other programs repeat it.
 
-use std::fmt;
+use std::{
+    collections::BTreeSet,
+    fmt::{self, Write as _},
+};
 
 use zeroize::{Zeroize as _, Zeroizing};
 
@@ -38,6 +41,48 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// A secret verbatim, URL-encoded and JSON-encoded; longest first, as one may be part of another.
+pub fn spellings(secret: &str) -> Vec<Secret> {
+    if secret.is_empty() {
+        return Vec::new();
+    }
+    let json = Zeroizing::new(serde_json::Value::from(secret).to_string());
+    let json = &json[1..json.len() - 1];
+    let markup = Zeroizing::new(json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"));
+    let strict = Zeroizing::new(percent_encoded(secret, ""));
+    let url = Zeroizing::new(percent_encoded(secret, "-_.~"));
+    let form = Zeroizing::new(url.replace("%20", "+"));
+    let lower = Zeroizing::new(lower_escapes(&url));
+    let all: BTreeSet<&str> = [secret, json, &markup, &strict, &url, &form, &lower].into_iter().collect();
+    let mut all: Vec<Secret> = all.into_iter().map(Secret::new).collect();
+    all.sort_by_key(|spelling| std::cmp::Reverse(spelling.expose().len()));
+    all
+}
+
+fn percent_encoded(text: &str, kept: &str) -> String {
+    // An escape takes at most three bytes, so the buffer never moves and leaves no copy of the secret.
+    let mut encoded = String::with_capacity(3 * text.len());
+    for byte in text.bytes() {
+        let character = char::from(byte);
+        if character.is_ascii_alphanumeric() || kept.contains(character) {
+            encoded.push(character);
+        } else {
+            write!(encoded, "%{byte:02X}").expect("writing to a string cannot fail");
+        }
+    }
+    encoded
+}
+
+fn lower_escapes(text: &str) -> String {
+    let mut since = usize::MAX;
+    text.chars()
+        .map(|character| {
+            since = if character == '%' { 0 } else { since.saturating_add(1) };
+            if since <= 2 { character.to_ascii_lowercase() } else { character }
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,5 +90,25 @@ mod tests {
     #[test]
     fn a_secret_does_not_print() {
         assert_eq!(format!("{:?}", Secret::new("hunter2")), "[redacted]");
+    }
+
+    #[test]
+    fn a_secret_is_known_however_it_is_written() {
+        let spelled: Vec<String> =
+            spellings("p@ s-W\"<%").iter().map(|spelling| spelling.expose().to_owned()).collect();
+        for wanted in [
+            "p@ s-W\"<%",
+            "p@ s-W\\\"<%",
+            "p@ s-W\\\"\\u003c%",
+            "p%40%20s%2DW%22%3C%25",
+            "p%40%20s-W%22%3C%25",
+            "p%40+s-W%22%3C%25",
+            "p%40%20s-W%22%3c%25",
+        ] {
+            assert!(spelled.iter().any(|found| found == wanted), "{wanted} is not among {spelled:?}");
+        }
+        assert!(spelled.is_sorted_by(|one, other| one.len() >= other.len()));
+        assert_eq!(spellings("plain").len(), 1);
+        assert!(spellings("").is_empty());
     }
 }

@@ -8,27 +8,22 @@ use super::Secret;
 
 /// The current state of a service account.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ServiceAccount {
-    /// Its uid.
     pub uid: String,
-    /// Its annotations.
     pub annotations: BTreeMap<String, String>,
 }
 
 /// The parameters of a token: audience and bound pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct TokenRequest {
-    /// Namespace of the pod and its service account.
     pub namespace: String,
-    /// The service account's name.
     pub service_account: String,
     /// The service account's uid: no token is issued for another one.
     pub service_account_uid: String,
-    /// The audience of the token.
     pub audience: String,
-    /// The bound pod's name.
     pub pod_name: String,
-    /// The bound pod's uid.
     pub pod_uid: String,
 }
 

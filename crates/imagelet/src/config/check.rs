@@ -429,7 +429,7 @@ fn providers(own: &OwnKeys, environment: &Environment, found: &mut Violations) -
             config,
             binaries,
             limit: timeout.to_std(),
-            environment: environment.variables.0.clone(),
+            environment: environment.variables.clone(),
             gates: Gates { service_account_tokens: true },
         }),
         (config, binaries) => {

@@ -49,7 +49,7 @@ pub(super) fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::environment::Variables;
+    use imagelet_core::credentials::Variables;
 
     #[test]
     fn a_node_needs_a_kubeconfig_or_a_pod_and_a_kubeconfig_needs_a_node() {

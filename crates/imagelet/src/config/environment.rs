@@ -1,12 +1,8 @@
 //! The environment variables of the process; no other file reads any.
 
-use std::{
-    ffi::OsString,
-    fmt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use imagelet_core::credentials::Secret;
+use imagelet_core::credentials::{Secret, Variables};
 use imagelet_oci::ProxyConfig;
 
 pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
@@ -22,16 +18,6 @@ const OURS_ALONE: [&str; 8] = [
     "LISTEN_FDNAMES",
     "GLIBC_TUNABLES",
 ];
-
-/// Environment variables. `Debug` prints only their number.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub(crate) struct Variables(pub(crate) Vec<(OsString, OsString)>);
-
-impl fmt::Debug for Variables {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Variables({})", self.0.len())
-    }
-}
 
 /// The variables that imagelet reads. A relative directory is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

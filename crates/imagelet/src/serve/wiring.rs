@@ -414,7 +414,7 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
             None => NodeKeyring::fixed(Keyring::new()),
         },
     };
-    keyring.running_helpers(variables.0.clone(), HELPER_MAX)
+    keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 
 /// The node's credentials for a repository, in the order a pull tries them, and the helper and providers that failed.

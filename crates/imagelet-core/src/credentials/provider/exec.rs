@@ -42,14 +42,14 @@ const BUSY_WAIT: Duration = Duration::from_millis(20);
 pub(super) struct Plugin {
     pub(super) path: PathBuf,
     pub(super) args: Vec<String>,
-    /// The whole environment; the last value of a name wins.
-    pub(super) environment: Environment,
+    /// The whole environment.
+    pub(super) environment: Variables,
     pub(super) limit: Duration,
 }
 
-/// Variables of a process. `Debug` shows their number.
+/// Environment variables; the last value of a name wins. `Debug` shows their number.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Environment(Vec<(OsString, OsString)>);
+pub struct Variables(pub Vec<(OsString, OsString)>);
 
 pub(super) struct Output {
     pub(super) stdout: Vec<u8>,
@@ -73,16 +73,16 @@ pub(super) enum RunError {
     System(io::Error),
 }
 
-impl Environment {
-    pub(super) fn new(process: &[(OsString, OsString)], provider: &[Variable]) -> Self {
+impl Variables {
+    pub(super) fn with(&self, provider: &[Variable]) -> Self {
         let own = provider.iter().map(|variable| (variable.name.clone().into(), variable.value.clone().into()));
-        Self(process.iter().cloned().chain(own).collect())
+        Self(self.0.iter().cloned().chain(own).collect())
     }
 }
 
-impl std::fmt::Debug for Environment {
+impl std::fmt::Debug for Variables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Environment({})", self.0.len())
+        write!(f, "Variables({})", self.0.len())
     }
 }
 

@@ -2,18 +2,13 @@
 //!
 //! Only the node's own configuration can name a helper. A pull secret's helper never runs: a pod chooses no program.
 
-use std::{
-    ffi::{OsStr, OsString},
-    io,
-    path::PathBuf,
-    time::Duration,
-};
+use std::{ffi::OsStr, io, path::PathBuf, time::Duration};
 
 use tokio::sync::Semaphore;
 use zeroize::Zeroizing;
 
 use super::{
-    exec::{Environment, Output, Plugin, RunError, executable},
+    exec::{Output, Plugin, RunError, Variables, executable},
     redact::{redact, texts_of},
 };
 use crate::{
@@ -28,8 +23,9 @@ const NOT_FOUND: &str = "credentials not found in native keychain";
 /// The user of a response whose secret is an identity token.
 const TOKEN_USER: &str = "<token>";
 
+#[derive(Debug)]
 pub(in crate::credentials) struct CredentialHelpers {
-    environment: Vec<(OsString, OsString)>,
+    environment: Variables,
     limit: Duration,
     permits: Semaphore,
 }
@@ -53,7 +49,7 @@ pub(in crate::credentials) enum HelperError {
 
 impl CredentialHelpers {
     /// Helpers run with these variables only, each at most for this time.
-    pub(in crate::credentials) fn new(environment: Vec<(OsString, OsString)>, limit: Duration) -> Self {
+    pub(in crate::credentials) fn new(environment: Variables, limit: Duration) -> Self {
         Self { environment, limit, permits: Semaphore::new(RUNS_MAX) }
     }
 
@@ -63,8 +59,8 @@ impl CredentialHelpers {
         name: &str,
         server: &str,
     ) -> Result<Option<Credential>, HelperError> {
-        let (program, output) = self.run(name, "get", server.as_bytes()).await?;
-        read(&program, self.limit, output)
+        let (program, answer) = self.run(name, "get", server.as_bytes(), None).await?;
+        credential(program, answer)
     }
 
     /// Gives the helper a credential to keep for a server.
@@ -77,39 +73,38 @@ impl CredentialHelpers {
     ) -> Result<(), HelperError> {
         let entry = Entrusted { server, user, secret: password.expose() };
         let document = Zeroizing::new(serde_json::to_vec(&entry).unwrap_or_default());
-        let (program, output) = self.run(name, "store", &document).await?;
-        confirm(&program, self.limit, output, Some(password))
+        self.run(name, "store", &document, Some(password)).await.map(drop)
     }
 
     /// Removes what the helper keeps for a server; success where it keeps nothing.
     pub(in crate::credentials) async fn erase(&self, name: &str, server: &str) -> Result<(), HelperError> {
-        let (program, output) = self.run(name, "erase", server.as_bytes()).await?;
-        confirm(&program, self.limit, output, None)
+        self.run(name, "erase", server.as_bytes(), None).await.map(drop)
     }
 
-    async fn run(&self, name: &str, act: &str, input: &[u8]) -> Result<(String, Output), HelperError> {
+    /// The program of a helper, and its answer. `secret`: a part of the input that no error may show.
+    async fn run(
+        &self,
+        name: &str,
+        act: &str,
+        input: &[u8],
+        secret: Option<&Secret>,
+    ) -> Result<(String, Option<Answer>), HelperError> {
         if !is_name(name) {
             return Err(HelperError::Name(name.to_owned()));
         }
         let program = format!("docker-credential-{name}");
-        let folders = self.environment.iter().rev().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
+        let folders = self.environment.0.iter().rev().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
         let folders = folders.unwrap_or_default();
         let found = tokio::task::spawn_blocking({
             let program = program.clone();
             move || find(&program, &folders)
         });
         let path = found.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-        let environment = Environment::new(&self.environment, &[]);
+        let environment = self.environment.clone();
         let plugin = Plugin { path, args: vec![act.to_owned()], environment, limit: self.limit };
         let _permit = self.permits.acquire().await.expect("nothing closes it");
-        let output = plugin.run(input).await;
-        Ok((program, output))
-    }
-}
-
-impl std::fmt::Debug for CredentialHelpers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CredentialHelpers").field("limit", &self.limit).finish_non_exhaustive()
+        let answer = finish(&program, self.limit, plugin.run(input).await, secret)?;
+        Ok((program, answer))
     }
 }
 
@@ -144,25 +139,47 @@ struct Entrusted<'a> {
     secret: &'a str,
 }
 
+/// What a helper wrote to its standard output.
+type Answer = Zeroizing<Vec<u8>>;
+
+/// The end of a run: its answer, or `None` from a helper that knows no credential for the server.
+fn finish(
+    program: &str,
+    limit: Duration,
+    output: Output,
+    secret: Option<&Secret>,
+) -> Result<Option<Answer>, HelperError> {
+    let answer = Zeroizing::new(output.stdout);
+    let program = program.to_owned();
+    match output.result {
+        Ok(()) => Ok(Some(answer)),
+        Err(_) if answer.trim_ascii() == NOT_FOUND.as_bytes() => Ok(None),
+        Err(RunError::TimedOut) => Err(HelperError::TimedOut { program, limit }),
+        Err(error) => {
+            let known = texts_of(&answer);
+            let complaint = Zeroizing::new([&answer[..], &output.stderr].join(&b' '));
+            let text = redact(&complaint, known.iter().chain(secret).map(Secret::expose));
+            let line: String =
+                text.trim().chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
+            let said = if line.is_empty() { line } else { format!(": {line}") };
+            Err(HelperError::Failed { program, error: error.to_string(), said })
+        }
+    }
+}
+
 #[derive(serde::Deserialize)]
-struct Answer {
+struct Entry {
     #[serde(rename = "Username", default)]
     username: String,
     #[serde(rename = "Secret", default)]
     secret: Zeroizing<String>,
 }
 
-fn read(program: &str, limit: Duration, output: Output) -> Result<Option<Credential>, HelperError> {
-    let stdout = Zeroizing::new(output.stdout);
-    match output.result {
-        Ok(()) => {}
-        Err(_) if is_not_found(&stdout) => return Ok(None),
-        Err(error) => return Err(failed(program, limit, &error, &stdout, &output.stderr, None)),
-    }
-    let program = || program.to_owned();
-    let answer: Answer = serde_json::from_slice(&stdout).map_err(|_| HelperError::Answer { program: program() })?;
-    let secret = Secret::new(answer.secret.as_str());
-    Ok(match answer.username.as_str() {
+fn credential(program: String, answer: Option<Answer>) -> Result<Option<Credential>, HelperError> {
+    let Some(answer) = answer else { return Ok(None) };
+    let Entry { username, secret } = serde_json::from_slice(&answer).map_err(|_| HelperError::Answer { program })?;
+    let secret = Secret::new(secret.as_str());
+    Ok(match username.as_str() {
         _ if secret.expose().is_empty() => None,
         TOKEN_USER => Some(Credential { kind: CredentialKind::IdentityToken(secret), server_address: String::new() }),
         user => Some(Credential::basic("", user, secret)),
@@ -174,41 +191,8 @@ fn read(program: &str, limit: Duration, output: Output) -> Result<Option<Credent
 pub fn helper_answer(stdout: &[u8], stderr: &[u8], succeeds: bool) -> Result<Option<Credential>, String> {
     let result = if succeeds { Ok(()) } else { Err(RunError::TooLong) };
     let output = Output { stdout: stdout.to_vec(), stderr: stderr.to_vec(), result };
-    read("docker-credential-x", Duration::from_secs(1), output).map_err(|error| error.to_string())
-}
-
-/// The end of a run that answers nothing.
-fn confirm(program: &str, limit: Duration, output: Output, secret: Option<&Secret>) -> Result<(), HelperError> {
-    let stdout = Zeroizing::new(output.stdout);
-    match output.result {
-        Err(error) if !is_not_found(&stdout) => Err(failed(program, limit, &error, &stdout, &output.stderr, secret)),
-        _ => Ok(()),
-    }
-}
-
-fn is_not_found(stdout: &[u8]) -> bool {
-    stdout.trim_ascii() == NOT_FOUND.as_bytes()
-}
-
-fn failed(
-    program: &str,
-    limit: Duration,
-    error: &RunError,
-    stdout: &[u8],
-    stderr: &[u8],
-    secret: Option<&Secret>,
-) -> HelperError {
-    let program = program.to_owned();
-    if matches!(error, RunError::TimedOut) {
-        return HelperError::TimedOut { program, limit };
-    }
-    let known = texts_of(stdout);
-    let complaint = Zeroizing::new([stdout, stderr].join(&b' '));
-    let text = redact(&complaint, known.iter().chain(secret).map(Secret::expose));
-    let line: String =
-        text.trim().chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
-    let said = if line.is_empty() { line } else { format!(": {line}") };
-    HelperError::Failed { program, error: error.to_string(), said }
+    let answer = finish("docker-credential-x", Duration::from_secs(1), output, None);
+    answer.and_then(|answer| credential("docker-credential-x".to_owned(), answer)).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -221,7 +205,10 @@ mod tests {
         let status = std::process::ExitStatus::from_raw(code << 8);
         let result = if code == 0 { Ok(()) } else { Err(RunError::Failed(status)) };
         let output = Output { stdout: stdout.into(), stderr: stderr.into(), result };
-        read("docker-credential-x", Duration::from_secs(1), output).map_err(|error| error.to_string())
+        let answer = finish("docker-credential-x", Duration::from_secs(1), output, None);
+        answer
+            .and_then(|answer| credential("docker-credential-x".to_owned(), answer))
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -259,7 +246,7 @@ mod tests {
         let status = std::process::ExitStatus::from_raw(1 << 8);
         let confirmed = |stdout: &str| {
             let output = Output { stdout: stdout.into(), stderr: Vec::new(), result: Err(RunError::Failed(status)) };
-            confirm("docker-credential-x", Duration::from_secs(1), output, None).is_ok()
+            finish("docker-credential-x", Duration::from_secs(1), output, None).is_ok()
         };
         assert!(confirmed("credentials not found in native keychain\n"));
         assert!(!confirmed("locked"));
@@ -268,7 +255,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_that_leaves_its_folder_is_refused_and_one_that_is_nowhere_is_named() {
-        let variables = vec![("PATH".into(), "/nonexistent:relative".into())];
+        let variables = Variables(vec![("PATH".into(), "/nonexistent:relative".into())]);
         let helpers = CredentialHelpers::new(variables, Duration::from_secs(1));
         for name in ["", "../sh", "a/b", "a b", &"x".repeat(65), "ü"] {
             let message = helpers.ask(name, "r.io").await.expect_err("refused").to_string();

@@ -22,8 +22,7 @@ mod redact;
 mod validate;
 
 use std::{
-    ffi::OsString,
-    fmt, io,
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
@@ -31,6 +30,7 @@ use std::{
 
 use async_trait::async_trait;
 use config::ProviderConfig;
+pub use exec::Variables;
 use futures_util::future::join_all;
 pub(super) use helper::{CredentialHelpers, HelperError};
 pub(super) use meters::FAMILIES as PROVIDER_FAMILIES;
@@ -42,7 +42,7 @@ pub use self::{config::provider_names, helper::helper_answer, plugin_protocol::p
 
 use self::{
     config::go_text,
-    exec::{Environment, Plugin, executable},
+    exec::{Plugin, executable},
     meters::Meters,
     plugin::{Provider, ProviderError},
 };
@@ -53,7 +53,7 @@ use crate::{metrics::Metrics, trusted_files};
 const RUNS_MAX: usize = 32;
 
 /// The location of plugins, and how they run.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ProviderOptions {
     /// The configuration file or folder.
     pub config: PathBuf,
@@ -62,7 +62,7 @@ pub struct ProviderOptions {
     /// The time limit of a run.
     pub limit: Duration,
     /// The variables of each plugin, beside those of its configuration.
-    pub environment: Vec<(OsString, OsString)>,
+    pub environment: Variables,
     /// The enabled feature gates of the kubelet.
     pub gates: Gates,
 }
@@ -118,7 +118,7 @@ impl Providers {
 
     /// The names of the active providers.
     pub fn names(&self) -> Vec<String> {
-        self.set().providers.iter().map(|provider| provider.rules.name.clone()).collect()
+        self.set().providers.iter().map(|provider| provider.rules.entry.name.clone()).collect()
     }
 
     fn load(&self, config: ProviderConfig, options: &ProviderOptions) -> Result<ProviderSet, ProvidersError> {
@@ -128,9 +128,9 @@ impl Providers {
         inspect(&config, options)?;
         let providers = rules.into_iter().map(|rules| {
             let plugin = Plugin {
-                path: options.binaries.join(&rules.name),
-                args: rules.args.clone(),
-                environment: Environment::new(&options.environment, &rules.env),
+                path: options.binaries.join(&rules.entry.name),
+                args: rules.entry.args.clone(),
+                environment: options.environment.with(&rules.entry.env),
                 limit: options.limit,
             };
             Arc::new(Provider {
@@ -190,7 +190,7 @@ impl Providers {
     ) -> Provided {
         let (mut keyring, mut failures) = (Keyring::new(), Vec::new());
         for (provider, answer) in answers {
-            let name = provider.rules.name.as_str();
+            let name = provider.rules.entry.name.as_str();
             match answer {
                 Ok((auth, source)) => keyring.add(&source, auth),
                 Err(ProviderError::NotForImage) => {}
@@ -207,16 +207,6 @@ impl Providers {
             }
         }
         Provided { credentials: keyring.lookup(&query.repository), failures }
-    }
-}
-
-impl fmt::Debug for ProviderOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProviderOptions")
-            .field("config", &self.config)
-            .field("binaries", &self.binaries)
-            .field("limit", &self.limit)
-            .finish_non_exhaustive()
     }
 }
 

@@ -94,17 +94,10 @@ type Run = BoxFuture<'static, Result<CheckedAnswer, ProviderError>>;
 /// Running executions. Equal parallel lookups share one; it ends when the last of them is dropped.
 #[derive(Default)]
 pub(super) struct Runs {
-    by_key: HashMap<CacheKey, UnderWay>,
-    next: u64,
+    /// Each with the repository that it asks for.
+    by_key: HashMap<CacheKey, (String, WeakShared<Run>)>,
     /// The scope of the last response; a guess for the next one.
     learned: Option<CacheKeyType>,
-}
-
-struct UnderWay {
-    /// Distinguishes this run from a later one under the same key.
-    number: u64,
-    repository: String,
-    run: WeakShared<Run>,
 }
 
 impl Provider {
@@ -112,7 +105,7 @@ impl Provider {
         self: &Arc<Self>,
         query: &CredentialQuery,
     ) -> Result<(DockerConfig, CredentialSource), ProviderError> {
-        if !self.rules.match_images.iter().any(|pattern| matches(pattern, &query.repository)) {
+        if !self.rules.entry.match_images.iter().any(|pattern| matches(pattern, &query.repository)) {
             return Err(ProviderError::NotForImage);
         }
         let account = match &self.rules.tokens {
@@ -209,40 +202,25 @@ impl Provider {
         account: Option<&Arc<PluginAccount>>,
     ) -> (String, Shared<Run>) {
         let mut runs = self.runs();
-        if let Some(found) = runs.by_key.get(&key)
-            && let Some(run) = found.run.upgrade()
+        // A finished run accepts no further lookup.
+        let running = |run: &WeakShared<Run>| run.upgrade().filter(|run| run.peek().is_none());
+        if let Some((asked, run)) = runs.by_key.get(&key)
+            && let Some(run) = running(run)
         {
-            return (found.repository.clone(), run);
+            return (asked.clone(), run);
         }
-        runs.next += 1;
-        let number = runs.next;
-        let (provider, asked) = (Arc::clone(self), repository.to_owned());
-        let (account, key_of_run) = (account.cloned(), key.clone());
-        let run: Shared<Run> = async move {
-            let outcome = provider.run(&asked, account.as_deref()).await;
-            // A finished run accepts no further lookup.
-            provider.forget(&key_of_run, number);
-            outcome
-        }
-        .boxed()
-        .shared();
+        let (provider, asked, account) = (Arc::clone(self), repository.to_owned(), account.cloned());
+        let run: Shared<Run> = async move { provider.run(&asked, account.as_deref()).await }.boxed().shared();
         let weak = run.downgrade().expect("a future that was not polled is not done");
-        // Runs whose callers were all dropped.
-        runs.by_key.retain(|_, found| found.run.upgrade().is_some());
-        runs.by_key.insert(key, UnderWay { number, repository: repository.to_owned(), run: weak });
+        // Finished runs, and runs whose callers were all dropped.
+        runs.by_key.retain(|_, (_, run)| running(run).is_some());
+        runs.by_key.insert(key, (repository.to_owned(), weak));
         (repository.to_owned(), run)
-    }
-
-    fn forget(&self, key: &CacheKey, number: u64) {
-        let mut runs = self.runs();
-        if runs.by_key.get(key).is_some_and(|found| found.number == number) {
-            runs.by_key.remove(key);
-        }
     }
 
     async fn run(&self, repository: &str, account: Option<&PluginAccount>) -> Result<CheckedAnswer, ProviderError> {
         let request = Request {
-            api_version: &self.rules.api_version,
+            api_version: &self.rules.entry.api_version,
             image: repository,
             token: account.map(|account| &account.token),
             annotations: account.map(|account| &account.annotations),
@@ -251,13 +229,13 @@ impl Provider {
             let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
             let began = Instant::now();
             let output = self.plugin.run(&request.encode()).await;
-            self.meters.ran(&self.rules.name, began.elapsed(), output.result.is_err());
+            self.meters.ran(&self.rules.entry.name, began.elapsed(), output.result.is_err());
             output
         };
         if output.result.is_err() {
             return Err(self.failed(repository, account, &output));
         }
-        let response = match Response::decode(&output.stdout, &self.rules.api_version) {
+        let response = match Response::decode(&output.stdout, &self.rules.entry.api_version) {
             Ok(response) => response,
             Err(ResponseError::ApiVersion { expected, actual }) => {
                 let actual = self.without_secrets(actual.as_bytes(), account, []);
@@ -285,28 +263,27 @@ impl Provider {
     /// Caches a response; a failure to cache does not fail the lookup.
     fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
         // A negative duration counts as zero.
-        let good_for =
-            response.cache_duration.map_or(self.rules.default_cache_duration, crate::text::GoDuration::to_std);
+        let good_for = response.cache_duration.or(self.rules.entry.default_cache_duration).unwrap_or_default().to_std();
         match CacheKey::new(key_type.base(repository), account) {
             Ok(key) => {
                 let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
                 cache.keep(key, response.auth.clone(), good_for, Instant::now());
             }
             Err(error) => {
-                tracing::warn!(provider = self.rules.name, %error, "credentials are used and not kept");
+                tracing::warn!(provider = self.rules.entry.name, %error, "credentials are used and not kept");
             }
         }
     }
 
     fn failed(&self, repository: &str, account: Option<&PluginAccount>, output: &Output) -> ProviderError {
         // Any part of an unreadable response may be a secret.
-        let (said, texts) = match Response::decode(&output.stdout, &self.rules.api_version) {
+        let (said, texts) = match Response::decode(&output.stdout, &self.rules.entry.api_version) {
             Ok(said) => (Some(said), Vec::new()),
             Err(_) => (None, texts_of(&output.stdout)),
         };
         let passwords = said.iter().flat_map(Response::passwords).chain(texts.iter().map(Secret::expose));
         ProviderError::Run {
-            name: self.rules.name.clone(),
+            name: self.rules.entry.name.clone(),
             image: repository.to_owned(),
             error: output.result.as_ref().err().map(ToString::to_string).unwrap_or_default(),
             stderr: self.without_secrets(&output.stderr, account, passwords),
@@ -321,7 +298,7 @@ impl Provider {
         known: impl IntoIterator<Item = &'a str>,
     ) -> String {
         let token = account.map(|account| account.token.expose());
-        let variables = self.rules.env.iter().map(|variable| variable.value.as_str());
+        let variables = self.rules.entry.env.iter().map(|variable| variable.value.as_str());
         redact(said, known.into_iter().chain(token).chain(variables))
     }
 
@@ -332,6 +309,6 @@ impl Provider {
 
 impl fmt::Debug for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Provider").field("name", &self.rules.name).finish_non_exhaustive()
+        f.debug_struct("Provider").field("name", &self.rules.entry.name).finish_non_exhaustive()
     }
 }

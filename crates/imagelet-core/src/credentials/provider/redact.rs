@@ -72,13 +72,9 @@ pub(super) fn texts_of(answer: &[u8]) -> Vec<Secret> {
 
 fn redact_line(line: &str) -> String {
     if line.contains("CredentialProviderResponse") || line.contains("\"auth\"") {
-        return REDACTED.to_owned() + line_end(line);
+        return REDACTED.to_owned() + if line.ends_with('\n') { "\n" } else { "" };
     }
     redact_runs(&redact_marked(line))
-}
-
-fn line_end(line: &str) -> &str {
-    if line.ends_with('\n') { "\n" } else { "" }
 }
 
 /// Removes the word after each marker: `password=x`, `"token": "x"`, `Authorization: Basic x`.
@@ -141,7 +137,7 @@ fn looks_secret(run: &str) -> bool {
 fn cut(mut text: String) -> String {
     if text.len() > SHOWN_MAX {
         let left = text.len();
-        let end = (0..=SHOWN_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        let end = text.floor_char_boundary(SHOWN_MAX);
         text.truncate(end);
         write!(text, "… ({} bytes more)", left - end).expect("writing to a string cannot fail");
     }

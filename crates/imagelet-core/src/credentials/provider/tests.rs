@@ -98,7 +98,7 @@ impl Bed {
             config: self.folder.path().join("config.json"),
             binaries: self.folder.path().join("bin"),
             limit: self.limit,
-            environment: vec![("PATH".into(), "/usr/bin:/bin".into())],
+            environment: Variables(vec![("PATH".into(), "/usr/bin:/bin".into())]),
             gates: Gates { service_account_tokens: true },
         }
     }

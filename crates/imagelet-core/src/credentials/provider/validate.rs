@@ -1,10 +1,10 @@
 //! Validates the providers' configuration, in the kubelet's words and order (`docs/spec/pull.md §7.2`).
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use super::{
     super::registry_match::complaint,
-    config::{ProviderConfig, ProviderEntry, TokenAttributes, Variable},
+    config::{ProviderConfig, ProviderEntry, TokenAttributes},
 };
 use crate::text::{aggregate, quoted};
 
@@ -24,12 +24,7 @@ pub struct Gates {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderRules {
-    pub(super) name: String,
-    pub(super) match_images: Vec<String>,
-    pub(super) default_cache_duration: Duration,
-    pub(super) api_version: String,
-    pub(super) args: Vec<String>,
-    pub(super) env: Vec<Variable>,
+    pub(super) entry: ProviderEntry,
     /// `None`: runs without a service account.
     pub(super) tokens: Option<TokenRules>,
 }
@@ -65,17 +60,9 @@ pub(super) fn check(config: &ProviderConfig, gates: Gates) -> Result<Vec<Provide
         check_name(entry, &mut names, &mut findings);
         check_api_version(&entry.api_version, &mut findings);
         check_patterns(&entry.match_images, &mut findings);
-        let default_cache_duration = check_duration(entry, &mut findings);
+        check_duration(entry, &mut findings);
         let tokens = entry.token_attributes.as_ref().map(|tokens| check_tokens(tokens, entry, gates, &mut findings));
-        rules.push(ProviderRules {
-            name: entry.name.clone(),
-            match_images: entry.match_images.clone(),
-            default_cache_duration: default_cache_duration.unwrap_or_default(),
-            api_version: entry.api_version.clone(),
-            args: entry.args.clone(),
-            env: entry.env.clone(),
-            tokens,
-        });
+        rules.push(ProviderRules { entry: entry.clone(), tokens });
     }
     if findings.is_empty() { Ok(rules) } else { Err(aggregate(&findings)) }
 }
@@ -118,17 +105,15 @@ fn check_patterns(patterns: &[String], findings: &mut Vec<String>) {
     }
 }
 
-fn check_duration(entry: &ProviderEntry, findings: &mut Vec<String>) -> Option<Duration> {
-    let Some(duration) = entry.default_cache_duration else {
-        findings.push("providers.defaultCacheDuration: Required value".to_owned());
-        return None;
-    };
-    if duration.0 < 0 {
-        findings.push(format!(
-            "providers.defaultCacheDuration: Invalid value: \"{duration}\": must be greater than or equal to 0"
-        ));
+fn check_duration(entry: &ProviderEntry, findings: &mut Vec<String>) {
+    const FIELD: &str = "providers.defaultCacheDuration";
+    match entry.default_cache_duration {
+        None => findings.push(format!("{FIELD}: Required value")),
+        Some(negative) if negative.0 < 0 => {
+            findings.push(format!("{FIELD}: Invalid value: \"{negative}\": must be greater than or equal to 0"));
+        }
+        Some(_) => {}
     }
-    Some(duration.to_std())
 }
 
 fn check_tokens(

@@ -111,7 +111,7 @@ fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
         Failure::new("InvalidArgument", "no docker configuration is known to keep the login in")
             .or_hint("set HOME, DOCKER_CONFIG, or `credentials.dockerConfig` in the file that IMAGELET_CONFIG names")
     })?;
-    Ok(DockerLogins::new(path, settings.environment.variables.0.clone(), HELPER_MAX))
+    Ok(DockerLogins::new(path, settings.environment.variables.clone(), HELPER_MAX))
 }
 
 /// How much of stdin a secret is.

@@ -28,7 +28,7 @@ impl Script {
         let plugin = Plugin {
             path,
             args: Vec::new(),
-            environment: Environment(vec![path_variable]),
+            environment: Variables(vec![path_variable]),
             limit: Duration::from_secs(20),
         };
         Self { folder, plugin }
@@ -113,11 +113,13 @@ async fn every_environment_vector_holds() {
             };
             list.iter().map(pair).collect()
         };
-        let process: Vec<(OsString, OsString)> =
-            pairs("process_environment").into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+        let process = Variables(
+            pairs("process_environment").into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+        );
         let own: Vec<Variable> =
             pairs("provider_environment").into_iter().map(|(name, value)| Variable { name, value }).collect();
-        let found: Vec<serde_json::Value> = Environment::new(&process, &own)
+        let found: Vec<serde_json::Value> = process
+            .with(&own)
             .0
             .iter()
             .map(|(name, value)| format!("{}={}", name.display(), value.display()).into())
