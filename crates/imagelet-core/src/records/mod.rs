@@ -22,15 +22,13 @@ mod verify;
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt, io,
-    path::{Path, PathBuf},
+    io,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, SystemTime},
 };
 
 pub(crate) use cached_dir::create_folder;
-#[cfg(test)]
-pub(crate) use cached_dir::faults;
 use cached_dir::{CachedDir, Folder, Unreadable};
 use file::PullIntent;
 pub(crate) use file::{ImageAccess, PulledRecord, RecordedSecret};
@@ -42,6 +40,8 @@ pub use kubelet_import::{KubeletRecordList, KubeletRecords};
 use maintenance::Touched;
 pub use maintenance::{Absent, PruneMark, Recovered};
 pub use settings::{Guard, RecordsSettings};
+#[cfg(test)]
+pub(crate) use tests::faults;
 pub(crate) use verify::{AccessProof, CheckResult, Verdict};
 pub use verify::{Allowlist, AllowlistError, VerificationPolicy};
 
@@ -61,6 +61,7 @@ const UNRECORDED_MAX: usize = 1024;
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
 
 /// The recorded pulls, and the access of clients that follows from them.
+#[derive(Debug)]
 pub struct PullRecords {
     /// `None`: recording is off, and every client may use every image.
     settings: Option<RecordsSettings>,
@@ -121,31 +122,19 @@ impl Evidence {
 /// The records could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum RecordsError {
-    /// The disk access failed.
     #[error("could not {action} the pull record of `{subject}`")]
-    Io {
-        /// The attempted action.
-        action: &'static str,
-        /// The subject of the record.
-        subject: String,
-        /// The cause.
-        source: io::Error,
-    },
+    Io { action: &'static str, subject: String, source: io::Error },
     /// The image has no name to record it under.
     #[error("`{image}` cannot be recorded")]
-    Name {
-        /// The image.
-        image: String,
-        /// The cause.
-        source: ReferenceError,
-    },
+    Name { image: String, source: ReferenceError },
 }
 
 impl PullRecords {
     /// Opens or makes the folders below a data root, and reads them.
     pub fn open(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
-        Self::from_folders(root, settings.into(), Folder::open)
+        Self::from_folders(root, settings.into(), false)
     }
 
     /// Reads the records below a read-only data root. Changes end with the process.
@@ -153,23 +142,17 @@ impl PullRecords {
     /// # Errors
     /// When a folder exists and cannot be read: without its records every client could use the present images.
     pub fn open_read_only(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
-        Self::from_folders(root, settings.into(), Folder::open_read_only)
+        Self::from_folders(root, settings.into(), true)
     }
 
-    fn from_folders(
-        root: &Path,
-        settings: RecordsSettings,
-        open: impl Fn(PathBuf) -> io::Result<Folder>,
-    ) -> Result<Self, RecordsError> {
-        let open = |name: &str| open(root.join("image_manager").join(name));
-        let failed = |name| move |source| failed("read", name, source);
+    fn from_folders(root: &Path, settings: RecordsSettings, is_read_only: bool) -> Result<Self, RecordsError> {
+        let open = |name: &str| {
+            let folder = Folder::open(root.join("image_manager").join(name), is_read_only);
+            folder.map_err(|source| failed("read", name, source))
+        };
         Ok(Self {
-            intents: open("pulling")
-                .map(|folder| CachedDir::open(folder, settings.intents_max, settings.stripes))
-                .map_err(failed("pulling"))?,
-            records: open("pulled")
-                .map(|folder| CachedDir::open(folder, settings.records_max, settings.stripes))
-                .map_err(failed("pulled"))?,
+            intents: CachedDir::open(open("pulling")?, settings.intents_max, settings.stripes),
+            records: CachedDir::open(open("pulled")?, settings.records_max, settings.stripes),
             settings: Some(settings),
             state: Mutex::default(),
             metrics: OnceLock::new(),
@@ -419,12 +402,6 @@ impl PullRecords {
 
     fn state(&self) -> MutexGuard<'_, RecordsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for PullRecords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PullRecords").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 

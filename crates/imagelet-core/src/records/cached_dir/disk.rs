@@ -26,33 +26,25 @@ pub(crate) struct Folder {
     /// The file system is read-only: reads work, a change is skipped and reported as success.
     is_read_only: bool,
     #[cfg(test)]
-    faults: super::faults::Faults,
+    faults: crate::records::tests::faults::Faults,
 }
 
 impl Folder {
-    /// Creates the folder with owner-only access and removes files left by crashes.
-    pub(crate) fn open(path: PathBuf) -> io::Result<Self> {
-        create_folder(&path)?;
-        let folder = Self::new(path, false);
-        folder.drop_unfinished()?;
-        folder.files.store(folder.names()?.len(), Ordering::Relaxed);
-        Ok(folder)
-    }
-
-    pub(crate) fn open_read_only(path: PathBuf) -> io::Result<Self> {
-        let folder = Self::new(path, true);
-        folder.files.store(folder.names()?.len(), Ordering::Relaxed);
-        Ok(folder)
-    }
-
-    fn new(path: PathBuf, is_read_only: bool) -> Self {
-        Self {
+    /// Creates the folder with owner-only access and removes files left by crashes, unless the file system is read-only.
+    pub(crate) fn open(path: PathBuf, is_read_only: bool) -> io::Result<Self> {
+        let folder = Self {
             path,
             files: AtomicUsize::default(),
             is_read_only,
             #[cfg(test)]
-            faults: super::faults::Faults::of_this_thread(),
+            faults: crate::records::tests::faults::Faults::of_this_thread(),
+        };
+        if !is_read_only {
+            create_folder(&folder.path)?;
+            folder.drop_unfinished()?;
         }
+        folder.files.store(folder.names()?.len(), Ordering::Relaxed);
+        Ok(folder)
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -73,15 +65,18 @@ impl Folder {
     }
 
     pub(crate) fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        match read(&self.path.join(name)) {
-            Ok(content) => Ok(Some(content)),
+        match File::open(self.path.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+            file => read(file?).map(Some),
         }
     }
 
     pub(crate) fn read_all(&self) -> io::Result<Vec<(String, io::Result<Vec<u8>>)>> {
-        Ok(self.names()?.into_iter().map(|name| (name.clone(), read(&self.path.join(name)))).collect())
+        Ok(self
+            .names()?
+            .into_iter()
+            .map(|name| (name.clone(), File::open(self.path.join(name)).and_then(read)))
+            .collect())
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -162,42 +157,34 @@ impl Folder {
     }
 
     /// Whether a change waits for a disk; with injected faults it does not, which keeps tests deterministic.
-    #[cfg(not(test))]
-    #[expect(clippy::unused_self, reason = "a test's folder knows which disk fails")]
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "a test's folder knows which disk fails"))]
     pub(crate) fn waits(&self) -> bool {
+        #[cfg(test)]
+        if self.faults.are_armed() {
+            return false;
+        }
         true
     }
 
-    #[cfg(test)]
-    pub(crate) fn waits(&self) -> bool {
-        !self.faults.are_armed()
-    }
-
-    #[cfg(not(test))]
-    #[expect(clippy::unused_self, reason = "a test's folder knows which disk fails")]
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "a test's folder knows which disk fails"))]
     fn sync(&self, file: &File) -> io::Result<()> {
+        #[cfg(test)]
+        if self.faults.are_armed() {
+            self.faults.synced();
+            return Ok(());
+        }
         file.sync_all()
     }
 
-    #[cfg(test)]
-    fn sync(&self, file: &File) -> io::Result<()> {
-        if !self.faults.are_armed() {
-            return file.sync_all();
-        }
-        self.faults.synced();
-        Ok(())
-    }
-
     /// Injection point of the next disk change: a test can fail it or end the process before it.
-    #[cfg(not(test))]
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "a test's folder knows which disk fails")]
+    #[cfg_attr(
+        not(test),
+        expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "a test's folder knows which disk fails")
+    )]
     fn effect(&self) -> io::Result<()> {
+        #[cfg(test)]
+        self.faults.effect()?;
         Ok(())
-    }
-
-    #[cfg(test)]
-    fn effect(&self) -> io::Result<()> {
-        self.faults.effect()
     }
 }
 
@@ -212,9 +199,9 @@ pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(crate) fn read(file: File) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    File::open(path)?.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
+    file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
     if content.len() as u64 > FILE_LENGTH_MAX {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "longer than a record can be"));
     }
@@ -225,19 +212,20 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 mod tests {
     use std::time::SystemTime;
 
-    use super::{super::faults::Faults, *};
+    use super::*;
+    use crate::records::faults::Faults;
 
     #[test]
     fn what_a_crash_left_unfinished_goes_with_a_later_start() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b");
-        drop(Folder::open(path.clone()).unwrap());
+        drop(Folder::open(path.clone(), false).unwrap());
         let old = File::create(path.join("sha256-old.tmp")).unwrap();
         old.set_modified(SystemTime::now() - 2 * UNFINISHED_AGE).unwrap();
         for name in ["sha256-young.tmp", "sha256-whole"] {
             File::create(path.join(name)).unwrap();
         }
-        let folder = Folder::open(path.clone()).unwrap();
+        let folder = Folder::open(path.clone(), false).unwrap();
         let mut left: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, ["sha256-whole", "sha256-young.tmp"]);
@@ -247,7 +235,7 @@ mod tests {
     #[test]
     fn a_record_is_synced_before_its_rename_and_its_folder_after_it() {
         let (root, faults) = (tempfile::tempdir().unwrap(), Faults::arm());
-        let folder = Folder::open(root.path().join("pulled")).unwrap();
+        let folder = Folder::open(root.path().join("pulled"), false).unwrap();
         folder.write("sha256-a", b"kept").unwrap();
         Faults::disarm();
         // Changes: the file, its rename, its folder.
@@ -258,10 +246,10 @@ mod tests {
     fn a_folder_that_takes_no_writes_is_read_and_never_touched() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("pulled");
-        assert_eq!(Folder::open_read_only(path.clone()).unwrap().count(), 0, "it need not be there");
+        assert_eq!(Folder::open(path.clone(), true).unwrap().count(), 0, "it need not be there");
         assert!(!path.exists());
-        Folder::open(path.clone()).unwrap().write("sha256-a", b"kept").unwrap();
-        let folder = Folder::open_read_only(path.clone()).unwrap();
+        Folder::open(path.clone(), false).unwrap().write("sha256-a", b"kept").unwrap();
+        let folder = Folder::open(path.clone(), true).unwrap();
         assert_eq!((folder.count(), folder.read("sha256-a").unwrap()), (1, Some(b"kept".to_vec())));
         folder.write("sha256-b", b"new").unwrap();
         folder.remove("sha256-a").unwrap();
@@ -272,7 +260,7 @@ mod tests {
     #[test]
     fn a_record_that_cannot_be_removed_is_no_record_that_is_gone() {
         let root = tempfile::tempdir().unwrap();
-        let folder = Folder::open(root.path().to_owned()).unwrap();
+        let folder = Folder::open(root.path().to_owned(), false).unwrap();
         folder.write("sha256-a", b"{}").unwrap();
         // A folder of that name cannot be removed as a file.
         fs::create_dir(root.path().join("sha256-b")).unwrap();
@@ -285,7 +273,7 @@ mod tests {
     fn records_that_cannot_be_listed_are_no_empty_list() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("records");
-        let folder = Folder::open(path.clone()).unwrap();
+        let folder = Folder::open(path.clone(), false).unwrap();
         fs::remove_dir(&path).unwrap();
         assert_eq!(folder.read_all().unwrap_err().kind(), io::ErrorKind::NotFound);
         fs::write(&path, "no folder").unwrap();
@@ -298,8 +286,8 @@ mod tests {
         let path = root.path().join("sha256-a");
         let file = File::create(&path).unwrap();
         file.set_len(FILE_LENGTH_MAX).unwrap();
-        assert_eq!(read(&path).unwrap().len() as u64, FILE_LENGTH_MAX);
+        assert_eq!(read(File::open(&path).unwrap()).unwrap().len() as u64, FILE_LENGTH_MAX);
         file.set_len(FILE_LENGTH_MAX + 1).unwrap();
-        assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(read(File::open(&path).unwrap()).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 }

@@ -1,8 +1,6 @@
 //! One kind of file: on disk, and some of it in memory in front (`docs/spec/pull.md §8.7`).
 
 pub(super) mod disk;
-#[cfg(test)]
-pub(crate) mod faults;
 mod locks;
 mod memory;
 

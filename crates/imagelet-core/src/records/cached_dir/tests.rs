@@ -18,7 +18,7 @@ fn put(root: &Path, image: &str) {
 
 fn shelf(root: &Path, capacity: u64) -> CachedDir<PullIntent> {
     let capacity = usize::try_from(capacity).unwrap();
-    CachedDir::open(Folder::open(root.to_owned()).unwrap(), capacity, 1)
+    CachedDir::open(Folder::open(root.to_owned(), false).unwrap(), capacity, 1)
 }
 
 /// A file that makes each listing fail in part.

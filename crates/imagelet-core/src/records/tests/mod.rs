@@ -1,6 +1,7 @@
 //! Tests of the pull records over real files.
 
 mod failed_writes;
+pub(crate) mod faults;
 mod vectors;
 
 use std::{collections::BTreeSet, convert::Infallible, time::Duration};

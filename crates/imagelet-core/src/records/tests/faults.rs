@@ -83,11 +83,11 @@ impl Faults {
         self.state().syncs.lock().unwrap().clone()
     }
 
-    pub(super) fn synced(&self) {
+    pub(crate) fn synced(&self) {
         self.state().syncs.lock().unwrap().push(self.effects());
     }
 
-    pub(super) fn effect(&self) -> io::Result<()> {
+    pub(crate) fn effect(&self) -> io::Result<()> {
         let Some(state) = &self.0 else { return Ok(()) };
         state.effects.fetch_add(1, Ordering::Relaxed);
         if count_down(&state.ends_in) {
