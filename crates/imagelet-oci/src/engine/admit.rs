@@ -15,7 +15,7 @@ use crate::{
         helps_to_wait, refusal,
     },
     manifest::{Compression, Descriptor, LayerKind, Manifest},
-    store::{Store, storage_error},
+    store::{Store, could_not},
 };
 
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
@@ -31,9 +31,11 @@ pub(super) struct Wanted {
     is_fetched: bool,
 }
 
-enum Look {
-    Admitted(Reservation),
-    Short { missing: MissingSpace, demand: Demand, space: Space },
+/// Why nothing was reserved.
+struct NoSpace {
+    missing: MissingSpace,
+    demand: Demand,
+    space: Space,
 }
 
 impl Engine {
@@ -45,9 +47,9 @@ impl Engine {
             // Created before the check, so that no release in between is missed.
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
-            let (missing, demand, space) = match self.look(wanted, false).await? {
-                Look::Admitted(reservation) => return Ok(reservation),
-                Look::Short { missing, demand, space } => (missing, demand, space),
+            let NoSpace { missing, demand, space } = match self.reserve(wanted, false).await? {
+                Ok(reservation) => return Ok(reservation),
+                Err(no_space) => no_space,
             };
             let short = if missing.inodes > 0 { u64::MAX } else { missing.bytes };
             let freed = self.on_disk(move |store| match store.free_unfinished(short)? {
@@ -87,7 +89,7 @@ impl Engine {
                 free = space.free_bytes,
                 "a pull proceeds that may not fit: its size unpacked is only expected"
             );
-            if let Look::Admitted(reservation) = self.look(wanted, true).await? {
+            if let Ok(reservation) = self.reserve(wanted, true).await? {
                 return Ok(reservation);
             }
             // Another pull has reserved the rest.
@@ -97,13 +99,9 @@ impl Engine {
 
     /// Reserves if the free space less all reservations suffices; with `proceeds`, also where only the estimate does
     /// not.
-    async fn look(&self, wanted: &[Wanted], proceeds: bool) -> Result<Look, RuntimeError> {
+    async fn reserve(&self, wanted: &[Wanted], proceeds: bool) -> Result<Result<Reservation, NoSpace>, RuntimeError> {
         let (reservations, config, wanted) = (self.reservations.clone(), self.config.clone(), wanted.to_vec());
-        self.on_disk(move |store| match config.admission {
-            Admission::Off => Ok(Look::Admitted(reservations.open().reserve([]))),
-            _ => look_now(store, &reservations, &config, &wanted, proceeds),
-        })
-        .await
+        self.on_disk(move |store| reserve_now(store, &reservations, &config, &wanted, proceeds)).await
     }
 
     /// Whether so many bytes that no pull has reserved are free.
@@ -120,12 +118,8 @@ impl Engine {
     async fn request_space(&self, demand: &Demand, missing: &MissingSpace) -> Option<RoomMade> {
         let room = self.room.get()?;
         let wanted = self.in_bytes(missing);
-        tracing::info!(
-            wanted = wanted.bytes.0,
-            least = wanted.least.0,
-            layers = demand.layers,
-            "a pull requests space"
-        );
+        let (bytes, least) = (wanted.bytes.0, wanted.least.0);
+        tracing::info!(wanted = bytes, least, layers = demand.layers, "a pull requests space");
         let made = timeout(ROOM_WAIT_MAX, room.make_room(wanted)).await;
         if made.is_err() {
             tracing::warn!(seconds = ROOM_WAIT_MAX.as_secs(), "no space was freed in time");
@@ -153,13 +147,16 @@ impl Wanted {
     }
 }
 
-fn look_now(
+fn reserve_now(
     store: &Store,
     reservations: &Arc<Reservations>,
     config: &EngineConfig,
     wanted: &[Wanted],
     proceeds: bool,
-) -> Result<Look, RuntimeError> {
+) -> Result<Result<Reservation, NoSpace>, RuntimeError> {
+    if config.admission == Admission::Off {
+        return Ok(Ok(reservations.open().reserve([])));
+    }
     let (learned, mut seen) = (learned(store), HashSet::new());
     let absent: Vec<(&Wanted, Expected)> = wanted
         .iter()
@@ -178,9 +175,7 @@ fn look_now(
     };
     // Reservations are read first, then free space: bytes written in between count twice rather than not at all.
     let (reserved, pulls) = page.reserved();
-    let (free_bytes, free_inodes) = store
-        .free()
-        .map_err(|error| storage_error(format!("could not measure the disk of `{}`", store.root().display()), error))?;
+    let (free_bytes, free_inodes) = store.free().map_err(could_not("measure the disk of", store.root()))?;
     let space = Space {
         free_bytes,
         free_inodes,
@@ -189,13 +184,10 @@ fn look_now(
         reserved,
         pulls,
     };
-    match decide(config.admission, &demand, &space) {
-        Some(missing) if missing.is_refusal() || !proceeds => Ok(Look::Short { missing, demand, space }),
-        _ => {
-            let layers = absent.iter().map(|(layer, expected)| (layer.id.clone(), expected.amount));
-            Ok(Look::Admitted(page.reserve(layers)))
-        }
-    }
+    Ok(match decide(config.admission, &demand, &space) {
+        Some(missing) if missing.is_refusal() || !proceeds => Err(NoSpace { missing, demand, space }),
+        _ => Ok(page.reserve(absent.iter().map(|(layer, expected)| (layer.id.clone(), expected.amount)))),
+    })
 }
 
 pub(super) fn learned(store: &Store) -> Expansions {

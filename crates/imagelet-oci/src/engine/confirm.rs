@@ -1,5 +1,5 @@
-//! Confirmation of a digest or tag that is present: the registry grants it to the credentials; its documents come from
-//! the disk.
+//! The documents of present images: read from the disk, and used for a digest or tag that the registry grants to the
+//! credentials.
 
 use imagelet_core::{
     image::{Digest, ImageId},
@@ -8,11 +8,12 @@ use imagelet_core::{
 
 use super::{Engine, estimate::PullTarget};
 use crate::{
-    manifest::{Manifest, ManifestDocument},
+    manifest::{Manifest, ManifestDocument, corrupt},
     registry::{Document, PullSession, Resolved},
+    store::ImageRecord,
 };
 
-pub(super) type Read = (Document, ManifestDocument);
+type Read = (Document, ManifestDocument);
 
 impl Engine {
     /// Resolves a digest of a repository it was pulled from before, or a tag that still names the present image, once the
@@ -60,6 +61,38 @@ impl Engine {
         }
     }
 
+    /// The documents of an image, as its record has them. One that the disk has lost comes from the registry of the
+    /// session.
+    pub(super) async fn recorded(
+        &self,
+        record: &ImageRecord,
+        session: Option<&PullSession>,
+    ) -> Result<(Document, Document, Manifest), RuntimeError> {
+        let (chosen, read) = self.document(record, "manifest.json", &record.manifest, session).await?;
+        let ManifestDocument::Image(manifest) = read else {
+            return Err(corrupt("the manifest of the record is an index"));
+        };
+        let root = match &record.index {
+            Some(index) => self.document(record, "index.json", index, session).await?.0,
+            None => chosen.clone(),
+        };
+        Ok((root, chosen, manifest))
+    }
+
+    async fn document(
+        &self,
+        record: &ImageRecord,
+        name: &'static str,
+        digest: &Digest,
+        session: Option<&PullSession>,
+    ) -> Result<Read, RuntimeError> {
+        match (self.kept(&record.image_id(), name, digest).await, session) {
+            (Some(bytes), _) => read_document(digest.clone(), bytes),
+            (None, Some(session)) => session.fetch_document(digest).await,
+            (None, None) => Err(lost(name)),
+        }
+    }
+
     async fn document_here(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Read> {
         let bytes = self.kept(id, name, digest).await?;
         read_document(digest.clone(), bytes).ok()
@@ -75,7 +108,11 @@ impl Engine {
     }
 }
 
-pub(super) fn read_document(digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
+pub(super) fn lost(name: &str) -> RuntimeError {
+    corrupt(format!("its `{name}` in the store is damaged")).with_hint("imagelet verify --repair")
+}
+
+fn read_document(digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
     let (read, media_type) = ManifestDocument::parse_named(&bytes, "")?;
     Ok((Document { digest, media_type, bytes: bytes.into() }, read))
 }

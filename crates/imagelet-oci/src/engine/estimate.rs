@@ -9,13 +9,14 @@ use std::{
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, Platform, Reference},
-    runtime::{Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{Progress, PullEstimate, PullEvent, PullRequest, RuntimeError},
 };
 use tokio::time::Instant;
 
 use super::{
-    Engine, LayerSharing,
+    Engine,
     admit::{compression, learned},
+    parse_reference,
 };
 use crate::{
     admission::Amount,
@@ -40,17 +41,12 @@ pub(super) struct PullTarget {
 
 impl PullTarget {
     pub(super) fn by(request: &PullRequest) -> Result<Self, RuntimeError> {
-        let text = &request.image.image;
-        let reference = text.parse().map_err(|error: imagelet_core::image::ReferenceError| {
-            RuntimeError::new(
-                RuntimeErrorKind::InvalidArgument,
-                format!("`{}` names no image", imagelet_core::image::shown_name(text)),
-            )
-            .caused_by(error)
-        })?;
-        let platform = request.platform.clone().unwrap_or_else(Platform::host);
-        let is_platform_given = request.platform.is_some();
-        Ok(Self { reference, platform, is_platform_given, credential: request.credential.clone() })
+        Ok(Self {
+            reference: parse_reference(&request.image.image)?,
+            platform: request.platform.clone().unwrap_or_else(Platform::host),
+            is_platform_given: request.platform.is_some(),
+            credential: request.credential.clone(),
+        })
     }
 }
 
@@ -129,12 +125,12 @@ impl Engine {
     /// Without the configuration, a layer is known by its blob: one compressed differently counts as missing.
     fn compare(&self, resolved: &Resolved) -> PullEstimate {
         let id = resolved.image_id();
-        let repository = resolved.session.reference().repository();
-        let is_here = self.store.is_named_in(&id, repository);
-        let sharers = (self.sharing(&resolved.manifest) == LayerSharing::Repository).then_some(repository);
+        let reference = resolved.session.reference();
+        let is_here = self.store.is_named_in(&id, reference.repository());
+        let only_from = self.sharing(&resolved.manifest).only_from(reference);
         let mut seen: HashSet<&Digest> = HashSet::new();
         let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
-        let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, sharers) };
+        let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, only_from) };
         let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
         let learned = learned(&self.store);
         let is_artifact = resolved.manifest.artifact_kind().is_some();

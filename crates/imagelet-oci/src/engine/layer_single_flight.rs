@@ -8,19 +8,24 @@ use std::{
 
 use imagelet_core::{
     image::Digest,
-    runtime::{LayerState, Progress, PullEvent, RuntimeError},
+    runtime::{Progress, RuntimeError},
 };
 use tokio::sync::Mutex as SlotMutex;
 
-use super::{Engine, LayerSharing};
-use crate::{confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
+use super::{Engine, LayerSharing, report_present};
+use crate::{
+    confine::Confinement,
+    pipeline::LayerJob,
+    scarce,
+    store::{SpareWanted, StagedLayer},
+};
 
 /// The layers that are being fetched, or staged by a pull and not in the store yet. It knows
 /// neither registry nor store, so that its tests need none.
 pub(crate) struct LayerSingleFlight<T>(Mutex<HashMap<LayerKey, Arc<LayerSlot<T>>>>);
 
-/// A layer, and the repository whose pulls may share it; empty for all.
-type LayerKey = (Digest, String);
+/// A layer, and the repository whose pulls may share it; `None`: all.
+type LayerKey = (Digest, Option<String>);
 
 /// A layer being fetched; the lock is held meanwhile.
 type LayerSlot<T> = SlotMutex<Weak<T>>;
@@ -87,14 +92,11 @@ impl Engine {
         sharing: LayerSharing,
         progress: &Progress,
     ) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
-        let present = || {
-            progress(PullEvent::Layer { digest: job.descriptor.digest.clone(), state: LayerState::Present });
-        };
-        let reference = job.session.reference();
-        let is_in_store =
-            || self.store.layer(&job.diff_id).is_some() && self.may_share(sharing, reference, &job.diff_id);
+        let present = || report_present(progress, &job.descriptor.digest);
+        let only_from = sharing.only_from(job.session.reference());
+        let is_in_store = || self.store.layer(&job.diff_id).is_some() && self.may_share(only_from, &job.diff_id);
         let fetch = Box::pin(async {
-            if let Some(spare) = self.spare(&job, sharing) {
+            if let Some(spare) = self.spare(&job, only_from) {
                 present();
                 return Ok(spare);
             }
@@ -103,23 +105,20 @@ impl Engine {
             let staged = scarce::retried(|| job.run(&place, progress)).await;
             staged.map_err(|error| job.descriptor.not_fetched(error))
         });
-        let key = (job.diff_id.clone(), sharing.sharers(reference));
-        Ok(match self.fetching.share(key, is_in_store, fetch).await? {
-            LayerOrigin::InStore => {
-                present();
-                None
-            }
-            LayerOrigin::Shared(staged) => {
-                present();
-                Some(staged)
-            }
-            LayerOrigin::Fetched(staged) => Some(staged),
+        let key = (job.diff_id.clone(), only_from.map(str::to_owned));
+        let origin = self.fetching.share(key, is_in_store, fetch).await?;
+        if !matches!(origin, LayerOrigin::Fetched(_)) {
+            present();
+        }
+        Ok(match origin {
+            LayerOrigin::InStore => None,
+            LayerOrigin::Shared(staged) | LayerOrigin::Fetched(staged) => Some(staged),
         })
     }
 
     /// A layer that an unfinished pull left. It has no blob, so it is of no use where blobs are kept.
-    fn spare(&self, job: &LayerJob, sharing: LayerSharing) -> Option<StagedLayer> {
-        let wanted = sharing.spare_wanted(job.session.reference(), &job.diff_id, job.end);
+    fn spare(&self, job: &LayerJob, only_from: Option<&str>) -> Option<StagedLayer> {
+        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.end };
         let spare = if job.keep_blobs { None } else { self.store.take_spare(&wanted, &job.resumption) };
         spare.inspect(|_| tracing::debug!(layer = %job.diff_id, "took a layer that an earlier pull unpacked"))
     }
@@ -181,7 +180,7 @@ mod tests {
     }
 
     fn key() -> LayerKey {
-        (Digest::of(b"layer"), String::new())
+        (Digest::of(b"layer"), None)
     }
 
     /// A pull of the layer: it fetches or shares it, fetches another layer, and puts both into the store.
@@ -234,7 +233,7 @@ mod tests {
             if succeed == pulls && fetched != 1 {
                 return Err(format!("{pulls} pulls fetched the layer {fetched} times"));
             }
-            drop(flights.slot((Digest::of(b"other"), String::new())));
+            drop(flights.slot((Digest::of(b"other"), None)));
             let slots = flights.0.lock().unwrap().len();
             if slots == 1 { Ok(()) } else { Err(format!("{slots} slots remain of one that is wanted")) }
         };

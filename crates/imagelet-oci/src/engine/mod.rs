@@ -8,28 +8,32 @@ mod durability;
 mod estimate;
 mod import;
 mod layer_single_flight;
-mod open;
 mod pull;
 mod sharing;
+mod sources;
 mod trust;
 mod verify;
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock, atomic::AtomicU64},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 use imagelet_core::{
-    image::{ByteSize, Image, ImageId, ImageSpec, Reference},
+    image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference, ReferenceError, shown_name},
     runtime::{
         ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
-        ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, Listing, LocalStore, MakeRoom,
-        MountOptions, MountedImage, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, StoreMeasure,
-        VerifyProgress, VerifyReport,
+        ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, LayerState, Listing, LocalStore,
+        MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError,
+        RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
     },
 };
+use tokio::time::Instant;
 
 use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSingleFlight};
 use crate::{
@@ -39,7 +43,7 @@ use crate::{
     pipeline::{LayerLimits, Places},
     registry::{Registry, RegistryConfig, about},
     scarce,
-    store::{Access, Durability, StagedLayer, Store},
+    store::{Access, Durability, StagedLayer, Store, StoreOptions},
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
 };
 
@@ -50,6 +54,9 @@ pub use trust::check_signature_policy;
 pub(crate) use archive::choose as choose_archived;
 
 const HEALTH_FILE: &str = "registry-health.json";
+/// How often a store in use is tried again, and how long a wait for it is not reported.
+const LOCK_RETRY_PERIOD: Duration = Duration::from_millis(50);
+const LOCK_WAIT_QUIET: Duration = Duration::from_secs(1);
 
 /// Settings of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,7 +154,7 @@ impl Engine {
         config: EngineConfig,
         tell: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<Arc<Self>, RuntimeError> {
-        let store = Arc::new(open::open(&config, tell).await?);
+        let store = Arc::new(open_store(&config, tell).await?);
         let health_file = (!store.is_read_only()).then(|| config.root.join(HEALTH_FILE));
         let registry = Registry::new(RegistryConfig { health_file, ..config.registry.clone() })?;
         let confinement = blocking(|| Ok(Confinement::of_this_machine())).await?;
@@ -213,6 +220,14 @@ impl Engine {
         Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
     }
 
+    /// The image of a name or id that has to be here.
+    fn present(&self, image: &str) -> Result<ImageId, RuntimeError> {
+        self.store.resolve(image)?.ok_or_else(|| {
+            RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{image}` is not present"))
+                .with_hint(format!("imagelet pull {image}"))
+        })
+    }
+
     fn listed_by(&self, spec: &ImageSpec) -> Result<Option<Arc<Image>>, RuntimeError> {
         let id = self.store.resolve(&spec.image)?;
         Ok(id.and_then(|id| self.store.listed_image(&id)))
@@ -238,8 +253,7 @@ impl ImageService for Engine {
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
-        let store = Arc::clone(&self.store);
-        blocking(move || details::details(&store, &id)).await
+        self.on_disk(move |store| details::details(store, &id)).await
     }
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
@@ -249,18 +263,17 @@ impl ImageService for Engine {
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let found = self.store.resolve(&spec.image)?.or_else(|| self.store.resolve_damaged(&spec.image));
         let Some(id) = found else { return Ok(()) };
-        let failed = |error| removal_error(&spec.image, error);
-        let (store, name) = (Arc::clone(&self.store), spec.image.clone());
-        blocking(move || {
+        let name = spec.image.clone();
+        self.on_disk(move |store| {
             let turn = store.mounting();
-            refuse_if_mounted(&store, &id, &name)?;
+            refuse_if_mounted(store, &id, &name)?;
             store.remove_image(&id)?;
             drop(turn);
-            free(&store);
+            free(store);
             Ok(())
         })
         .await
-        .map_err(failed)
+        .map_err(|error| removal_error(&spec.image, error))
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
@@ -285,15 +298,8 @@ impl LocalStore for Engine {
     }
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        let reference: Reference = name.parse().map_err(|error| {
-            RuntimeError::new(
-                RuntimeErrorKind::InvalidArgument,
-                format!("`{}` names no image", imagelet_core::image::shown_name(name)),
-            )
-            .caused_by(error)
-        })?;
-        let store = Arc::clone(&self.store);
-        blocking(move || {
+        let reference = parse_reference(name)?;
+        self.on_disk(move |store| {
             let name = reference.canonical().to_string();
             let turn = store.mounting();
             let image = store.resolve(&name)?.and_then(|id| store.image(&id).map(|(_, names)| (id, names)));
@@ -301,11 +307,11 @@ impl LocalStore for Engine {
                 && names.iter().filter(|other| !other.contains('@')).all(|other| *other == name)
             {
                 // The last name removes the image.
-                refuse_if_mounted(&store, &id, &name)?;
+                refuse_if_mounted(store, &id, &name)?;
             }
             store.remove_name(&name)?;
             drop(turn);
-            free(&store);
+            free(store);
             Ok(())
         })
         .await
@@ -313,9 +319,8 @@ impl LocalStore for Engine {
     }
 
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || {
-            let mounted = mount::mounts(&store)?.iter().map(|mounted| ImageId::new(&mounted.image)).collect();
+        self.on_disk(|store| {
+            let mounted = mount::mounts(store)?.iter().map(|mounted| ImageId::new(&mounted.image)).collect();
             Ok(Some(store.graph(&mounted)))
         })
         .await
@@ -326,9 +331,8 @@ impl LocalStore for Engine {
     }
 
     async fn sweep(&self, unfinished: bool) -> Result<(), RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || {
-            mount::sweep(&store)?;
+        self.on_disk(move |store| {
+            mount::sweep(store)?;
             store.sweep()?;
             if unfinished {
                 store.free_unfinished(u64::MAX)?;
@@ -339,8 +343,7 @@ impl LocalStore for Engine {
     }
 
     async fn flush(&self) -> Result<(), RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || store.sync_background()).await
+        self.on_disk(|store| store.sync_background()).await
     }
 
     async fn mount(
@@ -349,17 +352,13 @@ impl LocalStore for Engine {
         directory: &Path,
         options: MountOptions,
     ) -> Result<MountedImage, RuntimeError> {
-        let id = self.store.resolve(&image.image)?.ok_or_else(|| {
-            RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{}` is not present", image.image))
-                .with_hint(format!("imagelet pull {}", image.image))
-        })?;
-        let (store, directory) = (Arc::clone(&self.store), directory.to_owned());
-        blocking(move || mount::mount(&store, &id, &directory, options)).await
+        let (id, directory) = (self.present(&image.image)?, directory.to_owned());
+        self.on_disk(move |store| mount::mount(store, &id, &directory, options)).await
     }
 
     async fn unmount(&self, directory: &Path, force: bool) -> Result<MountedImage, RuntimeError> {
-        let (store, directory) = (Arc::clone(&self.store), directory.to_owned());
-        blocking(move || mount::unmount_image(&store, &directory, force)).await
+        let directory = directory.to_owned();
+        self.on_disk(move |store| mount::unmount_image(store, &directory, force)).await
     }
 
     async fn verify(&self, image: Option<&str>, progress: VerifyProgress) -> Result<VerifyReport, RuntimeError> {
@@ -389,8 +388,8 @@ impl LocalStore for Engine {
     }
 
     async fn repair_store(&self, report: &VerifyReport) -> Result<(), RuntimeError> {
-        let (store, names, blobs) = (Arc::clone(&self.store), !report.store.is_empty(), report.blobs.damaged.clone());
-        blocking(move || {
+        let (names, blobs) = (!report.store.is_empty(), report.blobs.damaged.clone());
+        self.on_disk(move |store| {
             if names {
                 store.restore_names()?;
             }
@@ -414,12 +413,54 @@ impl Engine {
     }
 }
 
+/// Opens the store, and waits for another process that changes it; `report` is called once with the reason of a wait.
+async fn open_store(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
+    let (begun, wait_max, mut is_reported) = (Instant::now(), config.lock_wait, false);
+    loop {
+        let EngineConfig { access, durability, resume_for, .. } = *config;
+        let (root, options) = (config.root.clone(), StoreOptions { access, durability, resume_for });
+        let in_use = match blocking(move || Store::open(&root, options)).await {
+            Err(error) if error.kind() == RuntimeErrorKind::InUse => error,
+            opened => return opened,
+        };
+        let waited = begun.elapsed();
+        if waited >= wait_max {
+            return Err(in_use);
+        }
+        if waited >= LOCK_WAIT_QUIET && !is_reported {
+            report(&format!("{in_use}; waiting for it for at most {} s", wait_max.as_secs_f32()));
+            is_reported = true;
+        }
+        tokio::time::sleep(LOCK_RETRY_PERIOD.min(wait_max.saturating_sub(waited))).await;
+    }
+}
+
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
 ) -> Result<T, RuntimeError> {
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| RuntimeError::defect("a thread of the store ended early").caused_by(error))?
+}
+
+/// Ends the threads of some work whose caller has dropped it.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn report_present(progress: &Progress, layer: &Digest) {
+    progress(PullEvent::Layer { digest: layer.clone(), state: LayerState::Present });
+}
+
+fn parse_reference(name: &str) -> Result<Reference, RuntimeError> {
+    name.parse().map_err(|error: ReferenceError| {
+        let message = format!("`{}` names no image", shown_name(name));
+        RuntimeError::new(RuntimeErrorKind::InvalidArgument, message).caused_by(error)
+    })
 }
 
 /// The caller holds the store's mount lock, so that the image is not mounted meanwhile.

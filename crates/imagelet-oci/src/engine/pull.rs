@@ -10,19 +10,20 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     image::{ByteSize, Digest, ImageId, ImageUser},
-    runtime::{LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Engine, admit::Wanted, estimate::PullTarget};
+use super::{Engine, admit::Wanted, estimate::PullTarget, report_present};
 use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
     pipeline::{Allowance, Claim, LayerJob, Tenant},
     registry::{Resolved, about},
     store::{
-        ArtifactRecord, DiskUsage, ImageRecord, LayerEnd, LayerEntry, NewImage, Resumption, StagedLayer, SyncView,
+        ArtifactRecord, DiskUsage, ImageRecord, LayerEnd, LayerEntry, NewImage, PartialKey, Resumption, SpareWanted,
+        StagedLayer, SyncView,
     },
 };
 
@@ -83,17 +84,16 @@ impl Engine {
         let id = resolved.image_id();
         let (by_tag, by_digest) = target.reference.names_of(&resolved.root.digest);
         let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
-        let layers = &resolved.manifest.layers;
         announce(&resolved, progress)?;
         // In another repository a digest in a manifest proves nothing: the registry has to send the configuration.
         if self.store.is_named_in(&id, resolved.session.reference().repository()) {
-            self.check_present(&id, &resolved, &target)?;
-            if self.already_here(&id, &names, layers, progress).await? {
+            self.check_present(&resolved, &target)?;
+            if self.already_here(&resolved, &names, progress).await? {
                 return Ok(id);
             }
         }
         let (config_bytes, _) = self.configuration(&resolved, &target).await?;
-        self.fetch_layers(&id, &resolved, &config_bytes, names, tenant, progress).await
+        self.fetch_layers(&resolved, &config_bytes, names, tenant, progress).await
     }
 
     pub(super) async fn configuration(
@@ -142,7 +142,7 @@ impl Engine {
         (descriptor, diff_id, reserved): (&Descriptor, &Digest, &Digest),
         end: LayerEnd,
     ) -> LayerJob {
-        let sharing = self.sharing(&resolved.manifest);
+        let only_from = self.sharing(&resolved.manifest).only_from(resolved.session.reference());
         LayerJob {
             session: resolved.session.clone(),
             descriptor: descriptor.clone(),
@@ -152,9 +152,9 @@ impl Engine {
             end,
             keep_blobs: self.config.keep_blobs,
             resumption: fetches.resumption.clone(),
-            partial: sharing.partial_key(resolved.session.reference(), &descriptor.digest),
+            partial: PartialKey::new(&descriptor.digest, only_from),
             unreserved_space: self.unreserved_space(),
-            trusts_kept: self.may_share(sharing, resolved.session.reference(), diff_id),
+            trusts_kept: self.may_share(only_from, diff_id),
             limits: self.config.limits,
             allowance: Arc::clone(&fetches.allowance),
             budget: Arc::clone(&self.budget),
@@ -167,7 +167,6 @@ impl Engine {
 
     pub(super) async fn fetch_layers(
         &self,
-        id: &ImageId,
         resolved: &Resolved,
         config_bytes: &[u8],
         names: Vec<String>,
@@ -176,22 +175,25 @@ impl Engine {
     ) -> Result<ImageId, RuntimeError> {
         let layers = &resolved.manifest.layers;
         let config = resolved.manifest.read_config(config_bytes)?;
-        check_layers(id, layers.len(), config.diff_ids.len())?;
+        check_layers(resolved, config.diff_ids.len())?;
         self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
-        let (repository, sharing) = (resolved.session.reference(), self.sharing(&resolved.manifest));
+        let sharing = self.sharing(&resolved.manifest);
+        let repository = sharing.only_from(resolved.session.reference());
+        let end = LayerEnd::Store;
         let wanted = layers.iter().zip(&config.diff_ids);
         let wanted: Vec<Wanted> = wanted
-            .filter(|(_, diff_id)| !self.store.has_spare(&sharing.spare_wanted(repository, diff_id, LayerEnd::Store)))
+            .filter(|(_, diff_id)| !self.store.has_spare(&SpareWanted { diff_id, repository, end }))
             .map(|(layer, diff_id)| {
-                let is_fetched = !self.may_share(sharing, repository, diff_id);
+                let is_fetched = !self.may_share(repository, diff_id);
                 Wanted::of((&resolved.manifest, layer), diff_id.clone(), is_fetched)
             })
             .collect();
         let fetches = self.begin_fetches(resolved, &wanted, tenant).await?;
-        let jobs = layers.iter().zip(&config.diff_ids).map(|(descriptor, diff_id)| {
-            self.layer_job(&fetches, resolved, (descriptor, diff_id, diff_id), LayerEnd::Store)
-        });
+        let jobs = layers
+            .iter()
+            .zip(&config.diff_ids)
+            .map(|(descriptor, diff_id)| self.layer_job(&fetches, resolved, (descriptor, diff_id, diff_id), end));
         let mut jobs: Vec<LayerJob> = jobs.collect();
         // The largest layer determines the duration of a pull; it must not start last.
         jobs.sort_by_key(|job| Reverse(job.descriptor.size));
@@ -208,7 +210,7 @@ impl Engine {
             .try_collect()
             .await?;
         if ImageUser::of_config(&config.user).is_out_of_range() {
-            tracing::warn!(image = %id, user = printable(&config.user), "the image's user is a number that no system has");
+            tracing::warn!(image = %resolved.image_id(), user = printable(&config.user), "the image's user is a number that no system has");
         }
         progress(PullEvent::Committing);
         let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
@@ -235,30 +237,27 @@ impl Engine {
     }
 
     /// Applies the limits to a present image too: the outcome must not depend on what is present.
-    fn check_present(&self, id: &ImageId, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
-        let Some((record, _)) = self.store.image(id) else { return Ok(()) };
+    fn check_present(&self, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
+        let Some((record, _)) = self.store.image(&resolved.image_id()) else { return Ok(()) };
         let (os, architecture) = record.platform.split_once('/').unwrap_or_default();
         // The record has no variant; an image accepted once is accepted again.
         let variant = target.platform.variant.clone().unwrap_or_default();
         let config =
             ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };
         check_platform(&config, resolved, target)?;
-        check_layers(id, resolved.manifest.layers.len(), record.layers.len())
+        check_layers(resolved, record.layers.len())
     }
 
     pub(super) async fn already_here(
         &self,
-        id: &ImageId,
+        resolved: &Resolved,
         names: &[String],
-        layers: &[Descriptor],
         progress: &Progress,
     ) -> Result<bool, RuntimeError> {
-        let (image, names) = (id.clone(), names.to_vec());
-        let here = self.on_disk(move |store| store.add_names(&image, &names)).await?;
+        let (id, names) = (resolved.image_id(), names.to_vec());
+        let here = self.on_disk(move |store| store.add_names(&id, &names)).await?;
         if here {
-            for layer in layers {
-                progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Present });
-            }
+            resolved.manifest.layers.iter().for_each(|layer| report_present(progress, &layer.digest));
         }
         Ok(here)
     }
@@ -294,10 +293,12 @@ fn check_platform(config: &ImageConfig, resolved: &Resolved, target: &PullTarget
     }
 }
 
-pub(super) fn check_layers(id: &ImageId, layers: usize, diff_ids: usize) -> Result<(), RuntimeError> {
+pub(super) fn check_layers(resolved: &Resolved, diff_ids: usize) -> Result<(), RuntimeError> {
+    let layers = resolved.manifest.layers.len();
     if layers == diff_ids {
         return Ok(());
     }
+    let id = resolved.image_id();
     let message = format!("the manifest has {layers} layers and the configuration `{id}` {diff_ids}");
     Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
 }
@@ -309,27 +310,23 @@ fn new_image(
     layers: Vec<LayerEntry>,
     names: Vec<String>,
 ) -> NewImage {
-    let manifest = resolved.chosen.bytes.to_vec();
-    let is_artifact = resolved.manifest.artifact_kind().is_some();
+    let Resolved { root, chosen, manifest, .. } = resolved;
+    let index = (root.digest != chosen.digest).then_some(root);
+    let kind = manifest.artifact_kind();
     let record = ImageRecord {
-        id: resolved.manifest.id(&resolved.chosen.digest).clone(),
-        artifact: resolved
-            .manifest
-            .artifact_kind()
-            .map(|kind| ArtifactRecord { kind: printable(kind), config: resolved.manifest.config.digest.clone() }),
-        manifest: resolved.chosen.digest.clone(),
-        index: (resolved.root.digest != resolved.chosen.digest).then(|| resolved.root.digest.clone()),
+        id: manifest.id(&chosen.digest).clone(),
+        artifact: kind.map(|kind| ArtifactRecord { kind: printable(kind), config: manifest.config.digest.clone() }),
+        manifest: chosen.digest.clone(),
+        index: index.map(|index| index.digest.clone()),
         layers,
-        metadata_size: (manifest.len() + config_bytes.len()) as u64,
+        metadata_size: (chosen.bytes.len() + config_bytes.len()) as u64,
         user: config.user.clone(),
         allocated: DiskUsage::default(),
-        platform: if is_artifact { String::new() } else { format!("{}/{}", config.os, config.architecture) },
+        platform: if kind.is_some() { String::new() } else { format!("{}/{}", config.os, config.architecture) },
         pulled_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         names: Vec::new(),
     };
-    let mut files = vec![("manifest.json", manifest), ("config.json", config_bytes.to_vec())];
-    if resolved.root.digest != resolved.chosen.digest {
-        files.push(("index.json", resolved.root.bytes.to_vec()));
-    }
+    let mut files = vec![("manifest.json", chosen.bytes.to_vec()), ("config.json", config_bytes.to_vec())];
+    files.extend(index.map(|index| ("index.json", index.bytes.to_vec())));
     NewImage { record, files, names }
 }

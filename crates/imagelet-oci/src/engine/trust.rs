@@ -34,7 +34,6 @@ impl Engine {
         let mut attached = None;
         for requirement in &requirements {
             match requirement {
-                Loaded::Accept => {}
                 Loaded::Refuse(why) => return Err(refused(why)),
                 Loaded::Sigstore(keys, identity) => {
                     if attached.is_none() {
@@ -65,12 +64,11 @@ impl Engine {
         let path = place.path.clone();
         let loaded = blocking(move || load(&policy, |policy| policy.archive_rule(transport, &path)));
         let (rule, requirements) = loaded.await?;
-        let why = requirements.iter().find_map(|requirement| match requirement {
-            Loaded::Accept => None,
-            Loaded::Refuse(why) => Some(why.as_str()),
-            Loaded::Sigstore(..) => Some("a signature is required, and archives are imported without signatures"),
-        });
-        let Some(why) = why else { return Ok(()) };
+        let why = match requirements.first() {
+            None => return Ok(()),
+            Some(Loaded::Refuse(why)) => why,
+            Some(Loaded::Sigstore(..)) => "a signature is required, and archives are imported without signatures",
+        };
         let path = place.path.display();
         Err(refusal(format!("the archive `{path}` is refused by the signature policy, rule `{rule}`: {why}")))
     }
@@ -92,16 +90,13 @@ impl Engine {
 /// The policy cannot be used, or refuses the image whatever signatures it has.
 pub fn check_signature_policy(policy: &Path, reference: &Reference) -> Result<String, RuntimeError> {
     let (place, requirements) = load(policy, |policy| policy.rule(reference))?;
-    let mut needs_signature = false;
     for requirement in &requirements {
-        match requirement {
-            Loaded::Accept => {}
-            Loaded::Refuse(why) => return Err(refused(reference, &place, why)),
-            Loaded::Sigstore(..) => needs_signature = true,
+        if let Loaded::Refuse(why) = requirement {
+            return Err(refused(reference, &place, why));
         }
     }
     let needed =
-        if needs_signature { "requires a signature, which is not checked here" } else { "accepts it unsigned" };
+        if requirements.is_empty() { "accepts it unsigned" } else { "requires a signature, which is not checked here" };
     Ok(format!("rule `{place}` {needed}"))
 }
 
@@ -109,9 +104,8 @@ fn refused(reference: &Reference, place: &str, why: &str) -> RuntimeError {
     refusal(format!("`{reference}` is refused by the signature policy, rule `{place}`: {why}"))
 }
 
-/// A requirement with its keys.
+/// A requirement with its keys. One that accepts every image is none.
 enum Loaded {
-    Accept,
     Refuse(String),
     Sigstore(PublicKeys, signature::Identity),
 }
@@ -122,15 +116,15 @@ fn load(path: &Path, choose: impl FnOnce(&SignaturePolicy) -> Rule<'_>) -> Resul
     let unusable = |why: String| refusal(format!("the signature policy `{}` cannot be used: {why}", path.display()));
     let policy = read(path, POLICY_BYTES_MAX).and_then(|bytes| SignaturePolicy::parse(&bytes)).map_err(unusable)?;
     let rule = choose(&policy);
-    let load = |requirement: &Requirement| {
-        Ok(match requirement {
-            Requirement::Accept => Loaded::Accept,
-            Requirement::Reject => Loaded::Refuse("it rejects every image".into()),
-            Requirement::Unsupported(why) => Loaded::Refuse(why.clone()),
-            Requirement::Sigstore { keys, identity } => Loaded::Sigstore(public_keys(keys)?, *identity),
-        })
+    let load = |requirement: &Requirement| match requirement {
+        Requirement::Accept => None,
+        Requirement::Reject => Some(Ok(Loaded::Refuse("it rejects every image".into()))),
+        Requirement::Unsupported(why) => Some(Ok(Loaded::Refuse(why.clone()))),
+        Requirement::Sigstore { keys, identity } => {
+            Some(public_keys(keys).map(|keys| Loaded::Sigstore(keys, *identity)))
+        }
     };
-    let requirements = rule.requirements.iter().map(load).collect::<Result<Vec<_>, String>>();
+    let requirements = rule.requirements.iter().filter_map(load).collect::<Result<Vec<_>, String>>();
     let requirements = requirements.map_err(|why| unusable(format!("{}: {why}", rule.place)))?;
     Ok((rule.place, requirements))
 }

@@ -114,12 +114,16 @@ impl Store {
         if !self.in_background || path.exists() {
             return Ok(());
         }
-        let written = replace_file(&path, &self.index().names_file(None));
+        let written = self.replace_names(&mut self.index());
         written.map_err(|error| storage_error("could not write the names of the new store", error))
     }
 
+    pub(super) fn replace_names(&self, index: &mut Index) -> io::Result<()> {
+        replace_file(&self.root.join("names.json"), &index.names_file(None))
+    }
+
     fn write_durable_names(&self, index: &mut Index) -> io::Result<()> {
-        replace_file(&self.root.join("names.json"), &index.names_file(None))?;
+        self.replace_names(index)?;
         index.names_unsettled = false;
         // The file's generation is outdated, so it is harmless if the removal is lost.
         remove_tree(&self.root.join(NAMES_UNSETTLED))

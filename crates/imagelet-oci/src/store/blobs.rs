@@ -1,51 +1,354 @@
-//! Compressed blobs: kept whole where that is configured, and found again.
+//! Compressed blobs: kept whole where that is configured, and the first bytes of others, for the pull that continues them.
 //!
-//! A blob streams to `ingest/` (see `partial_blobs`); the commit of its image moves it to `blobs/ALGORITHM/HEX`.
+//! A blob is appended to `ingest/ALGORITHM-HEX.partial`, unsynced: after kill -9 the page cache has the bytes. A pull that
+//! continues hashes them again from the first one, so that bytes that a power cut took or changed are found. One of at
+//! least [`RESUME_MIN`] stays. The commit of its image moves a blob that is kept to `blobs/ALGORITHM/HEX`.
+//!
+//! A blob that is written for a resumption alone takes only space that no pull has reserved, and gives it back on
+//! request.
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fs::{self, File},
-    io,
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
 };
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{
-    Store,
+    Store, could_not,
     files::durable::remove_tree,
     index::Index,
-    partial_blobs::{BlobWriter, PartialKey},
+    resumption::{Resumption, is_outdated},
 };
 use crate::failpoint::Step;
+
+/// A partial blob with fewer bytes is not kept.
+pub(crate) const RESUME_MIN: u64 = 8 << 20;
+/// The space is measured each time so many bytes are written.
+const MEASURE_PERIOD: u64 = 16 << 20;
+const PARTIAL_SUFFIX: &str = ".partial";
+
+/// The pulls that may continue a blob: those of its digest, from all repositories or from one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PartialKey {
+    pub(crate) digest: Digest,
+    /// The digest of the repository's name; `None` where repositories share.
+    pub(crate) repository: Option<Digest>,
+}
+
+impl PartialKey {
+    pub(crate) fn new(digest: &Digest, repository: Option<&str>) -> Self {
+        let repository = repository.map(|repository| Digest::of(repository.as_bytes()));
+        Self { digest: digest.clone(), repository }
+    }
+
+    fn file_name(&self) -> String {
+        let (algorithm, hex) = (self.digest.algorithm().name(), self.digest.hex());
+        let repository = self.repository.as_ref().map(|repository| format!("-{}", repository.hex()));
+        format!("{algorithm}-{hex}{}{PARTIAL_SUFFIX}", repository.unwrap_or_default())
+    }
+
+    fn of_file_name(name: &str) -> Option<Self> {
+        let (algorithm, rest) = name.strip_suffix(PARTIAL_SUFFIX)?.split_once('-')?;
+        let (hex, repository) = rest.split_once('-').map_or((rest, None), |(hex, other)| (hex, Some(other)));
+        let repository = repository.map(|hex| format!("sha256:{hex}").parse()).transpose().ok()?;
+        Some(Self { digest: format!("{algorithm}:{hex}").parse().ok()?, repository })
+    }
+}
+
+/// What a blob is written for.
+#[derive(Clone)]
+pub(crate) enum BlobPurpose {
+    /// Stays with its image; a failed write fails the pull.
+    Keep,
+    /// Serves a resumption alone. The function says whether so many further bytes leave what others have reserved.
+    Resume(Arc<dyn Fn(u64) -> bool + Send + Sync>),
+}
+
+impl Store {
+    pub(crate) fn partial_bytes(&self) -> u64 {
+        self.partials().iter().map(|partial| partial.size).sum()
+    }
+
+    pub(crate) fn discard_partial(&self, key: &PartialKey) {
+        if !self.is_written(&key.digest)
+            && let Err(error) = remove_tree(&self.partial_path(key))
+        {
+            tracing::warn!(digest = %key.digest, %error, "could not remove a partial blob");
+        }
+    }
+
+    pub(crate) fn is_written(&self, digest: &Digest) -> bool {
+        self.index().written.contains_key(digest)
+    }
+
+    /// Starts to append to the first `known` bytes of a blob; other bytes are removed. `None`: another writer has the
+    /// blob, or those bytes are no longer there.
+    pub(crate) fn write_blob(
+        self: &Arc<Self>,
+        key: &PartialKey,
+        known: u64,
+        (purpose, resumption): (BlobPurpose, &Resumption),
+    ) -> Result<Option<BlobWriter>, RuntimeError> {
+        self.check_writable()?;
+        let revoked = Arc::new(AtomicBool::new(false));
+        {
+            let mut index = self.index();
+            if index.written.contains_key(&key.digest) {
+                return Ok(None);
+            }
+            let revocable = matches!(purpose, BlobPurpose::Resume(_)).then(|| Arc::clone(&revoked));
+            index.written.insert(key.digest.clone(), revocable);
+        }
+        // From here on, dropping the writer releases the digest.
+        let mut writer = BlobWriter {
+            store: Arc::clone(self),
+            digest: key.digest.clone(),
+            path: self.partial_path(key),
+            file: None,
+            length: known,
+            measured: None,
+            purpose,
+            revoked,
+            resumption: resumption.clone(),
+            is_wanted: false,
+        };
+        let mut options = OpenOptions::new();
+        let opened = options.append(true).create(true).mode(0o600).open(&writer.path).and_then(|file| {
+            let length = file.metadata()?.len();
+            file.set_len(known)?;
+            Ok((file, length))
+        });
+        let (file, length) = opened.map_err(could_not("create", &writer.path))?;
+        Step::BlobBegun.reach();
+        writer.file = Some(file);
+        writer.is_wanted = length >= known;
+        Ok(writer.is_wanted.then_some(writer))
+    }
+
+    /// Removes the partial blobs of a kind that have no writer. Returns the bytes freed.
+    pub(crate) fn remove_partials(&self, is_removed: impl Fn(&Partial) -> bool) -> Result<u64, RuntimeError> {
+        self.check_writable()?;
+        let index = self.index();
+        let mut freed = 0;
+        for partial in self.partials() {
+            let is_written = partial.key.as_ref().is_some_and(|key| index.written.contains_key(&key.digest));
+            if !is_written && is_removed(&partial) {
+                self.move_to_trash(&partial.path)?;
+                freed += partial.size;
+            }
+        }
+        Ok(freed)
+    }
+
+    /// The partial blobs without a writer, with size and time.
+    pub(super) fn unused_partials(&self) -> Vec<(PartialKey, u64, SystemTime)> {
+        let index = self.index();
+        let partials =
+            self.partials().into_iter().filter_map(|Partial { key, size, modified, .. }| Some((key?, size, modified)));
+        partials.filter(|(key, ..)| !index.written.contains_key(&key.digest)).collect()
+    }
+
+    /// Empties the partial blobs that running pulls write for a resumption alone. Returns the bytes freed.
+    pub(crate) fn revoke_partials(&self) -> Result<u64, RuntimeError> {
+        self.check_writable()?;
+        let index = self.index();
+        let mut freed = 0;
+        for partial in self.partials() {
+            let Some(Some(revoked)) = partial.key.as_ref().and_then(|key| index.written.get(&key.digest)) else {
+                continue;
+            };
+            revoked.store(true, Ordering::Relaxed);
+            // The writer has it open: emptied, it takes no space at once.
+            let emptied = OpenOptions::new().write(true).open(&partial.path).and_then(|file| file.set_len(0));
+            emptied.and_then(|()| remove_tree(&partial.path)).map_err(could_not("remove", &partial.path))?;
+            freed += partial.size;
+        }
+        Ok(freed)
+    }
+
+    pub(super) fn partial_path(&self, key: &PartialKey) -> PathBuf {
+        self.root.join("ingest").join(key.file_name())
+    }
+
+    fn partials(&self) -> Vec<Partial> {
+        let Ok(entries) = fs::read_dir(self.root.join("ingest")) else { return Vec::new() };
+        let partial = |entry: fs::DirEntry| {
+            let metadata = entry.metadata().ok()?;
+            let key = entry.file_name().to_str().and_then(PartialKey::of_file_name);
+            Some(Partial { path: entry.path(), key, size: metadata.len(), modified: metadata.modified().ok()? })
+        };
+        entries.filter_map(Result::ok).filter_map(partial).collect()
+    }
+}
+
+pub(crate) struct Partial {
+    path: PathBuf,
+    key: Option<PartialKey>,
+    size: u64,
+    modified: SystemTime,
+}
+
+impl Partial {
+    pub(super) fn is_expired(&self, age_max: Duration) -> bool {
+        is_outdated(self.modified, age_max, SystemTime::now())
+    }
+
+    /// At start, when nothing is written: one too short to resume and an unknown file, too.
+    pub(super) fn is_leftover(&self, age_max: Duration) -> bool {
+        self.key.is_none() || self.size < RESUME_MIN || self.is_expired(age_max)
+    }
+}
+
+/// A blob being written. Dropped unfinished, it stays if it is long enough to resume and not known to be wrong.
+pub(crate) struct BlobWriter {
+    store: Arc<Store>,
+    digest: Digest,
+    path: PathBuf,
+    file: Option<File>,
+    length: u64,
+    /// The length at the last measurement of the space.
+    measured: Option<u64>,
+    purpose: BlobPurpose,
+    revoked: Arc<AtomicBool>,
+    resumption: Resumption,
+    is_wanted: bool,
+}
+
+impl BlobWriter {
+    /// Appends. An error only where the blob has to be kept; otherwise its file is removed, and the pull continues.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if !self.has_space() {
+            self.give_up();
+        }
+        let Some(file) = &mut self.file else { return Ok(()) };
+        if let Err(error) = file.write_all(bytes) {
+            self.give_up();
+            return if self.is_reserved() { Err(error) } else { Ok(()) };
+        }
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn has_space(&mut self) -> bool {
+        let BlobPurpose::Resume(has_space) = &self.purpose else { return true };
+        if self.revoked.load(Ordering::Relaxed) {
+            return false;
+        }
+        if self.measured.is_some_and(|measured| self.length - measured < MEASURE_PERIOD) {
+            return true;
+        }
+        self.measured = Some(self.length);
+        has_space(MEASURE_PERIOD)
+    }
+
+    fn give_up(&mut self) {
+        self.is_wanted = false;
+        if self.file.take().is_some() {
+            tracing::debug!(blob = %self.digest, "its first bytes no longer stay for a resumption");
+            self.remove_file();
+        }
+    }
+
+    fn remove_file(&self) {
+        if let Err(error) = remove_tree(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "could not remove a blob; the next start takes it");
+        }
+    }
+
+    /// Whether the pull has reserved space for it.
+    pub(crate) fn is_reserved(&self) -> bool {
+        matches!(self.purpose, BlobPurpose::Keep)
+    }
+}
+
+impl Drop for BlobWriter {
+    fn drop(&mut self) {
+        let is_kept = self.is_wanted && self.length >= RESUME_MIN && self.resumption.is_allowed();
+        if !is_kept {
+            self.remove_file();
+        }
+        self.store.index().written.remove(&self.digest);
+    }
+}
+
+/// A whole blob that is not part of the store yet. Dropped uncommitted, it is a partial.
+pub(crate) struct StagedBlob(BlobWriter);
+
+impl StagedBlob {
+    /// `None`: it was written for a resumption alone, and the unpacked layer replaces it.
+    pub(crate) fn of(mut writer: BlobWriter) -> Option<Self> {
+        writer.file = None;
+        Step::BlobWritten.reach();
+        if writer.is_reserved() {
+            return Some(Self(writer));
+        }
+        writer.is_wanted = false;
+        None
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    pub(super) fn discard(mut self) {
+        self.0.is_wanted = false;
+    }
+
+    /// Moves it to its place after its bytes are durable, unless another commit has. The caller holds the index.
+    pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
+        let BlobWriter { store, digest, path, length, .. } = &self.0;
+        if index.blobs.contains_key(digest) {
+            return Ok(());
+        }
+        let home = store.blob_path(digest);
+        fs::create_dir_all(home.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+        fs::rename(path, &home)?;
+        index.blobs.insert(digest.clone(), *length);
+        Step::BlobKept.reach();
+        Ok(())
+    }
+
+    pub(super) fn folders(&self) -> [PathBuf; 2] {
+        let blobs = Path::new("blobs");
+        [blobs.join(self.0.digest.algorithm().name()), blobs.to_owned()]
+    }
+}
 
 impl Store {
     pub(crate) fn blob_path(&self, digest: &Digest) -> PathBuf {
         self.root.join("blobs").join(digest.algorithm().name()).join(digest.hex())
     }
 
-    pub(crate) fn blobs(&self) -> Vec<(Digest, u64)> {
-        self.index().blobs.iter().map(|(digest, size)| (digest.clone(), *size)).collect()
+    pub(crate) fn blobs(&self) -> Vec<Digest> {
+        self.index().blobs.keys().cloned().collect()
     }
 
     /// A blob that is kept with an image.
     pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
-        let is_kept = self.index().blobs.contains_key(digest);
-        let (file, length) = if is_kept { open_file(&self.blob_path(digest))? } else { return None };
-        (length == size).then_some(KeptBytes { file, length, is_in_copy: false })
+        let kept = if self.has_blob(digest) { KeptBytes::open(&self.blob_path(digest))? } else { return None };
+        (kept.length == size).then_some(kept)
     }
 
     /// The blob of an artifact, which the layer of its file has unchanged; `path` was checked by the manifest.
     pub(crate) fn open_layer_file(&self, layer: &Digest, path: &str, size: u64) -> Option<KeptBytes> {
         self.layer(layer)?;
-        let (file, length) = open_file(&self.layer_folder(layer).join("fs").join(path))?;
-        (length == size).then_some(KeptBytes { file, length, is_in_copy: false })
+        let kept = KeptBytes::open(&self.layer_tree(layer).join(path))?;
+        (kept.length == size).then_some(kept)
     }
 
     /// The first bytes of a blob.
     pub(crate) fn open_partial(&self, key: &PartialKey, size: u64) -> Option<KeptBytes> {
-        let (file, length) = open_file(&self.partial_path(key))?;
-        (1..=size).contains(&length).then_some(KeptBytes { file, length, is_in_copy: true })
+        let kept = KeptBytes::open(&self.partial_path(key))?;
+        (1..=size).contains(&kept.length).then_some(KeptBytes { is_in_copy: true, ..kept })
     }
 
     pub(crate) fn has_blob(&self, digest: &Digest) -> bool {
@@ -77,12 +380,6 @@ impl Store {
     }
 }
 
-fn open_file(path: &Path) -> Option<(File, u64)> {
-    let file = File::open(path).ok()?;
-    let metadata = file.metadata().ok()?;
-    Some((file, metadata.is_file().then_some(metadata.len())?))
-}
-
 pub(crate) struct KeptBytes {
     pub(crate) file: File,
     pub(crate) length: u64,
@@ -90,45 +387,11 @@ pub(crate) struct KeptBytes {
     pub(crate) is_in_copy: bool,
 }
 
-/// A whole blob that is not part of the store yet. Dropped uncommitted, it is a partial.
-pub(crate) struct StagedBlob(BlobWriter);
-
-impl StagedBlob {
-    /// `None`: it was written for a resumption alone, and the unpacked layer replaces it.
-    pub(crate) fn of(mut writer: BlobWriter) -> Option<Self> {
-        writer.close();
-        if writer.is_reserved() {
-            return Some(Self(writer));
-        }
-        writer.discard();
-        None
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    pub(super) fn discard(mut self) {
-        self.0.discard();
-    }
-
-    /// Moves it to its place after its bytes are durable, unless another commit has. The caller holds the index.
-    pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
-        let (store, digest) = (self.0.store(), self.0.digest());
-        if index.blobs.contains_key(digest) {
-            return Ok(());
-        }
-        let home = store.blob_path(digest);
-        fs::create_dir_all(home.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-        fs::rename(self.path(), &home)?;
-        index.blobs.insert(digest.clone(), self.0.length());
-        Step::BlobKept.reach();
-        Ok(())
-    }
-
-    pub(super) fn folders(&self) -> [PathBuf; 2] {
-        let blobs = Path::new("blobs");
-        [blobs.join(self.0.digest().algorithm().name()), blobs.to_owned()]
+impl KeptBytes {
+    fn open(path: &Path) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
+        Some(Self { file, length: metadata.len(), is_in_copy: false })
     }
 }
 
@@ -141,5 +404,75 @@ impl Index {
             layers.filter_map(|layer| Some((layer.blob.as_ref()?, layer.size))).collect();
         let unneeded = self.blobs.iter().filter(|(digest, size)| needed.get(digest) != Some(*size));
         unneeded.map(|(digest, _)| digest.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::runtime::RuntimeErrorKind;
+
+    use super::*;
+    use crate::store::StoreOptions;
+
+    static PIECE: [u8; 1 << 20] = [7; 1 << 20];
+
+    fn key() -> PartialKey {
+        PartialKey::new(&Digest::of(b"blob"), None)
+    }
+
+    /// Writes nine pieces for a resumption, in a file system where `space` says what is free.
+    fn written(
+        store: &Arc<Store>,
+        resumption: &Resumption,
+        space: impl Fn(u64) -> bool + Send + Sync + 'static,
+    ) -> BlobWriter {
+        let purpose = (BlobPurpose::Resume(Arc::new(space)), resumption);
+        let mut writer = store.write_blob(&key(), 0, purpose).unwrap().expect("no other writer");
+        (0..9).for_each(|_| writer.write(&PIECE).unwrap());
+        writer
+    }
+
+    #[test]
+    fn the_first_bytes_stay_unless_they_are_refused_revoked_or_in_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(&folder.path().join("store"), StoreOptions::for_tests()).unwrap());
+        let allowed = Resumption::new(true);
+        let writer = written(&store, &allowed, |_| true);
+        assert!(store.write_blob(&key(), 0, (BlobPurpose::Keep, &allowed)).unwrap().is_none(), "one writer");
+        assert_eq!(store.remove_partials(|_| true).unwrap(), 0, "it is being written");
+        drop(writer);
+        assert_eq!(store.open_partial(&key(), 20 << 20).map(|kept| kept.length), Some(9 << 20));
+        assert_eq!(store.free_unfinished(1).unwrap(), 9 << 20);
+        assert_eq!(store.partial_bytes(), 0);
+
+        drop(written(&store, &allowed, |_| false));
+        assert_eq!(store.partial_bytes(), 0, "others have reserved the space");
+
+        let mut writer = written(&store, &allowed, |_| true);
+        assert_eq!(store.revoke_partials().unwrap(), 9 << 20);
+        assert_eq!(store.partial_bytes(), 0, "at once");
+        writer.write(&PIECE).unwrap();
+        drop(writer);
+        assert_eq!(store.partial_bytes(), 0);
+
+        let refused = Resumption::new(true);
+        let writer = written(&store, &refused, |_| true);
+        refused.heed(&RuntimeError::new(RuntimeErrorKind::Corrupt, "it is wrong"));
+        drop(writer);
+        assert_eq!(store.partial_bytes(), 0);
+    }
+
+    #[test]
+    fn a_file_name_says_which_pulls_may_continue_it() {
+        let digest = Digest::of(b"blob");
+        let keys = [None, Some("registry.example/a"), Some("registry.example/b")];
+        let keys = keys.map(|repository| PartialKey::new(&digest, repository));
+        for key in &keys {
+            assert_eq!(PartialKey::of_file_name(&key.file_name()).as_ref(), Some(key));
+            assert_eq!(keys.iter().filter(|other| other.file_name() == key.file_name()).count(), 1);
+        }
+        for name in ["x.partial", "sha256-12.partial", "sha256-zz-zz.partial", "a"] {
+            assert!(PartialKey::of_file_name(name).is_none(), "{name}");
+        }
     }
 }

@@ -14,10 +14,10 @@ use imagelet_core::{
 };
 
 use super::{
-    StagedBlob, Store,
-    files::durable::{SyncView, replace_file, sync_folder},
+    StagedBlob, Store, could_not,
+    files::durable::{SyncView, sync_folder},
     index::{Index, Spare},
-    record::{ImageRecord, LayerEntry, LayerRecord, checksum, spare_record::SpareRecord},
+    record::{ImageRecord, LayerEntry, LayerRecord, SpareRecord, checksum},
     resumption::Resumption,
     staging::{Staging, discard},
     storage_error,
@@ -26,10 +26,9 @@ use crate::{failpoint::Step, manifest::Descriptor};
 
 /// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed, or stays as a spare.
 pub(crate) struct StagedLayer {
-    record: LayerRecord,
-    entry: LayerEntry,
-    /// Opened before the layer's first file.
-    view: Arc<SyncView>,
+    unpacked: Spare,
+    /// `Some`: it stays as a spare while that is allowed.
+    resumable: Option<(Arc<Store>, Resumption)>,
     /// `None` once the layer is in the store.
     staging: Mutex<Option<Staging>>,
     blob: Option<StagedBlob>,
@@ -42,11 +41,11 @@ impl StagedLayer {
         record: LayerRecord,
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
-        let failed = format!("could not write the record of layer `{}`", record.diff_id);
+        let failed = not_recorded(&record);
         let record = if record.for_sink { Ok(record) } else { record.measured(staging.path()) };
         let record = record
             .and_then(|record| fs::write(staging.path().join("layer.json"), checksum::seal(&record)).map(|()| record))
-            .map_err(|error| storage_error(failed, error))?;
+            .map_err(failed)?;
         Step::LayerRecorded.reach();
         let entry = LayerEntry {
             blob: Some(blob.digest.clone()),
@@ -54,11 +53,13 @@ impl StagedLayer {
             diff_id: record.diff_id.clone(),
             media_type: blob.media_type.clone(),
         };
-        Ok(Self { record, entry, view, staging: Mutex::new(Some(staging)), blob: None })
+        let origin = SpareRecord { boot: String::new(), repository: String::new(), entry };
+        let unpacked = Spare { folder: staging.path().to_owned(), record, view, since: SystemTime::now(), origin };
+        Ok(Self { unpacked, resumable: None, staging: Mutex::new(Some(staging)), blob: None })
     }
 
     pub(crate) fn entry(&self) -> &LayerEntry {
-        &self.entry
+        &self.unpacked.origin.entry
     }
 
     pub(crate) fn with_blob(mut self, blob: Option<StagedBlob>) -> Self {
@@ -68,45 +69,48 @@ impl StagedLayer {
 
     /// From here on it stays as a spare layer for pulls of `repository`, or of all, where it is dropped uncommitted.
     pub(crate) fn resumable(
-        self,
+        mut self,
         store: &Arc<Store>,
         repository: &str,
         resumption: &Resumption,
     ) -> Result<Self, RuntimeError> {
         // Without a boot id, a record proves nothing after a power cut.
         let Some(boot) = store.boot().filter(|_| resumption.is_allowed()) else { return Ok(self) };
-        let origin =
-            SpareRecord { boot: boot.to_owned(), repository: repository.to_owned(), entry: self.entry.clone() };
-        let staging = self.staging().take().expect("a layer that is not in the store has its folder");
-        origin.write(staging.path()).map_err(|error| {
-            storage_error(format!("could not write the record of layer `{}`", self.record.diff_id), error)
-        })?;
-        let (record, view) = (self.record.clone(), Arc::clone(&self.view));
-        let folder = staging.keep();
-        let spare = Spare { folder, record, view, since: SystemTime::now(), origin };
-        *self.staging() = Some(Staging::of_spare(Arc::clone(store), spare, resumption.clone()));
+        let Spare { folder, record, origin, .. } = &mut self.unpacked;
+        (origin.boot, origin.repository) = (boot.to_owned(), repository.to_owned());
+        origin.write(folder).map_err(not_recorded(record))?;
+        self.resumable = Some((Arc::clone(store), resumption.clone()));
         Ok(self)
     }
 
     pub(super) fn of_spare(store: &Arc<Store>, spare: Spare, resumption: &Resumption) -> Self {
-        let (record, entry, view) = (spare.record.clone(), spare.origin.entry.clone(), Arc::clone(&spare.view));
-        let staging = Staging::of_spare(Arc::clone(store), spare, resumption.clone());
-        Self { record, entry, view, staging: Mutex::new(Some(staging)), blob: None }
+        let staging = Mutex::new(Some(Staging(spare.folder.clone())));
+        Self { unpacked: spare, resumable: Some((Arc::clone(store), resumption.clone())), staging, blob: None }
     }
 
-    pub(super) fn into_parts(self) -> (Spare, Resumption, Option<StagedBlob>) {
-        let staging = self.staging().take().expect("a layer that is not in the store has its folder");
-        let (folder, resumable) = staging.into_parts();
-        let (spare, resumption) = resumable.unwrap_or_else(|| {
-            let origin = SpareRecord { boot: String::new(), repository: String::new(), entry: self.entry };
-            let spare = Spare { folder, record: self.record, view: self.view, since: SystemTime::now(), origin };
-            (spare, Resumption::new(false))
-        });
-        (spare, resumption, self.blob)
+    /// From here on the caller removes the folder.
+    pub(super) fn into_parts(mut self) -> (Spare, Resumption, Option<StagedBlob>) {
+        self.staging().take().map(Staging::keep);
+        let resumption = self.resumable.take().map_or_else(|| Resumption::new(false), |(_, resumption)| resumption);
+        (self.unpacked.clone(), resumption, self.blob.take())
     }
 
     fn staging(&self) -> MutexGuard<'_, Option<Staging>> {
         self.staging.lock().expect("no thread panics while it holds the lock")
+    }
+}
+
+impl Drop for StagedLayer {
+    fn drop(&mut self) {
+        let Some(staging) = self.staging().take() else { return };
+        // After a failed sync the bytes may be lost, and a later view would not learn of it.
+        if let Some((store, resumption)) = &self.resumable
+            && resumption.is_allowed()
+            && !self.unpacked.view.has_failed()
+        {
+            staging.keep();
+            store.add_spare(self.unpacked.clone());
+        }
     }
 }
 
@@ -148,13 +152,13 @@ impl Store {
             // The image may share layers that an earlier process showed before they were durable.
             self.sync_background()?;
             // One sync for every file of every layer; nothing below this line becomes visible before it.
-            let views = layers.iter().map(|layer| &layer.view);
+            let views = layers.iter().map(|layer| &layer.unpacked.view);
             SyncView::sync_all(iter::once(view).chain(views)).map_err(failed("sync"))?;
             Step::CommitSynced.reach();
         } else {
             self.remember_view(view);
             for layer in layers {
-                self.remember_view(&layer.view);
+                self.remember_view(&layer.unpacked.view);
             }
         }
         let mut index = self.index();
@@ -199,14 +203,14 @@ impl Store {
             layers.iter().filter_map(|layer| layer.blob.as_ref()).flat_map(StagedBlob::folders).collect();
         folders.iter().try_for_each(|folder| sync_names_in(folder)).map_err(failed("blobs"))?;
         for layer in layers {
-            let diff_id = &layer.record.diff_id;
+            let diff_id = &layer.unpacked.record.diff_id;
             let mut staging = layer.staging();
             if let Some(staged) = staging.as_ref().filter(|_| !index.layers.contains_key(diff_id)) {
                 SpareRecord::remove(staged.path()).map_err(failed("layers"))?;
                 placed.trashed |= self.place(staged, &self.layer_folder(diff_id)).map_err(failed("layers"))?;
                 staging.take().map(Staging::keep);
                 placed.layers.push(diff_id.clone());
-                index.layers.insert(diff_id.clone(), layer.record.clone());
+                index.layers.insert(diff_id.clone(), layer.unpacked.record.clone());
                 index.marked.remove(diff_id);
             }
         }
@@ -261,10 +265,9 @@ impl Store {
         if self.in_background {
             return self.write_names_unsettled(index).inspect_err(|_| index.names = before);
         }
-        let path = self.root.join("names.json");
-        replace_file(&path, &index.names_file(None)).inspect_err(|_| {
+        self.replace_names(index).inspect_err(|_| {
             index.names = before;
-            if let Err(error) = replace_file(&path, &index.names_file(None)) {
+            if let Err(error) = self.replace_names(index) {
                 tracing::error!(%error, "the names on disk are not the valid ones; the next change writes them");
             }
         })
@@ -318,8 +321,7 @@ impl Store {
         self.check_writable().inspect_err(|_| index.names.clone_from(&before))?;
         let after = index.names.clone();
         if let Err(error) = self.write_names(&mut index, before.clone()) {
-            let path = self.root.join("names.json");
-            let error = storage_error(format!("could not write `{}`", path.display()), error);
+            let error = could_not("write", &self.root.join("names.json"))(error);
             let only_removed = after.iter().all(|(name, id)| before.get(name) == Some(id));
             if error.kind() != RuntimeErrorKind::DiskFull || !only_removed {
                 return Err(error);
@@ -353,11 +355,16 @@ impl Store {
         for path in &trash {
             discard(path);
         }
-        if let Err(error) = replace_file(&self.root.join("names.json"), &index.names_file(None)) {
+        if let Err(error) = self.replace_names(index) {
             tracing::warn!(%error, "no space for the store's names yet; the images are removed all the same");
         }
         Ok(())
     }
+}
+
+fn not_recorded(layer: &LayerRecord) -> impl FnOnce(io::Error) -> RuntimeError + use<> {
+    let message = format!("could not write the record of layer `{}`", layer.diff_id);
+    move |error| storage_error(message, error)
 }
 
 fn not_committed(id: &ImageId, what: &str) -> impl FnOnce(io::Error) -> RuntimeError + use<> {

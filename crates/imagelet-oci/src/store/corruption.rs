@@ -12,7 +12,7 @@ use imagelet_core::{
 };
 
 use super::{
-    Store,
+    Store, could_not,
     files::durable::replace_file,
     index::{
         DamagedImage, Index,
@@ -71,15 +71,13 @@ impl Index {
     }
 
     pub(crate) fn restore_whole(&mut self) {
-        let whole = self.damaged.iter().filter_map(|(id, image)| {
-            let record = image.record.as_ref().filter(|_| image.documents.is_none())?;
-            self.missing_layer(record).is_none().then(|| (id.clone(), record.clone()))
-        });
-        let whole: Vec<(ImageId, ImageRecord)> = whole.collect();
-        for (id, record) in whole {
+        let Self { images, layers, damaged, .. } = self;
+        let has_layers = |record: &ImageRecord| record.diff_ids().all(|layer| layers.contains_key(layer));
+        let is_whole =
+            |image: &DamagedImage| image.documents.is_none() && image.record.as_ref().is_some_and(has_layers);
+        for (id, image) in damaged.extract_if(.., |_, image| is_whole(image)) {
             tracing::info!(image = %id, "a damaged image is whole again");
-            self.damaged.remove(&id);
-            self.images.insert(id, record);
+            images.extend(image.record.map(|record| (id, record)));
         }
     }
 }
@@ -124,8 +122,8 @@ impl Store {
         self.check_writable()?;
         // The file must not name unsynced content.
         self.sync_background()?;
-        replace_file(&self.root.join("names.json"), &self.index().names_file(None))
-            .map_err(|error| storage_error("could not write the store's names", error))
+        let written = self.replace_names(&mut self.index());
+        written.map_err(|error| storage_error("could not write the store's names", error))
     }
 }
 
@@ -133,7 +131,7 @@ fn write_mark(folder: &Path, findings: &Findings) -> Result<(), RuntimeError> {
     match replace_file(&folder.join(MARK), &checksum::seal(findings)) {
         // A missing folder is absent without a mark.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        written => written.map_err(|error| storage_error(format!("could not mark `{}`", folder.display()), error)),
+        written => written.map_err(could_not("mark", folder)),
     }
 }
 

@@ -27,7 +27,6 @@ mod durable_tests;
 mod file_manifest;
 mod files;
 mod index;
-mod partial_blobs;
 mod record;
 mod resumption;
 mod sink_layer;
@@ -35,19 +34,6 @@ mod spare_layers;
 mod staging;
 mod sweep;
 mod verify;
-
-pub(crate) use self::{
-    partial_blobs::{BlobPurpose, BlobWriter, PartialKey},
-    resumption::Resumption,
-    sink_layer::SinkLayer,
-    spare_layers::{LayerEnd, SpareWanted},
-    staging::Staging,
-};
-pub(crate) use blobs::{KeptBytes, StagedBlob};
-pub(crate) use commit::{NewImage, StagedLayer};
-pub(crate) use record::LayerEntry;
-pub(crate) use record::{ArtifactRecord, ImageRecord, LayerRecord};
-pub(crate) use verify::Watch;
 
 use std::{
     collections::HashSet,
@@ -65,23 +51,31 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
-pub(crate) use self::file_manifest::write::{FileManifestWriter, LIST};
-pub(crate) use self::files::durable::{SyncView, remove_tree, replace_file};
-use self::files::lock::Lock;
-use self::files::root::Place;
-pub(crate) use index::DamagedImage;
-pub(crate) use index::load::digest_named;
-use index::{
-    Index,
-    list_cache::{CachedIndex, Locked},
+pub(crate) use self::{
+    blobs::{BlobPurpose, BlobWriter, KeptBytes, PartialKey, StagedBlob},
+    commit::{NewImage, StagedLayer},
+    file_manifest::{FileManifestWriter, LIST},
+    files::durable::{SyncView, remove_tree, replace_file},
+    index::{DamagedImage, load::digest_named},
+    record::{ArtifactRecord, ImageRecord, LayerEntry, LayerRecord, disk_usage::DiskUsage, write_implicit},
+    resumption::Resumption,
+    sink_layer::SinkLayer,
+    spare_layers::{LayerEnd, SpareWanted},
+    staging::Staging,
+    verify::Watch,
 };
-use record::disk_usage::block_size;
-pub(crate) use record::{disk_usage::DiskUsage, write_implicit};
+use self::{
+    files::{lock::Lock, root::Place},
+    index::{Index, listing::Locked},
+    record::disk_usage::block_size,
+};
 
 use crate::{failpoint::Step, scarce};
 
 /// Block size of most file systems, for those that report none.
 const BLOCK_USUAL: u64 = 4096;
+
+const MOUNT_WRITABLE: &str = "mount it read-write, or name another place with --store DIR";
 
 /// When a pull may return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +91,7 @@ pub enum Durability {
 /// A store on disk; opened for writing, owned by this process until it is dropped. Its methods block on the disk.
 pub(crate) struct Store {
     root: PathBuf,
-    index: Mutex<CachedIndex>,
+    index: Mutex<Index>,
     sequence: AtomicU64,
     trash: Mutex<()>,
     /// Views that receive the write errors of all content shown before it is durable; never empty.
@@ -165,7 +159,7 @@ impl Store {
         let store = |root: PathBuf, mut index: Index, holds| {
             index.block = block_size(&root).unwrap_or(BLOCK_USUAL);
             Self {
-                index: Mutex::new(CachedIndex::new(index)),
+                index: Mutex::new(index),
                 root,
                 sequence: AtomicU64::new(first_number()),
                 trash: Mutex::new(()),
@@ -191,18 +185,16 @@ impl Store {
             Access::Write { .. } => match place.make_folders() {
                 // Existing folders pass even on a read-only file system.
                 Ok(()) if place.is_writable => Holds::All(Lock::take(&place)?),
-                Err(error) if place.is_writable => {
-                    return Err(storage_error(format!("could not create the store `{}`", root.display()), error));
-                }
+                Err(error) if place.is_writable => return Err(could_not("create the store", root)(error)),
                 _ => Holds::ReadOnlyDisk,
             },
         };
         Step::OpenLocked.reach();
-        let view = open_view(&place.path)?;
+        let view = SyncView::open(&place.path).map_err(could_not("open the store", &place.path))?;
         let index = Index::load(&place.path, matches!(holds, Holds::All(_)), boot.as_deref())?;
         Step::OpenLoaded.reach();
         let store = store(place.path, index, holds);
-        store.views().push(view);
+        store.views().push(Arc::new(view));
         if !store.is_read_only() {
             // A leftover that cannot be removed is harmless: the images are usable.
             if let Err(error) = store.discard_leftovers() {
@@ -232,18 +224,17 @@ impl Store {
     }
 
     pub(crate) fn sync_view(&self) -> Result<Arc<SyncView>, RuntimeError> {
-        open_view(&self.root)
+        SyncView::open(&self.root).map(Arc::new).map_err(could_not("open the store", &self.root))
     }
 
     pub(crate) fn check_writable(&self) -> Result<(), RuntimeError> {
         let root = self.root.display();
         match self.holds {
             Holds::All(_) => Ok(()),
-            Holds::ReadOnlyDisk => Err(RuntimeError::new(
-                RuntimeErrorKind::Unavailable,
-                format!("the store `{root}` is on a read-only file system"),
-            )
-            .with_hint("mount it read-write, or name another place with --store DIR")),
+            Holds::ReadOnlyDisk => {
+                let message = format!("the store `{root}` is on a read-only file system");
+                Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint(MOUNT_WRITABLE))
+            }
             Holds::Nothing => Err(RuntimeError::defect(format!("the store `{root}` was opened for reading alone"))),
         }
     }
@@ -283,9 +274,8 @@ impl Store {
             .filter(|(_, entry)| entry.blob.is_some() && seen.insert(&entry.diff_id))
             .filter_map(|(is_artifact, entry)| {
                 let layer = index.layers.get(&entry.diff_id)?;
-                let media_type = entry.media_type.clone();
                 Some(LayerSizes {
-                    media_type,
+                    media_type: entry.media_type.clone(),
                     is_artifact,
                     packed: entry.size,
                     on_disk: layer.disk_bytes,
@@ -331,7 +321,7 @@ impl Store {
     }
 
     fn index(&self) -> Locked<'_> {
-        Locked::new(self.index.lock().expect("no thread panics while it holds the index"))
+        Locked(self.index.lock().expect("no thread panics while it holds the index"))
     }
 
     fn layer_folder(&self, diff_id: &Digest) -> PathBuf {
@@ -364,11 +354,6 @@ fn no_store(root: &Path) -> RuntimeError {
         .with_hint(format!("correct the path, or have one made there: imagelet --store {root} pull REF"))
 }
 
-fn open_view(root: &Path) -> Result<Arc<SyncView>, RuntimeError> {
-    let failed = |error| storage_error(format!("could not open the store `{}`", root.display()), error);
-    SyncView::open(root).map(Arc::new).map_err(failed)
-}
-
 fn boot_id() -> Option<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(text.trim().to_owned()).filter(|id| !id.is_empty())
@@ -389,33 +374,31 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut index = self.store.index();
         for layer in &self.layers {
-            if let Some(count) = index.leases.get_mut(layer) {
-                *count -= 1;
-                if *count == 0 {
-                    index.leases.remove(layer);
-                }
-            }
+            *index.leases.get_mut(layer).expect("each lease is counted") -= 1;
         }
+        index.leases.retain(|_, count| *count > 0);
     }
 }
 
 pub(crate) fn storage_error(message: impl Into<String>, error: io::Error) -> RuntimeError {
-    let message = message.into();
-    match error.kind() {
+    let (kind, hint) = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            RuntimeError::new(RuntimeErrorKind::DiskFull, message)
-                .caused_by(error)
-                .with_hint("make room with `imagelet gc`, or name a larger place with --store DIR")
+            (RuntimeErrorKind::DiskFull, "make room with `imagelet gc`, or name a larger place with --store DIR")
         }
-        io::ErrorKind::ReadOnlyFilesystem => RuntimeError::new(RuntimeErrorKind::Unavailable, message)
-            .caused_by(error)
-            .with_hint("mount it read-write, or name another place with --store DIR"),
-        io::ErrorKind::PermissionDenied => RuntimeError::new(RuntimeErrorKind::Unavailable, message)
-            .caused_by(error)
-            .with_hint("run as the store's owner, or name another place with --store DIR"),
-        _ if scarce::is_caused_by_scarcity(&error) => RuntimeError::new(RuntimeErrorKind::Unavailable, message)
-            .caused_by(error)
-            .with_hint("let the process open more files: `LimitNOFILE=` of its unit, `ulimit -Hn` of a shell"),
-        _ => RuntimeError::other(message).caused_by(error),
-    }
+        io::ErrorKind::ReadOnlyFilesystem => (RuntimeErrorKind::Unavailable, MOUNT_WRITABLE),
+        io::ErrorKind::PermissionDenied => {
+            (RuntimeErrorKind::Unavailable, "run as the store's owner, or name another place with --store DIR")
+        }
+        _ if scarce::is_caused_by_scarcity(&error) => (
+            RuntimeErrorKind::Unavailable,
+            "let the process open more files: `LimitNOFILE=` of its unit, `ulimit -Hn` of a shell",
+        ),
+        _ => return RuntimeError::other(message).caused_by(error),
+    };
+    RuntimeError::new(kind, message).caused_by(error).with_hint(hint)
+}
+
+/// For `map_err`: the error that says "could not `what`", and on which path.
+pub(crate) fn could_not<'a, E: Into<io::Error>>(what: &'a str, path: &'a Path) -> impl Fn(E) -> RuntimeError + 'a {
+    move |error| storage_error(format!("could not {what} `{}`", path.display()), error.into())
 }

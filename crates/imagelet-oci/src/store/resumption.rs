@@ -25,7 +25,14 @@ impl Resumption {
 
     /// Ends it where the image is refused, or its content takes the space that others need.
     pub(crate) fn heed(&self, error: &RuntimeError) {
-        if ends_it(error.kind()) {
+        use RuntimeErrorKind::{
+            Corrupt, Defect, DiskFull, InvalidArgument, SignatureInvalid, Unacceptable, Unsupported,
+        };
+        // Others interrupt a pull: the registry, the network, the caller, the store.
+        if matches!(
+            error.kind(),
+            Corrupt | Unacceptable | Unsupported | InvalidArgument | SignatureInvalid | DiskFull | Defect
+        ) {
             self.0.store(false, Ordering::Relaxed);
         }
     }
@@ -36,20 +43,6 @@ impl Resumption {
 pub(super) fn is_outdated(since: SystemTime, age_max: Duration, now: SystemTime) -> bool {
     let apart = now.duration_since(since).unwrap_or_else(|ahead| ahead.duration());
     apart > age_max
-}
-
-fn ends_it(kind: RuntimeErrorKind) -> bool {
-    match kind {
-        RuntimeErrorKind::Corrupt
-        | RuntimeErrorKind::Unacceptable
-        | RuntimeErrorKind::Unsupported
-        | RuntimeErrorKind::InvalidArgument
-        | RuntimeErrorKind::SignatureInvalid
-        | RuntimeErrorKind::DiskFull
-        | RuntimeErrorKind::Defect => true,
-        // Whatever interrupts a pull: the registry, the network, the caller, the store.
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use std::{fs, sync::Arc};
 use imagelet_core::runtime::{RuntimeError, StagedTree};
 
 use super::{
-    LayerSizes, StagedBlob, StagedLayer, Store, SyncView, index::Spare, record::read_implicit, resumption::Resumption,
-    staging::discard, storage_error,
+    LayerSizes, StagedBlob, StagedLayer, Store, SyncView, could_not, index::Spare, record::read_implicit,
+    resumption::Resumption, staging::discard, storage_error,
 };
 
 /// Number of sink-taken layers that the expansion estimate uses.
@@ -33,24 +33,14 @@ pub(crate) struct SinkLayer {
 impl SinkLayer {
     pub(crate) fn new(store: &Arc<Store>, layer: StagedLayer) -> Result<Self, RuntimeError> {
         let (spare, resumption, blob) = layer.into_parts();
-        Self::of(store, (spare, resumption), blob)
-    }
-
-    pub(super) fn of(
-        store: &Arc<Store>,
-        (spare, resumption): (Spare, Resumption),
-        blob: Option<StagedBlob>,
-    ) -> Result<Self, RuntimeError> {
-        let store = Arc::clone(store);
-        let mut layer = Self { store, spare, resumption, implicit: Vec::new(), blob, is_untouched: false };
-        let Spare { folder, record, .. } = &layer.spare;
-        let implicit = read_implicit(folder).map_err(|error| {
-            storage_error(format!("could not read the implied directories of layer `{}`", record.diff_id), error)
+        let read = read_implicit(&spare.folder).inspect_err(|_| discard(&spare.folder));
+        let implicit = read.map_err(|error| {
+            let layer = &spare.record.diff_id;
+            storage_error(format!("could not read the implied directories of layer `{layer}`"), error)
         })?;
-        layer.implicit = implicit.into_iter().collect();
-        layer.implicit.sort_unstable();
-        layer.is_untouched = true;
-        Ok(layer)
+        let mut implicit: Vec<_> = implicit.into_iter().collect();
+        implicit.sort_unstable();
+        Ok(Self { store: Arc::clone(store), spare, resumption, implicit, blob, is_untouched: true })
     }
 
     pub(crate) fn has_implicit(&self) -> bool {
@@ -65,8 +55,7 @@ impl SinkLayer {
         if self.has_implicit() {
             self.is_untouched = false;
             let record = self.spare.folder.join("layer.json");
-            fs::remove_file(&record)
-                .map_err(|error| storage_error(format!("could not remove `{}`", record.display()), error))?;
+            fs::remove_file(&record).map_err(could_not("remove", &record))?;
         }
         Ok(StagedTree {
             folder: self.spare.folder.join("fs"),

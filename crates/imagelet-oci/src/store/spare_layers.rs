@@ -17,8 +17,8 @@ use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{
     SinkLayer, StagedLayer, Store,
-    index::{Spare, load::read_json},
-    record::{LayerRecord, spare_record::SpareRecord},
+    index::{Index, Spare, load::read_json},
+    record::{LayerRecord, SpareRecord},
     resumption::{Resumption, is_outdated},
     staging::discard,
 };
@@ -62,7 +62,10 @@ impl Store {
         wanted: &SpareWanted<'_>,
         resumption: &Resumption,
     ) -> Option<StagedLayer> {
-        Some(StagedLayer::of_spare(self, self.take(wanted)?, resumption))
+        let mut index = self.index();
+        index.spares.get(wanted.diff_id).filter(|spare| wanted.accepts(spare))?;
+        let spare = index.spares.remove(wanted.diff_id)?;
+        Some(StagedLayer::of_spare(self, spare, resumption))
     }
 
     pub(crate) fn take_sink_spare(
@@ -70,14 +73,8 @@ impl Store {
         wanted: &SpareWanted<'_>,
         resumption: &Resumption,
     ) -> Option<SinkLayer> {
-        let layer = SinkLayer::of(self, (self.take(wanted)?, resumption.clone()), None);
+        let layer = SinkLayer::new(self, self.take_spare(wanted, resumption)?);
         layer.inspect_err(|error| tracing::warn!(error = error.chain(), "a layer is fetched again")).ok()
-    }
-
-    fn take(&self, wanted: &SpareWanted<'_>) -> Option<Spare> {
-        let mut index = self.index();
-        index.spares.get(wanted.diff_id).filter(|spare| wanted.accepts(spare))?;
-        index.spares.remove(wanted.diff_id)
     }
 
     /// Keeps a whole layer as a spare, unless the store has it; one of the same layer is replaced.
@@ -102,13 +99,6 @@ impl Store {
         Ok(freed + self.discard_spares(true, age_max.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
     }
 
-    /// The spares that no running pull wants, with size and time.
-    pub(super) fn unused_spares(&self) -> Vec<(Digest, u64, SystemTime)> {
-        let index = self.index();
-        let spares = index.spares.iter().filter(|(diff_id, _)| !index.leases.contains_key(*diff_id));
-        spares.map(|(diff_id, spare)| (diff_id.clone(), spare.record.disk_bytes, spare.since)).collect()
-    }
-
     pub(super) fn remove_spare(&self, diff_id: &Digest) -> Result<(), RuntimeError> {
         let spare = self.index().spares.remove(diff_id);
         spare.map_or(Ok(()), |spare| self.move_to_trash(&spare.folder))
@@ -117,10 +107,8 @@ impl Store {
     fn discard_spares(&self, for_sink: bool, age_max: Duration, bytes_max: u64) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let mut index = self.index();
-        let is_removable =
-            |spare: &Spare| spare.record.for_sink == for_sink && !index.leases.contains_key(&spare.record.diff_id);
-        let spares = index.spares.iter().filter(|(_, spare)| is_removable(spare));
-        let spares = spares.map(|(diff_id, spare)| (diff_id.clone(), spare.record.disk_bytes, spare.since)).collect();
+        let spares = index.unused_spares().filter(|spare| spare.record.for_sink == for_sink);
+        let spares = spares.map(|spare| (spare.record.diff_id.clone(), spare.record.disk_bytes, spare.since)).collect();
         let mut freed = 0;
         for diff_id in surplus(spares, age_max, bytes_max, SystemTime::now()) {
             let Some(spare) = index.spares.remove(&diff_id) else { continue };
@@ -166,6 +154,13 @@ impl Store {
         let since = fs::metadata(&path).and_then(|metadata| metadata.modified()).ok()?;
         let view = self.views().first().cloned()?;
         is_whole.then(|| Spare { folder: folder.to_owned(), record, view, since, origin })
+    }
+}
+
+impl Index {
+    /// The spares that no running pull wants.
+    pub(super) fn unused_spares(&self) -> impl Iterator<Item = &Spare> {
+        self.spares.values().filter(|spare| !self.leases.contains_key(&spare.record.diff_id))
     }
 }
 

@@ -9,17 +9,14 @@ use std::{
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
-use super::{Store, files::durable::remove_tree, index::load::digest_named, partial_blobs::PartialKey, storage_error};
+use super::{
+    Store, could_not,
+    files::durable::remove_tree,
+    index::{Spare, load::digest_named},
+    blobs::PartialKey,
+    storage_error,
+};
 use crate::{failpoint::Step, overlay::OverlayFolder};
-
-/// The result of a sweep.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SweepReport {
-    /// Layers removed.
-    pub layers: u64,
-    /// Bytes of those layers, by their records.
-    pub bytes: u64,
-}
 
 /// What unfinished pulls left.
 enum Unfinished {
@@ -27,40 +24,32 @@ enum Unfinished {
     Blob(PartialKey),
 }
 
-struct Removable {
-    what: Unfinished,
-    bytes: u64,
-    since: SystemTime,
-}
+/// Something to remove, its bytes and its time.
+type Removable = (Unfinished, u64, SystemTime);
 
 impl Store {
     /// Removes layers and image folders that no name and no running pull needs.
     ///
     /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it. A failed removal does
     /// not stop the others; the first error is returned, and the next sweep retries.
-    pub(crate) fn sweep(&self) -> Result<SweepReport, RuntimeError> {
+    pub(crate) fn sweep(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
         // The image that a tag meant before a pull may be removed only after the pull is durable.
         self.sync_background()?;
-        let mut report = SweepReport::default();
         let mut errors = Vec::new();
         {
             let mut index = self.index();
             for layer in index.unneeded_layers() {
-                if self.move_to_trash(&self.layer_folder(&layer)).map_err(|error| errors.push(error)).is_ok() {
-                    report.layers += 1;
-                    report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
+                match self.move_to_trash(&self.layer_folder(&layer)) {
+                    Ok(()) => index.forget_layer(&layer),
+                    Err(error) => errors.push(error),
                 }
-            }
-            for layer in index.unneeded_marked() {
-                self.move_to_trash(&self.layer_folder(&layer))?;
-                index.marked.remove(&layer);
-                report.layers += 1;
             }
             Step::SweepLayers.reach();
             for blob in index.unneeded_blobs() {
-                if self.move_to_trash(&self.blob_path(&blob)).map_err(|error| errors.push(error)).is_ok() {
-                    report.bytes += index.blobs.remove(&blob).unwrap_or_default();
+                match self.move_to_trash(&self.blob_path(&blob)) {
+                    Ok(()) => drop(index.blobs.remove(&blob)),
+                    Err(error) => errors.push(error),
                 }
             }
             let images = index.image_folders();
@@ -69,9 +58,10 @@ impl Store {
             }
             Step::SweepImages.reach();
         }
-        report.bytes += self.remove_partials(|partial| partial.is_expired(self.resume_for))? + self.trim_spares()?;
+        self.remove_partials(|partial| partial.is_expired(self.resume_for))?;
+        self.trim_spares()?;
         errors.extend(self.empty_trash().err());
-        errors.into_iter().next().map_or(Ok(report), Err)
+        errors.into_iter().next().map_or(Ok(()), Err)
     }
 
     /// At start, when nothing runs: renames what an interrupted pull or removal left into the trash.
@@ -86,15 +76,11 @@ impl Store {
         Step::OpenTmp.reach();
         let mut index = self.index();
         for layer in index.unneeded_layers() {
-            index.layers.remove(&layer);
-        }
-        for layer in index.unneeded_marked() {
-            index.marked.remove(&layer);
+            index.forget_layer(&layer);
         }
         let layers: HashSet<&str> = index.layers.keys().chain(index.marked.keys()).map(Digest::hex).collect();
-        for folder in self.unknown_folders("layers", |name| layers.contains(name))? {
-            self.move_to_trash(&folder)?;
-        }
+        let unknown = self.unknown_folders("layers", |name| layers.contains(name))?;
+        unknown.iter().try_for_each(|folder| self.move_to_trash(folder))?;
         Step::OpenLayers.reach();
         for blob in index.unneeded_blobs() {
             index.blobs.remove(&blob);
@@ -103,9 +89,8 @@ impl Store {
             self.discard_unknown_blobs(&folder, &index)?;
         }
         let images = index.image_folders();
-        for folder in self.unknown_folders("images", |name| images.contains(name))? {
-            self.move_to_trash(&folder)?;
-        }
+        let unknown = self.unknown_folders("images", |name| images.contains(name))?;
+        unknown.iter().try_for_each(|folder| self.move_to_trash(folder))?;
         Step::OpenImages.reach();
         // A live mount has a note; a folder without one was being made or removed, or has lost its note.
         let mounts = self.root.join("mounts");
@@ -132,8 +117,7 @@ impl Store {
         let mut errors = Vec::new();
         for path in self.unknown_folders("trash", |_| false)? {
             Step::TrashUnlink.reach();
-            let failed = |error| storage_error(format!("could not remove `{}`", path.display()), error);
-            errors.extend(remove_tree(&path).map_err(failed).err());
+            errors.extend(remove_tree(&path).map_err(could_not("remove", &path)).err());
             Step::TrashUnlinked.reach();
         }
         errors.into_iter().next().map_or(Ok(()), Err)
@@ -146,12 +130,13 @@ impl Store {
     /// Removes what no running pull uses, the oldest first, until `wanted` bytes are free. Returns the bytes freed.
     pub(crate) fn free_unfinished(&self, wanted: u64) -> Result<u64, RuntimeError> {
         self.check_writable()?;
-        let layers = self.unused_spares().into_iter();
-        let layers = layers.map(|(layer, bytes, since)| Removable { what: Unfinished::Layer(layer), bytes, since });
+        let layer =
+            |spare: &Spare| (Unfinished::Layer(spare.record.diff_id.clone()), spare.record.disk_bytes, spare.since);
+        let mut removable: Vec<Removable> = self.index().unused_spares().map(layer).collect();
         let blobs = self.unused_partials().into_iter();
-        let blobs = blobs.map(|(blob, bytes, since)| Removable { what: Unfinished::Blob(blob), bytes, since });
+        removable.extend(blobs.map(|(blob, bytes, since)| (Unfinished::Blob(blob), bytes, since)));
         let mut freed = 0;
-        for Removable { what, bytes, .. } in oldest(layers.chain(blobs).collect(), wanted) {
+        for (what, bytes, _) in oldest(removable, wanted) {
             match what {
                 Unfinished::Layer(layer) => self.remove_spare(&layer)?,
                 Unfinished::Blob(blob) => self.discard_partial(&blob),
@@ -167,8 +152,8 @@ impl Store {
     fn unknown_folders(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, RuntimeError> {
         let path = self.root.join(folder);
         let entries = fs::read_dir(&path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        let entries = entries.map_err(|error| storage_error(format!("could not read `{}`", path.display()), error))?;
         Ok(entries
+            .map_err(could_not("read", &path))?
             .into_iter()
             // Names unknown to this version stay untouched.
             .filter(|entry| entry.file_name().to_str().is_some_and(|name| is_ours(folder, name) && !known(name)))
@@ -216,11 +201,11 @@ fn is_ours(folder: &str, name: &str) -> bool {
 
 /// The oldest whose sizes add up to `wanted`, or all.
 fn oldest(mut removable: Vec<Removable>, wanted: u64) -> Vec<Removable> {
-    removable.sort_by_key(|it| it.since);
+    removable.sort_by_key(|(.., since)| *since);
     let mut freed = 0_u64;
-    let is_needed = |it: &Removable| {
+    let is_needed = |(_, bytes, _): &Removable| {
         let is_needed = freed < wanted;
-        freed = freed.saturating_add(it.bytes);
+        freed = freed.saturating_add(*bytes);
         is_needed
     };
     removable.into_iter().take_while(is_needed).collect()
@@ -235,16 +220,14 @@ mod tests {
     #[test]
     fn the_oldest_go_first_and_no_more_than_is_wanted() {
         let ago = |minutes| SystemTime::UNIX_EPOCH + Duration::from_hours(10) - Duration::from_mins(minutes);
-        let layer = |name: &str, bytes, minutes| Removable {
-            what: Unfinished::Layer(Digest::of(name.as_bytes())),
-            bytes,
-            since: ago(minutes),
+        let layer = |name: &str, bytes, minutes| -> Removable {
+            (Unfinished::Layer(Digest::of(name.as_bytes())), bytes, ago(minutes))
         };
         for (wanted, removed) in [(0, 0), (1, 1), (5, 1), (6, 2), (9, 3), (u64::MAX, 3)] {
             let all = vec![layer("young", 7, 1), layer("old", 5, 9), layer("middle", 3, 5)];
             let gone = oldest(all, wanted);
             assert_eq!(gone.len(), removed, "{wanted}");
-            assert!(gone.iter().map(|it| it.since).eq([ago(9), ago(5), ago(1)].into_iter().take(removed)));
+            assert!(gone.iter().map(|(.., since)| *since).eq([ago(9), ago(5), ago(1)].into_iter().take(removed)));
         }
     }
 }

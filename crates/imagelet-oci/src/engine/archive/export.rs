@@ -1,6 +1,10 @@
 //! An image to an archive: documents and kept blobs from the store, the other layers from a registry.
 
-use std::{collections::BTreeMap, io::Read as _};
+use std::{
+    collections::BTreeMap,
+    io::Read as _,
+    sync::{Arc, Mutex},
+};
 
 use bytes::Bytes;
 use imagelet_core::{
@@ -12,21 +16,22 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-use super::super::{Engine, blocking, confirm::read_document, verify::repair::sources};
+use super::super::{Engine, blocking, confirm::lost, sources::first_source};
 use crate::{
     hash::Hash,
     image_archive::{
         blob_name,
         write::{LayoutWriter, tables},
     },
-    manifest::{Descriptor, Manifest, ManifestDocument, corrupt},
+    manifest::{Descriptor, Manifest, corrupt},
     registry::{BlobSource, Document, about},
-    store::{ImageRecord, KeptBytes},
+    store::KeptBytes,
 };
 
 /// Size of a read from the store, and pieces that wait to be written.
 const PIECE: usize = 256 << 10;
 const PIECES_QUEUED: usize = 4;
+const CONFIG: &str = "config.json";
 
 /// An image with its documents, all verified.
 struct Source {
@@ -44,10 +49,7 @@ impl Engine {
         credentials: &Credentials<'_>,
         progress: &Progress,
     ) -> Result<ExportedImage, RuntimeError> {
-        let id = self.store.resolve(&request.image)?.ok_or_else(|| {
-            RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{}` is not present", request.image))
-                .with_hint(format!("imagelet pull {}", request.image))
-        })?;
+        let id = self.present(&request.image)?;
         let failed = |error| about(error, &format!("could not export `{}`", request.image));
         let source = self.source(id).await.map_err(failed)?;
         let place = request.place.clone();
@@ -59,27 +61,11 @@ impl Engine {
 
     async fn source(&self, id: ImageId) -> Result<Source, RuntimeError> {
         let gone = || RuntimeError::new(RuntimeErrorKind::NotFound, "the image was removed meanwhile");
-        let (record, names): (ImageRecord, _) = self.store.image(&id).ok_or_else(gone)?;
-        let lost =
-            |name: &str| corrupt(format!("its `{name}` in the store is damaged")).with_hint("imagelet verify --repair");
-        let mut documents = BTreeMap::new();
-        let files = [
-            ("manifest.json", Some(&record.manifest)),
-            ("config.json", Some(record.config())),
-            ("index.json", record.index.as_ref()),
-        ];
-        for (name, digest) in files.into_iter().filter_map(|(name, digest)| Some((name, digest?))) {
-            let bytes = self.kept(&id, name, digest).await.ok_or_else(|| lost(name))?;
-            documents.insert(digest.clone(), Bytes::from(bytes));
-        }
-        let read = |digest: &Digest| read_document(digest.clone(), documents[digest].to_vec());
-        let (chosen, ManifestDocument::Image(manifest)) = read(&record.manifest)? else {
-            return Err(corrupt("the manifest of the record is an index"));
-        };
-        let root = match &record.index {
-            Some(index) => read(index)?.0,
-            None => chosen,
-        };
+        let (record, names) = self.store.image(&id).ok_or_else(gone)?;
+        let (root, chosen, manifest) = self.recorded(&record, None).await?;
+        let config = self.kept(&id, CONFIG, record.config()).await.ok_or_else(|| lost(CONFIG))?;
+        let documents = [&root, &chosen].map(|document| (document.digest.clone(), document.bytes.clone()));
+        let documents = documents.into_iter().chain([(record.config().clone(), config.into())]).collect();
         Ok(Source { id, names, root, documents, manifest })
     }
 
@@ -87,80 +73,93 @@ impl Engine {
         &self,
         source: &Source,
         names: Vec<String>,
-        mut writer: LayoutWriter,
+        writer: LayoutWriter,
         credentials: &Credentials<'_>,
         progress: &Progress,
     ) -> Result<ExportedImage, RuntimeError> {
-        let mut layers: Vec<(&Descriptor, Option<BlobFile>)> = source.layers()?;
+        let mut layers = source.layers()?;
         layers.sort_by_key(|(layer, _)| &layer.digest);
         layers.dedup_by_key(|(layer, _)| &layer.digest);
         progress(PullEvent::Resolved {
             manifest: source.root.digest.clone(),
             layers: layers.iter().map(|(layer, _)| (layer.digest.clone(), ByteSize(layer.size))).collect(),
         });
-        let mut bytes = ByteSize::ZERO;
+        let writer = Arc::new(Mutex::new(writer));
         let files = source.files(&names);
-        bytes.0 += source.documents.values().map(|bytes| bytes.len() as u64).sum::<u64>();
-        writer = blocking(move || {
-            files.iter().try_for_each(|(name, bytes)| writer.file(name, bytes))?;
-            Ok(writer)
-        })
-        .await?;
-        let mut fetches = Fetches { engine: self, names: &source.names, credentials };
+        let mut bytes = ByteSize(source.documents.values().map(|bytes| bytes.len() as u64).sum());
+        on_writer(&writer, move |writer| files.iter().try_for_each(|(name, bytes)| writer.file(name, bytes))).await?;
         for (layer, file) in layers {
-            writer = self.write_layer(layer, file, writer, &mut fetches).await?;
+            if !self.copy_layer(layer, file, &writer).await? {
+                self.fetch_into(layer, &source.names, credentials, &writer).await?;
+            }
             bytes.0 += layer.size;
             progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Done });
         }
         progress(PullEvent::Committing);
+        let writer = Arc::into_inner(writer).and_then(|writer| writer.into_inner().ok());
+        let writer = writer.expect("all threads that wrote have ended");
         blocking(move || writer.finish()).await?;
         Ok(ExportedImage { id: source.id.clone(), digest: source.root.digest.clone(), bytes })
     }
 
-    /// From the store, else from the registries in turn.
-    async fn write_layer(
+    /// Copies a layer's blob from the store. `false`: the store does not have it.
+    async fn copy_layer(&self, layer: &Descriptor, file: Option<BlobFile>, to: &Writer) -> Result<bool, RuntimeError> {
+        let (store, wanted) = (Arc::clone(&self.store), layer.clone());
+        on_writer(to, move |writer| {
+            writer.begin(&blob_name(&wanted.digest), wanted.size)?;
+            let of_artifact = || file.and_then(|(key, path)| store.open_layer_file(&key, &path, wanted.size));
+            let Some(kept) = store.open_blob(&wanted.digest, wanted.size).or_else(of_artifact) else {
+                return Ok(false);
+            };
+            let is_whole = copy_kept(kept, &wanted.digest, writer)?;
+            if is_whole {
+                writer.end()?;
+            } else {
+                tracing::warn!(blob = %wanted.digest, "a kept blob does not have its digest; asking the registry");
+                writer.restart()?;
+            }
+            Ok(is_whole)
+        })
+        .await
+    }
+
+    async fn fetch_into(
         &self,
         layer: &Descriptor,
-        file: Option<BlobFile>,
-        writer: LayoutWriter,
-        fetches: &mut Fetches<'_>,
-    ) -> Result<LayoutWriter, RuntimeError> {
-        let wanted = layer.clone();
-        let (mut writer, is_written) = self
-            .on_disk(move |store| {
-                let mut writer = writer;
-                writer.begin(&blob_name(&wanted.digest), wanted.size)?;
-                let of_artifact = || file.and_then(|file| store.open_layer_file(&file.key, &file.path, wanted.size));
-                let Some(kept) = store.open_blob(&wanted.digest, wanted.size).or_else(of_artifact) else {
-                    return Ok((writer, false));
-                };
-                let is_whole = copy_kept(kept, &wanted.digest, &mut writer)?;
-                if is_whole {
-                    writer.end()?;
-                } else {
-                    tracing::warn!(blob = %wanted.digest, "a kept blob does not have its digest; asking the registry");
-                    writer.restart()?;
-                }
-                Ok((writer, is_whole))
-            })
-            .await?;
-        if !is_written {
-            writer = fetches.fetch(layer, writer).await?;
-        }
-        Ok(writer)
+        names: &[String],
+        credentials: &Credentials<'_>,
+        to: &Writer,
+    ) -> Result<(), RuntimeError> {
+        let fetch = |reference: Reference, credential: Option<Credential>| async move {
+            let session = self.registry.session(&reference, credential.as_ref()).await?;
+            write_blob(&session.blob(layer), layer, to).await
+        };
+        first_source(names, credentials, fetch).await.unwrap_or_else(|error| {
+            let message = format!("layer `{}` is not kept in the store, and no registry sent it", layer.digest);
+            let hint = "pull with `store.keepBlobs: true`, or export while the registry answers";
+            Err(about(error, &message).with_hint(hint))
+        })
     }
 }
 
-/// The file of an artifact in the store, which is a whole blob.
-struct BlobFile {
-    key: Digest,
-    path: String,
+/// Used by one thread at a time.
+type Writer = Arc<Mutex<LayoutWriter>>;
+
+async fn on_writer<T: Send + 'static>(
+    writer: &Writer,
+    work: impl FnOnce(&mut LayoutWriter) -> Result<T, RuntimeError> + Send + 'static,
+) -> Result<T, RuntimeError> {
+    let writer = Arc::clone(writer);
+    blocking(move || work(&mut writer.lock().expect("no thread panics while it writes"))).await
 }
+
+/// The file of an artifact in the store, which is a whole blob: the key of its layer, and its path there.
+type BlobFile = (Digest, String);
 
 impl Source {
     fn layers(&self) -> Result<Vec<(&Descriptor, Option<BlobFile>)>, RuntimeError> {
         let config = self.manifest.read_config(&self.documents[&self.manifest.config.digest])?;
-        let file = |layer, key| self.manifest.file_path(layer).map(|path| BlobFile { key, path });
+        let file = |layer, key| self.manifest.file_path(layer).map(|path| (key, path));
         Ok(self.manifest.layers.iter().zip(config.diff_ids).map(|(layer, key)| (layer, file(layer, key))).collect())
     }
 
@@ -215,62 +214,24 @@ fn copy_kept(kept: KeptBytes, digest: &Digest, writer: &mut LayoutWriter) -> Res
     }
 }
 
-/// The registries that an image may come from.
-struct Fetches<'a> {
-    engine: &'a Engine,
-    names: &'a [String],
-    credentials: &'a Credentials<'a>,
-}
-
-impl Fetches<'_> {
-    async fn fetch(&self, layer: &Descriptor, mut writer: LayoutWriter) -> Result<LayoutWriter, RuntimeError> {
-        let mut last = RuntimeError::new(RuntimeErrorKind::NotFound, "no name of it says where it came from");
-        for reference in sources(self.names) {
-            let credentials = (self.credentials)(&reference);
-            let anonymous = credentials.is_empty().then_some(None);
-            for credential in credentials.iter().map(Some).chain(anonymous) {
-                let (rest, fetched) = self.attempt(layer, &reference, credential, writer).await?;
-                writer = rest;
-                match fetched {
-                    Ok(()) => return Ok(writer),
-                    Err(error) => last = error,
-                }
-                // Another credential may have access.
-                if !matches!(last.kind(), RuntimeErrorKind::Denied | RuntimeErrorKind::NotFound) {
-                    break;
-                }
-            }
-        }
-        let message = format!("layer `{}` is not kept in the store, and no registry sent it", layer.digest);
-        Err(about(last, &message).with_hint("pull with `store.keepBlobs: true`, or export while the registry answers"))
-    }
-
-    /// The outer error is one of the archive's disk; the inner one of the registry.
-    async fn attempt(
-        &self,
-        layer: &Descriptor,
-        reference: &Reference,
-        credential: Option<&Credential>,
-        mut writer: LayoutWriter,
-    ) -> Result<(LayoutWriter, Result<(), RuntimeError>), RuntimeError> {
-        let source = match self.engine.registry.session(reference, credential).await {
-            Ok(session) => session.blob(layer),
-            Err(error) => return Ok((writer, Err(error))),
+/// The outer error is one of the registry; the inner one of the archive's disk.
+async fn write_blob(
+    source: &BlobSource,
+    layer: &Descriptor,
+    to: &Writer,
+) -> Result<Result<(), RuntimeError>, RuntimeError> {
+    loop {
+        let (pieces, received) = mpsc::channel(PIECES_QUEUED);
+        let digest = layer.digest.clone();
+        let written = on_writer(to, move |writer| write_pieces(received, &digest, writer));
+        let (sent, written) = tokio::join!(send_pieces(source, layer.size, pieces), written);
+        let found = match written {
+            Ok(found) => found,
+            Err(error) => return Ok(Err(error)),
         };
-        loop {
-            let (pieces, received) = mpsc::channel(PIECES_QUEUED);
-            let digest = layer.digest.clone();
-            let written = tokio::task::spawn_blocking(move || write_pieces(received, &digest, writer));
-            let sent = send_pieces(&source, layer.size, pieces).await;
-            let (rest, found) = written
-                .await
-                .map_err(|error| RuntimeError::defect("a thread of the export ended early").caused_by(error))??;
-            writer = rest;
-            let fetched = sent.and(found);
-            let Err(error) = fetched else { return Ok((writer, Ok(()))) };
-            if error.kind() != RuntimeErrorKind::Corrupt || !source.distrust_senders(&error) {
-                return Ok((writer, Err(error)));
-            }
+        match sent.and(found) {
+            Err(error) if error.kind() == RuntimeErrorKind::Corrupt && source.distrust_senders(&error) => {}
+            fetched => return fetched.map(Ok),
         }
     }
 }
@@ -287,14 +248,12 @@ async fn send_pieces(source: &BlobSource, size: u64, pieces: mpsc::Sender<Bytes>
     Ok(())
 }
 
-type Written = (LayoutWriter, Result<(), RuntimeError>);
-
-/// Writes until the channel closes; bytes of another digest are taken back.
+/// Writes until the channel closes; bytes of another digest are taken back, which is the inner error.
 fn write_pieces(
     mut received: mpsc::Receiver<Bytes>,
     digest: &Digest,
-    mut writer: LayoutWriter,
-) -> Result<Written, RuntimeError> {
+    writer: &mut LayoutWriter,
+) -> Result<Result<(), RuntimeError>, RuntimeError> {
     let mut hash = Hash::new(digest.algorithm());
     while let Some(bytes) = received.blocking_recv() {
         hash.update(&bytes);
@@ -302,9 +261,8 @@ fn write_pieces(
     }
     let found = hash.finish();
     if found == *digest {
-        writer.end()?;
-        return Ok((writer, Ok(())));
+        return writer.end().map(Ok);
     }
     writer.restart()?;
-    Ok((writer, Err(corrupt(format!("layer `{digest}` arrived as `{found}`")))))
+    Ok(Err(corrupt(format!("layer `{digest}` arrived as `{found}`"))))
 }

@@ -2,10 +2,7 @@
 
 use std::{
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use imagelet_core::{
@@ -14,7 +11,7 @@ use imagelet_core::{
 };
 
 use super::super::{
-    Engine, LayerSharing, blocking,
+    CancelOnDrop, Engine, LayerSharing, blocking,
     estimate::PullTarget,
     pull::{announce, check_layers},
 };
@@ -124,15 +121,13 @@ impl Engine {
             })
             .collect();
         let (config_bytes, config) = self.configuration(resolved, target).await?;
-        let layers = &resolved.manifest.layers;
-        check_layers(&id, layers.len(), config.diff_ids.len())?;
+        check_layers(resolved, config.diff_ids.len())?;
         let may_share = self.sharing(&resolved.manifest) == LayerSharing::Node
             || references.iter().all(|reference| self.store.is_named_in(&id, reference.repository()));
-        if may_share && self.already_here(&id, &names, layers, progress).await? {
+        if may_share && self.already_here(resolved, &names, progress).await? {
             return Ok((id, true));
         }
-        let id = self.fetch_layers(&id, resolved, &config_bytes, names, Arc::default(), progress).await?;
-        Ok((id, false))
+        Ok((self.fetch_layers(resolved, &config_bytes, names, Arc::default(), progress).await?, false))
     }
 }
 
@@ -176,13 +171,5 @@ fn check_digests(references: &[Reference], root: &Digest) -> Result<(), RuntimeE
     match references.iter().find(|reference| reference.digest().is_some_and(|digest| digest != root)) {
         Some(wrong) => Err(corrupt(format!("the image named `{wrong}` is `{root}`"))),
         None => Ok(()),
-    }
-}
-
-struct CancelOnDrop(Arc<AtomicBool>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -16,7 +16,7 @@ use imagelet_core::{
     image::{Digest, ImageId},
     runtime::{
         Freed, ImageImporter, ImportError, ImportStage, ImportedDocument, ImportedImage, ImportedLayer, LayerImport,
-        LayerSink, LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
+        LayerSink, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
     },
 };
 use tokio::sync::{Semaphore, watch};
@@ -28,6 +28,7 @@ use super::{
     admit::Wanted,
     blocking,
     pull::{LayerFetches, announce, check_layers, tenant},
+    report_present,
 };
 use crate::{
     failpoint::import::Step,
@@ -35,7 +36,7 @@ use crate::{
     pipeline::Tenant,
     registry::{Document, Resolved, about},
     scarce,
-    store::{LayerEnd, Resumption, SinkLayer, SyncView},
+    store::{LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
 };
 
 const SPARES_PERIOD: Duration = Duration::from_mins(5);
@@ -105,7 +106,10 @@ impl ImageImporter for EngineImporter {
         let described = self.describe(request, &progress).await.map_err(|error| ImportStage::Fetch.failed(error))?;
         let imported = self.import_described(&described, &progress).await;
         progress(PullEvent::Hosts(described.resolved.session.senders()));
-        imported
+        imported.map_err(|error| {
+            let message = format!("could not import `{}`", described.image.reference);
+            ImportError { cause: about(error.cause, &message).not_an_outage(), ..error }
+        })
     }
 
     fn reserved(&self) -> Freed {
@@ -118,15 +122,14 @@ impl EngineImporter {
         for _ in 0..BEGINS_MAX {
             match self.attempt(described, progress).await {
                 Ok(id) => return Ok(id),
-                Err(Ended::Failed(error)) => return Err(described.failed(error)),
+                Err(Ended::Failed(error)) => return Err(error),
                 Err(Ended::BaseGone) => {
                     tracing::info!(image = %described.image.reference, "the runtime has removed layers that an import stands on");
                 }
             }
         }
         let message = format!("the runtime has removed layers below those of the image {BEGINS_MAX} times");
-        let error = RuntimeError::new(RuntimeErrorKind::Unavailable, message);
-        Err(described.failed(ImportStage::Handover.failed(error)))
+        Err(ImportStage::Handover.failed(RuntimeError::new(RuntimeErrorKind::Unavailable, message)))
     }
 
     async fn describe(&self, request: &PullRequest, progress: &Progress) -> Result<Described, RuntimeError> {
@@ -139,7 +142,7 @@ impl EngineImporter {
             resolved.manifest.check_is_image()?;
             announce(&resolved, progress)?;
             let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &target)).await?;
-            check_layers(&resolved.image_id(), resolved.manifest.layers.len(), read.diff_ids.len())?;
+            check_layers(&resolved, read.diff_ids.len())?;
             let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
             let image = ImportedImage {
                 reference: target.reference.clone(),
@@ -192,7 +195,7 @@ impl EngineImporter {
         let (engine, layers) = (&*self.engine, &described.image.layers);
         let present = import.present().min(layers.len());
         for layer in &layers[..present] {
-            progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Present });
+            report_present(progress, &layer.digest);
         }
         // Dropped after the sync: until then other imports may build on these layers.
         let unsynced = engine.turns.unsynced();
@@ -227,10 +230,8 @@ impl EngineImporter {
         let resumption = engine.resumption();
         let mut spares = engine.take_spares(described, present, &resumption).await.map_err(fetch)?;
         let missing = (present..layers.len()).filter(|index| !spares.contains_key(index));
-        let manifest = &described.resolved.manifest;
-        let descriptors = &manifest.layers;
-        let chains = &described.chains;
-        let wanted = missing.map(|index| Wanted::of((manifest, &descriptors[index]), chains[index].clone(), true));
+        let (manifest, chains) = (&described.resolved.manifest, &described.chains);
+        let wanted = missing.map(|index| Wanted::of((manifest, &manifest.layers[index]), chains[index].clone(), true));
         let wanted: Vec<Wanted> = wanted.collect();
         let fetches = engine.begin_fetches(&described.resolved, &wanted, Arc::clone(&described.tenant));
         let fetches = fetches.await.map_err(fetch)?;
@@ -259,16 +260,15 @@ impl EngineImporter {
 impl Attempt<'_> {
     async fn bring(&self, index: usize, spare: Option<SinkLayer>) -> Result<Vec<Arc<SyncView>>, Ended> {
         let (chain, described) = (&self.described.chains[index], &self.described.image.layers[index]);
-        let present = || PullEvent::Layer { digest: described.digest.clone(), state: LayerState::Present };
         let turn = self.engine.turns.turn(chain).await;
         if turn.is_late && self.import.holds(index).await.map_err(handover)? {
-            (self.progress)(present());
+            report_present(self.progress, &described.digest);
             self.taken.send_modify(|taken| taken[..=index].fill(true));
             return Ok(self.engine.turns.views(chain));
         }
         let mut layer = match spare {
             Some(spare) => {
-                (self.progress)(present());
+                report_present(self.progress, &described.digest);
                 spare
             }
             None => self.fetch(index).await.map_err(fetch)?,
@@ -320,13 +320,6 @@ fn handover(error: RuntimeError) -> Ended {
     Ended::Failed(ImportStage::Handover.failed(error))
 }
 
-impl Described {
-    fn failed(&self, error: ImportError) -> ImportError {
-        let message = format!("could not import `{}`", self.image.reference);
-        ImportError { cause: about(error.cause, &message).not_an_outage(), ..error }
-    }
-}
-
 impl Engine {
     async fn take_spares(
         &self,
@@ -339,7 +332,8 @@ impl Engine {
         self.on_disk(move |store| {
             let missing = image.layers.iter().enumerate().skip(present);
             let spare = |diff_id| {
-                store.take_sink_spare(&sharing.spare_wanted(&reference, diff_id, LayerEnd::Sink), &resumption)
+                let repository = sharing.only_from(&reference);
+                store.take_sink_spare(&SpareWanted { diff_id, repository, end: LayerEnd::Sink }, &resumption)
             };
             Ok(missing.filter_map(|(index, layer)| Some((index, spare(&layer.diff_id)?))).collect())
         })

@@ -11,16 +11,16 @@ use std::{
     },
 };
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
-    image::{Digest, ImageId},
+    image::{Digest, ImageId, shown_name},
     runtime::{
         BlobsCheck, Findings, ImageCheck, LayerCheck, LayerName, RuntimeError, RuntimeErrorKind, VerifyProgress,
         VerifyReport,
     },
 };
 
-use super::{Engine, blocking};
+use super::{CancelOnDrop, Engine};
 use crate::store::{DamagedImage, Watch, storage_error};
 
 const CHECKS_MAX: usize = 2;
@@ -46,12 +46,8 @@ impl Engine {
         let total = layers.iter().filter_map(|layer| self.store.layer(layer)).map(|layer| layer.disk_bytes).sum();
         let cancel = CancelOnDrop(Arc::new(AtomicBool::new(false)));
         let watch = Watch { cancelled: Arc::clone(&cancel.0), read: counter(total, progress) };
-        let checked: Vec<Result<(Digest, LayerCheck), RuntimeError>> = stream::iter(layers)
-            .map(|layer| self.check_layer(layer, &watch))
-            .buffer_unordered(CHECKS_MAX)
-            .collect()
-            .await;
-        let checked: BTreeMap<Digest, LayerCheck> = checked.into_iter().collect::<Result<_, _>>()?;
+        let checks = stream::iter(layers).map(|layer| self.check_layer(layer, &watch));
+        let checked: BTreeMap<Digest, LayerCheck> = checks.buffer_unordered(CHECKS_MAX).try_collect().await?;
         let mut images = Vec::new();
         for target in targets {
             let documents = self.check_documents(&target, &watch).await?;
@@ -64,9 +60,8 @@ impl Engine {
             images.push(ImageCheck { id: target.id, names: target.names, documents, layers: layers.collect() });
         }
         let blobs = self.check_blobs(image.is_some().then_some(&images[..]), &watch).await?;
-        let store = Arc::clone(&self.store);
-        let names = blocking(move || Ok(store.check_names())).await?;
-        self.mark(&images).await?;
+        let names = self.on_disk(|store| Ok(store.check_names())).await?;
+        let images = self.mark(images).await?;
         Ok(VerifyReport { images, store: names, blobs })
     }
 
@@ -80,11 +75,8 @@ impl Engine {
         let mut targets: Vec<Target> = whole.chain(damaged).collect();
         if let Some(image) = image {
             let wanted = self.store.resolve(image)?.or_else(|| self.store.resolve_damaged(image)).ok_or_else(|| {
-                RuntimeError::new(
-                    RuntimeErrorKind::NotFound,
-                    format!("no image `{}`", imagelet_core::image::shown_name(image)),
-                )
-                .with_hint("`imagelet ls --all` lists what is present")
+                RuntimeError::new(RuntimeErrorKind::NotFound, format!("no image `{}`", shown_name(image)))
+                    .with_hint("`imagelet ls --all` lists what is present")
             })?;
             targets.retain(|target| target.id == wanted);
         }
@@ -93,8 +85,8 @@ impl Engine {
     }
 
     async fn check_layer(&self, layer: Digest, watch: &Watch) -> Result<(Digest, LayerCheck), RuntimeError> {
-        let (store, watch) = (Arc::clone(&self.store), watch.clone());
-        blocking(move || {
+        let watch = watch.clone();
+        self.on_disk(move |store| {
             let known = match (store.layer(&layer), store.marked(&layer)) {
                 (Some(_), _) => None,
                 (None, Some(findings)) => Some(findings),
@@ -114,8 +106,11 @@ impl Engine {
         let Some(record) = image.record.clone().filter(|_| image.documents.is_none()) else {
             return Ok(image.documents.clone().unwrap_or_default());
         };
-        let (store, watch, id) = (Arc::clone(&self.store), watch.clone(), target.id.clone());
-        blocking(move || store.check_documents(&id, &record, &watch).map_err(|error| stopped(id.as_str(), error))).await
+        let (watch, id) = (watch.clone(), target.id.clone());
+        self.on_disk(move |store| {
+            store.check_documents(&id, &record, &watch).map_err(|error| stopped(id.as_str(), error))
+        })
+        .await
     }
 
     async fn check_blobs(&self, images: Option<&[ImageCheck]>, watch: &Watch) -> Result<BlobsCheck, RuntimeError> {
@@ -123,15 +118,15 @@ impl Engine {
             let layers = images.iter().flat_map(|image| image.layers.iter());
             layers.filter_map(|(name, _)| name.blob.clone()).collect::<BTreeSet<Digest>>()
         });
-        let (store, watch) = (Arc::clone(&self.store), watch.clone());
-        blocking(move || {
+        let watch = watch.clone();
+        self.on_disk(move |store| {
             let mut check = BlobsCheck::default();
             let failed = |error| stopped("the kept blobs", error);
-            for (blob, _) in store.blobs() {
+            for blob in store.blobs() {
                 if wanted.as_ref().is_some_and(|wanted| !wanted.contains(&blob)) {
                     continue;
                 }
-                let (findings, _) = store.check_blob(&blob, &watch).map_err(failed)?;
+                let findings = store.check_blob(&blob, &watch).map_err(failed)?;
                 check.count += 1;
                 if !findings.is_empty() {
                     check.findings.merge(findings);
@@ -144,28 +139,21 @@ impl Engine {
     }
 
     /// Marks the findings. A mark that cannot be written is logged, and applies to this process.
-    async fn mark(&self, images: &[ImageCheck]) -> Result<(), RuntimeError> {
+    async fn mark(&self, images: Vec<ImageCheck>) -> Result<Vec<ImageCheck>, RuntimeError> {
         if self.store.is_read_only() {
-            return Ok(());
+            return Ok(images);
         }
-        let mut layers = BTreeMap::new();
-        let mut documents = Vec::new();
-        for image in images {
-            if !image.documents.is_empty() {
-                documents.push((image.id.clone(), image.documents.clone()));
-            }
-            for (name, check) in image.layers.iter().filter(|(_, check)| !check.findings.is_empty()) {
-                layers.insert(name.diff_id.clone(), check.findings.clone());
-            }
-        }
-        let store = Arc::clone(&self.store);
-        blocking(move || {
-            let layers = layers.iter().map(|(layer, findings)| store.mark_layer(layer, findings));
-            let documents = documents.iter().map(|(id, findings)| store.mark_image(id, findings));
+        self.on_disk(move |store| {
+            let layers = images.iter().flat_map(|image| &image.layers);
+            let layers = layers.map(|(name, check)| (&name.diff_id, &check.findings));
+            let layers: BTreeMap<_, _> = layers.filter(|(_, findings)| !findings.is_empty()).collect();
+            let layers = layers.into_iter().map(|(layer, findings)| store.mark_layer(layer, findings));
+            let documents = images.iter().filter(|image| !image.documents.is_empty());
+            let documents = documents.map(|image| store.mark_image(&image.id, &image.documents));
             for error in layers.chain(documents).filter_map(Result::err) {
                 tracing::error!(error = error.chain(), "damage will not be remembered over a restart");
             }
-            Ok(())
+            Ok(images)
         })
         .await
     }
@@ -185,13 +173,4 @@ fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Syn
             progress(now, total.max(now));
         }
     })
-}
-
-/// Ends the threads of a check whose caller has dropped it.
-struct CancelOnDrop(Arc<AtomicBool>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

@@ -8,23 +8,13 @@ use imagelet_core::{
     runtime::{Credentials, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 
+use super::Target;
 use crate::{
-    engine::{
-        Engine, blocking,
-        confirm::{Read, read_document},
-    },
-    manifest::{CONFIG_BYTES_MAX, ImageConfig, Manifest, ManifestDocument},
+    engine::{Engine, sources::first_source},
+    manifest::{CONFIG_BYTES_MAX, ImageConfig},
     mount,
-    registry::{PullSession, Resolved, about},
-    store::ImageRecord,
+    registry::{Resolved, about},
 };
-
-struct RepairTarget {
-    id: ImageId,
-    names: Vec<String>,
-    record: Option<ImageRecord>,
-    layers: Vec<Digest>,
-}
 
 impl Engine {
     /// Whole layers and documents are not fetched, and nothing of an image that is whole by now.
@@ -37,35 +27,24 @@ impl Engine {
         self.store.check_writable()?;
         let damaged = self.store.damaged_images().into_iter().find(|(damaged, ..)| damaged == id);
         let Some((id, image, names)) = damaged else { return Ok(()) };
-        let target = RepairTarget { id, names, record: image.record, layers: image.layers };
-        self.refuse_if_mounted(&target.layers).await?;
-        let failed = format!("could not repair image `{}`", target.id);
-        let mut last = RuntimeError::new(RuntimeErrorKind::NotFound, "no name of it says where it came from");
-        for reference in sources(&target.names) {
-            let credentials = credentials(&reference);
-            let anonymous = credentials.is_empty().then_some(None);
-            for credential in credentials.iter().map(Some).chain(anonymous) {
-                match self.attempt(&target, &reference, credential, progress).await {
-                    Ok(()) => return Ok(()),
-                    Err(error) => last = error,
-                }
-                // Another credential may have access.
-                if !matches!(last.kind(), RuntimeErrorKind::Denied | RuntimeErrorKind::NotFound) {
-                    break;
-                }
-            }
-        }
-        Err(about(last, &failed))
+        let target = Target { id, names, image };
+        self.refuse_if_mounted(&target.image.layers).await?;
+        let attempt = |reference: Reference, credential: Option<Credential>| {
+            let target = &target;
+            async move { self.attempt(target, &reference, credential.as_ref(), progress).await }
+        };
+        let repaired = first_source(&target.names, credentials, attempt).await;
+        repaired.map_err(|error| about(error, &format!("could not repair image `{}`", target.id)))
     }
 
     async fn attempt(
         &self,
-        target: &RepairTarget,
+        target: &Target,
         reference: &Reference,
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
-        let digest = match &target.record {
+        let digest = match &target.image.record {
             Some(record) => Some(record.config().clone()),
             None => target.id.as_str().parse::<Digest>().ok(),
         };
@@ -73,8 +52,10 @@ impl Engine {
             Some(digest) => self.kept(&target.id, "config.json", digest).await,
             None => None,
         };
-        let resolved = if let Some(record) = &target.record {
-            self.documents(target, record, reference, credential).await?
+        let resolved = if let Some(record) = &target.image.record {
+            let session = self.registry.session(reference, credential).await?;
+            let (root, chosen, manifest) = self.recorded(record, Some(&session)).await?;
+            Resolved { session, root, chosen, manifest }
         } else {
             let own = config.as_deref().and_then(|bytes| ImageConfig::parse(bytes).ok());
             let platform = own.and_then(|config| format!("{}/{}", config.os, config.architecture).parse().ok());
@@ -103,40 +84,7 @@ impl Engine {
             PullEvent::Layer { state: LayerState::Present, .. } => {}
             event => heard(event),
         });
-        self.fetch_layers(&target.id, &resolved, &config, target.names.clone(), Arc::default(), &quiet).await.map(drop)
-    }
-
-    /// Manifest and index as recorded: from the disk where they are whole, else from the registry.
-    async fn documents(
-        &self,
-        target: &RepairTarget,
-        record: &ImageRecord,
-        reference: &Reference,
-        credential: Option<&Credential>,
-    ) -> Result<Resolved, RuntimeError> {
-        let session = self.registry.session(reference, credential).await?;
-        let (chosen, read) = self.document(target, "manifest.json", &record.manifest, &session).await?;
-        let ManifestDocument::Image(manifest) = read else {
-            return Err(RuntimeError::new(RuntimeErrorKind::Corrupt, "the manifest of the record is an index"));
-        };
-        let root = match &record.index {
-            Some(index) => self.document(target, "index.json", index, &session).await?.0,
-            None => chosen.clone(),
-        };
-        Ok(Resolved { session, root, chosen, manifest: Manifest { ..manifest } })
-    }
-
-    async fn document(
-        &self,
-        target: &RepairTarget,
-        name: &'static str,
-        digest: &Digest,
-        session: &PullSession,
-    ) -> Result<Read, RuntimeError> {
-        match self.kept(&target.id, name, digest).await {
-            Some(bytes) => read_document(digest.clone(), bytes),
-            None => session.fetch_document(digest).await,
-        }
+        self.fetch_layers(&resolved, &config, target.names.clone(), Arc::default(), &quiet).await.map(drop)
     }
 
     pub(in crate::engine) async fn refuse_if_mounted(&self, layers: &[Digest]) -> Result<(), RuntimeError> {
@@ -145,8 +93,7 @@ impl Engine {
             return Ok(());
         }
         let damaged = self.store.damaged_images();
-        let store = Arc::clone(&self.store);
-        for mounted in blocking(move || mount::mounts(&store)).await? {
+        for mounted in self.on_disk(|store| mount::mounts(store)).await? {
             let shown = damaged.iter().find(|(id, ..)| id.as_str() == mounted.image).map(|(_, image, _)| &image.layers);
             // A mount with unknown layers may show any.
             if shown.is_some_and(|shown| shown.is_empty() || shown.iter().any(|layer| replaced.contains(layer))) {
@@ -157,31 +104,5 @@ impl Engine {
             }
         }
         Ok(())
-    }
-}
-
-/// The sources of an image: each repository once, by digest where a name has one.
-pub(in crate::engine) fn sources(names: &[String]) -> Vec<Reference> {
-    let mut parsed: Vec<Reference> = names.iter().filter_map(|name| name.parse().ok()).collect();
-    parsed.sort_by_key(|reference| reference.digest().is_none());
-    let mut sources: Vec<Reference> = Vec::new();
-    for reference in parsed {
-        if !sources.iter().any(|known| known.repository() == reference.repository()) {
-            sources.push(reference);
-        }
-    }
-    sources
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_repository_is_asked_once_and_by_digest_first() {
-        let digest = Digest::of(b"x");
-        let names = ["a.io/app:v1".into(), format!("a.io/app@{digest}"), "b.io/app:v2".into(), "b.io/app:v1".into()];
-        let found: Vec<String> = sources(&names).iter().map(ToString::to_string).collect();
-        assert_eq!(found, [format!("a.io/app@{digest}"), "b.io/app:v2".into()]);
     }
 }

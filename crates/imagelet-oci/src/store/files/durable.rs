@@ -37,10 +37,7 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Creates a file after unlinking its name: it follows no link and changes no other hard link.
 pub(crate) fn create_anew(path: &Path) -> io::Result<File> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove_file(path)?;
     fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
@@ -93,6 +90,12 @@ impl SyncView {
     }
 }
 
+/// Removes a file that may be missing.
+pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
+    fs::remove_file(path).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
+
+/// Removes a folder or a file that may be missing.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

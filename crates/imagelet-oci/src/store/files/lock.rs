@@ -13,7 +13,7 @@ use rustix::{
 };
 
 use super::root::Place;
-use crate::store::storage_error;
+use crate::store::could_not;
 
 /// An advisory lock on the whole store; the kernel releases it when the process ends.
 #[derive(Debug)]
@@ -23,14 +23,11 @@ impl Lock {
     pub(crate) fn take(place: &Place) -> Result<Self, RuntimeError> {
         let path = place.path.join("lock");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let failed =
-            |what: &str, error: Errno| storage_error(format!("could not {what} `{}`", path.display()), error.into());
         let opened = rustix::fs::openat(&place.folder, "lock", flags, Mode::RUSR | Mode::WUSR);
-        let mut file = opened.map(File::from).map_err(|error| failed("open the lock", error))?;
+        let mut file = File::from(opened.map_err(could_not("open the lock", &path))?);
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(held_by_another(&place.path, &holder(&mut file))),
-            Err(error) => return Err(failed("lock", error)),
+            locked => locked.map_err(could_not("lock", &path))?,
         }
         // Only for the error message of other processes: a failure does not affect the lock.
         let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));

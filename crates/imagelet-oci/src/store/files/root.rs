@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use crate::failpoint::Step;
-use crate::store::storage_error;
+use crate::store::could_not;
 
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
 /// Links on the path to a store; the kernel's limit.
@@ -43,9 +43,7 @@ impl Place {
         let request =
             RootRequest { path, user: rustix::process::geteuid().as_raw(), group: rustix::process::getegid().as_raw() };
         let Some((folder, path)) = request.walk(make)? else { return Ok(None) };
-        let failed =
-            |error: Errno| storage_error(format!("could not open the store `{}`", path.display()), error.into());
-        let about = rustix::fs::fstat(&folder).map_err(failed)?;
+        let about = rustix::fs::fstat(&folder).map_err(could_not("open the store", &path))?;
         refuse_strange(&path, "the store", &about, request.user)?;
         for name in FOLDERS {
             // A missing entry is made later; an unreadable one is reported when it is used.
@@ -54,7 +52,7 @@ impl Place {
             refuse_elsewhere(&path, &inner, about.st_dev)?;
             refuse_strange(&path, "the folder", &inner, request.user)?;
         }
-        let disk = rustix::fs::fstatvfs(&folder).map_err(failed)?;
+        let disk = rustix::fs::fstatvfs(&folder).map_err(could_not("open the store", &path))?;
         let is_writable = !disk.f_flag.contains(StatVfsMountFlags::RDONLY);
         Ok(Some(Self { path, folder, is_writable }))
     }
@@ -83,10 +81,6 @@ struct RootRequest<'a> {
 }
 
 impl RootRequest<'_> {
-    fn failed(&self, error: Errno) -> RuntimeError {
-        storage_error(format!("could not open the store `{}`", self.path.display()), error.into())
-    }
-
     /// Whether other users can replace what is in a folder.
     fn is_open(&self, folder: &Stat) -> bool {
         let by_group = folder.st_mode & WRITE_GROUP != 0 && folder.st_gid != 0 && folder.st_gid != self.group;
@@ -94,29 +88,22 @@ impl RootRequest<'_> {
     }
 
     fn refuse_open(&self, folder: &Path) -> RuntimeError {
-        let message = format!(
-            "the store `{}` can be replaced by others, who may write to `{}`",
-            self.path.display(),
-            folder.display()
-        );
+        let (store, folder) = (self.path.display(), folder.display());
+        let message = format!("the store `{store}` can be replaced by others, who may write to `{folder}`");
         RuntimeError::new(RuntimeErrorKind::Unavailable, message)
-            .with_hint(format!("chmod go-w {}, or name another place with --store DIR", folder.display()))
+            .with_hint(format!("chmod go-w {folder}, or name another place with --store DIR"))
     }
 
     fn refuse_link(&self, link: &Path, owner: u32) -> RuntimeError {
-        let message = format!(
-            "the way to the store `{}` leads through `{}`, a link of user {owner}",
-            self.path.display(),
-            link.display()
-        );
+        let (store, link) = (self.path.display(), link.display());
+        let message = format!("the way to the store `{store}` leads through `{link}`, a link of user {owner}");
         RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint("name the folder itself with --store DIR")
     }
 
     fn walk(&self, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, RuntimeError> {
-        let failed = |error: Errno| self.failed(error);
-        let path = std::path::absolute(self.path)
-            .map_err(|error| storage_error(format!("could not open the store `{}`", self.path.display()), error))?;
-        let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(failed);
+        let failed = could_not::<Errno>("open the store", self.path);
+        let path = std::path::absolute(self.path).map_err(could_not("open the store", self.path))?;
+        let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(&failed);
         let (mut here, mut at, mut links) = (root()?, PathBuf::from("/"), 0);
         let mut rest = steps(&path);
         // Names left on the path behind a link that is being followed.
@@ -126,22 +113,22 @@ impl RootRequest<'_> {
                 linked = usize::MAX;
             }
             if name == ".." {
-                here = rustix::fs::openat(&here, "..", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(failed)?;
+                here = rustix::fs::openat(&here, "..", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(&failed)?;
                 at.pop();
                 continue;
             }
-            if self.is_open(&rustix::fs::fstat(&here).map_err(failed)?) {
+            if self.is_open(&rustix::fs::fstat(&here).map_err(&failed)?) {
                 return Err(self.refuse_open(&at));
             }
             let found = match rustix::fs::openat(&here, &*name, LOOK, Mode::empty()) {
                 Err(Errno::NOENT) if !make => return Ok(None),
                 // No folder is made behind a dangling link.
-                Err(Errno::NOENT) if linked == usize::MAX => made(&here, &name).map_err(|error| {
-                    storage_error(format!("could not create the store `{}`", self.path.display()), error.into())
-                })?,
-                found => found.map_err(failed)?,
+                Err(Errno::NOENT) if linked == usize::MAX => {
+                    made(&here, &name).map_err(could_not("create the store", self.path))?
+                }
+                found => found.map_err(&failed)?,
             };
-            let about = rustix::fs::fstat(&found).map_err(failed)?;
+            let about = rustix::fs::fstat(&found).map_err(&failed)?;
             at.push(&name);
             match FileType::from_raw_mode(about.st_mode) {
                 FileType::Directory => here = found,
@@ -150,7 +137,7 @@ impl RootRequest<'_> {
                     if about.st_uid != 0 && about.st_uid != self.user {
                         return Err(self.refuse_link(&at, about.st_uid));
                     }
-                    let target = rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(failed)?;
+                    let target = rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(&failed)?;
                     let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
                     at.pop();
                     if target.is_absolute() {

@@ -14,7 +14,7 @@ use imagelet_core::{image::Digest, runtime::RuntimeError};
 use rustix::fs::OFlags;
 use serde::de::DeserializeOwned;
 
-use crate::store::{record::checksum, storage_error};
+use crate::store::{could_not, record::checksum};
 
 /// Larger than any file that the store writes; a longer one is damaged.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
@@ -79,17 +79,12 @@ fn read_record<T: DeserializeOwned>(folder: &Path, file: &str, is_own: impl Fn(&
 }
 
 fn named_folders(path: &Path) -> Result<Vec<Digest>, RuntimeError> {
-    let refused = |error| storage_error(format!("could not read `{}`", path.display()), error);
-    let entries = match fs::read_dir(path) {
-        Ok(entries) => entries,
+    let named = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_str().and_then(digest_named));
+    let digests = match fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(refused(error)),
+        entries => entries.and_then(|entries| entries.filter_map(|entry| named(entry).transpose()).collect()),
     };
-    let mut digests = Vec::new();
-    for entry in entries {
-        digests.extend(entry.map_err(refused)?.file_name().to_str().and_then(digest_named));
-    }
-    Ok(digests)
+    digests.map_err(could_not("read", path))
 }
 
 pub(crate) fn digest_named(folder: &str) -> Option<Digest> {

@@ -1,9 +1,8 @@
 //! The store in memory: loaded once, kept in step with the disk by commits and removals.
 
-pub(crate) mod list_cache;
+pub(crate) mod listing;
 pub(crate) mod load;
 pub(crate) mod repositories;
-pub(crate) mod shared_layers;
 #[cfg(test)]
 mod tests;
 
@@ -17,15 +16,15 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId, ImageNames, LookupError, look_up},
-    runtime::{Findings, RuntimeError, RuntimeErrorKind},
+    runtime::{Findings, Listing, RuntimeError, RuntimeErrorKind},
 };
 use serde::{Deserialize, Serialize};
 
 use self::load::{ReadRecord, blobs, read_folders, read_json};
 use super::{
-    LayerSizes,
+    LayerSizes, could_not,
     files::durable::{SyncView, replace_file},
-    record::{ImageRecord, LayerRecord, checksum, spare_record::SpareRecord},
+    record::{ImageRecord, LayerRecord, SpareRecord, checksum},
     storage_error,
 };
 
@@ -48,6 +47,8 @@ pub(crate) struct Index {
     pub(crate) spares: HashMap<Digest, Spare>,
     pub(crate) sunk: VecDeque<LayerSizes>,
     pub(crate) block: u64,
+    /// The images sorted by id; `None`: the index may have changed since (see [`listing::Locked`]).
+    list: Option<Listing>,
 }
 
 #[derive(Clone, Debug)]
@@ -233,15 +234,12 @@ impl Index {
         for layer in &layers {
             self.layers.remove(&layer.diff_id);
         }
-        let present = &self.layers;
-        self.images.retain(|_, image| image.diff_ids().all(|layer| present.contains_key(layer)));
-        let (kept, lost): (_, BTreeMap<_, _>) =
-            std::mem::take(&mut self.names).into_iter().partition(|(_, id)| self.is_known(id));
-        self.names = kept;
-        self.names_unsettled = false;
-        for (name, id) in lost {
+        let Self { names, images, layers: present, damaged, .. } = self;
+        images.retain(|_, image| image.diff_ids().all(|layer| present.contains_key(layer)));
+        for (name, id) in names.extract_if(.., |_, id| !images.contains_key(id) && !damaged.contains_key(id)) {
             tracing::error!(name, image = %id, "the disk refused to keep this image; it is dropped");
         }
+        self.names_unsettled = false;
         layers
     }
 
@@ -259,13 +257,11 @@ impl Index {
 
     /// Damaged images do not resolve: the only operation on one is a new pull.
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
-        look_up(text, &NamedImages { names: &self.names, images: &self.images }).map_err(|error| {
-            let message = match error {
-                LookupError::Ambiguous => format!("`{text}` is the beginning of several image ids"),
-                LookupError::Empty => error.to_string(),
-            };
-            let refused = RuntimeError::new(RuntimeErrorKind::InvalidArgument, message);
-            if error == LookupError::Empty { refused } else { refused.with_hint("write more digits of the id") }
+        let refused = |message: String| RuntimeError::new(RuntimeErrorKind::InvalidArgument, message);
+        look_up(text, &NamedImages { names: &self.names, images: &self.images }).map_err(|error| match error {
+            LookupError::Empty => refused(error.to_string()),
+            LookupError::Ambiguous => refused(format!("`{text}` is the beginning of several image ids"))
+                .with_hint("write more digits of the id"),
         })
     }
 
@@ -277,25 +273,20 @@ impl Index {
         self.images.contains_key(id) || self.damaged.contains_key(id)
     }
 
+    /// The layers, whole or damaged, that no pull and no image needs. Those of damaged images need not be fetched again.
     pub(crate) fn unneeded_layers(&self) -> Vec<Digest> {
-        self.unneeded(self.layers.keys())
-    }
-
-    pub(crate) fn unneeded_marked(&self) -> Vec<Digest> {
-        self.unneeded(self.marked.keys())
-    }
-
-    /// The layers that no pull and no image needs. Whole layers of damaged images need not be fetched again.
-    fn unneeded<'a>(&'a self, layers: impl ExactSizeIterator<Item = &'a Digest>) -> Vec<Digest> {
-        if layers.len() == 0 {
-            return Vec::new();
-        }
         let damaged = self.damaged.values().flat_map(|image| &image.layers);
         let needed: HashSet<&Digest> = self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect();
+        let layers = self.layers.keys().chain(self.marked.keys());
         let unneeded = layers.filter(|layer| !needed.contains(*layer) && !self.leases.contains_key(*layer));
         let mut unneeded: Vec<Digest> = unneeded.cloned().collect();
         unneeded.sort();
         unneeded
+    }
+
+    pub(crate) fn forget_layer(&mut self, layer: &Digest) {
+        self.layers.remove(layer);
+        self.marked.remove(layer);
     }
 
     pub(crate) fn image_folders(&self) -> HashSet<&str> {
@@ -344,16 +335,14 @@ pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
     struct Versioned {
         version: serde_json::Number,
     }
-    match read_json::<Versioned>(&root.join("names.json")) {
-        Ok(file) if file.version.as_u64().is_none_or(|version| version > NAMES_VERSION.into()) => {
-            let message =
-                format!("the store `{}` was written by a newer imagelet (format {})", root.display(), file.version);
-            Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message)
-                .with_hint("use that version, or name another place with --store DIR"))
-        }
-        // A damaged file is reported when it is read.
-        Ok(_) | Err(_) => Ok(()),
+    // A damaged file is reported when it is read.
+    let Ok(Versioned { version }) = read_json(&root.join("names.json")) else { return Ok(()) };
+    if version.as_u64().is_some_and(|version| version <= NAMES_VERSION.into()) {
+        return Ok(());
     }
+    let message = format!("the store `{}` was written by a newer imagelet (format {version})", root.display());
+    Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message)
+        .with_hint("use that version, or name another place with --store DIR"))
 }
 
 fn load_names(
@@ -372,7 +361,7 @@ fn load_names(
             return Ok((NamesFile::default(), false));
         }
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => error,
-        Err(error) => return Err(storage_error(format!("could not read `{}`", path.display()), error)),
+        Err(error) => return Err(could_not("read", &path)(error)),
     };
     if writable && error.kind() == io::ErrorKind::InvalidData {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

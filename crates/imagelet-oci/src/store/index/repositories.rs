@@ -39,9 +39,6 @@ impl Store {
     ) -> HashMap<Digest, LayerEntry> {
         let wanted: HashMap<&Digest, &Digest> = layers.map(|(layer, diff_id)| (diff_id, &layer.digest)).collect();
         let mut found: HashMap<Digest, LayerEntry> = HashMap::new();
-        if wanted.is_empty() {
-            return found;
-        }
         for entry in self.index().images.values().flat_map(|image| &image.layers) {
             let Some((blob, wanted)) = entry.blob.as_ref().zip(wanted.get(&entry.diff_id)) else { continue };
             if blob == *wanted || !found.contains_key(&entry.diff_id) {

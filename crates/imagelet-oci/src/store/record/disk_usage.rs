@@ -1,6 +1,11 @@
 //! The disk usage of a folder: allocated blocks and inodes, as `statvfs` reports them free after its removal.
 
-use std::{collections::HashSet, fs, io, os::fd::AsFd, path::Path};
+use std::{
+    collections::HashSet,
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
+};
 
 use rustix::{
     fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat},
@@ -37,10 +42,6 @@ pub(crate) fn block_size(folder: &Path) -> io::Result<u64> {
 }
 
 pub(crate) fn measure(folder: &Path) -> io::Result<DiskUsage> {
-    let metadata = fs::symlink_metadata(folder)?;
-    if !metadata.is_dir() {
-        return Err(io::ErrorKind::NotADirectory.into());
-    }
     let mut here = rustix::fs::open(folder, DIRECTORY, Mode::empty())?;
     let mut sum = Sum::default();
     sum.add(&rustix::fs::fstat(&here)?);
@@ -68,7 +69,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn entries(&mut self, directory: std::os::fd::BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
+    fn entries(&mut self, directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
         let mut below = Vec::new();
         for entry in Dir::read_from(directory)? {
             let entry = entry?;
@@ -97,6 +98,8 @@ impl Sum {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -1,8 +1,7 @@
-//! The records of an image and of a layer on disk.
+//! The records of an image, of a layer and of a spare layer on disk.
 
 pub(super) mod checksum;
 pub(super) mod disk_usage;
-pub(super) mod spare_record;
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -15,6 +14,8 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use self::disk_usage::DiskUsage;
+use super::files::durable::remove_file;
+use crate::failpoint::Step;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
@@ -103,16 +104,14 @@ impl LayerRecord {
     }
 
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
-        let longest = checksum::seal(&Self { allocated: DiskUsage::MAX, ..self.clone() });
-        let allocated = disk_usage::measure(folder)?.with_file(folder, longest.len())?;
+        let allocated = usage_with(folder, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
         Ok(Self { disk_bytes: allocated.bytes, allocated, ..self })
     }
 }
 
 impl ImageRecord {
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
-        let longest = checksum::seal(&Self { allocated: DiskUsage::MAX, ..self.clone() });
-        let allocated = disk_usage::measure(folder)?.with_file(folder, longest.len())?;
+        let allocated = usage_with(folder, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
         Ok(Self { allocated, ..self })
     }
 
@@ -124,17 +123,54 @@ impl ImageRecord {
         self.artifact.as_ref().map_or(&self.id, |artifact| &artifact.config)
     }
 
+    /// The files of its documents, and their digests.
+    pub(crate) fn documents(&self) -> impl Iterator<Item = (&'static str, &Digest)> {
+        let index = self.index.as_ref().map(|index| ("index.json", index));
+        [("manifest.json", &self.manifest), ("config.json", self.config())].into_iter().chain(index)
+    }
+
     pub(crate) fn diff_ids(&self) -> impl Iterator<Item = &Digest> {
         self.layers.iter().map(|layer| &layer.diff_id)
     }
 }
 
+/// The disk usage of a folder together with a record that is still to come.
+fn usage_with(folder: &Path, record: &impl Serialize) -> io::Result<DiskUsage> {
+    disk_usage::measure(folder)?.with_file(folder, checksum::seal(record).len())
+}
+
+const SPARE_RECORD: &str = "spare.json";
+
+/// Where a spare layer comes from, as `spare.json` beside its `layer.json` has it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SpareRecord {
+    /// Only this boot may use it: the layer is not synced.
+    pub(crate) boot: String,
+    /// The repository that sent it.
+    pub(crate) repository: String,
+    pub(crate) entry: LayerEntry,
+}
+
+impl SpareRecord {
+    pub(crate) fn write(&self, folder: &Path) -> io::Result<()> {
+        fs::write(folder.join(SPARE_RECORD), checksum::seal(self))?;
+        Step::LayerResumable.reach();
+        Ok(())
+    }
+
+    pub(crate) fn read(folder: &Path) -> io::Result<Self> {
+        checksum::open(&fs::read(folder.join(SPARE_RECORD))?)
+    }
+
+    /// Removes it from a layer that becomes part of the store.
+    pub(crate) fn remove(folder: &Path) -> io::Result<()> {
+        remove_file(&folder.join(SPARE_RECORD))
+    }
+}
+
 /// The hex digits of an id, for a path. An invalid id has none, and so cannot escape the folder.
 pub(super) fn hex(id: &ImageId) -> String {
-    match id.as_str().parse::<Digest>() {
-        Ok(digest) => digest.hex().to_owned(),
-        Err(_) => "none".to_owned(),
-    }
+    id.as_str().parse().map_or_else(|_| "none".to_owned(), |digest: Digest| digest.hex().to_owned())
 }
 
 const PATH_ESCAPED: &AsciiSet = &CONTROLS.add(b'%');

@@ -27,7 +27,7 @@ use rustix::{
 
 use super::{
     Store,
-    file_manifest::{read::FileManifestReader, write::LIST},
+    file_manifest::{FileManifestReader, LIST},
     record::{ImageRecord, LayerRecord, checksum},
 };
 use crate::hash::Hash;
@@ -99,15 +99,8 @@ impl Store {
         {
             findings.add("image.json".into(), "content", OTHER_RECORD.into());
         }
-        let documents = [
-            ("manifest.json", Some(&record.manifest)),
-            ("config.json", Some(record.config())),
-            ("index.json", record.index.as_ref()),
-        ];
-        for (name, digest) in documents {
-            if let Some(digest) = digest {
-                check_side_file(&folder, name, Some(digest), watch, &mut findings)?;
-            }
+        for (name, digest) in record.documents() {
+            check_side_file(&folder, name, Some(digest), watch, &mut findings)?;
         }
         Ok(findings)
     }
@@ -133,35 +126,24 @@ impl Store {
         findings
     }
 
-    pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(Findings, u64)> {
+    pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<Findings> {
         let name = format!("blobs/{}/{}", digest.algorithm().name(), digest.hex());
         let mut findings = Findings::default();
-        let mut read = 0;
         match open_cold(&self.blob_path(digest)).and_then(|file| digest_of(file, digest.algorithm(), watch)) {
-            Ok((found, bytes)) => {
-                read = bytes;
-                if found != *digest {
-                    findings.add(name, "content", "its digest is another one".into());
-                }
-            }
+            Ok((found, _)) if found == *digest => {}
+            Ok(_) => findings.add(name, "content", "its digest is another one".into()),
             Err(error) if ends_check(&error) => return Err(error),
             // A sweep may have removed it.
-            Err(error)
-                if error.kind() == io::ErrorKind::NotFound && !self.blobs().iter().any(|(blob, _)| blob == digest) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.has_blob(digest) => {}
             Err(error) => findings.unreadable(&name, &error),
         }
-        Ok((findings, read))
+        Ok(findings)
     }
 }
 
 fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findings: &mut Findings) -> Option<T> {
-    match read_whole(&folder.join(name)).and_then(|bytes| checksum::open(&bytes)) {
-        Ok(record) => Some(record),
-        Err(error) => {
-            findings.unreadable(name, &error);
-            None
-        }
-    }
+    let read = read_whole(&folder.join(name)).and_then(|bytes| checksum::open(&bytes));
+    read.inspect_err(|error| findings.unreadable(name, error)).ok()
 }
 
 /// Checks a file against its digest; a file without a digest must not exist. Returns the bytes read.

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read as _},
+    io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::FileExt as _,
@@ -198,7 +198,7 @@ impl Walk<'_> {
                 forget_cached(&file);
                 let kind = match &listed.kind {
                     FileEntryKind::Sparse { ranges, .. } => self.sparse(&file, length, ranges)?,
-                    _ => FileEntryKind::File { size: length, content: self.content(&file)? },
+                    _ => FileEntryKind::File { size: length, content: self.content(&file, &[(0, length)])? },
                 };
                 forget_cached(&file);
                 return Ok(FileEntry::of(stat, kind, xattrs_of(&file)?));
@@ -209,20 +209,7 @@ impl Walk<'_> {
         Ok(FileEntry::of(stat, kind, xattrs_at(parent, name)?))
     }
 
-    fn content(&mut self, mut file: &File) -> io::Result<Sum> {
-        let mut hasher = Hasher::new();
-        loop {
-            let read = file.read(&mut self.buffer)?;
-            if read == 0 {
-                return Ok(hasher.finish_128());
-            }
-            hasher.write(&self.buffer[..read]);
-            self.note(read)?;
-        }
-    }
-
-    /// Reads the data ranges, and other allocated blocks, which must be zeros. Holes are not read.
-    fn sparse(&mut self, file: &File, length: u64, ranges: &[(u64, u64)]) -> io::Result<FileEntryKind> {
+    fn content(&mut self, file: &File, ranges: &[(u64, u64)]) -> io::Result<Sum> {
         let mut hasher = Hasher::new();
         for &(offset, length) in ranges {
             self.each_piece(file, offset, offset + length, |piece| {
@@ -230,6 +217,12 @@ impl Walk<'_> {
                 true
             })?;
         }
+        Ok(hasher.finish_128())
+    }
+
+    /// Reads the data ranges, and other allocated blocks, which must be zeros. Holes are not read.
+    fn sparse(&mut self, file: &File, length: u64, ranges: &[(u64, u64)]) -> io::Result<FileEntryKind> {
+        let content = self.content(file, ranges)?;
         let mut clean = true;
         let mut before = 0;
         for &(offset, length) in ranges.iter().chain([&(length, 0)]) {
@@ -237,7 +230,7 @@ impl Walk<'_> {
             before = offset + length;
         }
         let ranges = if clean { ranges.to_vec() } else { vec![(0, length)] };
-        Ok(FileEntryKind::Sparse { size: length, content: hasher.finish_128(), ranges })
+        Ok(FileEntryKind::Sparse { size: length, content, ranges })
     }
 
     /// Whether a part of a file reads as zeros; only allocated blocks are read.

@@ -1,24 +1,76 @@
-//! The manifest of a layer's files read back: found by path in bounded memory, whatever its length.
+//! The manifest of a layer's files, `files.list`: written in one pass while the layer is unpacked, and read back to check
+//! it, found by path in bounded memory, whatever its length.
+//!
+//! ```text
+//! "imagelet files 2\n", then records: LENGTH of what follows (u32, little-endian), PATH and RECORD as postcard has them
+//! ```
+//!
+//! A later record replaces an earlier one for the same path. The file's own SHA-256 is in `layer.json`.
 
 use std::{
     collections::HashMap,
     fs::File,
     hash::{BuildHasher as _, RandomState},
-    io::{self, BufRead as _, BufReader, Read},
+    io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write as _},
     os::unix::fs::FileExt as _,
 };
 
 use imagelet_core::image::{Digest, DigestAlgorithm};
 use twox_hash::xxhash3_128::Hasher;
 
-use super::write::{MAGIC, RECORD_MAX, decode};
 use crate::{
     hash::Hash,
-    unpack::{FileEntry, FileEntryKind, FileRecord},
+    unpack::{FileEntry, FileRecord},
 };
 
-const BUFFER: usize = 256 << 10;
+pub(crate) const LIST: &str = "files.list";
+const MAGIC: &[u8] = b"imagelet files 2\n";
+/// Larger than a record with the largest map of a sparse file.
+const RECORD_MAX: u32 = 4 << 20;
+const WRITE_BUFFER: usize = 64 << 10;
+const READ_BUFFER: usize = 256 << 10;
 const PREFIX: usize = size_of::<u32>();
+
+pub(crate) struct FileManifestWriter {
+    file: BufWriter<File>,
+    hash: Hash,
+    bytes: u64,
+}
+
+impl FileManifestWriter {
+    pub(crate) fn new(file: File) -> io::Result<Self> {
+        let file = BufWriter::with_capacity(WRITE_BUFFER, file);
+        let mut writer = Self { file, hash: Hash::new(DigestAlgorithm::Sha256), bytes: 0 };
+        writer.write(MAGIC)?;
+        Ok(writer)
+    }
+
+    pub(crate) fn record(&mut self, path: &[u8], record: &FileRecord) -> io::Result<()> {
+        let bytes = encode(path, record)?;
+        self.write(&u32::try_from(bytes.len()).map_err(io::Error::other)?.to_le_bytes())?;
+        self.write(&bytes)
+    }
+
+    pub(crate) fn finish(mut self) -> io::Result<(Digest, u64)> {
+        self.file.flush()?;
+        Ok((self.hash.finish(), self.bytes))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
+        self.file.write_all(bytes)
+    }
+}
+
+fn encode(path: &[u8], record: &FileRecord) -> io::Result<Vec<u8>> {
+    postcard::to_stdvec(&(path, record)).map_err(io::Error::other)
+}
+
+fn decode(bytes: &[u8]) -> Option<(Vec<u8>, FileRecord)> {
+    let (record, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(record)
+}
 
 /// The last record of each path, as offsets into the file.
 pub(crate) struct FileManifestReader {
@@ -28,8 +80,6 @@ pub(crate) struct FileManifestReader {
     slots: HashMap<u128, Slot>,
     /// Offset of the record that removed a path and everything below it.
     removed: HashMap<u128, u64>,
-    /// Bytes of file content that the manifest has digests for, replaced content included.
-    pub(crate) bytes: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -48,12 +98,15 @@ impl FileManifestReader {
             seed: RandomState::new().hash_one(0),
             slots: HashMap::new(),
             removed: HashMap::new(),
-            bytes: 0,
         };
-        let source = Hashing { file, hash: Hash::new(DigestAlgorithm::Sha256) };
-        let mut reader = BufReader::with_capacity(BUFFER, source);
+        let (mut reader, mut hash) = (BufReader::with_capacity(READ_BUFFER, file), Hash::new(DigestAlgorithm::Sha256));
+        let mut fill = |reader: &mut BufReader<File>, bytes: &mut [u8]| {
+            reader.read_exact(bytes).map_err(|_| damaged("it is cut short"))?;
+            hash.update(bytes);
+            Ok::<_, io::Error>(())
+        };
         let mut magic = [0; MAGIC.len()];
-        reader.read_exact(&mut magic).map_err(|_| damaged("it is cut short"))?;
+        fill(&mut reader, &mut magic)?;
         if magic != MAGIC {
             return Err(damaged("it does not begin as a manifest does"));
         }
@@ -61,13 +114,13 @@ impl FileManifestReader {
         while !reader.fill_buf()?.is_empty() {
             go_on()?;
             let mut prefix = [0; PREFIX];
-            reader.read_exact(&mut prefix).map_err(|_| damaged("it is cut short"))?;
+            fill(&mut reader, &mut prefix)?;
             record.resize(length(prefix)?, 0);
-            reader.read_exact(&mut record).map_err(|_| damaged("it is cut short"))?;
+            fill(&mut reader, &mut record)?;
             manifest.note(at, &record)?;
             at += (PREFIX + record.len()) as u64;
         }
-        if reader.into_inner().hash.finish() != *wanted {
+        if hash.finish() != *wanted {
             return Err(damaged("its digest is not the one in layer.json"));
         }
         Ok(manifest)
@@ -84,12 +137,7 @@ impl FileManifestReader {
             FileRecord::HardLink(target) => {
                 self.slots.get(&self.key(&target)).ok_or_else(|| damaged("a hard link leads nowhere"))?.content
             }
-            FileRecord::Entry(entry) => {
-                if let FileEntryKind::File { size, .. } = entry.kind {
-                    self.bytes = self.bytes.saturating_add(size);
-                }
-                at
-            }
+            FileRecord::Entry(_) => at,
         };
         self.slots.insert(key, Slot { own: at, content, seen: false });
         Ok(())
@@ -156,28 +204,12 @@ fn damaged(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-struct Hashing {
-    file: File,
-    hash: Hash,
-}
-
-impl Read for Hashing {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read(buffer)?;
-        self.hash.update(&buffer[..read]);
-        Ok(read)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Seek as _, Write as _};
 
     use super::*;
-    use crate::{
-        store::file_manifest::write::FileManifestWriter,
-        unpack::{FileEntryKind, Sum},
-    };
+    use crate::unpack::{FileEntryKind, Sum};
 
     fn file(content: Sum) -> FileEntry {
         let kind = FileEntryKind::File { size: 1, content };
@@ -252,6 +284,36 @@ mod tests {
                 let error = open(place, &digest).err().expect("it is damaged");
                 assert_eq!(error.kind(), io::ErrorKind::InvalidData, "byte {at}: {error}");
             }
+        }
+    }
+
+    fn every_kind() -> Vec<FileEntry> {
+        let listed = |kind, mtime, xattrs| FileEntry { kind, mode: 0o4755, uid: 0, gid: u32::MAX, mtime, xattrs };
+        let plain = |kind| listed(kind, (1_600_000_000, 999_999_999), None);
+        vec![
+            plain(FileEntryKind::File { size: 0, content: 0 }),
+            listed(FileEntryKind::File { size: u64::MAX, content: Sum::MAX }, (i64::MIN, 0), Some(7)),
+            plain(FileEntryKind::Sparse { size: 1 << 44, content: 5, ranges: vec![(0, 1), (1, 0), (1 << 40, 512)] }),
+            listed(FileEntryKind::Directory, (-1, 1), Some(Sum::MAX)),
+            plain(FileEntryKind::Symlink(b"a/\xff\n".to_vec())),
+            plain(FileEntryKind::Fifo),
+            plain(FileEntryKind::Socket),
+            plain(FileEntryKind::Device { block: true, major: 8, minor: 1 << 20 }),
+            plain(FileEntryKind::Device { block: false, major: 0, minor: 0 }),
+        ]
+    }
+
+    #[test]
+    fn every_kind_of_record_reads_back_and_none_reads_when_it_is_cut_or_longer() {
+        let entries = every_kind().into_iter().map(FileRecord::Entry);
+        for record in entries.chain([FileRecord::HardLink(b"a/\xff".to_vec()), FileRecord::Removed]) {
+            let mut bytes = encode(b"dir/\xfe", &record).unwrap();
+            assert_eq!(decode(&bytes), Some((b"dir/\xfe".to_vec(), record.clone())));
+            for end in 0..bytes.len() {
+                assert_eq!(decode(&bytes[..end]), None, "{record:?} cut at {end}");
+            }
+            bytes.push(0);
+            assert_eq!(decode(&bytes), None, "{record:?} with a byte too many");
         }
     }
 }

@@ -1,13 +1,16 @@
-//! What images share, block for block: layers, kept blobs and each image's own folder.
+//! The images as they are listed, built once after each change, and what they share, block for block: layers, kept blobs
+//! and each image's own folder.
 
 use std::{
     collections::{BTreeSet, HashMap},
     fmt,
+    ops::{Deref, DerefMut},
+    sync::{Arc, MutexGuard},
 };
 
 use imagelet_core::{
-    image::{ByteSize, Digest, ImageId},
-    runtime::{Certainty, LayerFacts, LayerGraph},
+    image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, split_names},
+    runtime::{Certainty, LayerFacts, LayerGraph, Listing},
 };
 
 use super::Index;
@@ -18,6 +21,71 @@ use crate::store::{
         disk_usage::{DiskUsage, in_blocks},
     },
 };
+
+/// The locked index. A mutable borrow invalidates the list.
+pub(crate) struct Locked<'a>(pub(crate) MutexGuard<'a, Index>);
+
+impl Deref for Locked<'_> {
+    type Target = Index;
+
+    fn deref(&self) -> &Index {
+        &self.0
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Index {
+        self.0.list = None;
+        &mut self.0
+    }
+}
+
+impl Store {
+    pub(crate) fn listed(&self) -> Listing {
+        let mut locked = self.index();
+        if let Some(list) = &locked.0.list {
+            return list.clone();
+        }
+        let list = Listing::from(locked.listed());
+        locked.0.list = Some(list.clone());
+        list
+    }
+
+    pub(crate) fn listed_image(&self, id: &ImageId) -> Option<Arc<Image>> {
+        let list = self.listed();
+        list.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| Arc::clone(&list[at]))
+    }
+
+    pub(crate) fn takes(&self) -> DiskUsage {
+        let index = self.index();
+        let blobs = index.blobs.values().map(|size| DiskUsage { bytes: in_blocks(*size, index.block), inodes: 1 });
+        let layers = index.layers.values().map(|layer| layer.allocated);
+        let images = index.images.values().map(|image| image.allocated);
+        layers.chain(images).chain(blobs).fold(DiskUsage::default(), |sum, one| DiskUsage {
+            bytes: sum.bytes + one.bytes,
+            inodes: sum.inodes + one.inodes,
+        })
+    }
+}
+
+impl Index {
+    fn listed(&self) -> Vec<Arc<Image>> {
+        let mut names = self.names_by_image();
+        let image = |(id, record): (&ImageId, &ImageRecord)| {
+            let (tags, digests) = split_names(names.remove(id).unwrap_or_default());
+            Arc::new(Image {
+                id: id.clone(),
+                tags,
+                digests,
+                size: self.parts(id, record).iter().map(|part| ByteSize(part.usage.bytes)).sum(),
+                user: ImageUser::of_config(&record.user),
+                spec: ImageSpec::default(),
+                pinned: false,
+            })
+        };
+        self.images.iter().map(image).collect()
+    }
+}
 
 /// What is removed as one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
