@@ -54,8 +54,8 @@ pub(crate) enum DocumentKind {
     Schema1,
 }
 
-const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+pub(super) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(super) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 
@@ -73,14 +73,6 @@ impl DocumentKind {
             | "application/vnd.docker.distribution.manifest.v1+prettyjws"
             | "application/vnd.docker.container.image.v1+prettyjws" => Some(Self::Schema1),
             _ => None,
-        }
-    }
-
-    pub(crate) fn oci_media_type(self) -> &'static str {
-        match self {
-            Self::Image => OCI_MANIFEST,
-            Self::Index => OCI_INDEX,
-            Self::Schema1 => "application/vnd.docker.distribution.manifest.v1+json",
         }
     }
 

@@ -8,7 +8,7 @@ mod config;
 mod media;
 mod platform;
 
-use std::{fmt, marker::PhantomData, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use imagelet_core::{
     image::{Digest, Platform},
@@ -16,7 +16,7 @@ use imagelet_core::{
 };
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, SeqAccess},
+    de::{Error as _, IgnoredAny, SeqAccess, Visitor},
 };
 
 pub(crate) use artifact::FileAnnotations;
@@ -114,27 +114,27 @@ impl ManifestDocument {
             corrupt(format!("the answer{kind} is not an image manifest")).caused_by(error)
         })?;
         let own = media_type_base(raw.media_type.as_deref().unwrap_or_default());
-        let document = raw.decide(&content_type)?;
+        let document = raw.decide(&content_type, &own)?;
         let named = [content_type, own].into_iter().find(|media_type| !media_type.is_empty());
-        let media_type = named.unwrap_or_else(|| document.kind().oci_media_type().to_owned());
+        let media_type = named.unwrap_or_else(|| match document {
+            Self::Image(_) => media::OCI_MANIFEST.to_owned(),
+            Self::Index(_) => media::OCI_INDEX.to_owned(),
+        });
         Ok((document, media_type))
     }
 
     pub(crate) fn is_called(&self, media_type: &str) -> bool {
-        DocumentKind::of(&media_type_base(media_type)).is_none_or(|kind| kind == self.kind())
-    }
-
-    fn kind(&self) -> DocumentKind {
-        match self {
+        let own = match self {
             Self::Image(_) => DocumentKind::Image,
             Self::Index(_) => DocumentKind::Index,
-        }
+        };
+        DocumentKind::of(&media_type_base(media_type)).is_none_or(|kind| kind == own)
     }
 }
 
 impl Raw {
-    fn decide(self, content_type: &str) -> Result<ManifestDocument, RuntimeError> {
-        let media_type = media_type_base(self.media_type.as_deref().unwrap_or_default());
+    /// `content_type` is the transport's, `media_type` its own.
+    fn decide(self, content_type: &str, media_type: &str) -> Result<ManifestDocument, RuntimeError> {
         if self.schema_version == Some(1) || self.fs_layers.is_some() {
             return Err(schema1());
         }
@@ -142,10 +142,10 @@ impl Raw {
             return Err(corrupt(format!(
                 "the registry calls the manifest `{}`, but it calls itself `{}`",
                 printable(content_type),
-                printable(&media_type)
+                printable(media_type)
             )));
         }
-        let named = if media_type.is_empty() { content_type } else { &media_type };
+        let named = if media_type.is_empty() { content_type } else { media_type };
         let kind = match DocumentKind::of(named) {
             Some(kind) => kind,
             None if !named.is_empty() => {
@@ -187,10 +187,9 @@ impl Raw {
 impl Manifest {
     /// Checks, before any fetch, that this is no artifact, which no container can run.
     pub(crate) fn check_is_image(&self) -> Result<(), RuntimeError> {
-        match self.artifact_kind() {
-            Some(kind) => Err(unacceptable(format!("it is an artifact of type `{}`, not an image", printable(kind)))),
-            None => Ok(()),
-        }
+        self.artifact_kind().map_or(Ok(()), |kind| {
+            Err(unacceptable(format!("it is an artifact of type `{}`, not an image", printable(kind))))
+        })
     }
 
     /// Checks, before any fetch, that the layers can be unpacked.
@@ -283,28 +282,27 @@ impl<T, const MAX: usize> Default for Bounded<T, MAX> {
 
 impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ListVisitor<T, const MAX: usize>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>, const MAX: usize> serde::de::Visitor<'de> for ListVisitor<T, MAX> {
-            type Value = Bounded<T, MAX>;
+        deserializer.deserialize_seq(Self::default())
+    }
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list")
-            }
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Bounded<T, MAX> {
+    type Value = Self;
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                let mut read = Bounded::default();
-                while read.kept.len() < MAX {
-                    let Some(item) = list.next_element()? else { break };
-                    read.kept.push(item);
-                }
-                read.count = read.kept.len();
-                while list.next_element::<IgnoredAny>()?.is_some() {
-                    read.count += 1;
-                }
-                Ok(read)
-            }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self, A::Error> {
+        while self.kept.len() < MAX {
+            let Some(item) = list.next_element()? else { break };
+            self.kept.push(item);
         }
-        deserializer.deserialize_seq(ListVisitor(PhantomData))
+        self.count = self.kept.len();
+        while list.next_element::<IgnoredAny>()?.is_some() {
+            self.count += 1;
+        }
+        Ok(self)
     }
 }
 

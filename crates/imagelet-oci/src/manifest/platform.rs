@@ -1,5 +1,7 @@
 //! Which index entry runs on which machine, best first, as containerd's `platforms.Only` orders them.
 
+use std::ops::RangeInclusive;
+
 use imagelet_core::image::Platform;
 
 use super::{Descriptor, DescriptorPlatform, printable};
@@ -40,28 +42,18 @@ pub(super) fn offered(entries: &[Descriptor]) -> String {
 /// Architecture and variant pairs that a machine runs, best first.
 fn acceptable(wanted: &Platform) -> Vec<(String, String)> {
     let (architecture, variant) = normalised(&wanted.architecture, wanted.variant.as_deref().unwrap_or_default());
-    let pair = |architecture: &str, variant: &str| (architecture.to_owned(), variant.to_owned());
+    let of_levels = |name: &str, levels: RangeInclusive<u8>| {
+        levels.rev().map(|level| (name.to_owned(), format!("v{level}"))).collect::<Vec<_>>()
+    };
+    let plain = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), String::new())).collect::<Vec<_>>();
     let generation = variant.strip_prefix('v').and_then(|digits| digits.parse::<u8>().ok());
     match (architecture.as_str(), generation) {
-        ("amd64", Some(level @ 2..=4)) => {
-            let mut pairs: Vec<_> = (2..=level).rev().map(|level| pair("amd64", &format!("v{level}"))).collect();
-            pairs.extend([pair("amd64", ""), pair("386", "")]);
-            pairs
-        }
-        ("amd64", None) if variant.is_empty() => vec![pair("amd64", ""), pair("386", "")],
-        ("arm64", None) if variant.is_empty() => {
-            let mut pairs = vec![pair("arm64", "")];
-            pairs.extend((5..=8).rev().map(|level| pair("arm", &format!("v{level}"))));
-            pairs
-        }
-        ("arm", Some(level @ 5..=8)) => (5..=level).rev().map(|level| pair("arm", &format!("v{level}"))).collect(),
-        _ => {
-            let mut pairs = vec![(architecture.clone(), variant.clone())];
-            if !variant.is_empty() {
-                pairs.push((architecture, String::new()));
-            }
-            pairs
-        }
+        ("amd64", Some(level @ 2..=4)) => [of_levels("amd64", 2..=level), plain(&["amd64", "386"])].concat(),
+        ("amd64", None) if variant.is_empty() => plain(&["amd64", "386"]),
+        ("arm64", None) if variant.is_empty() => [plain(&["arm64"]), of_levels("arm", 5..=8)].concat(),
+        ("arm", Some(level @ 5..=8)) => of_levels("arm", 5..=level),
+        (name, _) if variant.is_empty() => plain(&[name]),
+        (name, _) => [vec![(name.to_owned(), variant)], plain(&[name])].concat(),
     }
 }
 
@@ -75,19 +67,18 @@ fn normalised_os(os: &str) -> String {
 /// The canonical name of a machine, without its default variant.
 fn normalised(architecture: &str, variant: &str) -> (String, String) {
     let variant = variant.to_ascii_lowercase();
-    let (architecture, variant) = match (architecture.to_ascii_lowercase().as_str(), variant.as_str()) {
-        ("amd64" | "x86_64" | "x86-64", "v1") => ("amd64".to_owned(), ""),
-        ("amd64" | "x86_64" | "x86-64", variant) => ("amd64".to_owned(), variant),
-        ("386" | "i386" | "i686", _) => ("386".to_owned(), ""),
-        ("arm64" | "aarch64", "8" | "v8" | "v8.0") => ("arm64".to_owned(), ""),
-        ("arm64" | "aarch64", variant) => ("arm64".to_owned(), variant),
-        ("armhf", _) => ("arm".to_owned(), "v7"),
-        ("armel", _) => ("arm".to_owned(), "v6"),
-        ("arm", "" | "7") => ("arm".to_owned(), "v7"),
-        ("arm", "5") => ("arm".to_owned(), "v5"),
-        ("arm", "6") => ("arm".to_owned(), "v6"),
-        ("arm", "8") => ("arm".to_owned(), "v8"),
-        (other, variant) => (other.to_owned(), variant),
+    let architecture = architecture.to_ascii_lowercase();
+    let (architecture, variant) = match (architecture.as_str(), variant.as_str()) {
+        ("amd64" | "x86_64" | "x86-64", "v1") => ("amd64", ""),
+        ("amd64" | "x86_64" | "x86-64", variant) => ("amd64", variant),
+        ("386" | "i386" | "i686", _) => ("386", ""),
+        ("arm64" | "aarch64", "8" | "v8" | "v8.0") => ("arm64", ""),
+        ("arm64" | "aarch64", variant) => ("arm64", variant),
+        ("armhf", _) | ("arm", "" | "7") => ("arm", "v7"),
+        ("armel", _) | ("arm", "6") => ("arm", "v6"),
+        ("arm", "5") => ("arm", "v5"),
+        ("arm", "8") => ("arm", "v8"),
+        both => both,
     };
-    (architecture, variant.to_owned())
+    (architecture.to_owned(), variant.to_owned())
 }

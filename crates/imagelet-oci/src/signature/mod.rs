@@ -3,18 +3,17 @@
 //! Nothing here asks a network: `registry/signatures` fetches what is attached to an image. A type of requirement that is
 //! known and not supported refuses; it never accepts.
 
-mod identity;
-mod keys;
 mod payload;
 mod policy;
 
-use imagelet_core::image::{Digest, Reference};
-
-pub(crate) use self::{
-    identity::Identity,
-    keys::PublicKeys,
-    policy::{KeySource, POLICY_BYTES_MAX, Requirement, Rule, SignaturePolicy, Transport},
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_ASN1, ED25519, ParsedPublicKey, RSA_PKCS1_2048_8192_SHA256, VerificationAlgorithm,
 };
+use imagelet_core::image::{Digest, Reference, trim_tag_and_digest};
+use rustls::pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
+
+pub(crate) use self::policy::{KeySource, POLICY_BYTES_MAX, Requirement, Rule, SignaturePolicy, Transport};
+use crate::manifest::printable;
 
 /// What a signed text says: the digest and the name.
 #[cfg(feature = "fuzzing")]
@@ -67,6 +66,59 @@ fn check_one(
         return Err(format!("a signature is of `{}`, not of `{}`", claim.digest, signature.subject));
     }
     identity.check(reference, &claim.identity)
+}
+
+/// Public keys of a requirement.
+#[derive(Debug)]
+pub(crate) struct PublicKeys(Vec<ParsedPublicKey>);
+
+impl PublicKeys {
+    /// Reads one PEM text for each key.
+    pub(crate) fn parse(texts: &[Vec<u8>]) -> Result<Self, String> {
+        const ALGORITHMS: [&dyn VerificationAlgorithm; 3] =
+            [&ECDSA_P256_SHA256_ASN1, &RSA_PKCS1_2048_8192_SHA256, &ED25519];
+        let key = |pem: &Vec<u8>| {
+            let der = SubjectPublicKeyInfoDer::from_pem_slice(pem)
+                .map_err(|error| format!("no public key in PEM: {error}"))?;
+            let mut keys = ALGORITHMS.into_iter().filter_map(|algorithm| ParsedPublicKey::new(algorithm, &der).ok());
+            keys.next().ok_or_else(|| "a public key is neither ECDSA P-256, nor RSA, nor Ed25519".to_owned())
+        };
+        texts.iter().map(key).collect::<Result<_, _>>().map(Self)
+    }
+
+    fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
+        self.0.iter().any(|key| key.verify_sig(message, signature).is_ok())
+    }
+}
+
+/// How the signed name and the requested one have to agree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// Both have a tag or a digest and are equal.
+    Exact,
+    /// A request by tag as `matchExact`; a request by digest needs the repository alone, since the digest is signed.
+    #[default]
+    RepositoryOfDigestOrExact,
+    /// The same repository.
+    SameRepository,
+}
+
+impl Identity {
+    pub(crate) fn check(self, requested: &Reference, signed: &str) -> Result<(), String> {
+        let refusal = || format!("a signature is for `{}`, not for `{requested}`", printable(signed));
+        let name: Reference = signed.parse().map_err(|_| refusal())?;
+        // Parsing adds the tag `latest` to a bare repository.
+        let is_bare = trim_tag_and_digest(signed).is_ok_and(|bare| bare.len() == signed.len());
+        let same_repository = name.repository() == requested.repository();
+        let is_exact = !is_bare && name.canonical() == requested.canonical();
+        let is_accepted = match self {
+            Self::Exact => is_exact,
+            Self::RepositoryOfDigestOrExact if requested.digest().is_some() => same_repository,
+            Self::RepositoryOfDigestOrExact => is_exact,
+            Self::SameRepository => same_repository,
+        };
+        if is_accepted { Ok(()) } else { Err(refusal()) }
+    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use serde::{
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
-use super::identity::Identity;
+use super::Identity;
 use crate::manifest::{object, printable};
 
 pub(crate) const POLICY_BYTES_MAX: u64 = 1 << 20;
@@ -170,34 +170,33 @@ struct RawTransports {
 }
 
 #[derive(Default)]
-struct Scopes(Vec<(String, Vec<RawRequirement>)>);
+struct Scopes(BTreeMap<String, Vec<RawRequirement>>);
 
 impl<'de> Deserialize<'de> for Scopes {
     /// A scope that occurs twice is refused: readers differ on which one counts.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ScopesVisitor;
-        impl<'de> Visitor<'de> for ScopesVisitor {
-            type Value = Scopes;
+        deserializer.deserialize_map(Self::default())
+    }
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("scopes with their requirements")
-            }
+impl<'de> Visitor<'de> for Scopes {
+    type Value = Self;
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scopes, A::Error> {
-                let mut found: BTreeMap<String, Vec<RawRequirement>> = BTreeMap::new();
-                while let Some((scope, requirements)) = map.next_entry::<String, Vec<RawRequirement>>()? {
-                    if found.len() == SCOPES_MAX {
-                        return Err(A::Error::custom(format!("more than {SCOPES_MAX} scopes")));
-                    }
-                    if found.contains_key(&scope) {
-                        return Err(A::Error::custom(format!("the scope `{}` occurs twice", printable(&scope))));
-                    }
-                    found.insert(scope, requirements);
-                }
-                Ok(Scopes(found.into_iter().collect()))
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("scopes with their requirements")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
+        while let Some((scope, requirements)) = map.next_entry::<String, Vec<RawRequirement>>()? {
+            if self.0.len() == SCOPES_MAX {
+                return Err(A::Error::custom(format!("more than {SCOPES_MAX} scopes")));
             }
+            if self.0.contains_key(&scope) {
+                return Err(A::Error::custom(format!("the scope `{}` occurs twice", printable(&scope))));
+            }
+            self.0.insert(scope, requirements);
         }
-        deserializer.deserialize_map(ScopesVisitor)
+        Ok(self)
     }
 }
 
