@@ -37,13 +37,9 @@ const WORK: &str = "work";
 
 /// The folder of one overlay.
 #[derive(Clone, Debug)]
-pub(crate) struct OverlayFolder(PathBuf);
+pub(crate) struct OverlayFolder(pub(crate) PathBuf);
 
 impl OverlayFolder {
-    pub(crate) fn at(path: PathBuf) -> Self {
-        Self(path)
-    }
-
     /// Creates it with links to `layers`, topmost first; without layers the overlay is over an empty folder. The caller
     /// creates `upper/` afterwards.
     pub(crate) fn create(&self, layers: &[PathBuf]) -> io::Result<()> {
@@ -57,10 +53,6 @@ impl OverlayFolder {
             symlink(layer, self.0.join(LOWER).join(at.to_string()))?;
         }
         Ok(())
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
     }
 
     pub(crate) fn upper(&self) -> PathBuf {

@@ -191,7 +191,7 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<ListedMount>, RuntimeError> {
             tracing::error!(
                 path = %noted.path().display(),
                 problem = damage,
-                image = noted.image(),
+                image = noted.image,
                 alive = state != MountState::Gone,
                 "the note of a mount is damaged and stays; unmount the image, then remove the note and the folder beside it"
             );
@@ -228,13 +228,13 @@ fn discard_gone(store: &Store, noted: &[NotedMount], rows: &[TableRow]) {
         .filter(|noted| !store.is_read_only() || !noted.path().starts_with(store.root()))
         .filter(|noted| judge(store, noted, rows) == MountState::Gone);
     for noted in gone {
-        discard(noted.folder());
+        discard(&noted.folder);
     }
 }
 
 fn mounted_image(noted: &NotedMount, target: PathBuf, shown: bool) -> ListedMount {
     let (writable, mounted_at) = noted.note().map_or_else(Default::default, |note| (note.writable, note.mounted_at));
-    ListedMount { target, image: noted.image(), writable, mounted_at, shown }
+    ListedMount { target, image: noted.image.clone(), writable, mounted_at, shown }
 }
 
 fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
@@ -242,7 +242,7 @@ fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
 }
 
 fn upper_folder(noted: &NotedMount) -> UpperFolder {
-    match noted.folder().is_in_use() {
+    match noted.folder.is_in_use() {
         Ok(true) => UpperFolder::Busy,
         Ok(false) => UpperFolder::Free,
         Err(error) => {
@@ -272,7 +272,7 @@ fn own_folder(store: &Store) -> PathBuf {
 
 fn discard(folder: &OverlayFolder) {
     if let Err(error) = note::discard(folder) {
-        tracing::warn!(path = %folder.path().display(), %error, "could not remove a mount's folder");
+        tracing::warn!(path = %folder.0.display(), %error, "could not remove a mount's folder");
     }
 }
 

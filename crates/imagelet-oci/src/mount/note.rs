@@ -47,8 +47,8 @@ pub(super) struct Note {
 
 #[derive(Clone, Debug)]
 pub(super) struct NotedMount {
-    folder: OverlayFolder,
-    image: String,
+    pub(super) folder: OverlayFolder,
+    pub(super) image: String,
     /// The digits unique to this mount; `None`: a mount of the first version, identified by its path.
     serial: Option<String>,
     note: Result<Note, String>,
@@ -67,7 +67,7 @@ impl NotedMount {
             let (image, serial) = key.split_at_checked(key.len().checked_sub(SERIAL_LENGTH)?)?;
             (digest_named(image)?.to_string(), Some(serial.to_owned()))
         };
-        Some(Self { folder: OverlayFolder::at(folder), image, serial, note })
+        Some(Self { folder: OverlayFolder(folder), image, serial, note })
     }
 
     pub(super) fn note(&self) -> Option<&Note> {
@@ -78,10 +78,6 @@ impl NotedMount {
         self.note.as_ref().err().map(String::as_str)
     }
 
-    pub(super) fn image(&self) -> String {
-        self.image.clone()
-    }
-
     /// The mount's source in the kernel's table.
     pub(super) fn source(&self) -> String {
         self.serial.as_ref().map_or_else(|| SOURCE.to_owned(), |serial| format!("{SOURCE}:{serial}"))
@@ -90,10 +86,6 @@ impl NotedMount {
     /// The path of a mount of the first version.
     pub(super) fn old_target(&self) -> Option<&str> {
         self.note().filter(|_| self.serial.is_none()).map(|note| note.target.as_str())
-    }
-
-    pub(super) fn folder(&self) -> &OverlayFolder {
-        &self.folder
     }
 
     pub(super) fn path(&self) -> PathBuf {
@@ -107,7 +99,7 @@ pub(super) fn new_folder(folder: &Path, id: &ImageId, target: &Path) -> io::Resu
     let unique = Digest::of(format!("{} {} {}", std::process::id(), now.as_nanos(), target.display()).as_bytes());
     make_folder(folder, Path::new(VOLATILE_MOUNTS))?;
     let serial = unique.hex().get(..SERIAL_LENGTH).unwrap_or_default();
-    Ok(OverlayFolder::at(folder.join(format!("{}{serial}", digest.hex()))))
+    Ok(OverlayFolder(folder.join(format!("{}{serial}", digest.hex()))))
 }
 
 /// Makes the folder of a store's mounts. `volatile` is beside the daemon's socket and traversable for other users: each
@@ -121,7 +113,7 @@ fn make_folder(folder: &Path, volatile: &Path) -> io::Result<()> {
 }
 
 pub(super) fn source_of(folder: &OverlayFolder) -> String {
-    let key = folder.path().file_name().unwrap_or_default().to_string_lossy();
+    let key = folder.0.file_name().unwrap_or_default().to_string_lossy();
     format!("{SOURCE}:{}", &key[key.len().saturating_sub(SERIAL_LENGTH)..])
 }
 
@@ -132,16 +124,16 @@ pub(super) fn write(folder: &OverlayFolder, note: &Note) -> io::Result<()> {
 pub(super) fn discard(folder: &OverlayFolder) -> io::Result<()> {
     remove_tree(&note_of(folder))?;
     Step::UnmountNote.reach();
-    remove_tree(folder.path())?;
+    remove_tree(&folder.0)?;
     // The last note of a store removes its folder; an error means that others remain.
-    if let Some(store) = folder.path().parent().filter(|parent| parent.starts_with(VOLATILE_MOUNTS)) {
+    if let Some(store) = folder.0.parent().filter(|parent| parent.starts_with(VOLATILE_MOUNTS)) {
         let _ = fs::remove_dir(store);
     }
     Ok(())
 }
 
 fn note_of(folder: &OverlayFolder) -> PathBuf {
-    folder.path().with_extension("json")
+    folder.0.with_extension("json")
 }
 
 /// Folder of the notes of a read-only store; lost at a reboot, as the mounts are.
@@ -197,8 +189,8 @@ mod tests {
         let id: ImageId = ImageId::new(Digest::of(b"image").as_str());
         let folder = tempfile::tempdir().unwrap();
         let new = new_folder(folder.path(), &id, Path::new("/mnt")).unwrap();
-        let damaged = NotedMount::of(new.path().to_owned(), Err(String::new())).unwrap();
-        assert_eq!(damaged.image(), id.as_str());
+        let damaged = NotedMount::of(new.0.clone(), Err(String::new())).unwrap();
+        assert_eq!(damaged.image, id.as_str());
         assert_eq!(damaged.source(), source_of(&new));
         assert!(NotedMount::of(folder.path().join("c".repeat(64)), Err(String::new())).is_none());
     }

@@ -63,7 +63,7 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
     let shown = read_table()?.iter().any(|row| state::is_shown_by(mounted, row));
     let remains = shown || stays_busy(mounted);
     if !remains {
-        discard(mounted.folder());
+        discard(&mounted.folder);
     }
     Step::UnmountDone.reach();
     Ok(mounted_image(mounted, place, true).unmounted(remains))
@@ -94,7 +94,7 @@ fn give_up(
     let ended = |state: &MountState| *state == MountState::Gone || (force && *state == MountState::Elsewhere);
     let mut answer = None;
     for (noted, _) in judged.iter().filter(|(_, state)| ended(state)) {
-        discard(noted.folder());
+        discard(&noted.folder);
         answer.get_or_insert_with(|| mounted_image(noted, place.to_owned(), false).unmounted(false));
     }
     answer.ok_or_else(|| {

@@ -177,10 +177,10 @@ impl Store {
 
 /// Whether no overlay uses a folder of `mounts/` without a note. Without an upper layer none ever did.
 fn is_abandoned(folder: &Path) -> bool {
-    let folder = OverlayFolder::at(folder.to_owned());
+    let folder = OverlayFolder(folder.to_owned());
     let in_use = if folder.upper().exists() { folder.is_in_use() } else { Ok(false) };
     if let Err(error) = &in_use {
-        tracing::warn!(path = %folder.path().display(), %error, "a mount's folder without a note stays");
+        tracing::warn!(path = %folder.0.display(), %error, "a mount's folder without a note stays");
     }
     matches!(in_use, Ok(false))
 }
