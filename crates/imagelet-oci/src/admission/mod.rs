@@ -1,12 +1,5 @@
 //! Admission: whether the store's file system has space for a pull, decided before its first layer byte.
 //!
-//! ```text
-//! mod              decides, from the space a pull needs and the disk has; no I/O
-//! expansion_ratio  how much larger layers become, measured on the present ones
-//! reservations     what running pulls have reserved, and how much of it is on the disk
-//! refusal_message  the arithmetic of a rejection
-//! ```
-//!
 //! A manifest has only compressed sizes. So every amount here has two numbers: the estimate, and the certain minimum.
 
 mod expansion_ratio;

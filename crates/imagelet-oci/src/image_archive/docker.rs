@@ -1,9 +1,6 @@
 //! The images of `docker save`: its `manifest.json` names a configuration and layers; the manifests are made here.
 
-use std::{
-    collections::HashMap,
-    io::{Read as _, Seek as _},
-};
+use std::{collections::HashMap, io::Read as _};
 
 use bytes::Bytes;
 use imagelet_core::{
@@ -101,21 +98,20 @@ impl DockerArchive {
 
 /// Digest and size of a layer's file, and the suffix of its media type. A plain layer has its diff-id as digest.
 fn describe(files: &ArchiveFiles, name: &str, diff_id: Digest) -> Result<(Digest, u64, &'static str), RuntimeError> {
-    let (mut file, size) = files.open(name)?.ok_or_else(|| lacks(name))?;
+    let (file, size) = files.open(name)?.ok_or_else(|| lacks(name))?;
     let failed = |error| storage_error(format!("could not read `{}` of the archive", printable(name)), error);
-    let mut magic = Vec::new();
-    let start = file.stream_position().map_err(failed)?;
-    file.by_ref().take(4.min(size)).read_to_end(&mut magic).map_err(failed)?;
+    let (mut file, mut magic) = (file.take(size), Vec::new());
+    file.by_ref().take(4).read_to_end(&mut magic).map_err(failed)?;
     let suffix = match &magic[..] {
         [0x1f, 0x8b, ..] => ".gzip",
         [0x28, 0xb5, 0x2f, 0xfd] => ".zstd",
         _ => return Ok((diff_id, size, "")),
     };
-    file.seek(std::io::SeekFrom::Start(start)).map_err(failed)?;
-    let (mut hash, mut rest) = (Hash::new(DigestAlgorithm::Sha256), file.take(size));
+    let mut hash = Hash::new(DigestAlgorithm::Sha256);
+    hash.update(&magic);
     let mut buffer = vec![0; COPY_BUFFER];
     loop {
-        match rest.read(&mut buffer).map_err(failed)? {
+        match file.read(&mut buffer).map_err(failed)? {
             0 => return Ok((hash.finish(), size, suffix)),
             read => hash.update(&buffer[..read]),
         }

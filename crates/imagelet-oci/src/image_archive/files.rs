@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom},
+    io::{self, BufReader, Read as _, Seek as _, SeekFrom},
     os::fd::AsRawFd as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -166,7 +166,7 @@ fn open_span(file: &File, files: &HashMap<String, TarFile>, name: &str) -> io::R
 fn index(file: &File, memory: &Arc<LayerMemory>) -> Result<HashMap<String, TarFile>, RuntimeError> {
     let unread = |error| corrupt("it is truncated").caused_by(error);
     let length = file.metadata().map_err(unread)?.len();
-    let mut input = Positioned { file: BufReader::with_capacity(READ_AHEAD, file), at: 0 };
+    let mut input = BufReader::with_capacity(READ_AHEAD, file);
     let (mut files, mut entries, mut names) = (HashMap::new(), 0_usize, 0_usize);
     loop {
         let head = read_head(&mut input, memory)
@@ -176,10 +176,11 @@ fn index(file: &File, memory: &Arc<LayerMemory>) -> Result<HashMap<String, TarFi
         if entries > ENTRIES_MAX {
             return Err(unacceptable(format!("more than {ENTRIES_MAX} entries")));
         }
-        let end = input.at.checked_add(head.stored).filter(|end| *end <= length);
+        let offset = input.stream_position().map_err(unread)?;
+        let end = offset.checked_add(head.stored).filter(|end| *end <= length);
         let Some(end) = end else { return Err(corrupt("it is truncated")) };
         let found = match head.kind {
-            TarKind::File if head.sparse.is_none() => Some(TarFile::Span { offset: input.at, size: head.stored }),
+            TarKind::File if head.sparse.is_none() => Some(TarFile::Span { offset, size: head.stored }),
             TarKind::HardLink => text(&head.link).and_then(normalised).map(TarFile::Link),
             TarKind::Symlink => text(&head.link).zip(text(&head.name)).and_then(target).map(TarFile::Link),
             _ => None,
@@ -192,7 +193,8 @@ fn index(file: &File, memory: &Arc<LayerMemory>) -> Result<HashMap<String, TarFi
             files.insert(name, found);
         }
         // A last entry may lack its padding.
-        input.skip_to(end.next_multiple_of(BLOCK).min(length)).map_err(unread)?;
+        let rest = end.next_multiple_of(BLOCK).min(length) - offset;
+        input.seek_relative(rest.cast_signed()).map_err(unread)?;
     }
 }
 
@@ -226,40 +228,6 @@ fn resolved(folder: &[&str], path: &str) -> Option<String> {
         }
     }
     Some(parts.join("/"))
-}
-
-/// A buffered file that knows its position.
-struct Positioned<'a> {
-    file: BufReader<&'a File>,
-    at: u64,
-}
-
-impl Positioned<'_> {
-    fn skip_to(&mut self, position: u64) -> io::Result<()> {
-        let distance = i64::try_from(position - self.at).map_err(io::Error::other)?;
-        self.file.seek_relative(distance)?;
-        self.at = position;
-        Ok(())
-    }
-}
-
-impl io::Read for Positioned<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read(buffer)?;
-        self.at += read as u64;
-        Ok(read)
-    }
-}
-
-impl BufRead for Positioned<'_> {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.file.fill_buf()
-    }
-
-    fn consume(&mut self, bytes: usize) {
-        self.file.consume(bytes);
-        self.at += bytes as u64;
-    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,5 @@
 //! Archives of images: OCI layouts in a tar file or a folder, and the files of `docker save`.
 //!
-//! ```text
-//! files     the files of an archive by name, each a span of a tar file or a file of a folder
-//! layout    the images of an OCI layout
-//! docker    the images of `docker save`, with the manifests that it does not write
-//! spool     a compressed archive, inflated once
-//! write     a new OCI layout, complete or absent
-//! ```
-//!
 //! An archive is hostile. No entry is extracted by its name: a blob is looked up by digest, and its bytes are trusted
 //! after they were hashed. Lists, documents, names and nesting are bounded.
 

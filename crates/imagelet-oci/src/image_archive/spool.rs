@@ -43,7 +43,7 @@ pub(crate) fn plain(
     (&file).take(4).read_to_end(&mut magic).map_err(unread)?;
     file.rewind().map_err(unread)?;
     let source = BufReader::with_capacity(BUFFER, file);
-    let inflated: Box<dyn Read> = match &magic[..] {
+    let mut inflated: Box<dyn Read> = match &magic[..] {
         [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(source)),
         [0x28, 0xb5, 0x2f, 0xfd] => {
             let mut decoder = zstd::Decoder::with_buffer(source).map_err(unread)?;
@@ -52,17 +52,8 @@ pub(crate) fn plain(
         }
         _ => return Ok(source.into_inner()),
     };
+    let free_min = limits.free_bytes_floor.saturating_add(BYTES_BETWEEN_CHECKS);
     let inflated_max = size.saturating_mul(limits.expansion_max).saturating_add(limits.expansion_free);
-    copy(inflated, folder, inflated_max, limits.free_bytes_floor, cancelled)
-}
-
-fn copy(
-    mut inflated: Box<dyn Read>,
-    folder: &Path,
-    inflated_max: u64,
-    free_bytes_floor: u64,
-    cancelled: &AtomicBool,
-) -> Result<File, RuntimeError> {
     let unwritten = |error| storage_error(format!("could not inflate the archive into `{}`", folder.display()), error);
     let path = folder.join("spool");
     let mut spool = File::options().read(true).write(true).create_new(true).open(&path).map_err(unwritten)?;
@@ -86,7 +77,7 @@ fn copy(
         if unchecked >= BYTES_BETWEEN_CHECKS {
             unchecked = 0;
             let disk = rustix::fs::fstatvfs(&spool).map_err(|error| unwritten(error.into()))?;
-            if disk.f_bavail.saturating_mul(disk.f_frsize) < free_bytes_floor.saturating_add(BYTES_BETWEEN_CHECKS) {
+            if disk.f_bavail.saturating_mul(disk.f_frsize) < free_min {
                 return Err(unwritten(io::ErrorKind::StorageFull.into()));
             }
         }
