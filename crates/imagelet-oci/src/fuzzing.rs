@@ -27,7 +27,7 @@ use crate::{
     manifest::{Descriptor, ImageConfig, ManifestDocument},
     pipeline::{
         Stopped,
-        buffer_pool::{BlockReader, Expansion, queue},
+        buffer_pool::{Expansion, queue},
         frames::{Frame, FrameReader},
         inflate::{Bounds, inflate},
     },
@@ -210,13 +210,12 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     }
     let source = FrameReader::new(frames, ReaderWait::default());
     let memory = LayerMemory::of_its_own(MEMORY);
-    let (mut blocks, out) = queue(&memory);
+    let (mut blocks, mut out) = queue(&memory, Hash::new(DigestAlgorithm::Sha256), WrittenBytes::default());
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
     let mut bytes = Vec::new();
     let (outcome, ended) = std::thread::scope(|scope| {
-        let inflater = scope.spawn(move || inflate(source, &mut blocks, bounds).1);
-        let hash = Hash::new(DigestAlgorithm::Sha256);
-        let ended = BlockReader::new(out, hash, WrittenBytes::default()).read_to_end(&mut bytes).is_ok();
+        let inflater = scope.spawn(move || inflate(source, true, &mut blocks, bounds).1);
+        let ended = out.read_to_end(&mut bytes).is_ok();
         (inflater.join().expect("inflating does not panic"), ended)
     });
     let outcome = outcome.map(drop).map_err(|stopped| match stopped {
@@ -255,6 +254,7 @@ pub fn unpack(
         limits,
         umask: process_umask(),
         memory: LayerMemory::of_its_own(if is_small { SMALL_MEMORY } else { MEMORY }),
+        file: None,
         cancelled: Arc::default(),
     };
     let mut encoded = |path: &[u8], entry| {

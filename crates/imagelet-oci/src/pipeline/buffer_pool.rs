@@ -3,7 +3,7 @@
 use std::{
     io::{self, BufRead, Read},
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
     },
@@ -24,15 +24,8 @@ const BLOCKS_QUEUED: usize = 2;
 /// Guaranteed blocks of each layer: one is filled while the other is read.
 const BLOCKS_OWN: usize = 2;
 
-type Home = Arc<Sender<Vec<u8>>>;
-
-/// A full block with the return path of its buffer, or the end.
-pub(crate) enum Block {
-    Bytes {
-        buffer: Vec<u8>,
-        length: usize,
-        home: Home,
-    },
+enum Block {
+    Bytes(Vec<u8>),
     /// A queue that closes without this mark was cut.
     End,
 }
@@ -87,22 +80,16 @@ impl Drop for Expansion {
 
 pub(crate) struct BlockWriter {
     queue: SyncSender<Block>,
-    home: Weak<Sender<Vec<u8>>>,
     returned: Receiver<Vec<u8>>,
     claim: Claim,
 }
 
-pub(crate) struct BlockQueue {
-    blocks: Receiver<Block>,
-    _home: Home,
-}
-
-pub(crate) fn queue(memory: &Arc<LayerMemory>) -> (BlockWriter, BlockQueue) {
-    let (queue, out) = sync_channel(BLOCKS_QUEUED);
+/// The reader hashes by `hash`; consumed bytes count as written.
+pub(crate) fn queue(memory: &Arc<LayerMemory>, hash: Hash, written_bytes: WrittenBytes) -> (BlockWriter, BlockReader) {
+    let (queue, blocks) = sync_channel(BLOCKS_QUEUED);
     let (home, returned) = channel();
-    let home = Arc::new(home);
-    let writer = BlockWriter { queue, home: Arc::downgrade(&home), returned, claim: Claim::on(memory) };
-    (writer, BlockQueue { blocks: out, _home: home })
+    let reader = BlockReader { blocks, home, hash, written_bytes, current: Vec::new(), position: 0, ended: false };
+    (BlockWriter { queue, returned, claim: Claim::on(memory) }, reader)
 }
 
 impl BlockWriter {
@@ -115,7 +102,7 @@ impl BlockWriter {
             return self.returned.recv().ok();
         }
         *blocks += 1;
-        Some(vec![0; BLOCK_SIZE])
+        Some(Vec::with_capacity(BLOCK_SIZE))
     }
 
     /// Copies a stream into the queue. `Ok(false)`: the reader was dropped.
@@ -123,8 +110,9 @@ impl BlockWriter {
         let (mut total, mut blocks) = (0_u64, 0);
         loop {
             let Some(mut buffer) = self.buffer(&mut blocks) else { return Ok(false) };
+            buffer.resize(BLOCK_SIZE, 0);
             let mut length = 0;
-            while length < buffer.len() {
+            while length < BLOCK_SIZE {
                 match stream.read(&mut buffer[length..]) {
                     Ok(0) => break,
                     Ok(read) => length += read,
@@ -132,6 +120,7 @@ impl BlockWriter {
                     Err(error) => return Err(error),
                 }
             }
+            buffer.truncate(length);
             if !expansion.take(length as u64) {
                 return Err(io::Error::new(
                     io::ErrorKind::FileTooLarge,
@@ -139,14 +128,10 @@ impl BlockWriter {
                 ));
             }
             total += length as u64;
-            let last = length < buffer.len();
-            if length > 0 {
-                let Some(home) = self.home.upgrade() else { return Ok(false) };
-                if self.queue.send(Block::Bytes { buffer, length, home }).is_err() {
-                    return Ok(false);
-                }
+            if length > 0 && self.queue.send(Block::Bytes(buffer)).is_err() {
+                return Ok(false);
             }
-            if last {
+            if length < BLOCK_SIZE {
                 expansion.kept = true;
                 return Ok(self.queue.send(Block::End).is_ok());
             }
@@ -156,20 +141,17 @@ impl BlockWriter {
 
 /// Hashes each block as it arrives and lends it without a copy.
 pub(crate) struct BlockReader {
-    queue: BlockQueue,
+    blocks: Receiver<Block>,
+    /// The way back of the buffers.
+    home: Sender<Vec<u8>>,
     hash: Hash,
     written_bytes: WrittenBytes,
-    current: Option<(Vec<u8>, usize, Home)>,
+    current: Vec<u8>,
     position: usize,
     ended: bool,
 }
 
 impl BlockReader {
-    /// Consumed bytes count as written.
-    pub(crate) fn new(queue: BlockQueue, hash: Hash, written_bytes: WrittenBytes) -> Self {
-        Self { queue, hash, written_bytes, current: None, position: 0, ended: false }
-    }
-
     pub(crate) fn drain(mut self) -> io::Result<Digest> {
         loop {
             let length = self.fill_buf()?.len();
@@ -181,16 +163,17 @@ impl BlockReader {
     }
 
     fn advance(&mut self) -> io::Result<()> {
-        if let Some((buffer, length, home)) = self.current.take() {
-            self.written_bytes.add(length as u64);
-            // If the inflater has finished, the buffer is freed.
-            let _ = home.send(buffer);
-        }
+        let done = std::mem::take(&mut self.current);
         self.position = 0;
-        match self.queue.blocks.recv() {
-            Ok(Block::Bytes { buffer, length, home }) => {
-                self.hash.update(&buffer[..length]);
-                self.current = Some((buffer, length, home));
+        if !done.is_empty() {
+            self.written_bytes.add(done.len() as u64);
+            // If the inflater has finished, the buffer is freed.
+            let _ = self.home.send(done);
+        }
+        match self.blocks.recv() {
+            Ok(Block::Bytes(bytes)) => {
+                self.hash.update(&bytes);
+                self.current = bytes;
                 Ok(())
             }
             Ok(Block::End) => {
@@ -204,10 +187,10 @@ impl BlockReader {
 
 impl BufRead for BlockReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        while !self.ended && self.current.as_ref().is_none_or(|(_, length, _)| self.position >= *length) {
+        while !self.ended && self.position >= self.current.len() {
             self.advance()?;
         }
-        Ok(self.current.as_ref().map_or(&[], |(buffer, length, _)| &buffer[self.position..*length]))
+        Ok(&self.current[self.position..])
     }
 
     fn consume(&mut self, amount: usize) {

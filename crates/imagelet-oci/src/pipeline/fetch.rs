@@ -11,13 +11,14 @@ use imagelet_core::{
     image::ByteSize,
     runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{LayerJob, Place, frames::Frame};
-use crate::hash::Hash;
+use super::{LayerJob, Place, frames::Frame, panicked};
 use crate::{
+    admission::WrittenBytes,
+    hash::Hash,
     registry::{BlobSource, RangedStream, ReaderWait},
-    store::KeptBytes,
+    store::{BlobWriter, KeptBytes, storage_error},
     unpack::LayerMemory,
 };
 
@@ -25,6 +26,8 @@ const PROGRESS_STEP: u64 = 1 << 20;
 /// The size of one read from the disk, and the number of reads that wait.
 const PIECE_SIZE: usize = 256 << 10;
 const PIECES_QUEUED: usize = 2;
+/// A frame is at most as large as the transport's read buffer.
+const COPIES_QUEUED: usize = 16;
 /// A layer that waits longer for memory closes its connections.
 const CONNECTED_WAIT_MAX: Duration = Duration::from_millis(250);
 
@@ -64,12 +67,7 @@ impl LayerJob {
                     RuntimeError::new(RuntimeErrorKind::Corrupt, message).caused_by(error)
                 })?;
                 intake.from_disk += bytes.len() as u64;
-                let is_read = if is_in_copy {
-                    intake.pass(self, bytes, progress).await
-                } else {
-                    intake.take(self, bytes, progress).await
-                };
-                if !is_read {
+                if !intake.pass(self, bytes, !is_in_copy, progress).await {
                     return Ok(Some(intake.unread(None)));
                 }
             }
@@ -79,7 +77,7 @@ impl LayerJob {
         while let Some(bytes) = stream.next().await? {
             // As for places: layers that wait for memory must not have the host's slots that one with memory needs.
             let is_read = {
-                let mut taken = pin!(intake.take(self, bytes, progress));
+                let mut taken = pin!(intake.pass(self, bytes, true, progress));
                 loop {
                     tokio::select! {
                         biased;
@@ -142,6 +140,32 @@ pub(super) struct Inflater {
     pub(super) copy: Option<mpsc::Sender<Bytes>>,
 }
 
+/// The copy of a layer's compressed bytes: written by a thread of its own, behind a short queue.
+pub(super) struct BlobCopy(JoinHandle<io::Result<BlobWriter>>);
+
+impl BlobCopy {
+    /// Starts the thread. It ends when the sender is dropped, after all that was sent is written, or when a write fails.
+    pub(super) fn start(mut writer: BlobWriter, written_bytes: WrittenBytes) -> (mpsc::Sender<Bytes>, Self) {
+        let (sender, mut frames) = mpsc::channel::<Bytes>(COPIES_QUEUED);
+        let thread = tokio::task::spawn_blocking(move || {
+            while let Some(bytes) = frames.blocking_recv() {
+                writer.write(&bytes)?;
+                if writer.is_reserved() {
+                    written_bytes.add(bytes.len() as u64);
+                }
+            }
+            Ok(writer)
+        });
+        (sender, Self(thread))
+    }
+
+    /// Waits for the thread; the sender has to be dropped.
+    pub(super) async fn end(self) -> Result<BlobWriter, RuntimeError> {
+        let written = self.0.await.map_err(panicked)?;
+        written.map_err(|error| storage_error("could not keep the compressed blob", error))
+    }
+}
+
 struct Hashed {
     hash: Hash,
     received: u64,
@@ -151,16 +175,13 @@ struct Hashed {
 }
 
 impl Hashed {
-    async fn take(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
-        if let Some(copy) = &self.inflater.copy
+    /// Passes bytes to the inflater and, where `copies`, to the copy. `false`: one of them stopped.
+    async fn pass(&mut self, job: &LayerJob, bytes: Bytes, copies: bool, progress: &Progress) -> bool {
+        if let Some(copy) = self.inflater.copy.as_ref().filter(|_| copies)
             && copy.send(bytes.clone()).await.is_err()
         {
             return false;
         }
-        self.pass(job, bytes, progress).await
-    }
-
-    async fn pass(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;
         let fetched = self.received - self.from_disk;

@@ -19,7 +19,7 @@ pub(crate) struct FrameReader {
     frames: mpsc::Receiver<Frame>,
     reader_wait: ReaderWait,
     current: Bytes,
-    pub(crate) ended: bool,
+    ended: bool,
     pub(crate) cut: bool,
 }
 

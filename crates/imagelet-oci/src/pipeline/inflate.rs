@@ -25,55 +25,36 @@ pub(crate) struct Bounds {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark; returns the source. The first bytes decide the compression,
-/// as in every runtime.
+/// Inflates until the end mark; returns the source. The first bytes decide the compression, as in every runtime; the bytes
+/// of a file that is no archive are passed on as they are.
 pub(crate) fn inflate(
     mut source: FrameReader,
+    is_archive: bool,
     blocks: &mut BlockWriter,
     bounds: Bounds,
 ) -> (FrameReader, Result<(), Stopped>) {
-    let inflated = inflate_from(&mut source, blocks, bounds);
-    (source, inflated)
-}
-
-/// Passes the bytes on as they are, until the end mark.
-pub(crate) fn pass(
-    mut source: FrameReader,
-    blocks: &mut BlockWriter,
-    bounds: Bounds,
-) -> (FrameReader, Result<(), Stopped>) {
-    let moved = blocks.copy(&mut source, bounds.expansion);
-    let passed = ended(moved, &source);
-    (source, passed)
-}
-
-fn inflate_from(source: &mut FrameReader, blocks: &mut BlockWriter, bounds: Bounds) -> Result<(), Stopped> {
     let Bounds { expansion, memory, cancelled } = bounds;
     let moved = match source.peek(MAGIC_LENGTH) {
-        Ok(head) if head.starts_with(&GZIP_MAGIC) => {
-            blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut *source), expansion)
+        Ok(head) if is_archive && head.starts_with(&GZIP_MAGIC) => {
+            blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), expansion)
         }
-        Ok(head) if is_zstd(head) => ZstdReader::new(&mut *source, &memory, &cancelled)
+        Ok(head) if is_archive && is_zstd(head) => ZstdReader::new(&mut source, &memory, &cancelled)
             .and_then(|mut decoder| blocks.copy(&mut decoder, expansion)),
-        Ok(_) => blocks.copy(&mut *source, expansion),
+        Ok(_) => blocks.copy(&mut source, expansion),
         Err(error) => Err(error),
     };
-    ended(moved, source)
-}
-
-fn ended(moved: io::Result<bool>, source: &FrameReader) -> Result<(), Stopped> {
-    match moved {
+    let failed = |kind, message: &str, error| Err(Stopped::Failed(RuntimeError::new(kind, message).caused_by(error)));
+    let ended = match moved {
         Ok(true) => Ok(()),
         Ok(false) => Err(Stopped::Downstream),
         // The fetch stage knows the cause.
         Err(_) if source.cut => Err(Stopped::Downstream),
-        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(Stopped::Failed(
-            RuntimeError::new(RuntimeErrorKind::Unacceptable, "it is beyond a limit").caused_by(error),
-        )),
-        Err(error) => Err(Stopped::Failed(
-            RuntimeError::new(RuntimeErrorKind::Corrupt, "it does not decompress").caused_by(error),
-        )),
-    }
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            failed(RuntimeErrorKind::Unacceptable, "it is beyond a limit", error)
+        }
+        Err(error) => failed(RuntimeErrorKind::Corrupt, "it does not decompress", error),
+    };
+    (source, ended)
 }
 
 #[cfg(test)]
@@ -95,13 +76,12 @@ mod tests {
         }
         drop(sender);
         let memory = LayerMemory::of_its_own(16 << 20);
-        let (mut writer, out) = buffer_pool::queue(&memory);
-        let reader = std::thread::spawn(move || {
-            let hash = Hash::new(DigestAlgorithm::Sha256);
-            buffer_pool::BlockReader::new(out, hash, WrittenBytes::default()).drain()
-        });
+        let hash = Hash::new(DigestAlgorithm::Sha256);
+        let (mut writer, out) = buffer_pool::queue(&memory, hash, WrittenBytes::default());
+        let reader = std::thread::spawn(move || out.drain());
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
-        let (_, inflated) = inflate(FrameReader::new(receiver, ReaderWait::default()), &mut writer, bounds);
+        let source = FrameReader::new(receiver, ReaderWait::default());
+        let (_, inflated) = inflate(source, true, &mut writer, bounds);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
     }

@@ -5,7 +5,6 @@
 //! memory does not grow with the layer. Dropping the future closes the first queue without its end mark; the threads
 //! treat that as a failure, stop, and remove the staging folder.
 
-mod blob_copy;
 pub(crate) mod buffer_pool;
 mod fetch;
 pub(crate) mod frames;
@@ -28,20 +27,20 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-use self::{
-    blob_copy::BlobCopy,
-    buffer_pool::Expansion,
-    fetch::{Inflater, Unread},
-    frames::FrameReader,
-    inflate::Bounds,
-};
 pub(crate) use self::{
     buffer_pool::Allowance,
     places::{Claim, Place, Places, Tenant},
 };
+use self::{
+    buffer_pool::Expansion,
+    fetch::{BlobCopy, Inflater, Unread},
+    frames::FrameReader,
+    inflate::Bounds,
+};
 use crate::{
     admission::WrittenBytes,
     confine::Confinement,
+    hash::Hash,
     manifest::Descriptor,
     registry::{BlobSource, PullSession, ReaderWait, about},
     store::{
@@ -181,14 +180,17 @@ impl LayerJob {
             let Descriptor { digest, size, .. } = &job.descriptor;
             // A whole one that this pull must not read stays as it is.
             let copies = job.copies() && (disk.copies || job.keep_blobs) && !job.store.has_blob(digest);
-            if let Some(archive) = job.session.archive() {
-                let kept = KeptBytes { file: archive.open(&job.descriptor)?, length: *size, is_in_copy: false };
-                let purpose = (BlobPurpose::Keep, &job.resumption);
-                return Ok((Some(kept), if copies { job.store.write_blob(&job.partial, 0, purpose)? } else { None }));
-            }
-            let kept = if disk.reads && job.trusts_kept { job.store.open_blob(digest, *size) } else { None };
-            let kept = kept.or_else(|| job.store.open_partial(&job.partial, *size).filter(|_| disk.reads));
-            let known = kept.as_ref().map_or(0, |kept| kept.length);
+            let kept = match job.session.archive() {
+                Some(archive) => {
+                    Some(KeptBytes { file: archive.open(&job.descriptor)?, length: *size, is_in_copy: false })
+                }
+                None if disk.reads => {
+                    let whole = if job.trusts_kept { job.store.open_blob(digest, *size) } else { None };
+                    whole.or_else(|| job.store.open_partial(&job.partial, *size))
+                }
+                None => None,
+            };
+            let known = kept.as_ref().filter(|kept| kept.is_in_copy).map_or(0, |kept| kept.length);
             let purpose =
                 if job.keep_blobs { BlobPurpose::Keep } else { BlobPurpose::Resume(Arc::clone(&job.unreserved_space)) };
             let purpose = (purpose, &job.resumption);
@@ -235,7 +237,8 @@ impl LayerJob {
         let store = Arc::clone(&self.store);
         let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
-        let (mut blocks, blocks_out) = buffer_pool::queue(memory);
+        let hash = Hash::new(self.content_digest().algorithm());
+        let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, self.written_bytes.clone());
 
         let cancelled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&cancelled));
@@ -253,10 +256,7 @@ impl LayerJob {
         let confinement = self.confinement.clone();
         let is_archive = self.file.is_none();
         let inflater = tokio::task::spawn_blocking(move || {
-            let inflated = confinement.run(None, move || {
-                let read = if is_archive { inflate::inflate } else { inflate::pass };
-                read(compressed, &mut blocks, bounds)
-            });
+            let inflated = confinement.run(None, move || inflate::inflate(compressed, is_archive, &mut blocks, bounds));
             // The reader's files are dropped here, outside the sandbox that cannot remove files.
             inflated.map_or_else(|error| Err(Stopped::Failed(unconfined(error))), |(_, inflated)| inflated)
         });
@@ -302,6 +302,11 @@ impl LayerJob {
             Err(rest) if rest.kind() == RuntimeErrorKind::Corrupt => rest,
             Err(_) => error,
         }
+    }
+
+    /// The digest of the inflated bytes. A file's is that of its blob; its key cannot be compared with any content.
+    fn content_digest(&self) -> &Digest {
+        if self.file.is_some() { &self.descriptor.digest } else { &self.diff_id }
     }
 
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {

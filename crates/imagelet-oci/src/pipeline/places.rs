@@ -85,10 +85,9 @@ impl Line {
     fn next_claim(&self) -> Option<(u64, Half)> {
         let candidates = self.waiting.iter().filter_map(|(ticket, (claim, is_parked))| {
             let half = self.half(claim)?;
-            let held = |same: &dyn Fn(&Claim) -> bool| self.count(|held, _| same(held));
-            let tenant = held(&|other| other.tenant == claim.tenant);
-            let registry = held(&|other| other.registry == claim.registry);
-            let pull = held(&|other| other.pull == claim.pull);
+            let tenant = self.count(|held, _| held.tenant == claim.tenant);
+            let registry = self.count(|held, _| held.registry == claim.registry);
+            let pull = self.count(|held, _| held.pull == claim.pull);
             Some(((*is_parked, half, tenant, registry, pull, *ticket), half))
         });
         candidates.min_by_key(|(rank, _)| *rank).map(|((.., ticket), half)| (ticket, half))

@@ -12,12 +12,7 @@ use imagelet_core::{
 };
 use rustix::fs::{Mode, OFlags};
 
-use super::{
-    LayerJob,
-    buffer_pool::{BlockQueue, BlockReader},
-    unconfined,
-};
-use crate::hash::Hash;
+use super::{LayerJob, buffer_pool::BlockReader, unconfined};
 use crate::{
     failpoint::Step,
     store::{
@@ -25,7 +20,7 @@ use crate::{
     },
     unpack::{
         EntryRules, FileManifest, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions,
-        disk_size, process_umask, unpack_file, unpack_layer,
+        disk_size, process_umask, unpack_layer,
     },
 };
 
@@ -37,7 +32,7 @@ impl LayerJob {
     pub(super) fn unpack(
         &self,
         staging: Staging,
-        blocks: BlockQueue,
+        mut reader: BlockReader,
         memory: Arc<LayerMemory>,
         cancelled: Arc<AtomicBool>,
     ) -> Result<StagedLayer, RuntimeError> {
@@ -52,10 +47,6 @@ impl LayerJob {
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
         Step::UnpackTree.reach();
-        // A file's own digest is that of its blob; its key cannot be compared with any content.
-        let wanted = if self.file.is_some() { &self.descriptor.digest } else { &self.diff_id };
-        let hash = Hash::new(wanted.algorithm());
-        let mut reader = BlockReader::new(blocks, hash, self.written_bytes.clone());
         let as_root = rustix::process::geteuid().is_root();
         let options = UnpackOptions {
             ownership: if as_root { Ownership::Apply } else { Ownership::Record },
@@ -70,6 +61,7 @@ impl LayerJob {
                 ..UnpackLimits::default()
             },
             memory,
+            file: self.file.clone().map(|path| (path, self.descriptor.size)),
             umask,
             cancelled,
         };
@@ -80,18 +72,10 @@ impl LayerJob {
         };
         let mut list = (self.end == LayerEnd::Store).then(list).transpose()?;
         let root = std::os::fd::AsFd::as_fd(&root);
-        let (is_listed, list_ref) = (list.is_some(), &mut list);
-        let file = self.file.as_deref().map(|path| (path, self.descriptor.size));
+        let mut listed = list.as_mut().map(|list| |path: &[u8], record| list.record(path, &record));
         let unpacked = self.confinement.run(Some(root), move || {
-            let mut listed = |path: &[u8], record| match &mut *list_ref {
-                Some(list) => list.record(path, &record),
-                None => Ok(()),
-            };
-            let manifest: Option<FileManifest<'_>> = if is_listed { Some(&mut listed) } else { None };
-            let report = match file {
-                Some((path, size)) => unpack_file(&mut reader, (path, size), root, &options, manifest),
-                None => unpack_layer(&mut reader, root, &options, manifest),
-            }?;
+            let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
+            let report = unpack_layer(&mut reader, root, &options, manifest)?;
             Step::UnpackEnd.reach();
             Ok((report, reader.drain()))
         });
@@ -99,6 +83,7 @@ impl LayerJob {
         let diff_id = drained.map_err(|error| {
             self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
         })?;
+        let wanted = self.content_digest();
         if diff_id != *wanted {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::Corrupt,

@@ -66,8 +66,6 @@ impl UnpackBudget {
         Arc::new(LayerMemory {
             budget: Arc::clone(self),
             account: Mutex::default(),
-            was_refused: AtomicBool::new(false),
-            is_awaited: AtomicBool::new(false),
             runtime: Handle::try_current().ok(),
         })
     }
@@ -76,7 +74,7 @@ impl UnpackBudget {
     pub(crate) async fn whole_layer(self: &Arc<Self>) -> Arc<LayerMemory> {
         let layer = self.layer();
         let permit = Arc::clone(&self.shared).acquire_many_owned(units(self.share_max)).await;
-        layer.account().add(permit.ok(), self.share_max);
+        layer.account().permit = permit.ok();
         layer
     }
 
@@ -104,22 +102,24 @@ pub(crate) enum MemoryError {
 pub(crate) struct LayerMemory {
     pub(crate) budget: Arc<UnpackBudget>,
     account: Mutex<Account>,
-    was_refused: AtomicBool,
-    is_awaited: AtomicBool,
     runtime: Option<Handle>,
 }
 
 #[derive(Debug, Default)]
 struct Account {
     used: u64,
-    held: u64,
+    /// Shared memory.
     permit: Option<OwnedSemaphorePermit>,
+    was_refused: bool,
+    is_awaited: bool,
 }
 
 impl Account {
-    fn add(&mut self, permit: Option<OwnedSemaphorePermit>, bytes: u64) {
-        let Some(permit) = permit else { return };
-        self.held += bytes;
+    fn held(&self) -> u64 {
+        self.permit.as_ref().map_or(0, |permit| permit.num_permits() as u64 * UNIT)
+    }
+
+    fn add(&mut self, permit: OwnedSemaphorePermit) {
         match &mut self.permit {
             Some(held) => held.merge(permit),
             None => self.permit = Some(permit),
@@ -129,7 +129,7 @@ impl Account {
 
 impl LayerMemory {
     pub(crate) fn holds_shared(&self) -> bool {
-        self.account().held > 0
+        self.account().held() > 0
     }
 
     #[cfg(any(test, feature = "fuzzing"))]
@@ -138,12 +138,12 @@ impl LayerMemory {
     }
 
     pub(crate) fn was_refused(&self) -> bool {
-        self.was_refused.load(Ordering::Relaxed)
+        self.account().was_refused
     }
 
     /// Whether the layer waits for shared memory now.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.is_awaited.load(Ordering::Relaxed)
+        self.account().is_awaited
     }
 
     fn account(&self) -> MutexGuard<'_, Account> {
@@ -157,11 +157,11 @@ impl LayerMemory {
         if used > limit {
             return Err(MemoryError::Limit(limit));
         }
-        let missing = used.saturating_sub(account.held + OWN_NOTES);
+        let missing = used.saturating_sub(account.held() + OWN_NOTES);
         if missing > 0 {
-            let step = missing.next_multiple_of(STEP).min(self.budget.share_max - account.held);
+            let step = missing.next_multiple_of(STEP).min(self.budget.share_max - account.held());
             let permit = Arc::clone(&self.budget.shared).try_acquire_many_owned(units(step));
-            account.add(Some(permit.map_err(|_| MemoryError::Busy)?), step);
+            account.add(permit.map_err(|_| MemoryError::Busy)?);
         }
         account.used = used;
         Ok(())
@@ -170,8 +170,8 @@ impl LayerMemory {
     /// Waits for shared memory. Safe from deadlock only for a layer that holds none.
     fn wait_for(&self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let bytes = bytes.next_multiple_of(STEP).min(self.budget.share_max);
-        let Some(runtime) = self.runtime.as_ref().filter(|_| self.account().held == 0) else { return Ok(()) };
-        self.is_awaited.store(true, Ordering::Relaxed);
+        let Some(runtime) = self.runtime.as_ref().filter(|_| !self.holds_shared()) else { return Ok(()) };
+        self.account().is_awaited = true;
         let acquired = runtime.block_on(async {
             let mut acquired = std::pin::pin!(Arc::clone(&self.budget.shared).acquire_many_owned(units(bytes)));
             loop {
@@ -182,9 +182,8 @@ impl LayerMemory {
                 }
             }
         });
-        self.is_awaited.store(false, Ordering::Relaxed);
-        let permit = acquired.ok_or(MemoryError::Cancelled)?;
-        self.account().add(Some(permit), bytes);
+        self.account().is_awaited = false;
+        self.account().add(acquired.ok_or(MemoryError::Cancelled)?);
         Ok(())
     }
 }
@@ -204,7 +203,7 @@ impl Claim {
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), MemoryError> {
         let taken = self.memory.take(bytes as u64);
         if taken == Err(MemoryError::Busy) {
-            self.memory.was_refused.store(true, Ordering::Relaxed);
+            self.memory.account().was_refused = true;
         }
         taken?;
         self.bytes += bytes as u64;
@@ -232,10 +231,6 @@ impl Claim {
     /// Waits for a layer's whole share under the same condition, because the size is not known in advance.
     pub(crate) fn wait_for_whole(&self, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         self.memory.wait_for(self.memory.budget.share_max, cancelled)
-    }
-
-    pub(crate) fn empty(&self) -> Self {
-        Self::on(&self.memory)
     }
 
     pub(crate) fn shrink(&mut self, bytes: usize) {

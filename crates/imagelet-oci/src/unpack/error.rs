@@ -1,6 +1,6 @@
 //! Why a layer cannot be unpacked, with the entry's name.
 
-use std::{borrow::Cow, fmt::Write as _, io};
+use std::{fmt::Write as _, io};
 
 use rustix::io::Errno;
 
@@ -36,63 +36,73 @@ pub(crate) enum UnpackErrorKind {
     Cancelled,
 }
 
+/// An [`UnpackError`] without the entry's name.
 #[derive(Debug)]
-pub(crate) enum Fault {
-    Malformed(Cow<'static, str>),
-    Refused(Cow<'static, str>),
-    Limit(Cow<'static, str>),
-    Full(String),
-    Io { action: &'static str, errno: Errno },
-    Read(io::Error),
-    Busy(MemoryError),
-    Cancelled,
+pub(crate) struct Fault {
+    pub(crate) kind: UnpackErrorKind,
+    /// Why; of [`UnpackErrorKind::Io`] what was tried, which completes "could not … tar entry".
+    reason: String,
+    source: Option<io::Error>,
 }
 
 impl From<MemoryError> for Fault {
     fn from(error: MemoryError) -> Self {
         match error {
             MemoryError::Limit(_) => Fault::limit(error.to_string()),
-            MemoryError::Busy => Fault::Busy(error),
-            MemoryError::Cancelled => Fault::Cancelled,
+            MemoryError::Busy => {
+                Fault { source: Some(io::Error::other(error)), ..Fault::new(UnpackErrorKind::Busy, "") }
+            }
+            MemoryError::Cancelled => Fault::cancelled(),
         }
     }
 }
 
 impl Fault {
-    pub(crate) fn malformed(reason: impl Into<Cow<'static, str>>) -> Fault {
-        Fault::Malformed(reason.into())
+    pub(crate) fn new(kind: UnpackErrorKind, reason: impl Into<String>) -> Fault {
+        Fault { kind, reason: reason.into(), source: None }
     }
 
-    pub(crate) fn refused(reason: impl Into<Cow<'static, str>>) -> Fault {
-        Fault::Refused(reason.into())
+    pub(crate) fn malformed(reason: impl Into<String>) -> Fault {
+        Fault::new(UnpackErrorKind::Malformed, reason)
     }
 
-    pub(crate) fn limit(reason: impl Into<Cow<'static, str>>) -> Fault {
-        Fault::Limit(reason.into())
+    pub(crate) fn refused(reason: impl Into<String>) -> Fault {
+        Fault::new(UnpackErrorKind::Refused, reason)
+    }
+
+    pub(crate) fn limit(reason: impl Into<String>) -> Fault {
+        Fault::new(UnpackErrorKind::Limit, reason)
+    }
+
+    pub(crate) fn cancelled() -> Fault {
+        Fault::new(UnpackErrorKind::Cancelled, "")
+    }
+
+    pub(crate) fn read(error: io::Error) -> Fault {
+        Fault { source: Some(error), ..Fault::new(UnpackErrorKind::Read, "") }
     }
 
     /// For `map_err` after a system call: `action` completes "could not … tar entry".
-    pub(crate) fn io(action: &'static str) -> impl Fn(Errno) -> Fault {
-        move |errno| Fault::Io { action, errno }
+    pub(crate) fn io<E: Into<io::Error>>(action: &'static str) -> impl Fn(E) -> Fault {
+        move |error| Fault { source: Some(error.into()), ..Fault::new(UnpackErrorKind::Io, action) }
+    }
+
+    pub(crate) fn errno(&self) -> Option<Errno> {
+        self.source.as_ref().and_then(Errno::from_io_error)
     }
 
     pub(crate) fn at(self, entry: &[u8]) -> UnpackError {
-        use UnpackErrorKind as Kind;
+        let Fault { kind, reason, source } = self;
         let entry = shown(entry);
-        let (kind, message, source) = match self {
-            Fault::Malformed(reason) => (Kind::Malformed, format!("tar entry `{entry}` is malformed: {reason}"), None),
-            Fault::Refused(reason) => (Kind::Refused, format!("tar entry `{entry}` is refused: {reason}"), None),
-            Fault::Limit(reason) => (Kind::Limit, format!("tar entry `{entry}` is over the limit: {reason}"), None),
-            Fault::Full(reason) => (Kind::Full, format!("no space for tar entry `{entry}`: {reason}"), None),
-            Fault::Io { action, errno } => {
-                (Kind::Io, format!("could not {action} tar entry `{entry}`"), Some(errno.into()))
-            }
-            Fault::Read(error) => (Kind::Read, format!("could not read the layer at tar entry `{entry}`"), Some(error)),
-            Fault::Busy(error) => {
-                let message = format!("could not unpack tar entry `{entry}` beside other layers");
-                (Kind::Busy, message, Some(io::Error::other(error)))
-            }
-            Fault::Cancelled => (Kind::Cancelled, "unpacking was cancelled".to_owned(), None),
+        let message = match kind {
+            UnpackErrorKind::Malformed => format!("tar entry `{entry}` is malformed: {reason}"),
+            UnpackErrorKind::Refused => format!("tar entry `{entry}` is refused: {reason}"),
+            UnpackErrorKind::Limit => format!("tar entry `{entry}` is over the limit: {reason}"),
+            UnpackErrorKind::Full => format!("no space for tar entry `{entry}`: {reason}"),
+            UnpackErrorKind::Io => format!("could not {reason} tar entry `{entry}`"),
+            UnpackErrorKind::Read => format!("could not read the layer at tar entry `{entry}`"),
+            UnpackErrorKind::Busy => format!("could not unpack tar entry `{entry}` beside other layers"),
+            UnpackErrorKind::Cancelled => "unpacking was cancelled".to_owned(),
         };
         UnpackError { kind, message, source }
     }
@@ -104,14 +114,11 @@ pub(crate) fn shown(name: &[u8]) -> String {
     let mut text = String::with_capacity(cut.len());
     for chunk in cut.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            if letter.is_control() {
-                text.extend(letter.escape_default());
-                continue;
+            match letter {
+                '`' | '\\' => text.extend(['\\', letter]),
+                _ if letter.is_control() => text.extend(letter.escape_default()),
+                _ => text.push(letter),
             }
-            if matches!(letter, '`' | '\\') {
-                text.push('\\');
-            }
-            text.push(letter);
         }
         for byte in chunk.invalid() {
             write!(text, "\\x{byte:02x}").expect("writing to a string cannot fail");

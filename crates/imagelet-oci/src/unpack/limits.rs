@@ -7,7 +7,7 @@ use std::sync::{
 
 use rustix::{fd::BorrowedFd, fs::StatVfs};
 
-use super::error::Fault;
+use super::error::{Fault, UnpackErrorKind};
 
 const BYTES_BETWEEN_CHECKS: u64 = 8 << 20;
 const ENTRIES_BETWEEN_CHECKS: u64 = 1_000;
@@ -91,7 +91,7 @@ impl<'a> Gauge<'a> {
     }
 
     pub(crate) fn check_cancelled(&self) -> Result<(), Fault> {
-        if self.cancelled.load(Ordering::Relaxed) { Err(Fault::Cancelled) } else { Ok(()) }
+        if self.cancelled.load(Ordering::Relaxed) { Err(Fault::cancelled()) } else { Ok(()) }
     }
 
     /// Checks that the floors hold after `wanted` more bytes.
@@ -99,7 +99,7 @@ impl<'a> Gauge<'a> {
         self.unchecked_bytes = 0;
         self.unchecked_entries = 0;
         let disk = rustix::fs::fstatvfs(self.root).map_err(Fault::io("measure the disk for"))?;
-        missing_space(&disk, &self.limits, wanted).map_or(Ok(()), |short| Err(Fault::Full(short)))
+        missing_space(&disk, &self.limits, wanted).map_or(Ok(()), |short| Err(Fault::new(UnpackErrorKind::Full, short)))
     }
 }
 

@@ -53,6 +53,8 @@ pub(crate) struct UnpackOptions {
     /// The process's umask; [`process_umask`] reads it before the thread is confined.
     pub(crate) umask: u32,
     pub(crate) memory: Arc<LayerMemory>,
+    /// Path and size, where the input is no archive but the data of one file, which belongs to root and is readable by all.
+    pub(crate) file: Option<(String, u64)>,
     /// Once true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,
 }
@@ -108,60 +110,36 @@ pub(crate) struct UnpackReport {
 pub(crate) fn unpack_layer<'a>(
     input: &mut dyn BufRead,
     root: BorrowedFd<'a>,
-    options: &UnpackOptions,
+    options: &'a UnpackOptions,
     manifest: Option<FileManifest<'a>>,
 ) -> Result<UnpackReport, UnpackError> {
-    let mut reader = Reader::new(input, options, Claim::on(&options.memory));
+    let mut reader = Reader::new(input, options.limits, options.rules, Claim::on(&options.memory));
     let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
-    loop {
-        match unpack_next(&mut reader, &mut writer) {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(fault) => return Err(fault.at(&reader.place)),
+    let written = match &options.file {
+        Some((path, size)) => {
+            let entry = reader.whole_input_as_file(path.as_bytes(), *size);
+            writer.write(entry, &mut reader)
         }
-    }
+        None => write_all(&mut reader, &mut writer),
+    };
+    written.map_err(|fault| fault.at(&reader.place))?;
     writer.finish()
 }
 
-/// Writes the whole input into an empty directory as one file of `size` bytes, which belongs to root and is readable by
-/// all.
-pub(crate) fn unpack_file<'a>(
-    input: &mut dyn BufRead,
-    (path, size): (&str, u64),
-    root: BorrowedFd<'a>,
-    options: &UnpackOptions,
-    manifest: Option<FileManifest<'a>>,
-) -> Result<UnpackReport, UnpackError> {
-    let mut reader = Reader::new(input, options, Claim::on(&options.memory));
-    let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
-    let entry = reader.whole_input_as_file(path.as_bytes(), size);
-    writer.write(entry, &mut reader).map_err(|fault| fault.at(&reader.place))?;
-    writer.finish()
+fn write_all(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), Fault> {
+    loop {
+        let entry = reader.next()?;
+        writer.gauge.headers(reader.headers)?;
+        let Some(entry) = entry else { return Ok(()) };
+        writer.write(entry, reader)?;
+    }
 }
 
 /// Reads the headers of the next entry of an archive whose data the caller skips or reads itself. `None`: the archive
 /// ends here.
 pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> Result<Option<TarEntry>, UnpackError> {
-    let options = UnpackOptions {
-        ownership: Ownership::Record,
-        rules: EntryRules::Own,
-        limits: UnpackLimits::default(),
-        umask: 0,
-        memory: Arc::clone(memory),
-        cancelled: Arc::default(),
-    };
-    let mut reader = Reader::new(input, &options, Claim::on(memory));
+    let mut reader = Reader::new(input, UnpackLimits::default(), EntryRules::Own, Claim::on(memory));
     reader.next().map_err(|fault| fault.at(&reader.place))
-}
-
-fn unpack_next(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<bool, Fault> {
-    let entry = reader.next()?;
-    writer.gauge.headers(reader.headers)?;
-    let Some(entry) = entry else {
-        return Ok(false);
-    };
-    writer.write(entry, reader)?;
-    Ok(true)
 }
 
 /// The disk usage of `size` bytes of data.

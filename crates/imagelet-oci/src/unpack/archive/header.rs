@@ -1,5 +1,7 @@
 //! Parses one 512-byte tar header of v7, ustar, star or GNU tar.
 
+use std::ops::Range;
+
 use crate::unpack::error::Fault;
 
 pub(crate) const BLOCK: usize = 512;
@@ -14,20 +16,8 @@ enum Format {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header<'a> {
-    block: &'a [u8; BLOCK],
+    pub(crate) block: &'a [u8; BLOCK],
     format: Format,
-}
-
-#[derive(Debug)]
-pub(crate) struct Fields {
-    pub(crate) name: Vec<u8>,
-    pub(crate) link: Vec<u8>,
-    pub(crate) mode: i64,
-    pub(crate) uid: i64,
-    pub(crate) gid: i64,
-    pub(crate) size: i64,
-    pub(crate) mtime: i64,
-    pub(crate) device: (i64, i64),
 }
 
 impl<'a> Header<'a> {
@@ -64,29 +54,26 @@ impl<'a> Header<'a> {
         text(&self.block[..100])
     }
 
+    pub(crate) fn number(&self, field: Range<usize>, what: &'static str) -> Result<i64, Fault> {
+        number(&self.block[field], what)
+    }
+
     pub(crate) fn size(&self) -> Result<i64, Fault> {
-        number(&self.block[124..136], "size")
+        self.number(124..136, "size")
     }
 
-    pub(crate) fn fields(&self) -> Result<Fields, Fault> {
-        let block = self.block;
-        let device = match self.format {
-            Format::V7 => (0, 0),
-            _ => (number(&block[329..337], "device major")?, number(&block[337..345], "device minor")?),
-        };
-        Ok(Fields {
-            name: self.name(),
-            link: text(&block[157..257]).to_vec(),
-            mode: number(&block[100..108], "mode")?,
-            uid: number(&block[108..116], "uid")?,
-            gid: number(&block[116..124], "gid")?,
-            size: self.size()?,
-            mtime: number(&block[136..148], "mtime")?,
-            device,
-        })
+    pub(crate) fn link(&self) -> Vec<u8> {
+        text(&self.block[157..257]).to_vec()
     }
 
-    fn name(&self) -> Vec<u8> {
+    pub(crate) fn device(&self) -> Result<(i64, i64), Fault> {
+        match self.format {
+            Format::V7 => Ok((0, 0)),
+            _ => Ok((self.number(329..337, "device major")?, self.number(337..345, "device minor")?)),
+        }
+    }
+
+    pub(crate) fn name(&self) -> Vec<u8> {
         let block = self.block;
         let prefix = match self.format {
             Format::V7 => &[][..],

@@ -8,14 +8,14 @@ pub(super) mod header;
 pub(super) mod pax;
 pub(super) mod sparse;
 
-use std::io::{BufRead, ErrorKind};
+use std::io::{self, BufRead, ErrorKind, Read as _};
 
 use self::{
-    header::{BLOCK, Fields, Header},
-    pax::{Extended, Time},
-    sparse::{Builder, Map, Version},
+    header::{BLOCK, Header},
+    pax::{Extended, SparseRecords, Time},
+    sparse::{Builder, Version},
 };
-use super::{Claim, EntryRules, UnpackLimits, UnpackOptions, error::Fault};
+use super::{Claim, EntryRules, UnpackLimits, error::Fault};
 
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
@@ -27,7 +27,7 @@ const RANGE_COST: usize = 32;
 /// Mode of a file that comes without one.
 const FILE_MODE: u32 = 0o644;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TarKind {
     File,
     HardLink,
@@ -36,25 +36,32 @@ pub(crate) enum TarKind {
     BlockDevice,
     Directory,
     Fifo,
+    #[default]
     Unknown,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TarMetadata {
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mtime: Time,
+    /// Not before the last change.
+    pub(crate) atime: Time,
+}
+
+#[derive(Debug, Default)]
 pub(crate) struct TarEntry {
     pub(crate) name: Vec<u8>,
     pub(crate) link: Vec<u8>,
     pub(crate) kind: TarKind,
-    pub(crate) mode: u32,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
+    pub(crate) metadata: TarMetadata,
     /// The file's size once written, holes included.
     pub(crate) size: u64,
     /// Bytes of its data in the archive.
     pub(crate) stored: u64,
-    pub(crate) sparse: Option<Map>,
-    pub(crate) mtime: Time,
-    /// Not before the last change.
-    pub(crate) atime: Time,
+    /// Offset and length of each range with data: in order, not overlapping, none beyond the file's size.
+    pub(crate) sparse: Option<Vec<(u64, u64)>>,
     pub(crate) device: (i64, i64),
     pub(crate) xattrs: Xattrs,
 }
@@ -83,9 +90,8 @@ struct Pending {
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(input: &'a mut dyn BufRead, options: &UnpackOptions, claim: Claim) -> Self {
-        let (place, globals) = (b"(start of layer)".to_vec(), Extended::new(options.rules));
-        let UnpackOptions { limits, rules, .. } = *options;
+    pub(crate) fn new(input: &'a mut dyn BufRead, limits: UnpackLimits, rules: EntryRules, claim: Claim) -> Self {
+        let (place, globals) = (b"(start of layer)".to_vec(), Extended::new(rules));
         Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
     }
 
@@ -118,11 +124,11 @@ impl<'a> Reader<'a> {
                 }
                 b'L' => pending.long_name = Some(self.long_text(&header, "GNU long name")?),
                 b'K' => pending.long_link = Some(self.long_text(&header, "GNU long link")?),
-                flag => return self.entry(&header, flag, &block, pending).map(Some),
+                _ => return self.entry(&header, pending).map(Some),
             }
             self.skip_rest()?;
             let is_pending = pending.extended.is_some() || pending.long_name.is_some() || pending.long_link.is_some();
-            if is_pending && self.fill_input()? == 0 {
+            if is_pending && self.is_at_end()? {
                 return Err(truncated());
             }
         }
@@ -132,21 +138,13 @@ impl<'a> Reader<'a> {
     pub(crate) fn whole_input_as_file(&mut self, path: &[u8], size: u64) -> TarEntry {
         path.clone_into(&mut self.place);
         (self.remaining, self.padding) = (size, 0);
-        let time = Time { secs: 0, nanos: 0 };
         TarEntry {
             name: path.to_vec(),
-            link: Vec::new(),
             kind: TarKind::File,
-            mode: FILE_MODE,
-            uid: 0,
-            gid: 0,
+            metadata: TarMetadata { mode: FILE_MODE, ..TarMetadata::default() },
             size,
             stored: size,
-            sparse: None,
-            mtime: time,
-            atime: time,
-            device: (0, 0),
-            xattrs: Vec::new(),
+            ..TarEntry::default()
         }
     }
 
@@ -155,12 +153,11 @@ impl<'a> Reader<'a> {
         if self.remaining == 0 {
             return Ok(&[]);
         }
-        let available = self.fill_input()?;
-        if available == 0 {
+        if self.is_at_end()? {
             return Err(truncated());
         }
         let wanted = usize::try_from(self.remaining).unwrap_or(usize::MAX);
-        let buffer = self.input.fill_buf().map_err(Fault::Read)?;
+        let buffer = self.input.fill_buf().map_err(Fault::read)?;
         Ok(&buffer[..wanted.min(buffer.len())])
     }
 
@@ -169,28 +166,25 @@ impl<'a> Reader<'a> {
         self.remaining -= bytes as u64;
     }
 
-    fn entry(
-        &mut self,
-        header: &Header<'_>,
-        flag: u8,
-        block: &[u8; BLOCK],
-        pending: Pending,
-    ) -> Result<TarEntry, Fault> {
+    fn entry(&mut self, header: &Header<'_>, pending: Pending) -> Result<TarEntry, Fault> {
         header.short_name().clone_into(&mut self.place);
-        let Fields { mut name, mut link, mode, mut uid, mut gid, mut size, mtime, device } = header.fields()?;
-        let mut extended = pending.extended.unwrap_or_default();
-        if let Some(path) = pending.long_name.or_else(|| extended.path.take()) {
-            name = path;
-        }
-        if let Some(target) = pending.long_link.or_else(|| extended.link.take()) {
-            link = target;
-        }
+        let mode = header.number(100..108, "mode")?;
+        let (uid, gid) = (header.number(108..116, "uid")?, header.number(116..124, "gid")?);
+        let (mut size, mtime) = (header.size()?, header.number(136..148, "mtime")?);
+        let device = header.device()?;
+        let (flag, mut extended) = (header.type_flag(), pending.extended.unwrap_or_default());
+        let mut name = pending.long_name.or_else(|| extended.path.take()).unwrap_or_else(|| header.name());
+        let link = pending.long_link.or_else(|| extended.link.take()).unwrap_or_else(|| header.link());
         name.clone_into(&mut self.place);
-        uid = extended.uid.or(self.globals.uid).unwrap_or(uid);
-        gid = extended.gid.or(self.globals.gid).unwrap_or(gid);
         size = extended.size.unwrap_or(size);
         let mtime = extended.mtime.or(self.globals.mtime).unwrap_or(Time { secs: mtime, nanos: 0 });
-        let atime = extended.atime.or(self.globals.atime).map_or(mtime, |atime| atime.max(mtime));
+        let metadata = TarMetadata {
+            mode: u32::try_from(mode & 0o7777).expect("four octal digits fit"),
+            uid: owner(extended.uid.or(self.globals.uid).unwrap_or(uid), "uid")?,
+            gid: owner(extended.gid.or(self.globals.gid).unwrap_or(gid), "gid")?,
+            mtime,
+            atime: extended.atime.or(self.globals.atime).map_or(mtime, |atime| atime.max(mtime)),
+        };
         let kind = match flag {
             0 if name.ends_with(b"/") => TarKind::Directory,
             0 | b'0' | b'7' | b'S' => TarKind::File,
@@ -213,23 +207,20 @@ impl<'a> Reader<'a> {
         }
         let mut size = size.cast_unsigned();
         let mut sparse = None;
-        if flag == b'S' {
-            let (map, real) = self.old_sparse(header, block)?;
-            size = real;
-            sparse = Some(map);
-        } else if let Some(version) = sparse::version(&extended.sparse)? {
+        let version = if flag == b'S' { Some(Version::InHeader) } else { sparse::version(&extended.sparse)? };
+        if let Some(version) = version {
             if kind != TarKind::File {
                 return Err(Fault::malformed("it has a sparse map and is no file"));
             }
-            if let Some(real) = extended.sparse.name.take() {
+            if let Some(real) = extended.sparse.name.take().filter(|_| version != Version::InHeader) {
                 real.clone_into(&mut self.place);
                 name = real;
             }
-            let (map, real) = self.pax_sparse(&extended, &version, size)?;
+            let (map, real) = self.sparse_map(header, &version, &extended.sparse, size)?;
             size = real;
             sparse = Some(map);
         }
-        self.claim.grow(sparse.as_ref().map_or(0, |map: &Map| map.ranges.len()) * RANGE_COST)?;
+        self.claim.grow(sparse.as_ref().map_or(0, Vec::len) * RANGE_COST)?;
         for (name, value) in std::mem::take(&mut extended.xattrs_encoded) {
             extended.xattrs.entry(name).or_insert(value);
         }
@@ -237,46 +228,44 @@ impl<'a> Reader<'a> {
             name,
             link,
             kind,
-            mode: u32::try_from(mode & 0o7777).expect("four octal digits fit"),
-            uid: owner(uid, "uid")?,
-            gid: owner(gid, "gid")?,
+            metadata,
             size,
             stored: self.remaining,
             sparse,
-            mtime,
-            atime,
             device,
             xattrs: extended.xattrs.into_iter().collect(),
         })
     }
 
-    fn old_sparse(&mut self, header: &Header<'_>, block: &[u8; BLOCK]) -> Result<(Map, u64), Fault> {
-        if !header.is_gnu() {
-            return Err(Fault::malformed("it is a GNU sparse file in a header of another kind"));
-        }
-        let real = u64::try_from(sparse::old_size(block)?).map_err(|_| negative_size())?;
+    /// The ranges of a sparse file, and its size once written.
+    fn sparse_map(
+        &mut self,
+        header: &Header<'_>,
+        version: &Version,
+        records: &SparseRecords,
+        stored: u64,
+    ) -> Result<(Vec<(u64, u64)>, u64), Fault> {
         let mut builder = Builder::new(self.limits.ranges_max);
-        let mut more = sparse::push_old(block, true, &mut builder)?;
-        let mut blocks = 0;
-        while more {
-            // A block may be empty and still announce another one.
-            blocks += 1;
-            if blocks > self.limits.ranges_max {
-                return Err(Fault::limit(format!("its sparse map has more than {blocks} blocks")));
-            }
-            let mut extension = [0; BLOCK];
-            self.read_exact(&mut extension)?;
-            more = sparse::push_old(&extension, false, &mut builder)?;
-        }
-        Ok((builder.finish(real, self.remaining)?, real))
-    }
-
-    fn pax_sparse(&mut self, extended: &Extended, version: &Version, size: u64) -> Result<(Map, u64), Fault> {
-        let records = &extended.sparse;
-        let real = records.size.or(records.real_size).unwrap_or(size.cast_signed());
-        let real = u64::try_from(real).map_err(|_| negative_size())?;
-        let mut builder = Builder::new(self.limits.ranges_max);
+        let mut real = records.size.or(records.real_size).unwrap_or(stored.cast_signed());
         match version {
+            Version::InHeader => {
+                if !header.is_gnu() {
+                    return Err(Fault::malformed("it is a GNU sparse file in a header of another kind"));
+                }
+                real = header.number(483..495, "real size")?;
+                let mut more = sparse::push_old(header.block, true, &mut builder)?;
+                let mut blocks = 0;
+                while more {
+                    // A block may be empty and still announce another one.
+                    blocks += 1;
+                    if blocks > self.limits.ranges_max {
+                        return Err(Fault::limit(format!("its sparse map has more than {blocks} blocks")));
+                    }
+                    let mut extension = [0; BLOCK];
+                    self.read_exact(&mut extension)?;
+                    more = sparse::push_old(&extension, false, &mut builder)?;
+                }
+            }
             Version::InRecords => sparse::push_records(records, &mut builder)?,
             Version::InData => sparse::push_data(
                 |block| {
@@ -290,6 +279,7 @@ impl<'a> Reader<'a> {
                 &mut builder,
             )?,
         }
+        let real = u64::try_from(real).map_err(|_| negative_size())?;
         Ok((builder.finish(real, self.remaining)?, real))
     }
 
@@ -302,21 +292,16 @@ impl<'a> Reader<'a> {
         let length = usize::try_from(self.remaining).expect("it is within a limit");
         self.claim.grow(HEADER_COST * length)?;
         let mut content = Vec::with_capacity(length);
-        loop {
-            let chunk = self.fill()?;
-            let length = chunk.len();
-            if length == 0 {
-                return Ok(content);
-            }
-            content.extend_from_slice(chunk);
-            self.consume(length);
+        (&mut *self.input).take(self.remaining).read_to_end(&mut content).map_err(Fault::read)?;
+        if content.len() < length {
+            return Err(truncated());
         }
+        self.remaining = 0;
+        Ok(content)
     }
 
     fn long_text(&mut self, header: &Header<'_>, what: &'static str) -> Result<Vec<u8>, Fault> {
-        let content = self.extension(header, what)?;
-        let text = header::text(&content).to_vec();
-        Ok(text)
+        Ok(header::text(&self.extension(header, what)?).to_vec())
     }
 
     fn begin(&mut self, size: i64) -> Result<(), Fault> {
@@ -327,33 +312,26 @@ impl<'a> Reader<'a> {
 
     /// Skips the rest of the current entry. A last entry may lack its padding.
     fn skip_rest(&mut self) -> Result<(), Fault> {
-        while self.remaining > 0 {
-            let length = self.fill()?.len();
-            self.consume(length);
-        }
-        while self.padding > 0 {
-            let available = self.fill_input()?;
-            if available == 0 {
-                self.padding = 0;
-                break;
+        for (length, may_lack) in [(&mut self.remaining, false), (&mut self.padding, true)] {
+            let mut rest = (&mut *self.input).take(std::mem::take(length));
+            io::copy(&mut rest, &mut io::sink()).map_err(Fault::read)?;
+            if rest.limit() > 0 && !may_lack {
+                return Err(truncated());
             }
-            let skipped = available.min(usize::try_from(self.padding).expect("padding is under a block"));
-            self.input.consume(skipped);
-            self.padding -= skipped as u64;
         }
         Ok(())
     }
 
     /// Reads a header block; `false` at the end of the archive.
     fn next_header(&mut self, block: &mut [u8; BLOCK]) -> Result<bool, Fault> {
-        if self.fill_input()? == 0 {
+        if self.is_at_end()? {
             return Ok(false);
         }
         self.read_exact(block)?;
         if block.iter().any(|&byte| byte != 0) {
             return Ok(true);
         }
-        if self.fill_input()? == 0 {
+        if self.is_at_end()? {
             return Ok(false);
         }
         self.read_exact(block)?;
@@ -364,27 +342,18 @@ impl<'a> Reader<'a> {
     }
 
     fn read_exact(&mut self, block: &mut [u8; BLOCK]) -> Result<(), Fault> {
-        let mut filled = 0;
-        while filled < BLOCK {
-            if self.fill_input()? == 0 {
-                return Err(truncated());
-            }
-            let buffer = self.input.fill_buf().map_err(Fault::Read)?;
-            let length = buffer.len().min(BLOCK - filled);
-            block[filled..filled + length].copy_from_slice(&buffer[..length]);
-            self.input.consume(length);
-            filled += length;
-        }
-        Ok(())
+        self.input.read_exact(block).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => truncated(),
+            _ => Fault::read(error),
+        })
     }
 
-    /// Fills the input's buffer; 0 at its end.
-    fn fill_input(&mut self) -> Result<usize, Fault> {
+    fn is_at_end(&mut self) -> Result<bool, Fault> {
         loop {
             match self.input.fill_buf() {
-                Ok(buffer) => return Ok(buffer.len()),
+                Ok(buffer) => return Ok(buffer.is_empty()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Fault::Read(error)),
+                Err(error) => return Err(Fault::read(error)),
             }
         }
     }

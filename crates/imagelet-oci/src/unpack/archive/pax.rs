@@ -20,7 +20,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// As the kernel requires: `0 <= nanos < 10^9`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time {
     pub(crate) secs: i64,
     pub(crate) nanos: u32,
@@ -64,10 +64,9 @@ impl Extended {
     }
 
     /// Parses the records of one entry. `ranges_max` bounds a sparse map kept as single records.
-    pub(crate) fn parse(records: &[u8], ranges_max: usize, rules: EntryRules) -> Result<Extended, Fault> {
+    pub(crate) fn parse(mut records: &[u8], ranges_max: usize, rules: EntryRules) -> Result<Extended, Fault> {
         let mut extended = Extended::new(rules);
-        for record in Records(records) {
-            let (key, value) = record?;
+        while let Some((key, value)) = next_record(&mut records)? {
             extended.set(key, value, ranges_max)?;
         }
         Ok(extended)
@@ -75,9 +74,8 @@ impl Extended {
 
     /// Merges a global header into `self`, the defaults of all that follows. Records without meaning for all entries
     /// are rejected: they only serve to make two readers disagree.
-    pub(crate) fn merge_global(&mut self, records: &[u8]) -> Result<(), Fault> {
-        for record in Records(records) {
-            let (key, value) = record?;
+    pub(crate) fn merge_global(&mut self, mut records: &[u8]) -> Result<(), Fault> {
+        while let Some((key, value)) = next_record(&mut records)? {
             match key {
                 b"uid" | b"gid" | b"mtime" | b"atime" if self.rules == EntryRules::Own => self.set(key, value, 0)?,
                 b"path" | b"linkpath" | b"size" => return Err(global_refused(key)),
@@ -165,51 +163,38 @@ impl SparseRecords {
     }
 }
 
-struct Records<'a>(&'a [u8]);
+type Record<'a> = (&'a [u8], &'a [u8]);
 
-impl<'a> Iterator for Records<'a> {
-    type Item = Result<(&'a [u8], &'a [u8]), Fault>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let record = self.split();
-        if record.is_none() {
-            self.0 = &[];
-        }
-        Some(record.ok_or_else(|| Fault::malformed("a PAX record is malformed")).and_then(|(key, value)| {
-            let named = matches!(key, b"path" | b"linkpath" | b"uname" | b"gname");
-            let checked = if named { value } else { key };
-            if checked.contains(&0) { Err(malformed(key)) } else { Ok((key, value)) }
-        }))
+fn next_record<'a>(records: &mut &'a [u8]) -> Result<Option<Record<'a>>, Fault> {
+    if records.is_empty() {
+        return Ok(None);
     }
+    let (key, value) = split_record(records).ok_or_else(|| Fault::malformed("a PAX record is malformed"))?;
+    let named = matches!(key, b"path" | b"linkpath" | b"uname" | b"gname");
+    let checked = if named { value } else { key };
+    if checked.contains(&0) { Err(malformed(key)) } else { Ok(Some((key, value))) }
 }
 
-impl<'a> Records<'a> {
-    fn split(&mut self) -> Option<(&'a [u8], &'a [u8])> {
-        /// The shortest record would be `5 =\n`, less its key.
-        const RECORD_MIN: usize = 5;
-        const DIGITS_MAX: usize = 10;
+/// Splits `LENGTH KEY=VALUE\n` off.
+fn split_record<'a>(records: &mut &'a [u8]) -> Option<Record<'a>> {
+    /// The shortest record would be `5 =\n`, less its key.
+    const RECORD_MIN: usize = 5;
+    const DIGITS_MAX: usize = 10;
 
-        let space = self.0.iter().take(DIGITS_MAX + 1).position(|&byte| byte == b' ')?;
-        let digits = &self.0[..space];
-        if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-            return None;
-        }
-        let length = digits.iter().fold(0usize, |length, digit| length * 10 + usize::from(digit - b'0'));
-        if length < RECORD_MIN || length > self.0.len() || length <= space + 1 {
-            return None;
-        }
-        let (record, rest) = self.0.split_at(length);
-        let record = record[space + 1..].strip_suffix(b"\n")?;
-        let equals = record.iter().position(|&byte| byte == b'=')?;
-        if equals == 0 {
-            return None;
-        }
-        self.0 = rest;
-        Some((&record[..equals], &record[equals + 1..]))
+    let space = records.iter().take(DIGITS_MAX + 1).position(|&byte| byte == b' ')?;
+    let digits = &records[..space];
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
     }
+    let length = digits.iter().fold(0usize, |length, digit| length * 10 + usize::from(digit - b'0'));
+    if length < RECORD_MIN || length > records.len() || length <= space + 1 {
+        return None;
+    }
+    let (record, rest) = records.split_at(length);
+    let record = record[space + 1..].strip_suffix(b"\n")?;
+    let equals = record.iter().position(|&byte| byte == b'=').filter(|&equals| equals > 0)?;
+    *records = rest;
+    Some((&record[..equals], &record[equals + 1..]))
 }
 
 pub(crate) fn decimal(value: &[u8], what: &'static str) -> Result<i64, Fault> {

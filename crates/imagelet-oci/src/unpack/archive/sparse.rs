@@ -8,20 +8,10 @@ use crate::unpack::error::Fault;
 
 const DIGITS_MAX: usize = 20;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Map {
-    /// In order, not overlapping, none beyond the file's size.
-    pub(crate) ranges: Vec<Range>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
-    pub(crate) offset: u64,
-    pub(crate) length: u64,
-}
-
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Version {
+    /// GNU's first form: in the header and blocks behind it.
+    InHeader,
     /// 0.0 and 0.1: the map is in the records.
     InRecords,
     /// 1.0: the map precedes the data.
@@ -30,7 +20,8 @@ pub(crate) enum Version {
 
 #[derive(Debug)]
 pub(crate) struct Builder {
-    ranges: Vec<Range>,
+    /// Offset and length of each.
+    ranges: Vec<(u64, u64)>,
     offset: Option<u64>,
     ranges_max: usize,
 }
@@ -46,7 +37,7 @@ impl Builder {
             self.offset = Some(number);
             return Ok(());
         };
-        let start_min = self.ranges.last().map_or(0, |last| last.offset + last.length);
+        let start_min = self.ranges.last().map_or(0, |(offset, length)| offset + length);
         let end = offset.checked_add(number).filter(|&end| i64::try_from(end).is_ok());
         if end.is_none() || offset < start_min {
             return Err(malformed());
@@ -54,18 +45,18 @@ impl Builder {
         if self.ranges.len() >= self.ranges_max {
             return Err(Fault::limit(format!("its sparse map has more than {} ranges", self.ranges_max)));
         }
-        self.ranges.push(Range { offset, length: number });
+        self.ranges.push((offset, number));
         Ok(())
     }
 
     /// The map of a file of `size` bytes with `stored` bytes of data in the archive.
-    pub(crate) fn finish(self, size: u64, stored: u64) -> Result<Map, Fault> {
-        let end = self.ranges.last().map_or(0, |last| last.offset + last.length);
-        let sum: u64 = self.ranges.iter().map(|range| range.length).sum();
+    pub(crate) fn finish(self, size: u64, stored: u64) -> Result<Vec<(u64, u64)>, Fault> {
+        let end = self.ranges.last().map_or(0, |(offset, length)| offset + length);
+        let sum: u64 = self.ranges.iter().map(|(_, length)| length).sum();
         if self.offset.is_some() || end > size || sum != stored {
             return Err(malformed());
         }
-        Ok(Map { ranges: self.ranges })
+        Ok(self.ranges)
     }
 }
 
@@ -81,10 +72,6 @@ pub(crate) fn push_old(block: &[u8; BLOCK], first: bool, builder: &mut Builder) 
         builder.push(header::number(&pair[12..], "sparse map")?)?;
     }
     Ok(block[more] != 0)
-}
-
-pub(crate) fn old_size(block: &[u8; BLOCK]) -> Result<i64, Fault> {
-    header::number(&block[483..495], "real size")
 }
 
 pub(crate) fn version(records: &SparseRecords) -> Result<Option<Version>, Fault> {
@@ -155,8 +142,9 @@ fn malformed() -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unpack::UnpackErrorKind;
 
-    fn map(numbers: &[i64], size: u64, stored: u64) -> Result<Map, Fault> {
+    fn map(numbers: &[i64], size: u64, stored: u64) -> Result<Vec<(u64, u64)>, Fault> {
         let mut builder = Builder::new(4);
         numbers.iter().try_for_each(|&number| builder.push(number))?;
         builder.finish(size, stored)
@@ -176,8 +164,9 @@ mod tests {
             (&[-1, 4], 10, 4),
             (&[i64::MAX, 1], u64::MAX, 1),
         ] {
-            assert!(matches!(map(numbers, size, stored), Err(Fault::Malformed(_))), "{numbers:?}");
+            let refused = map(numbers, size, stored).unwrap_err();
+            assert_eq!(refused.kind, UnpackErrorKind::Malformed, "{numbers:?}");
         }
-        assert!(matches!(map(&[0; 10], 0, 0), Err(Fault::Limit(_))));
+        assert_eq!(map(&[0; 10], 0, 0).unwrap_err().kind, UnpackErrorKind::Limit);
     }
 }

@@ -1,11 +1,11 @@
 //! State of written paths that is needed at the end: directory metadata, whiteouts, owners not applied.
 
-use std::{collections::BTreeMap, ops::Bound};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::{spill::Spilled, whiteout::Opacity};
-use crate::unpack::{archive::pax::Time, budget::Claim, error::Fault};
+use crate::unpack::{archive::TarMetadata, budget::Claim, error::Fault};
 
 /// Most memory of a note besides its path: a place in a half-full tree node, and a directory's metadata.
 const NOTE_COST: usize = 256;
@@ -31,6 +31,15 @@ pub(crate) struct OwnershipRecord {
     pub(crate) xattrs: Vec<String>,
 }
 
+impl OwnershipRecord {
+    /// `left_out`: attributes that could not be set.
+    pub(crate) fn new(path: &[u8], metadata: &TarMetadata, left_out: &[Vec<u8>]) -> Self {
+        let TarMetadata { mode, uid, gid, .. } = *metadata;
+        let xattrs = left_out.iter().map(|name| encoded(name)).collect();
+        Self { path: encoded(path), uid, gid, mode, device: None, xattrs }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceRecord {
     pub(crate) block: bool,
@@ -40,7 +49,7 @@ pub(crate) struct DeviceRecord {
 
 #[derive(Debug)]
 pub(crate) struct DeferredMetadata {
-    notes: BTreeMap<Vec<u8>, Note>,
+    pub(crate) notes: BTreeMap<Vec<u8>, Note>,
     claim: Claim,
 }
 
@@ -56,21 +65,13 @@ pub(crate) struct Note {
 
 #[derive(Debug)]
 pub(crate) struct DirectoryMeta {
-    pub(crate) mode: u32,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-    pub(crate) mtime: Time,
-    pub(crate) atime: Time,
+    pub(crate) metadata: TarMetadata,
     pub(crate) xattrs: Option<Spilled>,
 }
 
 impl DeferredMetadata {
     pub(crate) fn new(claim: Claim) -> Self {
         DeferredMetadata { notes: BTreeMap::new(), claim }
-    }
-
-    pub(crate) fn get(&self, path: &[u8]) -> Option<&Note> {
-        self.notes.get(path)
     }
 
     pub(crate) fn note(&mut self, path: &[u8]) -> Result<&mut Note, Fault> {
@@ -103,20 +104,9 @@ impl DeferredMetadata {
 
     /// Removes the notes of a path and all below it. Their memory stays counted, which only tightens the bound.
     pub(crate) fn forget(&mut self, path: &[u8]) {
-        if self.notes.is_empty() {
-            return;
-        }
         self.notes.remove(path);
         let below = |end: u8| [path, &[end]].concat();
-        let range = (Bound::Included(below(b'/')), Bound::Excluded(below(b'/' + 1)));
-        while let Some(key) = self.notes.range(range.clone()).next().map(|(key, _)| key.clone()) {
-            self.notes.remove(&key);
-        }
-    }
-
-    pub(crate) fn take(&mut self) -> (BTreeMap<Vec<u8>, Note>, Claim) {
-        let rest = self.claim.empty();
-        (std::mem::take(&mut self.notes), std::mem::replace(&mut self.claim, rest))
+        self.notes.extract_if(below(b'/')..below(b'/' + 1), |_, _| true).for_each(drop);
     }
 }
 
@@ -141,7 +131,7 @@ mod tests {
             deferred.note(path.as_bytes()).unwrap();
         }
         deferred.forget(b"a");
-        let left: Vec<_> = deferred.take().0.into_keys().collect();
+        let left: Vec<_> = deferred.notes.into_keys().collect();
         assert_eq!(left, [b"a!".to_vec(), b"a0".to_vec(), b"ab".to_vec()]);
     }
 
@@ -150,7 +140,7 @@ mod tests {
         let mut deferred = deferred(1 << 20);
         for noted in 0.. {
             if let Err(refused) = remember(&mut deferred, format!("usr/share/some/folder-{noted}").as_bytes()) {
-                assert!(matches!(refused, Fault::Limit(_)), "{refused:?}");
+                assert_eq!(refused.kind, crate::unpack::UnpackErrorKind::Limit, "{refused:?}");
                 return noted;
             }
         }

@@ -9,16 +9,15 @@ use std::{
 };
 
 use rustix::{
+    buffer::spare_capacity,
     fs::{AtFlags, FileType, Stat},
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
 use twox_hash::xxhash3_128::Hasher;
 
+use super::xattr;
 use crate::unpack::error::Fault;
-
-/// The kernel's limit of a list of names, and of a value.
-const XATTR_MAX: usize = 64 * 1024;
 
 /// XXH3 with 128 bits: detects accidents, not attacks.
 pub(crate) type Sum = u128;
@@ -105,7 +104,10 @@ impl FileEntryKind {
 }
 
 pub(crate) fn xattrs_of(file: impl AsFd) -> Result<Option<Sum>, Errno> {
-    xattrs_by(|names| rustix::fs::flistxattr(&file, names), |name, value| rustix::fs::fgetxattr(&file, name, value))
+    xattrs_by(
+        |names| rustix::fs::flistxattr(&file, spare_capacity(names)),
+        |name, value| rustix::fs::fgetxattr(&file, name, spare_capacity(value)),
+    )
 }
 
 pub(crate) fn xattrs_at(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Sum>, Errno> {
@@ -113,27 +115,19 @@ pub(crate) fn xattrs_at(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Su
     let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
     xattrs_by(
-        |names| rustix::fs::llistxattr(path.as_slice(), names),
-        |name, value| rustix::fs::lgetxattr(path.as_slice(), name, value),
+        |names| rustix::fs::llistxattr(path.as_slice(), spare_capacity(names)),
+        |name, value| rustix::fs::lgetxattr(path.as_slice(), name, spare_capacity(value)),
     )
 }
 
 fn xattrs_by(
-    list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
-    get: impl Fn(&[u8], &mut [u8]) -> Result<usize, Errno>,
+    list: impl Fn(&mut Vec<u8>) -> Result<usize, Errno>,
+    get: impl Fn(&[u8], &mut Vec<u8>) -> Result<usize, Errno>,
 ) -> Result<Option<Sum>, Errno> {
-    // Most entries have no attributes, and long lists are rare.
-    let mut short = [0; 256];
-    let mut long = Vec::new();
-    let names = match list(&mut short) {
-        Ok(0) | Err(Errno::NOTSUP) => return Ok(None),
-        Ok(length) => &short[..length],
-        Err(Errno::RANGE) => {
-            long.resize(XATTR_MAX, 0);
-            let length = list(&mut long)?;
-            &long[..length]
-        }
-        Err(errno) => return Err(errno),
+    let mut names = Vec::with_capacity(xattr::NAMES_MAX);
+    match list(&mut names) {
+        Err(Errno::NOTSUP) => return Ok(None),
+        listed => listed?,
     };
     let mut counted: Vec<&[u8]> = names.split(|&byte| byte == 0).filter(|name| counts(name)).collect();
     if counted.is_empty() {
@@ -141,13 +135,14 @@ fn xattrs_by(
     }
     counted.sort_unstable();
     let mut hasher = Hasher::new();
-    let mut value = vec![0; XATTR_MAX];
+    let mut value = Vec::with_capacity(xattr::VALUE_MAX);
     for name in counted {
+        value.clear();
         let size = get(name, &mut value)?;
         hasher.write(name);
         hasher.write(&[0]);
         hasher.write(&(size as u64).to_le_bytes());
-        hasher.write(&value[..size]);
+        hasher.write(&value);
     }
     Ok(Some(hasher.finish_128()))
 }
@@ -164,66 +159,41 @@ pub(crate) struct ManifestWriter<'a> {
     listing: Option<FileManifest<'a>>,
     /// The root has attributes, which new entries may inherit: each entry must be checked.
     inherits: bool,
-    content: Content,
-}
-
-struct Content {
-    expected: u64,
-    /// Of small files, whose data comes in one piece.
-    at_once: Option<Sum>,
-    hasher: Option<Hasher>,
-}
-
-impl Content {
-    fn of(expected: u64) -> Self {
-        Self { expected, at_once: None, hasher: None }
-    }
-
-    fn sum(&self) -> Sum {
-        match (&self.hasher, self.at_once) {
-            (Some(hasher), _) => hasher.finish_128(),
-            (None, Some(sum)) => sum,
-            (None, None) => Hasher::oneshot(&[]),
-        }
-    }
+    /// Of the current file; `None`: it has no data yet.
+    content: Option<Hasher>,
 }
 
 impl<'a> ManifestWriter<'a> {
     pub(crate) fn new(listing: Option<FileManifest<'a>>, root: BorrowedFd<'_>) -> Result<Self, Fault> {
         let inherits =
             listing.is_some() && xattrs_of(root).map_err(Fault::io("read the attributes of the root for"))?.is_some();
-        Ok(Self { listing, inherits, content: Content::of(0) })
+        Ok(Self { listing, inherits, content: None })
     }
 
-    pub(crate) fn begin(&mut self, stored: u64) {
-        self.content = Content::of(stored);
+    pub(crate) fn begin(&mut self) {
+        self.content = None;
     }
 
     pub(crate) fn wrote(&mut self, bytes: &[u8]) {
-        if self.listing.is_none() {
-            return;
-        }
-        let content = &mut self.content;
-        if content.hasher.is_none() && bytes.len() as u64 == content.expected {
-            content.at_once = Some(Hasher::oneshot(bytes));
-        } else {
-            content.hasher.get_or_insert_with(Hasher::new).write(bytes);
+        if self.listing.is_some() {
+            self.content.get_or_insert_with(Hasher::new).write(bytes);
         }
     }
 
     pub(crate) fn file(
         &mut self,
-        path: impl FnOnce() -> Vec<u8>,
+        path: &[u8],
         file: impl AsFd,
-        ranges: Option<Vec<(u64, u64)>>,
+        ranges: Option<&[(u64, u64)]>,
         has_xattrs: bool,
     ) -> Result<(), Fault> {
         self.list(path, |own| {
             let stat = rustix::fs::fstat(&file)?;
-            let (size, content) = (stat.st_size.cast_unsigned(), own.content.sum());
+            let size = stat.st_size.cast_unsigned();
+            let content = own.content.as_ref().map_or_else(|| Hasher::oneshot(&[]), Hasher::finish_128);
             let kind = match ranges {
                 None => FileEntryKind::File { size, content },
-                Some(ranges) => FileEntryKind::Sparse { size, content, ranges },
+                Some(ranges) => FileEntryKind::Sparse { size, content, ranges: ranges.to_vec() },
             };
             let xattrs = if has_xattrs || own.inherits { xattrs_of(&file)? } else { None };
             Ok(FileEntry::of(&stat, kind, xattrs))
@@ -233,7 +203,7 @@ impl<'a> ManifestWriter<'a> {
     /// Records an entry that was not opened: a link, a node, a whiteout.
     pub(crate) fn special(
         &mut self,
-        path: impl FnOnce() -> Vec<u8>,
+        path: &[u8],
         (parent, name): (BorrowedFd<'_>, &[u8]),
         link: &[u8],
         has_xattrs: bool,
@@ -250,36 +220,22 @@ impl<'a> ManifestWriter<'a> {
     }
 
     pub(crate) fn directory(&mut self, path: &[u8], directory: impl AsFd) -> Result<(), Fault> {
-        self.list(
-            || path.to_vec(),
-            |_| {
-                let stat = rustix::fs::fstat(&directory)?;
-                Ok(FileEntry::of(&stat, FileEntryKind::Directory, xattrs_of(&directory)?))
-            },
-        )
+        self.list(path, |_| {
+            let stat = rustix::fs::fstat(&directory)?;
+            Ok(FileEntry::of(&stat, FileEntryKind::Directory, xattrs_of(&directory)?))
+        })
     }
 
-    fn list(
-        &mut self,
-        path: impl FnOnce() -> Vec<u8>,
-        read: impl FnOnce(&Self) -> Result<FileEntry, Errno>,
-    ) -> Result<(), Fault> {
+    fn list(&mut self, path: &[u8], read: impl FnOnce(&Self) -> Result<FileEntry, Errno>) -> Result<(), Fault> {
         if self.listing.is_none() {
             return Ok(());
         }
         let entry = read(self).map_err(Fault::io("list"))?;
-        self.record(&path(), FileRecord::Entry(entry))
+        self.record(path, FileRecord::Entry(entry))
     }
 
     pub(crate) fn record(&mut self, path: &[u8], record: FileRecord) -> Result<(), Fault> {
         let Some(listing) = &mut self.listing else { return Ok(()) };
-        listing(path, record).map_err(|error| {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Fault::Io { action: "list", errno }
-        })
-    }
-
-    pub(crate) fn is_on(&self) -> bool {
-        self.listing.is_some()
+        listing(path, record).map_err(Fault::io("list"))
     }
 }

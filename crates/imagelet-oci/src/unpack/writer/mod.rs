@@ -9,26 +9,30 @@ pub(super) mod whiteout;
 pub(super) mod xattr;
 
 use std::{
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    fs::File,
+    io::Write as _,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::FileExt as _,
+    },
     rc::Rc,
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid},
+    fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid},
     io::Errno,
 };
 
 use self::{
-    deferred_metadata::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord, encoded},
+    deferred_metadata::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord},
     manifest_writer::{FileManifest, FileRecord, ManifestWriter},
     spill::Spill,
     tree::{Directory, Freed, Missing, Tree},
     whiteout::{Mark, Opacity, look, mark},
-    xattr::Strictness,
 };
 use super::{
     DIRECTORY_COST, EntryRules, Ownership, UnpackError, UnpackOptions, UnpackReport,
-    archive::{Reader, TarEntry, TarKind, pax::Time},
+    archive::{Reader, TarEntry, TarKind, TarMetadata, Xattrs, pax::Time},
     disk_size,
     error::Fault,
     limits::Gauge,
@@ -45,11 +49,10 @@ const SECONDS_MAX: i64 = i64::MAX / 1_000_000_000;
 
 pub(super) struct Writer<'a> {
     pub(super) gauge: Gauge<'a>,
-    tree: Tree,
-    spill: Spill,
-    ownership: Ownership,
-    rules: EntryRules,
-    process: (u32, u32),
+    tree: Tree<'a>,
+    spill: Spill<'a>,
+    options: &'a UnpackOptions,
+    process: (Uid, Gid),
     devices_left_out: bool,
     report: UnpackReport,
     manifest: ManifestWriter<'a>,
@@ -58,18 +61,20 @@ pub(super) struct Writer<'a> {
 struct Place {
     parent: Rc<Directory>,
     name: Vec<u8>,
+    path: Vec<u8>,
 }
 
 impl Place {
-    fn path(&self) -> Vec<u8> {
-        name::join(&self.parent.path, &self.name)
+    fn new(parent: Rc<Directory>, name: &[u8]) -> Self {
+        let path = name::join(&parent.path, name);
+        Self { parent, name: name.to_vec(), path }
     }
 }
 
 impl<'a> Writer<'a> {
     pub(super) fn new(
         root: BorrowedFd<'a>,
-        options: &UnpackOptions,
+        options: &'a UnpackOptions,
         listing: Option<FileManifest<'a>>,
     ) -> Result<Self, Fault> {
         let tree = Tree::new(root, options)?;
@@ -87,10 +92,9 @@ impl<'a> Writer<'a> {
         Ok(Writer {
             gauge: Gauge::new(options.limits, root, options.cancelled.clone()),
             tree,
-            spill: Spill::new(root)?,
-            ownership: options.ownership,
-            rules: options.rules,
-            process: (process.0.as_raw(), process.1.as_raw()),
+            spill: Spill::new(root),
+            options,
+            process,
             devices_left_out: false,
             report: UnpackReport::default(),
             manifest: ManifestWriter::new(listing, root)?,
@@ -102,7 +106,7 @@ impl<'a> Writer<'a> {
         let path = name::clean(&entry.name, "name", &self.gauge.limits)?;
         if path.is_empty() {
             return match entry.kind {
-                TarKind::Directory if self.rules == EntryRules::Containerd => Ok(()),
+                TarKind::Directory if self.options.rules == EntryRules::Containerd => Ok(()),
                 TarKind::Directory => self.remember_directory(&[], &entry),
                 _ => Err(Fault::refused("only a directory can be the layer's root")),
             };
@@ -118,29 +122,29 @@ impl<'a> Writer<'a> {
                 return self.set_opacity(&parent.path, Opacity::Opaque);
             }
             Mark::Whiteout(hidden) => {
-                let place = Place { parent: self.parent(parent)?, name: hidden.to_vec() };
+                let place = Place::new(self.parent(parent)?, hidden);
                 return self.hide(&place);
             }
             Mark::Plain if entry.kind != TarKind::Unknown => {}
             Mark::Ignored | Mark::Plain => return Ok(()),
         }
-        let place = Place { parent: self.parent(parent)?, name: name.to_vec() };
+        let place = Place::new(self.parent(parent)?, name);
         if self.devices_left_out {
-            self.tree.deferred.forget_device(&place.path());
+            self.tree.deferred.forget_device(&place.path);
         }
         match entry.kind {
-            TarKind::File => self.file(&place, entry, reader),
+            TarKind::File => self.file(&place, &entry, reader),
             TarKind::Directory => self.directory(&place, &entry),
             TarKind::Symlink => self.symlink(&place, &entry),
             TarKind::HardLink => self.hard_link(&place, &entry),
-            TarKind::Fifo => self.node(&place, &entry, FileType::Fifo, 0),
+            TarKind::Fifo => self.special(&place, &entry, FileType::Fifo, 0),
             TarKind::CharDevice | TarKind::BlockDevice => self.device(&place, &entry),
             TarKind::Unknown => Ok(()),
         }
     }
 
     pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
-        let (notes, _claim) = self.tree.deferred.take();
+        let notes = std::mem::take(&mut self.tree.deferred.notes);
         // In reverse order of paths, children precede parents: a parent's mode and times are set after the last
         // change below it.
         for (path, note) in notes.into_iter().rev() {
@@ -160,49 +164,56 @@ impl<'a> Writer<'a> {
         Ok(parent.expect("missing directories are made"))
     }
 
-    fn file(&mut self, place: &Place, mut entry: TarEntry, reader: &mut Reader<'_>) -> Result<(), Fault> {
+    fn file(&mut self, place: &Place, entry: &TarEntry, reader: &mut Reader<'_>) -> Result<(), Fault> {
         self.gauge.file(entry.size, entry.stored)?;
-        let mode = Mode::from_raw_mode(entry.mode & 0o777);
+        let mode = Mode::from_raw_mode(entry.metadata.mode & 0o777);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let create = || patiently(|| rustix::fs::openat(&place.parent, place.name.as_slice(), flags, mode));
-        let file = self.replacing(place, "create", create)?;
-        self.manifest.begin(entry.stored);
-        let ranges = match entry.sparse.take() {
-            None => {
-                self.copy(&file, entry.stored, None, reader)?;
-                None
-            }
-            Some(map) => {
+        let file = File::from(self.replacing(place, "create", create)?);
+        self.manifest.begin();
+        match &entry.sparse {
+            None => self.copy(&file, entry.stored, None, reader)?,
+            Some(ranges) => {
                 rustix::fs::ftruncate(&file, entry.size).map_err(Fault::io("size"))?;
-                for range in &map.ranges {
-                    self.copy(&file, range.length, Some(range.offset), reader)?;
+                for (offset, length) in ranges {
+                    self.copy(&file, *length, Some(*offset), reader)?;
                 }
-                Some(map.ranges.iter().map(|range| (range.offset, range.length)).collect())
             }
-        };
+        }
         self.report.bytes += entry.size;
         self.report.disk_bytes += disk_size(entry.stored);
-
-        // Writes and owner changes clear set-id bits and capabilities: mode after owner, xattrs after both.
-        if let Some((uid, gid)) = self.owner(entry.uid, entry.gid) {
-            rustix::fs::fchown(&file, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
-        }
-        if entry.mode & (self.tree.umask | 0o7000) != 0 {
-            let mode = Mode::from_raw_mode(entry.mode);
-            rustix::fs::fchmod(&file, mode).map_err(Fault::io("set the mode of"))?;
-        }
-        let left_out = match entry.xattrs.as_slice() {
-            [] => Vec::new(),
-            xattrs => xattr::set(&file, xattrs, self.strictness())?,
-        };
-        rustix::fs::futimens(&file, &self.times(entry.mtime, entry.atime)).map_err(Fault::io("set the times of"))?;
-        self.manifest.file(|| place.path(), &file, ranges, !entry.xattrs.is_empty())?;
-        self.record(|| place.path(), &entry, &left_out)
+        let mode = entry.metadata.mode;
+        let is_made_so = mode & (self.options.umask | 0o7000) == 0;
+        let mode = (!is_made_so).then_some(mode);
+        let left_out = self.set_metadata(&file, &entry.metadata, mode, &entry.xattrs)?;
+        self.manifest.file(&place.path, &file, entry.sparse.as_deref(), !entry.xattrs.is_empty())?;
+        self.record(place, entry, &left_out)
     }
 
+    /// Returns the names of attributes that could not be set. Writes and owner changes clear set-id bits and
+    /// capabilities, so the mode is set after the owner, and attributes after both.
+    fn set_metadata(
+        &self,
+        file: impl AsFd,
+        metadata: &TarMetadata,
+        mode: Option<u32>,
+        xattrs: &Xattrs,
+    ) -> Result<Vec<Vec<u8>>, Fault> {
+        if let Some((uid, gid)) = self.owner(metadata) {
+            rustix::fs::fchown(&file, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
+        }
+        if let Some(mode) = mode {
+            rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)).map_err(Fault::io("set the mode of"))?;
+        }
+        let left_out = xattr::set(&file, xattrs, self.options)?;
+        rustix::fs::futimens(&file, &self.times(metadata)).map_err(Fault::io("set the times of"))?;
+        Ok(left_out)
+    }
+
+    /// `offset`: where, in a sparse file.
     fn copy(
         &mut self,
-        file: &OwnedFd,
+        mut file: &File,
         length: u64,
         mut offset: Option<u64>,
         reader: &mut Reader<'_>,
@@ -211,21 +222,17 @@ impl<'a> Writer<'a> {
         while left > 0 {
             let chunk = reader.fill()?;
             let chunk = &chunk[..chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX))];
+            let length = chunk.len();
             let written = match offset {
-                None => rustix::io::write(file, chunk),
-                Some(offset) => rustix::io::pwrite(file, chunk, offset),
+                None => file.write_all(chunk),
+                Some(offset) => file.write_all_at(chunk, offset),
             };
-            let written = match written {
-                Ok(0) => return Err(Fault::Io { action: "write", errno: Errno::IO }),
-                Ok(written) => written,
-                Err(Errno::INTR) => continue,
-                Err(errno) => return Err(Fault::Io { action: "write", errno }),
-            };
-            self.manifest.wrote(&chunk[..written]);
-            reader.consume(written);
-            left -= written as u64;
-            offset = offset.map(|offset| offset + written as u64);
-            self.gauge.wrote(written)?;
+            written.map_err(Fault::io("write"))?;
+            self.manifest.wrote(chunk);
+            reader.consume(length);
+            left -= length as u64;
+            offset = offset.map(|offset| offset + length as u64);
+            self.gauge.wrote(length)?;
         }
         Ok(())
     }
@@ -233,41 +240,39 @@ impl<'a> Writer<'a> {
     fn directory(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let make = || {
             // New entries below would inherit set-group-id; it is set at the end with the other bits.
-            let mode = Mode::from_raw_mode(entry.mode & 0o777 | DIRECTORY_OPEN);
+            let mode = Mode::from_raw_mode(entry.metadata.mode & 0o777 | DIRECTORY_OPEN);
             rustix::fs::mkdirat(&place.parent, place.name.as_slice(), mode)
         };
-        let path = place.path();
-        match make() {
-            Ok(()) => self.report.disk_bytes += DIRECTORY_COST,
-            Err(Errno::EXIST) => {
-                let stat = look(place.parent.as_fd(), &place.name)?;
-                if stat.is_none_or(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory) {
-                    // The entry replaces a file of this layer, so a directory of lower layers is hidden.
-                    self.replace(place)?;
-                    make().map_err(Fault::io("make the directory"))?;
-                    self.report.disk_bytes += DIRECTORY_COST;
-                    if self.rules == EntryRules::Own {
-                        self.set_opacity(&path, Opacity::Opaque)?;
-                    }
-                }
+        let mut made = make();
+        let is_no_directory = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory;
+        let replaces =
+            made == Err(Errno::EXIST) && look(place.parent.as_fd(), &place.name)?.as_ref().is_none_or(is_no_directory);
+        if replaces {
+            self.replace(place)?;
+            made = make();
+            if self.options.rules == EntryRules::Own {
+                // The entry replaces a file of this layer, so a directory of lower layers is hidden.
+                self.set_opacity(&place.path, Opacity::Opaque)?;
             }
-            Err(errno) => return Err(Fault::Io { action: "make the directory", errno }),
         }
-        self.remember_directory(&path, entry)
+        match made {
+            Ok(()) => self.report.disk_bytes += DIRECTORY_COST,
+            Err(Errno::EXIST) if !replaces => {}
+            Err(errno) => return Err(Fault::io("make the directory")(errno)),
+        }
+        self.remember_directory(&place.path, entry)
     }
 
     fn remember_directory(&mut self, path: &[u8], entry: &TarEntry) -> Result<(), Fault> {
-        let xattrs = match &entry.xattrs {
-            none if none.is_empty() => None,
-            xattrs => {
-                self.gauge.file(0, Spill::size(xattrs) as u64)?;
-                Some(self.spill.put(xattrs)?)
-            }
+        let xattrs = if entry.xattrs.is_empty() {
+            None
+        } else {
+            self.gauge.file(0, Spill::size(&entry.xattrs) as u64)?;
+            Some(self.spill.put(&entry.xattrs)?)
         };
         let note = self.tree.deferred.note(path)?;
         note.implicit = false;
-        let TarEntry { mode, uid, gid, mtime, atime, .. } = *entry;
-        note.directory = Some(Box::new(DirectoryMeta { mode, uid, gid, mtime, atime, xattrs }));
+        note.directory = Some(Box::new(DirectoryMeta { metadata: entry.metadata, xattrs }));
         Ok(())
     }
 
@@ -281,7 +286,7 @@ impl<'a> Writer<'a> {
         }
         let link = || rustix::fs::symlinkat(entry.link.as_slice(), &place.parent, place.name.as_slice());
         self.replacing(place, "make the symbolic link", link)?;
-        self.finish_special(place, entry, None)
+        self.finish_special(place, entry, FileType::Symlink)
     }
 
     fn device(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
@@ -294,67 +299,78 @@ impl<'a> Writer<'a> {
         let in_range = (0..=MAJOR_MAX).contains(&major) && (0..=MINOR_MAX).contains(&minor);
         // Character device 0:0 would be a whiteout.
         let whiteout = (major, minor) == (0, 0) && kind == FileType::CharacterDevice;
-        if self.ownership == Ownership::Apply && in_range && !whiteout {
+        if self.options.ownership == Ownership::Apply && in_range && !whiteout {
             let part = |number| u32::try_from(number).expect("is in range");
-            match self.node(place, entry, kind, rustix::fs::makedev(part(major), part(minor))) {
-                Err(Fault::Io { errno: Errno::PERM, .. }) => {}
-                made => return made,
+            let made = self.special(place, entry, kind, rustix::fs::makedev(part(major), part(minor)));
+            if !made.as_ref().is_err_and(|fault| fault.errno() == Some(Errno::PERM)) {
+                return made;
             }
         }
-        let TarEntry { uid, gid, mode, .. } = *entry;
-        let path = String::new();
-        self.leave_out(place, OwnershipRecord { path, uid, gid, mode, device: Some(record), xattrs: Vec::new() })
+        let unmade = OwnershipRecord::new(&place.path, &entry.metadata, &[]);
+        self.leave_out(place, OwnershipRecord { device: Some(record), ..unmade })
     }
 
-    fn leave_out(&mut self, place: &Place, mut record: OwnershipRecord) -> Result<(), Fault> {
-        let path = place.path();
+    fn leave_out(&mut self, place: &Place, record: OwnershipRecord) -> Result<(), Fault> {
         // A whiteout stays: the layer hides lower layers here, even without its own node.
-        if !self.tree.deferred.get(&path).is_some_and(|note| note.whiteout) {
+        if !self.tree.deferred.notes.get(&place.path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
         self.devices_left_out = true;
-        record.path = encoded(&path);
-        self.tree.deferred.record(&path, record)
+        self.tree.deferred.record(&place.path, record)
     }
 
-    fn node(&mut self, place: &Place, entry: &TarEntry, kind: FileType, device: u64) -> Result<(), Fault> {
-        let mode = Mode::from_raw_mode(entry.mode & 0o777);
+    fn special(&mut self, place: &Place, entry: &TarEntry, kind: FileType, device: u64) -> Result<(), Fault> {
+        let mode = Mode::from_raw_mode(entry.metadata.mode & 0o777);
         let make = || rustix::fs::mknodat(&place.parent, place.name.as_slice(), kind, mode, device);
         self.replacing(place, "make the node", make)?;
-        self.finish_special(place, entry, Some(mode))
+        self.finish_special(place, entry, kind)
     }
 
-    /// Sets owner, mode, xattrs and times of an entry that must not or cannot be opened.
-    fn finish_special(&mut self, place: &Place, entry: &TarEntry, made: Option<Mode>) -> Result<(), Fault> {
-        let (parent, name) = (&place.parent, place.name.as_slice());
-        if let Some((uid, gid)) = self.owner(entry.uid, entry.gid) {
+    fn finish_special(&mut self, place: &Place, entry: &TarEntry, kind: FileType) -> Result<(), Fault> {
+        // Links, devices and pipes have none of the attributes that layers may set.
+        self.set_metadata_at(place, entry, kind, self.owner(&entry.metadata))?;
+        self.manifest.special(&place.path, (place.parent.as_fd(), &place.name), &entry.link, false)?;
+        self.record(place, entry, &[])
+    }
+
+    /// Sets the metadata of an entry that must not or cannot be opened.
+    fn set_metadata_at(
+        &self,
+        place: &Place,
+        entry: &TarEntry,
+        kind: FileType,
+        owner: Option<(Uid, Gid)>,
+    ) -> Result<(), Fault> {
+        let (parent, name, metadata) = (&place.parent, place.name.as_slice(), &entry.metadata);
+        if let Some((uid, gid)) = owner {
             rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(Fault::io("set the owner of"))?;
         }
-        if made.is_some() && entry.mode & (self.tree.umask | 0o7000) != 0 {
-            // `chmod` would follow a link; this node was just made, and no other process writes to the directory.
-            rustix::fs::chmodat(parent, name, Mode::from_raw_mode(entry.mode), AtFlags::empty())
+        if kind == FileType::RegularFile && !entry.xattrs.is_empty() {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = patiently(|| rustix::fs::openat(parent, name, flags, Mode::empty()));
+            xattr::set(&file.map_err(Fault::io("open"))?, &entry.xattrs, self.options)?;
+        }
+        if kind != FileType::Symlink {
+            // `chmod` would follow a link; the node is not a link, and no other process writes to the directory.
+            rustix::fs::chmodat(parent, name, Mode::from_raw_mode(metadata.mode), AtFlags::empty())
                 .map_err(Fault::io("set the mode of"))?;
         }
-        // Links, devices and pipes have none of the attributes that layers may set.
-        rustix::fs::utimensat(parent, name, &self.times(entry.mtime, entry.atime), AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(Fault::io("set the times of"))?;
-        self.manifest.special(|| place.path(), (parent.as_fd(), name), &entry.link, false)?;
-        self.record(|| place.path(), entry, &[])
+        rustix::fs::utimensat(parent, name, &self.times(metadata), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(Fault::io("set the times of"))
     }
 
     /// Hides a name of lower layers, unless this layer has its own.
     fn hide(&mut self, place: &Place) -> Result<(), Fault> {
-        let path = place.path();
         if let Some(own) = look(place.parent.as_fd(), &place.name)? {
             return match FileType::from_raw_mode(own.st_mode) {
-                FileType::Directory => self.set_opacity(&path, Opacity::Opaque),
+                FileType::Directory => self.set_opacity(&place.path, Opacity::Opaque),
                 _ => Ok(()),
             };
         }
-        let needed = self.ownership.hide(place.parent.as_fd(), &place.name)?;
-        self.tree.deferred.note(&path)?.whiteout = true;
-        self.manifest.special(|| path, (place.parent.as_fd(), &place.name), &[], true)?;
+        let needed = self.options.ownership.hide(place.parent.as_fd(), &place.name)?;
+        self.tree.deferred.note(&place.path)?.whiteout = true;
+        self.manifest.special(&place.path, (place.parent.as_fd(), &place.name), &[], true)?;
         match needed {
             Opacity::Merged => Ok(()),
             needed => self.set_opacity(&place.parent.path, needed),
@@ -387,53 +403,38 @@ impl<'a> Writer<'a> {
         let Freed { bytes, disk_bytes } = self.tree.remove(&place.parent, &place.name)?;
         self.report.bytes = self.report.bytes.saturating_sub(bytes);
         self.report.disk_bytes = self.report.disk_bytes.saturating_sub(disk_bytes);
-        if self.manifest.is_on() {
-            self.manifest.record(&place.path(), FileRecord::Removed)?;
-        }
-        Ok(())
+        self.manifest.record(&place.path, FileRecord::Removed)
     }
 
     /// The owner to set, if it differs from the process's own.
-    fn owner(&self, uid: u32, gid: u32) -> Option<(Uid, Gid)> {
-        (self.ownership == Ownership::Apply && (uid, gid) != self.process)
-            .then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
+    fn owner(&self, metadata: &TarMetadata) -> Option<(Uid, Gid)> {
+        let (uid, gid) = (Uid::from_raw(metadata.uid), Gid::from_raw(metadata.gid));
+        (self.options.ownership == Ownership::Apply && (uid, gid) != self.process).then_some((uid, gid))
     }
 
-    fn strictness(&self) -> Strictness {
-        match (self.ownership, self.rules) {
-            (Ownership::Apply, EntryRules::Own) => Strictness::Fail,
-            (Ownership::Apply, EntryRules::Containerd) => Strictness::FailWhereSupported,
-            (Ownership::Record, _) => Strictness::LeaveOut,
-        }
-    }
-
-    fn times(&self, mtime: Time, atime: Time) -> Timestamps {
+    fn times(&self, metadata: &TarMetadata) -> Timestamps {
         let timespec = |time: Time| {
-            let is_taken = self.rules == EntryRules::Own || (0..=SECONDS_MAX).contains(&time.secs);
+            let is_taken = self.options.rules == EntryRules::Own || (0..=SECONDS_MAX).contains(&time.secs);
             let (tv_sec, tv_nsec) = if is_taken { (time.secs, time.nanos.into()) } else { (0, 0) };
             Timespec { tv_sec, tv_nsec }
         };
-        Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) }
+        Timestamps { last_access: timespec(metadata.atime), last_modification: timespec(metadata.mtime) }
     }
 
     /// Records metadata that is not on the disk. Most files of most images need no record.
-    fn record(&mut self, path: impl FnOnce() -> Vec<u8>, entry: &TarEntry, left_out: &[Vec<u8>]) -> Result<(), Fault> {
-        let owned = self.ownership == Ownership::Apply || (entry.uid, entry.gid) == (0, 0);
+    fn record(&mut self, place: &Place, entry: &TarEntry, left_out: &[Vec<u8>]) -> Result<(), Fault> {
+        let owned = self.options.ownership == Ownership::Apply || (entry.metadata.uid, entry.metadata.gid) == (0, 0);
         if owned && left_out.is_empty() {
             return Ok(());
         }
-        let path = path();
-        let xattrs = left_out.iter().map(|name| encoded(name)).collect();
-        let TarEntry { uid, gid, mode, .. } = *entry;
-        let record = OwnershipRecord { path: encoded(&path), uid, gid, mode, device: None, xattrs };
-        self.tree.deferred.record(&path, record)
+        self.tree.deferred.record(&place.path, OwnershipRecord::new(&place.path, &entry.metadata, left_out))
     }
 
     fn finish_note(&mut self, path: &[u8], mut note: Note) -> Result<(), Fault> {
         self.gauge.check_cancelled()?;
         if note.implicit || note.directory.is_some() || note.opacity != Opacity::Merged {
             let directory = self.open_real(path)?;
-            if let Some((name, value)) = self.ownership.xattr(note.opacity) {
+            if let Some((name, value)) = self.options.ownership.xattr(note.opacity) {
                 rustix::fs::fsetxattr(&*directory, name, value, rustix::fs::XattrFlags::empty())
                     .map_err(Fault::io("mark as opaque the directory"))?;
             }
@@ -458,34 +459,21 @@ impl<'a> Writer<'a> {
         &mut self,
         path: &[u8],
         directory: &Directory,
-        meta: &DirectoryMeta,
+        DirectoryMeta { metadata, xattrs }: &DirectoryMeta,
     ) -> Result<Option<OwnershipRecord>, Fault> {
-        let mode = match self.ownership {
-            Ownership::Apply => meta.mode,
-            Ownership::Record => meta.mode | DIRECTORY_OPEN,
+        let mode = match self.options.ownership {
+            Ownership::Apply => metadata.mode,
+            Ownership::Record => metadata.mode | DIRECTORY_OPEN,
         };
-        if let Some((uid, gid)) = self.owner(meta.uid, meta.gid) {
-            rustix::fs::fchown(directory, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
-        }
-        rustix::fs::fchmod(directory, Mode::from_raw_mode(mode)).map_err(Fault::io("set the mode of"))?;
-        let left_out = match meta.xattrs {
-            None => Vec::new(),
-            Some(place) => xattr::set(directory, &self.spill.get(place)?, self.strictness())?,
-        };
-        rustix::fs::futimens(directory, &self.times(meta.mtime, meta.atime)).map_err(Fault::io("set the times of"))?;
-        let owned = self.ownership == Ownership::Apply || ((meta.uid, meta.gid) == (0, 0) && mode == meta.mode);
-        Ok((!owned || !left_out.is_empty()).then(|| OwnershipRecord {
-            path: encoded(path),
-            uid: meta.uid,
-            gid: meta.gid,
-            mode: meta.mode,
-            device: None,
-            xattrs: left_out.iter().map(|name| encoded(name)).collect(),
-        }))
+        let xattrs = xattrs.map_or(Ok(Vec::new()), |place| self.spill.get(place))?;
+        let left_out = self.set_metadata(directory, metadata, Some(mode), &xattrs)?;
+        let owned = self.options.ownership == Ownership::Apply
+            || ((metadata.uid, metadata.gid) == (0, 0) && mode == metadata.mode);
+        Ok((!owned || !left_out.is_empty()).then(|| OwnershipRecord::new(path, metadata, &left_out)))
     }
 
     fn open_real(&mut self, path: &[u8]) -> Result<Rc<Directory>, Fault> {
         let directory = self.tree.real_directory(path)?;
-        directory.ok_or(Fault::Io { action: "find again the directory", errno: Errno::NOENT })
+        directory.ok_or_else(|| Fault::io("find again the directory")(Errno::NOENT))
     }
 }

@@ -8,10 +8,7 @@ use std::{
     collections::HashMap,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use rustix::{
@@ -26,7 +23,7 @@ use super::{
 };
 use crate::scarce::patiently;
 use crate::unpack::{
-    UnpackBudget, UnpackOptions,
+    UnpackOptions,
     budget::Claim,
     error::{Fault, shown},
     name,
@@ -70,6 +67,13 @@ struct Walk {
     steps: usize,
 }
 
+impl Walk {
+    fn count_step(&mut self) -> Result<(), Fault> {
+        self.steps = self.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
+        Ok(())
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Freed {
     pub(crate) bytes: u64,
@@ -77,47 +81,40 @@ pub(crate) struct Freed {
 }
 
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct Tree<'a> {
+    options: &'a UnpackOptions,
     root: Rc<Directory>,
     /// By path as in entries, links included. Cleared when any directory or link is removed.
     open: HashMap<Vec<u8>, (Rc<Directory>, OwnedSemaphorePermit)>,
-    budget: Arc<UnpackBudget>,
     pub(crate) deferred: DeferredMetadata,
     removal: Claim,
     /// Disk bytes of directories without an entry that the writer has not counted yet.
     pub(crate) made_bytes: u64,
-    pub(crate) umask: u32,
-    path_max: usize,
-    depth_max: usize,
-    cancelled: Arc<AtomicBool>,
 }
 
-impl Tree {
-    pub(crate) fn new(root: BorrowedFd<'_>, options: &UnpackOptions) -> Result<Self, Fault> {
-        let limits = &options.limits;
+impl<'a> Tree<'a> {
+    pub(crate) fn new(root: BorrowedFd<'_>, options: &'a UnpackOptions) -> Result<Self, Fault> {
         let fd = open_directory(root, b".").map_err(Fault::io("open the root for"))?;
         Ok(Tree {
+            options,
             root: Rc::new(Directory { fd, path: Vec::new() }),
             open: HashMap::new(),
-            budget: Arc::clone(&options.memory.budget),
             deferred: DeferredMetadata::new(Claim::on(&options.memory)),
             removal: Claim::on(&options.memory),
             made_bytes: 0,
-            umask: options.umask,
-            path_max: limits.path_max,
-            depth_max: limits.depth_max,
-            cancelled: Arc::clone(&options.cancelled),
         })
     }
 
     /// Opens the directory of a clean path. Links are followed inside the layer; `None` where something is missing
     /// and `missing` permits that.
     pub(crate) fn directory(&mut self, path: &[u8], missing: Missing) -> Result<Option<Rc<Directory>>, Fault> {
-        self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps: STEPS_MAX + self.depth_max })
+        let steps = STEPS_MAX + self.options.limits.depth_max;
+        self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps })
     }
 
     pub(crate) fn real_directory(&mut self, path: &[u8]) -> Result<Option<Rc<Directory>>, Fault> {
-        self.walk(path, &mut Walk { missing: Missing::Report, links: 0, steps: STEPS_MAX + self.depth_max })
+        let steps = STEPS_MAX + self.options.limits.depth_max;
+        self.walk(path, &mut Walk { missing: Missing::Report, links: 0, steps })
     }
 
     pub(crate) fn remove(&mut self, parent: &Directory, name: &[u8]) -> Result<Freed, Fault> {
@@ -128,7 +125,7 @@ impl Tree {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
                 self.open.clear();
-                let removed = remove_tree(parent.as_fd(), name, &self.cancelled, &mut self.removal, &mut freed);
+                let removed = remove_tree(parent.as_fd(), name, &self.options.cancelled, &mut self.removal, &mut freed);
                 self.removal.clear();
                 removed?;
             }
@@ -172,9 +169,10 @@ impl Tree {
         if self.open.len() >= OPEN_MAX {
             self.open.clear();
         }
-        let permit = self.budget.directory().or_else(|| {
+        let budget = &self.options.memory.budget;
+        let permit = budget.directory().or_else(|| {
             self.open.clear();
-            self.budget.directory()
+            budget.directory()
         });
         if let Some(permit) = permit {
             self.open.insert(path.to_vec(), (Rc::clone(directory), permit));
@@ -182,7 +180,7 @@ impl Tree {
     }
 
     fn step(&mut self, here: &Rc<Directory>, name: &[u8], walk: &mut Walk) -> Result<Option<Rc<Directory>>, Fault> {
-        walk.steps = walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
+        walk.count_step()?;
         let errno = match open_directory(here.as_fd(), name) {
             Ok(fd) => return self.opened(here, name, fd).map(Some),
             Err(errno) => errno,
@@ -193,16 +191,17 @@ impl Tree {
             Errno::NOTDIR | Errno::LOOP => match rustix::fs::readlinkat(here, name, Vec::new()) {
                 Ok(target) => self.follow(here, name, target.to_bytes(), walk),
                 Err(Errno::INVAL) => self.enter_whiteout(here, name, walk.missing),
-                Err(errno) => Err(Fault::Io { action: "read a link above", errno }),
+                Err(errno) => Err(Fault::io("read a link above")(errno)),
             },
-            errno => Err(Fault::Io { action: "open the directory of", errno }),
+            errno => Err(Fault::io("open the directory of")(errno)),
         }
     }
 
     fn opened(&self, here: &Directory, name: &[u8], fd: OwnedFd) -> Result<Rc<Directory>, Fault> {
         // Names are bounded, but links let short names reach ever deeper.
         let path = name::join(&here.path, name);
-        if path.len() > self.path_max || path.split(|&byte| byte == b'/').count() > self.depth_max {
+        let limits = &self.options.limits;
+        if path.len() > limits.path_max || path.split(|&byte| byte == b'/').count() > limits.depth_max {
             return Err(Fault::limit("it lies too deep in the layer"));
         }
         Ok(Rc::new(Directory { fd, path }))
@@ -212,7 +211,7 @@ impl Tree {
         let action = "make the directory of";
         rustix::fs::mkdirat(here, name, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
         let fd = open_directory(here.as_fd(), name).map_err(Fault::io(action))?;
-        if self.umask & IMPLICIT_MODE != 0 {
+        if self.options.umask & IMPLICIT_MODE != 0 {
             rustix::fs::fchmod(&fd, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
         }
         let directory = self.opened(here, name, fd)?;
@@ -229,7 +228,7 @@ impl Tree {
         missing: Missing,
     ) -> Result<Option<Rc<Directory>>, Fault> {
         let path = name::join(&here.path, name);
-        let whiteout = self.deferred.get(&path).is_some_and(|note| note.whiteout);
+        let whiteout = self.deferred.notes.get(&path).is_some_and(|note| note.whiteout);
         match (whiteout, missing) {
             (true, Missing::Report) => Ok(None),
             (true, Missing::Create) => {
@@ -259,8 +258,7 @@ impl Tree {
                 b"" | b"." => continue,
                 b".." if here.path.is_empty() => continue,
                 b".." => {
-                    walk.steps =
-                        walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
+                    walk.count_step()?;
                     let above = name::split(&here.path).0.to_vec();
                     self.walk(&above, walk)?
                 }
@@ -299,7 +297,7 @@ fn remove_tree(
     let mut remembered = 0;
     loop {
         if cancelled.load(Ordering::Relaxed) {
-            return Err(Fault::Cancelled);
+            return Err(Fault::cancelled());
         }
         let at_once = if remembered < REMEMBERED_MANY { REMEMBERED_AT_ONCE } else { REMEMBERED_AT_LEAST };
         let found = remove_files(here.as_fd(), at_once, memory, freed)?;

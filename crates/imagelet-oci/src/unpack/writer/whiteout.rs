@@ -64,7 +64,7 @@ impl Ownership {
         match (rustix::fs::mknodat(parent, name, FileType::CharacterDevice, Mode::empty(), 0), self) {
             (Ok(()), _) => Ok(Opacity::Merged),
             (Err(Errno::PERM | Errno::INVAL), Ownership::Record) => hide_by_xattr(parent, name),
-            (Err(errno), _) => Err(Fault::Io { action: "make the whiteout of", errno }),
+            (Err(errno), _) => Err(Fault::io("make the whiteout of")(errno)),
         }
     }
 
@@ -98,7 +98,7 @@ pub(crate) fn look(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<rustix:
     match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
         Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Err(Fault::Io { action: "look at", errno }),
+        Err(errno) => Err(Fault::io("look at")(errno)),
     }
 }
 

@@ -3,7 +3,7 @@
 use rustix::{fd::AsFd, fs::XattrFlags, io::Errno};
 
 use crate::unpack::{
-    EntryRules,
+    EntryRules, Ownership, UnpackOptions,
     error::{Fault, shown},
 };
 
@@ -24,32 +24,26 @@ pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
     name.starts_with(b"user.") || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Strictness {
-    Fail,
-    /// An unsupported attribute is skipped; any other failure fails the entry.
-    FailWhereSupported,
-    /// An attribute that the kernel forbids or does not support is skipped and reported.
-    LeaveOut,
-}
-
+/// Returns the names of those that the kernel forbids or does not support, where owners are recorded. By containerd's rules an
+/// unsupported one is skipped; any other failure fails the entry.
 pub(crate) fn set(
     file: impl AsFd,
     xattrs: &[(Vec<u8>, Vec<u8>)],
-    strictness: Strictness,
+    options: &UnpackOptions,
 ) -> Result<Vec<Vec<u8>>, Fault> {
     let mut left_out = Vec::new();
     for (name, value) in xattrs {
         let result = rustix::fs::fsetxattr(&file, name.as_slice(), value, XattrFlags::empty());
-        match (result, strictness) {
-            (Ok(()), _) | (Err(Errno::NOTSUP), Strictness::FailWhereSupported) => {}
-            (Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS), Strictness::LeaveOut) => left_out.push(name.clone()),
+        match (result, options.ownership) {
+            (Ok(()), _) => {}
+            (Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS), Ownership::Record) => left_out.push(name.clone()),
+            (Err(Errno::NOTSUP), Ownership::Apply) if options.rules == EntryRules::Containerd => {}
             // The archive's fault, not the disk's: the value is invalid or too large.
             (Err(errno @ (Errno::INVAL | Errno::RANGE | Errno::TOOBIG)), _) => {
                 return Err(not_taken(name, value, errno));
             }
             (Err(errno @ Errno::NOSPC), _) if has_space(&file, value) => return Err(not_taken(name, value, errno)),
-            (Err(errno), _) => return Err(Fault::Io { action: "set an extended attribute of", errno }),
+            (Err(errno), _) => return Err(Fault::io("set an extended attribute of")(errno)),
         }
     }
     Ok(left_out)
