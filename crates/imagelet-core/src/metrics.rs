@@ -24,6 +24,20 @@ pub struct Family {
     pub labels: &'static [&'static str],
 }
 
+/// Declares the families of a room, and `FAMILIES`, the list of them.
+macro_rules! families {
+    ($($(#[$doc:meta])* $name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
+        $($(#[$doc])* pub(super) static $name: Family = Family {
+            name: $metric,
+            help: $help,
+            kind: $kind,
+            labels: $labels,
+        };)*
+        pub(super) static FAMILIES: &[&Family] = &[$(&$name),*];
+    };
+}
+pub(crate) use families;
+
 /// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MetricKind {

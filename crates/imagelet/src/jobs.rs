@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest, RunLevel};
+use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest};
 use imagelet_kube::{PrefetchAgent, PrefetchNode as _};
 use tokio::{
     sync::{Mutex, Notify},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 
 use crate::{
     config::{CollectionMode, KubernetesSettings, Settings},
@@ -167,9 +168,9 @@ async fn collect_if_needed(node: &LocalNode) {
     }
     let message = node.collection_ended(failure.as_deref().map_or(Ok(()), Err));
     match message.level {
-        RunLevel::Error => tracing::error!(err = failure, "{}", message.text),
-        RunLevel::Recovered => tracing::info!("{}", message.text),
-        RunLevel::Routine => tracing::debug!("{}", message.text),
+        Level::ERROR => tracing::error!(err = failure, "{}", message.text),
+        Level::INFO => tracing::info!("{}", message.text),
+        _ => tracing::debug!("{}", message.text),
     }
     node.record_events(message.event);
 }

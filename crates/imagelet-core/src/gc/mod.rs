@@ -4,7 +4,6 @@
 //! disk is measured again at the end. **Invariant:** an image is removed only if a listing that just succeeded shows no
 //! user of it.
 
-mod audit;
 mod keep_rules;
 mod plan;
 mod policy;
@@ -19,27 +18,23 @@ mod shadow;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::SystemTime,
-};
+use std::sync::{Arc, Mutex, PoisonError, atomic::AtomicBool};
 
+use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruning};
 pub use self::{
-    audit::RunTrigger,
     keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules},
     plan::Shortfall,
     policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcPolicyError, GcRequest, ReliefMarks},
     reason::{GcPhase, Idle, Reason},
     remove_on_request::{OrderError, UsedImages},
-    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
-    run_health::{GcRuns, RunLevel, RunMessage},
+    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, RunTrigger},
+    run_health::{GcRuns, RunMessage},
     shadow::{Shadow, ShadowCounts},
 };
-use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruning};
 use crate::{
     audit_log::AuditLog,
     disks::{DiskProbe, StatVfs},
-    inventory::{Inventory, Snapshot},
+    inventory::Inventory,
     records::PullRecords,
     runtime::RuntimeManager,
 };
@@ -83,7 +78,7 @@ impl ImageGc {
     /// Prunes pull records of absent images after a collection. `trusts_empty_list`: trust an empty image list at once.
     #[must_use]
     pub fn with_records(self, records: Arc<PullRecords>, trusts_empty_list: bool) -> Self {
-        Self { pruning: Some(Pruning::new(records, trusts_empty_list)), ..self }
+        Self { pruning: Some(Pruning { records, trusts_empty_list, found_none: AtomicBool::new(false) }), ..self }
     }
 
     /// Replaces the operating system's disk probe.
@@ -99,15 +94,6 @@ impl ImageGc {
         if **current != rules {
             *current = Arc::new(rules);
         }
-    }
-
-    /// The keep reason of each image; empty without rules.
-    async fn held_by_rules(&self, snapshot: &Snapshot, rules: &Arc<KeepRules>, now: SystemTime) -> Vec<Option<Reason>> {
-        if rules.is_empty() {
-            return Vec::new();
-        }
-        let labels = self.labels.labels(&self.runtime, snapshot, rules).await;
-        keep_rules::held_by_rules(&snapshot.entries, &labels, rules, now)
     }
 
     fn rules(&self) -> Arc<KeepRules> {

@@ -82,24 +82,10 @@ pub struct ReliefMarks {
     pub critical: Percent,
 }
 
-/// Why the numbers are not a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GcPolicyError {
-    /// The high threshold is not a percentage.
-    #[error("invalid HighThresholdPercent {0}, must be in range [0-100]")]
-    High(i64),
-    /// The low threshold is not a percentage.
-    #[error("invalid LowThresholdPercent {0}, must be in range [0-100]")]
-    Low(i64),
-    /// The low threshold exceeds the high one.
-    #[error("LowThresholdPercent {low} can not be higher than HighThresholdPercent {high}")]
-    Crossed {
-        /// The low threshold.
-        low: i64,
-        /// The high threshold.
-        high: i64,
-    },
-}
+/// Why the numbers are not a policy, in the kubelet's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct GcPolicyError(String);
 
 impl GcPolicy {
     /// Collecting starts at `high` percent of the disk in use and stops at `low`.
@@ -107,10 +93,15 @@ impl GcPolicy {
     /// An image first seen less than `age_min` ago stays; one idle for longer than `age_max` is removed whatever the
     /// disk usage.
     pub fn new(high: i64, low: i64, age_min: Duration, age_max: Option<Duration>) -> Result<Self, GcPolicyError> {
-        let high_percent = Percent::new(high).map_err(|_| GcPolicyError::High(high))?;
-        let low_percent = Percent::new(low).map_err(|_| GcPolicyError::Low(low))?;
+        let percent = |name, value| {
+            let invalid = |_| GcPolicyError(format!("invalid {name} {value}, must be in range [0-100]"));
+            Percent::new(value).map_err(invalid)
+        };
+        let high_percent = percent("HighThresholdPercent", high)?;
+        let low_percent = percent("LowThresholdPercent", low)?;
         if low_percent > high_percent {
-            return Err(GcPolicyError::Crossed { low, high });
+            let text = format!("LowThresholdPercent {low} can not be higher than HighThresholdPercent {high}");
+            return Err(GcPolicyError(text));
         }
         Ok(Self {
             bytes: GcMarks::new(high_percent, low_percent),
@@ -148,12 +139,15 @@ impl GcPolicy {
         self.high().get() == 100 && self.age_max.is_none()
     }
 
-    /// Inodes to free down to the low mark, and the least number to get below the high one; `None` below the high mark
-    /// or without inode counts.
+    /// Bytes to free down to the low threshold, and the least number to get below the high one; `None` below the high
+    /// threshold. Zero where the thresholds are equal and rounding leaves nothing to free.
+    pub(crate) fn bytes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
+        Level::bytes(disk).wanted(self.bytes)
+    }
+
+    /// The same for inodes; `None` also without inode counts.
     pub(crate) fn inodes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
-        let (marks, level) = (self.inodes?, Level::inodes(disk)?);
-        let low = level.down_to(marks.low);
-        level.is_at(marks.high).then(|| (low, level.below(marks.high).min(low)))
+        Level::inodes(disk)?.wanted(self.inodes?)
     }
 
     /// The amount to free to get below the critical mark, zero where it is; `None` without relief limits.
@@ -164,25 +158,11 @@ impl GcPolicy {
         Some(Freed { bytes: ByteSize(wanted(Level::bytes(disk))), inodes })
     }
 
-    /// Bytes to free down to the low threshold; `None` below the high one. Zero where the thresholds are equal and
-    /// rounding leaves nothing to free.
-    pub(crate) fn space_wanted(&self, disk: &DiskUse) -> Option<ByteSize> {
-        let level = Level::bytes(disk);
-        level.is_at(self.high()).then(|| ByteSize(level.down_to(self.low())))
-    }
-
     /// The kubelet's number of bytes to free; negative below the low threshold.
     pub(crate) fn excess(&self, disk: &DiskUse) -> i64 {
         let free_wanted = i128::from(disk.capacity.0) * i128::from(100 - self.low().get()) / 100;
         let excess = free_wanted - i128::from(disk.available.0);
         i64::try_from(excess).unwrap_or(if excess < 0 { i64::MIN } else { i64::MAX })
-    }
-
-    /// The least number of bytes to free to get below the high threshold.
-    ///
-    /// Exceeds the capacity where no disk can be below the threshold.
-    pub(crate) fn space_below_high(&self, disk: &DiskUse) -> ByteSize {
-        ByteSize(Level::bytes(disk).below(self.high()))
     }
 }
 
@@ -207,10 +187,12 @@ impl Level {
         100 - free >= u128::from(mark.get())
     }
 
-    fn down_to(&self, mark: Percent) -> u64 {
-        self.missing(self.all * u128::from(100 - mark.get()) / 100)
+    fn wanted(&self, marks: GcMarks) -> Option<(u64, u64)> {
+        let low = self.missing(self.all * u128::from(100 - marks.low.get()) / 100);
+        self.is_at(marks.high).then(|| (low, self.below(marks.high).min(low)))
     }
 
+    /// Exceeds the whole where no disk can be below the mark.
     fn below(&self, mark: Percent) -> u64 {
         self.missing((self.all * u128::from(101 - mark.get())).div_ceil(100))
     }
@@ -226,8 +208,12 @@ mod tests {
 
     use super::*;
 
-    fn freed(bytes: ByteSize) -> Freed {
-        Freed { bytes, inodes: 0 }
+    fn freed(bytes: u64) -> Freed {
+        Freed { bytes: ByteSize(bytes), inodes: 0 }
+    }
+
+    fn space_wanted(policy: &GcPolicy, disk: &DiskUse) -> Option<u64> {
+        policy.bytes_wanted(disk).map(|(all, _)| all)
     }
 
     #[test]
@@ -286,14 +272,14 @@ mod tests {
     fn the_space_wanted_reaches_down_to_the_low_threshold() {
         let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
         let disk = |capacity, available| DiskUse::of(ByteSize(capacity), ByteSize(available));
-        assert_eq!(policy.space_wanted(&disk(1000, 600)), None);
-        assert_eq!(policy.space_wanted(&disk(1000, 110)), None);
+        assert_eq!(space_wanted(&policy, &disk(1000, 600)), None);
+        assert_eq!(space_wanted(&policy, &disk(1000, 110)), None);
         // 89.9 percent is reported as 90.
-        assert_eq!(policy.space_wanted(&disk(1000, 101)), Some(ByteSize(99)));
-        assert_eq!(policy.space_wanted(&disk(1000, 100)), Some(ByteSize(100)));
-        assert_eq!(policy.space_wanted(&disk(1000, 50)), Some(ByteSize(150)));
+        assert_eq!(space_wanted(&policy, &disk(1000, 101)), Some(99));
+        assert_eq!(space_wanted(&policy, &disk(1000, 100)), Some(100));
+        assert_eq!(space_wanted(&policy, &disk(1000, 50)), Some(150));
         let huge = 1 << 62;
-        assert_eq!(policy.space_wanted(&disk(huge, 0)), Some(ByteSize(922_337_203_685_477_580)));
+        assert_eq!(space_wanted(&policy, &disk(huge, 0)), Some(922_337_203_685_477_580));
     }
 
     #[test]
@@ -301,10 +287,10 @@ mod tests {
         for (high, available) in [(90, 50), (90, 0), (50, 300), (85, 149), (2, 7), (100, 0)] {
             let policy = GcPolicy::new(high, 1, Duration::ZERO, None).unwrap();
             let disk = DiskUse::of(ByteSize(1000), ByteSize(available));
-            let room = policy.space_below_high(&disk);
-            assert!(policy.space_wanted(&disk.with_more_available(freed(room))).is_none(), "{high} {available}");
-            let almost = disk.with_more_available(freed(ByteSize(room.0 - 1)));
-            assert!(policy.space_wanted(&almost).is_some(), "{high} {available}");
+            let (_, room) = policy.bytes_wanted(&disk).unwrap();
+            assert!(policy.bytes_wanted(&disk.with_more_available(freed(room))).is_none(), "{high} {available}");
+            let almost = disk.with_more_available(freed(room - 1));
+            assert!(policy.bytes_wanted(&almost).is_some(), "{high} {available}");
         }
     }
 
@@ -312,6 +298,6 @@ mod tests {
     fn meeting_thresholds_never_want_less_than_nothing() {
         let policy = GcPolicy::new(50, 50, Duration::ZERO, None).unwrap();
         let disk = DiskUse::of(ByteSize(1000), ByteSize(509));
-        assert_eq!((disk.used_percent(), policy.space_wanted(&disk)), (50, Some(ByteSize::ZERO)));
+        assert_eq!((disk.used_percent(), policy.bytes_wanted(&disk)), (50, Some((0, 0))));
     }
 }

@@ -21,14 +21,10 @@ pub(super) struct Pruning {
     pub(super) records: Arc<PullRecords>,
     /// Trust an empty image list at once, as that of the embedded store.
     pub(super) trusts_empty_list: bool,
-    found_none: AtomicBool,
+    pub(super) found_none: AtomicBool,
 }
 
 impl Pruning {
-    pub(super) fn new(records: Arc<PullRecords>, trusts_empty_list: bool) -> Self {
-        Self { records, trusts_empty_list, found_none: AtomicBool::new(false) }
-    }
-
     /// A runtime that lists no image although none was removed may have just started. Its list is trusted from the
     /// second collection on: an image without a pull record would count as preloaded and be accessible to all pods.
     fn trusts(&self, left: usize, removed: usize) -> bool {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{ImageGc, report::GcError};
 use crate::{
     image::{Image, ImageSpec},
-    inventory::{RemovalBlocker, RemovalPermit},
+    inventory::RemovalBlocker,
     runtime::RuntimeError,
 };
 
@@ -62,11 +62,9 @@ impl ImageGc {
         let ordered = self.inventory.clear_ordered(&image, used == UsedImages::Go, now).await;
         let ordered = ordered.map_err(GcError::Inventory)?;
         let _removal = match ordered {
-            RemovalPermit::Free(removal) => removal,
-            RemovalPermit::Kept(RemovalBlocker::InUse(by)) => {
-                return Err(OrderError::InUse { image: spec.image.clone(), by });
-            }
-            RemovalPermit::Kept(_) => return Err(GcError::ContainersVanished.into()),
+            Ok(removal) => removal,
+            Err(RemovalBlocker::InUse(by)) => return Err(OrderError::InUse { image: spec.image.clone(), by }),
+            Err(_) => return Err(GcError::ContainersVanished.into()),
         };
         self.runtime.remove(&ImageSpec { image: image.id.to_string(), ..image.spec.clone() }).await?;
         Ok(Some(image))

@@ -1,17 +1,19 @@
-//! The report of a collection: decisions, totals, failures and the kubelet's event texts.
+//! The report of a collection, for its callers and for the audit log: decisions, totals, failures and the kubelet's
+//! event texts.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, time::SystemTime};
 
 use super::{
-    plan::{self, Shortfall, size_text},
+    plan::{Shortfall, size_text},
     reason::{GcPhase, Reason},
 };
 use crate::{
+    audit_log::{Decision, Outcome, OutcomeResult, Run, RunHead},
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{ImageEntry, InventoryError},
     runtime::{Certainty, Freed, RuntimeError},
-    text::{aggregate, duration_text},
+    text::aggregate,
 };
 
 /// The results of a collection, or the predicted results of a dry run.
@@ -113,13 +115,6 @@ pub struct GcEvent {
     pub message: String,
 }
 
-impl GcEvent {
-    /// The kubelet's event for an image without an id.
-    pub(super) fn invalid_id(key: &ImageKey) -> Self {
-        Self { reason: "InvalidImageID", message: format!("ImageID is not valid, skipping, image: {key}") }
-    }
-}
-
 /// Why a collection failed in whole or in part.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -139,24 +134,9 @@ pub enum GcError {
     /// A disk without capacity, or an invisible one.
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
-    /// Removals of old images failed.
-    #[error("wanted to free images older than {}, encountered errors in image deletion: {errors}", duration_text(*age_max))]
-    AgeRemovals {
-        /// The maximum age.
-        age_max: Duration,
-        /// The error texts.
-        errors: String,
-    },
-    /// Removals for space failed.
-    #[error("wanted to free {wanted} bytes, but freed {freed} bytes space with errors in image deletion: {errors}")]
-    SpaceRemovals {
-        /// Bytes wanted.
-        wanted: i64,
-        /// Bytes freed.
-        freed: u64,
-        /// The error texts.
-        errors: String,
-    },
+    /// Removals of old images or for space failed, in the kubelet's words.
+    #[error("{0}")]
+    Removals(String),
     /// The kubelet's policy: the disk is still too full after all possible removals.
     #[error(
         "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). Failed to free \
@@ -173,20 +153,12 @@ pub enum GcError {
         freed: u64,
     },
     /// All candidates together do not free enough.
-    #[error("{}", plan::message(*used_percent, *capacity, *freed, *dry_run, shortfall, *certainty))]
+    #[error("{text}")]
     OutOfReach {
-        /// Disk usage at the start.
-        used_percent: u8,
-        /// Disk capacity.
-        capacity: ByteSize,
-        /// What the removals freed.
-        freed: Freed,
-        /// The removals were only planned.
-        dry_run: bool,
         /// What holds the space.
         shortfall: Shortfall,
-        /// The certainty of the shortfall.
-        certainty: Certainty,
+        /// The text of the event. It begins like the kubelet's, which alerts match.
+        text: String,
     },
     /// The runtime lists no containers after it listed some; the list is not trusted.
     #[error("the runtime lists no containers where it listed some before; removed nothing on that answer")]
@@ -211,4 +183,67 @@ impl GcError {
     pub fn is_shortfall(&self) -> bool {
         matches!(self, Self::NotEnough { .. } | Self::OutOfReach { .. })
     }
+}
+
+/// Limit of recorded failures per collection, and of bytes per text from outside.
+const FAILURES_MAX: usize = 16;
+const TEXT_LENGTH_MAX: usize = 1024;
+
+/// The trigger of a collection, and whether it runs in shadow mode.
+#[derive(Clone, Debug)]
+pub struct RunTrigger {
+    /// `timer`, `command`, `pull`, `pressure`.
+    pub by: String,
+    /// The collection only reports what it would remove.
+    pub shadow: bool,
+}
+
+impl GcReport {
+    /// The record of a collection between these two times.
+    pub fn to_audit(&self, asked: &RunTrigger, (at, until): (SystemTime, SystemTime)) -> Run {
+        Run {
+            head: RunHead {
+                at,
+                until,
+                by: asked.by.clone(),
+                shadow: asked.shadow,
+                claimed: self.claimed.0,
+                measured: self.measured.map(|bytes| bytes.0),
+                failures: self.failures.iter().take(FAILURES_MAX).map(|error| cut(&error.to_string())).collect(),
+            },
+            decisions: self.decisions.iter().map(decision).collect(),
+            gone: Vec::new(),
+            outcomes: self.decisions.iter().filter_map(outcome).collect(),
+            left_out: 0,
+        }
+    }
+}
+
+fn outcome(decision: &GcDecision) -> Option<Outcome> {
+    let result = match &decision.outcome {
+        GcOutcome::Kept | GcOutcome::Chosen => return None,
+        GcOutcome::Removed => OutcomeResult::Removed(decision.entry.image.size.0),
+        GcOutcome::Failed(error) => OutcomeResult::Failed(cut(error)),
+        GcOutcome::Spared => {
+            OutcomeResult::Spared { code: decision.reason.code().into(), text: cut(&decision.reason.to_string()) }
+        }
+    };
+    Some(Outcome { key: decision.key().to_string(), names: decision.entry.image.names().to_vec(), result })
+}
+
+fn decision(decided: &GcDecision) -> Decision {
+    Decision {
+        key: decided.key().to_string(),
+        names: decided.entry.image.names().to_vec(),
+        size: decided.entry.image.size.0,
+        // A failed attempt is recorded with its reason, too.
+        goes: !matches!(decided.outcome, GcOutcome::Kept | GcOutcome::Spared),
+        code: decided.reason.code().into(),
+        inputs: decided.reason.inputs(),
+        text: cut(&decided.reason.to_string()),
+    }
+}
+
+fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_LENGTH_MAX)].to_owned()
 }

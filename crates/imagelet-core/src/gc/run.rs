@@ -12,18 +12,19 @@ use tokio::time::Instant;
 
 use super::{
     ImageGc,
-    keep_rules::KeepRules,
-    plan::{Plan, PlanInput, Step, frees, plan},
+    keep_rules::{KeepRules, held_by_rules},
+    plan::{Plan, PlanInput, Step, frees, message, plan},
     policy::{GcGoal, GcRequest},
     reason::{GcPhase, Reason},
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
 };
 use crate::{
+    audit_log::{Act, ActCode},
     disks::{self, DiskUse},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    inventory::{ImageEntry, RemovalBlocker, RemovalPermit, Snapshot},
+    inventory::{ImageEntry, Removal, RemovalBlocker, Snapshot},
     runtime::{Freed, RuntimeErrorKind},
-    text::{aggregate, split_grpc_error},
+    text::{aggregate, duration_text, split_grpc_error},
 };
 
 /// Bound of new plans after prevented removals.
@@ -49,11 +50,46 @@ impl ImageGc {
         }
         let mark = self.pruning.as_ref().map(|pruning| pruning.records.mark(now));
         let snapshot = self.inventory.refresh(now).await?;
-        let mut run = Run::new(self, request, now, began, &snapshot);
+        let mut run = Run {
+            gc: self,
+            request,
+            rules: self.rules(),
+            now,
+            began,
+            containers: snapshot.containers,
+            containers_vanished: snapshot.containers_vanished,
+            report: GcReport::default(),
+            wanted: None,
+            last: None,
+            spared: BTreeMap::new(),
+            aged: Freed::default(),
+            freed: Freed::default(),
+            removed_for_space: None,
+            age_failures: Vec::new(),
+            space_failures: Vec::new(),
+            aborted: None,
+            is_active: false,
+        };
         run.collect(snapshot).await?;
         let report = run.report().await;
         self.prune_records(request, &report, mark).await;
         Ok(report)
+    }
+
+    /// Records the removal before it starts, in case the process ends before the collection.
+    fn record_removal(&self, entry: &ImageEntry, reason: &Reason, at: SystemTime) {
+        let Some(log) = &self.decisions else { return };
+        log.act(Act {
+            at,
+            code: ActCode::Removing,
+            keys: vec![entry.key().to_string()],
+            names: entry.image.names().to_vec(),
+            by: String::new(),
+            bytes: Some(entry.image.size.0),
+            took_ms: None,
+            why: reason.to_string(),
+            hosts: Vec::new(),
+        });
     }
 
     /// Measures the disk of the directory that the runtime reports for images.
@@ -69,13 +105,6 @@ impl ImageGc {
         // Reservations are read before the disk: a layer that is committed in between counts twice rather than never.
         Ok(DiskUse { reserved: filesystems.reserved, ..disk })
     }
-}
-
-enum Attempt {
-    Removed,
-    Failed(String),
-    /// The image stays, or the collection is over.
-    Spared,
 }
 
 struct Run<'a> {
@@ -106,29 +135,6 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(gc: &'a ImageGc, request: &'a GcRequest, now: SystemTime, began: Instant, snapshot: &Snapshot) -> Self {
-        Self {
-            gc,
-            request,
-            rules: gc.rules(),
-            now,
-            began,
-            containers: snapshot.containers,
-            containers_vanished: snapshot.containers_vanished,
-            report: GcReport::default(),
-            wanted: None,
-            last: None,
-            spared: BTreeMap::new(),
-            aged: Freed::default(),
-            freed: Freed::default(),
-            removed_for_space: None,
-            age_failures: Vec::new(),
-            space_failures: Vec::new(),
-            aborted: None,
-            is_active: false,
-        }
-    }
-
     fn dry_run(&self) -> bool {
         self.request.dry_run
     }
@@ -192,7 +198,8 @@ impl<'a> Run<'a> {
             tracing::warn!(error = error.chain(), "planning without the layers that images share");
             None
         });
-        let ruled = gc.held_by_rules(snapshot, &self.rules, self.now).await;
+        let labels = gc.labels.labels(&gc.runtime, snapshot, &self.rules).await;
+        let ruled = held_by_rules(&snapshot.entries, &labels, &self.rules, self.now);
         let spared = self.spared.clone();
         let input = PlanInput {
             policy: self.request.policy,
@@ -231,7 +238,8 @@ impl<'a> Run<'a> {
             (self.report.could_free, self.report.certainty) = (plan.possible.bytes, plan.certainty);
             for (entry, reason) in input.entries.iter().zip(&plan.kept) {
                 if *reason == Some(Reason::NoId) {
-                    self.report.events.push(GcEvent::invalid_id(&entry.key()));
+                    let message = format!("ImageID is not valid, skipping, image: {}", entry.key());
+                    self.report.events.push(GcEvent { reason: "InvalidImageID", message });
                 }
             }
         }
@@ -256,8 +264,7 @@ impl<'a> Run<'a> {
         for step in &plan.steps {
             let entry = &input.entries[step.place];
             self.report.claimed = self.report.claimed + entry.image.size;
-            let freed = if step.phase == GcPhase::Age { &mut self.aged } else { &mut self.freed };
-            *freed = freed.plus(step.frees);
+            self.count(step.phase, step.frees);
             self.decide(entry, step, GcOutcome::Chosen, step.reason.clone());
         }
     }
@@ -267,21 +274,16 @@ impl<'a> Run<'a> {
     /// With shared layers, a skipped step may leave others without effect: the rest waits for a new plan, unless this
     /// is the last. The kubelet's policy continues with the next image in order.
     async fn act(&mut self, plan: &Plan, input: &PlanInput<'_>, is_last: bool) -> bool {
-        let (mut aged, mut removed) = (Vec::new(), Vec::new());
+        let mut removed: Vec<&Step> = Vec::new();
         let mut is_whole = true;
         for step in plan.steps.iter().chain(&plan.reserve) {
             if self.is_kubelet() && self.has_enough(plan) {
                 break;
             }
-            match self.remove(&input.entries[step.place], step).await {
-                Attempt::Removed if step.phase == GcPhase::Age => aged.push(step.place),
-                Attempt::Removed => removed.push(step.place),
-                Attempt::Failed(error) => {
-                    let is_age = step.phase == GcPhase::Age;
-                    if is_age { &mut self.age_failures } else { &mut self.space_failures }.push(error);
-                    is_whole = false;
-                }
-                Attempt::Spared => is_whole = false,
+            if self.remove(&input.entries[step.place], step).await {
+                removed.push(step);
+            } else {
+                is_whole = false;
             }
             let waits = !is_last && step.phase != GcPhase::Age && input.layers.is_some() && !self.is_kubelet();
             if !is_whole && waits {
@@ -289,12 +291,16 @@ impl<'a> Run<'a> {
             }
         }
         // Images that stay keep their shared layers.
-        let order: Vec<usize> = aged.iter().chain(&removed).copied().collect();
-        for (at, (_, frees)) in frees(input, &order).into_iter().enumerate() {
-            let freed = if at < aged.len() { &mut self.aged } else { &mut self.freed };
-            *freed = freed.plus(frees);
+        let places: Vec<usize> = removed.iter().map(|step| step.place).collect();
+        for (step, (_, frees)) in removed.iter().zip(frees(input.layers, input, &places)) {
+            self.count(step.phase, frees);
         }
         !is_whole
+    }
+
+    fn count(&mut self, phase: GcPhase, frees: Freed) {
+        let freed = if phase == GcPhase::Age { &mut self.aged } else { &mut self.freed };
+        *freed = freed.plus(frees);
     }
 
     /// The kubelet stops after a removal for space once the listed sizes are enough.
@@ -303,32 +309,32 @@ impl<'a> Run<'a> {
         self.removed_for_space.is_some_and(|removed| removed.0 >= wanted)
     }
 
-    /// Removes one image after a fresh check.
-    async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> Attempt {
+    /// Begins a removal after a fresh check. Until the result is dropped, no caller gets the image as present.
+    async fn begin(&mut self, entry: &ImageEntry) -> Result<Removal<'a>, Reason> {
         if let Some(why) = self.aborted.clone() {
-            return self.spare(entry, step, Reason::Aborted(why));
+            return Err(Reason::Aborted(why));
         }
         if self.containers_vanished {
-            let reason = self.abort(GcError::ContainersVanished);
-            return self.spare(entry, step, reason);
+            return Err(self.abort(GcError::ContainersVanished));
         }
-        let cleared = match self.gc.inventory.clear(entry, self.containers, self.clock()).await {
-            Ok(RemovalPermit::Free(removal)) => Ok(removal),
-            Ok(RemovalPermit::Kept(standing)) => Err(match standing {
-                RemovalBlocker::Gone => Reason::Gone,
-                RemovalBlocker::InUse(by) => Reason::InUse(by),
-                RemovalBlocker::Pinned(by) => Reason::Pinned(by),
-                RemovalBlocker::Awaited(pods) => Reason::PodWaits(pods),
-                RemovalBlocker::Touched => Reason::JustUsed,
-                RemovalBlocker::Leased(until) => Reason::awaited(until),
-                RemovalBlocker::Busy => Reason::Awaited(None),
-                RemovalBlocker::Released(_) => Reason::Released,
-                RemovalBlocker::Doubtful => self.abort(GcError::ContainersVanished),
-            }),
-            Err(error) => Err(self.abort(GcError::Recheck(error))),
-        };
-        // Until this is dropped, no caller gets the image as present.
-        let _removal = match cleared {
+        let gc = self.gc;
+        let cleared = gc.inventory.clear(entry, self.containers, self.clock()).await;
+        cleared.map_err(|error| self.abort(GcError::Recheck(error)))?.map_err(|blocker| match blocker {
+            RemovalBlocker::Gone => Reason::Gone,
+            RemovalBlocker::InUse(by) => Reason::InUse(by),
+            RemovalBlocker::Pinned(by) => Reason::Pinned(by),
+            RemovalBlocker::Awaited(pods) => Reason::PodWaits(pods),
+            RemovalBlocker::Touched => Reason::JustUsed,
+            RemovalBlocker::Leased(until) => Reason::awaited(until),
+            RemovalBlocker::Busy => Reason::Awaited(None),
+            RemovalBlocker::Released(_) => Reason::Released,
+            RemovalBlocker::Doubtful => self.abort(GcError::ContainersVanished),
+        })
+    }
+
+    /// Removes one image. Returns whether it did.
+    async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> bool {
+        let _removal = match self.begin(entry).await {
             Ok(removal) => removal,
             Err(reason) => return self.spare(entry, step, reason),
         };
@@ -349,7 +355,7 @@ impl<'a> Run<'a> {
                 }
                 self.spared.insert(entry.key(), Reason::Gone);
                 self.decide(entry, step, GcOutcome::Removed, step.reason.clone());
-                Attempt::Removed
+                true
             }
             // A user that only the store sees, or a use since the check: another image is removed instead.
             Err(error) if error.kind() == RuntimeErrorKind::InUse && !self.is_kubelet() => {
@@ -360,15 +366,17 @@ impl<'a> Run<'a> {
                 tracing::warn!(image = %spec.image, %error, "could not remove an image");
                 self.spared.insert(entry.key(), Reason::Failed(error.clone()));
                 self.decide(entry, step, GcOutcome::Failed(error.clone()), step.reason.clone());
-                Attempt::Failed(error)
+                if step.phase == GcPhase::Age { &mut self.age_failures } else { &mut self.space_failures }.push(error);
+                false
             }
         }
     }
 
-    fn spare(&mut self, entry: &Arc<ImageEntry>, step: &Step, reason: Reason) -> Attempt {
+    /// The image stays, or the collection is over.
+    fn spare(&mut self, entry: &Arc<ImageEntry>, step: &Step, reason: Reason) -> bool {
         self.spared.insert(entry.key(), reason.clone());
         self.decide(entry, step, GcOutcome::Spared, reason);
-        Attempt::Spared
+        false
     }
 
     fn decide(&mut self, entry: &Arc<ImageEntry>, step: &Step, outcome: GcOutcome, reason: Reason) {
@@ -414,7 +422,10 @@ impl<'a> Run<'a> {
         let is_old_alone = self.is_kubelet() && !self.age_failures.is_empty();
         if !self.age_failures.is_empty() {
             let age_max = policy.age_max.unwrap_or_default();
-            self.fail(GcError::AgeRemovals { age_max, errors: aggregate(&self.age_failures) });
+            let (age_max, errors) = (duration_text(age_max), aggregate(&self.age_failures));
+            let text =
+                format!("wanted to free images older than {age_max}, encountered errors in image deletion: {errors}");
+            self.fail(GcError::Removals(text));
         }
         let amount = match goal {
             GcGoal::Threshold if self.is_kubelet() => policy.excess(&self.report.disk_before),
@@ -423,7 +434,10 @@ impl<'a> Run<'a> {
         let for_space = self.removed_for_space.unwrap_or_default().0;
         if !self.space_failures.is_empty() {
             let freed = if self.is_kubelet() { for_space } else { self.freed.bytes.0 };
-            self.fail(GcError::SpaceRemovals { wanted: amount, freed, errors: aggregate(&self.space_failures) });
+            let errors = aggregate(&self.space_failures);
+            self.fail(GcError::Removals(format!(
+                "wanted to free {amount} bytes, but freed {freed} bytes space with errors in image deletion: {errors}"
+            )));
         }
         if self.aborted.is_some() || goal == GcGoal::AllUnused {
             return;
@@ -449,7 +463,8 @@ impl<'a> Run<'a> {
             return;
         };
         let (freed, dry_run) = (self.freed, self.dry_run());
-        let error = GcError::OutOfReach { used_percent, capacity, freed, dry_run, shortfall, certainty };
+        let text = message(used_percent, capacity, freed, dry_run, &shortfall, certainty);
+        let error = GcError::OutOfReach { shortfall, text };
         // A command gets the failure each time; the node's event repeats only after a change.
         if goal == GcGoal::Threshold && !dry_run && self.gc.shortfall.is_new(disk, &shortfall) {
             self.report.events.extend(error.event());
@@ -491,16 +506,20 @@ impl<'a> Run<'a> {
         let (gc, dry_run, now) = (self.gc, self.dry_run(), self.clock());
         let report = &mut self.report;
         if !dry_run {
-            let refreshed = gc.inventory.refresh(now).await;
-            let refreshed =
-                refreshed.inspect_err(|error| tracing::warn!(%error, "could not list the images that are left"));
-            report.present = refreshed.ok().map(|snapshot| ids(&snapshot));
+            match gc.inventory.refresh(now).await {
+                Ok(snapshot) => {
+                    let mut ids: Vec<ImageId> = snapshot.entries.iter().map(|entry| entry.image.id.clone()).collect();
+                    ids.dedup();
+                    report.present = Some(ids);
+                }
+                Err(error) => tracing::warn!(%error, "could not list the images that are left"),
+            }
         }
         if report.claimed > ByteSize::ZERO && !dry_run {
-            let measured = gc.measure().await;
-            let measured = measured
-                .inspect_err(|error| tracing::warn!(%error, "could not measure the disk after removing images"));
-            report.disk_after = measured.ok().filter(|disk| disk.capacity > ByteSize::ZERO);
+            match gc.measure().await {
+                Ok(disk) => report.disk_after = Some(disk).filter(|disk| disk.capacity > ByteSize::ZERO),
+                Err(error) => tracing::warn!(%error, "could not measure the disk after removing images"),
+            }
         }
         let before = &report.disk_before;
         let after = report.disk_after.as_ref().filter(|_| before.capacity > ByteSize::ZERO);
@@ -516,10 +535,4 @@ impl<'a> Run<'a> {
         }
         self.report
     }
-}
-
-fn ids(snapshot: &Snapshot) -> Vec<ImageId> {
-    let mut ids: Vec<ImageId> = snapshot.entries.iter().map(|entry| entry.image.id.clone()).collect();
-    ids.dedup();
-    ids
 }

@@ -1,5 +1,7 @@
 //! The health of periodic runs: a first failure is logged, a second in a row is an event (`docs/spec/gc.md §9`).
 
+use tracing::Level;
+
 use super::report::GcEvent;
 
 /// Whether the previous run failed. One per daemon.
@@ -8,22 +10,12 @@ pub struct GcRuns {
     failed: bool,
 }
 
-/// The log level of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunLevel {
-    /// A failed run.
-    Error,
-    /// The first success after a failure; the kubelet's verbosity 1.
-    Recovered,
-    /// Any other success; the kubelet's verbosity 4.
-    Routine,
-}
-
 /// The log message of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunMessage {
-    /// The level.
-    pub level: RunLevel,
+    /// `ERROR` for a failed run, `INFO` for the first success after one (the kubelet's verbosity 1), `DEBUG` for any
+    /// other success (the kubelet's verbosity 4).
+    pub level: Level,
     /// The kubelet's exact text.
     pub text: &'static str,
     /// The event to record on the node.
@@ -36,16 +28,16 @@ impl GcRuns {
         let failed_before = std::mem::replace(&mut self.failed, result.is_err());
         let (level, text, event) = match (result, failed_before) {
             (Err(_), false) => (
-                RunLevel::Error,
+                Level::ERROR,
                 "Image garbage collection failed once. Stats initialization may not have completed yet",
                 None,
             ),
             (Err(error), true) => {
                 let event = GcEvent { reason: "ImageGCFailed", message: error.to_owned() };
-                (RunLevel::Error, "Image garbage collection failed multiple times in a row", Some(event))
+                (Level::ERROR, "Image garbage collection failed multiple times in a row", Some(event))
             }
-            (Ok(()), true) => (RunLevel::Recovered, "Image garbage collection succeeded", None),
-            (Ok(()), false) => (RunLevel::Routine, "Image garbage collection succeeded", None),
+            (Ok(()), true) => (Level::INFO, "Image garbage collection succeeded", None),
+            (Ok(()), false) => (Level::DEBUG, "Image garbage collection succeeded", None),
         };
         RunMessage { level, text, event }
     }
@@ -63,9 +55,9 @@ mod tests {
 
     fn spelled(message: &RunMessage) -> Vec<String> {
         let level = match message.level {
-            RunLevel::Error => "log-error",
-            RunLevel::Recovered => "log-v1",
-            RunLevel::Routine => "log-v4",
+            Level::ERROR => "log-error",
+            Level::INFO => "log-v1",
+            _ => "log-v4",
         };
         let event = message.event.as_ref().map(|event| format!("event:Warning {} {}", event.reason, event.message));
         std::iter::once(format!("{level}:{}", message.text)).chain(event).collect()

@@ -51,13 +51,9 @@ impl Shadow {
         let now: BTreeMap<ImageKey, (ByteSize, bool)> =
             decided.map(|it| (it.key(), (it.entry.image.size, it.outcome == GcOutcome::Chosen))).collect();
         let counts = &mut self.counts;
-        for (key, size) in std::mem::take(&mut self.removed) {
-            if now.contains_key(&key) {
-                counts.came_back += 1;
-                counts.saved_bytes = counts.saved_bytes + size;
-            } else {
-                self.removed.insert(key, size);
-            }
+        for (_, size) in self.removed.extract_if(.., |key, _| now.contains_key(key)) {
+            counts.came_back += 1;
+            counts.saved_bytes = counts.saved_bytes + size;
         }
         for (key, (size, would_go)) in &self.last {
             if now.contains_key(key) || self.asked.contains(key) {

@@ -43,17 +43,13 @@ pub struct Digest {
 
 /// The text is not a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DigestError {
-    /// Not `algorithm:hex` in lower case.
-    #[error("invalid checksum digest format")]
-    Format,
-    /// An algorithm outside [`DigestAlgorithm`].
-    #[error("unsupported digest algorithm")]
-    Algorithm,
-    /// Too many or too few digits for the algorithm.
-    #[error("invalid checksum digest length")]
-    Length,
-}
+#[error("{0}")]
+pub struct DigestError(&'static str);
+
+/// Not `algorithm:hex` in lower case.
+const NO_DIGEST: DigestError = DigestError("invalid checksum digest format");
+const UNKNOWN_ALGORITHM: DigestError = DigestError("unsupported digest algorithm");
+const WRONG_LENGTH: DigestError = DigestError("invalid checksum digest length");
 
 impl Digest {
     /// Wraps raw hash output.
@@ -98,17 +94,17 @@ impl FromStr for Digest {
 
     /// Checks in the order of `docs/spec/pull.md §5.2`: form of the algorithm, its name, length, digits.
     fn from_str(text: &str) -> Result<Self, DigestError> {
-        let (name, hex) = text.split_once(':').ok_or(DigestError::Format)?;
+        let (name, hex) = text.split_once(':').ok_or(NO_DIGEST)?;
         if !is_algorithm_name(name) {
-            return Err(DigestError::Format);
+            return Err(NO_DIGEST);
         }
         let known = [DigestAlgorithm::Sha256, DigestAlgorithm::Sha384, DigestAlgorithm::Sha512];
-        let algorithm = known.into_iter().find(|it| it.name() == name).ok_or(DigestError::Algorithm)?;
+        let algorithm = known.into_iter().find(|it| it.name() == name).ok_or(UNKNOWN_ALGORITHM)?;
         if hex.len() != algorithm.hex_length() {
-            return Err(DigestError::Length);
+            return Err(WRONG_LENGTH);
         }
         if !hex.bytes().all(is_lower_hex) {
-            return Err(DigestError::Format);
+            return Err(NO_DIGEST);
         }
         Ok(Self { algorithm, text: text.into() })
     }
@@ -156,12 +152,12 @@ mod tests {
         let hex = "ab".repeat(32);
         assert!(format!("sha256:{hex}").parse::<Digest>().is_ok());
         for (text, error) in [
-            (hex.clone(), DigestError::Format),
-            (format!("SHA256:{hex}"), DigestError::Format),
-            (format!("md5:{hex}"), DigestError::Algorithm),
-            ("sha256:ab".to_owned(), DigestError::Length),
-            (format!("sha256:{}", "AB".repeat(32)), DigestError::Format),
-            (format!("sha256:{}", "/.".repeat(32)), DigestError::Format),
+            (hex.clone(), NO_DIGEST),
+            (format!("SHA256:{hex}"), NO_DIGEST),
+            (format!("md5:{hex}"), UNKNOWN_ALGORITHM),
+            ("sha256:ab".to_owned(), WRONG_LENGTH),
+            (format!("sha256:{}", "AB".repeat(32)), NO_DIGEST),
+            (format!("sha256:{}", "/.".repeat(32)), NO_DIGEST),
         ] {
             assert_eq!(text.parse::<Digest>(), Err(error), "{text}");
         }

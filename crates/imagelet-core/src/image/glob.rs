@@ -31,11 +31,6 @@ impl Glob {
         }
     }
 
-    /// The pattern as written.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Whether the pattern matches the whole text.
     pub fn matches(&self, text: &str) -> bool {
         matches(&self.0, text)

@@ -1,12 +1,6 @@
 //! Image ids, and image keys with a runtime handler.
 
-use std::{
-    borrow::Cow,
-    cmp::Ordering,
-    fmt,
-    hash::{Hash, Hasher},
-    sync::Arc,
-};
+use std::{borrow::Cow, cmp::Ordering, fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -15,14 +9,15 @@ use super::reference::shown_name;
 /// The id a store gave an image: `sha256:` and the digest of its configuration in our own store and in containerd's.
 ///
 /// Opaque, because other runtimes use other forms. Cheap to clone. Ordered by its bytes.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ImageId(IdText);
 
 /// The length of `sha256:` and 64 digits.
 const INLINE_MAX: usize = 71;
 
-/// A pass over a node's images compares each id several times, so the usual id stands where it is compared.
-#[derive(Clone)]
+/// A pass over a node's images compares each id several times, so the usual id stands where it is compared. Zeros follow
+/// the inline text, and only longer texts are `Long`, so equal ids are equal values.
+#[derive(Clone, PartialEq, Eq, Hash)]
 enum IdText {
     Inline { length: u8, text: [u8; INLINE_MAX] },
     Long(Arc<str>),
@@ -75,14 +70,6 @@ impl ImageId {
     }
 }
 
-impl PartialEq for ImageId {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_bytes() == other.as_bytes()
-    }
-}
-
-impl Eq for ImageId {}
-
 impl PartialOrd for ImageId {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
@@ -92,12 +79,6 @@ impl PartialOrd for ImageId {
 impl Ord for ImageId {
     fn cmp(&self, other: &Self) -> Ordering {
         self.as_bytes().cmp(other.as_bytes())
-    }
-}
-
-impl Hash for ImageId {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_bytes().hash(state);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{
     Digest, ImageId, Reference,
     digest::is_lower_hex,
-    reference::{NameKind, full_name_kind},
+    reference::{Parts, parts_of_full_name},
 };
 
 /// Shortest id prefix, in hex digits.
@@ -65,10 +65,10 @@ pub fn look_up(text: &str, images: &dyn ImageNames) -> Result<Option<ImageId>, L
 pub fn split_names<'a>(names: impl IntoIterator<Item = &'a str>) -> (Vec<String>, Vec<String>) {
     let (mut tags, mut digests) = (Vec::new(), Vec::new());
     for name in names {
-        match full_name_kind(name) {
-            Some(NameKind::Tag) => tags.push(name.to_owned()),
-            Some(NameKind::Digest) => digests.push(name.to_owned()),
-            None => {}
+        match parts_of_full_name(name) {
+            Some(Parts { digest: Some(_), .. }) => digests.push(name.to_owned()),
+            Some(Parts { tag: Some(_), .. }) => tags.push(name.to_owned()),
+            _ => {}
         }
     }
     tags.sort_unstable();

@@ -56,22 +56,8 @@ impl fmt::Display for ByteSize {
 }
 
 /// A share of a whole, 0 to 100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "i64", into = "i64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u8);
-
-impl TryFrom<i64> for Percent {
-    type Error = PercentError;
-    fn try_from(value: i64) -> Result<Self, PercentError> {
-        Self::new(value)
-    }
-}
-
-impl From<Percent> for i64 {
-    fn from(percent: Percent) -> Self {
-        percent.get().into()
-    }
-}
 
 /// The number is not a percentage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,12 +73,6 @@ impl Percent {
     /// The number.
     pub fn get(self) -> u8 {
         self.0
-    }
-}
-
-impl fmt::Display for Percent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}%", self.0)
     }
 }
 

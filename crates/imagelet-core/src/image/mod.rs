@@ -69,8 +69,7 @@ impl ImageUser {
             return Self::Uid(uid);
         }
         // Every image list repeats the name.
-        let end = name.char_indices().map(|(at, _)| at).find(|at| *at >= USER_LENGTH_MAX).unwrap_or(name.len());
-        Self::Name(name[..end].to_owned())
+        Self::Name(name[..name.ceil_char_boundary(USER_LENGTH_MAX)].to_owned())
     }
 
     /// Whether it is a uid outside the range of any system.

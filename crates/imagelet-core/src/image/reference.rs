@@ -167,25 +167,15 @@ pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
     match Parts::parse(text) {
         Ok(parts) => Ok(parts.name),
         Err(ReferenceError::Format) if text.is_empty() => Err(ReferenceError::Empty),
-        Err(ReferenceError::Format) if Parts::matches(&text.to_lowercase()) => Err(ReferenceError::Uppercase),
+        Err(ReferenceError::Format) if Parts::cut(&text.to_lowercase()).is_some() => Err(ReferenceError::Uppercase),
         Err(error) => Err(error),
     }
 }
 
-pub(super) enum NameKind {
-    Tag,
-    Digest,
-}
-
-/// The kind of a full name, with domain and tag or digest; `None` for other texts. Does not allocate for full names.
-pub(super) fn full_name_kind(text: &str) -> Option<NameKind> {
+/// The parts of a name with a domain; `None` for other texts. Does not allocate.
+pub(super) fn parts_of_full_name(text: &str) -> Option<Parts<'_>> {
     let Ok(Cow::Borrowed(full)) = full_name(text) else { return None };
-    let parts = Parts::parse(full).ok()?;
-    match (parts.tag, parts.digest) {
-        (_, Some(_)) => Some(NameKind::Digest),
-        (Some(_), None) => Some(NameKind::Tag),
-        (None, None) => None,
-    }
+    Parts::parse(full).ok()
 }
 
 /// The text with its domain, for the grammar. Does not allocate where the domain is present.
@@ -213,10 +203,10 @@ fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
 }
 
 /// The parts of a reference by the grammar; the digest is checked for its form only.
-struct Parts<'a> {
+pub(super) struct Parts<'a> {
     name: &'a str,
-    tag: Option<&'a str>,
-    digest: Option<&'a str>,
+    pub(super) tag: Option<&'a str>,
+    pub(super) digest: Option<&'a str>,
 }
 
 impl<'a> Parts<'a> {
@@ -229,10 +219,6 @@ impl<'a> Parts<'a> {
             digest.parse::<Digest>()?;
         }
         Ok(parts)
-    }
-
-    fn matches(text: &str) -> bool {
-        Parts::cut(text).is_some()
     }
 
     fn cut(text: &'a str) -> Option<Self> {

@@ -42,7 +42,9 @@ impl InventoryState {
         self.serve_leases(&survey);
         let snapshot = Arc::new(self.draw(images, now));
         self.mounts = survey.mounts;
-        self.sandboxes.keep(survey.sandboxes, sandboxes);
+        self.sandboxes.images = survey.sandboxes;
+        // Ids replace names.
+        self.sandboxes.images.extend(sandboxes);
         self.snapshot = Some(Arc::clone(&snapshot));
         snapshot
     }
@@ -54,7 +56,7 @@ impl InventoryState {
             for time in [&mut watch.since, &mut watch.last_pass, &mut watch.vanished_at].into_iter().flatten() {
                 *time = correction.apply(*time);
             }
-            self.memory.correct(correction);
+            self.memory.map_times(|time| correction.apply(time));
             self.dirty = true;
         }
         let steady = self.clock.now(wall);
@@ -71,7 +73,7 @@ impl InventoryState {
         if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
             return;
         }
-        self.memory.clamp(now);
+        self.memory.map_times(|time| time.min(now));
         self.watch.since = self.watch.since.map(|since| since.min(now));
         self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
     }
@@ -92,6 +94,7 @@ impl InventoryState {
 
     fn entry(&self, image: Arc<Image>, key: &ImageKey, usage: &ImageUsage, now: SystemTime) -> ImageEntry {
         let reported = |time: SystemTime| moved(time, self.shift);
+        let works = self.leases.works(key.id()).iter().map(|work| (*work).to_owned());
         ImageEntry {
             first_seen: reported(usage.first_seen.unwrap_or(now)),
             last_used: usage.last_used.map(reported),
@@ -99,13 +102,12 @@ impl InventoryState {
             leased_until: self.leases.until(key.id(), now).map(reported),
             awaited_by: self.pod_leases.pods_of(&image),
             released_at: usage.released_at.map(reported),
-            use_count: usage.history.uses,
             last_user: usage.user.clone(),
             pulled: usage.pulled.map(|cost| PullCost { at: reported(cost.at), ..cost }),
             origin: usage.origin,
             prefetched: usage.prefetched,
             history: usage.history.clone(),
-            in_use_by: self.users_of(key.id(), &usage.used_by),
+            in_use_by: usage.used_by.iter().cloned().chain(works).collect(),
             pinned_by: self.pinned_by(&image),
             image,
         }
@@ -117,19 +119,18 @@ fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
     // The head of an id stands beside its image: most comparisons read no further.
     let mut keyed: Vec<(u128, Arc<Image>)> =
         images.into_iter().map(|image| (head(image.id.as_bytes()), image)).collect();
-    let mut has_twins = false;
-    keyed.sort_by(|(one_head, one), (other_head, other)| {
-        let order = one_head.cmp(other_head).then_with(|| in_order_of_keys(one, other));
-        has_twins |= order.is_eq();
-        order
+    let order = |one: &(u128, Arc<Image>), other: &(u128, Arc<Image>)| {
+        one.0.cmp(&other.0).then_with(|| in_order_of_keys(&one.1, &other.1))
+    };
+    keyed.sort_by(order);
+    keyed.dedup_by(|later, kept| {
+        let are_twins = order(later, kept).is_eq();
+        if are_twins {
+            std::mem::swap(later, kept);
+        }
+        are_twins
     });
-    let mut images: Vec<Arc<Image>> = keyed.into_iter().map(|(_, image)| image).collect();
-    if has_twins {
-        images.reverse();
-        images.dedup_by(|earlier, later| in_order_of_keys(earlier, later).is_eq());
-        images.reverse();
-    }
-    images
+    keyed.into_iter().map(|(_, image)| image).collect()
 }
 
 /// The first bytes of a text as a number of the same order.

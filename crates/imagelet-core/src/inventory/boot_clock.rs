@@ -20,7 +20,7 @@ const CORRECTION_MIN: Duration = Duration::from_secs(10);
 /// Longest boot id; Linux writes a UUID.
 const BOOT_LENGTH_MAX: u64 = 64;
 
-pub(super) trait BootClock: Send + Sync {
+pub(crate) trait BootClock: fmt::Debug + Send + Sync {
     fn uptime(&self) -> Duration;
     /// The unique id of this boot; empty if unknown.
     fn boot(&self) -> String;
@@ -67,12 +67,13 @@ pub(super) struct Before {
     pub(super) off: u64,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct AgeClock {
     /// `None`: the caller's times are used unchanged.
     ticking: Option<Ticking>,
 }
 
+#[derive(Debug)]
 struct Ticking {
     clock: Box<dyn BootClock>,
     boot: String,
@@ -88,13 +89,6 @@ pub(super) struct Correction {
     pub(super) later_than: SystemTime,
     /// Nanoseconds to add.
     pub(super) by: i128,
-}
-
-impl fmt::Debug for AgeClock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let boot = self.ticking.as_ref().map(|ticking| &ticking.boot);
-        f.debug_struct("AgeClock").field("boot", &boot).finish_non_exhaustive()
-    }
 }
 
 impl Correction {
@@ -192,20 +186,20 @@ pub(super) mod tests {
 
     use super::*;
 
-    #[derive(Clone, Default)]
-    pub(in crate::inventory) struct Machine(Arc<Mutex<(u32, Duration)>>);
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct Machine(Arc<Mutex<(u32, Duration)>>);
 
     impl Machine {
-        pub(in crate::inventory) fn passes(&self, time: Duration) {
+        pub(crate) fn passes(&self, time: Duration) {
             self.0.lock().unwrap().1 += time;
         }
 
-        pub(in crate::inventory) fn reboots(&self) {
+        pub(crate) fn reboots(&self) {
             let mut state = self.0.lock().unwrap();
             *state = (state.0 + 1, Duration::from_secs(20));
         }
 
-        pub(in crate::inventory) fn clock(&self) -> Box<dyn BootClock> {
+        pub(crate) fn clock(&self) -> Box<dyn BootClock> {
             Box::new(self.clone())
         }
     }

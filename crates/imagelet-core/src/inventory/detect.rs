@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Longest name of a user: a namespace, a slash and a pod.
-pub(in crate::inventory) const USER_LENGTH_MAX: usize = 512;
+pub(crate) const USER_LENGTH_MAX: usize = 512;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ImageUses {

@@ -22,7 +22,7 @@ mod usage_history;
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -34,13 +34,14 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
+pub(crate) use self::leases::RemovalBlocker;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use self::ledger::rewritten_ledger;
 #[cfg(test)]
 pub(crate) use self::testing::{ModelDisk, Mutation, step};
 use self::{
-    boot_clock::{AgeClock, moved},
+    boot_clock::AgeClock,
     detect::Survey,
     leases::{LeaseFile, Leases, PodLeases},
     ledger::{Ledger, LedgerFile, files::StateDir},
@@ -50,20 +51,19 @@ use self::{
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
     usage_history::{UsageHistory, image_usage::UseReport},
 };
-pub(crate) use self::{leases::RemovalBlocker, recheck::RemovalPermit};
 pub use self::{
     leases::{
         WaitingPod,
         service::{Hold, Removal},
     },
-    ledger::flush::MemoryRules,
+    ledger::MemoryRules,
     node_status::{NodeImage, node_images},
     observation_window::{VANISHED_WAIT, WATCH_GAP_MAX},
     pins::{PinError, PinPattern, of_sets::OwnedPin},
-    usage_history::use_history::{ImageOrigin, PullCost, UseHistory},
+    usage_history::image_usage::{ImageOrigin, PullCost, UseHistory},
 };
 use crate::{
-    image::{ByteSize, Image, ImageId, ImageKey},
+    image::{ByteSize, Image, ImageKey},
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
 };
 
@@ -77,6 +77,7 @@ const STATUS_CALLS_MAX: usize = 8;
 const PINNED_BY_RUNTIME: &str = "runtime";
 
 /// The images of a node with their ages, uses, users and pins.
+#[derive(Debug)]
 pub struct Inventory {
     runtime: RuntimeManager,
     directory: Option<StateDir>,
@@ -156,8 +157,6 @@ pub struct ImageEntry {
     pub last_used: Option<SystemTime>,
     /// Time of the last request by a pull or a pod; lost on restart.
     pub leased_at: Option<SystemTime>,
-    /// Number of uses by containers, mounts and requests of pods.
-    pub use_count: u64,
     /// The last user as `NAMESPACE/POD`, if a pod.
     pub last_user: Option<String>,
     /// The end of its last lease.
@@ -179,14 +178,6 @@ pub struct ImageEntry {
     pub in_use_by: Vec<String>,
     /// Patterns, `runtime`, `sandbox image`, or a set: `ImageSet NAMESPACE/NAME`, `ClusterImageSet NAME`.
     pub pinned_by: Vec<String>,
-}
-
-impl Snapshot {
-    /// The first entry of an image, for any handler.
-    fn first_of(&self, id: &ImageId) -> Option<&ImageEntry> {
-        let place = self.entries.partition_point(|entry| entry.image.id < *id);
-        self.entries.get(place).filter(|entry| entry.image.id == *id).map(Arc::as_ref)
-    }
 }
 
 impl ImageEntry {
@@ -265,7 +256,7 @@ impl Inventory {
         let lease_file = LeaseFile::of(directory.clone());
         let mut ledger = None;
         if let Some(opened) = &directory {
-            let failed = |source| InventoryError::File { path: opened.path().to_owned(), source };
+            let failed = |source| InventoryError::File { path: opened.path.clone(), source };
             let (file, content) = LedgerFile::open(opened.clone()).map_err(failed)?;
             state.restore(content);
             state.pins = parse_patterns(opened.read_pins().map_err(failed)?);
@@ -323,38 +314,28 @@ impl Inventory {
 
     /// Records a request for the image by a caller that may start a container, which counts as use.
     pub fn touch(&self, key: &ImageKey, now: SystemTime) {
-        self.record_use(&HandedOut { key: key.clone(), user: None, pulled: None }, 1, now);
-    }
-
-    /// Records a prefetch, which is no use of the image.
-    pub(crate) fn prefetched(&self, handed: &HandedOut, now: SystemTime) {
-        let mut state = self.lock();
-        let at = state.clock.now(now);
-        state.seen_at = state.seen_at.max(Some(at));
-        let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at });
-        let reported = UseReport { user: None, pulled, is_prefetch: true };
-        state.memory.used(&handed.key, reported, 0, at);
-        state.dirty = true;
+        self.hand_out(&HandedOut { key: key.clone(), user: None, pulled: None }, now);
     }
 
     /// Records that a caller got the image, with its pod and the pull cost; this counts as use.
     pub fn hand_out(&self, handed: &HandedOut, now: SystemTime) {
-        self.record_use(handed, 1, now);
+        self.record(handed, 1, false, now);
     }
 
-    fn record_use(&self, handed: &HandedOut, uses: u64, now: SystemTime) {
+    /// Records an image that a caller got. A prefetch is no use of it.
+    pub(crate) fn record(&self, handed: &HandedOut, uses: u64, is_prefetch: bool, now: SystemTime) {
         let mut state = self.lock();
         let at = state.clock.now(now);
         state.seen_at = state.seen_at.max(Some(at));
-        let cost = |(bytes, duration)| PullCost { bytes, duration, at };
-        let reported = UseReport { user: handed.user.clone(), pulled: handed.pulled.map(cost), is_prefetch: false };
+        let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at });
+        let reported = UseReport { user: handed.user.clone(), pulled, is_prefetch };
         state.memory.used(&handed.key, reported, uses, at);
         state.dirty = true;
     }
 
     /// Whether a returned image is not listed by a pass yet.
     pub fn awaits_pass(&self) -> bool {
-        self.lock().memory.awaits_pass()
+        !self.lock().memory.pending.is_empty()
     }
 
     /// Lists images before pods: the image of a new container is then at worst not listed yet.
@@ -378,7 +359,8 @@ impl Inventory {
                 return false;
             }
             let missing = state.mounts.keys().filter(|id| !listed.contains_key(*id));
-            (missing.cloned().collect(), state.sandboxes.missing(sandboxes).collect())
+            let with_image = state.sandboxes.images.iter().filter(|(_, image)| image.is_some()).map(|(id, _)| id);
+            (missing.cloned().collect(), with_image.filter(|id| !sandboxes.contains_key(*id)).cloned().collect())
         };
         if containers.len() + sandboxes.len() > MISSING_ASKED_MAX {
             return false;
@@ -393,31 +375,22 @@ impl Inventory {
 
     /// Images mounted into containers; only new containers are queried.
     async fn mounts(&self, pods: &[Pod]) -> Result<BTreeMap<String, Vec<String>>, InventoryError> {
-        let (mut mounts, unknown): (BTreeMap<_, _>, Vec<String>) = {
-            let known = &self.lock().mounts;
-            let ids = || pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.id);
-            let seen = ids().filter_map(|id| known.get(id).map(|mounted| (id.clone(), mounted.clone())));
-            (seen.collect(), ids().filter(|id| !known.contains_key(*id)).cloned().collect())
-        };
-        let asked: Vec<(String, Vec<String>)> = stream::iter(unknown)
-            .map(|id| async move {
-                match self.runtime.mounted_images(&id).await {
-                    Ok(mounted) => Ok((id, mounted)),
-                    // A container removed meanwhile uses nothing; a runtime without the call mounts no images.
-                    Err(error)
-                        if matches!(error.kind(), RuntimeErrorKind::NotFound | RuntimeErrorKind::Unsupported) =>
-                    {
-                        Ok((id, Vec::new()))
-                    }
-                    #[cfg(test)]
-                    Err(_) if self.lock().ignores_mount_errors() => Ok((id, Vec::new())),
-                    Err(error) => Err(InventoryError::Mounts(error)),
+        let ids = pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.id);
+        let (mut mounts, unknown) = split_known(ids, &self.lock().mounts);
+        let ask = |id: String| async move {
+            match self.runtime.mounted_images(&id).await {
+                Ok(mounted) => Ok((id, mounted)),
+                // A container removed meanwhile uses nothing; a runtime without the call mounts no images.
+                Err(error) if matches!(error.kind(), RuntimeErrorKind::NotFound | RuntimeErrorKind::Unsupported) => {
+                    Ok((id, Vec::new()))
                 }
-            })
-            .buffer_unordered(STATUS_CALLS_MAX)
-            .try_collect()
-            .await?;
-        mounts.extend(asked);
+                #[cfg(test)]
+                Err(_) if self.lock().ignores_mount_errors() => Ok((id, Vec::new())),
+                Err(error) => Err(InventoryError::Mounts(error)),
+            }
+        };
+        let asked = stream::iter(unknown).map(ask).buffer_unordered(STATUS_CALLS_MAX);
+        mounts.extend(asked.try_collect::<Vec<_>>().await?);
         Ok(mounts)
     }
 
@@ -427,29 +400,27 @@ impl Inventory {
     }
 }
 
-impl fmt::Debug for Inventory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inventory").field("directory", &self.directory).finish_non_exhaustive()
-    }
+/// What is known of these ids, and the ids of which nothing is known.
+fn split_known<'a, T: Clone>(
+    ids: impl Iterator<Item = &'a String>,
+    known: &BTreeMap<String, T>,
+) -> (BTreeMap<String, T>, Vec<String>) {
+    let (seen, unknown): (Vec<_>, Vec<_>) = ids.cloned().partition(|id| known.contains_key(id));
+    let known = seen.into_iter().filter_map(|id| known.get(&id).cloned().map(|found| (id, found)));
+    (known.collect(), unknown)
 }
 
 impl InventoryState {
     fn pinned_by(&self, image: &Image) -> Vec<String> {
-        let runtime = image.pinned.then(|| PINNED_BY_RUNTIME.to_owned());
+        let runtime = image.pinned.then_some(PINNED_BY_RUNTIME);
+        let sandboxes = self.sandboxes.defaults().any(|name| name.matches(image)).then_some(PINNED_FOR_SANDBOXES);
         let pins = self.pins.iter().chain(&self.configured_pins).filter(|pin| pin.matches(image));
-        let mut by: Vec<String> = runtime.into_iter().collect();
-        if self.sandboxes.defaults().any(|name| name.matches(image)) {
-            by.push(PINNED_FOR_SANDBOXES.to_owned());
-        }
-        for pin in pins {
+        let sets = self.set_pins.iter().filter(|pin| pin.pattern.matches(image)).map(|pin| pin.owner.as_str());
+        let mut by: Vec<String> = Vec::new();
+        for name in runtime.into_iter().chain(sandboxes).chain(pins.map(PinPattern::text)).chain(sets) {
             // A pattern pinned by command and by configuration is listed once.
-            if by.iter().all(|by| by != pin.text()) {
-                by.push(pin.text().to_owned());
-            }
-        }
-        for pin in self.set_pins.iter().filter(|pin| pin.pattern.matches(image)) {
-            if by.iter().all(|by| *by != pin.owner) {
-                by.push(pin.owner.clone());
+            if by.iter().all(|by| by != name) {
+                by.push(name.to_owned());
             }
         }
         by
@@ -457,9 +428,7 @@ impl InventoryState {
 
     /// What other image managers see as pinned: the images that waiting pods lease, too.
     fn is_pinned(&self, image: &Image) -> bool {
-        let of_sets = self.set_pins.iter().map(|pin| &pin.pattern);
-        let mut pins = self.pins.iter().chain(&self.configured_pins).chain(of_sets).chain(self.sandboxes.defaults());
-        pins.any(|pin| pin.matches(image)) || self.pod_leases.is_awaited(image)
+        !self.pinned_by(image).is_empty() || !self.pod_leases.0.find(image).is_empty()
     }
 
     /// Applies changed pins to the snapshot without waiting for the next pass.

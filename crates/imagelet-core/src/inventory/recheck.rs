@@ -15,29 +15,19 @@ use crate::{
     runtime::{Pod, RuntimeErrorKind},
 };
 
-#[derive(Debug)]
-pub(crate) enum RemovalPermit<'a> {
-    /// The removal may proceed while this lives.
-    Free(Removal<'a>),
-    Kept(RemovalBlocker),
-}
-
 impl Inventory {
-    /// Checks the users of an image before a requested removal. Pins and leases do not count; with `takes_used` only
-    /// work in this process counts.
+    /// Checks the users of an image before a requested removal, which may proceed while the result lives. Pins and leases
+    /// do not count; with `takes_used` only work in this process counts.
     pub(crate) async fn clear_ordered(
         &self,
         image: &Image,
         takes_used: bool,
         now: SystemTime,
-    ) -> Result<RemovalPermit<'_>, InventoryError> {
+    ) -> Result<Result<Removal<'_>, RemovalBlocker>, InventoryError> {
         // Started before the listing: a later request for the image waits until the removal ends.
-        let removal = match self.order_removal(&image.id).await {
-            Ok(removal) => removal,
-            Err(blocker) => return Ok(RemovalPermit::Kept(blocker)),
-        };
-        if takes_used {
-            return Ok(RemovalPermit::Free(removal));
+        let removal = self.order_removal(&image.id).await;
+        if takes_used || removal.is_err() {
+            return Ok(removal);
         }
         let pods = match self.runtime.pods().await {
             // A store that runs no containers has no users.
@@ -47,7 +37,7 @@ impl Inventory {
         let seen = self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_WAIT);
         let containers = seen.map_or(0, |seen| seen.containers);
         let blocker = self.blocked_by_users(&Arc::new(image.clone()), pods, containers).await?;
-        Ok(blocker.map_or(RemovalPermit::Free(removal), RemovalPermit::Kept))
+        Ok(blocker.map_or(removal, Err))
     }
 
     /// The users of an image in these pods, of which some had this many containers before.
@@ -78,12 +68,11 @@ impl Inventory {
         entry: &ImageEntry,
         containers: usize,
         now: SystemTime,
-    ) -> Result<RemovalPermit<'_>, InventoryError> {
+    ) -> Result<Result<Removal<'_>, RemovalBlocker>, InventoryError> {
         let began = Instant::now();
         let found = self.recheck(entry, containers).await?;
         self.reload_leases(now + began.elapsed()).await;
-        let begun = found.and_then(|image| self.begin_removal(entry, &image, now + began.elapsed()));
-        Ok(begun.map_or_else(RemovalPermit::Kept, RemovalPermit::Free))
+        Ok(found.and_then(|image| self.begin_removal(entry, &image, now + began.elapsed())))
     }
 
     /// The current image, if the runtime reports no obstacle to its removal.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
-use crate::inventory::{Inventory, InventoryError, PinPattern, STATUS_CALLS_MAX};
+use crate::inventory::{Inventory, InventoryError, PinPattern, STATUS_CALLS_MAX, split_known};
 use crate::runtime::{Pod, RuntimeErrorKind, SandboxImage};
 
 /// The pin of an image for new sandboxes.
@@ -25,18 +25,6 @@ pub(super) struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// Stores the images of a pass; `ids` replace names.
-    pub(super) fn keep(&mut self, images: SandboxImages, ids: SandboxImages) {
-        self.images = images;
-        self.images.extend(ids);
-    }
-
-    /// Sandboxes of the last pass with an image that are no longer listed.
-    pub(super) fn missing(&self, listed: &SandboxImages) -> impl Iterator<Item = String> {
-        let missing = self.images.iter().filter(|(id, image)| image.is_some() && !listed.contains_key(*id));
-        missing.map(|(id, _)| id.clone())
-    }
-
     pub(super) fn defaults(&self) -> impl Iterator<Item = &PinPattern> {
         self.configured.iter().chain(&self.reported)
     }
@@ -61,28 +49,21 @@ impl Inventory {
     ///
     /// The pass fails where the runtime does not answer for a present sandbox, as for a container.
     pub(super) async fn sandbox_images(&self, pods: &[Pod]) -> Result<SandboxImages, InventoryError> {
-        let (mut images, unknown): (SandboxImages, Vec<String>) = {
-            let known = &self.lock().sandboxes;
-            if known.are_ignored {
-                return Ok(SandboxImages::new());
+        if self.lock().sandboxes.are_ignored {
+            return Ok(SandboxImages::new());
+        }
+        let ids = pods.iter().flat_map(|pod| &pod.sandboxes).map(|sandbox| &sandbox.id);
+        let (mut images, unknown) = split_known(ids, &self.lock().sandboxes.images);
+        let ask = |id: String| async move {
+            match self.runtime.sandbox_image(&id).await {
+                Ok(SandboxImage::Named(image)) => Ok((id, Some(image))),
+                Ok(SandboxImage::Unknown | SandboxImage::Gone) => Ok((id, None)),
+                Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Ok((id, None)),
+                Err(error) => Err(InventoryError::Sandboxes(error)),
             }
-            let ids = || pods.iter().flat_map(|pod| &pod.sandboxes).map(|sandbox| &sandbox.id);
-            let seen = ids().filter_map(|id| known.images.get(id).map(|image| (id.clone(), image.clone())));
-            (seen.collect(), ids().filter(|id| !known.images.contains_key(*id)).cloned().collect())
         };
-        let asked: Vec<(String, Option<String>)> = stream::iter(unknown)
-            .map(|id| async move {
-                match self.runtime.sandbox_image(&id).await {
-                    Ok(SandboxImage::Named(image)) => Ok((id, Some(image))),
-                    Ok(SandboxImage::Unknown | SandboxImage::Gone) => Ok((id, None)),
-                    Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Ok((id, None)),
-                    Err(error) => Err(InventoryError::Sandboxes(error)),
-                }
-            })
-            .buffer_unordered(STATUS_CALLS_MAX)
-            .try_collect()
-            .await?;
-        images.extend(asked);
+        let asked = stream::iter(unknown).map(ask).buffer_unordered(STATUS_CALLS_MAX);
+        images.extend(asked.try_collect::<Vec<_>>().await?);
         Ok(images)
     }
 

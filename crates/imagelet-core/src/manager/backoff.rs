@@ -4,6 +4,8 @@ use std::{collections::HashMap, hash::Hash, time::Duration};
 
 use tokio::time::Instant;
 
+use super::remove_oldest;
+
 /// Beyond this the oldest keys are dropped, which only permits an earlier retry. A node has some hundred pods.
 const KEYS_MAX: usize = 16_384;
 
@@ -32,13 +34,13 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
     pub(crate) fn held(&self, key: &K, now: Instant) -> Option<&BackoffEntry> {
         self.keys.get(key).filter(|held| {
             let age = now.saturating_duration_since(held.since);
-            !self.expired(held, now) && age < held.window
+            !held.is_expired(self.max, now) && age < held.window
         })
     }
 
     pub(crate) fn advance(&mut self, key: K, failure: String, now: Instant) {
         let window = match self.keys.get(&key) {
-            Some(held) if !self.expired(held, now) => held.window.saturating_mul(2).min(self.max),
+            Some(held) if !held.is_expired(self.max, now) => held.window.saturating_mul(2).min(self.max),
             _ => self.first,
         };
         if self.keys.len() >= KEYS_MAX && !self.keys.contains_key(&key) {
@@ -62,30 +64,25 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
     }
 
     pub(crate) fn forget_expired(&mut self, now: Instant) {
-        let max = self.max;
-        self.keys.retain(|_, held| !is_expired(held, max, now));
+        self.keys.retain(|_, held| !held.is_expired(self.max, now));
     }
 
     pub(crate) fn all_held(&self, now: Instant) -> impl Iterator<Item = (&K, &BackoffEntry)> {
         self.keys.iter().filter(move |(key, _)| self.held(key, now).is_some())
     }
 
-    fn expired(&self, held: &BackoffEntry, now: Instant) -> bool {
-        is_expired(held, self.max, now)
-    }
-
     fn make_room(&mut self, now: Instant) {
         self.forget_expired(now);
-        if self.keys.len() >= KEYS_MAX
-            && let Some(oldest) = self.keys.iter().min_by_key(|(_, held)| held.since).map(|(key, _)| key.clone())
-        {
-            self.keys.remove(&oldest);
+        if self.keys.len() >= KEYS_MAX {
+            remove_oldest(&mut self.keys, |held| held.since);
         }
     }
 }
 
-fn is_expired(held: &BackoffEntry, max: Duration, now: Instant) -> bool {
-    now.saturating_duration_since(held.since) > max.saturating_mul(2)
+impl BackoffEntry {
+    fn is_expired(&self, window_max: Duration, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) > window_max.saturating_mul(2)
+    }
 }
 
 #[cfg(test)]

@@ -5,72 +5,38 @@ use std::time::Duration;
 use super::request::PullPolicy;
 use crate::{
     image::ByteSize,
-    metrics::{Family, MetricKind, Metrics},
+    metrics::{Family, MetricKind, Metrics, families},
     records::CheckResult,
     runtime::Fault,
 };
 
-pub(super) static REQUESTS: Family = Family {
-    name: "kubelet_image_manager_ensure_image_requests_total",
-    help: "Number of ensure-image requests processed by the kubelet.",
-    kind: MetricKind::Counter,
-    labels: &["present_locally", "pull_policy", "pull_required"],
-};
-
-static PULL_SECONDS: Family = Family {
-    name: "kubelet_image_pull_duration_seconds",
-    help: "Duration in seconds to pull an image.",
-    kind: MetricKind::Histogram(&[
-        1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0,
-        2700.0, 3600.0,
-    ]),
-    labels: &["image_size_in_bytes"],
-};
-
-pub(super) static STALE_USED: Family = Family {
-    name: "imagelet_stale_used_total",
-    help: "Number of images used under the policy Always while their registry was unavailable.",
-    kind: MetricKind::Counter,
-    labels: &[],
-};
-
-pub(super) static CHECKS: Family = Family {
-    name: "kubelet_imagemanager_image_mustpull_checks_total",
-    help: "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
-    kind: MetricKind::Counter,
-    labels: &["result"],
-};
-
-/// Class and stage: a fixed number of series, whatever registries return.
-pub(super) static FAILURES: Family = Family {
-    name: "imagelet_pull_failures_total",
-    help: "Failed requests for an image, by what went wrong and where.",
-    kind: MetricKind::Counter,
-    labels: &["class", "hop"],
-};
-
-pub(super) static WAITING: Family = Family {
-    name: "imagelet_pulls_waiting",
-    help: "Pulls that wait for their turn.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-
-pub(super) static RUNNING: Family =
-    Family { name: "imagelet_pulls_running", help: "Pulls that run.", kind: MetricKind::Gauge, labels: &[] };
-
-pub(super) static WAIT_SECONDS: Family = Family {
-    name: "imagelet_pull_wait_seconds",
-    help: "How long pulls waited for their turn, for a slot and for the rate.",
-    kind: MetricKind::Histogram(&[0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0]),
-    labels: &[],
-};
-
-pub(super) static FAMILIES: [&Family; 8] =
-    [&REQUESTS, &PULL_SECONDS, &CHECKS, &FAILURES, &WAITING, &RUNNING, &WAIT_SECONDS, &STALE_USED];
+families! {
+    REQUESTS = "kubelet_image_manager_ensure_image_requests_total",
+        "Number of ensure-image requests processed by the kubelet.",
+        MetricKind::Counter, &["present_locally", "pull_policy", "pull_required"];
+    PULL_SECONDS = "kubelet_image_pull_duration_seconds", "Duration in seconds to pull an image.",
+        MetricKind::Histogram(&[
+            1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0,
+            2700.0, 3600.0,
+        ]), &["image_size_in_bytes"];
+    CHECKS = "kubelet_imagemanager_image_mustpull_checks_total",
+        "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
+        MetricKind::Counter, &["result"];
+    /// Class and stage: a fixed number of series, whatever registries return.
+    FAILURES = "imagelet_pull_failures_total", "Failed requests for an image, by what went wrong and where.",
+        MetricKind::Counter, &["class", "hop"];
+    WAITING = "imagelet_pulls_waiting", "Pulls that wait for their turn.", MetricKind::Gauge, &[];
+    RUNNING = "imagelet_pulls_running", "Pulls that run.", MetricKind::Gauge, &[];
+    WAIT_SECONDS = "imagelet_pull_wait_seconds",
+        "How long pulls waited for their turn, for a slot and for the rate.",
+        MetricKind::Histogram(&[0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0]), &[];
+    STALE_USED = "imagelet_stale_used_total",
+        "Number of images used under the policy Always while their registry was unavailable.",
+        MetricKind::Counter, &[];
+}
 
 pub(super) fn declare(metrics: &Metrics, with_stale: bool) {
-    for family in FAMILIES.into_iter().filter(|family| with_stale || family.name != STALE_USED.name) {
+    for family in FAMILIES.iter().filter(|family| with_stale || family.name != STALE_USED.name) {
         metrics.declare(family);
     }
 }
@@ -91,18 +57,12 @@ pub(super) fn pulled(metrics: &Metrics, size: ByteSize, took: Duration) {
 /// Counts one request on drop, whatever its result.
 pub(crate) struct Tally<'a> {
     /// `None`: the request is only estimated.
-    metrics: Option<&'a Metrics>,
-    policy: &'a PullPolicy,
+    pub(crate) metrics: Option<&'a Metrics>,
+    pub(crate) policy: &'a PullPolicy,
     /// Whether the image was present, where it was looked up.
     pub(crate) present: Option<bool>,
     /// Whether a pull was required, where that was decided.
     pub(crate) required: Option<bool>,
-}
-
-impl<'a> Tally<'a> {
-    pub(crate) fn new(metrics: Option<&'a Metrics>, policy: &'a PullPolicy) -> Self {
-        Self { metrics, policy, present: None, required: None }
-    }
 }
 
 impl Drop for Tally<'_> {

@@ -12,7 +12,9 @@ mod startup_latency;
 mod status;
 
 use std::{
+    collections::HashMap,
     fmt,
+    hash::Hash,
     num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
@@ -49,7 +51,7 @@ use crate::{
 
 /// Every metric of the manager.
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
-    meters::FAMILIES.into_iter().chain(pod::VOLUME_FAMILIES).chain([&startup_latency::POD_IMAGES])
+    meters::FAMILIES.iter().chain(pod::FAMILIES).copied().chain([&startup_latency::POD_IMAGES])
 }
 
 /// The parts of a manager. [`ManagerParts::new`] fills all but the first two with defaults.
@@ -150,11 +152,11 @@ impl ImageManager {
     /// Estimates the pull of a request with its first credential; fetches manifests only. `None`: the store does not know,
     /// or a pull would fail before its first layer.
     pub async fn estimate(&self, request: &EnsureRequest) -> Option<PullEstimate> {
-        Ensuring::uncounted(self, request).estimate().await
+        Ensuring::new(self, request, None).estimate().await
     }
 
     async fn ensure_once(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
-        let ensured = Ensuring::new(self, request).run(progress).await;
+        let ensured = Ensuring::new(self, request, Some(&self.parts.metrics)).run(progress).await;
         ensured.inspect_err(|error| meters::failed(&self.parts.metrics, &error.fault()))
     }
 
@@ -187,6 +189,12 @@ impl ImageManager {
     fn backoff(&self) -> MutexGuard<'_, Backoff<BackoffKey>> {
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Removes the entry of a full table that has the earliest time.
+fn remove_oldest<K: Clone + Eq + Hash, V, T: Ord>(table: &mut HashMap<K, V>, time: impl Fn(&V) -> T) {
+    let oldest = table.iter().min_by_key(|(_, entry)| time(entry)).map(|(key, _)| key.clone());
+    oldest.and_then(|oldest| table.remove(&oldest));
 }
 
 impl fmt::Debug for ImageManager {

@@ -1,7 +1,5 @@
 //! All images of a pod: the parallel pulls, and the effect of one failure on the others (`docs/spec/pull.md §2.2`).
 
-mod volumes;
-
 use std::{
     collections::HashMap,
     sync::{Mutex, PoisonError},
@@ -9,19 +7,28 @@ use std::{
 
 use futures_util::{StreamExt as _, stream};
 
-pub(super) use volumes::FAMILIES as VOLUME_FAMILIES;
-pub use volumes::VolumeImage;
-use volumes::walk;
-
 use super::{Compatibility, EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
-    events::{Event, EventKind, EventSubject},
-    image::Reference,
-    runtime::{Progress, no_progress},
+    events::{Event, EventKind},
+    image::{ImageSpec, Reference},
+    metrics::{Family, MetricKind, families},
+    runtime::Progress,
 };
 
 /// Most parallel requests for one pod's images; pods have a handful.
 const LANES_MAX: usize = 16;
+
+families! {
+    REQUESTED = "kubelet_image_volume_requested_total", "Number of requested image volumes.",
+        MetricKind::Counter, &[];
+    SUCCEEDED = "kubelet_image_volume_mounted_succeed_total", "Number of successful image volume mounts.",
+        MetricKind::Counter, &[];
+    FAILED = "kubelet_image_volume_mounted_errors_total", "Number of failed image volume mounts.",
+        MetricKind::Counter, &[];
+}
+
+/// The prefix of a runtime's error for an image that could not be mounted.
+const MOUNT_FAILED: &str = "ImageVolumeMountFailed";
 
 /// A pod, and every image it names.
 #[derive(Clone, Debug)]
@@ -109,15 +116,10 @@ pub enum PodOutcome {
 /// Receives the progress of the images of a pod. Must not block.
 pub trait PodWatch: Send + Sync {
     /// The progress sink of one image, whose request begins now.
-    fn progress(&self, image: usize) -> Progress {
-        let _ = image;
-        no_progress()
-    }
+    fn progress(&self, image: usize) -> Progress;
 
     /// One image has its result.
-    fn finished(&self, image: usize, outcome: &PodOutcome) {
-        let _ = (image, outcome);
-    }
+    fn finished(&self, image: usize, outcome: &PodOutcome);
 }
 
 impl ImageManager {
@@ -130,7 +132,11 @@ impl ImageManager {
     /// Dropping the future cancels all of them, as with [`ImageManager::ensure`].
     pub async fn ensure_pod(&self, request: &PodRequest, watch: &dyn PodWatch) -> Vec<PodOutcome> {
         if !request.secrets_unread.is_empty() {
-            self.report(request, String::new(), "FailedToRetrieveImagePullSecret", secrets_text(request));
+            let names = request.secrets_unread.join(", ");
+            let text = format!(
+                "Unable to retrieve some image pull secrets ({names}); attempting to pull the image may not succeed."
+            );
+            self.report(request, String::new(), "FailedToRetrieveImagePullSecret", text);
         }
         let results = Mutex::new(vec![None; request.images.len()]);
         let lock = || results.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,14 +144,17 @@ impl ImageManager {
         stream::iter(plan(&request.images, compatibility))
             .for_each_concurrent(LANES_MAX, |sequence| async move {
                 for step in sequence {
-                    let blocked = blocked_by(&request.images, &lock(), step.image, compatibility);
+                    let blocked = blocked_by(&request.images, &lock(), step[0], compatibility);
                     let outcome = match blocked {
                         Some(by) => PodOutcome::Blocked { by },
-                        None => self.ensure_one(request, step.image, watch).await,
+                        None => self.ensure_one(request, step[0], watch).await,
                     };
-                    for image in step.all() {
+                    for image in step {
                         lock()[image] = Some(outcome.clone());
-                        self.report_start(request, image, &lock());
+                        for (container, reason) in starts_failed(&request.images, &lock(), image) {
+                            let field = request.images[container].subject_field();
+                            self.report(request, field, "Failed", format!("Error: {reason}"));
+                        }
                         watch.finished(image, &outcome);
                     }
                 }
@@ -171,59 +180,34 @@ impl ImageManager {
         }
     }
 
-    fn report_start(&self, request: &PodRequest, image: usize, outcomes: &[Option<PodOutcome>]) {
-        for (container, reason) in starts_failed(&request.images, outcomes, image) {
-            let field = request.images[container].subject_field();
-            self.report(request, field, "Failed", format!("Error: {reason}"));
-        }
-    }
-
     fn report(&self, request: &PodRequest, field_path: String, reason: &'static str, message: String) {
-        let pod = &request.common.pod;
-        let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
-        let subject = EventSubject::Pod { namespace, name, uid, field_path: field_path.into() };
+        let subject = request.common.pod.subject(field_path.into());
         let kind = EventKind::Warning;
         self.parts.events.record(Event { kind, reason, message, note: None, subject, cause: None });
     }
 }
 
-fn secrets_text(request: &PodRequest) -> String {
-    let names = request.secrets_unread.join(", ");
-    format!("Unable to retrieve some image pull secrets ({names}); attempting to pull the image may not succeed.")
-}
+/// The images that share one request, which is made for the first of them.
+type Step = Vec<usize>;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Step {
-    image: usize,
-    sharing: Vec<usize>,
-}
-
-impl Step {
-    fn all(&self) -> impl Iterator<Item = usize> + '_ {
-        std::iter::once(self.image).chain(self.sharing.iter().copied())
-    }
-}
-
-type StepSequence = Vec<Step>;
-
-fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<StepSequence> {
+/// The sequences of steps that run in parallel.
+fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<Vec<Step>> {
     let mut order: Vec<usize> = (0..images.len()).collect();
     order.sort_by_key(|&image| images[image].role);
-    let alone = |image| Step { image, sharing: Vec::new() };
     if compatibility == Compatibility::Kubelet {
-        return vec![order.into_iter().map(alone).collect()];
+        return vec![order.into_iter().map(|image| vec![image]).collect()];
     }
-    let mut sequences: Vec<StepSequence> = Vec::new();
+    let mut sequences: Vec<Vec<Step>> = Vec::new();
     let mut lane_of: HashMap<String, usize> = HashMap::new();
     for image in order {
         let sequence = *lane_of.entry(full_name(&images[image].image)).or_insert(sequences.len());
         if sequence == sequences.len() {
-            sequences.push(StepSequence::new());
+            sequences.push(Vec::new());
         }
-        let same = |step: &&mut Step| is_same(&images[step.image], &images[image]);
+        let same = |step: &&mut Step| is_same(&images[step[0]], &images[image]);
         match sequences[sequence].iter_mut().find(same) {
-            Some(step) => step.sharing.push(image),
-            None => sequences[sequence].push(alone(image)),
+            Some(step) => step.push(image),
+            None => sequences[sequence].push(vec![image]),
         }
     }
     sequences
@@ -300,6 +284,76 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     }
     let of_mounts = failed_mounts(images, outcomes, settled).into_iter().filter_map(reason_of);
     of_mounts.chain(reason_of(settled)).map(|reason| (settled, reason)).collect()
+}
+
+/// An image to mount into a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeImage {
+    /// The volume's name.
+    pub volume: String,
+    /// The image by its id, with the pod's handler and annotations.
+    pub image: ImageSpec,
+    /// As the user spelled it.
+    pub user_specified: String,
+}
+
+impl PodRequest {
+    /// The images that a container mounts, in the order of its mounts, after all images of the pod have results.
+    ///
+    /// Other mounts are skipped.
+    ///
+    /// # Errors
+    /// When a volume's image failed; the last failure of several, as in the kubelet.
+    ///
+    /// # Panics
+    /// When `container` is not an image of the pod, or `outcomes` are those of another request.
+    pub fn volumes_of(&self, container: usize, outcomes: &[PodOutcome]) -> Result<Vec<VolumeImage>, EnsureError> {
+        let found = |mount: &str| {
+            let volume = self.images.iter().position(|one| one.role == PodRole::Volume && one.name == mount)?;
+            match &outcomes[volume] {
+                PodOutcome::Ensured(ensured) => Some(Ok(VolumeImage {
+                    volume: mount.to_owned(),
+                    image: ImageSpec {
+                        image: ensured.id.to_string(),
+                        runtime_handler: self.common.runtime_handler.clone(),
+                        annotations: self.common.annotations.clone(),
+                    },
+                    user_specified: self.images[volume].image.clone(),
+                })),
+                PodOutcome::Failed(error) => Some(Err(error.clone())),
+                PodOutcome::Blocked { .. } => None,
+            }
+        };
+        let (images, mut failures) = walk(&self.images[container].mounts, found);
+        failures.pop().map_or(Ok(images), Err)
+    }
+}
+
+impl ImageManager {
+    /// Counts the start of a container: its image volumes, and the runtime's error if it was not created.
+    ///
+    /// For a client that starts containers; once per attempt.
+    pub fn count_volume_mounts(&self, volumes: usize, failure: Option<&str>) {
+        let outcome = match failure {
+            Some(text) if text.starts_with(MOUNT_FAILED) => &FAILED,
+            _ => &SUCCEEDED,
+        };
+        for family in [&REQUESTED, outcome] {
+            (0..volumes).for_each(|_| self.parts.metrics.increment(family, &[]));
+        }
+    }
+}
+
+fn walk<T, E>(mounts: &[String], found: impl Fn(&str) -> Option<Result<T, E>>) -> (Vec<T>, Vec<E>) {
+    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    for mount in mounts {
+        match found(mount) {
+            Some(Ok(one)) => good.push(one),
+            Some(Err(one)) => bad.push(one),
+            None => {}
+        }
+    }
+    (good, bad)
 }
 
 #[cfg(test)]

@@ -149,6 +149,14 @@ pub struct PodIdentity {
     pub uid: Arc<str>,
 }
 
+impl PodIdentity {
+    /// The subject of its events.
+    pub(super) fn subject(&self, field_path: Arc<str>) -> EventSubject {
+        let Self { namespace, name, uid } = self.clone();
+        EventSubject::Pod { namespace, name, uid, field_path }
+    }
+}
+
 /// The kind of client, and so which side decides when to ask and how often to retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Caller {
@@ -230,15 +238,6 @@ impl EnsureRequest {
     /// A request for no pod, with the node's credentials.
     pub fn new(image: impl Into<String>, policy: PullPolicy) -> Self {
         Self { image: image.into(), policy, ..Self::default() }
-    }
-
-    pub(crate) fn subject(&self) -> EventSubject {
-        EventSubject::Pod {
-            namespace: self.pod.namespace.clone(),
-            name: self.pod.name.clone(),
-            uid: self.pod.uid.clone(),
-            field_path: self.container.clone(),
-        }
     }
 
     /// The entry of the decision log for a pull of this request, without an image yet.

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::request::PodIdentity;
+use super::{remove_oldest, request::PodIdentity};
 use crate::metrics::{Family, MetricKind, Metrics};
 
 const PODS_MAX: usize = 1024;
@@ -154,9 +154,7 @@ impl PullRecorder for PodStarts {
         let now = Instant::now();
         let mut pods = self.without_finished(now);
         if pods.pulling.len() >= PODS_MAX && !pods.pulling.contains_key(&pod.uid) {
-            let silent =
-                pods.pulling.iter().min_by_key(|(_, starting)| starting.stirred).map(|(uid, _)| Arc::clone(uid));
-            silent.and_then(|uid| pods.pulling.remove(&uid));
+            remove_oldest(&mut pods.pulling, |starting| starting.stirred);
         }
         let starting = pods.pulling.entry(Arc::clone(&pod.uid)).or_insert_with(|| Starting::new(pod.clone(), now));
         starting.pulls.start(now);

@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::{StreamExt, stream};
 
-use super::rule::{KeepRules, labels_read};
+use super::{KeepRules, labels_read};
 use crate::{
     image::{Image, ImageId, ImageSpec},
     inventory::Snapshot,
@@ -18,19 +18,14 @@ use crate::{
 const CALLS_MAX: usize = 8;
 
 /// Labels by image; `None`: the runtime does not report the image configuration.
-pub(in crate::gc) type Labels = HashMap<ImageId, Option<BTreeMap<String, String>>>;
+pub(crate) type Labels = HashMap<ImageId, Option<BTreeMap<String, String>>>;
 
 /// Known labels of present images. A changed rule set invalidates the cache, because it reads other labels.
 #[derive(Debug, Default)]
-pub(in crate::gc) struct LabelCache(Mutex<(Arc<KeepRules>, Labels)>);
+pub(crate) struct LabelCache(Mutex<(Arc<KeepRules>, Labels)>);
 
 impl LabelCache {
-    pub(in crate::gc) async fn labels(
-        &self,
-        runtime: &RuntimeManager,
-        snapshot: &Snapshot,
-        rules: &Arc<KeepRules>,
-    ) -> Labels {
+    pub(crate) async fn labels(&self, runtime: &RuntimeManager, snapshot: &Snapshot, rules: &Arc<KeepRules>) -> Labels {
         let names = labels_read(&rules.keep);
         if names.is_empty() {
             return Labels::new();

@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::{
+    KeepRule, KeepRules, KeepScope,
     label_cache::Labels,
-    rule::{KeepRule, KeepRules, KeepScope},
     version_order::{Tag, last},
 };
 use crate::{
@@ -17,13 +17,16 @@ use crate::{
     inventory::{ImageEntry, ImageOrigin},
 };
 
-/// For each image, the first matching rule as a reason. The order of the images does not matter.
-pub(in crate::gc) fn held_by_rules(
+/// For each image, the first matching rule as a reason; empty without rules. The order of the images does not matter.
+pub(crate) fn held_by_rules(
     entries: &[Arc<ImageEntry>],
     labels: &Labels,
     rules: &KeepRules,
     now: SystemTime,
 ) -> Vec<Option<Reason>> {
+    if rules.is_empty() {
+        return Vec::new();
+    }
     let mut held: Vec<Option<Reason>> = vec![None; entries.len()];
     let mut repositories: Option<Repositories<'_>> = None;
     for rule in &rules.keep {
@@ -37,13 +40,10 @@ pub(in crate::gc) fn held_by_rules(
         };
         for (entry, held) in entries.iter().zip(&mut held).filter(|(_, held)| held.is_none()) {
             let covered = match &last {
-                Some(last) => last.contains(&entry.image.id).then_some(Covered::Known),
+                Some(last) => last.contains(&entry.image.id).then_some(Reason::Rule as fn(String) -> Reason),
                 None => covers(&rule.scope, entry, labels.get(&entry.image.id).and_then(Option::as_ref)),
             };
-            *held = covered.filter(|_| is_fresh(rule, entry, now)).map(|covered| match covered {
-                Covered::Known => Reason::Rule(rule.to_string()),
-                Covered::Perhaps => Reason::LabelsUnknown(rule.to_string()),
-            });
+            *held = covered.filter(|_| is_fresh(rule, entry, now)).map(|reason| reason(rule.to_string()));
         }
     }
     if rules.only_owned {
@@ -62,16 +62,16 @@ fn is_fresh(rule: &KeepRule, entry: &ImageEntry, now: SystemTime) -> bool {
     })
 }
 
-enum Covered {
-    Known,
-    Perhaps,
-}
-
-fn covers(scope: &KeepScope, entry: &ImageEntry, labels: Option<&BTreeMap<String, String>>) -> Option<Covered> {
+/// The reason to make of a matching rule.
+fn covers(
+    scope: &KeepScope,
+    entry: &ImageEntry,
+    labels: Option<&BTreeMap<String, String>>,
+) -> Option<fn(String) -> Reason> {
     let is_covered = match scope {
         KeepScope::LastTags { .. } => false,
         KeepScope::Label { key, value } => {
-            let Some(labels) = labels else { return Some(Covered::Perhaps) };
+            let Some(labels) = labels else { return Some(Reason::LabelsUnknown) };
             let found = labels.get(key);
             found.is_some_and(|found| value.as_ref().is_none_or(|value| value.matches(found)))
         }
@@ -82,7 +82,7 @@ fn covers(scope: &KeepScope, entry: &ImageEntry, labels: Option<&BTreeMap<String
         }
         KeepScope::Image(pattern) => pattern.covers(entry.image.id.as_str(), &entry.image.tags, &entry.image.digests),
     };
-    is_covered.then_some(Covered::Known)
+    is_covered.then_some(Reason::Rule)
 }
 
 type Repositories<'a> = HashMap<&'a str, Vec<Tag<'a>>>;

@@ -4,29 +4,70 @@
 //! much as is wanted and no image more. Where all candidates are not enough, it removes long-idle images, and more on a
 //! nearly full disk. The kubelet's policy removes images in the order of last use until their listed sizes are enough.
 
-mod input;
 mod retention_score;
 mod select;
 mod unreachable_goal;
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use self::select::{Selection, Wanted};
 pub use self::unreachable_goal::Shortfall;
 pub(super) use self::{
-    input::PlanInput,
     select::frees,
     unreachable_goal::{ReportedShortfall, message, size_text},
 };
 use super::{
-    policy::GcGoal,
-    reason::{GcPhase, Reason},
+    policy::{GcGoal, GcPolicy},
+    reason::{GcPhase, Idle, Reason},
 };
 use crate::{
-    image::ByteSize,
+    disks::DiskUse,
+    image::{ByteSize, ImageId, ImageKey},
     inventory::ImageEntry,
-    runtime::{Certainty, Freed},
+    runtime::{Certainty, Freed, LayerGraph},
 };
+
+/// Everything a plan depends on. Equal inputs give equal plans.
+#[derive(Clone, Debug)]
+pub(super) struct PlanInput<'a> {
+    pub(super) policy: GcPolicy,
+    pub(super) goal: GcGoal,
+    pub(super) now: SystemTime,
+    /// Start of gapless usage data.
+    pub(super) watched_since: SystemTime,
+    /// The disk at the start of the collection; `None`: not measured.
+    pub(super) disk: Option<DiskUse>,
+    /// Freed for space before this plan; not included in `disk`.
+    pub(super) freed: Freed,
+    /// Freed by age before this plan.
+    pub(super) aged: Freed,
+    pub(super) entries: &'a [Arc<ImageEntry>],
+    /// The keep-rule reason by index; empty without rules.
+    pub(super) ruled: &'a [Option<Reason>],
+    /// Shared layers; `None`: unknown.
+    pub(super) layers: Option<&'a LayerGraph>,
+    /// Images that this collection failed to remove, and why.
+    pub(super) spared: &'a BTreeMap<ImageKey, Reason>,
+}
+
+impl PlanInput<'_> {
+    pub(super) fn id(&self, place: usize) -> &ImageId {
+        &self.entries[place].image.id
+    }
+
+    pub(super) fn size(&self, place: usize) -> ByteSize {
+        self.entries[place].image.size
+    }
+
+    pub(super) fn idle(&self, place: usize) -> Idle {
+        let entry = &self.entries[place];
+        Idle::of(entry.last_used, entry.first_seen, self.now)
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
@@ -70,7 +111,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         let reason = Reason::Old { idle: input.idle(place), age_max };
         Step { place, phase: GcPhase::Age, reason, frees }
     };
-    let mut steps: Vec<Step> = select::frees(input, &old).into_iter().map(by_age).collect();
+    let mut steps: Vec<Step> = select::frees(input.layers, input, &old).into_iter().map(by_age).collect();
     let aged = sum(&steps);
 
     let wanted = wanted(input, aged);
@@ -211,28 +252,22 @@ fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
         }
         GcGoal::Threshold => {
             let disk = input.disk.as_ref().filter(|disk| disk.capacity > ByteSize::ZERO)?.with_more_available(aged);
-            let (bytes, inodes) = (policy.space_wanted(&disk), policy.inodes_wanted(&disk));
+            let (bytes, inodes) = (policy.bytes_wanted(&disk), policy.inodes_wanted(&disk));
             if bytes.is_none() && inodes.is_none() {
                 return None;
             }
             if policy.is_kubelet() {
-                let all = Freed { bytes: bytes?, inodes: 0 }.less(input.freed);
+                let all = Freed { bytes: ByteSize(bytes?.0), inodes: 0 }.less(input.freed);
                 // With equal thresholds the kubelet removes one image although nothing is wanted.
                 return Some(Wanted { all, least: all, relief: None });
             }
+            let of = |bytes, inodes| Freed { bytes: ByteSize(bytes), inodes };
+            let reserved = of(bytes.map_or(0, |_| disk.reserved.bytes.0), inodes.map_or(0, |_| disk.reserved.inodes));
+            let ((all_bytes, least_bytes), (all_inodes, least_inodes)) =
+                (bytes.unwrap_or_default(), inodes.unwrap_or_default());
             let is_bottomless = policy.low().get() == 0;
-            let least = Freed {
-                bytes: match bytes {
-                    Some(all) if !is_bottomless => policy.space_below_high(&disk).min(all),
-                    _ => ByteSize::ZERO,
-                },
-                inodes: inodes.map_or(0, |(_, least)| least),
-            };
-            let all = Freed {
-                bytes: bytes.map_or(ByteSize::ZERO, |bytes| bytes + disk.reserved.bytes),
-                inodes: inodes.map_or(0, |(all, _)| all.saturating_add(disk.reserved.inodes)),
-            };
-            (all, least, policy.relief_wanted(&disk))
+            let least = of(if is_bottomless { 0 } else { least_bytes }, least_inodes);
+            (of(all_bytes, all_inodes).plus(reserved), least, policy.relief_wanted(&disk))
         }
     };
     let missing = |of: Freed| of.less(input.freed);

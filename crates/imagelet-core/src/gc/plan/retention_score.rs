@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::input::PlanInput;
+use super::PlanInput;
 use crate::{
     image::ImageId,
     inventory::{PullCost, UseHistory},
@@ -41,7 +41,8 @@ const PULL_MIN: u64 = 1 << 20;
 ///
 /// Images share the cost of a shared layer. A layer that stays in any case costs nothing.
 pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
-    let fetched = fetched(input, places);
+    let candidates = || places.iter().map(|place| input.id(*place)).collect();
+    let fetched = input.layers.map(|graph| shared_out(graph, candidates())).unwrap_or_default();
     let cost = |place: &usize| {
         let entry = &input.entries[*place];
         if entry.prefetched {
@@ -64,13 +65,7 @@ fn slowness(pulled: Option<PullCost>) -> f64 {
     (cost.duration.as_secs_f64() * LINK_BYTES / cost.bytes.0 as f64).clamp(SLOWNESS.0, SLOWNESS.1)
 }
 
-/// Bytes to fetch again per image; none where no layers are known.
-fn fetched<'a>(input: &'a PlanInput<'_>, places: &[usize]) -> BTreeMap<&'a ImageId, f64> {
-    let Some(graph) = input.layers else { return BTreeMap::new() };
-    shared_out(graph, places.iter().map(|place| input.id(*place)).collect())
-}
-
-/// Layers that stay cost nothing, and shared layers are split.
+/// Bytes to fetch again per image: layers that stay cost nothing, and shared layers are split.
 fn shared_out<'a>(graph: &LayerGraph, candidates: BTreeSet<&'a ImageId>) -> BTreeMap<&'a ImageId, f64> {
     let mut users = vec![0_u32; graph.layers.len()];
     let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();

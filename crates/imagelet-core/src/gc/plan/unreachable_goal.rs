@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use super::input::PlanInput;
+use super::PlanInput;
 use crate::{
     disks::DiskUse,
     image::{ByteSize, ImageId},
@@ -33,7 +33,7 @@ pub struct Shortfall {
 }
 
 /// Splits the used space by holder, after the images at the indices `removed` have freed this much. `candidates`: indices.
-pub(in crate::gc) fn shortfall(
+pub(crate) fn shortfall(
     input: &PlanInput<'_>,
     candidates: impl Iterator<Item = usize>,
     removed: impl Iterator<Item = usize>,
@@ -111,11 +111,11 @@ impl Shortfall {
 /// The last reported shortfall. A shortfall is reported again after it ended, after a part changed by more than a
 /// twentieth of the disk, or after a restart.
 #[derive(Debug, Default)]
-pub(in crate::gc) struct ReportedShortfall(Mutex<Option<Shortfall>>);
+pub(crate) struct ReportedShortfall(Mutex<Option<Shortfall>>);
 
 impl ReportedShortfall {
     /// Whether the shortfall differs from the last reported one, which it then replaces.
-    pub(in crate::gc) fn is_new(&self, disk: &DiskUse, shortfall: &Shortfall) -> bool {
+    pub(crate) fn is_new(&self, disk: &DiskUse, shortfall: &Shortfall) -> bool {
         let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if reported.as_ref().is_some_and(|reported| is_alike(reported, shortfall, disk)) {
             return false;
@@ -125,7 +125,7 @@ impl ReportedShortfall {
     }
 
     /// The goal was reached or absent: the next shortfall is reported.
-    pub(in crate::gc) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -144,7 +144,7 @@ fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {
 }
 
 /// The event text. It begins like the kubelet's, which alerts match.
-pub(in crate::gc) fn message(
+pub(crate) fn message(
     used_percent: u8,
     capacity: ByteSize,
     freed: Freed,
@@ -198,7 +198,7 @@ pub(in crate::gc) fn message(
 }
 
 /// A size with one decimal in binary units up to TiB.
-pub(in crate::gc) fn size_text(bytes: u64) -> String {
+pub(crate) fn size_text(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
         return format!("{bytes} B");

@@ -46,7 +46,7 @@ impl DiskProbe for TestDisk {
 }
 
 /// An image of this id, handler and size without a name.
-pub(in crate::gc) fn image(id: &str, handler: &str, bytes: u64) -> Image {
+pub(crate) fn image(id: &str, handler: &str, bytes: u64) -> Image {
     Image {
         id: ImageId::new(id),
         tags: Vec::new(),
@@ -59,7 +59,7 @@ pub(in crate::gc) fn image(id: &str, handler: &str, bytes: u64) -> Image {
 }
 
 /// The inventory's entry of an image that was never used and has no keep reason.
-pub(in crate::gc) fn unused(image: Image, first_seen: SystemTime) -> ImageEntry {
+pub(crate) fn unused(image: Image, first_seen: SystemTime) -> ImageEntry {
     ImageEntry {
         image: Arc::new(image),
         first_seen,
@@ -70,7 +70,6 @@ pub(in crate::gc) fn unused(image: Image, first_seen: SystemTime) -> ImageEntry 
         released_at: None,
         in_use_by: Vec::new(),
         pinned_by: Vec::new(),
-        use_count: 1,
         last_user: None,
         pulled: None,
         origin: ImageOrigin::Pulled,

@@ -14,26 +14,26 @@ use std::{
 use crate::image::ImageId;
 use crate::inventory::ledger::files::{self, StateDir};
 
-pub(in crate::inventory) const LEASES: &str = "leases.json";
+pub(crate) const LEASES: &str = "leases.json";
 
 #[derive(Debug, Default)]
-pub(in crate::inventory) struct LeaseFile {
+pub(crate) struct LeaseFile {
     directory: Option<StateDir>,
     turn: tokio::sync::Mutex<()>,
     written: AtomicU64,
     /// Reads and writes at once: the model's clock has no other threads.
     #[cfg(test)]
-    pub(in crate::inventory) is_inline: bool,
+    pub(crate) is_inline: bool,
 }
 
 type RequestTimes = BTreeMap<ImageId, SystemTime>;
 
 impl LeaseFile {
-    pub(in crate::inventory) fn of(directory: Option<StateDir>) -> Self {
+    pub(crate) fn of(directory: Option<StateDir>) -> Self {
         Self { directory, ..Self::default() }
     }
 
-    pub(in crate::inventory) fn read(&self) -> io::Result<RequestTimes> {
+    pub(crate) fn read(&self) -> io::Result<RequestTimes> {
         self.directory.as_ref().map_or_else(|| Ok(RequestTimes::new()), read)
     }
 
@@ -78,7 +78,7 @@ impl LeaseFile {
 }
 
 fn read(directory: &StateDir) -> io::Result<RequestTimes> {
-    let text = match fs::read(directory.path().join(LEASES)) {
+    let text = match fs::read(directory.path.join(LEASES)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RequestTimes::new()),
         text => text?,
     };
@@ -94,9 +94,9 @@ fn write(directory: &StateDir, due: RequestTimes, lasts: Duration) -> io::Result
     asked.retain(|_, asked_at| *asked_at + lasts > now);
     asked.extend(due);
     let asked: BTreeMap<ImageId, u64> = asked.into_iter().map(|(id, asked_at)| (id, files::nanos(asked_at))).collect();
-    let beside = directory.path().join(format!(".{LEASES}.new"));
+    let beside = directory.path.join(format!(".{LEASES}.new"));
     fs::write(&beside, serde_json::to_vec(&asked).map_err(io::Error::other)?)?;
-    fs::rename(&beside, directory.path().join(LEASES))
+    fs::rename(&beside, directory.path.join(LEASES))
 }
 
 #[cfg(test)]

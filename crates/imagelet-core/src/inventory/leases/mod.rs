@@ -5,12 +5,12 @@
 //! container, so its lease always runs until it expires. A removal and a lease never overlap: a lease request waits for
 //! a started removal and looks again, and an existing lease rejects a removal.
 
-pub(in crate::inventory) mod file;
+pub(crate) mod file;
 mod pods;
-pub(in crate::inventory) mod service;
+pub(crate) mod service;
 
-pub(in crate::inventory) use file::LeaseFile;
-pub(in crate::inventory) use pods::PodLeases;
+pub(crate) use file::LeaseFile;
+pub(crate) use pods::PodLeases;
 pub use pods::WaitingPod;
 
 use std::{
@@ -25,42 +25,42 @@ const ENDED_MAX: usize = 1024;
 /// Limit of pods per leased image; more than a node has pods.
 const PODS_MAX: usize = 1024;
 /// A written lease counts this much longer after a restart, so that not every request writes.
-pub(in crate::inventory) const AHEAD_MAX: Duration = Duration::from_secs(15);
+pub(crate) const AHEAD_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug, Default)]
-pub(in crate::inventory) struct Leases {
+pub(crate) struct Leases {
     /// Duration of a lease; zero disables leases.
-    pub(in crate::inventory) lasts: Duration,
+    pub(crate) lasts: Duration,
     /// By image id, because a removal names the id without a handler; then by pod, empty for unknown pods.
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
     holds: BTreeMap<ImageId, Vec<&'static str>>,
-    removing: BTreeSet<ImageId>,
+    pub(crate) removing: BTreeSet<ImageId>,
     begun: u64,
     /// Ended removals, with the value of `begun` at the end.
     ended: VecDeque<(u64, ImageId)>,
     /// The leases on disk are unreadable: all images count as leased until then.
-    all_until: Option<SystemTime>,
+    pub(crate) all_until: Option<SystemTime>,
     /// The pods of the node are not known yet: all images count as leased until then.
-    pods_unknown_until: Option<SystemTime>,
+    pub(crate) pods_unknown_until: Option<SystemTime>,
     /// The last write, which may still be running: the request time that a restart restores, and the lease version.
     kept: BTreeMap<ImageId, (SystemTime, u64)>,
     /// Increases with each lease that is not on disk.
-    version: u64,
+    pub(crate) version: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::inventory) struct Lease {
+pub(crate) struct Lease {
     /// First request of the pod: later containers match it.
-    pub(in crate::inventory) since: SystemTime,
+    pub(crate) since: SystemTime,
     /// Last request; the duration counts from here.
-    pub(in crate::inventory) asked_at: SystemTime,
+    pub(crate) asked_at: SystemTime,
     /// Requests without a matching container yet.
-    pub(in crate::inventory) open: u32,
+    pub(crate) open: u32,
 }
 
 /// The removal counter at the time of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::inventory) struct LookMark(u64);
+pub(crate) struct LookMark(u64);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RemovalBlocker {
@@ -84,12 +84,12 @@ pub(crate) enum RemovalBlocker {
 
 impl Leases {
     /// The mark of a look, taken before the store is queried.
-    pub(in crate::inventory) fn look(&self) -> LookMark {
+    pub(crate) fn look(&self) -> LookMark {
         LookMark(self.begun)
     }
 
     /// Whether a removal of this image is running or started after the look, so that the store's answer is stale.
-    pub(in crate::inventory) fn is_overtaken(&self, id: &ImageId, look: LookMark) -> bool {
+    pub(crate) fn is_overtaken(&self, id: &ImageId, look: LookMark) -> bool {
         if self.removing.contains(id) {
             return true;
         }
@@ -98,7 +98,7 @@ impl Leases {
     }
 
     /// Leases a found image to a pod. Returns the version with which the disk has the lease.
-    pub(in crate::inventory) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) -> u64 {
+    pub(crate) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) -> u64 {
         if self.lasts.is_zero() {
             return 0;
         }
@@ -118,7 +118,7 @@ impl Leases {
     }
 
     /// Matches a new container of this pod and image with its lease.
-    pub(in crate::inventory) fn serve(&mut self, id: &ImageId, pod: &str, created_at: SystemTime) {
+    pub(crate) fn serve(&mut self, id: &ImageId, pod: &str, created_at: SystemTime) {
         if pod.is_empty() {
             return;
         }
@@ -137,18 +137,18 @@ impl Leases {
     }
 
     #[cfg(test)]
-    pub(in crate::inventory) fn begun(&self) -> u64 {
+    pub(crate) fn begun(&self) -> u64 {
         self.begun
     }
 
     #[cfg(test)]
-    pub(in crate::inventory) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
+    pub(crate) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
         let kept: Vec<_> = self.kept.iter().map(|(id, (until, _))| (id.clone(), *until)).collect();
         (self.images.clone(), self.holds.clone(), kept, self.all_until, self.removals(mark))
     }
 
     #[cfg(test)]
-    pub(in crate::inventory) fn removals(&self, mark: u64) -> impl std::fmt::Debug {
+    pub(crate) fn removals(&self, mark: u64) -> impl std::fmt::Debug {
         let newer = self.ended.iter().filter(|(begun, _)| *begun > mark);
         let ended: Vec<_> = newer.map(|(begun, id)| (begun - mark, id.clone())).collect();
         let begun = if mark == u64::MAX { 0 } else { self.begun - mark };
@@ -156,35 +156,35 @@ impl Leases {
     }
 
     #[cfg(test)]
-    pub(in crate::inventory) fn end(&mut self, id: &ImageId) {
+    pub(crate) fn end(&mut self, id: &ImageId) {
         self.images.remove(id);
     }
 
     #[cfg(test)]
-    pub(in crate::inventory) fn release_all(&mut self, id: &ImageId) {
+    pub(crate) fn release_all(&mut self, id: &ImageId) {
         self.holds.remove(id);
     }
 
     #[cfg(test)]
-    pub(in crate::inventory) fn forget_removals(&mut self, id: &ImageId) {
+    pub(crate) fn forget_removals(&mut self, id: &ImageId) {
         self.removing.remove(id);
         self.ended.clear();
     }
 
     #[cfg(test)]
-    pub(in crate::inventory) fn unmark(&mut self, id: &ImageId) {
+    pub(crate) fn unmark(&mut self, id: &ImageId) {
         self.removing.remove(id);
         self.begun -= 1;
     }
 
-    pub(in crate::inventory) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
+    pub(crate) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
         let of_pods = self.images.get(id).into_iter().flat_map(BTreeMap::values);
         let ends = of_pods.map(|lease| ends_at(lease, self.lasts)).max();
         ends.max(self.all_until).max(self.pods_unknown_until).filter(|ends| *ends > now)
     }
 
     /// Removes expired leases; a start in the future moves to now, because the clock was set back.
-    pub(in crate::inventory) fn tidy(&mut self, now: SystemTime) {
+    pub(crate) fn tidy(&mut self, now: SystemTime) {
         let lasts = self.lasts;
         self.images.retain(|_, pods| {
             pods.retain(|_, lease| {
@@ -199,7 +199,7 @@ impl Leases {
         }
     }
 
-    pub(in crate::inventory) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), RemovalBlocker> {
+    pub(crate) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), RemovalBlocker> {
         match self.until(id, now).filter(|_| self.works(id).is_empty()) {
             Some(until) => Err(RemovalBlocker::Leased(until)),
             None => self.begin_ordered_removal(id),
@@ -207,7 +207,7 @@ impl Leases {
     }
 
     /// Starts a requested removal: holds prevent it, leases do not.
-    pub(in crate::inventory) fn begin_ordered_removal(&mut self, id: &ImageId) -> Result<(), RemovalBlocker> {
+    pub(crate) fn begin_ordered_removal(&mut self, id: &ImageId) -> Result<(), RemovalBlocker> {
         let works = self.works(id);
         if !works.is_empty() {
             return Err(RemovalBlocker::InUse(works.iter().map(|work| (*work).to_owned()).collect()));
@@ -220,7 +220,7 @@ impl Leases {
         Ok(())
     }
 
-    pub(in crate::inventory) fn end_removal(&mut self, id: &ImageId) {
+    pub(crate) fn end_removal(&mut self, id: &ImageId) {
         self.removing.remove(id);
         if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
@@ -230,12 +230,8 @@ impl Leases {
         self.ended.push_back((self.begun, id.clone()));
     }
 
-    pub(in crate::inventory) fn is_removing(&self, id: &ImageId) -> bool {
-        self.removing.contains(id)
-    }
-
     /// Prevents the removal of one image until [`Self::release`]; false while it is being removed.
-    pub(in crate::inventory) fn hold(&mut self, id: &ImageId, work: &'static str) -> bool {
+    pub(crate) fn hold(&mut self, id: &ImageId, work: &'static str) -> bool {
         if self.removing.contains(id) {
             return false;
         }
@@ -243,7 +239,7 @@ impl Leases {
         true
     }
 
-    pub(in crate::inventory) fn release(&mut self, id: &ImageId, work: &'static str) {
+    pub(crate) fn release(&mut self, id: &ImageId, work: &'static str) {
         let Some(works) = self.holds.get_mut(id) else { return };
         if let Some(at) = works.iter().position(|held| *held == work) {
             works.swap_remove(at);
@@ -253,21 +249,17 @@ impl Leases {
         }
     }
 
-    pub(in crate::inventory) fn works(&self, id: &ImageId) -> &[&'static str] {
+    pub(crate) fn works(&self, id: &ImageId) -> &[&'static str] {
         self.holds.get(id).map_or(&[], Vec::as_slice)
     }
 
     /// Pods with a request without a matching container.
-    pub(in crate::inventory) fn open_pods(&self) -> BTreeSet<&str> {
+    pub(crate) fn open_pods(&self) -> BTreeSet<&str> {
         self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
     }
 
-    pub(in crate::inventory) fn version(&self) -> u64 {
-        self.version
-    }
-
     /// The leases to write, a little ahead, so that repeated requests write rarely.
-    pub(in crate::inventory) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
+    pub(crate) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
         let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
         let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
         let due: BTreeMap<ImageId, SystemTime> = asked.collect();
@@ -279,12 +271,7 @@ impl Leases {
     ///
     /// A process writes a little ahead. A time further in the future is a clock set back: it counts from the start of
     /// this process.
-    pub(in crate::inventory) fn restore(
-        &mut self,
-        found: BTreeMap<ImageId, SystemTime>,
-        now: SystemTime,
-        at_start: bool,
-    ) {
+    pub(crate) fn restore(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime, at_start: bool) {
         for (id, line) in found.into_iter().filter(|(_, line)| at_start || *line <= now + AHEAD_MAX) {
             let asked_at = line.min(now);
             if self.kept.contains_key(&id) || asked_at + self.lasts <= now {
@@ -294,18 +281,6 @@ impl Leases {
             let lease = pods.entry(String::new()).or_insert(Lease { since: asked_at, asked_at, open: 1 });
             lease.asked_at = lease.asked_at.max(asked_at);
         }
-    }
-
-    pub(in crate::inventory) fn lease_all(&mut self, now: SystemTime) {
-        self.all_until = Some(now + self.lasts);
-    }
-
-    pub(in crate::inventory) fn expect_pods(&mut self, now: SystemTime) {
-        self.pods_unknown_until = Some(now + self.lasts);
-    }
-
-    pub(in crate::inventory) fn know_pods(&mut self) {
-        self.pods_unknown_until = None;
     }
 }
 
@@ -442,7 +417,7 @@ mod tests {
     fn a_clock_set_back_makes_no_lease_longer() {
         let (mut leases, id) = leases();
         leases.lease(&id, "pod", at(1000));
-        leases.lease_all(at(1000));
+        leases.all_until = Some(at(1000) + leases.lasts);
         leases.tidy(at(10));
         assert_eq!(leases.until(&id, at(10)), Some(at(70)));
     }
@@ -452,12 +427,12 @@ mod tests {
         let (mut leases, id) = leases();
         let ahead = Duration::from_secs(5);
         leases.lease(&id, "pod", at(10));
-        assert_eq!(leases.version(), 1);
+        assert_eq!(leases.version, 1);
         let kept = leases.due(ahead);
         leases.lease(&id, "pod", at(15));
-        assert_eq!(leases.version(), 1, "the disk has it");
+        assert_eq!(leases.version, 1, "the disk has it");
         leases.lease(&id, "pod", at(16));
-        assert_eq!(leases.version(), 2);
+        assert_eq!(leases.version, 2);
         leases.restore(kept.clone(), at(16), false);
         assert_eq!(leases.images[&id].len(), 1, "its own is not somebody else's");
 

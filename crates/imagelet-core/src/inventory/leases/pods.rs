@@ -19,7 +19,7 @@ pub struct WaitingPod {
 
 /// The awaited names, each with its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::inventory) struct PodLeases(PatternIndex<Vec<Arc<str>>>);
+pub(crate) struct PodLeases(pub(crate) PatternIndex<Vec<Arc<str>>>);
 
 impl PodLeases {
     fn new(pods: &[WaitingPod]) -> Self {
@@ -35,19 +35,11 @@ impl PodLeases {
     }
 
     /// The pods that wait for an image, sorted.
-    pub(in crate::inventory) fn pods_of(&self, image: &Image) -> Vec<String> {
+    pub(crate) fn pods_of(&self, image: &Image) -> Vec<String> {
         let mut pods: Vec<String> = self.0.find(image).into_iter().flatten().map(ToString::to_string).collect();
         pods.sort();
         pods.dedup();
         pods
-    }
-
-    pub(in crate::inventory) fn is_awaited(&self, image: &Image) -> bool {
-        !self.0.find(image).is_empty()
-    }
-
-    pub(in crate::inventory) fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }
 
@@ -57,7 +49,7 @@ impl Inventory {
     pub fn expect_pods(&self, now: SystemTime) {
         let mut state = self.lock();
         let now = state.clock.now(now);
-        state.leases.expect_pods(now);
+        state.leases.pods_unknown_until = Some(now + state.leases.lasts);
     }
 
     /// Leases images to exactly these pods, until the next call. No collection removes an image of which one of the
@@ -65,7 +57,7 @@ impl Inventory {
     pub fn lease_to_pods(&self, pods: &[WaitingPod]) {
         let leases = PodLeases::new(pods);
         let mut state = self.lock();
-        state.leases.know_pods();
+        state.leases.pods_unknown_until = None;
         if state.pod_leases != leases {
             state.pod_leases = leases;
             state.redraw_awaited();
@@ -137,7 +129,7 @@ mod tests {
         ] {
             let leases = PodLeases::new(&[waiting("default/web", &[name])]);
             let image = image("docker.io/library/busybox:1", "cd");
-            assert_eq!(leases.is_awaited(&image), is_leased, "{name}");
+            assert_eq!(!leases.0.find(&image).is_empty(), is_leased, "{name}");
             assert_eq!(leases.pods_of(&image).len(), usize::from(is_leased), "{name}");
         }
     }

@@ -1,7 +1,6 @@
 //! The inventory's leases: requests for an image, holds on it, and its removal.
 
 use std::{
-    fmt,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -18,6 +17,7 @@ use crate::inventory::{
 };
 
 /// Prevents the removal of one image until dropped.
+#[derive(Debug)]
 #[must_use = "it holds only while it lives"]
 pub struct Hold {
     inventory: Arc<Inventory>,
@@ -26,6 +26,7 @@ pub struct Hold {
 }
 
 /// A running removal: requests for the image wait until this is dropped and then look again.
+#[derive(Debug)]
 #[must_use = "the removal ends with it"]
 pub struct Removal<'a> {
     inventory: &'a Inventory,
@@ -45,7 +46,7 @@ impl Inventory {
             Ok(found) => state.leases.restore(found, now, true),
             Err(error) => {
                 tracing::error!(%error, "cannot read the leases; every image counts as leased for the time of a lease");
-                state.leases.lease_all(now);
+                state.leases.all_until = Some(now + lasts);
             }
         }
     }
@@ -102,7 +103,7 @@ impl Inventory {
         drop(state);
         // A pod's manager has recorded the use itself.
         let handed = HandedOut { key: key.clone(), user: None, pulled: None };
-        self.record_use(&handed, u64::from(pod.is_empty()), now);
+        self.record(&handed, u64::from(pod.is_empty()), false, now);
         Some(version)
     }
 
@@ -131,7 +132,7 @@ impl Inventory {
     ///
     /// # Errors
     /// The work that holds the image.
-    pub(in crate::inventory) async fn order_removal(&self, id: &ImageId) -> Result<Removal<'_>, RemovalBlocker> {
+    pub(crate) async fn order_removal(&self, id: &ImageId) -> Result<Removal<'_>, RemovalBlocker> {
         loop {
             match self.lock().leases.begin_ordered_removal(id) {
                 Ok(()) => return Ok(Removal { inventory: self, id: id.clone() }),
@@ -144,7 +145,7 @@ impl Inventory {
 
     /// Starts the removal of an image that the runtime reports as unused, unless it was pinned, requested or used
     /// since. All checks share one lock, because each can change until the last moment.
-    pub(in crate::inventory) fn begin_removal(
+    pub(crate) fn begin_removal(
         &self,
         entry: &ImageEntry,
         image: &Image,
@@ -156,9 +157,9 @@ impl Inventory {
         state.mutate_before_removal(key.id());
         let now = state.clock.now(now);
         // A concurrent pass may have seen the container and ended its lease.
-        let seen = state.snapshot.as_ref().and_then(|it| it.first_of(key.id()));
-        let seen = seen.filter(|entry| !entry.in_use_by.is_empty());
-        if let Some(entry) = seen {
+        let seen = state.snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
+        let first = seen.get(seen.partition_point(|entry| entry.image.id < *key.id()));
+        if let Some(entry) = first.filter(|entry| entry.image.id == *key.id() && !entry.in_use_by.is_empty()) {
             return Err(RemovalBlocker::InUse(entry.in_use_by.clone()));
         }
         if let Some(released_at) = state.unsettled(key, now) {
@@ -186,7 +187,7 @@ impl Inventory {
             let mut ended = std::pin::pin!(self.removals.notified());
             // Enabled before the look, so that no notification is missed.
             ended.as_mut().enable();
-            if !self.lock().leases.is_removing(id) {
+            if !self.lock().leases.removing.contains(id) {
                 return;
             }
             ended.await;
@@ -201,14 +202,14 @@ impl Inventory {
         }
         let due = || {
             let mut state = self.lock();
-            (state.leases.version(), state.leases.due(AHEAD_MAX), state.leases.lasts)
+            (state.leases.version, state.leases.due(AHEAD_MAX), state.leases.lasts)
         };
         if let Err(error) = self.lease_file.keep(wanted, due).await {
             tracing::warn!(%error, "could not write the leases; a crash now may lose a request for an image");
         }
     }
 
-    pub(in crate::inventory) async fn reload_leases(&self, now: SystemTime) {
+    pub(crate) async fn reload_leases(&self, now: SystemTime) {
         match self.lease_file.reload().await {
             Ok(found) => {
                 let mut state = self.lock();
@@ -221,14 +222,8 @@ impl Inventory {
 }
 
 impl InventoryState {
-    /// The users of an image, with the work on it in this process.
-    pub(in crate::inventory) fn users_of(&self, id: &ImageId, used_by: &[String]) -> Vec<String> {
-        let works = self.leases.works(id).iter().map(|work| (*work).to_owned());
-        used_by.iter().cloned().chain(works).collect()
-    }
-
     /// Ends the leases of pods whose containers are listed.
-    pub(in crate::inventory) fn serve_leases(&mut self, survey: &Survey) {
+    pub(crate) fn serve_leases(&mut self, survey: &Survey) {
         let pods = self.leases.open_pods();
         let mut served = Vec::new();
         for pod in survey.pods.iter().filter(|pod| pods.contains(pod.uid.as_str())) {
@@ -254,7 +249,7 @@ impl InventoryState {
     }
 
     /// How long a list without an image's last container is not trusted.
-    pub(in crate::inventory) fn settling(&self) -> Duration {
+    pub(crate) fn settling(&self) -> Duration {
         VANISHED_WAIT.min(self.leases.lasts)
     }
 }
@@ -269,17 +264,5 @@ impl Drop for Removal<'_> {
     fn drop(&mut self) {
         self.inventory.lock().leases.end_removal(&self.id);
         self.inventory.removals.notify_waiters();
-    }
-}
-
-impl fmt::Debug for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("id", &self.id).field("work", &self.work).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Removal<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Removal").field("id", &self.id).finish_non_exhaustive()
     }
 }

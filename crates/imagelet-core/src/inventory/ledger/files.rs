@@ -25,7 +25,7 @@ use crate::failpoint::Step;
 
 /// A ledger of this size has a quarter of a million images.
 const FILE_SIZE_MAX: u64 = 64 << 20;
-pub(in crate::inventory) const LEDGER: &str = "ledger";
+pub(crate) const LEDGER: &str = "ledger";
 const PINS: &str = "pins.json";
 const LOCK: &str = "pins.lock";
 
@@ -37,44 +37,36 @@ struct PinsFile {
 }
 
 #[derive(Clone, Debug)]
-pub(in crate::inventory) struct StateDir {
-    path: PathBuf,
+pub(crate) struct StateDir {
+    pub(crate) path: PathBuf,
     /// A read-only file system: existing files are read, nothing is stored, pins cannot change.
-    is_read_only: bool,
+    pub(crate) is_read_only: bool,
 }
 
 impl StateDir {
-    pub(in crate::inventory) fn open(directory: &Path) -> io::Result<Self> {
+    pub(crate) fn open(directory: &Path) -> io::Result<Self> {
         crate::records::create_folder(directory)?;
         Ok(Self { path: directory.to_owned(), is_read_only: false })
     }
 
     /// A state directory on a read-only file system; it may be absent.
-    pub(in crate::inventory) fn open_read_only(directory: &Path) -> Self {
+    pub(crate) fn open_read_only(directory: &Path) -> Self {
         Self { path: directory.to_owned(), is_read_only: true }
     }
 
-    pub(in crate::inventory) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(in crate::inventory) fn is_read_only(&self) -> bool {
-        self.is_read_only
-    }
-
-    pub(in crate::inventory) fn read_pins(&self) -> io::Result<Vec<String>> {
+    pub(crate) fn read_pins(&self) -> io::Result<Vec<String>> {
         let parse = |text: &[u8]| serde_json::from_slice(text).map_err(|error| misread(&error));
         self.read(PINS, parse).map(|file: PinsFile| file.patterns)
     }
 
     /// The caller holds the lock, and has read the patterns under it.
-    pub(in crate::inventory) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
+    pub(crate) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
         let text = serde_json::to_vec(&PinsFile { version: 1, patterns }).map_err(io::Error::other)?;
         self.replace(PINS, &text)
     }
 
     /// Excludes writers of this and other processes until dropped.
-    pub(in crate::inventory) fn lock(&self) -> io::Result<File> {
+    pub(crate) fn lock(&self) -> io::Result<File> {
         if self.is_read_only {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
@@ -84,11 +76,7 @@ impl StateDir {
     }
 
     /// An absent file is empty; a damaged one is set aside.
-    pub(in crate::inventory) fn read<T: Default>(
-        &self,
-        name: &str,
-        parse: impl FnOnce(&[u8]) -> Result<T, String>,
-    ) -> io::Result<T> {
+    pub(crate) fn read<T: Default>(&self, name: &str, parse: impl FnOnce(&[u8]) -> Result<T, String>) -> io::Result<T> {
         let path = self.path.join(name);
         let mut text = Vec::new();
         match File::open(&path) {
@@ -116,7 +104,7 @@ impl StateDir {
     }
 
     /// Replaces a whole file; it is on disk on return. The caller holds the lock.
-    pub(in crate::inventory) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
+    pub(crate) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
         if text.len() as u64 > FILE_SIZE_MAX {
             let message = format!("`{name}` would have {} bytes; the limit is {FILE_SIZE_MAX}", text.len());
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
@@ -141,9 +129,8 @@ impl StateDir {
     }
 }
 
-/// Nanoseconds since 1970, clamped to 1970 to 2554.
 /// Where a damaged file does not read. The parser's own message may repeat any text of it.
-pub(in crate::inventory) fn misread(error: &serde_json::Error) -> String {
+pub(crate) fn misread(error: &serde_json::Error) -> String {
     let what = match error.classify() {
         Category::Data => "a value does not fit",
         Category::Eof => "it ends early",
@@ -152,12 +139,13 @@ pub(in crate::inventory) fn misread(error: &serde_json::Error) -> String {
     format!("{what} at line {}, column {}", error.line(), error.column())
 }
 
-pub(in crate::inventory) fn nanos(time: SystemTime) -> u64 {
+/// Nanoseconds since 1970, clamped to 1970 to 2554.
+pub(crate) fn nanos(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-pub(in crate::inventory) fn time(nanos: u64) -> SystemTime {
+pub(crate) fn time(nanos: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
 }
 

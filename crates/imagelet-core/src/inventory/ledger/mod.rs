@@ -5,16 +5,23 @@
 //! Another process may write, as a command does beside a daemon: a file that this process has neither read nor written
 //! is merged before the next write.
 
-pub(in crate::inventory) mod files;
-pub(in crate::inventory) mod flush;
+pub(crate) mod files;
 
-use std::{collections::BTreeMap, fs, io, os::unix::fs::MetadataExt as _};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
-use crate::image::{Digest, ImageKey};
+use crate::image::{Digest, ImageId, ImageKey};
 use crate::inventory::{
-    boot_clock::Anchor,
+    FLUSH_EVERY, Inventory, InventoryError, InventoryState,
+    boot_clock::{AgeClock, Anchor, BootClock, Linux, moved},
     ledger::files::{LEDGER, StateDir, misread},
     observation_window::ObservationWindow,
     usage_history::image_usage::ImageUsage,
@@ -23,19 +30,19 @@ use crate::inventory::{
 /// The written version; a file of a later one is set aside. A field may be added without a new version.
 const VERSION: u32 = 1;
 
-pub(in crate::inventory) type Images = BTreeMap<ImageKey, ImageUsage>;
+pub(crate) type Images = BTreeMap<ImageKey, ImageUsage>;
 
 /// The content; `&Images` for writing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(in crate::inventory) struct Ledger<I = Images> {
+pub(crate) struct Ledger<I = Images> {
     version: u32,
-    pub(in crate::inventory) window: ObservationWindow,
-    pub(in crate::inventory) anchor: Option<Anchor>,
-    pub(in crate::inventory) images: I,
+    pub(crate) window: ObservationWindow,
+    pub(crate) anchor: Option<Anchor>,
+    pub(crate) images: I,
 }
 
 impl<I> Ledger<I> {
-    pub(in crate::inventory) fn new(window: ObservationWindow, anchor: Option<Anchor>, images: I) -> Self {
+    pub(crate) fn new(window: ObservationWindow, anchor: Option<Anchor>, images: I) -> Self {
         Self { version: VERSION, window, anchor, images }
     }
 }
@@ -56,7 +63,7 @@ impl Ledger {
 
     /// The images as the process that wrote them left them, to the last pass. Untrusted observations do not count: the
     /// reader begins its own waiting time.
-    pub(in crate::inventory) fn into_images(self) -> Images {
+    pub(crate) fn into_images(self) -> Images {
         let Self { window, mut images, .. } = self;
         for usage in images.values_mut() {
             usage.in_use |= usage.released_at.take().is_some() && usage.gone.is_none();
@@ -87,7 +94,7 @@ impl Ledger<&Images> {
 
 /// The file, and the state in which this process last saw it.
 #[derive(Debug)]
-pub(in crate::inventory) struct LedgerFile {
+pub(crate) struct LedgerFile {
     directory: StateDir,
     seen: Option<FileState>,
 }
@@ -100,7 +107,7 @@ struct FileState {
 }
 
 impl LedgerFile {
-    pub(in crate::inventory) fn open(directory: StateDir) -> io::Result<(Self, Ledger)> {
+    pub(crate) fn open(directory: StateDir) -> io::Result<(Self, Ledger)> {
         let mut file = Self { directory, seen: None };
         let ledger = file.read()?;
         Ok((file, ledger))
@@ -123,7 +130,7 @@ impl LedgerFile {
     }
 
     fn state(&self) -> io::Result<Option<FileState>> {
-        match fs::metadata(self.directory.path().join(LEDGER)) {
+        match fs::metadata(self.directory.path.join(LEDGER)) {
             Ok(found) => {
                 let modified = (found.mtime(), found.mtime_nsec());
                 Ok(Some(FileState { inode: found.ino(), length: found.len(), modified }))
@@ -132,6 +139,118 @@ impl LedgerFile {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Rules for the usage history of an inventory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryRules {
+    /// Count ages by the boot clock, independent of the wall clock. Without it the callers' times are trusted, for
+    /// tests and replays.
+    pub is_steady: bool,
+    /// An image that comes back is new in all reports, as in the kubelet (`docs/spec/gc.md §5`).
+    pub is_forgetful: bool,
+}
+
+impl Inventory {
+    /// Sets the rules. Must be the first call.
+    #[must_use]
+    pub fn with_memory(self, rules: MemoryRules) -> Self {
+        if rules.is_steady {
+            self.with_clock(Box::new(Linux), SystemTime::now());
+        }
+        self.lock().memory.is_forgetful = rules.is_forgetful;
+        self
+    }
+
+    pub(crate) fn with_clock(&self, clock: Box<dyn BootClock>, wall: SystemTime) {
+        let mut state = self.lock();
+        state.clock = AgeClock::start(clock, state.anchor.as_ref(), wall);
+        let now = state.clock.now(wall);
+        state.shift = AgeClock::shift(now, wall);
+    }
+
+    /// Whether no ledger had an image: the first start on this node, or a lost ledger.
+    pub fn remembers_nothing(&self) -> bool {
+        self.lock().memory.images.is_empty()
+    }
+
+    /// Records the image of another manager and its age, where this inventory did not know it. Takes effect with the
+    /// next pass, unless better data is known.
+    pub fn adopt(&self, id: &ImageId, since: Option<SystemTime>) {
+        let mut state = self.lock();
+        let since = since.map(|since| moved(since, -state.shift));
+        state.memory.adopt(id, since);
+    }
+
+    /// Writes the ledger; earlier changes are on disk on return. Does nothing without a state directory or changes.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the next flush tries again.
+    pub fn flush(&self) -> Result<(), InventoryError> {
+        let (Some(ledger), Some(directory)) = (&self.ledger, &self.directory) else { return Ok(()) };
+        flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path.clone(), source })
+    }
+
+    /// Writes the ledger if the last write is old, or at once where a container came to an image that had none: after a
+    /// crash only the ledger knows the containers that a restarting runtime does not list. For a timer, because uses occur
+    /// without a pass, too.
+    pub async fn flush_if_due(&self) {
+        let Some(ledger) = self.ledger.clone() else { return };
+        {
+            let state = self.lock();
+            if !state.is_flush_due(state.flushed_at.map(|flushed| flushed.elapsed())) {
+                return;
+            }
+        }
+        let state = Arc::clone(&self.state);
+        let written = tokio::task::spawn_blocking(move || flush(&ledger, &state)).await;
+        if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            tracing::warn!(%error, "could not write the inventory's ledger; trying again later");
+        }
+    }
+}
+
+/// The file's lock is taken first, so that states are written in the order they are taken.
+fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Result<()> {
+    let mut file = held(ledger);
+    if !held(state).dirty {
+        return Ok(());
+    }
+    if file.directory.is_read_only {
+        held(state).mark_written();
+        return Ok(());
+    }
+    let _lock = file.directory.lock()?;
+    let others = file.read_changed()?;
+    let text = {
+        let mut state = held(state);
+        if let Some(others) = others {
+            state.memory.merge(others);
+        }
+        state.flushed_at = Some(Instant::now());
+        state.mark_written();
+        let anchor = state.clock.anchor(SystemTime::now()).or_else(|| state.anchor.clone());
+        Ledger::new(state.watch, anchor, &state.memory.images).encode()
+    };
+    // What a full disk refuses is tried again after the usual time.
+    text.and_then(|text| file.write(&text)).inspect_err(|_| held(state).dirty = true)
+}
+
+impl InventoryState {
+    /// Whether a ledger that was written so long ago has to be written again now.
+    pub(crate) fn is_flush_due(&self, age: Option<Duration>) -> bool {
+        self.dirty && (self.memory.has_new_users || age.is_none_or(|age| age >= FLUSH_EVERY))
+    }
+
+    pub(crate) fn mark_written(&mut self) {
+        self.dirty = false;
+        self.memory.has_new_users = false;
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves at worst a stale table, which the next pass corrects.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

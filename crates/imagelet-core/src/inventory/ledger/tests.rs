@@ -18,7 +18,7 @@ use crate::{
     inventory::{
         Inventory,
         ledger::files::time,
-        usage_history::use_history::{ImageOrigin, PullCost, UseHistory},
+        usage_history::image_usage::{ImageOrigin, PullCost, UseHistory},
     },
     runtime::RuntimeManager,
     testing::FakeRuntime,

@@ -42,7 +42,7 @@ impl Inventory {
     pub fn mark_all_pinned(&self, listing: Listing) -> Listing {
         let state = self.lock();
         let has_own = !state.pins.is_empty() || !state.configured_pins.is_empty() || !state.set_pins.is_empty();
-        let has_pins = has_own || !state.pod_leases.is_empty();
+        let has_pins = has_own || !state.pod_leases.0.is_empty();
         if !has_pins && state.sandboxes.defaults().next().is_none() {
             return listing;
         }
@@ -86,7 +86,7 @@ impl Inventory {
             state.repin();
             return Ok(changed);
         };
-        let failed = |source| InventoryError::File { path: directory.path().to_owned(), source };
+        let failed = |source| InventoryError::File { path: directory.path.clone(), source };
         // Another process may have pinned meanwhile: the file is read under the lock.
         let lock = directory.lock().map_err(failed)?;
         let mut pins = parse_patterns(directory.read_pins().map_err(failed)?);
@@ -102,9 +102,9 @@ impl Inventory {
     }
 
     /// Reloads other processes' pins; an unreadable file changes nothing.
-    pub(in crate::inventory) async fn reload_pins(&self) {
+    pub(crate) async fn reload_pins(&self) {
         let Some(directory) = self.directory.clone() else { return };
-        let path = directory.path().to_owned();
+        let path = directory.path.clone();
         let read = tokio::task::spawn_blocking(move || directory.read_pins()).await;
         match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(patterns) => {
@@ -122,7 +122,7 @@ impl Inventory {
 }
 
 /// An invalid pattern from a manual edit of the file is logged and skipped.
-pub(in crate::inventory) fn parse_patterns(texts: Vec<String>) -> Vec<PinPattern> {
+pub(crate) fn parse_patterns(texts: Vec<String>) -> Vec<PinPattern> {
     let parse = |text: String| match text.parse() {
         Ok(pattern) => Some(pattern),
         Err(error) => {

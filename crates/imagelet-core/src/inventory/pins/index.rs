@@ -8,7 +8,7 @@ use crate::inventory::reference_match::{bare_id, tail};
 
 /// Patterns with their values. Names and digests are looked up; globs and prefixes of digits are compared one by one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::inventory) struct PatternIndex<T> {
+pub(crate) struct PatternIndex<T> {
     patterns: Vec<(PinPattern, T)>,
     /// Normalised name → its patterns.
     by_name: HashMap<String, Vec<usize>>,
@@ -26,7 +26,7 @@ impl<T> Default for PatternIndex<T> {
 }
 
 impl<T> PatternIndex<T> {
-    pub(in crate::inventory) fn of(patterns: Vec<(PinPattern, T)>) -> Self {
+    pub(crate) fn of(patterns: Vec<(PinPattern, T)>) -> Self {
         let (mut by_name, mut by_digest): (HashMap<_, Vec<_>>, HashMap<_, Vec<_>>) = Default::default();
         let (mut tails, mut one_by_one) = (HashSet::new(), Vec::new());
         for (index, (pattern, _)) in patterns.iter().enumerate() {
@@ -44,12 +44,12 @@ impl<T> PatternIndex<T> {
         Self { patterns, by_name, by_digest, tails, one_by_one }
     }
 
-    pub(in crate::inventory) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
 
     /// The values of the patterns that match an image, in the order of `of`.
-    pub(in crate::inventory) fn find(&self, image: &Image) -> Vec<&T> {
+    pub(crate) fn find(&self, image: &Image) -> Vec<&T> {
         if self.is_empty() {
             return Vec::new();
         }

@@ -1,8 +1,8 @@
 //! Which images an operator wants kept: references, globs, ids.
 
-pub(in crate::inventory) mod change;
-pub(in crate::inventory) mod index;
-pub(in crate::inventory) mod of_sets;
+pub(crate) mod change;
+pub(crate) mod index;
+pub(crate) mod of_sets;
 
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ use crate::image::{GLOB_LENGTH_MAX, Glob, Image, Reference};
 use crate::inventory::reference_match::{bare_id, is_id_prefix};
 
 /// Limit of patterns; each refresh matches each of them.
-pub(in crate::inventory) const PATTERNS_MAX: usize = 10_000;
+pub(crate) const PATTERNS_MAX: usize = 10_000;
 
 /// Why a text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -56,7 +56,7 @@ impl Inventory {
             return Ok(());
         }
         if let Some(directory) = &self.directory {
-            let failed = |source| InventoryError::File { path: directory.path().to_owned(), source };
+            let failed = |source| InventoryError::File { path: directory.path.clone(), source };
             write(directory, &parsed).map_err(failed)?;
         }
         let mut state = self.lock();
@@ -67,7 +67,7 @@ impl Inventory {
 }
 
 /// The pins on disk; an invalid one is logged and skipped.
-pub(in crate::inventory) fn read(directory: &StateDir) -> io::Result<Vec<OwnedPin>> {
+pub(crate) fn read(directory: &StateDir) -> io::Result<Vec<OwnedPin>> {
     let content = |text: &[u8]| serde_json::from_slice(text).map_err(|error| error.to_string());
     let SetPinsFile { pins, .. } = directory.read(FILE, content)?;
     Ok(parse(pins.into_iter().map(|pin| (pin.reference, pin.owner)).take(PATTERNS_MAX).collect()))

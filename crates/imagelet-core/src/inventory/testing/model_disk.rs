@@ -128,7 +128,7 @@ impl Inventory {
     }
 
     pub(crate) fn is_removing(&self, id: &ImageId) -> bool {
-        self.lock().leases.is_removing(id)
+        self.lock().leases.removing.contains(id)
     }
 }
 

@@ -46,7 +46,7 @@ impl InventoryState {
     }
 
     /// Drops a part of what the runtime reported.
-    pub(in crate::inventory) fn mutate_survey(&self, mut survey: Survey) -> Survey {
+    pub(crate) fn mutate_survey(&self, mut survey: Survey) -> Survey {
         match self.mutation {
             Some(Mutation::VolumesIgnored) => survey.mounts.values_mut().for_each(Vec::clear),
             Some(Mutation::SandboxesIgnored) => survey.sandboxes.clear(),
@@ -55,16 +55,16 @@ impl InventoryState {
         survey
     }
 
-    pub(in crate::inventory) fn mutate_names(&self, planned: &Arc<Image>, found: Arc<Image>) -> Arc<Image> {
+    pub(crate) fn mutate_names(&self, planned: &Arc<Image>, found: Arc<Image>) -> Arc<Image> {
         if self.has(Mutation::NewNamesIgnored) { Arc::clone(planned) } else { found }
     }
 
-    pub(in crate::inventory) fn ignores_mount_errors(&self) -> bool {
+    pub(crate) fn ignores_mount_errors(&self) -> bool {
         self.has(Mutation::FailedAnswerBelieved)
     }
 
     /// Forgets what the last pass saw in use.
-    pub(in crate::inventory) fn mutate_before_pass(&mut self) {
+    pub(crate) fn mutate_before_pass(&mut self) {
         if self.has(Mutation::EmptyListBelieved) || self.has(Mutation::HalfListBelieved) {
             self.snapshot = None;
             self.watch.containers = 0;
@@ -72,26 +72,26 @@ impl InventoryState {
         }
     }
 
-    pub(in crate::inventory) fn mutate_before_lease(&mut self, id: &ImageId) {
+    pub(crate) fn mutate_before_lease(&mut self, id: &ImageId) {
         if self.has(Mutation::OldAnswerBelieved) {
             self.leases.forget_removals(id);
         }
     }
 
-    pub(in crate::inventory) fn mutate_after_lease(&mut self, id: &ImageId) {
+    pub(crate) fn mutate_after_lease(&mut self, id: &ImageId) {
         if self.has(Mutation::NoLease) {
             self.leases.end(id);
         }
     }
 
-    pub(in crate::inventory) fn mutate_before_serving(&mut self, survey: &Survey) {
+    pub(crate) fn mutate_before_serving(&mut self, survey: &Survey) {
         if self.has(Mutation::AnyContainerServes) {
             let all = survey.pods.iter().flat_map(|pod| &pod.containers);
             all.for_each(|container| self.leases.end(&ImageId::new(&container.image_id)));
         }
     }
 
-    pub(in crate::inventory) fn mutate_before_removal(&mut self, id: &ImageId) {
+    pub(crate) fn mutate_before_removal(&mut self, id: &ImageId) {
         match (self.mutation, &mut self.snapshot) {
             (Some(Mutation::NewestPassIgnored), Some(snapshot)) => {
                 let entries = &mut Arc::make_mut(snapshot).entries;
@@ -104,13 +104,13 @@ impl InventoryState {
         }
     }
 
-    pub(in crate::inventory) fn mutate_after_removal_began(&mut self, id: &ImageId, has_begun: bool) {
+    pub(crate) fn mutate_after_removal_began(&mut self, id: &ImageId, has_begun: bool) {
         if has_begun && self.has(Mutation::RemovalNotMarked) {
             self.leases.unmark(id);
         }
     }
 
-    pub(in crate::inventory) fn keeps_leases(&self) -> bool {
+    pub(crate) fn keeps_leases(&self) -> bool {
         !self.has(Mutation::LeasesForgotten)
     }
 }

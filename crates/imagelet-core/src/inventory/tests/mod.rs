@@ -394,7 +394,7 @@ async fn a_lease_survives_a_crash_at_once() {
     let snapshot = restarted.refresh(seconds(30)).await.unwrap();
     assert!(entry(&snapshot, &id).leased_until >= Some(seconds(601)));
     let kept = restarted.clear(&entry(&snapshot, &id), 0, seconds(31)).await.unwrap();
-    assert!(matches!(kept, RemovalPermit::Kept(RemovalBlocker::Leased(_))), "{kept:?}");
+    assert!(matches!(kept, Err(RemovalBlocker::Leased(_))), "{kept:?}");
 }
 
 #[tokio::test]
@@ -409,7 +409,7 @@ async fn a_lease_of_another_process_that_comes_after_the_plan_keeps_the_image() 
     let found = command.leased("", seconds(2), || fake.status(&spec), |it| Some(it.as_ref()?.key())).await;
     assert!(found.unwrap().is_some());
     let kept = inventory.clear(&planned, 0, seconds(3)).await.unwrap();
-    assert!(matches!(kept, RemovalPermit::Kept(RemovalBlocker::Leased(_))), "{kept:?}");
+    assert!(matches!(kept, Err(RemovalBlocker::Leased(_))), "{kept:?}");
 }
 
 #[tokio::test]
@@ -458,7 +458,7 @@ async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gon
     let id = fake.preload("app:v1", "app", 1);
     let snapshot = inventory.refresh(seconds(0)).await.unwrap();
     let cleared = inventory.clear(&entry(&snapshot, &id), 0, seconds(1)).await.unwrap();
-    let RemovalPermit::Free(removal) = cleared else { panic!("{cleared:?}") };
+    let Ok(removal) = cleared else { panic!("{cleared:?}") };
     let spec = ImageSpec::new("app:v1");
     let mut asking = Box::pin(inventory.leased("", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key())));
     assert!(futures_util::poll!(asking.as_mut()).is_pending(), "it is here, and on its way out");
@@ -497,11 +497,11 @@ async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_seco
         let snapshot = inventory.refresh(seconds(300)).await.unwrap();
         assert_eq!(entry(&snapshot, &id).released_at, Some(snapshot.taken_at));
         let kept = inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap();
-        assert!(matches!(kept, RemovalPermit::Kept(RemovalBlocker::Released(_))), "{kept:?}");
+        assert!(matches!(kept, Err(RemovalBlocker::Released(_))), "{kept:?}");
         let snapshot = inventory.refresh(seconds(361)).await.unwrap();
         assert_eq!(entry(&snapshot, &id).released_at, None);
         let cleared = inventory.clear(&entry(&snapshot, &id), 1, seconds(362)).await.unwrap();
-        assert!(matches!(cleared, RemovalPermit::Free(_)), "{cleared:?}");
+        assert!(matches!(cleared, Ok(_)), "{cleared:?}");
     }
 }
 
@@ -517,5 +517,5 @@ async fn an_image_whose_container_the_runtime_says_is_gone_is_unused_at_once() {
     fake.report_gone_containers();
     let snapshot = inventory.refresh(seconds(300)).await.unwrap();
     assert_eq!(entry(&snapshot, &id).released_at, None);
-    assert!(matches!(inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap(), RemovalPermit::Free(_)));
+    assert!(matches!(inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap(), Ok(_)));
 }

@@ -9,7 +9,7 @@ use std::{
 use super::*;
 use crate::{
     image::{ImageId, ImageKey},
-    inventory::{ImageEntry, RemovalBlocker, RemovalPermit, Snapshot},
+    inventory::{ImageEntry, RemovalBlocker, Snapshot},
     runtime::{ContainerState, RuntimeManager, Sandbox},
     testing::FakeRuntime,
 };
@@ -75,7 +75,7 @@ async fn each_of_250_sandboxes_is_asked_about_once() {
     run(&fake, "new", true, PAUSE);
     let snapshot = inventory.refresh(seconds(2)).await.unwrap();
     assert_eq!((entry(&snapshot, &pause).in_use_by.len(), asked(&fake)), (251, 1));
-    inventory.clear(&entry(&snapshot, &pause), 0, seconds(3)).await.unwrap();
+    drop(inventory.clear(&entry(&snapshot, &pause), 0, seconds(3)).await.unwrap());
     assert_eq!(asked(&fake), 0, "nor before a removal");
 }
 
@@ -151,7 +151,7 @@ async fn a_sandbox_that_came_since_the_pass_keeps_its_image_from_being_removed()
     run(&fake, "web", true, PAUSE);
     let cleared = inventory.clear(&found, 0, seconds(1)).await.unwrap();
     let user = vec!["default/web (sandbox)".to_owned()];
-    assert!(matches!(cleared, RemovalPermit::Kept(RemovalBlocker::InUse(users)) if users == user));
+    assert!(matches!(cleared, Err(RemovalBlocker::InUse(users)) if users == user));
     fake.fail("sandbox", RuntimeErrorKind::Unavailable, "down");
     assert!(inventory.clear(&found, 0, seconds(2)).await.is_err());
 }

@@ -1,10 +1,9 @@
-//! The usage record of one image, with the rules by which uses and passes change it.
+//! The usage record of one image, its use statistics included, with the rules by which uses and passes change it.
 
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::use_history::{ImageOrigin, PullCost, UseHistory};
 use crate::{
     image::ByteSize,
     inventory::detect::{Fresh, ImageUses},
@@ -17,64 +16,64 @@ const GAP_MIN: Duration = Duration::from_mins(2);
 pub(super) const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 
 #[derive(Clone, Debug, Default)]
-pub(in crate::inventory) struct UseReport {
-    pub(in crate::inventory) user: Option<String>,
-    pub(in crate::inventory) pulled: Option<PullCost>,
+pub(crate) struct UseReport {
+    pub(crate) user: Option<String>,
+    pub(crate) pulled: Option<PullCost>,
     /// A prefetch, which is no use.
-    pub(in crate::inventory) is_prefetch: bool,
+    pub(crate) is_prefetch: bool,
 }
 
 /// The times of a pass, and what its lists are worth.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::inventory) struct PassTimes {
+pub(crate) struct PassTimes {
     /// Time of the request: the first sight of new images.
-    pub(in crate::inventory) detected_at: SystemTime,
+    pub(crate) detected_at: SystemTime,
     /// Time after the listings: the last use of images in use.
-    pub(in crate::inventory) now: SystemTime,
+    pub(crate) now: SystemTime,
     /// How long a list without an image's last container is not trusted.
-    pub(in crate::inventory) settling: Duration,
+    pub(crate) settling: Duration,
     /// Containers may be missing from the list.
-    pub(in crate::inventory) is_doubtful: bool,
+    pub(crate) is_doubtful: bool,
 }
 
 /// As the ledger has it. All times are steady times.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(in crate::inventory) struct ImageUsage {
+pub(crate) struct ImageUsage {
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
-    pub(in crate::inventory) first_seen: Option<SystemTime>,
+    pub(crate) first_seen: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
-    pub(in crate::inventory) last_used: Option<SystemTime>,
+    pub(crate) last_used: Option<SystemTime>,
     /// Start of its last use.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
-    pub(in crate::inventory) begun: Option<SystemTime>,
+    pub(crate) begun: Option<SystemTime>,
     /// Time of the first pass that found a formerly used image unused; a second pass has to confirm it.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
-    pub(in crate::inventory) released_at: Option<SystemTime>,
+    pub(crate) released_at: Option<SystemTime>,
     /// When its absence was detected.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
-    pub(in crate::inventory) gone: Option<SystemTime>,
+    pub(crate) gone: Option<SystemTime>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(in crate::inventory) in_use: bool,
-    pub(in crate::inventory) origin: ImageOrigin,
+    pub(crate) in_use: bool,
+    pub(crate) origin: ImageOrigin,
     /// Prefetched, and not used since.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(in crate::inventory) prefetched: bool,
+    pub(crate) prefetched: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(in crate::inventory) user: Option<String>,
+    pub(crate) user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(in crate::inventory) pulled: Option<PullCost>,
-    pub(in crate::inventory) history: UseHistory,
+    pub(crate) pulled: Option<PullCost>,
+    pub(crate) history: UseHistory,
     #[serde(skip)]
-    pub(in crate::inventory) used_by: Vec<String>,
+    pub(crate) used_by: Vec<String>,
     /// In use by a container of the runtime at the last pass, and not only by mounts.
     #[serde(skip)]
-    pub(in crate::inventory) has_containers: bool,
+    pub(crate) has_containers: bool,
     #[serde(skip)]
-    pub(in crate::inventory) requested_at: Option<SystemTime>,
+    pub(crate) requested_at: Option<SystemTime>,
     /// Announced uses without a seen container.
     #[serde(skip)]
-    pub(in crate::inventory) credits: u8,
+    pub(crate) credits: u8,
 }
 
 impl ImageUsage {
@@ -193,12 +192,74 @@ impl ImageUsage {
     }
 }
 
+/// Cost of the last pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PullCost {
+    /// Compressed bytes over the network.
+    pub bytes: ByteSize,
+    /// From the first request to the commit of the image.
+    pub duration: Duration,
+    /// Time of the commit.
+    pub at: SystemTime,
+}
+
+/// The known origin of an image on the node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageOrigin {
+    /// imagelet pulled it.
+    Pulled,
+    /// Another manager pulled it, and a pull record or an operator transferred it.
+    Adopted,
+    /// Present at the first pass, or added without imagelet.
+    #[default]
+    Found,
+}
+
+impl ImageOrigin {
+    /// The stable name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pulled => "pulled",
+            Self::Adopted => "adopted",
+            Self::Found => "found",
+        }
+    }
+}
+
+/// Use statistics that predict future uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UseHistory {
+    /// Number of uses: an `ensure` by a pod, a pull, a new container or mount. A container after an `ensure` is the
+    /// same use.
+    pub uses: u64,
+    /// Number of uses after an idle time.
+    pub returns: u32,
+    /// Number of pulls after its removal.
+    pub comebacks: u32,
+    /// Mean seconds between uses with a pause, weighted to the latest. Zero: never used again.
+    pub interval: u64,
+    /// A newer image of the same repository was used since.
+    pub superseded: bool,
+}
+
+impl UseHistory {
+    /// Records a use this long after the start of the previous one.
+    pub(crate) fn returned(&mut self, after: Duration) {
+        /// Weight of the latest interval in percent.
+        const LATEST: u64 = 30;
+        let mean = if self.returns == 0 { after.as_secs() } else { self.interval };
+        self.interval = mean.saturating_mul(100 - LATEST).saturating_add(after.as_secs().saturating_mul(LATEST)) / 100;
+        self.returns = self.returns.saturating_add(1);
+    }
+}
+
 /// Optional times as nanoseconds since 1970.
 mod nanos {
-    use std::time::SystemTime;
+    use serde::{Deserializer, Serializer};
 
-    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
-
+    use super::*;
     use crate::inventory::ledger::files;
 
     #[expect(clippy::ref_option, reason = "serde passes the field")]
@@ -208,5 +269,22 @@ mod nanos {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
         Ok(Option::deserialize(deserializer)?.map(files::time))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_interval_weighs_most_and_none_overflows() {
+        let mut history = UseHistory::default();
+        let day = Duration::from_hours(24);
+        (0..10).for_each(|_| history.returned(day));
+        assert_eq!((history.interval, history.returns), (day.as_secs(), 10));
+        history.returned(Duration::from_hours(1));
+        assert_eq!(history.interval, (day.as_secs() * 70 + 3600 * 30) / 100);
+        history.returned(Duration::MAX);
+        assert!(history.interval > day.as_secs());
     }
 }

@@ -2,9 +2,7 @@
 //!
 //! All times in this module are steady times.
 
-pub(in crate::inventory) mod image_usage;
-mod reconcile;
-pub(in crate::inventory) mod use_history;
+pub(crate) mod image_usage;
 
 use std::{
     cmp::Ordering,
@@ -15,31 +13,38 @@ use std::{
 
 use crate::image::{Image, ImageId, ImageKey};
 use crate::inventory::{
-    boot_clock::Correction,
     detect::{ImageUses, USER_LENGTH_MAX, Users, find},
     ledger::Ledger,
-    usage_history::image_usage::{ImageUsage, PENDING_AGE_MAX, PassTimes, UseReport},
+    usage_history::image_usage::{ImageOrigin, ImageUsage, PENDING_AGE_MAX, PassTimes, UseReport},
 };
 
 /// Limit of remembered absent images; the oldest is removed first.
-pub(in crate::inventory) const REMOVED_IMAGES_MAX: usize = 4096;
+pub(crate) const REMOVED_IMAGES_MAX: usize = 4096;
 const REMOVED_AGE_MAX: Duration = Duration::from_hours(90 * 24);
 /// Limit of reported images without a pass that lists them.
 const PENDING_MAX: usize = 1024;
 /// Limit of remembered images while a runtime lists none.
 const UNLISTED_MAX: usize = 100_000;
+const ADOPTED_MAX: usize = 50_000;
+/// How long a runtime may list no image and still be assumed to have kept them.
+const UNLISTED_FOR_MAX: Duration = Duration::from_hours(1);
+/// A single image that comes back may have been pulled again.
+const RETURNED_MIN: usize = 2;
+/// The percentage of images that must come back at once. A wiped store that is refilled has few of them at first.
+const RETURNED_PERCENT: usize = 90;
+
 #[derive(Debug)]
-struct Pending {
+pub(crate) struct Pending {
     reported: UseReport,
     uses: u64,
     at: SystemTime,
 }
 
 #[derive(Debug, Default)]
-pub(in crate::inventory) struct UsageHistory {
-    pub(in crate::inventory) images: BTreeMap<ImageKey, ImageUsage>,
+pub(crate) struct UsageHistory {
+    pub(crate) images: BTreeMap<ImageKey, ImageUsage>,
     /// Reports on images that no pass has listed yet.
-    pending: BTreeMap<ImageKey, Pending>,
+    pub(crate) pending: BTreeMap<ImageKey, Pending>,
     /// Images recorded by another manager of the node, and their first time, where known.
     adopted: HashMap<ImageId, Option<SystemTime>>,
     /// When an empty list made all images absent, until the next non-empty one.
@@ -47,22 +52,25 @@ pub(in crate::inventory) struct UsageHistory {
     /// The current pass found that images absent since then were present all the time.
     returning: Option<SystemTime>,
     /// An image that comes back is new in all reports, as in the kubelet.
-    pub(in crate::inventory) is_forgetful: bool,
+    pub(crate) is_forgetful: bool,
     /// No pass since the start: the present containers are not all new.
     is_resumed: bool,
     /// Since the last ledger write a container or sandbox of the runtime came to an image that had none.
-    pub(in crate::inventory) has_new_users: bool,
+    pub(crate) has_new_users: bool,
 }
 
 impl UsageHistory {
-    pub(in crate::inventory) fn restore(&mut self, ledger: Ledger) {
+    pub(crate) fn restore(&mut self, ledger: Ledger) {
         self.is_resumed = true;
         self.images = ledger.into_images();
-        self.resume_unlisted();
+        // The last list may have been empty.
+        if self.present().next().is_none() {
+            self.unlisted = self.images.values().filter_map(|usage| usage.gone).max();
+        }
     }
 
     /// Merges another process's data: the later time and the larger count win. What is in use the own next pass says.
-    pub(in crate::inventory) fn merge(&mut self, others: Ledger) {
+    pub(crate) fn merge(&mut self, others: Ledger) {
         for (key, other) in others.into_images() {
             let Some(ours) = self.images.get_mut(&key) else {
                 if other.gone.is_none() {
@@ -84,7 +92,7 @@ impl UsageHistory {
     }
 
     /// Records a use: a caller got the image. A request may have the id without the handler.
-    pub(in crate::inventory) fn used(&mut self, key: &ImageKey, mut reported: UseReport, uses: u64, at: SystemTime) {
+    pub(crate) fn used(&mut self, key: &ImageKey, mut reported: UseReport, uses: u64, at: SystemTime) {
         reported.user = reported.user.filter(|user| user.len() <= USER_LENGTH_MAX);
         let mut is_listed = false;
         let of_id = self.images.range_mut(by_id(key)..).take_while(|(other, _)| other.id() == key.id());
@@ -106,26 +114,26 @@ impl UsageHistory {
         }
     }
 
-    pub(in crate::inventory) fn requested_at(&self, key: &ImageKey) -> Option<SystemTime> {
+    pub(crate) fn requested_at(&self, key: &ImageKey) -> Option<SystemTime> {
         let listed = self.images.get(key).and_then(|usage| usage.requested_at);
         let pending = [self.pending.get(key), self.pending.get(&by_id(key))];
         pending.into_iter().flatten().map(|pending| pending.at).max().max(listed)
     }
 
     #[cfg(test)]
-    pub(in crate::inventory) fn requests(&self) -> impl std::fmt::Debug {
+    pub(crate) fn requests(&self) -> impl std::fmt::Debug {
         let pending: Vec<_> = self.pending.iter().map(|(key, pending)| (key, Some(pending.at))).collect();
         let listed: Vec<_> = self.images.iter().map(|(key, usage)| (key, usage.requested_at)).collect();
         (pending, listed)
     }
 
     /// The listed images, by key.
-    pub(in crate::inventory) fn present(&self) -> impl Iterator<Item = (&ImageKey, &ImageUsage)> {
+    pub(crate) fn present(&self) -> impl Iterator<Item = (&ImageKey, &ImageUsage)> {
         self.images.iter().filter(|(_, usage)| usage.gone.is_none())
     }
 
     /// Applies a pass over images in order of keys, each once. Returns whether the ledger on disk is stale.
-    pub(in crate::inventory) fn apply(&mut self, images: &[Arc<Image>], users: &Users, pass: &PassTimes) -> bool {
+    pub(crate) fn apply(&mut self, images: &[Arc<Image>], users: &Users, pass: &PassTimes) -> bool {
         self.begin_pass(images, pass.now);
         let mut changed = self.is_resumed && !self.images.is_empty();
         let (mut arrived, mut absent) = (Vec::new(), Vec::new());
@@ -177,9 +185,23 @@ impl UsageHistory {
         let gone = usage.gone.take();
         let before = usage.first_seen.replace(pass.detected_at);
         if let Some(gone) = gone {
-            self.come_back(&mut usage, before, gone, pass.now);
+            if self.returning != Some(gone) {
+                usage.history.comebacks += 1;
+                // Another manager brought it back, unless a recorded pull is later.
+                if usage.pulled.is_none_or(|pulled| pulled.at <= gone) {
+                    usage.origin = ImageOrigin::Found;
+                }
+            } else if let Some(before) = before.filter(|_| !self.is_forgetful) {
+                usage.date_back(before, pass.now);
+            }
         }
-        self.take_over(&key, &mut usage, gone.is_none(), pass.now);
+        let adopted = self.adopted.get(key.id()).filter(|since| since.is_none_or(|since| since <= pass.now));
+        if let Some(since) = adopted
+            && usage.adopt()
+            && let Some(since) = since.filter(|_| gone.is_none() && !self.is_forgetful)
+        {
+            usage.date_back(since, pass.now);
+        }
         let pending = self.pending.remove(&key).or_else(|| self.pending.remove(&by_id(&key)));
         if let Some(pending) = pending {
             usage.take(pending.reported, pending.uses, pending.at.min(pass.now));
@@ -224,15 +246,34 @@ impl UsageHistory {
         self.images.len() < before
     }
 
-    pub(in crate::inventory) fn clamp(&mut self, now: SystemTime) {
-        self.map_times(|time| time.min(now));
+    pub(crate) fn adopt(&mut self, id: &ImageId, since: Option<SystemTime>) {
+        if self.adopted.len() < ADOPTED_MAX {
+            self.adopted.insert(id.clone(), since);
+        }
     }
 
-    pub(in crate::inventory) fn correct(&mut self, correction: Correction) {
-        self.map_times(|time| correction.apply(time));
+    /// Starts a pass that listed these images.
+    fn begin_pass(&mut self, images: &[Arc<Image>], now: SystemTime) {
+        self.returning = None;
+        if images.is_empty() {
+            if self.present().next().is_some() {
+                self.unlisted = Some(now);
+            }
+            return;
+        }
+        let Some(unlisted) = self.unlisted.take() else { return };
+        let gone = || self.images.iter().filter(|(_, usage)| usage.gone == Some(unlisted));
+        let is_listed = |key: &ImageKey| images.binary_search_by(|image| image.cmp_key(key)).is_ok();
+        let (all, back) = (gone().count(), gone().filter(|(key, _)| is_listed(key)).count());
+        let is_short = now.duration_since(unlisted).unwrap_or_default() <= UNLISTED_FOR_MAX;
+        if is_short && back >= RETURNED_MIN && back * 100 >= all * RETURNED_PERCENT {
+            tracing::warn!(images = back, "the runtime lists images again that it did not list; they keep their ages");
+            self.returning = Some(unlisted);
+        }
     }
 
-    fn map_times(&mut self, map: impl Fn(SystemTime) -> SystemTime) {
+    /// Moves all times.
+    pub(crate) fn map_times(&mut self, map: impl Fn(SystemTime) -> SystemTime) {
         for usage in self.images.values_mut() {
             let ImageUsage { first_seen, last_used, begun, gone, released_at, requested_at, .. } = usage;
             let times = [first_seen, last_used, begun, gone, released_at, requested_at];
@@ -244,11 +285,6 @@ impl UsageHistory {
         for pending in self.pending.values_mut() {
             pending.at = map(pending.at);
         }
-    }
-
-    /// Whether a returned image is not listed by a pass yet.
-    pub(in crate::inventory) fn awaits_pass(&self) -> bool {
-        !self.pending.is_empty()
     }
 }
 

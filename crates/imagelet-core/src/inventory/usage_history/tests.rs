@@ -4,9 +4,10 @@ use super::*;
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
     inventory::{
+        boot_clock::Correction,
         detect::Fresh,
         observation_window::ObservationWindow,
-        usage_history::use_history::{ImageOrigin, PullCost},
+        usage_history::image_usage::{ImageOrigin, PullCost},
     },
 };
 
@@ -335,9 +336,10 @@ fn nothing_is_left_in_the_future_and_corrections_reach_every_stamp() {
     let mut node = Node::default();
     node.has(&["a:1"]);
     node.pass(&[("a:1", true, 100)], at(100));
-    node.memory.correct(Correction { later_than: at(50), by: 60_000_000_000 });
+    let correction = Correction { later_than: at(50), by: 60_000_000_000 };
+    node.memory.map_times(|time| correction.apply(time));
     assert_eq!(node.of("a:1").last_used, Some(at(101)));
-    node.memory.clamp(at(10));
+    node.memory.map_times(|time| time.min(at(10)));
     let a = node.of("a:1");
     assert!([a.first_seen, a.last_used, a.begun].iter().all(|time| *time == Some(at(10))));
 }

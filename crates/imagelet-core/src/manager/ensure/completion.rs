@@ -5,7 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::time::Instant;
 
-use super::{access_record::access_of, event_messages, reporter::Reporter};
+use super::{credentials::access_of, event_messages, reporter::Reporter};
 use crate::{
     audit_log::{Act, ActCode, AuditLog},
     credentials::TrackedCredential,

@@ -1,13 +1,14 @@
-//! The credentials of one request: its own or its pull secrets', then the node's, then the providers'.
+//! The credentials of one request: its own or its pull secrets', then the node's, then the providers'; and the access
+//! records made of them (`docs/spec/pull.md §2.3.2`, `§2.3.3`).
 
 use std::sync::OnceLock;
 
-use super::{Ensuring, access_record::proof_of};
+use super::Ensuring;
 use crate::{
     credentials::{CredentialSource, Keyring, KeyringError, TrackedCredential},
     image::Reference,
     manager::{Caller, EnsureError, error::Cause},
-    records::AccessProof,
+    records::{AccessProof, ImageAccess, RecordedSecret},
 };
 
 /// Each part is looked up at most once, and only where needed.
@@ -93,4 +94,40 @@ impl Ensuring<'_> {
     fn drop_unusable(&self, found: &mut FoundCredentials) {
         found.credentials.retain(|tracked| self.is_kubelet() || tracked.is_usable());
     }
+}
+
+pub(super) fn proof_of(credentials: &[TrackedCredential]) -> AccessProof {
+    let mut proof = AccessProof::default();
+    for tracked in credentials {
+        let access = access_of(Some(tracked));
+        proof.secrets.extend(access.kubernetes_secrets);
+        if proof.service_account.is_none() {
+            proof.service_account = access.kubernetes_service_accounts.into_iter().next();
+        }
+    }
+    proof
+}
+
+/// The access that a credential opened; anonymous access opens the image to all.
+pub(super) fn access_of(used: Option<&TrackedCredential>) -> ImageAccess {
+    let mut access = ImageAccess::default();
+    match used.map(|tracked| (&tracked.source, &tracked.hash)) {
+        None | Some((CredentialSource::Node, _)) => access.node_pods_accessible = true,
+        Some((CredentialSource::Secret(object), hash)) => access.kubernetes_secrets.push(RecordedSecret {
+            uid: object.uid.clone(),
+            namespace: object.namespace.clone(),
+            name: object.name.clone(),
+            credential_hash: hash.clone(),
+        }),
+        // Its owner is unknown. The hash is its own identity, so that only a client with the same credential matches.
+        Some((CredentialSource::Request, hash)) => access.kubernetes_secrets.push(RecordedSecret {
+            uid: format!("credential:{hash}"),
+            credential_hash: hash.clone(),
+            ..RecordedSecret::default()
+        }),
+        Some((CredentialSource::ServiceAccount(object), _)) => {
+            access.kubernetes_service_accounts.push(object.clone());
+        }
+    }
+    access
 }

@@ -1,6 +1,5 @@
 //! The steps of one request from name to image (`docs/spec/pull.md §2`).
 
-mod access_record;
 mod completion;
 mod credentials;
 mod event_messages;
@@ -17,9 +16,8 @@ use tokio::time::Instant;
 
 pub use self::stale_use::StaleUse;
 use self::{
-    access_record::proof_of,
     completion::Completion,
-    credentials::{FoundCredentials, RequestCredentials},
+    credentials::{FoundCredentials, RequestCredentials, proof_of},
     reporter::Reporter,
 };
 use super::{
@@ -33,7 +31,8 @@ use super::{
 };
 use crate::{
     audit_log::{Act, ActCode},
-    image::{ByteSize, Image, ImageKey, ImageSpec, Reference, default_tag},
+    credentials::Credential,
+    image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     inventory::HandedOut,
     metrics::Metrics,
     records::{CheckResult, Intent},
@@ -49,31 +48,20 @@ pub(super) struct Ensuring<'a> {
 }
 
 impl<'a> Ensuring<'a> {
-    pub(super) fn new(manager: &'a ImageManager, request: &'a EnsureRequest) -> Self {
-        Self::counted(manager, request, Some(&manager.parts.metrics))
-    }
-
-    /// A request that is only estimated, and counts as none.
-    pub(super) fn uncounted(manager: &'a ImageManager, request: &'a EnsureRequest) -> Self {
-        Self::counted(manager, request, None)
-    }
-
-    fn counted(manager: &'a ImageManager, request: &'a EnsureRequest, metrics: Option<&'a Metrics>) -> Self {
-        let tally = Tally::new(metrics, &request.policy);
+    /// `metrics`: `None` for a request that is only estimated, and counts as none.
+    pub(super) fn new(manager: &'a ImageManager, request: &'a EnsureRequest, metrics: Option<&'a Metrics>) -> Self {
         Self {
             manager,
             request,
             reporter: Reporter::new(manager, request),
-            tally,
+            tally: Tally { metrics, policy: &request.policy, present: None, required: None },
             credentials: RequestCredentials::default(),
         }
     }
 
     pub(super) async fn run(mut self, progress: Progress) -> Result<Ensured, EnsureError> {
-        let image = default_tag(&self.request.image)
-            .map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
-        let (runtime_handler, annotations) = (self.request.runtime_handler.clone(), self.request.annotations.clone());
-        let spec = ImageSpec { image, runtime_handler, annotations };
+        let spec =
+            self.spec().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let (presence, key) = self.look(&spec).await?;
         match (decide(&self.request.policy, presence), key) {
             (Decision::Use, Some(key)) => Ok(self.present(&key, spec)),
@@ -87,17 +75,22 @@ impl<'a> Ensuring<'a> {
 
     /// The estimate of its pull, with the first credential.
     pub(super) async fn estimate(&self) -> Option<PullEstimate> {
-        let image = default_tag(&self.request.image).ok()?;
+        let image = self.spec().ok()?;
         let credential = self.credentials().await.ok()?.credentials.first().map(|tracked| tracked.credential.clone());
-        let (runtime_handler, annotations) = (self.request.runtime_handler.clone(), self.request.annotations.clone());
-        let image = ImageSpec { image, runtime_handler, annotations };
-        let platform = self.request.platform.clone();
-        let request = PullRequest { image, credential, sandbox: self.request.sandbox(), platform };
-        let estimate = self.manager.parts.runtime.estimate(&request).await;
+        let estimate = self.manager.parts.runtime.estimate(&self.pull_request(image, credential)).await;
         let estimate = estimate.inspect_err(|error| {
             tracing::debug!(image = self.request.image, error = error.chain(), "the size of a pull is not known");
         });
         estimate.ok().flatten()
+    }
+
+    fn spec(&self) -> Result<ImageSpec, ReferenceError> {
+        let (runtime_handler, annotations) = (self.request.runtime_handler.clone(), self.request.annotations.clone());
+        Ok(ImageSpec { image: default_tag(&self.request.image)?, runtime_handler, annotations })
+    }
+
+    fn pull_request(&self, image: ImageSpec, credential: Option<Credential>) -> PullRequest {
+        PullRequest { image, credential, sandbox: self.request.sandbox(), platform: self.request.platform.clone() }
     }
 
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
@@ -186,11 +179,9 @@ impl<'a> Ensuring<'a> {
             credentials: hashes.iter().map(|tracked| tracked.hash.clone()).collect(),
         };
         let work = Work {
-            image: spec.clone(),
+            request: self.pull_request(spec.clone(), None),
             reference,
             credentials: credentials.clone(),
-            sandbox: self.request.sandbox(),
-            platform: self.request.platform.clone(),
             tenant: Arc::clone(&self.request.pod.namespace),
             priority: self.request.priority,
             caller: self.request.caller,
@@ -219,7 +210,7 @@ impl<'a> Ensuring<'a> {
         let mut broadcast = None;
         let (outcome, completion) = match self.manager.puller.pull(&work) {
             Ok(subscription) => {
-                broadcast = Some(subscription.broadcast());
+                broadcast = Some(subscription.progress.clone());
                 let completion = Completion {
                     intent: Some(intent),
                     records: Arc::clone(&self.manager.parts.records),
@@ -363,10 +354,8 @@ impl<'a> Ensuring<'a> {
         let PodIdentity { namespace, name, .. } = &self.request.pod;
         let user = (!name.is_empty()).then(|| format!("{namespace}/{name}"));
         let handed = HandedOut { key: key.clone(), user, pulled };
-        if self.request.caller.is_prefetch() {
-            return inventory.prefetched(&handed, SystemTime::now());
-        }
-        inventory.hand_out(&handed, SystemTime::now());
+        let is_prefetch = self.request.caller.is_prefetch();
+        inventory.record(&handed, u64::from(!is_prefetch), is_prefetch, SystemTime::now());
     }
 
     fn reported(&self, reason: &'static str, error: EnsureError) -> EnsureError {

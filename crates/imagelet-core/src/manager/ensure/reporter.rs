@@ -22,7 +22,7 @@ impl Reporter {
             events: Arc::clone(&manager.parts.events),
             recorder: manager.parts.recorder.clone(),
             pod: request.pod.clone(),
-            subject: request.subject(),
+            subject: request.pod.subject(Arc::clone(&request.container)),
         }
     }
 

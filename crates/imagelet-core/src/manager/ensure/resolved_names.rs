@@ -10,7 +10,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
     os::unix::fs::OpenOptionsExt as _,
@@ -23,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     image::{ImageId, Platform},
+    manager::remove_oldest,
     records::create_folder,
 };
 
@@ -51,6 +51,7 @@ pub(crate) struct Resolved {
     pub(crate) on_disk: Option<SystemTime>,
 }
 
+#[derive(Debug)]
 pub(crate) struct ResolvedNames {
     /// `None`: memory only.
     path: Option<PathBuf>,
@@ -104,8 +105,7 @@ impl ResolvedNames {
         let is_old = on_disk.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
         names.insert(subject, Resolved { image, at: now, on_disk });
         while names.len() > NAMES_MAX {
-            let oldest = names.iter().min_by_key(|(_, entry)| entry.at).map(|(subject, _)| subject.clone());
-            oldest.and_then(|oldest| names.remove(&oldest));
+            remove_oldest(&mut names, |entry| entry.at);
         }
         is_old && self.path.is_some()
     }
@@ -129,12 +129,6 @@ impl ResolvedNames {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Subject, Resolved>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for ResolvedNames {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResolvedNames").field("path", &self.path).finish_non_exhaustive()
     }
 }
 

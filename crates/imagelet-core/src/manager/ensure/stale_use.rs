@@ -93,37 +93,31 @@ fn subject(reference: &Reference, spec: &ImageSpec, platform: Option<&Platform>)
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum NotUsed {
-    #[error("it is not here")]
-    Absent,
-    #[error("its registry did not name it to this node")]
-    Unverified,
-    #[error("its registry has named another image")]
-    Moved,
-    #[error("that its registry named it was too long ago")]
-    TooOld,
-}
+const ABSENT: &str = "it is not here";
+const UNVERIFIED: &str = "its registry did not name it to this node";
+const MOVED: &str = "its registry has named another image";
+const TOO_OLD: &str = "that its registry named it was too long ago";
 
 fn is_outage(policy: &PullPolicy, failure: &RuntimeError) -> bool {
     *policy == PullPolicy::Always && failure.is_outage()
 }
 
+/// How long ago the registry named the present image, or why it is not used.
 fn age(
     verified: Option<&Resolved>,
     present: Option<&ImageId>,
     age_max: Duration,
     now: SystemTime,
-) -> Result<Duration, NotUsed> {
-    let present = present.ok_or(NotUsed::Absent)?;
-    let verified = verified.ok_or(NotUsed::Unverified)?;
+) -> Result<Duration, &'static str> {
+    let present = present.ok_or(ABSENT)?;
+    let verified = verified.ok_or(UNVERIFIED)?;
     if verified.image != *present {
-        return Err(NotUsed::Moved);
+        return Err(MOVED);
     }
     match now.duration_since(verified.at) {
         Ok(age) if age <= age_max => Ok(age),
         Err(ahead) if ahead.duration() <= CLOCK_SLACK => Ok(Duration::ZERO),
-        _ => Err(NotUsed::TooOld),
+        _ => Err(TOO_OLD),
     }
 }
 
@@ -177,17 +171,17 @@ mod tests {
         for (verified, present, expected) in [
             (named(&a, 0), Some(&a), Ok(0)),
             (named(&a, 100), Some(&a), Ok(100)),
-            (named(&a, 101), Some(&a), Err(NotUsed::TooOld)),
-            (named(&a, 1_000_000), Some(&a), Err(NotUsed::TooOld)),
-            (named(&a, 365 * 24 * 3600), Some(&a), Err(NotUsed::TooOld)),
-            (named(&a, -3600), Some(&a), Err(NotUsed::TooOld)),
-            (named(&a, -365 * 24 * 3600), Some(&a), Err(NotUsed::TooOld)),
+            (named(&a, 101), Some(&a), Err(TOO_OLD)),
+            (named(&a, 1_000_000), Some(&a), Err(TOO_OLD)),
+            (named(&a, 365 * 24 * 3600), Some(&a), Err(TOO_OLD)),
+            (named(&a, -3600), Some(&a), Err(TOO_OLD)),
+            (named(&a, -365 * 24 * 3600), Some(&a), Err(TOO_OLD)),
             (named(&a, -300), Some(&a), Ok(0)),
-            (named(&a, -301), Some(&a), Err(NotUsed::TooOld)),
-            (named(&b, 0), Some(&a), Err(NotUsed::Moved)),
-            (None, Some(&a), Err(NotUsed::Unverified)),
-            (named(&a, 0), None, Err(NotUsed::Absent)),
-            (None, None, Err(NotUsed::Absent)),
+            (named(&a, -301), Some(&a), Err(TOO_OLD)),
+            (named(&b, 0), Some(&a), Err(MOVED)),
+            (None, Some(&a), Err(UNVERIFIED)),
+            (named(&a, 0), None, Err(ABSENT)),
+            (None, None, Err(ABSENT)),
         ] {
             let found = age(verified.as_ref(), present, bound, now);
             assert_eq!(found, expected.map(Duration::from_secs), "{verified:?} {present:?}");

@@ -10,14 +10,20 @@ use crate::{
     events::{EventSink, LogEvents},
     manager::{ManagerParts, PodIdentity, PullSettings},
     records::PullRecords,
-    runtime::{NoContainers, RuntimeErrorKind, RuntimeManager},
+    runtime::{NoContainers, RuntimeErrorKind, RuntimeManager, no_progress},
     testing::{FakeRuntime, WaySettings as _},
 };
 
 /// Ignores all calls.
 struct NoWatch;
 
-impl PodWatch for NoWatch {}
+impl PodWatch for NoWatch {
+    fn progress(&self, _: usize) -> Progress {
+        no_progress()
+    }
+
+    fn finished(&self, _: usize, _: &PodOutcome) {}
+}
 
 struct TestNode {
     runtime: FakeRuntime,
@@ -299,7 +305,7 @@ async fn mounts_are_counted_where_containers_are_started() {
     node.manager.count_volume_mounts(1, Some("ImageVolumeMountFailed: no such path"));
     // Whole numbers, so that they compare exactly.
     let counted = |family| format!("{}", node.manager.parts.metrics.value(family, &[]));
-    let all = [&volumes::REQUESTED, &volumes::SUCCEEDED, &volumes::FAILED].map(counted);
+    let all = [&REQUESTED, &SUCCEEDED, &FAILED].map(counted);
     assert_eq!(all, ["4", "3", "1"]);
 }
 

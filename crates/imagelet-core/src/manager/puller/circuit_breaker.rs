@@ -12,7 +12,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::runtime::{ErrorClass, Fault, RuntimeErrorKind, Stage};
+use crate::{
+    manager::remove_oldest,
+    runtime::{ErrorClass, Fault, RuntimeErrorKind, Stage},
+};
 
 const OPENS_AFTER: u32 = 3;
 /// The longest window without a registry's request: a recovered registry should not wait for long.
@@ -30,12 +33,8 @@ pub(crate) struct CircuitKey {
     pub(crate) image: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ScopedKey {
-    scope: CircuitScope,
-    /// Only the parts that the scope depends on.
-    of: CircuitKey,
-}
+/// A scope, and only the parts of a key that it depends on.
+type ScopedKey = (CircuitScope, CircuitKey);
 
 #[derive(Clone, Debug)]
 struct Circuit {
@@ -148,7 +147,7 @@ impl CircuitScope {
         if self < Self::Images {
             of.image.clear();
         }
-        ScopedKey { scope: self, of }
+        (self, of)
     }
 }
 
@@ -216,8 +215,8 @@ impl Circuits {
             self.circuits.remove(&other.key(route));
         }
         let key = met.key(route);
-        if !self.circuits.contains_key(&key) {
-            self.make_room();
+        if self.circuits.len() >= CIRCUITS_MAX && !self.circuits.contains_key(&key) {
+            remove_oldest(&mut self.circuits, |circuit| circuit.touched);
         }
         let first = self.window_first;
         let circuit = self.circuits.entry(key.clone()).or_insert_with(|| Circuit::closed(fault.class, now));
@@ -242,16 +241,6 @@ impl Circuits {
         circuit.until = Some(now + window);
         if was_closed { circuit.opened(&key, now) } else { None }
     }
-
-    fn make_room(&mut self) {
-        if self.circuits.len() < CIRCUITS_MAX {
-            return;
-        }
-        if let Some(oldest) = self.circuits.iter().min_by_key(|(_, circuit)| circuit.touched).map(|(key, _)| key) {
-            let oldest = oldest.clone();
-            self.circuits.remove(&oldest);
-        }
-    }
 }
 
 impl Circuit {
@@ -271,8 +260,14 @@ impl Circuit {
     /// The circuit unless it is closed, with or without a probe.
     fn opened(&self, key: &ScopedKey, now: Instant) -> Option<OpenCircuit> {
         let remaining = self.until?.saturating_duration_since(now);
-        let registry = key.of.registry.clone();
-        Some(OpenCircuit { registry, scope: key.scope, failures: self.failures, remaining, class: self.class })
+        let (scope, CircuitKey { registry, .. }) = key;
+        Some(OpenCircuit {
+            registry: registry.clone(),
+            scope: *scope,
+            failures: self.failures,
+            remaining,
+            class: self.class,
+        })
     }
 }
 

@@ -148,7 +148,7 @@ impl Puller {
             return Err(Arc::new(error.with_hint("raise `registryPullQPS` or `registryBurst`, or set the first to 0")));
         }
         let (id, credential) = self.try_credentials(work, &progress.sink()).await?;
-        let (size, handler) = self.as_listed(&work.image).await;
+        let (size, handler) = self.as_listed(&work.request.image).await;
         Ok(Pulled {
             key: ImageKey::new(id, handler),
             size,
@@ -162,9 +162,6 @@ impl Puller {
 
     /// Waits for the turn, and meanwhile estimates how much there is to fetch: what is small may start earlier.
     async fn wait(&self, place: &Place, work: &Work) {
-        if place.is_running() {
-            return;
-        }
         let estimate = async {
             if !self.compatibility.is_kubelet()
                 && let Some(size) = self.estimate(work).await
@@ -184,9 +181,13 @@ impl Puller {
     async fn estimate(&self, work: &Work) -> Option<ByteSize> {
         let _permit = self.estimates.acquire().await.ok()?;
         let credential = work.credentials.first().map(|tracked| tracked.credential.clone());
-        let estimate = self.runtime.estimate(&PullRequest { credential, ..work.request() }).await;
+        let estimate = self.runtime.estimate(&PullRequest { credential, ..work.request.clone() }).await;
         let estimate = estimate.inspect_err(|error| {
-            tracing::debug!(image = work.image.image, error = error.chain(), "the size of a waiting pull is not known");
+            tracing::debug!(
+                image = work.request.image.image,
+                error = error.chain(),
+                "the size of a waiting pull is not known"
+            );
         });
         estimate.ok()?.map(|estimate| estimate.bytes_missing)
     }
@@ -196,7 +197,7 @@ impl Puller {
         work: &Work,
         progress: &Progress,
     ) -> Result<(ImageId, Option<usize>), Arc<RuntimeError>> {
-        let mut request = work.request();
+        let mut request = work.request.clone();
         if work.credentials.is_empty() {
             return Ok((self.runtime.pull(&request, Arc::clone(progress)).await?, None));
         }

@@ -95,9 +95,7 @@ impl Shared {
         match event {
             PullEvent::Resolved { .. } => {
                 // A second credential restarts the pull.
-                self.layers.clear();
-                self.committing = false;
-                self.retry = None;
+                self.restart();
                 self.resolved = Some(event.clone());
             }
             PullEvent::Layer { digest, state } => {
@@ -112,13 +110,15 @@ impl Shared {
             PullEvent::Hosts(hosts) => PullHost::add_all(&mut self.hosts, hosts),
             PullEvent::Way(way) => {
                 // What an import reported before is not what the runtime does now.
-                self.layers.clear();
-                self.resolved = None;
-                self.retry = None;
-                self.committing = false;
+                self.restart();
                 self.way = Some(way.clone());
             }
         }
+    }
+
+    fn restart(&mut self) {
+        self.layers.clear();
+        (self.resolved, self.committing, self.retry) = (None, false, None);
     }
 
     /// Keeps what came in of a layer. One that is done without a word of its progress came in whole.

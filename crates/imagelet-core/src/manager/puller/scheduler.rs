@@ -109,7 +109,7 @@ enum Slot {
 /// A pull's place, from request to end. A drop frees it.
 pub(super) struct Place {
     scheduler: Arc<Scheduler>,
-    ticket: Ticket,
+    pub(super) ticket: Ticket,
     wake: Arc<Notify>,
 }
 
@@ -235,14 +235,6 @@ impl SchedulerState {
 }
 
 impl Place {
-    pub(super) fn ticket(&self) -> Ticket {
-        self.ticket
-    }
-
-    pub(super) fn is_running(&self) -> bool {
-        self.scheduler.is_running(self.ticket)
-    }
-
     pub(super) async fn turn(&self) {
         loop {
             let alarm = {
@@ -290,6 +282,10 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
+    fn is_running(place: &Place) -> bool {
+        place.scheduler.is_running(place.ticket)
+    }
+
     fn scheduler(slots: usize, is_fifo: bool) -> Arc<Scheduler> {
         Arc::new(Scheduler::new(Policy { slots: Some(slots), is_fifo }, None, Arc::default()))
     }
@@ -303,7 +299,7 @@ mod tests {
         let mut order = Vec::new();
         while !places.is_empty() {
             assert_eq!(scheduler.lock().running.len(), 1, "one slot is one pull");
-            let at = places.iter().position(|(_, place)| place.is_running()).expect("one runs");
+            let at = places.iter().position(|(_, place)| is_running(place)).expect("one runs");
             order.push(places.remove(at).0);
         }
         order
@@ -317,7 +313,7 @@ mod tests {
                 [0, 0, 5, -1, 0, 5].into_iter().map(|priority| enter(&scheduler, priority)).enumerate().collect();
             let states = scheduler.states();
             let mut positions: Vec<_> =
-                places.iter().map(|(at, place)| (states[&place.ticket()].position, *at)).collect();
+                places.iter().map(|(at, place)| (states[&place.ticket].position, *at)).collect();
             positions.sort_unstable();
             assert_eq!(positions.iter().map(|(_, at)| *at).collect::<Vec<_>>(), order, "positions are kept");
             assert_eq!(served(&scheduler, places), order);
@@ -331,17 +327,17 @@ mod tests {
         let places: Vec<Place> = (0..6).map(|_| enter(&scheduler, 0)).collect();
         places[0].set_size(ByteSize(SMALL_MAX.0 + 1));
         places[1..].iter().for_each(|place| place.set_size(SMALL_MAX));
-        let running = |places: &[Place]| places.iter().map(Place::is_running).collect::<Vec<_>>();
+        let running = |places: &[Place]| places.iter().map(is_running).collect::<Vec<_>>();
         assert_eq!(running(&places), [false, true, true, true, true, false]);
         drop(large);
-        assert!(places[0].is_running(), "the slot is the first one's");
+        assert!(is_running(&places[0]), "the slot is the first one's");
         // The slot is taken by a small one now: what is small waits for it as all do.
         let mut places = places;
         drop(places.drain(..5));
-        assert!(places[0].is_running());
+        assert!(is_running(&places[0]));
         let next = enter(&scheduler, 0);
         next.set_size(ByteSize(1));
-        assert!(!next.is_running());
+        assert!(!is_running(&next));
     }
 
     #[test]
@@ -349,8 +345,8 @@ mod tests {
         let scheduler = scheduler(1, false);
         let unlimited = || Request { tenant: "a".into(), priority: 0, is_limited: false };
         let places: Vec<Place> = (0..=UNLIMITED_MAX).map(|_| scheduler.enter(unlimited()).expect("room")).collect();
-        assert_eq!(places.iter().filter(|place| place.is_running()).count(), UNLIMITED_MAX);
-        assert!(enter(&scheduler, 0).is_running());
+        assert_eq!(places.iter().filter(|place| is_running(place)).count(), UNLIMITED_MAX);
+        assert!(is_running(&enter(&scheduler, 0)));
     }
 
     #[test]

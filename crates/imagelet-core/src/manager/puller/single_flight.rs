@@ -87,7 +87,8 @@ pub(crate) struct Subscription<T: Send + 'static> {
     ticket: Ticket,
     /// `None` after the end.
     pull: Option<Shared<PullFuture>>,
-    progress: Broadcast,
+    /// What is known of the pull, also after its end.
+    pub(crate) progress: Broadcast,
     on_complete: Option<OnComplete<T>>,
 }
 
@@ -102,11 +103,11 @@ impl SingleFlight {
     }
 
     fn key(&self, work: &Work) -> PullKey {
-        let names_pod = work.sandbox.as_ref().is_some_and(|sandbox| sandbox.encoded.is_some());
+        let names_pod = work.request.sandbox.as_ref().is_some_and(|sandbox| sandbox.encoded.is_some());
         let is_alone = self.compatibility.is_kubelet() && !work.caller.is_client();
         PullKey {
-            image: work.image.clone(),
-            platform: work.platform.clone(),
+            image: work.request.image.clone(),
+            platform: work.request.platform.clone(),
             credentials: work.credential_hashes(),
             namespace: names_pod.then(|| Arc::clone(&work.tenant)),
             alone: is_alone.then(|| self.alone.fetch_add(1, Ordering::Relaxed)),
@@ -138,7 +139,7 @@ impl SingleFlight {
             return Ok(subscription(key, pull.ticket, future, pull.progress.clone()));
         }
         let (place, progress) = (self.scheduler.enter(request)?, Broadcast::default());
-        let ticket = place.ticket();
+        let ticket = place.ticket;
         let (pull, pulls, key_of_pull) = (begin(place, progress.clone()), Arc::clone(self), key.clone());
         let future = async move {
             let outcome = pull.await;
@@ -201,11 +202,6 @@ impl<T: Send + 'static> Subscription<T> {
     pub(crate) fn on_complete(mut self, kept: T, conclude: fn(T, Pulled) -> BoxFuture<'static, ()>) -> Self {
         self.on_complete = Some(OnComplete { kept, conclude });
         self
-    }
-
-    /// What is known of the pull, also after its end.
-    pub(crate) fn broadcast(&self) -> Broadcast {
-        self.progress.clone()
     }
 
     pub(crate) async fn outcome(mut self, progress: &Progress) -> (Outcome, Option<T>) {

@@ -6,20 +6,18 @@ use super::circuit_breaker::CircuitKey;
 use crate::{
     audit_log::{Act, PullHost},
     credentials::TrackedCredential,
-    image::{ByteSize, ImageKey, ImageSpec, Platform, Reference},
+    image::{ByteSize, ImageKey, Reference},
     manager::request::Caller,
-    runtime::{PullRequest, PullWay, RuntimeError, SandboxConfig},
+    runtime::{PullRequest, PullWay, RuntimeError},
 };
 
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
-    /// With its default tag.
-    pub(crate) image: ImageSpec,
+    /// The request for an image with its default tag, without a credential.
+    pub(crate) request: PullRequest,
     pub(crate) reference: Reference,
     /// In the order in which to try them; none: ask anonymously.
     pub(crate) credentials: Vec<TrackedCredential>,
-    pub(crate) sandbox: Option<SandboxConfig>,
-    pub(crate) platform: Option<Platform>,
     pub(crate) tenant: Arc<str>,
     pub(crate) priority: i32,
     pub(crate) caller: Caller,
@@ -55,7 +53,7 @@ impl Work {
         CircuitKey {
             registry: self.reference.domain().to_owned(),
             credentials: self.credential_hashes(),
-            image: self.image.image.clone(),
+            image: self.request.image.image.clone(),
         }
     }
 
@@ -65,14 +63,5 @@ impl Work {
 
     pub(super) fn is_limited(&self) -> bool {
         !matches!(self.caller, Caller::Client { is_limited: false, .. })
-    }
-
-    pub(super) fn request(&self) -> PullRequest {
-        PullRequest {
-            image: self.image.clone(),
-            credential: None,
-            sandbox: self.sandbox.clone(),
-            platform: self.platform.clone(),
-        }
     }
 }

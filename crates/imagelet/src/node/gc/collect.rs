@@ -296,13 +296,9 @@ mod tests {
             let asked = CollectRequest { low: Some(low), ..CollectRequest::default() };
             gc_request(&asked, &configured("imagelet")).expect("a request")
         };
-        let short = |missing| GcError::OutOfReach {
-            used_percent: 97,
-            capacity: ByteSize(1000),
-            freed: Freed { bytes: ByteSize(10), inodes: 0 },
-            dry_run: false,
-            shortfall: Shortfall { missing, ..Shortfall::default() },
-            certainty: Certainty::Exact,
+        let short = |missing| {
+            let shortfall = Shortfall { missing, ..Shortfall::default() };
+            GcError::OutOfReach { shortfall, text: "97% used".to_owned() }
         };
         let freed = |freed| GcError::NotEnough { used_percent: 97, capacity: ByteSize(1000), freed };
         for (error, low, is_out) in [

@@ -260,7 +260,7 @@ impl WhyImage {
             entry.image.id.as_str() == self.id && entry.image.spec.runtime_handler == handler
         };
         let Some(entry) = snapshot.entries.iter().find(is_it) else { return };
-        (self.uses, self.last_user) = (entry.use_count, entry.last_user.clone());
+        (self.uses, self.last_user) = (entry.history.uses, entry.last_user.clone());
         if let Some(pulled) = entry.pulled {
             self.pulled_at = moment(pulled.at);
             self.pulled_bytes = Some(pulled.bytes.0);

@@ -37,7 +37,7 @@ fn searched(problem: &Problem, users: &[u32], target: Weight, best: &[u32]) -> S
         .collect();
     let nodes_left = nodes_max(groups.len());
     let costs = users.iter().map(|user| problem.costs[place(*user)]).collect();
-    let best_cost = CoverState::of(problem, best).cost();
+    let best_cost = CoverState::of(problem, best).cost;
     let mut search = Search { costs, groups, target, best_cost, best: None, nodes_left };
     search.visit(0, 0, 0);
     search

@@ -17,21 +17,21 @@ pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
     let rules: &[bool] = if moves.problem.groups.len() > GROUPS_FEW { &[true] } else { &[true, false] };
     let fill = |is_capped: &bool| {
         let mut walk = Walk::new(moves, &[], Rule { target, is_capped: *is_capped });
-        while !walk.state.freed().meets(target) {
+        while !walk.state.freed.meets(target) {
             let group = walk.next().expect("all candidates together free enough");
             walk.take(group);
         }
         leave_out(&mut walk.state, target);
         walk.state
     };
-    rules.iter().map(fill).min_by_key(CoverState::cost).expect("a rule was tried").set()
+    rules.iter().map(fill).min_by_key(|state| state.cost).expect("a rule was tried").set()
 }
 
 pub(super) fn order(moves: &Moves<'_>, set: &[u32]) -> Vec<u32> {
     let problem = moves.problem;
     let chosen: BTreeSet<u32> = set.iter().copied().collect();
     let others: Vec<u32> = (0..number(problem.costs.len())).filter(|user| !chosen.contains(user)).collect();
-    let target = CoverState::of(problem, set).freed();
+    let target = CoverState::of(problem, set).freed;
     let mut walk = Walk::new(moves, &others, Rule { target, is_capped: false });
     let mut order = Vec::with_capacity(set.len());
     while let Some(group) = walk.next() {
@@ -168,10 +168,10 @@ impl<'m, 'a> Walk<'m, 'a> {
     }
 
     fn entry(&self, group: u32) -> Option<Move> {
-        if self.barred[place(group)] || self.state.left(group) == 0 {
+        if self.barred[place(group)] || self.state.left[place(group)] == 0 {
             return None;
         }
-        let ratio = self.rule.ratio(self.gains[place(group)], self.costs[place(group)], self.state.freed());
+        let ratio = self.rule.ratio(self.gains[place(group)], self.costs[place(group)], self.state.freed);
         (ratio > 0.0).then(|| (ratio.to_bits(), Reverse(group)))
     }
 
@@ -179,7 +179,7 @@ impl<'m, 'a> Walk<'m, 'a> {
     fn take(&mut self, group: u32) -> Vec<u32> {
         let problem = self.moves.problem;
         let users: Vec<u32> =
-            problem.groups[place(group)].users.iter().copied().filter(|user| !self.state.is_taken(*user)).collect();
+            problem.groups[place(group)].users.iter().copied().filter(|user| !self.state.taken[place(*user)]).collect();
         let mut touched = Vec::new();
         for user in &users {
             self.take_user(*user, &mut touched);
@@ -197,13 +197,13 @@ impl<'m, 'a> Walk<'m, 'a> {
         for group in &problem.groups_of[place(user)] {
             self.costs[place(*group)] -= u128::from(problem.costs[place(user)]);
             touched.push(*group);
-            match self.state.left(*group) {
+            match self.state.left[place(*group)] {
                 0 => self.count(*group, user, touched, Weight::less),
                 1 => {
                     self.count(*group, user, touched, Weight::less);
                     // Every move with the last user frees it from here on.
                     let users = &problem.groups[place(*group)].users;
-                    if let Some(last) = users.iter().find(|user| !self.state.is_taken(**user)) {
+                    if let Some(last) = users.iter().find(|user| !self.state.taken[place(**user)]) {
                         self.alone[place(*group)] = true;
                         self.count(*group, *last, touched, Weight::plus);
                     }
@@ -228,9 +228,9 @@ impl<'m, 'a> Walk<'m, 'a> {
 
 /// Drops unneeded images from the set, most expensive first.
 fn leave_out(state: &mut CoverState<'_>, target: Weight) {
-    let mut slack = state.freed().less(target);
+    let mut slack = state.freed.less(target);
     let mut set = state.set();
-    set.sort_by_key(|user| (Reverse(state.cost_of(*user)), *user));
+    set.sort_by_key(|user| (Reverse(state.problem.costs[place(*user)]), *user));
     for user in set {
         let loss = state.loss(user);
         if slack.meets(loss) {

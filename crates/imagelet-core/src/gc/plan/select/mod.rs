@@ -1,9 +1,9 @@
 //! Selects the candidates to remove for space.
 //!
-//! With known layers, the cheapest set that frees enough is a set-cover problem (`cover.rs`). With sizes alone, images
-//! are independent.
+//! With known layers, the cheapest set that frees enough is a set-cover problem: a layer is freed with its last image.
+//! Layers of the same users are one *group*; a *move* removes all remaining users of a group. Small sets are solved
+//! exactly (`exact.rs`), large ones greedily (`greedy.rs`). With sizes alone, images are independent.
 
-mod cover;
 mod exact;
 mod greedy;
 mod set_cover;
@@ -13,12 +13,16 @@ mod tests;
 
 use std::{
     borrow::Cow,
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     ops::Range,
 };
 
-use self::set_cover::Item;
-use super::{input::PlanInput, is_idle, retention_score};
+use self::{
+    greedy::Moves,
+    set_cover::{CoverState, Item, Problem, Weight, number, place},
+};
+use super::{PlanInput, is_idle, retention_score};
 use crate::{
     gc::policy::{GcGoal, GcOrder},
     image::{ByteSize, ImageId},
@@ -79,11 +83,7 @@ pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize],
 }
 
 /// Bytes that these images free in sequence: by layers, or by listed sizes where layers are unknown.
-pub(in crate::gc) fn frees(input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
-    in_order(input.layers, input, places)
-}
-
-fn in_order(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
+pub(crate) fn frees(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
     match graph {
         Some(graph) => by_layers(graph, input, places),
         None => places.iter().map(|place| (*place, bytes(input.size(*place)))).collect(),
@@ -125,11 +125,11 @@ impl<'a> Field<'a> {
         let Some(graph) = &self.graph else { return bytes(candidates.iter().map(|it| self.input.size(*it)).sum()) };
         let items: Vec<Item> =
             by_image(self.input, candidates).into_keys().map(|id| Item { image: id.clone(), cost: 0 }).collect();
-        cover::most(graph, &items)
+        most(graph, &items)
     }
 
     fn in_order(&self, candidates: &[usize]) -> Vec<(usize, Freed)> {
-        in_order(self.graph.as_deref(), self.input, candidates)
+        frees(self.graph.as_deref(), self.input, candidates)
     }
 
     /// Whether this may be enough. Sizes do not cover inodes, so only bytes can rule it out.
@@ -152,7 +152,7 @@ impl<'a> Field<'a> {
                 let cost = |at: &Vec<usize>| at.iter().fold(0_u64, |sum, at| sum.saturating_add(costs[*at]));
                 let item = |(id, at): (&&ImageId, &Vec<usize>)| Item { image: (*id).clone(), cost: cost(at) };
                 let items: Vec<Item> = of_image.iter().map(item).collect();
-                let cover = cover::choose(graph, &items, wanted).unwrap_or_default();
+                let cover = choose(graph, &items, wanted).unwrap_or_default();
                 let entries = |(image, frees): &(ImageId, Freed)| {
                     let at = &of_image[image];
                     // The last entry of a multi-handler image frees its bytes.
@@ -173,7 +173,7 @@ impl<'a> Field<'a> {
             (None, GcOrder::Cost) => {
                 let costs = retention_score::costs(input, candidates);
                 let images: Vec<_> = costs.into_iter().zip(candidates.iter().map(|it| input.size(*it))).collect();
-                let chosen = cover::choose_independent(&images, wanted).into_iter();
+                let chosen = choose_independent(&images, wanted).into_iter();
                 chosen.map(|at| (candidates[at], bytes(input.size(candidates[at])))).collect()
             }
             (None, GcOrder::Lru | GcOrder::Kubelet) => until(self.in_order(candidates), wanted),
@@ -258,4 +258,66 @@ fn leave_out(graph: &LayerGraph, input: &PlanInput<'_>, chosen: &mut Vec<usize>,
             chosen.insert(at, place);
         }
     }
+}
+
+/// The images in removal order, most freed for its cost first, with the bytes freed after the previous ones, which are
+/// often zero until the last image of a shared layer. `None`: all items together do not free enough.
+///
+/// The order of the items does not matter; a duplicate counts once, and an image outside the graph frees zero.
+fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(ImageId, Freed)>> {
+    let problem = Problem::new(graph, items);
+    let target = Weight::of(wanted);
+    if !problem.all().meets(target) {
+        return None;
+    }
+    let moves = Moves::new(&problem);
+    let best = exact::improve(&problem, target, greedy::choose(&moves, target));
+    let mut state = CoverState::new(&problem);
+    let step = |user: u32| {
+        let before = state.freed;
+        state.take(user);
+        (problem.images[place(user)].clone(), state.freed.less(before).narrowed())
+    };
+    Some(greedy::order(&moves, &best).into_iter().map(step).collect())
+}
+
+fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
+    Problem::new(graph, items).all().narrowed()
+}
+
+/// Indices, in removal order, of images without shared layers by cost and size; all of them where they do not free
+/// enough. Sizes do not cover inodes, so an inode goal selects all.
+fn choose_independent(images: &[(u64, ByteSize)], wanted: Freed) -> Vec<usize> {
+    let by_ratio = |at: &usize| Reverse((images[*at].1.0 as f64 / images[*at].0.max(1) as f64).to_bits());
+    let target = Weight::of(wanted);
+    let frees = |at: usize| Weight { bytes: images[at].1.0.into(), inodes: 0 };
+    let mut order: Vec<usize> = (0..images.len()).collect();
+    let all = order.iter().fold(Weight::default(), |sum, at| sum.plus(frees(*at)));
+    if !all.meets(target) {
+        return order;
+    }
+    order.sort_by_cached_key(by_ratio);
+    // The best ratios cost at most one image more than the best set: without the last one they are the cheapest set for
+    // the bytes that they free.
+    let (mut chosen, mut freed) = (Vec::new(), Weight::default());
+    for at in order {
+        if freed.meets(target) {
+            break;
+        }
+        freed = freed.plus(frees(at));
+        chosen.push(at);
+    }
+    for position in (0..chosen.len()).rev() {
+        let without = freed.less(frees(chosen[position]));
+        if without.meets(target) {
+            freed = without;
+            chosen.remove(position);
+        }
+    }
+    if images.len() <= exact::CANDIDATES_MAX {
+        let best = exact::improve(&Problem::independent(images), target, chosen.into_iter().map(number).collect());
+        chosen = best.into_iter().map(place).collect();
+        chosen.sort_by_cached_key(by_ratio);
+    }
+    chosen
 }

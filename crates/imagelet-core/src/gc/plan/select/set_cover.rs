@@ -160,12 +160,12 @@ impl LayerUsers {
 
 #[derive(Clone, Debug)]
 pub(super) struct CoverState<'a> {
-    problem: &'a Problem,
-    taken: Vec<bool>,
+    pub(super) problem: &'a Problem,
+    pub(super) taken: Vec<bool>,
     /// Remaining users of each group.
-    left: Vec<u32>,
-    freed: Weight,
-    cost: u128,
+    pub(super) left: Vec<u32>,
+    pub(super) freed: Weight,
+    pub(super) cost: u128,
 }
 
 impl<'a> CoverState<'a> {
@@ -216,26 +216,6 @@ impl<'a> CoverState<'a> {
         groups
             .filter(|group| self.left[place(**group)] == 0)
             .fold(Weight::default(), |sum, group| sum.plus(self.problem.groups[place(*group)].weight))
-    }
-
-    pub(super) fn is_taken(&self, user: u32) -> bool {
-        self.taken[place(user)]
-    }
-
-    pub(super) fn left(&self, group: u32) -> u32 {
-        self.left[place(group)]
-    }
-
-    pub(super) fn freed(&self) -> Weight {
-        self.freed
-    }
-
-    pub(super) fn cost(&self) -> u128 {
-        self.cost
-    }
-
-    pub(super) fn cost_of(&self, user: u32) -> u64 {
-        self.problem.costs[place(user)]
     }
 
     pub(super) fn set(&self) -> Vec<u32> {

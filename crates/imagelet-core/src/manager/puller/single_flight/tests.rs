@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     image::{ByteSize, ImageId, ImageKey},
     manager::{puller::scheduler::Policy, request::Caller},
-    runtime::RuntimeError,
+    runtime::{PullRequest, RuntimeError},
     testing::{
         dice::Dice,
         interleavings::{InterleavedStory, explore_all_orders, explore_random_order, step},
@@ -71,10 +71,8 @@ fn work(client: Client) -> Work {
     let image = format!("registry.example/app{}:v1", client.image);
     Work {
         reference: image.parse().expect("it is valid"),
-        image: ImageSpec { image, ..ImageSpec::default() },
+        request: PullRequest { image: ImageSpec::new(image), credential: None, sandbox: None, platform: None },
         credentials: Vec::new(),
-        sandbox: None,
-        platform: None,
         tenant: "a".into(),
         priority: client.priority,
         caller: Caller::Pod,
