@@ -3,7 +3,7 @@
 use std::{
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
     ops::RangeInclusive,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -131,13 +131,12 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
 
 fn import_folder(own: &OwnKeys, backend: &Backend, found: &mut Violations) -> Option<ImportFolder> {
     const KEY: &str = "importFolder.directory";
-    let directory = Some(&own.import_folder.directory).filter(|path| !path.as_os_str().is_empty())?;
-    found.absolute(KEY, directory);
+    let directory = found.path(KEY, &own.import_folder.directory)?;
     let is_embedded = matches!(backend, Backend::Embedded(_));
     let shown = format!("`{}`", directory.display());
     found.rule(is_embedded, KEY, &shown, "needs the embedded store: images of a runtime are imported by its own tools");
     found.rule(!directory.starts_with(&own.store.directory), KEY, &shown, "must not be in store.directory");
-    Some(ImportFolder { directory: directory.clone(), pin: own.import_folder.pin })
+    Some(ImportFolder { directory, pin: own.import_folder.pin })
 }
 
 /// `None` for 0, which disables a feature.
@@ -328,6 +327,7 @@ fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
 }
 
 fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> RegistryConfig {
+    const POLICY: &str = "registry.signaturePolicy";
     let PullsKeys { progress_deadline, retry_budget, trickle_window, trickle_rate, bandwidth, .. } = &own.pulls;
     off_or_at_least_second("pulls.progressDeadline", *progress_deadline, found);
     found.rule(retry_budget.0 >= 0, "pulls.retryBudget", *retry_budget, "must not be negative");
@@ -343,14 +343,12 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     for path in &hosts_dirs {
         found.absolute("registry.configPath", path);
     }
-    let policy = Some(own.registry.signature_policy.clone()).filter(|path| !path.as_os_str().is_empty());
+    let policy = found.path(POLICY, &own.registry.signature_policy);
     if let Some(path) = &policy {
-        const KEY: &str = "registry.signaturePolicy";
-        found.absolute(KEY, path);
         // A runtime that pulls itself does not know the policy.
         let is_enforced = own.image_service.cri.endpoint.is_empty() || own.runtime_import == "require";
         let rule = "needs `runtimeImport: require` beside a runtime, whose own pulls check no signature";
-        found.rule(is_enforced, KEY, format!("`{}`", path.display()), rule);
+        found.rule(is_enforced, POLICY, format!("`{}`", path.display()), rule);
     }
     RegistryConfig {
         hosts_dirs,
@@ -417,13 +415,8 @@ fn providers(own: &OwnKeys, environment: &Environment, found: &mut Violations) -
     const BINARIES: &str = "imageCredentialProviderBinDir";
     let timeout = own.credential_provider_timeout;
     found.rule(timeout.0 > 0, "credentialProviderTimeout", timeout, "must be positive");
-    let mut given = |key: &str, path: &Path| {
-        let path = Some(path).filter(|path| !path.as_os_str().is_empty())?;
-        found.absolute(key, path);
-        Some(path.to_owned())
-    };
-    let config = given(CONFIG, &own.image_credential_provider_config_path);
-    let binaries = given(BINARIES, &own.image_credential_provider_bin_dir);
+    let config = found.path(CONFIG, &own.image_credential_provider_config_path);
+    let binaries = found.path(BINARIES, &own.image_credential_provider_bin_dir);
     match (config, binaries) {
         (Some(config), Some(binaries)) => Some(ProviderOptions {
             config,

@@ -8,10 +8,8 @@ pub(super) fn check(keys: &HttpKeys, found: &mut Violations) -> HttpSettings {
     let HttpKeys { address, token_file, host_names, actions } = keys;
     let host = address.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
     found.rule(address.is_empty() || host.is_some(), "http.address", format!("`{address}`"), "must be HOST:PORT");
-    let has_token = !token_file.as_os_str().is_empty();
-    if has_token {
-        found.absolute("http.tokenFile", token_file);
-    }
+    let token_file = found.path("http.tokenFile", token_file);
+    let has_token = token_file.is_some();
     // A host name is checked when it is bound.
     let ip = host.and_then(|(host, _)| host.trim_matches(['[', ']']).parse::<IpAddr>().ok());
     if ip.is_some_and(|ip| !ip.is_loopback()) && !has_token {
@@ -29,7 +27,7 @@ pub(super) fn check(keys: &HttpKeys, found: &mut Violations) -> HttpSettings {
     }
     HttpSettings {
         address: Some(address.clone()).filter(|address| !address.is_empty()),
-        token_file: has_token.then(|| token_file.clone()),
+        token_file,
         host_names: host_names.clone(),
         actions: *actions,
     }

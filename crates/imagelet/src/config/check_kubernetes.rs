@@ -1,6 +1,6 @@
 //! The rules of the keys below `kubernetes`: which node this is, and how its API server is reached.
 
-use std::{ffi::OsStr, num::NonZeroUsize};
+use std::num::NonZeroUsize;
 
 use imagelet_kube::ApiAccess;
 
@@ -8,8 +8,6 @@ use super::{
     environment::Environment, keys_and_defaults::KubernetesKeys, settings::KubernetesSettings, violations::Violations,
 };
 
-/// Kubernetes sets it in each container of a pod.
-const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 /// The longest name of an object of the API.
 const NAME_LENGTH_MAX: usize = 253;
 /// Most images that are fetched ahead at once.
@@ -21,13 +19,10 @@ pub(super) fn check(
     found: &mut Violations,
 ) -> Option<KubernetesSettings> {
     let KubernetesKeys { node_name, kubeconfig, look_ahead_max, events } = keys;
-    let has_file = !kubeconfig.as_os_str().is_empty();
-    if has_file {
-        found.absolute("kubernetes.kubeconfig", kubeconfig);
-    }
+    let kubeconfig = found.path("kubernetes.kubeconfig", kubeconfig);
     found.between("kubernetes.lookAheadMax", look_ahead_max, 0..=LOOK_AHEAD_MAX);
     if node_name.is_empty() {
-        if has_file {
+        if kubeconfig.is_some() {
             let both = ["kubernetes.kubeconfig", "kubernetes.nodeName"];
             found.add_of(&both, "kubernetes.kubeconfig needs kubernetes.nodeName");
         }
@@ -36,12 +31,11 @@ pub(super) fn check(
     let is_of_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
     let is_name = node_name.len() <= NAME_LENGTH_MAX && node_name.bytes().all(is_of_name);
     found.rule(is_name, "kubernetes.nodeName", format!("`{node_name}`"), "must be the name of a Node");
-    let is_in_cluster = environment.variables.0.iter().any(|(name, _)| name == OsStr::new(IN_CLUSTER));
-    if !has_file && !is_in_cluster {
+    if kubeconfig.is_none() && !environment.is_in_cluster() {
         let message = "kubernetes.nodeName needs kubernetes.kubeconfig, as imagelet does not run in a pod";
         found.add_of(&["kubernetes.nodeName", "kubernetes.kubeconfig"], message);
     }
-    let access = if has_file { ApiAccess::Kubeconfig(kubeconfig.clone()) } else { ApiAccess::InCluster };
+    let access = kubeconfig.map_or(ApiAccess::InCluster, ApiAccess::Kubeconfig);
     let look_ahead_max = usize::try_from(*look_ahead_max).ok().and_then(NonZeroUsize::new);
     Some(KubernetesSettings { access, node: node_name.clone(), look_ahead_max, events: *events })
 }
@@ -54,7 +48,7 @@ mod tests {
     #[test]
     fn a_node_needs_a_kubeconfig_or_a_pod_and_a_kubeconfig_needs_a_node() {
         let inside = Environment {
-            variables: Variables(vec![(IN_CLUSTER.into(), "10.96.0.1".into())]),
+            variables: Variables(vec![("KUBERNETES_SERVICE_HOST".into(), "10.96.0.1".into())]),
             ..Environment::default()
         };
         let outside = Environment::default();

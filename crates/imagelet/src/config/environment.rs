@@ -75,6 +75,11 @@ impl Environment {
         }
     }
 
+    /// Kubernetes sets the variable in each container of a pod.
+    pub(crate) fn is_in_cluster(&self) -> bool {
+        self.variables.0.iter().any(|(name, _)| name == "KUBERNETES_SERVICE_HOST")
+    }
+
     pub(crate) fn socket_default(&self) -> PathBuf {
         match &self.runtime_dir {
             Some(directory) if !self.root => directory.join("imagelet/imagelet.sock"),

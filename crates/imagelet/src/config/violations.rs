@@ -117,6 +117,13 @@ impl Violations {
         parse_size(text).map_err(|error| self.add(key, format!("{key}: {error}"))).ok().map(|size| size.0)
     }
 
+    /// An absolute path; `None` where the key is empty.
+    pub(super) fn path(&mut self, key: &str, path: &Path) -> Option<PathBuf> {
+        let given = Some(path).filter(|path| !path.as_os_str().is_empty())?;
+        self.absolute(key, given);
+        Some(given.to_owned())
+    }
+
     pub(super) fn absolute(&mut self, key: &str, path: &Path) {
         let has_nul = path.as_os_str().as_encoded_bytes().contains(&0);
         self.rule(path.is_absolute(), key, format!("`{}`", path.display()), "must be an absolute path");
