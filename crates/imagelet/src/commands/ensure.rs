@@ -36,7 +36,7 @@ pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
     };
     let files = arguments.files.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
     let secrets = arguments.secrets.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
-    Ok(Manifests::read(&files, &secrets)?)
+    Manifests::read(&files, &secrets)
 }
 
 /// Requests all pods; a failed image does not stop the others.

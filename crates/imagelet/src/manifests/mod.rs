@@ -6,7 +6,10 @@ mod objects;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::{PodName, PodRequest, PullSecretText};
+use crate::{
+    api::{PodName, PodRequest, PullSecretText},
+    failure::Failure,
+};
 use objects::{Objects, PodManifest};
 
 pub(crate) const FILE_LENGTH_MAX: u64 = objects::FILE_LENGTH_MAX as u64;
@@ -26,18 +29,6 @@ pub(crate) struct Manifests {
     pub(crate) notes: Vec<String>,
 }
 
-/// Why a file is rejected. Shows no content of a secret.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ManifestError {
-    #[error("could not use the manifest `{file}`")]
-    Unreadable { file: String, source: Box<dyn std::error::Error + Send + Sync> },
-    #[error("`{file}` describes no pod and nothing with a pod template{}", kinds_text(.kinds))]
-    NoPod { file: String, kinds: BTreeSet<String> },
-    /// The file was given as a secret and contains none.
-    #[error("`{file}` was given as a secret{}", kinds_text(.kinds))]
-    NoSecret { file: String, kinds: BTreeSet<String> },
-}
-
 fn kinds_text(kinds: &BTreeSet<String>) -> String {
     let named: Vec<String> = kinds.iter().take(KINDS_NAMED_MAX).map(|kind| format!("`{kind}`")).collect();
     if named.is_empty() { " and is empty".into() } else { format!("; it has {}", named.join(", ")) }
@@ -45,20 +36,26 @@ fn kinds_text(kinds: &BTreeSet<String>) -> String {
 
 impl Manifests {
     /// Reads files with pods and files with their secrets; both may hold other objects as well.
-    pub(crate) fn read(files: &[ManifestFile], secrets: &[ManifestFile]) -> Result<Self, ManifestError> {
+    ///
+    /// # Errors
+    /// Why a file is rejected, without the content of a secret.
+    pub(crate) fn read(files: &[ManifestFile], secrets: &[ManifestFile]) -> Result<Self, Failure> {
         let mut objects = Objects::default();
         for file in files {
             add(&mut objects, file)?;
         }
         if objects.pods.is_empty() {
-            let file = files.first().map_or_else(String::new, |file| file.name.clone());
-            return Err(ManifestError::NoPod { file, kinds: objects.kinds });
+            let file = files.first().map_or("", |file| &file.name);
+            let kinds = kinds_text(&objects.kinds);
+            let message = format!("`{file}` describes no pod and nothing with a pod template{kinds}");
+            return Err(Failure::new("Failed", message));
         }
         for file in secrets {
             let mut given = Objects::default();
             add(&mut given, file)?;
             if given.secrets.is_empty() || !given.pods.is_empty() {
-                return Err(ManifestError::NoSecret { file: file.name.clone(), kinds: given.kinds });
+                let message = format!("`{}` was given as a secret{}", file.name, kinds_text(&given.kinds));
+                return Err(Failure::new("Failed", message));
             }
             objects.secrets.extend(given.secrets);
             objects.accounts.extend(given.accounts);
@@ -69,10 +66,9 @@ impl Manifests {
     }
 }
 
-fn add(objects: &mut Objects, file: &ManifestFile) -> Result<(), ManifestError> {
-    objects
-        .add(&file.name, &file.text)
-        .map_err(|error| ManifestError::Unreadable { file: file.name.clone(), source: error.into() })
+fn add(objects: &mut Objects, file: &ManifestFile) -> Result<(), Failure> {
+    let added = objects.add(&file.name, &file.text);
+    added.map_err(|error| Failure::because(format!("could not use the manifest `{}`", file.name), &error))
 }
 
 impl Objects {

@@ -51,23 +51,17 @@ pub(super) struct PodManifest {
 
 /// Why a file of manifests is rejected. Shows no value: it may be secret.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub(super) enum ObjectError {
-    #[error("{}does not read as YAML or JSON, or has too many values", .line.map_or_else(String::new, |line| format!("line {line} ")))]
-    Syntax { line: Option<u64> },
-    #[error("`{field}` of the manifest in line {line} is not {wanted}")]
-    Shape { field: String, line: u64, wanted: String },
-    #[error("the manifest in line {line} has no `{field}`")]
-    Nameless { field: &'static str, line: u64 },
-    #[error("`{field}` of the manifest in line {line} names no image")]
-    NoImage { field: String, line: u64 },
-    #[error("`{field}` of the manifest in line {line} has no pull policy of `Always`, `IfNotPresent` and `Never`")]
-    Policy { field: String, line: u64 },
-    #[error("`data.{key}` of the secret in line {line} is not base64")]
-    Base64 { key: &'static str, line: u64 },
-    #[error("the pod in line {line} has {count} images; the limit is {IMAGES_MAX}")]
-    TooMany { count: usize, line: u64 },
-    #[error("the list in line {line} is nested deeper than {LISTS_MAX} lists")]
-    Nested { line: u64 },
+#[error("{0}")]
+pub(super) struct ObjectError(String);
+
+impl ObjectError {
+    fn of_field(field: &str, line: u64, problem: &str) -> Self {
+        Self(format!("`{field}` of the manifest in line {line} {problem}"))
+    }
+
+    fn nameless(field: &str, line: u64) -> Self {
+        Self(format!("the manifest in line {line} has no `{field}`"))
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -161,8 +155,10 @@ impl Objects {
             strict_booleans: true,
         };
         let documents: Vec<Spanned<Value>> =
-            serde_saphyr::from_multiple_with_options(text, options).map_err(|error| ObjectError::Syntax {
-                line: error.location().map(|location| location.line()).filter(|line| *line > 0),
+            serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+                let line = error.location().map(|location| location.line()).filter(|line| *line > 0);
+                let place = line.map_or_else(String::new, |line| format!("line {line} "));
+                ObjectError(format!("{place}does not read as YAML or JSON, or has too many values"))
             })?;
         for mut document in documents {
             remove_nulls(&mut document.value);
@@ -174,13 +170,14 @@ impl Objects {
     fn collect(&mut self, file: &str, mut object: Value, line: u64, depth: usize) -> Result<(), ObjectError> {
         let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
         if kind.is_empty() {
-            return Err(ObjectError::Nameless { field: "kind", line });
+            return Err(ObjectError::nameless("kind", line));
         }
         if kind.ends_with("List")
             && let Some(Value::Array(items)) = object.get_mut("items").map(Value::take)
         {
             if depth == LISTS_MAX {
-                return Err(ObjectError::Nested { line });
+                let message = format!("the list in line {line} is nested deeper than {LISTS_MAX} lists");
+                return Err(ObjectError(message));
             }
             return items.into_iter().try_for_each(|item| self.collect(file, item, line, depth + 1));
         }
@@ -223,8 +220,8 @@ fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Result<T, ObjectError
     serde_path_to_error::deserialize(object).map_err(|error| {
         let field = error.path().to_string();
         let message = error.into_inner().to_string();
-        let wanted = message.rsplit_once(", expected ").map_or("what it should be", |(_, wanted)| wanted).to_owned();
-        ObjectError::Shape { field, line, wanted }
+        let wanted = message.rsplit_once(", expected ").map_or("what it should be", |(_, wanted)| wanted);
+        ObjectError::of_field(&field, line, &format!("is not {wanted}"))
     })
 }
 
@@ -260,19 +257,21 @@ fn pod(kind: String, line: u64, object: &Value, template: &Value) -> Result<PodM
     for (list, image) in &images {
         let field = || format!("spec.{list}[{}]", image.position);
         if image.image.is_empty() {
-            return Err(ObjectError::NoImage { field: field(), line });
+            return Err(ObjectError::of_field(&field(), line, "names no image"));
         }
         if !POLICIES.contains(&image.policy.as_str()) {
-            return Err(ObjectError::Policy { field: field(), line });
+            let problem = "has no pull policy of `Always`, `IfNotPresent` and `Never`";
+            return Err(ObjectError::of_field(&field(), line, problem));
         }
     }
     if images.len() > IMAGES_MAX {
-        return Err(ObjectError::TooMany { count: images.len(), line });
+        let count = images.len();
+        return Err(ObjectError(format!("the pod in line {line} has {count} images; the limit is {IMAGES_MAX}")));
     }
     let metadata: Metadata = object.get("metadata").map_or_else(|| Ok(Metadata::default()), |it| read(it, line))?;
     let mut named = metadata.named();
     if named.name.is_empty() {
-        return Err(ObjectError::Nameless { field: "metadata.name", line });
+        return Err(ObjectError::nameless("metadata.name", line));
     }
     if named.uid.is_empty() {
         named.uid = stable_uid(&[&kind, &named.namespace, &named.name]);
@@ -321,7 +320,8 @@ fn secret(object: OtherObject, line: u64) -> Result<PullSecretText, ObjectError>
             (None, Some(encoded)) => {
                 let text: String = encoded.split_ascii_whitespace().collect();
                 let bytes = base64::engine::general_purpose::STANDARD.decode(text);
-                let bytes = bytes.map_err(|_| ObjectError::Base64 { key, line })?;
+                let refused = |_| ObjectError(format!("`data.{key}` of the secret in line {line} is not base64"));
+                let bytes = bytes.map_err(refused)?;
                 Some(Secret::new(String::from_utf8_lossy(&bytes).into_owned()))
             }
             (None, None) => None,
@@ -419,7 +419,8 @@ mod tests {
         assert!(found.others["f.yaml"].keys().eq(["ConfigMap", "Service"]));
         assert_eq!(found.pods[0].request.pod.name, "p");
         let nested = "{kind: List, items: [".repeat(LISTS_MAX + 2) + &"]}".repeat(LISTS_MAX + 2);
-        assert_eq!(read(&nested).err(), Some(ObjectError::Nested { line: 1 }));
+        let error = read(&nested).err().expect("refused");
+        assert_eq!(error.to_string(), "the list in line 1 is nested deeper than 4 lists");
     }
 
     #[test]
@@ -484,7 +485,8 @@ mod tests {
             assert_eq!(error.to_string(), complaint);
         }
         let many = format!("kind: Pod\nspec: {{containers: [{}]}}\n", "{image: a},".repeat(IMAGES_MAX + 1));
-        assert_eq!(read(&many).err(), Some(ObjectError::TooMany { count: IMAGES_MAX + 1, line: 1 }));
+        let error = read(&many).err().expect("refused");
+        assert_eq!(error.to_string(), "the pod in line 1 has 1001 images; the limit is 1000");
     }
 
     #[test]
@@ -509,11 +511,13 @@ mod tests {
         let bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned() + &(1..12).map(level).collect::<Vec<_>>().concat();
         for text in [&deep, &block, &wide, &bomb, "a: 1\nb: 2\na: 3\n", "a: [hunter2\nb: }", "\u{0}"] {
             let error = read(text).err().expect("refused");
-            assert!(matches!(error, ObjectError::Syntax { .. }), "{error}");
+            assert!(error.to_string().ends_with("does not read as YAML or JSON, or has too many values"), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
-        assert_eq!(read("kind: A\n---\nb: 2\nb: 3\n").err(), Some(ObjectError::Syntax { line: Some(4) }));
+        let error = read("kind: A\n---\nb: 2\nb: 3\n").err().expect("refused");
+        assert_eq!(error.to_string(), "line 4 does not read as YAML or JSON, or has too many values");
         let many = "---\nkind: A\n".repeat(DOCUMENTS_MAX + 1);
-        assert!(matches!(read(&many).err(), Some(ObjectError::Syntax { .. })));
+        let error = read(&many).err().expect("refused").to_string();
+        assert!(error.ends_with("does not read as YAML or JSON, or has too many values"), "{error}");
     }
 }
