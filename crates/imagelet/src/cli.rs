@@ -6,9 +6,7 @@ mod image_filter;
 mod install;
 mod kubelet;
 mod login;
-mod pod;
 mod serve;
-mod since;
 mod template;
 #[cfg(test)]
 mod tests;
@@ -16,24 +14,23 @@ mod values;
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum, builder::ArgPredicate, parser::ValueSource};
+use clap::{Args, FromArgMatches, Parser, Subcommand, builder::ArgPredicate, parser::ValueSource};
 use imagelet_core::image::{ByteSize, Percent, Platform};
 
 pub(crate) use self::{
     cluster::{ClusterAccess, ControllerArgs, PrefetchCommand},
     help::command,
-    image_filter::{FilteredImage, ImageFilter},
-    install::{InstallArgs, Role},
+    image_filter::ImageFilter,
+    install::{InstallArgs, PodCommand, PodInstallArgs, PodRemoveArgs, Role},
     kubelet::KubeletFlags,
     login::{LoginArgs, RegistryLoginArgs},
-    pod::{PodCommand, PodInstallArgs, PodRemoveArgs},
     serve::ServeArgs,
-    since::Since,
     template::{Template, TemplateError},
+    values::Since,
 };
 
 use self::values::{parse_log, parse_percent, parse_wait};
-use crate::{config::has_dumb_terminal, size::parse_size};
+use crate::{config::has_dumb_terminal, output::Format, size::parse_size};
 
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]
@@ -47,104 +44,52 @@ pub(crate) struct Cli {
 
 /// Flags that every command takes, before or after its name.
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
     /// Ask this imagelet or CRI runtime: `unix:///PATH`
     ///
     /// A running imagelet, or any CRI runtime (`unix:///run/containerd/containerd.sock`). The variable IMAGELET_ENDPOINT
     /// stands for it.
-    #[arg(
-        long,
-        global = true,
-        env = "IMAGELET_ENDPOINT",
-        value_name = "URI",
-        help_heading = "Global options",
-        hide_env = true
-    )]
+    #[arg(long, global = true, env = "IMAGELET_ENDPOINT", value_name = "URI", hide_env = true)]
     pub(crate) endpoint: Option<String>,
     /// Use the embedded store in this directory
     ///
     /// The store is opened in this process. The variable IMAGELET_STORE stands for it.
-    #[arg(
-        long,
-        global = true,
-        env = "IMAGELET_STORE",
-        value_name = "DIR",
-        help_heading = "Global options",
-        hide_env = true
-    )]
+    #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", hide_env = true)]
     pub(crate) store: Option<PathBuf>,
     /// How long to wait for another process that changes the store: `30s`, `2m`, 0 for not at all. Commands that change
     /// the store wait for 30 s, `serve` for 10 s; those that only read need not wait.
-    #[arg(
-        long,
-        global = true,
-        value_name = "DURATION",
-        value_parser = parse_wait,
-        help_heading = "Global options",
-        hide_short_help = true
-    )]
+    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, hide_short_help = true)]
     pub(crate) lock_timeout: Option<Duration>,
     /// How long a daemon or runtime may take to answer: `30s`, `2m`, 0 for without end; 10 s unless given. Pulls,
     /// collections and checks may take longer while the daemon answers.
-    #[arg(
-        long,
-        global = true,
-        value_name = "DURATION",
-        value_parser = parse_wait,
-        help_heading = "Global options",
-        hide_short_help = true
-    )]
+    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, hide_short_help = true)]
     pub(crate) timeout: Option<Duration>,
     /// What to log on stderr: `error`, `warn`, `info`, `debug`, `trace`, or a list of `TARGET=LEVEL`. The variable
     /// IMAGELET_LOG stands for it. A daemon logs `info`, a command only what would be lost otherwise.
-    #[arg(
-        long,
-        global = true,
-        value_name = "LEVEL",
-        value_parser = parse_log,
-        help_heading = "Global options",
-        hide_short_help = true
-    )]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = parse_log, hide_short_help = true)]
     pub(crate) log_level: Option<String>,
     /// How to print.
-    #[arg(
-        short,
-        long,
-        global = true,
-        value_enum,
-        default_value_t,
-        value_name = "FORMAT",
-        help_heading = "Global options"
-    )]
+    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: Format,
-}
-
-/// How results are printed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// For people.
-    #[default]
-    Table,
-    /// For people with wide screens.
-    Wide,
-    /// For programs; stable.
-    Json,
-    /// The same, as YAML.
-    Yaml,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the daemon: CRI image service, imagelet's own API, collection.
+    #[command(after_help = "Example: imagelet serve --config /etc/imagelet/config.yaml")]
     Serve(ServeArgs),
     /// Pull images, or find that they are present.
+    #[command(after_help = "Example: imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36")]
     Pull(PullArgs),
     /// Make every image of pods present: init, sidecar, ephemeral and ordinary containers, image volumes.
+    #[command(after_help = "Example: imagelet ensure -f pod.yaml --secret registry-secret.yaml")]
     Ensure(EnsureArgs),
     /// List images.
-    #[command(visible_aliases = ["list", "images"])]
+    #[command(visible_aliases = ["list", "images"], after_help = "Example: imagelet ls --filter unused=true --format '{{.ID}} {{.Size}}'")]
     Ls(LsArgs),
     /// Show one image.
+    #[command(after_help = "Example: imagelet inspect --format '{{json .Config.Env}}' busybox:1.36")]
     Inspect {
         /// Print nothing; exit 1 when the image is absent.
         #[arg(short, long)]
@@ -157,44 +102,51 @@ pub(crate) enum Command {
         image: String,
     },
     /// Show where the bytes are.
+    #[command(after_help = "Example: imagelet df -v")]
     Df {
         /// Also image by image.
         #[arg(short, long)]
         verbose: bool,
     },
     /// Remove images with all their names.
-    #[command(visible_alias = "rmi")]
+    #[command(visible_alias = "rmi", after_help = "Example: imagelet rm busybox:1.36 sha256:3fbc632167424a6d")]
     Rm {
         /// Names, ids, or unique beginnings of ids.
         #[arg(required = true, value_name = "REF")]
         images: Vec<String>,
     },
     /// Remove one name; the image is removed with its last.
+    #[command(after_help = "Example: imagelet untag registry.example/app:v1")]
     Untag {
         /// The name to remove.
         #[arg(value_name = "REF")]
         image: String,
     },
     /// Collect unused images.
-    #[command(visible_alias = "prune")]
+    #[command(visible_alias = "prune", after_help = "Example: imagelet gc --dry-run --free 10Gi")]
     Gc(GcArgs),
     /// Keep images out of every collection.
+    #[command(after_help = "Example: imagelet pin 'registry.example/base/*'")]
     Pin {
         /// A reference, a glob such as `registry.example/base/*`, or a digest.
         #[arg(value_name = "PATTERN")]
         pattern: String,
     },
     /// Take a pin back.
+    #[command(after_help = "Example: imagelet unpin 'registry.example/base/*'")]
     Unpin {
         /// A reference, a glob such as `registry.example/base/*`, or a digest.
         #[arg(value_name = "PATTERN")]
         pattern: String,
     },
     /// List pins: of the operator, the configuration, and sets of the cluster.
+    #[command(after_help = "Example: imagelet pins")]
     Pins,
     /// Mount an image's root filesystem (embedded store).
+    #[command(after_help = "Example: imagelet mount busybox:1.36 /mnt")]
     Mount(MountArgs),
     /// Unmount what `mount` mounted.
+    #[command(after_help = "Example: imagelet unmount /mnt")]
     Unmount {
         /// Where it is mounted.
         #[arg(value_name = "DIR")]
@@ -205,14 +157,19 @@ pub(crate) enum Command {
         force: bool,
     },
     /// Write an image to an OCI layout that other tools and `import` read (embedded store).
+    #[command(after_help = "Example: imagelet export registry.example/app:v1 app.tar")]
     Export(ExportArgs),
     /// Read the images of an OCI layout or of `docker save` into the store, without a registry (embedded store).
+    #[command(after_help = "Example: imagelet import --pin app.tar")]
     Import(ImportArgs),
     /// Check every byte of images against what was pulled (embedded store).
+    #[command(after_help = "Example: imagelet verify --repair")]
     Verify(VerifyArgs),
     /// Show what happened on the node, and with -f what happens: pulls, failures, collections.
+    #[command(after_help = "Example: imagelet events -f --since 2h")]
     Events(EventsArgs),
     /// Show the history of an image and why: what keeps it, what the next collection would do.
+    #[command(after_help = "Example: imagelet why --since 24h registry.example/app:v1")]
     Why {
         /// Only what happened since then: `2h` ago, or an RFC 3339 time.
         #[arg(long, value_name = "TIME")]
@@ -222,8 +179,10 @@ pub(crate) enum Command {
         image: String,
     },
     /// Keep a login for a registry in the docker configuration, once the registry has accepted it.
+    #[command(after_help = "Example: imagelet login -u robot --password-stdin registry.example <token")]
     Login(RegistryLoginArgs),
     /// Remove the login for a registry from the docker configuration.
+    #[command(after_help = "Example: imagelet logout registry.example")]
     Logout {
         /// HOST or HOST:PORT; Docker Hub without one.
         #[arg(value_name = "REGISTRY")]
@@ -231,33 +190,39 @@ pub(crate) enum Command {
     },
     /// Walk the path of a pull at each host of an image, and name the first step that fails and how to correct it. It
     /// writes nothing and needs no daemon; exit 1 where a step fails.
+    #[command(after_help = "Example: imagelet doctor registry.example/app:v1")]
     Doctor(DoctorArgs),
     /// Show the daemon or store at a glance.
+    #[command(after_help = "Example: imagelet status -v")]
     Status {
         /// Show how pulls come into the runtime, too: what it is, where layers are staged, and the way of the last pulls.
         #[arg(short, long)]
         verbose: bool,
     },
     /// Show pulls, queue, disk and decisions live; `q` ends it. Without a terminal it prints one frame.
+    #[command(after_help = "Example: imagelet top --once -o json")]
     Top {
         /// Print one frame and end.
         #[arg(long)]
         once: bool,
     },
     /// Prefetch images on the nodes of a cluster: create, show and delete `ImageSet` objects.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: imagelet prefetch crds")]
     Prefetch(PrefetchCommand),
     /// Run the controller of prefetch in a cluster: waves of nodes, counts, deletion of finished sets.
+    #[command(after_help = "Example: imagelet controller --kubeconfig /etc/kubernetes/admin.conf")]
     Controller(ControllerArgs),
     /// Check or show the configuration.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: imagelet config show --config /etc/imagelet/config.yaml")]
     Config(ConfigCommand),
     /// Set this host up as a service beside a runtime or for its kubelet, or back.
+    #[command(after_help = "Example: imagelet install --role between --dry-run")]
     Install(InstallArgs),
     /// What the containers of the Helm chart run.
     #[command(subcommand, hide = true)]
     Pod(PodCommand),
     /// Print a script that completes commands, flags and the names of images in a shell.
+    #[command(after_help = "Example: source <(imagelet completions bash)")]
     Completions {
         /// Which shell.
         #[arg(value_enum)]
@@ -271,6 +236,7 @@ pub(crate) enum Command {
         directory: PathBuf,
     },
     /// Print the version.
+    #[command(after_help = "Example: imagelet version -o json")]
     Version,
 }
 
@@ -497,6 +463,7 @@ pub(crate) struct VerifyArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Say whether configuration files would be accepted, the kubelet's and ours alone or one over the other.
+    #[command(after_help = "Example: imagelet config check /etc/imagelet/config.yaml")]
     Check {
         /// The file.
         #[arg(value_name = "FILE", required_unless_present = "kubelet_config")]
@@ -506,6 +473,7 @@ pub(crate) enum ConfigCommand {
         kubelet_config: Option<PathBuf>,
     },
     /// Print the effective configuration and where each value comes from.
+    #[command(after_help = "Example: imagelet config show --config /etc/imagelet/config.yaml")]
     Show(Box<ServeArgs>),
 }
 

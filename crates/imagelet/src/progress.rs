@@ -189,11 +189,8 @@ impl PullScreen {
             self.pulls.insert(key.clone(), (bar, BTreeMap::new()));
         }
         let Some((line, layers)) = self.pulls.get_mut(&key) else { return };
-        line.set_style(style(if pull.bytes_total.is_some() {
-            "{prefix} {bar:16} {wide_msg}"
-        } else {
-            "{prefix} {wide_msg}"
-        }));
+        let has_total = pull.bytes_total.is_some();
+        line.set_style(style(if has_total { "{prefix} {bar:16} {wide_msg}" } else { "{prefix} {wide_msg}" }));
         line.set_prefix(in_columns(&printable(&pull.image), NAME_COLUMNS));
         line.set_length(pull.bytes_total.unwrap_or(0));
         line.set_position(pull.bytes_received);
@@ -429,9 +426,7 @@ impl Bars {
     fn clear(&self) {
         let mut layers = lock(&self.layers);
         layers.retry = None;
-        for bar in layers.by_digest.values() {
-            bar.finish_and_clear();
-        }
+        layers.by_digest.values().for_each(ProgressBar::finish_and_clear);
         self.total.finish_and_clear();
     }
 }

@@ -19,6 +19,7 @@ pub(crate) struct ClusterAccess {
 #[derive(Debug, Subcommand)]
 pub(crate) enum PrefetchCommand {
     /// Create or change sets.
+    #[command(after_help = "Example: imagelet prefetch apply -f images.yaml")]
     Apply {
         /// Sets in YAML or JSON, any number in a file; `-` reads stdin.
         #[arg(short, long = "file", value_name = "SET.yaml", required = true)]
@@ -30,6 +31,7 @@ pub(crate) enum PrefetchCommand {
         access: ClusterAccess,
     },
     /// Show sets: how many nodes are ready, and the first failures of each class.
+    #[command(after_help = "Example: imagelet prefetch status -n shop")]
     Status {
         /// Only sets of this name.
         #[arg(value_name = "NAME")]
@@ -41,6 +43,7 @@ pub(crate) enum PrefetchCommand {
         access: ClusterAccess,
     },
     /// Delete a set. Images that it pinned are collected like others from then on.
+    #[command(after_help = "Example: imagelet prefetch rm -n shop web")]
     Rm {
         /// The name of the set.
         #[arg(value_name = "NAME")]
@@ -55,6 +58,7 @@ pub(crate) enum PrefetchCommand {
         access: ClusterAccess,
     },
     /// Print the CustomResourceDefinitions, for `kubectl apply -f -`.
+    #[command(after_help = "Example: imagelet prefetch crds")]
     Crds,
 }
 

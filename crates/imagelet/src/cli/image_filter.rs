@@ -4,6 +4,8 @@ use std::{mem::discriminant, str::FromStr};
 
 use imagelet_core::{image::Reference, inventory::PinPattern};
 
+use crate::api::ImageRow;
+
 const KNOWN: &str = "`reference=GLOB`, `dangling=`, `unused=` and `pinned=` with `true` or `false`";
 
 /// One `--filter NAME=VALUE`.
@@ -56,38 +58,28 @@ impl FromStr for ImageFilter {
     }
 }
 
-/// What filters look at of an image.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct FilteredImage<'a> {
-    pub(crate) id: &'a str,
-    pub(crate) names: &'a [String],
-    pub(crate) digests: &'a [String],
-    pub(crate) is_used: bool,
-    pub(crate) is_pinned: bool,
-}
-
 impl ImageFilter {
     /// Whether an image passes: one filter of each name has to match it.
-    pub(crate) fn all_pass(filters: &[Self], image: FilteredImage<'_>) -> bool {
+    pub(crate) fn all_pass(filters: &[Self], image: &ImageRow) -> bool {
         filters.iter().all(|filter| {
             let mut alike = filters.iter().filter(|other| discriminant(*other) == discriminant(filter));
             alike.any(|filter| filter.matches(image))
         })
     }
 
-    fn matches(&self, image: FilteredImage<'_>) -> bool {
+    fn matches(&self, image: &ImageRow) -> bool {
         match self {
             Self::Reference(ReferenceFilter::Any) => !(image.names.is_empty() && image.digests.is_empty()),
             Self::Reference(ReferenceFilter::Pattern(pattern, repository)) => {
                 let is_of = |name: &String| {
                     name.parse::<Reference>().is_ok_and(|name| Some(name.repository()) == repository.as_deref())
                 };
-                let by_repository = repository.is_some() && image.names.iter().chain(image.digests).any(is_of);
-                by_repository || pattern.covers(image.id, image.names, image.digests)
+                let by_repository = repository.is_some() && image.names.iter().chain(&image.digests).any(is_of);
+                by_repository || pattern.covers(&image.id, &image.names, &image.digests)
             }
             Self::Dangling(wanted) => image.names.is_empty() == *wanted,
-            Self::Unused(wanted) => image.is_used != *wanted,
-            Self::Pinned(wanted) => image.is_pinned == *wanted,
+            Self::Unused(wanted) => image.in_use_by.is_empty() == *wanted,
+            Self::Pinned(wanted) => image.pinned_by.is_empty() != *wanted,
         }
     }
 }
@@ -99,8 +91,8 @@ mod tests {
     #[test]
     fn an_image_passes_when_one_filter_of_each_name_matches() {
         let id = format!("sha256:{}", "ab".repeat(32));
-        let names = ["docker.io/library/busybox:1.36".to_owned(), "ghcr.io/team/app:v1".to_owned()];
-        let image = FilteredImage { id: &id, names: &names, is_pinned: true, ..FilteredImage::default() };
+        let names = ["docker.io/library/busybox:1.36", "ghcr.io/team/app:v1"].map(str::to_owned).to_vec();
+        let image = ImageRow { id: id.clone(), names, pinned_by: vec!["a".to_owned()], ..ImageRow::default() };
         for (filters, passes) in [
             (&[][..], true),
             (&["reference=busybox"], true),
@@ -118,10 +110,10 @@ mod tests {
             (&["unused=false"], false),
         ] {
             let parsed: Vec<ImageFilter> = filters.iter().map(|text| text.parse().expect(text)).collect();
-            assert_eq!(ImageFilter::all_pass(&parsed, image), passes, "{filters:?}");
+            assert_eq!(ImageFilter::all_pass(&parsed, &image), passes, "{filters:?}");
         }
-        let nameless = FilteredImage { id: &id, ..FilteredImage::default() };
-        assert!(!ImageFilter::all_pass(&["reference=*".parse().expect("a filter")], nameless));
+        let nameless = ImageRow { id, ..ImageRow::default() };
+        assert!(!ImageFilter::all_pass(&["reference=*".parse().expect("a filter")], &nameless));
         for text in ["busybox", "dangling=maybe", "label=x", "reference="] {
             assert!(text.parse::<ImageFilter>().is_err(), "{text}");
         }

@@ -1,11 +1,12 @@
-//! Values of flags as users type them: percentages, log levels, waits.
+//! Values of flags as users type them: percentages, log levels, waits, moments.
 
-use std::time::Duration;
+use std::{str::FromStr, time::Duration};
 
 use imagelet_core::{
     image::Percent,
     text::{DurationError, GoDuration},
 };
+use jiff::Timestamp;
 
 pub(super) fn parse_percent(text: &str) -> Result<Percent, String> {
     let number: i64 = text.trim_end_matches('%').parse().map_err(|_| format!("`{text}` is no percentage"))?;
@@ -20,4 +21,60 @@ pub(super) fn parse_log(text: &str) -> Result<String, String> {
 pub(super) fn parse_wait(text: &str) -> Result<Duration, String> {
     let wait: GoDuration = text.parse().map_err(|error: DurationError| error.to_string())?;
     if wait.0 < 0 { Err(format!("`{text}` is below zero")) } else { Ok(wait.to_std()) }
+}
+
+/// Where `--since` begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Since {
+    Ago(Duration),
+    At(Timestamp),
+}
+
+impl FromStr for Since {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(at) = text.parse() {
+            return Ok(Self::At(at));
+        }
+        let ago: Result<GoDuration, _> = text.parse();
+        let ago = ago.ok().filter(|ago| ago.0 >= 0).map(|ago| Self::Ago(ago.to_std()));
+        ago.ok_or_else(|| {
+            format!("`{text}` is neither a duration such as `2h` nor a time such as `2026-01-31T12:00:00Z`")
+        })
+    }
+}
+
+impl Since {
+    /// Whether a recorded time, in RFC 3339, is not before it. A record without a time is.
+    pub(crate) fn includes(self, at: Option<&str>, now: Timestamp) -> bool {
+        let start = match self {
+            Self::Ago(ago) => now.checked_sub(ago).unwrap_or(Timestamp::MIN),
+            Self::At(at) => at,
+        };
+        at.and_then(|at| at.parse::<Timestamp>().ok()).is_some_and(|at| at >= start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_a_duration_ago_or_a_time() {
+        let now: Timestamp = "2026-08-01T12:00:00Z".parse().expect("a time");
+        for (since, at, included) in [
+            ("2h", Some("2026-08-01T10:00:00Z"), true),
+            ("2h", Some("2026-08-01T09:59:59.999Z"), false),
+            ("2h", None, false),
+            ("2026-08-01T11:00:00+02:00", Some("2026-08-01T09:00:00Z"), true),
+            ("2026-08-01T11:00:00Z", Some("2026-08-01T10:00:00Z"), false),
+            ("2000000h", Some("1900-01-01T00:00:00Z"), true),
+        ] {
+            assert_eq!(since.parse::<Since>().expect(since).includes(at, now), included, "{since} {at:?}");
+        }
+        for text in ["", "yesterday", "-2h", "5"] {
+            assert!(text.parse::<Since>().is_err(), "{text}");
+        }
+    }
 }

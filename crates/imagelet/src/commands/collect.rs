@@ -2,15 +2,15 @@
 
 use std::process::ExitCode;
 
-use imagelet_core::image::{ByteSize, ImageId, Percent};
+use imagelet_core::image::{ByteSize, Percent};
 
-use super::images_write::{complain, note};
+use super::images_write::note;
 use crate::{
     api::{CollectRequest, Collected, CollectedRow, silences},
-    cli::{Format, GcArgs},
+    cli::GcArgs,
     failure::Failure,
     node::Node,
-    output::{Table, names, print},
+    output::{Format, Table, id, names, print, size},
 };
 
 pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -33,7 +33,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         note(&format!("warning: {shortfall}"));
     }
     for failure in &done.failures {
-        complain(&Failure::new("Failed", failure.clone()));
+        Failure::new("Failed", failure.clone()).print();
     }
     // A dry run always exits with 0.
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);
@@ -42,24 +42,19 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
 
 fn plan(done: &Collected, format: Format) -> Table {
     let wide = format == Format::Wide;
-    let mut header = vec!["NAME", "ID", "SIZE", "FREES", "VERDICT", "REASON"];
-    if wide {
-        header.push("CODE");
-    }
-    let mut table = Table::new(header).wide(wide);
-    for row in &done.images {
-        let id = ImageId::new(&row.id);
-        let id = if wide { row.id.as_str() } else { id.short() };
-        let size = ByteSize(row.size).to_string();
-        let frees = row.frees.map_or_else(|| "-".into(), |bytes| ByteSize(bytes).to_string());
-        let mut cells =
-            vec![names(&row.names, &row.digests), id.to_owned(), size, frees, row.verdict.clone(), row.reason.clone()];
-        if wide {
-            cells.push(super::why::coded(&row.code, &row.inputs));
-        }
-        table.row(cells);
-    }
-    table
+    let rows = done.images.iter().map(|row| {
+        [
+            names(&row.names, &row.digests),
+            id(&row.id, wide).to_owned(),
+            ByteSize(row.size).to_string(),
+            size(row.frees),
+            row.verdict.clone(),
+            row.reason.clone(),
+            super::why::coded(&row.code, &row.inputs),
+        ]
+    });
+    let table = Table::new(["NAME", "ID", "SIZE", "FREES", "VERDICT", "REASON", "CODE"]).rows(rows);
+    table.wide(wide).only_if(wide, &["CODE"])
 }
 
 /// The totals, and the usage of the disk, which explains a collection without removals.

@@ -5,10 +5,10 @@ use std::{path::PathBuf, process::ExitCode};
 use serde_json::json;
 
 use crate::{
-    cli::{ConfigCommand, Format, ServeArgs},
+    cli::{ConfigCommand, ServeArgs},
     config::{ConfigError, Environment, Sources},
     failure::Failure,
-    output::{Table, print},
+    output::{Format, Table, or_dash, print},
     serve::{check_files, sources},
 };
 
@@ -51,7 +51,7 @@ pub(super) async fn run(
         let mut table = Table::new(["KEY", "VALUE", "SOURCE"]).wide(true);
         for one in &effective {
             let value = one.value.as_str().map_or_else(|| one.value.to_string(), str::to_owned);
-            table.row([one.key.as_str(), if value.is_empty() { "-" } else { &value }, &one.source.to_string()]);
+            table.row([one.key.as_str(), or_dash(&value), &one.source.to_string()]);
         }
         table.write(out)
     })?)

@@ -8,20 +8,17 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream};
-use imagelet_core::image::{ByteSize, ImageId};
+use imagelet_core::image::ByteSize;
 use serde_json::json;
 
-use super::{
-    images_write::complain,
-    pull::{read_file, seconds},
-};
+use super::pull::{read_file, seconds};
 use crate::{
     api::{PodEnsured, PodImageRow, PodRequest, Step, Steps},
-    cli::{EnsureArgs, Format},
+    cli::EnsureArgs,
     failure::Failure,
     manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
     node::Node,
-    output::{Table, print, printable},
+    output::{Format, Table, id, or_dash, print, printable, size},
     progress::{Screen, Shown, lock},
 };
 
@@ -55,11 +52,11 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
     for answer in answers {
         match answer {
             Ok(pod) => {
-                distinct_failures(&pod).for_each(complain);
+                distinct_failures(&pod).for_each(Failure::print);
                 pods.push(pod);
             }
             Err((pod, failure)) => {
-                complain(&failure);
+                failure.print();
                 failures.push(json!({ "pod": pod, "failure": failure }));
             }
         }
@@ -90,7 +87,7 @@ async fn ensure(
     let steps: Steps = Arc::new(move |step| hearing.take(step));
     let answer = node.ask(request, steps).await;
     // A cancelled request must not leave bars behind, and a slow socket may have dropped the last step.
-    pod_screen.clear();
+    lock(&pod_screen.shown).clear();
     answer.map_err(|failure| (name, failure))
 }
 
@@ -130,10 +127,6 @@ impl PodScreen {
             _ => {}
         }
     }
-
-    fn clear(&self) {
-        lock(&self.shown).clear();
-    }
 }
 
 fn outcome_line(row: &PodImageRow) -> String {
@@ -168,41 +161,23 @@ fn ids(pods: &[PodEnsured], out: &mut dyn Write) -> io::Result<()> {
 
 fn table(pods: &[PodEnsured], format: Format) -> Table {
     let (is_wide, is_many) = (format == Format::Wide, pods.len() > 1);
-    let mut header = vec!["FIELD", "IMAGE", "ID", "STATUS"];
-    if is_many {
-        header.insert(0, "POD");
-    }
-    if is_wide {
-        header.extend(["POLICY", "SIZE", "TOOK", "MESSAGE"]);
-    }
-    let mut table = Table::new(header);
-    for pod in pods {
-        for row in &pod.images {
-            let mut cells = cells(row, is_wide);
-            if is_many {
-                cells.insert(0, pod_text(&pod.pod.namespace, &pod.pod.name));
-            }
-            table.row(cells);
-        }
-    }
-    table
-}
-
-fn cells(row: &PodImageRow, is_wide: bool) -> Vec<String> {
-    let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-    let field = row.field.strip_prefix("spec.").unwrap_or(&row.field).to_owned();
-    let id = ImageId::new(&row.id);
-    let status = if row.origin.is_empty() { &row.reason } else { &row.origin };
-    let mut cells = vec![field, row.image.clone(), or_dash(if is_wide { &row.id } else { id.short() }), status.clone()];
-    if is_wide {
-        cells.extend([
+    let rows = pods.iter().flat_map(|pod| pod.images.iter().map(move |row| (&pod.pod, row))).map(|(pod, row)| {
+        [
+            pod_text(&pod.namespace, &pod.name),
+            row.field.strip_prefix("spec.").unwrap_or(&row.field).to_owned(),
+            row.image.clone(),
+            or_dash(id(&row.id, is_wide)).to_owned(),
+            if row.origin.is_empty() { row.reason.clone() } else { row.origin.clone() },
             row.policy.clone(),
-            row.size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string()),
+            size(row.size),
             if row.origin == "pulled" { seconds(row.took_ms) } else { "-".into() },
-            or_dash(&row.message),
-        ]);
-    }
-    cells
+            or_dash(&row.message).to_owned(),
+        ]
+    });
+    Table::new(["POD", "FIELD", "IMAGE", "ID", "STATUS", "POLICY", "SIZE", "TOOK", "MESSAGE"])
+        .rows(rows)
+        .only_if(is_many, &["POD"])
+        .only_if(is_wide, &["POLICY", "SIZE", "TOOK", "MESSAGE"])
 }
 
 #[cfg(test)]

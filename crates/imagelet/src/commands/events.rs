@@ -12,10 +12,10 @@ use tokio::sync::Notify;
 
 use crate::{
     api::{EventLine, EventsRequest, NodeEvent},
-    cli::{EventsArgs, Format, Since, Template},
+    cli::{EventsArgs, Since, Template},
     failure::Failure,
     node::Node,
-    output::{Table, printable, printable_layout, printed},
+    output::{Format, Table, printable, printable_layout, printed},
     progress::{PullScreen, lock},
 };
 
@@ -49,7 +49,7 @@ impl EventView {
 
     /// For a program, without what a terminal shows beside the lines.
     fn is_document(&self) -> bool {
-        self.template.is_some() || matches!(self.format, Format::Json | Format::Yaml)
+        self.template.is_some() || self.format.is_document()
     }
 
     /// One line or document; empty for what has no line of its own.

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::images_write::note;
 use crate::{
     api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
-    cli::{FilteredImage, Format, ImageFilter, LsArgs, Template, TemplateError},
+    cli::{ImageFilter, LsArgs, Template, TemplateError},
     failure::Failure,
     node::{Node, USES_UNKNOWN},
-    output::{NAMELESS, Table, age, names, print, printable_layout},
+    output::{Format, NAMELESS, Table, age, id, names, or_dash, print, printable_layout, size},
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -24,16 +24,7 @@ pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Res
     if listed.images.iter().any(|image| image.in_use_by.iter().any(|user| user == USES_UNKNOWN)) {
         note("warning: which images are in use is unknown: the runtime does not answer");
     }
-    listed.images.retain(|image| {
-        let of_filter = FilteredImage {
-            id: &image.id,
-            names: &image.names,
-            digests: &image.digests,
-            is_used: !image.in_use_by.is_empty(),
-            is_pinned: !image.pinned_by.is_empty(),
-        };
-        ImageFilter::all_pass(filters, of_filter)
-    });
+    listed.images.retain(|image| ImageFilter::all_pass(filters, image));
     if *quiet {
         let ids = |out: &mut dyn Write| listed.images.iter().try_for_each(|image| writeln!(out, "{}", image.id));
         return Ok(print(Format::Table, &(), ids)?);
@@ -60,8 +51,8 @@ fn template_rows(image: &ImageRow, now: Timestamp) -> Vec<Value> {
             "Tag": part(reference.as_ref().and_then(|reference| reference.tag().map(str::to_owned))),
             "Digest": part(digest.next().map(|(_, digest)| digest.to_owned())),
             "Size": ByteSize(image.size).to_string(),
-            "UniqueSize": known_size(image.unique),
-            "SharedSize": known_size(image.shared),
+            "UniqueSize": size(image.unique),
+            "SharedSize": size(image.shared),
             "Names": image.names,
             "Age": age(image.first_seen.as_deref(), now),
             "LastUsed": age(image.last_used.as_deref(), now),
@@ -83,50 +74,39 @@ fn print_by_template(template: &Template, rows: &[Value]) -> Result<ExitCode, Fa
     })?;
     Ok(print(Format::Table, &(), |out| {
         if template.is_table {
-            let mut table = Table::new(template.header().split('\t'));
-            for line in &lines {
-                table.row(line.split('\t'));
-            }
-            return table.write(out);
+            let rows = lines.iter().map(|line| line.split('\t'));
+            return Table::new(template.header().split('\t')).rows(rows).write(out);
         }
         lines.iter().try_for_each(|line| writeln!(out, "{}", printable_layout(line)))
     })?)
 }
 
 fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
+    const ONLY_WIDE: [&str; 6] = ["UNIQUE", "SHARED", "ORIGIN", "PINNED BY", "IN USE BY", "AWAITED BY"];
     let wide = format == Format::Wide;
-    let mut header = vec!["NAME", "ID", "SIZE", "AGE", "LAST USED", "USE"];
-    if digests {
-        header.insert(1, "DIGEST");
-    }
-    if wide {
-        header.extend(["UNIQUE", "SHARED", "ORIGIN", "PINNED BY", "IN USE BY", "AWAITED BY"]);
-    }
     let now = Timestamp::now();
-    let joined = |texts: &[String]| if texts.is_empty() { "-".into() } else { texts.join(",") };
-    let mut table = Table::new(header).wide(wide);
-    for image in images {
+    let joined = |texts: &[String]| or_dash(&texts.join(",")).to_owned();
+    let rows = images.iter().map(|image| {
         let shown = image.shown_names();
-        let mut row = vec![
+        let digest = image.digests.first().map_or("-", |name| name.rsplit('@').next().unwrap_or(name));
+        [
             if wide && !shown.is_empty() { shown.join(",") } else { names(shown, &[]) },
-            if wide { image.id.clone() } else { ImageId::shorten(&image.id).to_owned() },
+            digest.to_owned(),
+            id(&image.id, wide).to_owned(),
             ByteSize(image.size).to_string(),
             age(image.first_seen.as_deref(), now),
             age(image.last_used.as_deref(), now),
             hold(image),
-        ];
-        if digests {
-            let digest = image.digests.first().map_or("-", |name| name.rsplit('@').next().unwrap_or(name));
-            row.insert(1, digest.to_owned());
-        }
-        if wide {
-            row.extend([image.unique, image.shared].map(known_size));
-            row.push(image.origin.clone().unwrap_or_else(|| "-".into()));
-            row.extend([&image.pinned_by, &image.in_use_by, &image.awaited_by].map(|texts| joined(texts)));
-        }
-        table.row(row);
-    }
-    table
+            size(image.unique),
+            size(image.shared),
+            image.origin.clone().unwrap_or_else(|| "-".into()),
+            joined(&image.pinned_by),
+            joined(&image.in_use_by),
+            joined(&image.awaited_by),
+        ]
+    });
+    let header = ["NAME", "DIGEST", "ID", "SIZE", "AGE", "LAST USED", "USE"].into_iter().chain(ONLY_WIDE);
+    Table::new(header).rows(rows).wide(wide).only_if(digests, &["DIGEST"]).only_if(wide, &ONLY_WIDE)
 }
 
 fn hold(image: &ImageRow) -> String {
@@ -136,10 +116,6 @@ fn hold(image: &ImageRow) -> String {
     }
     let holds: Vec<&str> = holds.into_iter().filter(|(_, by)| !by.is_empty()).map(|(hold, _)| hold).collect();
     if holds.is_empty() { "-".into() } else { holds.join(", ") }
-}
-
-fn known_size(size: Option<u64>) -> String {
-    size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())
 }
 
 pub(super) async fn inspect(
@@ -175,7 +151,7 @@ pub(super) async fn inspect(
         rows("Id:", image.id.clone());
         rows("Names:", list(&image.names));
         rows("Digests:", list(&image.digests));
-        rows("Size:", size(image));
+        rows("Size:", sizes(image));
         let ago = |time: Option<&str>| time.map_or_else(|| "-".to_owned(), |_| format!("{} ago", age(time, now)));
         rows("First seen:", ago(image.first_seen.as_deref()));
         rows("Origin:", image.origin.clone().unwrap_or_else(|| "-".into()));
@@ -248,7 +224,7 @@ struct ShownLayer {
     size: u64,
 }
 
-fn size(image: &ImageRow) -> String {
+fn sizes(image: &ImageRow) -> String {
     let listed = ByteSize(image.size);
     let Some((unique, shared)) = image.unique.zip(image.shared) else { return listed.to_string() };
     let own = format!("{} its own, {} shared", ByteSize(unique), ByteSize(shared));
@@ -271,31 +247,25 @@ pub(super) async fn usage(node: &Node, verbose: bool, format: Format) -> Result<
 }
 
 fn image_by_image(usage: &Usage, wide: bool) -> Table {
-    let mut header = vec!["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "LAST USED", "HELD BY", "REASON"];
-    if wide {
-        header.push("NEXT COLLECTION");
-    }
-    let table = Table::new(header).wide(wide).optional(&["SHARED", "ID", "REASON"]);
-    let (mut table, now) = (table, Timestamp::now());
+    let now = Timestamp::now();
     let mut images: Vec<&ImageRow> = usage.images.iter().collect();
     images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
-    for image in images {
-        let mut row = vec![
+    let rows = images.into_iter().map(|image| {
+        [
             names(&image.names, &image.digests),
-            ImageId::new(&image.id).short().to_owned(),
+            ImageId::shorten(&image.id).to_owned(),
             ByteSize(image.size).to_string(),
-            known_size(image.unique),
-            known_size(image.shared),
+            size(image.unique),
+            size(image.shared),
             age(image.last_used.as_deref(), now),
             held_by(image, wide),
             image.next_code.clone().unwrap_or_else(|| "-".into()),
-        ];
-        if wide {
-            row.push(image.next_reason.clone().unwrap_or_else(|| "-".into()));
-        }
-        table.row(row);
-    }
-    table
+            image.next_reason.clone().unwrap_or_else(|| "-".into()),
+        ]
+    });
+    let header = ["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "LAST USED", "HELD BY", "REASON", "NEXT COLLECTION"];
+    let table = Table::new(header).rows(rows).wide(wide).only_if(wide, &["NEXT COLLECTION"]);
+    table.optional(&["SHARED", "ID", "REASON"])
 }
 
 /// The first holder and the number of others; all of them in a wide table.

@@ -14,10 +14,10 @@ use crate::{
         ExportRequest, ImportRequest, MountRequest, PinRequest, PinsRequest, RemoveRequest, UnmountRequest,
         UnpinRequest, UntagRequest, no_steps, silences,
     },
-    cli::{ExportArgs, Format, ImportArgs, MountArgs},
+    cli::{ExportArgs, ImportArgs, MountArgs},
     failure::Failure,
-    node::Node,
-    output::{Table, fitted_to_stderr, print, printable},
+    node::{Command, Node},
+    output::{Format, Table, fitted_to_stderr, print, printable},
     progress::Screen,
 };
 
@@ -28,7 +28,7 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
             Ok(one) => one,
             Err(failure) => {
                 failed = true;
-                complain(&failure);
+                failure.print();
                 continue;
             }
         };
@@ -53,10 +53,6 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
 /// Whether a text is this id or a prefix of it.
 fn is_id(id: &str, text: &str) -> bool {
     id.starts_with(text) || id.trim_start_matches("sha256:").starts_with(text)
-}
-
-pub(super) fn complain(failure: &Failure) {
-    failure.print();
 }
 
 pub(super) async fn untag(node: &Node, image: String, format: Format) -> Result<ExitCode, Failure> {
@@ -98,11 +94,8 @@ pub(super) fn note(text: &str) {
 pub(super) async fn pins(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let pins = node.ask(PinsRequest::default(), no_steps()).await?;
     Ok(print(format, &pins, |out| {
-        let mut table = Table::new(["PATTERN", "IMAGES", "OWNER"]);
-        for pin in &pins.pins {
-            table.row([&pin.pattern, &pin.images.len().to_string(), &pin.owner]);
-        }
-        table.write(out)
+        let rows = pins.pins.iter().map(|pin| [pin.pattern.clone(), pin.images.len().to_string(), pin.owner.clone()]);
+        Table::new(["PATTERN", "IMAGES", "OWNER"]).rows(rows).write(out)
     })?)
 }
 
@@ -125,11 +118,8 @@ pub(super) async fn unmount(node: &Node, directory: &Path, force: bool, format: 
 pub(super) async fn export(node: &Node, arguments: ExportArgs, format: Format) -> Result<ExitCode, Failure> {
     let ExportArgs { image, archive, quiet } = arguments;
     let screen = Screen::of_stderr(quiet);
-    let shown = screen.show(&image, None);
-    let request = ExportRequest { image, place: archive_place(&archive)? };
-    let exported = node.ask(request, shown.steps.clone()).await;
-    drop(shown);
-    let exported = exported?;
+    let request = ExportRequest { image: image.clone(), place: archive_place(&archive)? };
+    let exported = ask_shown(node, &screen, &image, request).await?;
     let (path, size) = (exported.path.display().to_string(), ByteSize(exported.size));
     screen.say(&format!("{} written to {} ({size})", printable(&exported.image), printable(&path)));
     Ok(print(format, &exported, |out| writeln!(out, "{}", exported.digest))?)
@@ -138,15 +128,12 @@ pub(super) async fn export(node: &Node, arguments: ExportArgs, format: Format) -
 pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -> Result<ExitCode, Failure> {
     let ImportArgs { archive, name, platform, pin, quiet } = arguments;
     let screen = Screen::of_stderr(quiet);
-    let shown = screen.show(&archive, None);
     let platform = platform.map(|platform| platform.to_string());
     let request = ImportRequest { place: archive_place(&archive)?, name, platform, pin };
-    let imported = node.ask(request, shown.steps.clone()).await;
-    drop(shown);
-    let imported = imported?;
+    let imported = ask_shown(node, &screen, &archive, request).await?;
     for image in &imported.images {
         match &image.failure {
-            Some(failure) => complain(failure),
+            Some(failure) => failure.print(),
             None if image.present => screen.say(&format!("{} is present", printable(&image.names.join(" ")))),
             None => screen.say(&format!("{} imported", printable(&image.names.join(" ")))),
         }
@@ -154,6 +141,17 @@ pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -
     let done = imported.images.iter().filter(|image| image.failure.is_none());
     print(format, &imported, |out| done.clone().try_for_each(|image| writeln!(out, "{}", image.id)))?;
     Ok(ExitCode::from(u8::from(imported.images.iter().any(|image| image.failure.is_some()))))
+}
+
+/// Sends a request, and shows how far it is until it is answered.
+pub(super) async fn ask_shown<C: Command>(
+    node: &Node,
+    screen: &Screen,
+    name: &str,
+    request: C,
+) -> Result<C::Answer, Failure> {
+    let shown = screen.show(name, None);
+    node.ask(request, shown.steps.clone()).await
 }
 
 /// `oci:DIR` is a folder, all else a file.

@@ -21,12 +21,12 @@ use serde_json::json;
 
 use crate::{
     api::PullRequest,
-    cli::{Cli, Command, EnsureArgs, Format, Intent, PodCommand, PullArgs},
+    cli::{Cli, Command, EnsureArgs, EventsArgs, Global, PodCommand, PullArgs},
     config::Environment,
     failure::Failure,
     manifests::Manifests,
     node::Node,
-    output::print,
+    output::{Format, print},
     serve,
 };
 pub(crate) use completion::complete_word;
@@ -59,7 +59,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         }
         Command::Pod(PodCommand::Remove(arguments)) => {
             tokio::select! {
-                code = cluster::run_pod_remove(arguments, &environment) => code,
+                ended = cluster::remove_from_hosts(arguments, &environment) => ended.map(|()| ExitCode::SUCCESS),
                 code = interrupted() => Ok(code),
             }
         }
@@ -82,99 +82,72 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             let version = env!("CARGO_PKG_VERSION");
             Ok(print(format, &json!({ "version": version }), |out| writeln!(out, "imagelet {version}"))?)
         }
-        command => {
-            // Read before anything is opened: user errors are reported at once.
-            let prepared = match &command {
-                Command::Pull(arguments) => Prepared::Images(pull::read(arguments, &environment)?),
-                Command::Ensure(arguments) => Prepared::Pods(ensure::read(arguments)?),
-                _ => Prepared::Nothing,
-            };
-            // `events -f` always ends by a signal: no message.
-            let is_endless = match &command {
-                Command::Events(arguments) => arguments.follow,
-                Command::Top { .. } => true,
-                _ => false,
-            };
-            let node = find_node(&cli.global, &environment, command.intent()).await?;
-            let again = async |intent| find_node(&cli.global, &environment, intent).await;
-            let code = tokio::select! {
-                code = run_on(&node, again, command, prepared, Shown { format, has_color: !environment.no_color }) => code,
-                code = interrupted() => {
-                    if !is_endless {
-                        images_write::complain(&Failure::new("Cancelled", "interrupted"));
-                    }
-                    Ok(code)
-                }
-            };
-            if let Node::Local(node) = &node {
-                node.close().await;
-            }
-            code
-        }
+        command => run_on_node(command, &cli.global, &environment).await,
     }
 }
 
-/// How a command shows its result.
-#[derive(Clone, Copy, Debug)]
-struct Shown {
-    format: Format,
-    has_color: bool,
-}
-
-/// Input of a command, read before the node is opened.
-#[derive(Debug)]
+/// Input of a command, read before the node is opened: user errors are reported at once.
 enum Prepared {
     Images(Vec<PullRequest>),
     Pods(Manifests),
     Nothing,
 }
 
-async fn run_on(
-    node: &Node,
-    again: impl AsyncFn(Intent) -> Result<Node, Failure>,
-    command: Command,
-    prepared: Prepared,
-    Shown { format, has_color }: Shown,
-) -> Result<ExitCode, Failure> {
-    match command {
-        Command::Pull(PullArgs { quiet, .. }) | Command::Ensure(EnsureArgs { quiet, .. }) => match prepared {
-            Prepared::Images(requests) => pull::run(node, requests, quiet, format).await,
-            Prepared::Pods(manifests) => ensure::run(node, manifests, quiet, format).await,
-            Prepared::Nothing => Ok(ExitCode::SUCCESS),
-        },
-        Command::Ls(arguments) => images::list(node, &arguments, format).await,
-        Command::Inspect { quiet, format: template, image } => {
-            images::inspect(node, quiet, image, template.as_ref(), format).await
+async fn run_on_node(command: Command, global: &Global, environment: &Environment) -> Result<ExitCode, Failure> {
+    let (format, has_color) = (global.output, !environment.no_color);
+    let prepared = match &command {
+        Command::Pull(arguments) => Prepared::Images(pull::read(arguments, environment)?),
+        Command::Ensure(arguments) => Prepared::Pods(ensure::read(arguments)?),
+        _ => Prepared::Nothing,
+    };
+    // `events -f` always ends by a signal: no message.
+    let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }) | Command::Top { .. });
+    let again = async |intent| find_node(global, environment, intent).await;
+    let opened = again(command.intent()).await?;
+    let node = &opened;
+    let work = async {
+        match command {
+            Command::Pull(PullArgs { quiet, .. }) | Command::Ensure(EnsureArgs { quiet, .. }) => match prepared {
+                Prepared::Images(requests) => pull::run(node, requests, quiet, format).await,
+                Prepared::Pods(manifests) => ensure::run(node, manifests, quiet, format).await,
+                Prepared::Nothing => Ok(ExitCode::SUCCESS),
+            },
+            Command::Ls(arguments) => images::list(node, &arguments, format).await,
+            Command::Inspect { quiet, format: template, image } => {
+                images::inspect(node, quiet, image, template.as_ref(), format).await
+            }
+            Command::Df { verbose } => images::usage(node, verbose, format).await,
+            Command::Rm { images } => images_write::remove(node, images, format).await,
+            Command::Untag { image } => images_write::untag(node, image, format).await,
+            Command::Gc(arguments) => collect::collect(node, &arguments, format).await,
+            Command::Pin { pattern } => images_write::pin(node, pattern, format).await,
+            Command::Unpin { pattern } => images_write::unpin(node, pattern, format).await,
+            Command::Pins => images_write::pins(node, format).await,
+            Command::Mount(arguments) => images_write::mount(node, arguments, format).await,
+            Command::Unmount { directory, force } => images_write::unmount(node, &directory, force, format).await,
+            Command::Export(arguments) => images_write::export(node, arguments, format).await,
+            Command::Import(arguments) => images_write::import(node, arguments, format).await,
+            Command::Events(arguments) => events::run(node, arguments, format).await,
+            Command::Why { since, image } => why::why(node, image, since, format).await,
+            Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
+            Command::Top { once } => top::top(node, once, has_color, format).await,
+            Command::Status { verbose } => status::status(node, verbose, format).await,
+            _ => unreachable!("`run` runs the commands that need no node"),
         }
-        Command::Df { verbose } => images::usage(node, verbose, format).await,
-        Command::Rm { images } => images_write::remove(node, images, format).await,
-        Command::Untag { image } => images_write::untag(node, image, format).await,
-        Command::Gc(arguments) => collect::collect(node, &arguments, format).await,
-        Command::Pin { pattern } => images_write::pin(node, pattern, format).await,
-        Command::Unpin { pattern } => images_write::unpin(node, pattern, format).await,
-        Command::Pins => images_write::pins(node, format).await,
-        Command::Mount(arguments) => images_write::mount(node, arguments, format).await,
-        Command::Unmount { directory, force } => images_write::unmount(node, &directory, force, format).await,
-        Command::Export(arguments) => images_write::export(node, arguments, format).await,
-        Command::Import(arguments) => images_write::import(node, arguments, format).await,
-        Command::Events(arguments) => events::run(node, arguments, format).await,
-        Command::Why { since, image } => why::why(node, image, since, format).await,
-        Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
-        Command::Top { once } => top::top(node, once, has_color, format).await,
-        Command::Status { verbose } => status::status(node, verbose, format).await,
-        Command::Serve(_)
-        | Command::Prefetch(_)
-        | Command::Controller(_)
-        | Command::Config(_)
-        | Command::Install(_)
-        | Command::Pod(_)
-        | Command::Doctor(_)
-        | Command::Login(_)
-        | Command::Logout { .. }
-        | Command::Completions { .. }
-        | Command::Man { .. }
-        | Command::Version => Ok(ExitCode::SUCCESS),
+    };
+    let code = tokio::select! {
+        code = work => code,
+        code = interrupted() => {
+            if !is_endless {
+                Failure::new("Cancelled", "interrupted").print();
+            }
+            Ok(code)
+        }
+    };
+    if let Node::Local(node) = &opened {
+        node.close().await;
     }
+    code
 }
 
 /// Waits for SIGINT or SIGTERM and returns the exit code for it. Dropping the command then cancels its work.

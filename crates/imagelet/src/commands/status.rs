@@ -10,10 +10,9 @@ use imagelet_core::{gc::ShadowCounts, image::ByteSize, text::duration_text};
 
 use crate::{
     api::{ImportStatus, LastCollection, Status, StatusRequest, no_steps},
-    cli::Format,
     failure::Failure,
     node::Node,
-    output::{Table, print},
+    output::{Format, Table, print},
 };
 
 const PODS_SHOWN_MAX: usize = 10;
@@ -30,12 +29,8 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             if rows.is_empty() {
                 return Ok(());
             }
-            let mut table = Table::new(header);
-            for row in rows {
-                table.row(row);
-            }
             writeln!(out)?;
-            table.write(out)
+            Table::new(header).rows(rows).write(out)
         };
         let pulls = status.pulls.iter().map(|pull| {
             let place = pull.position.map_or_else(|| "-".into(), |place| place.to_string());
@@ -180,8 +175,7 @@ fn import_details(status: &ImportStatus, out: &mut dyn Write) -> io::Result<()> 
         return Ok(());
     }
     writeln!(out)?;
-    let mut table = Table::new(["LAST PULLS", "WHEN", "TOOK", "WAY", "ENDED"]);
-    for pull in &status.recent {
+    let rows = status.recent.iter().map(|pull| {
         let took = duration_text(Duration::from_millis(pull.took_ms));
         let when = pull.at.clone().unwrap_or_else(|| "-".into());
         let ended = pull.failure.as_ref().map_or_else(|| "pulled".to_owned(), |failure| format!("failed: {failure}"));
@@ -189,7 +183,7 @@ fn import_details(status: &ImportStatus, out: &mut dyn Write) -> io::Result<()> 
             Some(_) if pull.way == "imported" => "import into the runtime".to_owned(),
             _ => pull.reason.clone(),
         };
-        table.row([pull.image.clone(), when, took, way, ended]);
-    }
-    table.write(out)
+        [pull.image.clone(), when, took, way, ended]
+    });
+    Table::new(["LAST PULLS", "WHEN", "TOOK", "WAY", "ENDED"]).rows(rows).write(out)
 }

@@ -43,8 +43,6 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
 /// # Errors
 /// A daemon that is named, configured or has a socket does not answer: the store of this process may be another one.
 pub(super) async fn find_target(global: &Global, environment: &Environment) -> Result<Target, Failure> {
-    let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
-    let read = || sources(&arguments, global.store.as_ref(), environment);
     if let Some(endpoint) = &global.endpoint {
         let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
             Failure::because(format!("`{endpoint}` is no endpoint"), &error)
@@ -53,7 +51,7 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
         match node.probe().await {
             // A CRI runtime, which this process drives.
             Probed::OtherCri => {
-                let mut sources = read()?;
+                let mut sources = sources_of(global, environment)?;
                 sources.add_flag("--endpoint", "imageService.cri.endpoint", endpoint.as_str());
                 return Ok(Target::Here(Box::new(within(patience(global), &sources)?)));
             }
@@ -62,7 +60,7 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
             Probed::Ours | Probed::Missing => return Ok(Target::Daemon(node)),
         }
     }
-    let sources = read()?;
+    let sources = sources_of(global, environment)?;
     if global.store.is_none() {
         let configured = configured_socket(&sources)?;
         for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
@@ -75,6 +73,12 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
         }
     }
     Ok(Target::Here(Box::new(within(patience(global), &sources)?)))
+}
+
+/// The configuration of a command in this process.
+pub(super) fn sources_of(global: &Global, environment: &Environment) -> Result<Sources, Failure> {
+    let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
+    sources(&arguments, global.store.as_ref(), environment)
 }
 
 fn patience(global: &Global) -> Duration {

@@ -7,15 +7,18 @@ use std::{
 
 use imagelet_core::image::{ByteSize, ImageId};
 
-use super::images_write::{complain, note};
+use super::images_write::{ask_shown, note};
 use crate::{
     api::{Verified, VerifiedImage, VerifiedPart, VerifyRequest},
-    cli::{Format, Intent, VerifyArgs},
+    cli::{Intent, VerifyArgs},
     failure::Failure,
     node::Node,
-    output::{Table, names, print, printable},
+    output::{Format, Table, id, names, print, printable},
     progress::Screen,
 };
+
+/// The name beside the bar.
+const SHOWN: &str = "verify";
 
 pub(super) async fn verify(
     node: &Node,
@@ -26,7 +29,7 @@ pub(super) async fn verify(
     let repair = arguments.repair;
     let screen = Screen::of_stderr(arguments.quiet);
     let request = VerifyRequest { images: arguments.images, repair };
-    let mut verified = check(node, &screen, request.clone()).await?;
+    let mut verified = ask_shown(node, &screen, SHOWN, request.clone()).await?;
     if verified.damaged && !repair && matches!(node, Node::Local(_)) {
         verified = confirm(again, &screen, request, verified).await?;
     }
@@ -35,19 +38,14 @@ pub(super) async fn verify(
         findings(&verified, out)
     })?;
     for failure in verified.images.iter().filter_map(|image| image.failure.as_ref()) {
-        complain(failure);
+        failure.print();
     }
     if verified.damaged && !repair {
         note(
             "hint: `imagelet verify --repair` fetches what is damaged, and nothing else; until then damaged images are not listed",
         );
     }
-    Ok(if verified.damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-async fn check(node: &Node, screen: &Screen, request: VerifyRequest) -> Result<Verified, Failure> {
-    let shown = screen.show("verify", None);
-    node.ask(request, shown.steps.clone()).await
+    Ok(ExitCode::from(u8::from(verified.damaged)))
 }
 
 /// Checks damage again as the owner of the store: then no image is removed meanwhile, and damage is marked. Where
@@ -60,14 +58,14 @@ async fn confirm(
 ) -> Result<Verified, Failure> {
     let node = match again(Intent::Changes).await {
         Err(failure) => {
-            complain(&failure);
+            failure.print();
             note("warning: what is damaged is shown here and not marked in the store");
             again(Intent::Looks).await?
         }
         owned => owned?,
     };
     let mut second = if first.store.result == "damaged" {
-        check(&node, screen, request).await?
+        ask_shown(&node, screen, SHOWN, request).await?
     } else {
         let mut found = Verified { images: Vec::new(), damaged: false, ..first.clone() };
         for image in first.images {
@@ -75,7 +73,8 @@ async fn confirm(
                 found.images.push(image);
                 continue;
             }
-            match check(&node, screen, VerifyRequest { images: vec![image.id], ..VerifyRequest::default() }).await {
+            let request = VerifyRequest { images: vec![image.id], ..VerifyRequest::default() };
+            match ask_shown(&node, screen, SHOWN, request).await {
                 Ok(one) => found.images.extend(one.images),
                 // Removed since the first check.
                 Err(failure) if failure.reason == "NotFound" => {}
@@ -92,20 +91,17 @@ async fn confirm(
 }
 
 fn table(verified: &Verified, format: Format) -> Table {
-    let mut table = Table::new(["NAME", "ID", "LAYERS", "FILES", "READ", "RESULT"]);
-    for image in &verified.images {
-        let id = ImageId::new(&image.id);
-        let id = if format == Format::Wide { image.id.as_str() } else { id.short() };
-        let files: u64 = image.layers.iter().map(|layer| layer.files).sum();
-        let bytes = image.layers.iter().map(|layer| ByteSize(layer.bytes)).sum::<ByteSize>().to_string();
-        let cells = [&label(image), id, &layers(image), &files.to_string(), &bytes, &image.result];
-        table.row(cells);
-    }
-    table
-}
-
-fn label(image: &VerifiedImage) -> String {
-    names(&image.names, &image.digests)
+    let rows = verified.images.iter().map(|image| {
+        [
+            names(&image.names, &image.digests),
+            id(&image.id, format == Format::Wide).to_owned(),
+            layers(image),
+            image.layers.iter().map(|layer| layer.files).sum::<u64>().to_string(),
+            image.layers.iter().map(|layer| ByteSize(layer.bytes)).sum::<ByteSize>().to_string(),
+            image.result.clone(),
+        ]
+    });
+    Table::new(["NAME", "ID", "LAYERS", "FILES", "READ", "RESULT"]).rows(rows)
 }
 
 /// `3 ok`, `2 ok, 1 damaged`
@@ -128,7 +124,7 @@ fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
         {
             continue;
         }
-        writeln!(out, "\n{}", printable(&label(image)))?;
+        writeln!(out, "\n{}", printable(&names(&image.names, &image.digests)))?;
         part(out, "  image", &image.documents)?;
         for layer in &image.layers {
             let name = format!("  layer {}", ImageId::new(&layer.diff_id).short());

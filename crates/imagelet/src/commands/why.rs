@@ -6,19 +6,16 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{
-    image::{ByteSize, ImageId},
-    text::duration_text,
-};
+use imagelet_core::{image::ByteSize, text::duration_text};
 
 use jiff::Timestamp;
 
 use crate::{
     api::{ImageRow, PodStartRow, no_steps},
-    cli::{Format, Since},
+    cli::Since,
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
-    output::{Table, milliseconds, names, print, printable},
+    output::{Format, Table, id, milliseconds, names, print, printable},
 };
 
 const PODS_SHOWN_MAX: usize = 3;
@@ -27,7 +24,7 @@ pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format
     let mut why = node.ask(WhyRequest { image }, no_steps()).await?;
     let now = Timestamp::now();
     let is_shown = |happening: &WhyHappening| since.is_none_or(|since| happened_since(happening, since, now));
-    if matches!(format, Format::Json | Format::Yaml) {
+    if format.is_document() {
         why.images.iter_mut().for_each(|image| image.history.retain(is_shown));
     }
     Ok(print(format, &why, |out| {
@@ -56,7 +53,6 @@ fn one(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let wide = format == Format::Wide;
-    let id = ImageId::new(&image.id);
     let mut head = Table::default().wide(wide);
     let named = if wide && !image.names.is_empty() {
         image.names.join(", ")
@@ -65,7 +61,7 @@ fn one(
     };
     head.row(["Image:", &named]);
     if !image.id.is_empty() {
-        head.row(["Id:", if wide { image.id.as_str() } else { id.short() }]);
+        head.row(["Id:", id(&image.id, wide)]);
     }
     let now = if is_unknown { "unknown, the runtime does not answer".to_owned() } else { standing(image) };
     head.row(["Now:", &now]);
@@ -164,20 +160,11 @@ fn size(now: &ImageRow) -> String {
 }
 
 fn held(now: &ImageRow) -> String {
-    let mut held = Vec::new();
-    if !now.in_use_by.is_empty() {
-        held.push(format!("in use by {}", now.in_use_by.join(", ")));
-    }
-    if !now.pinned_by.is_empty() {
-        held.push(format!("pinned by {}", now.pinned_by.join(", ")));
-    }
-    if !now.awaited_by.is_empty() {
-        held.push(format!("awaited by {}", now.awaited_by.join(", ")));
-    }
-    if !held.is_empty() {
-        return held.join(", ");
-    }
+    let holds = [("in use", &now.in_use_by), ("pinned", &now.pinned_by), ("awaited", &now.awaited_by)];
+    let holds = holds.into_iter().filter(|(_, by)| !by.is_empty());
+    let held: Vec<_> = holds.map(|(hold, by)| format!("{hold} by {}", by.join(", "))).collect();
     match &now.last_used {
+        _ if !held.is_empty() => held.join(", "),
         Some(used) => format!("not in use, last used {}", clock(used)),
         None => "never used".to_owned(),
     }
@@ -201,20 +188,12 @@ fn thresholds(next: &WhyNext) -> String {
 }
 
 fn history(history: &[&WhyHappening], wide: bool) -> Table {
-    let mut header = vec!["WHEN", "WHAT", "WHY"];
-    if wide {
-        header.push("CODE");
-    }
-    let mut table = Table::new(header).wide(wide);
-    for happening in history {
+    let rows = history.iter().map(|happening| {
         let what = if happening.shadow { format!("{} (shadow)", happening.what) } else { happening.what.clone() };
-        let mut row = vec![happening.at.as_deref().map_or_else(String::new, clock), what, explained(happening)];
-        if wide {
-            row.push(coded(&happening.code, &happening.inputs));
-        }
-        table.row(row);
-    }
-    table
+        let when = happening.at.as_deref().map_or_else(String::new, clock);
+        [when, what, explained(happening), coded(&happening.code, &happening.inputs)]
+    });
+    Table::new(["WHEN", "WHAT", "WHY", "CODE"]).rows(rows).wide(wide).only_if(wide, &["CODE"])
 }
 
 fn explained(happening: &WhyHappening) -> String {

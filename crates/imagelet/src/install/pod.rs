@@ -33,8 +33,9 @@ use super::{
     owned_file::{new_of, read_bounded, replace},
 };
 use crate::{
-    cli::{Format, InstallArgs, PodInstallArgs},
+    cli::{InstallArgs, PodInstallArgs},
     failure::Failure,
+    output::Format,
 };
 
 const FOLDER: &str = "/opt/imagelet";

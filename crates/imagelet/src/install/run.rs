@@ -8,10 +8,10 @@ use super::{
     BaseConfiguration, Outcome, Request, apply, contents::BASE_LENGTH_MAX, gather, owned_file::read_bounded, plan,
 };
 use crate::{
-    cli::{Format, InstallArgs, ServeArgs},
+    cli::{InstallArgs, ServeArgs},
     config::{Backend, Environment},
     failure::Failure,
-    output::{Table, print, printable},
+    output::{Format, Table, or_dash, print, printable},
     serve::{check_files, sources},
 };
 
@@ -69,10 +69,6 @@ fn base(path: &Path) -> Result<BaseConfiguration, Failure> {
 }
 
 fn table(outcomes: &[Outcome]) -> Table {
-    let mut table = Table::new(["STEP", "TARGET", "RESULT", "DETAIL"]);
-    for Outcome { step, target, result, detail } in outcomes {
-        let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-        table.row([(*step).to_owned(), shown(target), (*result).to_owned(), shown(detail)]);
-    }
-    table
+    let rows = outcomes.iter().map(|done| [done.step, or_dash(&done.target), done.result, or_dash(&done.detail)]);
+    Table::new(["STEP", "TARGET", "RESULT", "DETAIL"]).rows(rows)
 }

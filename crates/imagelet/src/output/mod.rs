@@ -9,16 +9,39 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::text::duration_text;
+use clap::ValueEnum;
+use imagelet_core::{
+    image::{ByteSize, ImageId},
+    text::duration_text,
+};
 use jiff::Timestamp;
 use serde::Serialize;
 
-pub(crate) use table::{Table, fitted_to_stderr};
-
-use crate::cli::Format;
+pub(crate) use table::{Table, fitted_to_stderr, wrapped};
 
 /// Digits of a digest that distinguish images: `sha256:` and 12 digits.
 const DIGEST_SHOWN: usize = 7 + 12;
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// For people with wide screens.
+    Wide,
+    /// For programs; stable.
+    Json,
+    /// The same, as YAML.
+    Yaml,
+}
+
+impl Format {
+    /// A document for programs.
+    pub(crate) fn is_document(self) -> bool {
+        matches!(self, Self::Json | Self::Yaml)
+    }
+}
 
 /// Untrusted text, safe on a terminal.
 pub(crate) fn printable(text: &str) -> String {
@@ -76,6 +99,20 @@ pub(crate) fn milliseconds(milliseconds: u64) -> String {
 /// How long something took: `40ms`, `3s`, `1m2s`.
 pub(crate) fn took(taken: u64) -> String {
     if taken < 1000 { format!("{taken}ms") } else { milliseconds(taken) }
+}
+
+pub(crate) fn or_dash(text: &str) -> &str {
+    if text.is_empty() { "-" } else { text }
+}
+
+/// A size, or `-` where it is not known.
+pub(crate) fn size(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "-".into(), |bytes| ByteSize(bytes).to_string())
+}
+
+/// An image's id in a table: whole in a wide one.
+pub(crate) fn id(id: &str, is_wide: bool) -> &str {
+    if is_wide { id } else { ImageId::shorten(id) }
 }
 
 pub(crate) const NAMELESS: &str = "<none>";

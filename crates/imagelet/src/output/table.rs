@@ -53,6 +53,19 @@ impl Table {
         self.rows.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
     }
 
+    #[must_use]
+    pub(crate) fn rows<S: AsRef<str>, R: IntoIterator<Item = S>>(mut self, rows: impl IntoIterator<Item = R>) -> Self {
+        rows.into_iter().for_each(|row| self.row(row));
+        self
+    }
+
+    /// Leaves the columns with these headers out, unless they are wanted.
+    #[must_use]
+    pub(crate) fn only_if(mut self, is_wanted: bool, headers: &[&str]) -> Self {
+        headers.iter().filter(|_| !is_wanted).for_each(|header| leave_out(&mut self.rows, header));
+        self
+    }
+
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let width = if self.is_wide { None } else { terminal_width() };
         self.lines(width).iter().try_for_each(|line| writeln!(out, "{line}"))
@@ -219,7 +232,7 @@ fn with_end(text: &str, width: usize) -> String {
 }
 
 /// Lines of whole words; a word that is too wide has a line of its own.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let line = lines.last_mut().expect("never empty");

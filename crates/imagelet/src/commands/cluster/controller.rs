@@ -32,7 +32,7 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
         None => None,
     };
     // A wrong kubeconfig ends the command, and not only a line in its log.
-    access.connect().await.map_err(|error| Failure::of(&error))?;
+    access.connect().await?;
     let identity = identity.unwrap_or_else(own_identity);
     tracing::info!(identity, namespace, http = address, "the controller of prefetch waits for its lease");
     let (metrics, started_at) = (Arc::new(Metrics::new()), SystemTime::now());

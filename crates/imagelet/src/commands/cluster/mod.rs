@@ -1,25 +1,40 @@
 //! Commands that talk to the API server of a cluster, and to no node.
 
 mod controller;
-mod pod_remove;
 mod prefetch;
 
-use imagelet_kube::ApiAccess;
+use imagelet_kube::{ApiAccess, DaemonSetRollout, RolloutProgress};
 
-pub(super) use self::{
-    controller::run as run_controller, pod_remove::run as run_pod_remove, prefetch::run as run_prefetch,
+pub(super) use self::{controller::run as run_controller, prefetch::run as run_prefetch};
+use crate::{
+    cli::{ClusterAccess, PodRemoveArgs},
+    config::Environment,
+    failure::Failure,
 };
-use crate::{cli::ClusterAccess, config::Environment, failure::Failure};
 
-/// Kubernetes sets it in each container of a pod.
-const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
+/// The container that sets a host up.
+const INSTALL_CONTAINER: &str = "install";
+
+/// `pod remove`: the hosts of a cluster are taken back before its installation is removed.
+pub(super) async fn remove_from_hosts(arguments: PodRemoveArgs, environment: &Environment) -> Result<(), Failure> {
+    let PodRemoveArgs { daemon_set, namespace, access: given, arguments } = arguments;
+    let access = access(&given, environment)?;
+    access.connect().await?;
+    let rollout = DaemonSetRollout::new(access, &namespace, &daemon_set);
+    if !rollout.set_arguments(INSTALL_CONTAINER, &arguments).await? {
+        tracing::info!(daemon_set, namespace, "there is no such DaemonSet with a container that sets hosts up");
+        return Ok(());
+    }
+    let report = |RolloutProgress { nodes, done }| tracing::info!(nodes, done, "hosts are taken back");
+    Ok(rollout.wait(report).await?)
+}
 
 /// The way to the API server: a kubeconfig, the service account of this pod, or the user's kubeconfig.
 fn access(given: &ClusterAccess, environment: &Environment) -> Result<ApiAccess, Failure> {
     if let Some(path) = &given.kubeconfig {
         return Ok(ApiAccess::Kubeconfig(std::path::absolute(path)?));
     }
-    if environment.variables.0.iter().any(|(name, _)| name == IN_CLUSTER) {
+    if environment.is_in_cluster() {
         return Ok(ApiAccess::InCluster);
     }
     let of_user = environment.home.as_ref().map(|home| home.join(".kube/config")).filter(|path| path.exists());

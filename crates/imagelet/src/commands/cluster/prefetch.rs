@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::access;
 use crate::{
-    cli::{Format, PrefetchCommand},
-    commands::{images_write::complain, pull::read_file},
+    cli::PrefetchCommand,
+    commands::pull::read_file,
     config::Environment,
     failure::Failure,
-    output::{Table, print, printable},
+    output::{Format, Table, or_dash, print, printable},
 };
 
 /// The longest file of sets.
@@ -66,7 +66,7 @@ async fn apply(api: &PrefetchApi, sets: &[SetDocument], format: Format) -> Resul
             Ok(()) => applied.push(set.name()),
             Err(error) => {
                 let failure = failed(&error);
-                complain(&Failure::new(&failure.reason, format!("could not apply {}: {failure}", set.name())));
+                Failure::new(&failure.reason, format!("could not apply {}: {failure}", set.name())).print();
                 failed_sets.push(json!({"set": set.name(), "failure": failure}));
             }
         }
@@ -131,11 +131,10 @@ fn table(rows: &[SetRow], format: Format) -> Table {
         Table::new(["KIND", "NAMESPACE", "NAME", "WANTED", "READY", "PULLING", "FAILED", "WAITING", "STATE"])
             .wide(format == Format::Wide);
     for row in rows {
-        let namespace = if row.namespace.is_empty() { "-" } else { &row.namespace };
         let state = if row.complete { "complete" } else { &row.message };
         let numbers = [row.wanted, row.ready, row.pulling, row.failed, row.waiting].map(|number| number.to_string());
         let [wanted, ready, pulling, failed, waiting] = &numbers;
-        table.row([row.kind, namespace, &row.name, wanted, ready, pulling, failed, waiting, state]);
+        table.row([row.kind, or_dash(&row.namespace), &row.name, wanted, ready, pulling, failed, waiting, state]);
     }
     table
 }

@@ -17,16 +17,13 @@ use serde::Serialize;
 use super::login;
 use crate::{
     api::{DiskRequest, no_steps},
-    cli::{DoctorArgs, Format, Global, ServeArgs},
-    commands::{
-        images_write::complain,
-        target::{Target, find_target},
-    },
+    cli::{DoctorArgs, Global},
+    commands::target::{Target, find_target, sources_of},
     config::{Backend, Environment, Settings},
     failure::{Failure, advice},
     node::Node,
-    output::{Table, print},
-    serve::{node_credentials, runtime_filesystems, sources},
+    output::{Format, Table, or_dash, print},
+    serve::{node_credentials, runtime_filesystems},
 };
 
 /// Digits of a digest in a table for people.
@@ -64,7 +61,10 @@ pub(crate) async fn doctor(
     environment: &Environment,
 ) -> Result<ExitCode, Failure> {
     let mut steps = Vec::new();
-    let served = walk(&arguments, global, environment, &mut steps).await;
+    let served = walk(&arguments, global, environment, &mut steps).await.unwrap_or_else(|(step, failure)| {
+        steps.push(DiagnosisStep::of_node(step, Err(failure)));
+        false
+    });
     let failure = steps.iter().find(|step| !step.ok).map(first_failure);
     let diagnosis =
         Diagnosis { image: arguments.image, healthy: failure.is_none(), served, steps, failure: failure.clone() };
@@ -74,34 +74,26 @@ pub(crate) async fn doctor(
         writeln!(out, "{}", conclusion(&diagnosis))
     })?;
     let Some(failure) = failure else { return Ok(ExitCode::SUCCESS) };
-    complain(&failure);
+    failure.print();
     Ok(ExitCode::FAILURE)
 }
 
-/// Takes the steps in order; the ones that others build on end the walk where they fail. Returns whether a host serves
-/// the image.
+/// Takes the steps in order, and adds each to `steps`. Returns whether a host serves the image.
+///
+/// # Errors
+/// A step that others build on failed; it is returned, and ends the walk.
 async fn walk(
     arguments: &DoctorArgs,
     global: &Global,
     environment: &Environment,
     steps: &mut Vec<DiagnosisStep>,
-) -> bool {
-    let reference = match arguments.image.parse::<Reference>() {
-        Ok(reference) => reference.canonical(),
-        Err(error) => {
-            let failure = Failure::of(&error).at(ErrorClass::NameInvalid, Stage::Name);
-            steps.push(DiagnosisStep::of_node("name", Err(failure)));
-            return false;
-        }
-    };
+) -> Result<bool, (&'static str, Failure)> {
+    let reference = arguments.image.parse::<Reference>();
+    let reference =
+        reference.map_err(|error| ("name", Failure::of(&error).at(ErrorClass::NameInvalid, Stage::Name)))?.canonical();
     steps.push(DiagnosisStep::of_node("name", Ok(reference.to_string())));
-    let settings = match settings(global, environment) {
-        Ok(settings) => settings,
-        Err(failure) => {
-            steps.push(DiagnosisStep::of_node("configuration", Err(failure)));
-            return false;
-        }
-    };
+    let settings = sources_of(global, environment).and_then(|sources| Ok(sources.settings()?));
+    let settings = settings.map_err(|failure| ("configuration", failure))?;
     let files = settings.registry.hosts_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
     steps.push(DiagnosisStep::of_node("configuration", Ok(format!("registries by {}", files.join(", ")))));
     let (credential, found) = match credential(arguments, environment, &settings, &reference).await {
@@ -122,23 +114,11 @@ async fn walk(
     let platform = arguments.platform.clone().unwrap_or_else(Platform::host);
     let mut report = |step: PathStep| steps.push(DiagnosisStep::of_host(step));
     let found = check_path(settings.registry.clone(), &reference, credential.as_ref(), &platform, &mut report).await;
-    match found {
-        Ok(PathReport { layer_bytes, is_served }) => {
-            let place = image_disk(global, environment, &settings).await;
-            let room = place.and_then(|place| room(place, ByteSize(layer_bytes.unwrap_or_default())));
-            steps.push(DiagnosisStep::of_node("disk", room));
-            is_served
-        }
-        Err(error) => {
-            steps.push(DiagnosisStep::of_node("configuration", Err(Failure::of(&error))));
-            false
-        }
-    }
-}
-
-fn settings(global: &Global, environment: &Environment) -> Result<Settings, Failure> {
-    let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
-    Ok(sources(&arguments, global.store.as_ref(), environment)?.settings()?)
+    let PathReport { layer_bytes, is_served } = found.map_err(|error| ("configuration", Failure::of(&error)))?;
+    let place = image_disk(global, environment, &settings).await;
+    let room = place.and_then(|place| room(place, ByteSize(layer_bytes.unwrap_or_default())));
+    steps.push(DiagnosisStep::of_node("disk", room));
+    Ok(is_served)
 }
 
 /// The credential that a pull tries first, and where it comes from. A helper or provider that failed does not keep the
@@ -256,12 +236,11 @@ fn table(diagnosis: &Diagnosis, format: Format) -> Table {
     let mut table = Table::new(["", "STEP", "HOST", "TIME", "RESULT"]).wide(format == Format::Wide);
     for step in &diagnosis.steps {
         let mark = if step.ok { "✓" } else { "✗" };
-        let host = if step.host.is_empty() { "-" } else { &step.host };
         let time = format!("{}ms", step.took_ms);
         let class = step.failure.as_ref().and_then(|failure| failure.fault.as_ref()).map(|fault| fault.class.as_str());
         let result = class.unwrap_or(&step.detail);
         let result = if format == Format::Wide { result.to_owned() } else { with_short_digests(result) };
-        table.row([mark, step.step, host, &time, &result]);
+        table.row([mark, step.step, or_dash(&step.host), &time, &result]);
     }
     table
 }

@@ -20,14 +20,14 @@ pub(super) use self::{
     doctor::doctor,
     registry_login::{log_in, log_out},
 };
-use super::images_write::complain;
+use super::images_write::ask_shown;
 use crate::{
     api::{Hidden, Login, PullRequest, Pulled},
-    cli::{Format, LoginArgs, PullArgs},
+    cli::{LoginArgs, PullArgs},
     config::Environment,
     failure::Failure,
     node::Node,
-    output::{print, printable},
+    output::{Format, print, printable},
     progress::Screen,
 };
 
@@ -113,7 +113,7 @@ pub(super) async fn run(
         match outcome {
             Ok(one) => pulled.push(one),
             Err((image, failure)) => {
-                complain(&failure);
+                failure.print();
                 failures.push(json!({ "image": image, "failure": failure }));
             }
         }
@@ -126,9 +126,7 @@ pub(super) async fn run(
 
 async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulled, (String, Failure)> {
     let image = request.image.clone();
-    let shown = screen.show(&image, None);
-    let outcome = node.ask(request, shown.steps.clone()).await;
-    drop(shown);
+    let outcome = ask_shown(node, &screen, &image, request).await;
     let pulled = outcome.map_err(|failure| (image, failure))?;
     screen.say(&outcome_line(&pulled));
     Ok(pulled)

@@ -17,12 +17,12 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::{
-    cli::{Global, RegistryLoginArgs, ServeArgs},
-    commands::{images_write::note, interrupted},
+    cli::{Global, RegistryLoginArgs},
+    commands::{images_write::note, interrupted, target::sources_of},
     config::{Environment, Settings},
     failure::Failure,
     output::{print, printable},
-    serve::{HELPER_MAX, sources},
+    serve::HELPER_MAX,
 };
 
 const LINE_LENGTH_MAX: u64 = 64 << 10;
@@ -44,7 +44,7 @@ async fn ask_check_and_keep(
     environment: &Environment,
 ) -> Result<ExitCode, Failure> {
     let registry = registry_host(arguments.registry.as_deref().unwrap_or(DOCKER_HUB))?;
-    let settings = settings(global, environment)?;
+    let settings = sources_of(global, environment)?.settings()?;
     let logins = logins(&settings)?;
     let user = match arguments.username {
         Some(user) => user,
@@ -90,7 +90,7 @@ pub(crate) async fn log_out(
     environment: &Environment,
 ) -> Result<ExitCode, Failure> {
     let registry = registry_host(registry.unwrap_or(DOCKER_HUB))?;
-    let removed = logins(&settings(global, environment)?)?.erase(&registry).await?;
+    let removed = logins(&sources_of(global, environment)?.settings()?)?.erase(&registry).await?;
     Ok(print(global.output, &json!({ "registry": registry, "removed": removed }), |out| {
         if removed {
             writeln!(out, "The login for {registry} was removed.")
@@ -98,11 +98,6 @@ pub(crate) async fn log_out(
             writeln!(out, "There was no login for {registry}.")
         }
     })?)
-}
-
-fn settings(global: &Global, environment: &Environment) -> Result<Settings, Failure> {
-    let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
-    Ok(sources(&arguments, global.store.as_ref(), environment)?.settings()?)
 }
 
 /// The file that a pull of a command reads.
@@ -136,7 +131,7 @@ async fn from_stdin(amount: Amount) -> Result<Secret, Failure> {
         }
         let _ = sender.send(read.map(|_| Secret::from_bytes(std::mem::take(&mut *bytes))));
     });
-    Ok(answer.await.map_err(|error| Failure::of(&error))??)
+    Ok(answer.await??)
 }
 
 /// Asks on a terminal. Dropping the future restores the terminal.

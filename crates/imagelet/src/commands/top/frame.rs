@@ -42,14 +42,15 @@ pub(super) struct Canvas {
     pub(super) has_color: bool,
 }
 
+/// By its number in an escape sequence (ECMA-48, "select graphic rendition").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Style {
-    Plain,
-    Bold,
-    Dim,
-    Good,
-    Warning,
-    Bad,
+    Plain = 0,
+    Bold = 1,
+    Dim = 2,
+    Bad = 31,
+    Good = 32,
+    Warning = 33,
 }
 
 type Line = Vec<(Style, String)>;
@@ -115,16 +116,8 @@ fn render(line: &[(Style, String)], canvas: Canvas) -> String {
     for (style, part) in line {
         let part = cut(part, left);
         left = left.saturating_sub(part.width());
-        let code = match style {
-            Style::Plain => "",
-            Style::Bold => "1",
-            Style::Dim => "2",
-            Style::Good => "32",
-            Style::Warning => "33",
-            Style::Bad => "31",
-        };
-        if canvas.has_color && !code.is_empty() && !part.is_empty() {
-            let _ = write!(text, "\u{1b}[{code}m{part}\u{1b}[0m");
+        if canvas.has_color && *style != Style::Plain && !part.is_empty() {
+            let _ = write!(text, "\u{1b}[{}m{part}\u{1b}[0m", *style as u8);
         } else {
             text.push_str(&part);
         }

@@ -17,11 +17,10 @@ use tokio::{
 
 use crate::{
     api::{DiskRequest, PullsRequest, QueueRequest, no_steps},
-    cli::Format,
     config::has_dumb_terminal,
     failure::Failure,
     node::{DecisionsRequest, Node},
-    output::{print, printed},
+    output::{Format, print, printed},
 };
 use frame::{Canvas, View, frame};
 use terminal::Terminal;
@@ -32,8 +31,7 @@ const DECISIONS_EVERY: u64 = 5;
 const DECISIONS_MAX: u64 = 50;
 
 pub(super) async fn top(node: &Node, is_once: bool, has_color: bool, format: Format) -> Result<ExitCode, Failure> {
-    let is_document = matches!(format, Format::Json | Format::Yaml);
-    if is_once || is_document || !io::stdout().is_terminal() || has_dumb_terminal() {
+    if is_once || format.is_document() || !io::stdout().is_terminal() || has_dumb_terminal() {
         let view = first(node).await?;
         return Ok(print(format, &view, |out| {
             let is_terminal = io::stdout().is_terminal();
@@ -44,7 +42,7 @@ pub(super) async fn top(node: &Node, is_once: bool, has_color: bool, format: For
     }
     let mut view = first(node).await?;
     let terminal = Terminal::open().map_err(|error| Failure::because("could not use the terminal", &error))?;
-    let mut resized = signal(SignalKind::window_change()).map_err(|error| Failure::of(&error))?;
+    let mut resized = signal(SignalKind::window_change())?;
     let mut clock = interval(PERIOD);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     clock.tick().await;
