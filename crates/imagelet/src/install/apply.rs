@@ -81,29 +81,17 @@ fn shown(step: &Step) -> (&'static str, String, String) {
 }
 
 async fn run(step: &Step, root: &Path, check: &impl AsyncFn(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
-    let of_file = |what: &str, path: &Path, error: &std::io::Error| {
-        Failure::because(format!("could not {what} `{}`", path.display()), error)
-    };
     match step {
         Step::ProbeRuntime(endpoint) => probe_runtime(endpoint).await,
-        Step::Write { path, content } => {
-            let path = below(root, path)?;
-            owned_file::write(&path, content).map_err(|error| of_file("write", &path, &error))
-        }
-        Step::Remove(path) => {
-            let path = below(root, path)?;
-            owned_file::remove(&path).map_err(|error| of_file("remove", &path, &error))
-        }
-        Step::RemoveFolder(path) => {
-            let path = below(root, Path::new(path))?;
-            owned_file::remove_empty_folder(&path).map_err(|error| of_file("remove", &path, &error))
-        }
+        Step::Write { path, content } => owned_file::write(&below(root, path)?, content),
+        Step::Remove(path) => owned_file::remove(&below(root, path)?),
+        Step::RemoveFolder(path) => owned_file::remove_empty_folder(&below(root, Path::new(path))?),
         Step::CheckConfiguration(None) => check(&below(root, Path::new(CONFIGURATION))?).await,
         Step::CheckConfiguration(Some(content)) => {
             let path = below(root, Path::new(UNCHECKED))?;
-            owned_file::write(&path, content).map_err(|error| of_file("write", &path, &error))?;
+            owned_file::write(&path, content)?;
             let checked = check(&path).await;
-            owned_file::remove(&path).map_err(|error| of_file("remove", &path, &error))?;
+            owned_file::remove(&path)?;
             checked
         }
         Step::Systemctl(arguments) => systemctl(root, arguments).await,

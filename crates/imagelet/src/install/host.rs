@@ -13,7 +13,8 @@ use imagelet_core::trusted_files;
 
 use super::{
     CONFIGURATION, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, Request, SERVICE_UNIT, SOCKET,
-    SOCKET_UNIT, owned_file::FileState,
+    SOCKET_UNIT,
+    owned_file::{FileState, of_path},
 };
 use crate::failure::Failure;
 
@@ -88,8 +89,7 @@ pub(super) fn gather(
     let mut files = BTreeMap::new();
     for path in places {
         let place = below(root, &path)?;
-        let state = FileState::of(&place)
-            .map_err(|error| Failure::because(format!("could not read `{}`", place.display()), &error))?;
+        let state = FileState::of(&place).map_err(|error| of_path("read", &place, &error))?;
         files.insert(path, state);
     }
     let there = |path: &str| below(root, Path::new(path)).is_ok_and(|path| path.exists());
@@ -144,7 +144,7 @@ fn program(root: &Path, is_live: bool) -> Result<PathBuf, Failure> {
                 .or_hint("copy it to usr/local/bin/imagelet there")
         });
     }
-    let program = std::env::current_exe().map_err(|error| Failure::of(&error))?;
+    let program = std::env::current_exe()?;
     // systemd starts it as root.
     trusted_files::open(&program)
         .map_err(|error| Failure::because(format!("`{}` may not be a service", program.display()), &error))?;

@@ -9,6 +9,8 @@ use std::{
 
 use imagelet_core::image::Digest;
 
+use crate::failure::Failure;
+
 /// `#` begins a comment in units of systemd and in YAML.
 const BEGINNING: &str =
     "# Written by `imagelet install`; `imagelet install --uninstall` removes this file while it is unchanged: ";
@@ -78,34 +80,28 @@ pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>
 }
 
 /// Replaces a file with this content and the digest of it, as [`replace`] does.
-///
-/// # Errors
-/// Those of the file system.
-pub(super) fn write(path: &Path, content: &str) -> io::Result<()> {
+pub(super) fn write(path: &Path, content: &str) -> Result<(), Failure> {
     // Users may read what the daemon does.
     replace(path, text(content).as_bytes(), 0o644)
 }
 
 /// Replaces a file durably, as a whole, and creates its folder. A crash leaves the former file.
-///
-/// # Errors
-/// Those of the file system.
-pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(folder)?;
-    let new = new_of(path);
-    // Of an interrupted attempt.
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(bytes)?;
-    // Whatever the umask is.
-    file.set_permissions(fs::Permissions::from_mode(mode))?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    fs::File::open(folder)?.sync_all()
+pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
+    let replaced = || {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(folder)?;
+        let new = new_of(path);
+        // Of an interrupted attempt.
+        unless_absent(fs::remove_file(&new))?;
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+        file.write_all(bytes)?;
+        // Whatever the umask is.
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.sync_all()?;
+        fs::rename(&new, path)?;
+        fs::File::open(folder)?.sync_all()
+    };
+    replaced().map_err(|error| of_path("write", path, &error))
 }
 
 /// Where a file is written before it takes its place.
@@ -116,26 +112,34 @@ pub(super) fn new_of(path: &Path) -> PathBuf {
 }
 
 /// Removes a file durably, if it is still there.
-///
-/// # Errors
-/// Those of the file system.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        removed => removed?,
+pub(super) fn remove(path: &Path) -> Result<(), Failure> {
+    let removed = || match unless_absent(fs::remove_file(path))? {
+        Some(()) => fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all(),
+        None => Ok(()),
+    };
+    removed().map_err(|error| of_path("remove", path, &error))
+}
+
+fn unless_absent(removed: io::Result<()>) -> io::Result<Option<()>> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        removed => removed.map(Some),
     }
-    fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 /// Removes a folder, unless a file of others is in it.
-///
-/// # Errors
-/// Those of the file system.
-pub(super) fn remove_empty_folder(path: &Path) -> io::Result<()> {
+pub(super) fn remove_empty_folder(path: &Path) -> Result<(), Failure> {
     match fs::remove_dir(path) {
-        Err(error) if !matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound) => Err(error),
+        Err(error) if !matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound) => {
+            Err(of_path("remove", path, &error))
+        }
         _ => Ok(()),
     }
+}
+
+/// Why something could not be done with a file.
+pub(super) fn of_path(what: &str, path: &Path, error: &io::Error) -> Failure {
+    Failure::because(format!("could not {what} `{}`", path.display()), error)
 }
 
 #[cfg(test)]

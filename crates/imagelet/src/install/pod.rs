@@ -12,8 +12,7 @@
 
 use std::{
     ffi::OsString,
-    fs,
-    io::{self, ErrorKind},
+    fs, io,
     os::{
         fd::AsFd as _,
         unix::fs::{MetadataExt as _, symlink},
@@ -30,7 +29,7 @@ use super::{
     SERVICE_UNIT,
     contents::BASE_LENGTH_MAX,
     host::PACKAGED_UNITS,
-    owned_file::{new_of, read_bounded, replace},
+    owned_file::{new_of, of_path, read_bounded, remove, remove_empty_folder, replace},
 };
 use crate::{
     cli::{InstallArgs, PodInstallArgs},
@@ -65,10 +64,8 @@ struct HostFiles {
 /// When the namespace cannot be entered, the host was set up by other means, or the program fails there.
 pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<ExitCode, Failure> {
     let PodInstallArgs { host_namespace, http_token, install } = arguments;
-    let read = |path: &Path, length_max: usize| {
-        read_bounded(path, length_max)
-            .map_err(|error| Failure::because(format!("could not read `{}`", path.display()), &error))
-    };
+    let read =
+        |path: &Path, length_max: usize| read_bounded(path, length_max).map_err(|error| of_path("read", path, &error));
     let files = HostFiles {
         program: read(Path::new("/proc/self/exe"), PROGRAM_LENGTH_MAX)?,
         configuration: install.base_configuration.as_deref().map(|path| read(path, BASE_LENGTH_MAX)).transpose()?,
@@ -112,20 +109,20 @@ fn set_up(install: &InstallArgs, files: &HostFiles, format: Format) -> Result<Ex
     let has_program = read_bounded(Path::new(PROGRAM), PROGRAM_LENGTH_MAX).is_ok_and(|there| there == files.program);
     let is_unchanged = has_program && fs::read_to_string(INSTALLED).is_ok_and(|there| there == wanted);
     // Until this attempt has succeeded, what runs may be older than the files.
-    remove(INSTALLED)?;
+    remove(Path::new(INSTALLED))?;
     if !is_unchanged {
-        write(PROGRAM, &files.program, 0o755)?;
+        replace(Path::new(PROGRAM), &files.program, 0o755)?;
     }
     for (path, content) in [(BASE_CONFIGURATION, &files.configuration), (HTTP_TOKEN, &files.http_token)] {
         match content {
-            Some(content) => write(path, content, 0o600)?,
-            None => remove(path)?,
+            Some(content) => replace(Path::new(path), content, 0o600)?,
+            None => remove(Path::new(path))?,
         }
     }
     // A file of the administrator stays; a folder that is read-only has no link.
     let _is_there = symlink(PROGRAM, LINK);
     run_there(&arguments, is_unchanged.then_some("--keep-running"))?;
-    write(INSTALLED, wanted.as_bytes(), 0o600)?;
+    replace(Path::new(INSTALLED), wanted.as_bytes(), 0o600)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -133,36 +130,33 @@ fn take_back(install: &InstallArgs, format: Format) -> Result<ExitCode, Failure>
     if !Path::new(PROGRAM).exists() {
         return remove_files(&[PROGRAM]);
     }
-    remove(INSTALLED)?;
+    remove(Path::new(INSTALLED))?;
     let mut arguments: Vec<OsString> = vec!["install".into(), "--uninstall".into()];
     arguments.extend(flag("--kubelet-config-dir", install.kubelet_config_dir.as_deref()));
     arguments.extend(output(format));
     run_there(&arguments, None)?;
     if fs::read_link(LINK).is_ok_and(|target| target == Path::new(PROGRAM)) {
-        remove(LINK)?;
+        remove(Path::new(LINK))?;
     }
     remove_files(&[INSTALLED, BASE_CONFIGURATION, HTTP_TOKEN, PROGRAM])
 }
 
 /// Removes files of the folder, what an interrupted attempt left of them, and the folder.
 fn remove_files(paths: &[&str]) -> Result<ExitCode, Failure> {
-    for path in paths {
-        remove(&new_of(Path::new(path)).display().to_string())?;
+    for path in paths.iter().map(Path::new) {
+        remove(&new_of(path))?;
         remove(path)?;
     }
-    match fs::remove_dir(FOLDER) {
-        // A file of the administrator keeps it.
-        Err(error) if !matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound) => {
-            Err(of_path("remove", FOLDER, &error))
-        }
-        _ => Ok(ExitCode::SUCCESS),
-    }
+    // A file of the administrator keeps it.
+    remove_empty_folder(Path::new(FOLDER))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The folder belongs to root, and no other user writes into it: systemd starts the program in it as root.
 fn check_folder() -> Result<(), Failure> {
-    fs::create_dir_all(FOLDER).map_err(|error| of_path("create", FOLDER, &error))?;
-    let metadata = fs::symlink_metadata(FOLDER).map_err(|error| of_path("read", FOLDER, &error))?;
+    let folder = Path::new(FOLDER);
+    fs::create_dir_all(folder).map_err(|error| of_path("create", folder, &error))?;
+    let metadata = fs::symlink_metadata(folder).map_err(|error| of_path("read", folder, &error))?;
     if metadata.is_dir() && metadata.uid() == 0 && metadata.mode() & 0o022 == 0 {
         return Ok(());
     }
@@ -218,26 +212,11 @@ fn run_there(arguments: &[OsString], more: Option<&str>) -> Result<(), Failure> 
         .env(OVER_BUS.0, OVER_BUS.1)
         .current_dir("/")
         .stdin(Stdio::null());
-    let status = command.status().map_err(|error| of_path("run", PROGRAM, &error))?;
+    let status = command.status().map_err(|error| of_path("run", Path::new(PROGRAM), &error))?;
     if status.success() {
         return Ok(());
     }
     Err(Failure::new("Failed", format!("`{PROGRAM}` failed on the host ({status})")))
-}
-
-fn write(path: &str, bytes: &[u8], mode: u32) -> Result<(), Failure> {
-    replace(Path::new(path), bytes, mode).map_err(|error| of_path("write", path, &error))
-}
-
-fn remove(path: &str) -> Result<(), Failure> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(of_path("remove", path, &error)),
-        _ => Ok(()),
-    }
-}
-
-fn of_path(what: &str, path: &str, error: &io::Error) -> Failure {
-    Failure::because(format!("could not {what} `{path}`"), error)
 }
 
 #[cfg(test)]
