@@ -45,7 +45,7 @@ pub struct Credential {
 }
 
 /// The kinds of credential.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialKind {
     /// A user and a password.
     Basic {

@@ -8,7 +8,7 @@ use std::{
 use zeroize::{Zeroize as _, Zeroizing};
 
 /// A password or token. Prints as `[redacted]`, has no `Display`, and overwrites its memory on drop.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Secret(String);
 
 impl Secret {

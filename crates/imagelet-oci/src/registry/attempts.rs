@@ -28,7 +28,7 @@ pub(crate) struct Attempts {
     pub(crate) is_underway: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Candidate {
     host: usize,
     failures: u32,
@@ -56,16 +56,7 @@ pub(crate) struct Next {
 
 impl Attempts {
     pub(crate) fn new(hosts: impl IntoIterator<Item = usize>) -> Self {
-        let candidate = |host| Candidate {
-            host,
-            failures: 0,
-            again: 0,
-            due: None,
-            is_requested: false,
-            is_out: false,
-            error: None,
-        };
-        let hosts = hosts.into_iter().map(candidate).collect();
+        let hosts = hosts.into_iter().map(|host| Candidate { host, ..Candidate::default() }).collect();
         Self { hosts, jitter: random_share(), first: None, count: 0, is_underway: false }
     }
 

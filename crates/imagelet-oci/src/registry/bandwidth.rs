@@ -5,7 +5,7 @@
 
 use std::{
     num::NonZeroU64,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -13,6 +13,8 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep},
 };
+
+use super::locked;
 
 /// Unused rate of this time stays available.
 const BURST: Duration = Duration::from_millis(100);
@@ -41,18 +43,18 @@ impl Bandwidth {
     /// The current limit.
     #[must_use]
     pub fn rate(&self) -> Option<NonZeroU64> {
-        self.lock().rate
+        locked(&self.0.bucket).rate
     }
 
     /// Changes the limit for all clones and their running pulls.
     pub fn set(&self, rate: Option<NonZeroU64>) {
-        self.lock().set(rate, Instant::now());
+        locked(&self.0.bucket).set(rate, Instant::now());
         self.0.changed.send_replace(());
     }
 
     /// The ticket of received bytes, or, for none, of all before.
     pub(super) fn ticket(&self, bytes: u64) -> ByteTicket {
-        self.lock().ticket(bytes, Instant::now())
+        locked(&self.0.bucket).ticket(bytes, Instant::now())
     }
 
     /// Waits until a ticket is due.
@@ -60,7 +62,7 @@ impl Bandwidth {
         let Some(ticket) = ticket else { return };
         let mut changed = self.0.changed.subscribe();
         loop {
-            let wait = self.lock().wait(ticket, Instant::now());
+            let wait = locked(&self.0.bucket).wait(ticket, Instant::now());
             if wait.is_zero() {
                 return;
             }
@@ -69,10 +71,6 @@ impl Bandwidth {
                 _ = changed.changed() => {}
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Bucket> {
-        self.0.bucket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

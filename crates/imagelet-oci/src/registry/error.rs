@@ -1,12 +1,12 @@
 //! Errors of a registry, reported without its secrets.
 
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
 use imagelet_core::{
-    credentials::spellings,
+    credentials::{Secret, spellings},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
-use zeroize::Zeroizing;
+use regex_lite::Regex;
 
 /// Most bytes of a registry's error text that a message repeats.
 const BODY_SHOWN_MAX: usize = 1024;
@@ -83,24 +83,18 @@ pub(crate) fn about(error: RuntimeError, context: &str) -> RuntimeError {
 /// Makes a registry's error text safe for a message: no control characters, no live secret, bounded length.
 ///
 /// With `cut`, more text followed; the last bytes are dropped because they may hold half a secret.
-pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
+pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[Secret]) -> String {
     let printable = |text: &str| text.chars().filter(|character| !is_hidden(*character)).collect::<String>();
     // Control characters are removed first: a secret with one in its middle would be restored afterwards.
     let mut text = printable(&String::from_utf8_lossy(body));
-    let mut secrets: Zeroizing<Vec<String>> = Zeroizing::new(
-        secrets
-            .iter()
-            .flat_map(|secret| spellings(&printable(secret)))
-            .map(|spelling| spelling.expose().to_owned())
-            .collect(),
-    );
-    secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    let mut secrets: Vec<Secret> = secrets.iter().flat_map(|secret| spellings(&printable(secret.expose()))).collect();
+    secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
     if cut {
-        let unsafe_tail = secrets.first().map_or(0, String::len);
+        let unsafe_tail = secrets.first().map_or(0, |secret| secret.expose().len());
         text.truncate(text.floor_char_boundary(text.len().saturating_sub(unsafe_tail)));
     }
-    for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
-        text = text.replace(secret.as_str(), REDACTED);
+    for secret in &secrets {
+        text = text.replace(secret.expose(), REDACTED);
     }
     text = without_queries(&without_authorization(&text));
     if text.len() > BODY_SHOWN_MAX {
@@ -111,7 +105,7 @@ pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
 }
 
 /// The message of a registry's error document, or its plain text. HTML pages are dropped.
-pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &[String]) -> Option<String> {
+pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &[Secret]) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Document {
         errors: Vec<ErrorEntry>,
@@ -139,18 +133,9 @@ pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &
 
 /// Removes the queries of URLs: a store repeats a signed URL when it refuses it.
 fn without_queries(text: &str) -> String {
-    let mut kept = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find('?') {
-        let (before, query) = rest.split_at(at + 1);
-        kept.push_str(before);
-        let is_end =
-            |character: char| character.is_whitespace() || matches!(character, '"' | '\'' | '<' | '>' | '`' | ')');
-        let end = query.find(is_end).unwrap_or(query.len());
-        kept.push_str(if query[..end].contains('=') { REDACTED } else { &query[..end] });
-        rest = &query[end..];
-    }
-    kept + rest
+    static QUERY: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r#"\?[^\s"'<>`)]*=[^\s"'<>`)]*"#).expect("a regular expression"));
+    QUERY.replace_all(text, format!("?{REDACTED}")).into_owned()
 }
 
 /// Removes the text after the name of an authentication scheme.
@@ -192,7 +177,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_repeated_without_its_secrets() {
-        let secrets = ["p@ss\"word".to_owned(), "dXNlcjpwYXNz".to_owned(), "a-b/c".to_owned()];
+        let secrets = ["p@ss\"word", "dXNlcjpwYXNz", "a-b/c"].map(Secret::new);
         for (body, shown) in [
             ("no a-b%2Fc or a-b%2fc here", "no [redacted] or [redacted] here"),
             ("no p@ss\"word here", "no [redacted] here"),
@@ -210,7 +195,7 @@ mod tests {
 
     #[test]
     fn half_a_secret_at_the_cut_is_left_out_and_long_answers_end() {
-        let secrets = ["secrettoken".to_owned()];
+        let secrets = [Secret::new("secrettoken")];
         assert_eq!(scrubbed(b"before secrettok", true, &secrets), "befor");
         assert!(scrubbed(&[b'x'; 9000], true, &secrets).len() <= BODY_SHOWN_MAX + 4);
     }

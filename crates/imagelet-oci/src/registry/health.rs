@@ -6,9 +6,9 @@
 
 use std::{
     collections::HashMap,
-    io::{self, Read as _, Write as _},
+    io::{self, Read as _},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
@@ -17,7 +17,10 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::connection::origin::{Origin, Target};
+use super::{
+    connection::origin::{Origin, Target},
+    locked,
+};
 
 const PROBE_FIRST: Duration = Duration::from_secs(10);
 const PROBE_MAX: Duration = Duration::from_mins(5);
@@ -61,13 +64,13 @@ impl HostsHealth {
     }
 
     pub(crate) fn is_bad(&self, origin: &Origin) -> bool {
-        self.lock().is_bad(origin)
+        locked(&self.table).is_bad(origin)
     }
 
     /// Records the failure of a request that began at `began`.
     pub(crate) fn failed(&self, origin: &Origin, began: Instant) {
         let now = Instant::now();
-        let changed = self.lock().failed(origin, began, now);
+        let changed = locked(&self.table).failed(origin, began, now);
         if changed {
             tracing::debug!(host = %origin, "a registry host failed; it is tried last until it answers again");
             self.save();
@@ -75,7 +78,7 @@ impl HostsHealth {
     }
 
     pub(crate) fn succeeded(&self, origin: &Origin, began: Instant) {
-        let changed = self.lock().succeeded(origin, began);
+        let changed = locked(&self.table).succeeded(origin, began);
         if changed {
             tracing::debug!(host = %origin, "a registry host works again");
             self.save();
@@ -83,37 +86,34 @@ impl HostsHealth {
     }
 
     /// Starts `probe` if the host's probe is due. The task ends with this table.
-    pub(crate) fn probe_if_due<F>(self: &std::sync::Arc<Self>, origin: &Origin, probe: impl FnOnce() -> F)
+    pub(crate) fn probe_if_due<F>(self: &Arc<Self>, origin: &Origin, probe: impl FnOnce() -> F)
     where
         F: Future<Output = bool> + Send + 'static,
     {
-        if !self.lock().take_probe(origin, Instant::now()) {
+        if !locked(&self.table).take_probe(origin, Instant::now()) {
             return;
         }
-        let (answered, health, host) = (probe(), std::sync::Arc::downgrade(self), origin.clone());
+        let (answered, health, host) = (probe(), Arc::downgrade(self), origin.clone());
         let task = tokio::spawn(async move {
             if answered.await
                 && let Some(health) = health.upgrade()
             {
-                health.lock().answered(&host);
+                locked(&health.table).answered(&host);
             }
         });
-        let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut probes = locked(&self.probes);
         probes.retain(|_, probe| !probe.is_finished());
         probes.insert(origin.clone(), AbortOnDropHandle::new(task));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes the table beside and renames it. Health is advice: a write that fails loses nothing else.
     fn save(&self) {
         let Some(file) = &self.file else { return };
-        let table = self.lock();
+        let table = locked(&self.table);
         let bytes = table.encode(Instant::now(), SystemTime::now());
+        let beside = file.with_extension("tmp");
         // Under the lock: an older table must not replace a newer one. The file is small and not synced.
-        if let Err(error) = write(file, &bytes) {
+        if let Err(error) = std::fs::write(&beside, &bytes).and_then(|()| std::fs::rename(&beside, file)) {
             tracing::debug!(file = %file.display(), %error, "the health of registry hosts could not be kept");
         }
     }
@@ -221,12 +221,6 @@ fn read(file: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
-    let beside = file.with_extension("tmp");
-    std::fs::File::create(&beside)?.write_all(bytes)?;
-    std::fs::rename(&beside, file)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,7 +325,7 @@ mod tests {
         assert!(!load().is_bad(&origin("a")), "the restarted process clears it");
         for damage in ["", "{", "[]", r#"{"hosts":[{"origin":"file:///x","strikes":1,"probe_at":1}]}"#, "\u{0}"] {
             std::fs::write(&file, damage).unwrap();
-            assert_eq!(load().lock().hosts.len(), 0, "{damage}");
+            assert_eq!(locked(&load().table).hosts.len(), 0, "{damage}");
         }
         std::fs::remove_file(&file).unwrap();
         std::fs::create_dir(&file).unwrap();

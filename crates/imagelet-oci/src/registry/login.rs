@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::{HeaderMap, Method};
 use imagelet_core::{
     credentials::Credential,
     image::Reference,
@@ -12,7 +11,6 @@ use imagelet_core::{
 use super::{
     PullSession, Registry, RegistryConfig,
     connection::{
-        host_slots::Urgency,
         origin::Target,
         transport::{Request, drain},
     },
@@ -56,25 +54,14 @@ pub async fn check_login(
 
 impl PullSession {
     async fn check_login(&self) -> Result<LoginCheck, RuntimeError> {
-        let host = &self.hosts()[0];
+        let host = &self.hosts[0];
         let mut was_asked = false;
         loop {
             let (bound, shown) = host.bound_headers();
-            let request = Request {
-                target: Target {
-                    origin: host.host.origin.clone(),
-                    path_and_query: format!("{}/", host.host.base_path),
-                },
-                connection: host.host.connection.clone(),
-                bound,
-                open: HeaderMap::new(),
-                method: Method::GET,
-                form: None,
-                may_stray: false,
-                hop: Stage::Manifest,
-                urgency: Some(Urgency::is_next()),
-            };
-            let answer = self.transport().send(request, self.reception()).await.map_err(|failure| failure.error)?;
+            let path_and_query = format!("{}/", host.host.base_path);
+            let target = Target { origin: host.host.origin.clone(), path_and_query };
+            let request = Request { bound, ..Request::get(target, host.host.connection.clone()) };
+            let answer = self.shared.transport.send(request, &self.reception).await.map_err(|failure| failure.error)?;
             let status = answer.status;
             drain(answer.body).await;
             if status.is_success() {

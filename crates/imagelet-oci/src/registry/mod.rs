@@ -11,7 +11,7 @@
 //! reception        time without a byte, and the rate of a pull;  bandwidth: the rate of all pulls
 //! host_slots       requests and connections of one host
 //! connector, dial, tls    connections: addresses, deadlines, trust;  proxy: by a proxy;  failure: why none
-//! client_certificate      which one a server gets, and whether it refuses
+//! client_certificate      which one a server gets;  stream: whether it refuses
 //! login              whether a registry accepts a credential
 //! path_check         each step of a pull at each host, for diagnosis
 //! hosts: the hosts to try;  pull_session: the credential;  error: messages
@@ -38,7 +38,12 @@ mod signatures;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::{num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    num::NonZeroUsize,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use http::HeaderValue;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
@@ -46,7 +51,7 @@ use tokio::sync::Semaphore;
 
 use self::{
     blob::parallel::{EXTRA_CONNECTIONS_MAX, READ_AHEAD_MAX},
-    connection::{host_slots::HostSlots, loopback::LoopbackSpeech, proxy::Proxies, tls::Clients, transport::Transport},
+    connection::{host_slots::HostSlots, proxy::Proxies, tls::Clients, transport::Transport},
     health::HostsHealth,
     rate_limit::RateLimits,
 };
@@ -123,6 +128,11 @@ impl Default for RegistryConfig {
     }
 }
 
+/// Locks state that is whole between statements: a thread that panicked with the lock left no half change.
+fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A client for all registries. Clones share their connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Registry {
@@ -153,7 +163,7 @@ impl Registry {
                 Proxies::new(&config.proxies),
             ),
             slots: HostSlots::new(config.connections_per_host.get()),
-            loopback: LoopbackSpeech::default(),
+            loopback_tls: Mutex::default(),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
             user_agent,

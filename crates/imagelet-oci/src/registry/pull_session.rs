@@ -1,19 +1,17 @@
 //! One pull's view of its registry: repository, hosts and credential.
 
 use std::{
-    collections::BTreeMap,
     fmt,
-    sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    ops::Deref,
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
-use http::{HeaderMap, header};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use http::{HeaderMap, HeaderValue, header};
 use imagelet_core::{
     audit_log::PullHost,
-    credentials::{Credential, CredentialKind},
+    credentials::{Credential, CredentialKind, Secret},
     image::{Reference, is_docker_hub},
     runtime::{ErrorClass, Progress, PullEvent, RuntimeError},
 };
@@ -22,70 +20,52 @@ use zeroize::Zeroizing;
 
 use super::{
     Shared,
-    auth::grant::{Grant, basic},
     blob::straggler::ConnectionRates,
     connection::{
         origin::{Origin, Target},
         reception::Reception,
-        transport::Transport,
     },
     error::denied,
     hosts::Host,
+    locked,
     rate_limit::{Account, RateLimits},
     retry_budget::RetryBudget,
 };
 use crate::{image_archive::ArchiveBlobs, manifest::printable};
 
+const REPORTS_MAX: usize = 8;
+
 /// Tokens live and die with the session, so that no other credential can use them.
 #[derive(Clone, Debug)]
-pub(crate) struct PullSession {
-    inner: Arc<Inner>,
-}
+pub(crate) struct PullSession(Arc<SessionState>);
 
 #[derive(Debug)]
-struct Inner {
-    shared: Arc<Shared>,
-    reference: Reference,
-    hosts: Vec<SessionHost>,
-    reception: Arc<Reception>,
+pub(crate) struct SessionState {
+    pub(super) shared: Arc<Shared>,
+    pub(super) reference: Reference,
+    pub(super) hosts: Vec<SessionHost>,
+    pub(super) reception: Arc<Reception>,
     /// Where the content comes from instead of hosts.
-    archive: Option<Arc<ArchiveBlobs>>,
-    retry_budget: Arc<RetryBudget>,
-    has_begun: AtomicBool,
-    rates: ConnectionRates,
-    reports: Reports,
+    pub(super) archive: Option<Arc<ArchiveBlobs>>,
+    pub(super) retry_budget: RetryBudget,
+    /// The rates of the pull's connections.
+    pub(super) rates: ConnectionRates,
+    reports: Mutex<Reports>,
+}
+
+impl Deref for PullSession {
+    type Target = SessionState;
+
+    fn deref(&self) -> &SessionState {
+        &self.0
+    }
 }
 
 /// Sends the events of requests to the pull. A token obtained before the pull begins is reported when it does.
 #[derive(Default)]
-struct Reports(Mutex<(Option<Progress>, Vec<PullEvent>)>);
-
-const REPORTS_MAX: usize = 8;
-
-impl Reports {
-    fn attach(&self, progress: &Progress) {
-        let missed = {
-            let mut reports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            reports.0 = Some(Arc::clone(progress));
-            std::mem::take(&mut reports.1)
-        };
-        for event in missed {
-            progress(event);
-        }
-    }
-
-    fn send(&self, event: PullEvent) {
-        let listener = {
-            let mut reports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if reports.0.is_none() && reports.1.len() < REPORTS_MAX && matches!(event, PullEvent::Token { .. }) {
-                reports.1.push(event.clone());
-            }
-            reports.0.clone()
-        };
-        if let Some(progress) = listener {
-            progress(event);
-        }
-    }
+struct Reports {
+    listener: Option<Progress>,
+    missed: Vec<PullEvent>,
 }
 
 impl fmt::Debug for Reports {
@@ -99,7 +79,7 @@ impl fmt::Debug for Reports {
 pub(crate) struct SessionHost {
     pub(crate) host: Host,
     pub(crate) credential: Option<Credential>,
-    grant: Mutex<Option<Grant>>,
+    pub(super) grant: Mutex<Option<Grant>>,
     /// Held while a grant is obtained.
     pub(crate) renewal: tokio::sync::Mutex<()>,
     /// The token service that did not receive the credential, for the message of a refusal.
@@ -108,21 +88,45 @@ pub(crate) struct SessionHost {
     /// The session only checks a credential: it asks for no repository.
     is_login: bool,
     pub(crate) account: Account,
-    pub(super) sent: SentTally,
+    /// What it sent for the pull.
+    pub(super) sent: Mutex<PullHost>,
 }
 
-/// What a host sent for the pull.
-#[derive(Debug, Default)]
-pub(super) struct SentTally {
-    pub(super) manifest: AtomicBool,
-    pub(super) blobs: AtomicU64,
-    pub(super) bytes: AtomicU64,
-    failures: Mutex<BTreeMap<&'static str, u64>>,
+/// The `Authorization` header of one host, numbered within its pull and used until the host rejects it.
+#[derive(Clone, Debug)]
+pub(super) struct Grant {
+    pub(super) header: HeaderValue,
+    secret: Secret,
+    pub(super) number: u64,
 }
 
-impl SentTally {
-    pub(super) fn failed(&self, class: ErrorClass) {
-        *self.failures.lock().unwrap_or_else(PoisonError::into_inner).entry(class.word()).or_default() += 1;
+impl Grant {
+    pub(super) fn new(scheme: &str, secret: Secret, number: u64) -> Result<Self, header::InvalidHeaderValue> {
+        let text = Zeroizing::new(format!("{scheme} {}", secret.expose()));
+        let mut header = HeaderValue::from_str(&text)?;
+        header.set_sensitive(true);
+        Ok(Self { header, secret, number })
+    }
+}
+
+pub(super) fn basic(username: &str, password: &Secret) -> Secret {
+    let pair = Zeroizing::new(format!("{username}:{}", password.expose()));
+    Secret::new(BASE64_STANDARD.encode(pair.as_bytes()))
+}
+
+impl SessionState {
+    fn new(shared: Arc<Shared>, reference: Reference, hosts: Vec<Host>, credential: Option<&Credential>) -> Self {
+        let host = |host| SessionHost::new(host, &reference, credential, &shared.rate_limits);
+        Self {
+            hosts: hosts.into_iter().map(host).collect(),
+            reception: Arc::new(Reception::new(shared.config.silence_max, shared.config.trickle)),
+            archive: None,
+            retry_budget: RetryBudget::new(shared.config.retry_budget),
+            rates: ConnectionRates::default(),
+            reports: Mutex::default(),
+            shared,
+            reference,
+        }
     }
 }
 
@@ -133,61 +137,22 @@ impl PullSession {
         hosts: Vec<Host>,
         credential: Option<&Credential>,
     ) -> Self {
-        let host = |host| SessionHost::new(host, &reference, credential, &shared.rate_limits);
-        let hosts = hosts.into_iter().map(host).collect();
-        let retry_budget = RetryBudget::new(shared.config.retry_budget);
-        let reception = Arc::new(Reception::new(shared.config.silence_max, shared.config.trickle));
-        let has_begun = AtomicBool::new(false);
-        let (archive, rates) = (None, ConnectionRates::default());
-        let inner = Inner {
-            shared,
-            reference,
-            hosts,
-            reception,
-            archive,
-            retry_budget,
-            has_begun,
-            rates,
-            reports: Reports::default(),
-        };
-        Self { inner: Arc::new(inner) }
+        Self(Arc::new(SessionState::new(shared, reference, hosts, credential)))
     }
 
-    /// A session that checks this credential and no other at one host.
-    pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, host: Host, credential: &Credential) -> Self {
-        let host = SessionHost {
-            is_login: true,
-            credential: Some(credential.clone()),
-            grant: Mutex::new(Grant::ready(credential)),
-            account: shared.rate_limits.account(Some(credential)),
-            ..SessionHost::new(host, &reference, None, &shared.rate_limits)
-        };
-        let mut session = Self::new(shared, reference, Vec::new(), None);
-        Arc::get_mut(&mut session.inner).expect("it was made here").hosts.push(host);
-        session
+    /// A session that checks this credential and no other at the registry itself.
+    pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, own: Host, credential: &Credential) -> Self {
+        // One that names no server is for the registry, whatever its address.
+        let credential = Credential { server_address: String::new(), ..credential.clone() };
+        let mut state = SessionState::new(shared, reference, vec![own], Some(&credential));
+        state.hosts[0].is_login = true;
+        Self(Arc::new(state))
     }
 
     /// A session without hosts: all blobs come from an archive.
     pub(super) fn of_archive(shared: Arc<Shared>, reference: Reference, archive: Arc<ArchiveBlobs>) -> Self {
-        let reception = Arc::new(Reception::new(None, None));
-        let (retry_budget, has_begun) = (RetryBudget::new(Duration::ZERO), AtomicBool::new(false));
-        let (hosts, archive, rates) = (Vec::new(), Some(archive), ConnectionRates::default());
-        let inner = Inner {
-            shared,
-            reference,
-            hosts,
-            reception,
-            archive,
-            retry_budget,
-            has_begun,
-            rates,
-            reports: Reports::default(),
-        };
-        Self { inner: Arc::new(inner) }
-    }
-
-    pub(crate) fn archive(&self) -> Option<&Arc<ArchiveBlobs>> {
-        self.inner.archive.as_ref()
+        let state = SessionState::new(shared, reference, Vec::new(), None);
+        Self(Arc::new(SessionState { archive: Some(archive), ..state }))
     }
 
     #[cfg(test)]
@@ -196,72 +161,53 @@ impl PullSession {
         Self::new(registry.shared, reference, Vec::new(), None)
     }
 
+    pub(crate) fn archive(&self) -> Option<&Arc<ArchiveBlobs>> {
+        self.archive.as_ref()
+    }
+
     pub(crate) fn reference(&self) -> &Reference {
-        &self.inner.reference
-    }
-
-    /// Reports waits and requests for tokens from now on, and the tokens so far.
-    pub(crate) fn report_to(&self, progress: &Progress) {
-        self.inner.reports.attach(progress);
-    }
-
-    pub(super) fn report(&self, event: PullEvent) {
-        self.inner.reports.send(event);
-    }
-
-    pub(super) fn shared(&self) -> &Shared {
-        &self.inner.shared
-    }
-
-    pub(super) fn transport(&self) -> &Transport {
-        &self.inner.shared.transport
-    }
-
-    pub(crate) fn reception(&self) -> &Arc<Reception> {
-        &self.inner.reception
-    }
-
-    pub(super) fn retry_budget(&self) -> &Arc<RetryBudget> {
-        &self.inner.retry_budget
-    }
-
-    /// The rates of the pull's connections.
-    pub(super) fn rates(&self) -> &ConnectionRates {
-        &self.inner.rates
-    }
-
-    /// Whether a request of the pull has succeeded.
-    pub(super) fn has_begun(&self) -> bool {
-        self.inner.has_begun.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn begin(&self) {
-        self.inner.has_begun.store(true, Ordering::Relaxed);
+        &self.reference
     }
 
     /// Whether the pull has been slower than its minimum rate for at least one window.
     pub(crate) fn trickles_for(&self, time: Duration) -> bool {
-        self.inner.reception.trickles_for(time)
+        self.reception.trickles_for(time)
     }
 
-    pub(crate) fn hosts(&self) -> &[SessionHost] {
-        &self.inner.hosts
+    /// Reports waits and requests for tokens from now on, and the tokens so far.
+    pub(crate) fn report_to(&self, progress: &Progress) {
+        let missed = {
+            let mut reports = locked(&self.reports);
+            reports.listener = Some(Arc::clone(progress));
+            std::mem::take(&mut reports.missed)
+        };
+        for event in missed {
+            progress(event);
+        }
+    }
+
+    pub(super) fn report(&self, event: PullEvent) {
+        let listener = {
+            let mut reports = locked(&self.reports);
+            let is_kept = reports.missed.len() < REPORTS_MAX && matches!(event, PullEvent::Token { .. });
+            if reports.listener.is_none() && is_kept {
+                reports.missed.push(event.clone());
+            }
+            reports.listener.clone()
+        };
+        if let Some(progress) = listener {
+            progress(event);
+        }
     }
 
     /// What each host has sent so far; without those that were not needed. Hosts that sent something come first.
     pub(crate) fn senders(&self) -> Vec<PullHost> {
-        let tally = |host: &SessionHost| {
-            let failures = host.sent.failures.lock().unwrap_or_else(PoisonError::into_inner);
-            let failures = failures.iter().take(PullHost::CLASSES_MAX);
-            PullHost {
-                host: printable(&host.host.origin.authority()),
-                manifest: host.sent.manifest.load(Ordering::Relaxed),
-                blobs: host.sent.blobs.load(Ordering::Relaxed),
-                bytes: host.sent.bytes.load(Ordering::Relaxed),
-                failures: failures.map(|(class, count)| ((*class).to_owned(), *count)).collect(),
+        let mut hosts: Vec<PullHost> = self.hosts.iter().map(|host| locked(&host.sent).clone()).collect();
+        for host in &mut hosts {
+            while host.failures.len() > PullHost::CLASSES_MAX {
+                host.failures.pop_last();
             }
-        };
-        let mut hosts: Vec<PullHost> = self.hosts().iter().map(tally).collect();
+        }
         let has_sent = |host: &PullHost| host.manifest || host.bytes > 0;
         hosts.retain(|host| has_sent(host) || !host.failures.is_empty());
         hosts.sort_by_key(|host| !has_sent(host));
@@ -270,26 +216,22 @@ impl PullSession {
     }
 
     /// Every secret in use, for removal from messages.
-    pub(crate) fn secrets(&self) -> Zeroizing<Vec<String>> {
-        let proxies = &self.transport().clients.proxies;
-        let mut secrets =
-            Zeroizing::new(proxies.secrets().iter().map(|secret| secret.expose().to_owned()).collect::<Vec<_>>());
-        for host in self.hosts() {
+    pub(super) fn secrets(&self) -> Vec<Secret> {
+        let mut secrets = self.shared.transport.clients.proxies.secrets();
+        for host in &self.hosts {
             let proxy = host.host.connection.proxy.as_ref().and_then(|proxy| proxy.credential.as_ref());
-            secrets.extend(proxy.map(|credential| credential.password.expose().to_owned()));
+            secrets.extend(proxy.map(|credential| credential.password.clone()));
             match host.credential.as_ref().map(|credential| &credential.kind) {
                 Some(CredentialKind::Basic { username, password }) => {
-                    secrets.push(basic(username, password).expose().to_owned());
-                    secrets.push(password.expose().to_owned());
+                    secrets.extend([basic(username, password), password.clone()]);
                 }
                 Some(CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token)) => {
-                    secrets.push(token.expose().to_owned());
+                    secrets.push(token.clone());
                 }
                 None => {}
             }
-            secrets.extend(host.grant().map(|grant| grant.secret.expose().to_owned()));
-            let headers = host.host.headers.values();
-            secrets.extend(headers.filter_map(|value| value.to_str().ok()).map(str::to_owned));
+            secrets.extend(host.grant().map(|grant| grant.secret));
+            secrets.extend(host.host.headers.values().filter_map(|value| value.to_str().ok()).map(Secret::new));
         }
         secrets
     }
@@ -299,26 +241,30 @@ impl SessionHost {
     /// Without a credential of the pull a host gets the one that the configuration has for it.
     fn new(host: Host, reference: &Reference, credential: Option<&Credential>, limits: &RateLimits) -> Self {
         let credential = credential.filter(|credential| is_for(&credential.server_address, &host, reference.domain()));
-        let credential = credential.or(host.credential.as_ref());
-        let grant = Mutex::new(credential.and_then(Grant::ready));
-        let account = limits.account(credential);
-        let (credential, reference) = (credential.cloned(), reference.clone());
-        let renewal = tokio::sync::Mutex::default();
+        let credential = credential.or(host.credential.as_ref()).cloned();
+        let grant = match credential.as_ref().map(|credential| &credential.kind) {
+            Some(CredentialKind::RegistryToken(token)) => Grant::new("Bearer", token.clone(), 0).ok(),
+            Some(CredentialKind::Basic { .. } | CredentialKind::IdentityToken(_)) | None => None,
+        };
         Self {
+            account: limits.account(credential.as_ref()),
+            sent: Mutex::new(PullHost { host: printable(&host.origin.authority()), ..PullHost::default() }),
             host,
             credential,
-            grant,
-            renewal,
+            grant: Mutex::new(grant),
+            renewal: tokio::sync::Mutex::default(),
             withheld: OnceLock::new(),
-            reference,
+            reference: reference.clone(),
             is_login: false,
-            account,
-            sent: SentTally::default(),
         }
     }
 
-    pub(crate) fn grant(&self) -> Option<Grant> {
-        self.grant.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn count_failure(&self, class: ErrorClass) {
+        *locked(&self.sent).failures.entry(class.word().to_owned()).or_default() += 1;
+    }
+
+    pub(super) fn grant(&self) -> Option<Grant> {
+        locked(&self.grant).clone()
     }
 
     /// The headers that only this host receives, and the number of the grant among them.
@@ -329,10 +275,6 @@ impl SessionHost {
             bound.insert(header::AUTHORIZATION, grant.header);
         }
         (bound, shown)
-    }
-
-    pub(crate) fn set_grant(&self, grant: Grant) {
-        *self.grant.lock().unwrap_or_else(PoisonError::into_inner) = Some(grant);
     }
 
     pub(crate) fn target(&self, path: &str) -> Target {
@@ -357,28 +299,32 @@ impl SessionHost {
     /// The registry rejects the credential, or requires one.
     pub(crate) fn denied(&self, detail: Option<String>) -> RuntimeError {
         let (origin, reference) = (&self.host.origin, &self.reference);
-        let place = origin.authority();
         let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
-        let subject = if self.is_login { "a login".to_owned() } else { format!("`{reference}`") };
+        let refused = |what: &str, hint: &str| {
+            denied(format!("registry `{}` {what}{detail}", origin.authority())).with_hint(hint)
+        };
         match (&self.credential, self.withheld.get()) {
-            (Some(_), None) if self.is_login => {
-                denied(format!("registry `{place}` does not accept this user and password{detail}"))
-                    .with_hint("check both; some registries want an access token in place of the password")
-            }
-            (Some(_), Some(service)) => denied(format!(
-                "registry `{place}` wants a credential for {subject}, which its token service `{service}` is not \
-                 shown: that is another origin and not encrypted{detail}"
-            ))
-            .with_hint(format!("serve `{service}` over HTTPS or at `{origin}` itself; a credential goes nowhere else")),
-            (Some(_), None) => {
-                denied(format!("registry `{place}` does not accept the credential for `{reference}`{detail}"))
-                    .with_hint("check user and password or token, and that it may pull this repository")
-            }
-            (None, _) => {
-                denied(format!("registry `{place}` does not serve `{reference}` without a credential{detail}"))
-                    .with_hint(
-                        "check the name; if the image is private, give a credential (`imagelet login`, imagePullSecrets, or --creds)",
-                    )
+            (None, _) => refused(
+                &format!("does not serve `{reference}` without a credential"),
+                "check the name; if the image is private, give a credential (`imagelet login`, imagePullSecrets, or --creds)",
+            ),
+            (Some(_), None) if self.is_login => refused(
+                "does not accept this user and password",
+                "check both; some registries want an access token in place of the password",
+            ),
+            (Some(_), None) => refused(
+                &format!("does not accept the credential for `{reference}`"),
+                "check user and password or token, and that it may pull this repository",
+            ),
+            (Some(_), Some(service)) => {
+                let subject = if self.is_login { "a login".to_owned() } else { format!("`{reference}`") };
+                refused(
+                    &format!(
+                        "wants a credential for {subject}, which its token service `{service}` is not shown: that is \
+                         another origin and not encrypted"
+                    ),
+                    &format!("serve `{service}` over HTTPS or at `{origin}` itself; a credential goes nowhere else"),
+                )
             }
         }
     }

@@ -3,15 +3,15 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use http::{HeaderMap, HeaderValue, header};
-use imagelet_core::credentials::{Credential, CredentialKind};
+use imagelet_core::credentials::Credential;
 use tokio::time::Instant;
 
-use super::connection::origin::Origin;
+use super::{connection::origin::Origin, locked};
 
 /// A request that must wait longer fails.
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
@@ -31,19 +31,13 @@ pub(crate) struct RateLimits {
 
 impl RateLimits {
     pub(crate) fn account(&self, credential: Option<&Credential>) -> Account {
-        Account(match credential.map(|credential| &credential.kind) {
-            None => 0,
-            Some(CredentialKind::Basic { username, password }) => self.salt.hash_one((username, password.expose())),
-            Some(CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token)) => {
-                self.salt.hash_one(token.expose())
-            }
-        })
+        Account(credential.map_or(0, |credential| self.salt.hash_one(&credential.kind)))
     }
 
     /// No request of the account is sent to the registry before `end`.
     pub(crate) fn hold(&self, origin: &Origin, account: Account, end: Instant) {
         let now = Instant::now();
-        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ends = locked(&self.ends);
         if ends.len() >= LIMITS_MAX {
             ends.retain(|_, end| *end > now);
         }
@@ -54,7 +48,7 @@ impl RateLimits {
     }
 
     pub(crate) fn held_until(&self, origin: &Origin, account: Account) -> Option<Instant> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner).get(&(origin.clone(), account)).copied()
+        locked(&self.ends).get(&(origin.clone(), account)).copied()
     }
 }
 

@@ -54,7 +54,7 @@ impl Query {
     /// The hosts with the capability, as indices of the session's list. Never empty.
     pub(crate) fn hosts(&self, session: &PullSession) -> Result<Vec<usize>, RuntimeError> {
         let suits = |host: &Host| if self.is_tag { host.can_resolve } else { host.can_pull };
-        let hosts = session.hosts().iter().enumerate();
+        let hosts = session.hosts.iter().enumerate();
         let indexes: Vec<usize> = hosts.filter(|(_, host)| suits(&host.host)).map(|(index, _)| index).collect();
         if indexes.is_empty() {
             let message = format!("no configured host may serve {}", self.subject);
@@ -80,10 +80,10 @@ impl PullSession {
                 return Err(self.given_up(attempts, subject, None));
             };
             if !next.wait.is_zero() {
-                if self.retry_budget().left(self.has_begun() || next.is_requested) < next.wait {
+                if self.retry_budget.left(next.is_requested) < next.wait {
                     return Err(self.given_up(attempts, subject, Some(next)));
                 }
-                retrying.get_or_insert_with(|| self.retry_budget().retrying());
+                retrying.get_or_insert_with(|| self.retry_budget.retrying());
                 self.pause(next).await;
                 // Meanwhile another request may have learned more.
                 continue;
@@ -101,23 +101,23 @@ impl PullSession {
     async fn pause(&self, next: Next) {
         if next.wait >= REPORTED_WAIT_MIN {
             self.report(PullEvent::Retry {
-                host: self.hosts()[next.host].host.origin.authority(),
+                host: self.hosts[next.host].host.origin.authority(),
                 at: Instant::now() + next.wait,
                 is_requested: next.is_requested,
             });
         }
         let spread = if next.is_requested { super::attempts::jittered(HELD_SPREAD) } else { Duration::ZERO };
-        let _waiting = (!next.is_requested).then(|| self.reception().waiting());
+        let _waiting = (!next.is_requested).then(|| self.reception.waiting());
         tokio::time::sleep(next.wait + spread).await;
     }
 
     pub(crate) fn record_failure(&self, attempts: &mut Attempts, index: usize, failure: Failure, began: Instant) {
-        let host = &self.hosts()[index];
+        let host = &self.hosts[index];
         let (origin, fault) = (&host.host.origin, failure.error.fault());
         tracing::debug!(host = %origin, error = failure.error.chain(), "a request to a registry host failed");
-        host.sent.failed(fault.class);
+        host.count_failure(fault.class);
         if health::proves_bad(&fault) {
-            self.shared().health.failed(origin, began);
+            self.shared.health.failed(origin, began);
         }
         let now = Instant::now();
         let due = attempts.failed(index, failure, now);
@@ -126,19 +126,19 @@ impl PullSession {
         if is_limited && fault.hop != Stage::Token {
             let end = due.or_else(|| Some(now + fault.retry_after?.min(RETRY_AFTER_MAX)));
             if let Some(end) = end {
-                self.shared().rate_limits.hold(origin, host.account, end);
+                self.shared.rate_limits.hold(origin, host.account, end);
             }
         }
     }
 
     /// Records that a host has sent all that a request that began at `began` was for.
     pub(crate) fn record_success(&self, index: usize, began: Instant) {
-        self.begin();
-        self.shared().health.succeeded(&self.hosts()[index].host.origin, began);
+        self.retry_budget.begin();
+        self.shared.health.succeeded(&self.hosts[index].host.origin, began);
     }
 
     pub(crate) fn standing(&self, index: usize) -> Standing {
-        let (host, shared) = (&self.hosts()[index], self.shared());
+        let (host, shared) = (&self.hosts[index], &self.shared);
         let origin = &host.host.origin;
         shared.health.probe_if_due(origin, || self.clone().probe(index));
         Standing {
@@ -149,19 +149,10 @@ impl PullSession {
 
     /// Whether a host answers at all; it receives no credential.
     async fn probe(self, index: usize) -> bool {
-        let host = &self.hosts()[index].host;
-        let request = Request {
-            target: Target { origin: host.origin.clone(), path_and_query: "/v2/".to_owned() },
-            connection: host.connection.clone().without_identities(),
-            bound: HeaderMap::new(),
-            open: HeaderMap::new(),
-            method: Method::GET,
-            form: None,
-            may_stray: false,
-            hop: Stage::Manifest,
-            urgency: Some(Urgency::is_next()),
-        };
-        let answer = self.transport().send(request, &Reception::new(None, None)).await;
+        let host = &self.hosts[index].host;
+        let target = Target { origin: host.origin.clone(), path_and_query: "/v2/".to_owned() };
+        let request = Request::get(target, host.connection.clone().without_identities());
+        let answer = self.shared.transport.send(request, &Reception::new(None, None)).await;
         answer.is_ok_and(|answer| !answer.status.is_server_error())
     }
 
@@ -175,12 +166,12 @@ impl PullSession {
         }
         let mut parts = vec![format!("{subject}: {count} attempts in {:.1} s failed", time.as_secs_f32())];
         if let Some(next) = next {
-            let total = self.retry_budget().allowed(self.has_begun() || next.is_requested).as_secs_f32();
+            let total = self.retry_budget.allowed(next.is_requested).as_secs_f32();
             parts.push(format!("the pull retries for at most {total} s"));
         }
         let words = mirrors
             .iter()
-            .map(|(index, error)| format!("`{}`: {}", self.hosts()[*index].host.origin.authority(), error.chain()));
+            .map(|(index, error)| format!("`{}`: {}", self.hosts[*index].host.origin.authority(), error.chain()));
         let words = scrubbed(words.collect::<Vec<_>>().join("; ").as_bytes(), false, &self.secrets());
         if !words.is_empty() {
             parts.push(format!("mirrors failed: {words}"));
@@ -197,7 +188,7 @@ impl PullSession {
         let Some(Next { host, wait, .. }) = next else {
             return RuntimeError::other(format!("no host is left for {subject}"));
         };
-        let (place, seconds) = (self.hosts()[host].host.origin.authority(), wait.as_secs_f32().ceil());
+        let (place, seconds) = (self.hosts[host].host.origin.authority(), wait.as_secs_f32().ceil());
         let fault = Fault { class: ErrorClass::RateLimited, hop: Stage::Manifest, retry_after: Some(wait) };
         unavailable(format!(
             "registry `{place}` takes no request for {subject} in the next {seconds} s: it limits requests"
@@ -207,22 +198,20 @@ impl PullSession {
 
     /// Sends one request to one host and answers at most one 401. Only a success is a result.
     pub(crate) async fn send_to_host(&self, index: usize, query: &Query) -> Result<Response, Failure> {
-        let host = &self.hosts()[index];
+        let host = &self.hosts[index];
         let mut is_second = false;
         loop {
             let (bound, shown) = host.bound_headers();
             let request = Request {
-                target: host.target(&query.path),
-                connection: host.host.connection.clone(),
                 bound,
                 open: open_headers(query),
                 method: query.method.clone(),
-                form: None,
                 may_stray: true,
                 hop: query.hop(),
                 urgency: Some(Arc::clone(&query.urgency)),
+                ..Request::get(host.target(&query.path), host.host.connection.clone())
             };
-            let answer = self.transport().send(request, self.reception()).await?;
+            let answer = self.shared.transport.send(request, &self.reception).await?;
             if answer.status.is_success() {
                 return Ok(answer);
             }
@@ -242,7 +231,7 @@ impl PullSession {
         let place = target.origin.authority();
         let subject = &query.subject;
         // The status decides; an unreadable body is treated as empty.
-        let words = match self.transport().read(body, ERROR_BYTES_MAX, self.reception()).await {
+        let words = match self.shared.transport.read(body, ERROR_BYTES_MAX, &self.reception).await {
             Ok((body, cut)) => explanation(&kind, &body, cut, &self.secrets()),
             Err(_) => None,
         };

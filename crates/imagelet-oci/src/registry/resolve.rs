@@ -1,6 +1,6 @@
 //! Resolves a reference to the manifest of a platform; the digest of each document is verified.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -18,7 +18,7 @@ use super::{
     attempts::Attempts,
     connection::{host_slots::Urgency, transport::Response},
     error::{Failure, Retry, about},
-    hosts,
+    hosts, locked,
     request::Query,
 };
 use crate::hash::Hash;
@@ -140,7 +140,7 @@ impl PullSession {
         let began = Instant::now();
         let answer = self.send_to_host(index, query).await?;
         self.record_success(index, began);
-        self.hosts()[index].sent.manifest.store(true, Ordering::Relaxed);
+        locked(&self.hosts[index].sent).manifest = true;
         Ok(answer)
     }
 
@@ -161,11 +161,8 @@ impl PullSession {
         let content_type = answer.content_type().to_owned();
         let claimed = answer.header("docker-content-digest").to_owned();
         let limit = usize::try_from(MANIFEST_BYTES_MAX).unwrap_or(usize::MAX);
-        let (bytes, cut) = self
-            .transport()
-            .read(answer.body, limit, self.reception())
-            .await
-            .map_err(|error| error.failure(subject, &place))?;
+        let read = self.shared.transport.read(answer.body, limit, &self.reception).await;
+        let (bytes, cut) = read.map_err(|error| error.failure(subject, &place))?;
         if cut {
             return Err(
                 unacceptable(format!("the manifest of {subject} is larger than {MANIFEST_BYTES_MAX} bytes")).into()
@@ -176,9 +173,14 @@ impl PullSession {
         let digest = wanted.verified(&bytes, &claimed).map_err(damaged)?;
         let parsed = ManifestDocument::parse_named(&bytes, &content_type);
         let (read, media_type) = parsed.map_err(|error| about(error, &context))?;
-        wanted.check_kind(&read, &media_type).map_err(|error| about(error, &context))?;
+        if let Some(entry) = wanted.entry.filter(|entry| !read.is_called(&entry.media_type)) {
+            let called = printable(&entry.media_type);
+            return Err(
+                about(corrupt(format!("it is `{media_type}`, not `{called}` as the index says")), &context).into()
+            );
+        }
         self.record_success(index, began);
-        self.hosts()[index].sent.manifest.store(true, Ordering::Relaxed);
+        locked(&self.hosts[index].sent).manifest = true;
         Ok((Document { digest, media_type, bytes }, read))
     }
 }
@@ -216,15 +218,6 @@ impl Wanted<'_> {
         })?;
         verify(&claimed, bytes)?;
         Ok(wanted.cloned().unwrap_or(claimed))
-    }
-
-    fn check_kind(&self, read: &ManifestDocument, media_type: &str) -> Result<(), RuntimeError> {
-        match self.entry {
-            Some(entry) if !read.is_called(&entry.media_type) => {
-                Err(corrupt(format!("it is `{media_type}`, not `{}` as the index says", printable(&entry.media_type))))
-            }
-            _ => Ok(()),
-        }
     }
 }
 

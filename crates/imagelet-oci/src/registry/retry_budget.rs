@@ -1,11 +1,16 @@
 //! The time that one pull may spend on retries, over all its requests (`docs/spec/pull.md §13.5`).
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use tokio::time::Instant;
+
+use super::locked;
 
 /// A registry that restarts is back by then; one that is away for longer is reported soon.
 const BEGIN_MAX: Duration = Duration::from_secs(10);
@@ -15,7 +20,9 @@ const BEGIN_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct RetryBudget {
     total: Duration,
-    state: Mutex<Spent>,
+    /// A request of the pull has succeeded.
+    has_begun: AtomicBool,
+    spent: Mutex<Spent>,
 }
 
 #[derive(Debug)]
@@ -27,34 +34,36 @@ struct Spent {
 
 /// A request that retries; the budget is spent until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Retrying(Arc<RetryBudget>);
+pub(crate) struct Retrying<'a>(&'a RetryBudget);
 
 impl RetryBudget {
-    pub(crate) fn new(total: Duration) -> Arc<Self> {
-        let state = Spent { time: Duration::ZERO, running: 0, counted: Instant::now() };
-        Arc::new(Self { total, state: Mutex::new(state) })
+    pub(crate) fn new(total: Duration) -> Self {
+        let spent = Spent { time: Duration::ZERO, running: 0, counted: Instant::now() };
+        Self { total, has_begun: AtomicBool::new(false), spent: Mutex::new(spent) }
     }
 
-    /// The time of all retries: less than the total while the pull has received nothing and may as well begin anew.
-    pub(crate) fn allowed(&self, has_begun: bool) -> Duration {
-        if has_begun { self.total } else { self.total.min(BEGIN_MAX) }
+    pub(crate) fn begin(&self) {
+        self.has_begun.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn left(&self, has_begun: bool) -> Duration {
-        let mut state = self.lock();
-        state.pass(Instant::now());
-        self.allowed(has_begun).saturating_sub(state.time)
+    /// The time of all retries: less than the total while the pull has received nothing and may as well begin anew,
+    /// unless the wait is one that the registry requests.
+    pub(crate) fn allowed(&self, is_requested: bool) -> Duration {
+        let is_whole = is_requested || self.has_begun.load(Ordering::Relaxed);
+        if is_whole { self.total } else { self.total.min(BEGIN_MAX) }
     }
 
-    pub(crate) fn retrying(self: &Arc<Self>) -> Retrying {
-        let mut state = self.lock();
-        state.pass(Instant::now());
-        state.running += 1;
-        Retrying(Arc::clone(self))
+    pub(crate) fn left(&self, is_requested: bool) -> Duration {
+        let mut spent = locked(&self.spent);
+        spent.pass(Instant::now());
+        self.allowed(is_requested).saturating_sub(spent.time)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Spent> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn retrying(&self) -> Retrying<'_> {
+        let mut spent = locked(&self.spent);
+        spent.pass(Instant::now());
+        spent.running += 1;
+        Retrying(self)
     }
 }
 
@@ -67,11 +76,11 @@ impl Spent {
     }
 }
 
-impl Drop for Retrying {
+impl Drop for Retrying<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.pass(Instant::now());
-        state.running = state.running.saturating_sub(1);
+        let mut spent = locked(&self.0.spent);
+        spent.pass(Instant::now());
+        spent.running = spent.running.saturating_sub(1);
     }
 }
 

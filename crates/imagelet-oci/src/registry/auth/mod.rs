@@ -4,7 +4,6 @@
 //! its own registry, and that registry's token service if it passes [`check_realm`] and [`may_see`].
 
 pub(super) mod challenge;
-pub(super) mod grant;
 
 use std::time::SystemTime;
 
@@ -18,10 +17,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use self::{
-    challenge::{Challenge, challenges},
-    grant::{Grant, basic},
-};
+use self::challenge::{Challenge, challenges};
 use super::{
     connection::{
         host_slots::Urgency,
@@ -29,8 +25,9 @@ use super::{
         transport::Request,
     },
     error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
+    locked,
     path_check::steps::record,
-    pull_session::{PullSession, SessionHost},
+    pull_session::{Grant, PullSession, SessionHost, basic},
     rate_limit::{RETRY_AFTER_MAX, requested_wait},
 };
 use crate::manifest::{media_type_base, printable};
@@ -74,7 +71,7 @@ impl PullSession {
         };
         let grant = Grant::new(scheme, secret, shown.map_or(0, |number| number + 1))
             .map_err(|_| denied(format!("the credential for registry `{place}` cannot be sent in a header")))?;
-        host.set_grant(grant);
+        *locked(&host.grant) = Some(grant);
         Ok(())
     }
 
@@ -87,19 +84,18 @@ impl PullSession {
     }
 
     async fn token_from(&self, target: Target, host: &SessionHost, challenge: &Challenge) -> Result<Secret, Failure> {
-        let (origin, place) = (target.origin.clone(), target.origin.authority());
+        let place = target.origin.authority();
         let credential = host.credential.as_ref().filter(|_| may_see(&target.origin, &host.host.origin));
         if host.credential.is_some() && credential.is_none() {
             // Public content needs no credential.
             host.withheld.get_or_init(|| target.origin.clone());
         }
         let service = challenge.parameter("service");
-        let as_form = password_request(target.clone(), service, credential, host);
-        let request = token_request(target, service, credential, host)?;
+        let (request, as_form) = token_requests(&target, service, credential, host)?;
         // One slot for both forms, before the deadline: a wait for other pulls says nothing of the service.
-        let _slot = self.transport().slots.acquire(&origin, &Urgency::is_next()).await;
+        let _slot = self.shared.transport.slots.acquire(&target.origin, &Urgency::is_next()).await;
         // One deadline for both forms and the body: a request that needs a token fails over as early as another.
-        let timeout = self.transport().header_timeout;
+        let timeout = self.shared.transport.header_timeout;
         let began = Instant::now();
         let exchange = async {
             match (self.exchange_token(host, request, &place).await, as_form) {
@@ -113,19 +109,10 @@ impl PullSession {
             let error = unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Stage::Token));
             return Err(Failure { error, retry: Retry::Soon });
         };
-        let no_method = || {
-            let fault = Fault::new(ErrorClass::AnswerInvalid, Stage::Token);
-            Failure::from(
-                denied(format!("token service `{place}` does not serve this kind of request")).with_fault(fault),
-            )
-        };
-        let token = answer.map_err(|failure| failure.at(Stage::Token))?.ok_or_else(no_method)?;
-        record(
-            Stage::Token,
-            began,
-            || place,
-            || if credential.is_some() { "with the credential" } else { "anonymous" }.into(),
-        );
+        let token = answer.map_err(|failure| failure.at(Stage::Token))?;
+        let token = token.ok_or_else(|| unusable(&place, "does not serve this kind of request"))?;
+        let kind = if credential.is_some() { "with the credential" } else { "anonymous" };
+        record(Stage::Token, began, &place, kind.to_owned());
         Ok(token)
     }
 
@@ -136,22 +123,20 @@ impl PullSession {
         request: Request,
         place: &str,
     ) -> Result<Option<Secret>, Failure> {
-        let answer = self.transport().send(request, self.reception()).await?;
+        let answer = self.shared.transport.send(request, &self.reception).await?;
         let kind = answer.content_type().to_owned();
         let wait = requested_wait(&answer.headers, SystemTime::now());
-        let body = self.transport().read(answer.body, TOKEN_BYTES_MAX, self.reception()).await;
+        let body = self.shared.transport.read(answer.body, TOKEN_BYTES_MAX, &self.reception).await;
         let (body, cut) = body.map_err(|error| error.failure("a token", place))?;
         let body = Zeroizing::new(Vec::from(body));
-        let invalid = Fault::new(ErrorClass::AnswerInvalid, Stage::Token);
         if cut {
-            let error = denied(format!("token service `{place}` answered with more than {TOKEN_BYTES_MAX} bytes"));
-            return Err(error.with_fault(invalid).into());
+            return Err(unusable(place, &format!("answered with more than {TOKEN_BYTES_MAX} bytes")));
         }
         if answer.status == StatusCode::OK {
             let with = media_type_base(&kind);
             let with = if with.is_empty() { with } else { format!(", with `{}`", printable(&with)) };
-            let no_token = || denied(format!("token service `{place}` answered without a token{with}"));
-            return read_token(&body).map(Some).ok_or_else(|| no_token().with_fault(invalid).into());
+            let token = read_token(&body).map(Some);
+            return token.ok_or_else(|| unusable(place, &format!("answered without a token{with}")));
         }
         if answer.status == StatusCode::METHOD_NOT_ALLOWED {
             return Ok(None);
@@ -175,64 +160,47 @@ impl PullSession {
     }
 }
 
-fn token_request(
-    target: Target,
+/// The failure of a token service whose answer is no token.
+fn unusable(place: &str, what: &str) -> Failure {
+    let fault = Fault::new(ErrorClass::AnswerInvalid, Stage::Token);
+    denied(format!("token service `{place}` {what}")).with_fault(fault).into()
+}
+
+/// The request for a token, and the same as a form with the password, for services that know nothing but `POST`.
+fn token_requests(
+    target: &Target,
     service: Option<&str>,
     credential: Option<&Credential>,
     host: &SessionHost,
-) -> Result<Request, RuntimeError> {
-    let mut query = scope_pairs(service, host);
-    let mut bound = HeaderMap::new();
-    match credential.map(|credential| &credential.kind) {
-        Some(CredentialKind::Basic { username, password }) => {
-            let grant = Grant::new("Basic", basic(username, password), 0);
-            let grant = grant.map_err(|_| denied("the credential cannot be sent in a header"))?;
-            bound.insert(header::AUTHORIZATION, grant.header);
-            query.push(pair("account", username));
-        }
-        Some(CredentialKind::IdentityToken(token)) => {
-            let refresh = [pair("grant_type", "refresh_token"), pair("refresh_token", token.expose())];
-            return Ok(token_form(target, refresh.into_iter().chain(query), host));
-        }
-        Some(CredentialKind::RegistryToken(_)) | None => {}
-    }
-    Ok(token_call(target.with_query(&query.join("&")), bound, None, host))
-}
-
-/// The same request as a form with the password, for services that know nothing but `POST`.
-fn password_request(
-    target: Target,
-    service: Option<&str>,
-    credential: Option<&Credential>,
-    host: &SessionHost,
-) -> Option<Request> {
-    let Some(CredentialKind::Basic { username, password }) = credential.map(|credential| &credential.kind) else {
-        return None;
-    };
-    let pairs = [pair("grant_type", "password"), pair("username", username), pair("password", password.expose())];
-    Some(token_form(target, pairs.into_iter().chain(scope_pairs(service, host)), host))
-}
-
-fn token_form(target: Target, pairs: impl Iterator<Item = String>, host: &SessionHost) -> Request {
-    let form = pairs.chain([pair("client_id", CLIENT_ID)]).collect::<Vec<_>>().join("&");
-    token_call(target, HeaderMap::new(), Some(form), host)
-}
-
-fn token_call(target: Target, bound: HeaderMap, form: Option<String>, host: &SessionHost) -> Request {
-    let mut open = HeaderMap::new();
-    if form.is_some() {
-        open.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
-    }
-    let method = if form.is_some() { Method::POST } else { Method::GET };
+) -> Result<(Request, Option<Request>), RuntimeError> {
     // The registry's TLS settings apply.
     let connection = host.host.connection.clone();
     let connection = if target.origin == host.host.origin { connection } else { connection.for_other_origin() };
-    Request { target, connection, bound, open, method, form, may_stray: false, hop: Stage::Token, urgency: None }
-}
-
-fn scope_pairs(service: Option<&str>, host: &SessionHost) -> Vec<String> {
-    let scope = host.scope().map(|scope| pair("scope", &scope));
-    service.map(|service| pair("service", service)).into_iter().chain(scope).collect()
+    let request = |target| Request { hop: Stage::Token, urgency: None, ..Request::get(target, connection.clone()) };
+    let wanted = [("service", service.map(str::to_owned)), ("scope", host.scope())];
+    let wanted: Vec<String> = wanted.into_iter().filter_map(|(name, value)| Some(pair(name, &value?))).collect();
+    let query = |account: &[String]| request(target.clone().with_query(&[&wanted[..], account].concat().join("&")));
+    let content_type = HeaderValue::from_static("application/x-www-form-urlencoded");
+    let form = |grant: &[String]| Request {
+        open: HeaderMap::from_iter([(header::CONTENT_TYPE, content_type.clone())]),
+        method: Method::POST,
+        form: Some([grant, &wanted, &[pair("client_id", CLIENT_ID)]].concat().join("&")),
+        ..request(target.clone())
+    };
+    Ok(match credential.map(|credential| &credential.kind) {
+        Some(CredentialKind::Basic { username, password }) => {
+            let grant = Grant::new("Basic", basic(username, password), 0);
+            let grant = grant.map_err(|_| denied("the credential cannot be sent in a header"))?;
+            let mut request = query(&[pair("account", username)]);
+            request.bound.insert(header::AUTHORIZATION, grant.header);
+            let password = pair("password", password.expose());
+            (request, Some(form(&[pair("grant_type", "password"), pair("username", username), password])))
+        }
+        Some(CredentialKind::IdentityToken(token)) => {
+            (form(&[pair("grant_type", "refresh_token"), pair("refresh_token", token.expose())]), None)
+        }
+        Some(CredentialKind::RegistryToken(_)) | None => (query(&[]), None),
+    })
 }
 
 fn pair(name: &str, value: &str) -> String {
@@ -261,7 +229,7 @@ fn check_realm(realm: &str, registry: &Origin) -> Result<Target, RuntimeError> {
         return Err(refuse("its address has a user in it".to_owned()));
     }
     let service = &target.origin;
-    let beside = service.is_same_host(registry) || (service.is_loopback() && registry.is_loopback());
+    let beside = service.host() == registry.host() || (service.is_loopback() && registry.is_loopback());
     if !service.is_https() && (registry.is_https() || !beside) {
         return Err(refuse(format!("`{service}` is not encrypted")));
     }

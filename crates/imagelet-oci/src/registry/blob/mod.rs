@@ -8,7 +8,7 @@ pub(super) mod straggler;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex},
 };
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -28,6 +28,7 @@ use super::{
         transport::{BodyReader, ReadError, Response, ResponseBody},
     },
     error::{Failure, Retry, about},
+    locked,
     request::Query,
     resolve::verify,
 };
@@ -174,7 +175,7 @@ impl BlobSource {
     fn rival_host(&self, slow: usize, offset: u64) -> Option<usize> {
         let hosts = self.query(&Urgency::is_next()).hosts(&self.session).ok()?;
         let (usable, whole_only) = {
-            let notes = self.notes();
+            let notes = locked(&self.notes);
             (notes.usable(&hosts), notes.whole_only.clone())
         };
         let now = Instant::now();
@@ -192,12 +193,12 @@ impl BlobSource {
     ///
     /// `false`: no other try can help.
     pub(crate) fn distrust_senders(&self, error: &RuntimeError) -> bool {
-        let mut notes = self.notes();
+        let mut notes = locked(&self.notes);
         let served = std::mem::take(&mut notes.served);
         let is_mismatch = error.fault().class == ErrorClass::DigestMismatch;
         let mut found = false;
         for index in served {
-            let host = &self.session.hosts()[index].host;
+            let host = &self.session.hosts[index].host;
             if !is_mismatch && !host.is_mirror {
                 continue;
             }
@@ -210,7 +211,7 @@ impl BlobSource {
                 "a host served another blob than the one requested; trying again"
             );
         }
-        let hosts = self.session.hosts().iter().enumerate().filter(|(_, host)| host.host.can_pull);
+        let hosts = self.session.hosts.iter().enumerate().filter(|(_, host)| host.host.can_pull);
         let hosts: Vec<usize> = hosts.map(|(index, _)| index).collect();
         notes.fetches += 1;
         // A blob that is wrong everywhere is fetched once more, not once more from everywhere.
@@ -218,7 +219,7 @@ impl BlobSource {
     }
 
     fn body_reader(&self) -> BodyReader {
-        BodyReader::new(self.session.transport().progress_timeout, self.session.reception())
+        BodyReader::new(self.session.shared.transport.progress_timeout, &self.session.reception)
     }
 
     async fn read_whole(&self) -> Result<Bytes, RuntimeError> {
@@ -236,7 +237,7 @@ impl BlobSource {
     /// Requests a span from one host; the answer with the bytes to skip before it, and where it ends.
     async fn request(&self, index: usize, query: &Query, span: &Range<u64>) -> Result<(Response, u64, u64), Failure> {
         let size = self.size();
-        let is_whole_only = self.notes().whole_only.contains(&index);
+        let is_whole_only = locked(&self.notes).whole_only.contains(&index);
         let range = if is_whole_only { None } else { range_header(span, size) };
         let asks_range = range.is_some();
         let asked = if asks_range { span.clone() } else { 0..size };
@@ -246,7 +247,7 @@ impl BlobSource {
             Err(failure) => {
                 let fault = failure.error.fault();
                 if failure.error.kind() == RuntimeErrorKind::NotFound {
-                    self.notes().lacking.insert(index);
+                    locked(&self.notes).lacking.insert(index);
                 }
                 // Some registries reject a range instead of ignoring it, and serve the whole blob.
                 let rejects_range = asks_range && fault.class == ErrorClass::AnswerInvalid;
@@ -265,12 +266,8 @@ impl BlobSource {
     }
 
     fn ask_for_whole(&self, index: usize, error: RuntimeError) -> Failure {
-        self.notes().whole_only.insert(index);
+        locked(&self.notes).whole_only.insert(index);
         Failure { error, retry: AGAIN }
-    }
-
-    fn notes(&self) -> MutexGuard<'_, HostNotes> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -325,13 +322,13 @@ impl BlobStream {
                 self.open().await?;
                 continue;
             };
-            let bandwidth = &self.source.session.shared().config.bandwidth;
+            let bandwidth = &self.source.session.shared.config.bandwidth;
             bandwidth.due(self.ticket).await;
             self.meter.wait(Instant::now());
             let read = self.body_reader.next(body).await;
             let bytes = read.as_ref().map_or(0, |chunk| chunk.as_ref().map_or(0, Bytes::len));
             self.ticket = bandwidth.ticket(bytes as u64);
-            self.meter.received(bytes as u64, self.source.session.rates(), Instant::now());
+            self.meter.received(bytes as u64, &self.source.session.rates, Instant::now());
             let problem = match read {
                 Ok(Some(chunk)) => match self.accept(chunk)? {
                     Some(chunk) => return Ok(Some(chunk)),
@@ -350,11 +347,12 @@ impl BlobStream {
 
     /// The bytes of a chunk that are new; `None`: they all have been read before.
     fn accept(&mut self, mut chunk: Bytes) -> Result<Option<Bytes>, RuntimeError> {
-        let sent = &self.source.session.hosts()[self.host].sent;
-        sent.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
-        if !std::mem::replace(&mut self.is_counted, true) && self.source.notes().counted.insert(self.host) {
-            sent.blobs.fetch_add(1, Ordering::Relaxed);
-        }
+        let is_first =
+            !std::mem::replace(&mut self.is_counted, true) && locked(&self.source.notes).counted.insert(self.host);
+        let mut sent = locked(&self.source.session.hosts[self.host].sent);
+        sent.bytes += chunk.len() as u64;
+        sent.blobs += u64::from(is_first);
+        drop(sent);
         let known = self.skip.min(chunk.len() as u64);
         self.skip -= known;
         chunk.advance(usize::try_from(known).unwrap_or(usize::MAX));
@@ -395,7 +393,7 @@ impl BlobStream {
         } else {
             // A cut says little of the host: the other requests continue there.
             tracing::debug!(host = self.place, error = failure.error.chain(), "a blob broke off");
-            self.source.session.hosts()[self.host].sent.failed(failure.error.fault().class);
+            self.source.session.hosts[self.host].count_failure(failure.error.fault().class);
             attempts.failed(self.host, failure, Instant::now());
         }
     }
@@ -409,7 +407,7 @@ impl BlobStream {
             Some(attempts) => attempts,
             unset => {
                 let hosts = query.hosts(session)?;
-                let notes = source.notes();
+                let notes = locked(&source.notes);
                 let mut attempts = Attempts::new(notes.usable(&hosts));
                 attempts.is_underway = !notes.served.is_empty();
                 unset.insert(attempts)
@@ -421,7 +419,7 @@ impl BlobStream {
                 let began = Instant::now();
                 meter.attempts(index);
                 let opened = blob.request(index, query, span).await;
-                meter.received(0, blob.session.rates(), Instant::now());
+                meter.received(0, &blob.session.rates, Instant::now());
                 let (answer, skip, end) = opened?;
                 Ok::<_, Failure>((index, began, answer, skip, end))
             };
@@ -440,7 +438,7 @@ impl BlobStream {
         self.meter.attempts(index);
         match source.request(index, &query, &(self.reached..self.end)).await {
             Ok((answer, skip, end)) => {
-                let mut attempts = Attempts::new(source.notes().usable(&hosts));
+                let mut attempts = Attempts::new(locked(&source.notes).usable(&hosts));
                 attempts.is_underway = true;
                 self.attempts = Some(attempts);
                 self.opened((index, began, answer, skip, end));
@@ -454,12 +452,12 @@ impl BlobStream {
     }
 
     fn opened(&mut self, (index, began, answer, skip, end): (usize, Instant, Response, u64, u64)) {
-        self.source.notes().served.insert(index);
+        locked(&self.source.notes).served.insert(index);
         self.is_counted = false;
         (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
         (self.body, self.skip, self.end, self.is_open) = (Some(answer.body), skip, end, true);
         self.body_reader = self.source.body_reader();
-        self.ticket = self.source.session.shared().config.bandwidth.ticket(0);
+        self.ticket = self.source.session.shared.config.bandwidth.ticket(0);
     }
 
     fn wrong_size(&self, bound: &str) -> RuntimeError {

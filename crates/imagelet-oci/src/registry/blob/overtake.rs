@@ -17,6 +17,7 @@ use super::{
     BlobSource, BlobStream, TWICE_MAX,
     straggler::{Window, WindowMeter, is_straggler},
 };
+use crate::registry::locked;
 
 /// Second requests of one blob: with [`TWICE_MAX`], the bound of the bytes that are received twice.
 const RIVALS_MAX: u32 = 16;
@@ -67,7 +68,7 @@ impl Race {
                 bytes.advance(usize::try_from(known).unwrap_or(usize::MAX));
                 let slow = lead.meter.host();
                 if stream.host != slow {
-                    lead.source.notes().slow.insert(slow);
+                    locked(&lead.source.notes).slow.insert(slow);
                 }
                 return (bytes, stream);
             }
@@ -85,12 +86,12 @@ impl Race {
 
     fn look(&mut self, lead: &Lead<'_>, window: Window) {
         let Range { start, end } = lead.rest;
-        if !is_straggler(window, end - start, lead.source.session.rates().usual()) {
+        if !is_straggler(window, end - start, lead.source.session.rates.usual()) {
             return;
         }
         let slow = lead.meter.host();
         let Some(host) = lead.source.rival_host(slow, start) else { return };
-        let place = |host: usize| lead.source.session.hosts()[host].host.origin.authority();
+        let place = |host: usize| lead.source.session.hosts[host].host.origin.authority();
         tracing::debug!(
             blob = %lead.source.descriptor.digest, host = place(slow), rival = place(host), from = start,
             "a connection is far slower than the others; requesting its rest a second time"

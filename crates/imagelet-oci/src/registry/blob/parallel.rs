@@ -7,6 +7,7 @@ mod tests;
 use std::{
     collections::VecDeque,
     ops::Range,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -17,7 +18,7 @@ use std::{
 use bytes::Bytes;
 use imagelet_core::runtime::RuntimeError;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::Instant,
 };
 use tokio_util::task::AbortOnDropHandle;
@@ -75,7 +76,6 @@ struct Meter {
 #[derive(Debug)]
 struct Part {
     held: mpsc::UnboundedReceiver<BufferedBytes>,
-    turn: Option<oneshot::Sender<()>>,
     task: AbortOnDropHandle<Result<BlobStream, RuntimeError>>,
     meter: Arc<WindowMeter>,
     end: u64,
@@ -83,11 +83,8 @@ struct Part {
     _connection: Option<OwnedSemaphorePermit>,
 }
 
-#[derive(Debug)]
-struct BufferedBytes {
-    bytes: Bytes,
-    _room: Option<OwnedSemaphorePermit>,
-}
+/// Bytes, and their share of what all blobs may read ahead.
+type BufferedBytes = (Bytes, Option<OwnedSemaphorePermit>);
 
 impl BlobSource {
     pub(crate) async fn open_ranged(
@@ -130,10 +127,8 @@ impl RangedStream {
                 continue;
             }
             self.race.end();
-            if let Some(mut part) = self.ahead.pop_front() {
+            if let Some(part) = self.ahead.pop_front() {
                 part.urgency.raise();
-                // The reader may have ended.
-                let _ = part.turn.take().map(|turn| turn.send(()));
                 self.turned = Some(part);
             } else if self.planned < self.source.size() {
                 let span = self.plan();
@@ -195,7 +190,7 @@ impl RangedStream {
         if self.planned >= size {
             return;
         }
-        let shared = self.source.session.shared();
+        let shared = &self.source.session.shared;
         // Under a limit of the bandwidth, a connection adds nothing.
         let has_room = shared.read_ahead.available_permits() as u64 >= PART && shared.config.bandwidth.rate().is_none();
         self.pace.look(TransferSample {
@@ -207,7 +202,7 @@ impl RangedStream {
         });
         let mut reading = 1 + self.ahead.iter().filter(|part| !part.task.is_finished()).count();
         while reading < self.pace.connections && has_room && self.planned < size {
-            let connections = Arc::clone(&self.source.session.shared().extra_connections);
+            let connections = Arc::clone(&self.source.session.shared.extra_connections);
             let Ok(connection) = connections.try_acquire_owned() else { break };
             self.begin(Some(connection));
             reading += 1;
@@ -233,13 +228,11 @@ impl RangedStream {
         let stream = self.source.stream_ahead(span);
         let urgency = Arc::clone(&stream.urgency);
         let stream_meter = Arc::clone(&stream.meter);
-        let room = Arc::clone(&self.source.session.shared().read_ahead);
+        let room = Arc::clone(&self.source.session.shared.read_ahead);
         let (sender, held) = mpsc::unbounded_channel();
-        let (turn, turned) = oneshot::channel();
-        let reader = Reader { stream, room, meter: Arc::clone(&self.meter), held: sender, turned };
+        let reader = Reader { stream, room, meter: Arc::clone(&self.meter), held: sender };
         let task = AbortOnDropHandle::new(tokio::spawn(reader.run(connection.is_some())));
-        let turn = Some(turn);
-        self.ahead.push_back(Part { held, turn, task, meter: stream_meter, end, urgency, _connection: connection });
+        self.ahead.push_back(Part { held, task, meter: stream_meter, end, urgency, _connection: connection });
     }
 }
 
@@ -254,8 +247,8 @@ async fn next_of(
         meter.received.fetch_add(bytes.as_ref().map_or(0, Bytes::len) as u64, Ordering::Relaxed);
         return Ok(bytes);
     };
-    if let Some(held) = part.held.recv().await {
-        return Ok(Some(held.bytes));
+    if let Some((bytes, _)) = part.held.recv().await {
+        return Ok(Some(bytes));
     }
     let ended = |error| RuntimeError::defect("a connection of the pull ended early").caused_by(error);
     *head = (&mut part.task).await.map_err(ended)??;
@@ -268,22 +261,23 @@ struct Reader {
     room: Arc<Semaphore>,
     meter: Arc<Meter>,
     held: mpsc::UnboundedSender<BufferedBytes>,
-    turned: oneshot::Receiver<()>,
 }
 
 impl Reader {
     async fn run(mut self, reads_ahead: bool) -> Result<BlobStream, RuntimeError> {
         // Not cancelled: the host would have to send the same bytes again.
         self.stream.ready().await?;
+        let urgency = Arc::clone(&self.stream.urgency);
+        let mut turned = pin!(urgency.raised());
         if !reads_ahead {
-            let _ = self.turned.await;
+            turned.await;
             return Ok(self.stream);
         }
         self.meter.answered.fetch_add(1, Ordering::Relaxed);
         loop {
             let bytes = tokio::select! {
                 biased;
-                _ = &mut self.turned => return Ok(self.stream),
+                () = &mut turned => return Ok(self.stream),
                 bytes = self.stream.next() => bytes?,
             };
             let Some(bytes) = bytes else { return Ok(self.stream) };
@@ -292,10 +286,10 @@ impl Reader {
             let room = tokio::select! {
                 room = Arc::clone(&self.room).acquire_many_owned(length) => room.ok(),
                 // The part's turn has come: the reader takes the bytes directly.
-                _ = &mut self.turned => None,
+                () = &mut turned => None,
             };
             let is_due = room.is_none();
-            if self.held.send(BufferedBytes { bytes, _room: room }).is_err() || is_due {
+            if self.held.send((bytes, room)).is_err() || is_due {
                 return Ok(self.stream);
             }
         }

@@ -3,16 +3,11 @@
 //! A connection is measured over windows of waiting for the network. The rates of the pull's last windows, of all its
 //! layers and hosts, say what is usual; a connection far below that is a straggler if a rival is worth its request.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Mutex, time::Duration};
 
 use tokio::time::Instant;
+
+use crate::registry::locked;
 
 /// A window ends after this time of waiting, or this many bytes.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -58,7 +53,7 @@ pub(crate) struct ConnectionRates(Mutex<VecDeque<f64>>);
 
 impl ConnectionRates {
     fn record(&self, window: Window) {
-        let mut rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rates = locked(&self.0);
         if rates.len() == RATES_MAX {
             rates.pop_front();
         }
@@ -67,7 +62,7 @@ impl ConnectionRates {
 
     /// The median.
     pub(super) fn usual(&self) -> Option<f64> {
-        let rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let rates = locked(&self.0);
         let mut sorted: Vec<f64> = rates.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied().filter(|_| sorted.len() >= RATES_MIN)
@@ -76,13 +71,12 @@ impl ConnectionRates {
 
 /// Measures one connection; read by others while it waits.
 #[derive(Debug, Default)]
-pub(super) struct WindowMeter {
-    metered: Mutex<Metered>,
-    host: AtomicUsize,
-}
+pub(super) struct WindowMeter(Mutex<Metered>);
 
 #[derive(Debug, Default)]
 struct Metered {
+    /// The host of the last attempt.
+    host: usize,
     window: Window,
     /// The window before, until it is looked at.
     last: Option<Window>,
@@ -92,21 +86,20 @@ struct Metered {
 impl WindowMeter {
     /// An attempt at a host, an index of the session's list, begins.
     pub(super) fn attempts(&self, host: usize) {
-        self.host.store(host, Ordering::Relaxed);
+        locked(&self.0).host = host;
     }
 
-    /// The host of the last attempt.
     pub(super) fn host(&self) -> usize {
-        self.host.load(Ordering::Relaxed)
+        locked(&self.0).host
     }
 
     pub(super) fn wait(&self, now: Instant) {
-        self.lock().waits_since = Some(now);
+        locked(&self.0).waits_since = Some(now);
     }
 
     /// Ends a wait; a window that is over becomes one of the pull's rates.
     pub(super) fn received(&self, bytes: u64, rates: &ConnectionRates, now: Instant) {
-        let mut metered = self.lock();
+        let mut metered = locked(&self.0);
         let since = metered.waits_since.take();
         metered.window.bytes += bytes;
         metered.window.waited += since.map(|since| now.saturating_duration_since(since)).unwrap_or_default();
@@ -117,12 +110,12 @@ impl WindowMeter {
     }
 
     pub(super) fn take_last(&self) -> Option<Window> {
-        self.lock().last.take()
+        locked(&self.0).last.take()
     }
 
     /// The current window, with the wait that is not over.
     pub(super) fn window(&self, now: Instant) -> Window {
-        let metered = self.lock();
+        let metered = locked(&self.0);
         let waits = metered.waits_since.map(|since| now.saturating_duration_since(since)).unwrap_or_default();
         Window { waited: metered.window.waited + waits, ..metered.window }
     }
@@ -130,10 +123,6 @@ impl WindowMeter {
     /// When the current window ends if the wait goes on; a window that is over is looked at after the next one.
     pub(super) fn ends_in(&self, now: Instant) -> Duration {
         WINDOW.checked_sub(self.window(now).waited).filter(|left| !left.is_zero()).unwrap_or(WINDOW)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Metered> {
-        self.metered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

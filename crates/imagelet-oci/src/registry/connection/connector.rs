@@ -1,27 +1,21 @@
 //! Makes one connection for the HTTP client: TCP, a proxy's tunnel, then TLS, each with a deadline of its own.
 
-use std::{
-    io,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
-use futures_util::future::BoxFuture;
 use http::Uri;
+use hyper_util::rt::TokioIo;
 use imagelet_core::runtime::Stage;
 use rustls::{ClientConfig, ProtocolVersion, pki_types::ServerName};
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
-use tower_service::Service;
 
 use super::{
     dial::{DialError, dial},
     host_slots::HostPermits,
     origin::{Origin, Target},
     proxy::{BadProxy, Proxy, ProxyKind, TunnelError, host_and_port, tunnel, without_brackets},
-    stream::{BoxedStream, RegistryConnection},
-    tls::client_certificate::{JudgedStream, watched},
+    stream::RegistryConnection,
+    tls::client_certificate::watched,
 };
 use crate::registry::path_check::steps::record;
 
@@ -59,40 +53,43 @@ pub(crate) enum ConnectError {
 }
 
 impl Connector {
-    async fn connect(self, uri: Uri) -> Result<RegistryConnection, ConnectError> {
+    pub(crate) async fn connect(self, uri: Uri) -> Result<TokioIo<RegistryConnection>, ConnectError> {
         let origin = Target::parse(&uri.to_string()).map_err(|_| ConnectError::BadHost)?.origin;
         let host = without_brackets(origin.host());
         let permit = timeout(self.dial_timeout, self.permits.acquire(&origin)).await;
         let permit = permit.map_err(|_| ConnectError::Busy(self.dial_timeout))?;
         let proxy = self.proxy.as_deref();
-        let stream = match proxy {
-            None => Box::new(dial(host, origin.port(), self.dial_timeout).await?),
+        let mut connection = match proxy {
+            None => RegistryConnection::over(dial(host, origin.port(), self.dial_timeout).await?),
             Some(proxy) => self.by_proxy(proxy, &origin).await?,
         };
-        let stream = if origin.is_https() { self.encrypted(&self.tls, host, stream).await? } else { stream };
-        let is_forwarded = proxy.is_some_and(|proxy| proxy.forwards(origin.is_https()));
-        Ok(RegistryConnection::new(stream, is_forwarded, permit))
+        if origin.is_https() {
+            connection = self.encrypted(&self.tls, host, connection).await?;
+        }
+        connection.is_forwarded = proxy.is_some_and(|proxy| proxy.forwards(origin.is_https()));
+        connection.permit = Some(permit);
+        Ok(TokioIo::new(connection))
     }
 
-    async fn by_proxy(&self, proxy: &Proxy, origin: &Origin) -> Result<BoxedStream, ConnectError> {
+    async fn by_proxy(&self, proxy: &Proxy, origin: &Origin) -> Result<RegistryConnection, ConnectError> {
         let to_proxy = async {
-            let stream: BoxedStream = Box::new(dial(&proxy.host, proxy.port, self.dial_timeout).await?);
+            let connection = RegistryConnection::over(dial(&proxy.host, proxy.port, self.dial_timeout).await?);
             match proxy.kind {
-                ProxyKind::Https => self.encrypted(&self.proxy_tls, &proxy.host, stream).await,
-                ProxyKind::Http | ProxyKind::Socks => Ok(stream),
+                ProxyKind::Https => self.encrypted(&self.proxy_tls, &proxy.host, connection).await,
+                ProxyKind::Http | ProxyKind::Socks => Ok(connection),
             }
         };
         let began = Instant::now();
         let away = |error| ConnectError::ProxyAway { proxy: proxy.to_string(), source: Box::new(error) };
         let stream = to_proxy.await.map_err(away)?;
         if proxy.forwards(origin.is_https()) {
-            record(Stage::Proxy, began, || proxy.to_string(), || "forwards requests".to_owned());
+            record(Stage::Proxy, began, proxy, "forwards requests".to_owned());
             return Ok(stream);
         }
         let host = host_and_port(without_brackets(origin.host()), origin.port());
         let refused = |source| ConnectError::Tunnel { proxy: proxy.to_string(), host: host.clone(), source };
         let stream = tunnel(proxy, stream, &host).await.map_err(refused)?;
-        record(Stage::Proxy, began, || proxy.to_string(), || format!("connects to {host}"));
+        record(Stage::Proxy, began, proxy, format!("connects to {host}"));
         Ok(stream)
     }
 
@@ -100,34 +97,19 @@ impl Connector {
         &self,
         config: &Arc<ClientConfig>,
         host: &str,
-        stream: BoxedStream,
-    ) -> Result<BoxedStream, ConnectError> {
+        connection: RegistryConnection,
+    ) -> Result<RegistryConnection, ConnectError> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| ConnectError::BadHost)?;
         let began = Instant::now();
-        let handshake = TlsConnector::from(Arc::clone(config)).connect(name, stream);
+        let handshake = TlsConnector::from(Arc::clone(config)).connect(name, connection);
         let (stream, request) = watched(timeout(self.tls_timeout, handshake)).await;
         let stream = stream.map_err(|_| ConnectError::TlsLate(self.tls_timeout))?.map_err(ConnectError::Tls)?;
         let version = stream.get_ref().1.protocol_version();
-        record(Stage::Tls, began, || host.to_owned(), || version.map_or_else(String::new, |it| format!("{it:?}")));
+        record(Stage::Tls, began, &host, version.map_or_else(String::new, |it| format!("{it:?}")));
         // Before TLS 1.3 the server judges the certificate within the handshake.
-        match request.filter(|_| version == Some(ProtocolVersion::TLSv1_3)) {
-            Some(request) => Ok(Box::new(JudgedStream::new(stream, request))),
-            None => Ok(Box::new(stream)),
-        }
-    }
-}
-
-impl Service<Uri> for Connector {
-    type Response = RegistryConnection;
-    type Error = ConnectError;
-    type Future = BoxFuture<'static, Result<RegistryConnection, ConnectError>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        Box::pin(self.clone().connect(uri))
+        let mut connection = RegistryConnection::over(stream);
+        connection.undecided = request.filter(|_| version == Some(ProtocolVersion::TLSv1_3));
+        Ok(connection)
     }
 }
 

@@ -24,7 +24,7 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 pub(crate) enum DialError {
     #[error("no address of `{host}` was found")]
     Unresolved { host: String, source: io::Error },
-    #[error("{}", shown(.0))]
+    #[error("{}", listed(.0.iter().map(|(address, error)| format!("{address}: {error}")), "; ", " addresses"))]
     Failed(Vec<(SocketAddr, io::Error)>),
     #[error("no connection to `{host}` within {} s", .limit.as_secs_f32())]
     Late { host: String, limit: Duration },
@@ -40,13 +40,11 @@ impl DialError {
     }
 }
 
-fn shown(attempts: &[(SocketAddr, io::Error)]) -> String {
-    let texts = attempts.iter().take(SHOWN_MAX).map(|(address, error)| format!("{address}: {error}"));
-    let text = texts.collect::<Vec<_>>().join("; ");
-    match attempts.len().saturating_sub(SHOWN_MAX) {
-        0 => text,
-        more => format!("{text}; and {more} more addresses"),
-    }
+/// The first of some texts, and how many `things` are left out.
+fn listed(texts: impl ExactSizeIterator<Item = impl ToString>, separator: &str, things: &str) -> String {
+    let more = texts.len().saturating_sub(SHOWN_MAX);
+    let text = texts.take(SHOWN_MAX).map(|text| text.to_string()).collect::<Vec<_>>().join(separator);
+    if more == 0 { text } else { format!("{text}{separator}and {more} more{things}") }
 }
 
 /// Connects to a host within the limit, which covers its name and all its addresses.
@@ -56,25 +54,19 @@ pub(crate) async fn dial(host: &str, port: u16, limit: Duration) -> Result<TcpSt
         let began = Instant::now();
         let found = tokio::net::lookup_host((host, port)).await.map_err(unresolved)?;
         let addresses = interleaved(found.take(ADDRESSES_MAX).collect());
-        record(Stage::Dns, began, || host.to_owned(), || listed(&addresses));
+        record(Stage::Dns, began, &host, listed(addresses.iter().map(SocketAddr::ip), ", ", ""));
         let began = Instant::now();
         let none = || unresolved(io::Error::from(io::ErrorKind::NotFound));
         if addresses.is_empty() {
             return Err(none());
         }
         let stream = race(addresses, connect).await.map_err(DialError::Failed)?;
-        let peer = || stream.peer_addr().map_or_else(|_| String::new(), |peer| peer.to_string());
-        record(Stage::Connect, began, || format!("{host}:{port}"), peer);
+        let peer = stream.peer_addr().map_or_else(|_| String::new(), |peer| peer.to_string());
+        record(Stage::Connect, began, &format_args!("{host}:{port}"), peer);
         Ok(stream)
     };
     let late = |_| DialError::Late { host: host.to_owned(), limit };
     timeout(limit, connecting).await.map_err(late)?
-}
-
-fn listed(addresses: &[SocketAddr]) -> String {
-    let shown: Vec<String> = addresses.iter().take(SHOWN_MAX).map(|address| address.ip().to_string()).collect();
-    let more = addresses.len().saturating_sub(SHOWN_MAX);
-    if more == 0 { shown.join(", ") } else { format!("{}, and {more} more", shown.join(", ")) }
 }
 
 async fn connect(address: SocketAddr) -> io::Result<TcpStream> {

@@ -15,7 +15,7 @@ use super::{
     dial::DialError,
     http_error::HttpError,
     proxy::{Proxy, TunnelError},
-    tls::client_certificate::Rejected,
+    stream::Rejected,
 };
 use crate::{manifest::printable, registry::error::unavailable};
 
@@ -141,7 +141,10 @@ fn io_class(error: &io::Error) -> Option<ErrorClass> {
 
 /// Why TLS failed, and the correction.
 fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> {
-    use AlertDescription::{CertificateRequired, HandshakeFailure, ProtocolVersion};
+    use AlertDescription::{
+        AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown,
+        HandshakeFailure, NoCertificate, ProtocolVersion, UnknownCA, UnsupportedCertificate,
+    };
     Some(match refusal {
         rustls::Error::InvalidCertificate(problem) => certificate_problem(problem, host),
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
@@ -163,7 +166,16 @@ fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> 
                 .to_owned(),
             client_hint(host),
         ),
-        rustls::Error::AlertReceived(alert) if is_about_certificate(*alert) => (
+        rustls::Error::AlertReceived(
+            alert @ (AccessDenied
+            | BadCertificate
+            | CertificateExpired
+            | CertificateRevoked
+            | CertificateUnknown
+            | NoCertificate
+            | UnknownCA
+            | UnsupportedCertificate),
+        ) => (
             format!("the server rejects the client certificate, or requires one (alert `{alert:?}`)"),
             client_hint(host),
         ),
@@ -174,24 +186,6 @@ fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> 
 fn plain_http(host: &str) -> String {
     format!(
         "say `server = \"http://{host}\"` in `{host}/hosts.toml`, or `insecure = true` for it in `registries.conf`, which accepts any certificate, too"
-    )
-}
-
-fn is_about_certificate(alert: AlertDescription) -> bool {
-    use AlertDescription::{
-        AccessDenied, BadCertificate, CertificateExpired, CertificateRevoked, CertificateUnknown, NoCertificate,
-        UnknownCA, UnsupportedCertificate,
-    };
-    matches!(
-        alert,
-        AccessDenied
-            | BadCertificate
-            | CertificateExpired
-            | CertificateRevoked
-            | CertificateUnknown
-            | NoCertificate
-            | UnknownCA
-            | UnsupportedCertificate
     )
 }
 

@@ -8,13 +8,14 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::origin::Origin;
+use crate::registry::locked;
 
 /// Above this number, hosts without a request are removed.
 const HOSTS_MAX: usize = 1024;
@@ -36,7 +37,7 @@ impl HostPermits {
     }
 
     fn of(&self, origin: &Origin) -> Arc<Semaphore> {
-        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hosts = locked(&self.hosts);
         if hosts.len() >= HOSTS_MAX {
             // A permit and a wait hold the semaphore.
             hosts.retain(|_, permits| Arc::strong_count(permits) > 1);
@@ -68,7 +69,7 @@ impl HostSlots {
     pub(crate) async fn acquire(&self, origin: &Origin, urgency: &Urgency) -> HostSlot {
         let ahead = tokio::select! {
             biased;
-            () = urgency.is_next.cancelled() => None,
+            () = urgency.raised() => None,
             permit = self.ahead.acquire(origin) => Some(permit),
         };
         let slot = self.all.acquire(origin).await;
@@ -97,6 +98,10 @@ impl Urgency {
 
     pub(crate) fn raise(&self) {
         self.is_next.cancel();
+    }
+
+    pub(crate) async fn raised(&self) {
+        self.is_next.cancelled().await;
     }
 }
 

@@ -5,7 +5,6 @@ mod dial;
 mod failure;
 pub(super) mod host_slots;
 mod http_error;
-pub(super) mod loopback;
 pub(super) mod origin;
 pub(super) mod proxy;
 pub(super) mod reception;

@@ -7,11 +7,28 @@ use std::{
 };
 
 use http::Uri;
+use ipnet::IpNet;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 const URL_BYTES_MAX: usize = 16 << 10;
 const NOT_IN_URLS: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`').add(b'{').add(b'|').add(b'}').add(b'^');
+/// Networks of this machine, of a site or of a link, and those whose addresses belong to no single host.
+const INTERNAL: [&str; 13] = [
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "224.0.0.0/4",
+    "255.255.255.255/32",
+    "::/127",
+    "fc00::/7",
+    "fe80::/10",
+    "ff00::/8",
+];
 
 /// Scheme, host and port. A credential of one origin is never sent to another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +48,10 @@ pub(crate) struct Target {
 impl Origin {
     pub(crate) fn is_https(&self) -> bool {
         self.is_https
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.is_https { "https" } else { "http" }
     }
 
     /// In lower case; an IPv6 address has its brackets.
@@ -60,10 +81,6 @@ impl Origin {
         self.host == other.host && (self.port == other.port || (self.has_default_port() && other.has_default_port()))
     }
 
-    pub(crate) fn is_same_host(&self, other: &Self) -> bool {
-        self.host == other.host
-    }
-
     pub(crate) fn is_loopback(&self) -> bool {
         match host_kind(&self.host) {
             HostKind::Address(address) => address.is_loopback(),
@@ -75,8 +92,9 @@ impl Origin {
     /// Whether the host is a literal address of this machine or a private network.
     pub(crate) fn is_internal(&self) -> bool {
         match host_kind(&self.host) {
-            HostKind::Address(IpAddr::V4(address)) => is_internal_v4(address),
-            HostKind::Address(IpAddr::V6(address)) => is_internal_v6(address),
+            HostKind::Address(address) => {
+                INTERNAL.iter().any(|network| network.parse::<IpNet>().expect("a network").contains(&address))
+            }
             HostKind::Localhost | HostKind::OddAddress => true,
             HostKind::Name => false,
         }
@@ -93,7 +111,7 @@ fn default_port(is_https: bool) -> u16 {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.is_https { "https" } else { "http" }, self.authority())
+        write!(f, "{}://{}", self.scheme(), self.authority())
     }
 }
 
@@ -125,9 +143,8 @@ impl Target {
         if scheme_end.is_some_and(|end| end > 0 && location[end..].starts_with(':')) {
             return Self::parse(&location);
         }
-        let scheme = if self.origin.is_https { "https" } else { "http" };
         if location.starts_with("//") {
-            return Self::parse(&format!("{scheme}:{location}"));
+            return Self::parse(&format!("{}:{location}", self.origin.scheme()));
         }
         let path = self.path();
         let joined = match location.as_bytes().first() {
@@ -150,9 +167,7 @@ impl Target {
     }
 
     pub(crate) fn uri(&self) -> Result<Uri, http::Error> {
-        let scheme = if self.origin.is_https { "https" } else { "http" };
-        let authority = self.origin.authority();
-        Uri::builder().scheme(scheme).authority(authority).path_and_query(self.path_and_query.as_str()).build()
+        Ok(format!("{}{}", self.origin, self.path_and_query).parse::<Uri>()?)
     }
 }
 
@@ -213,9 +228,9 @@ enum HostKind {
 fn host_kind(host: &str) -> HostKind {
     let host = host.trim_end_matches('.');
     if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-        return inner.parse::<Ipv6Addr>().map_or(HostKind::OddAddress, |address| {
-            HostKind::Address(address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4))
-        });
+        return inner
+            .parse::<Ipv6Addr>()
+            .map_or(HostKind::OddAddress, |address| HostKind::Address(IpAddr::V6(address).to_canonical()));
     }
     if let Ok(address) = host.parse::<Ipv4Addr>() {
         return HostKind::Address(IpAddr::V4(address));
@@ -227,25 +242,6 @@ fn host_kind(host: &str) -> HostKind {
         return HostKind::OddAddress;
     }
     if last == "localhost" { HostKind::Localhost } else { HostKind::Name }
-}
-
-fn is_internal_v4(address: Ipv4Addr) -> bool {
-    let [first, second, ..] = address.octets();
-    first == 0
-        || address.is_loopback()
-        || address.is_private()
-        || address.is_link_local()
-        || address.is_multicast()
-        || address.is_broadcast()
-        || (first == 100 && (64..128).contains(&second))
-}
-
-fn is_internal_v6(address: Ipv6Addr) -> bool {
-    address.is_loopback()
-        || address.is_unspecified()
-        || address.is_unique_local()
-        || address.is_unicast_link_local()
-        || address.is_multicast()
 }
 
 #[cfg(test)]

@@ -3,14 +3,11 @@
 //! Only time in which a request waits for the network counts. Unpacking, the wait for a place and a registry's
 //! `Retry-After` do not count.
 
-use std::{
-    future::Future,
-    pin::pin,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{future::Future, pin::pin, sync::Mutex, time::Duration};
 
 use tokio::time::{Instant, timeout_at};
+
+use crate::registry::locked;
 
 /// The rate below which a pull trickles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +49,7 @@ pub(crate) struct Waiting<'a>(&'a Reception);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = locked(&self.0.state);
         state.pass(Instant::now());
         state.waits = state.waits.saturating_sub(1);
     }
@@ -64,16 +61,16 @@ impl Reception {
     }
 
     pub(crate) fn received(&self, bytes: u64) {
-        self.lock().received(bytes, self.trickle, Instant::now());
+        locked(&self.state).received(bytes, self.trickle, Instant::now());
     }
 
     /// Whether the pull has been slow for this time, at least one window.
     pub(crate) fn trickles_for(&self, time: Duration) -> bool {
-        self.trickle.is_some_and(|trickle| time >= trickle.window) && self.lock().trickles
+        self.trickle.is_some_and(|trickle| time >= trickle.window) && locked(&self.state).trickles
     }
 
     pub(crate) fn waiting(&self) -> Waiting<'_> {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         state.pass(Instant::now());
         state.waits += 1;
         Waiting(self)
@@ -108,13 +105,9 @@ impl Reception {
 
     fn ends(&self, now: Instant) -> Option<Instant> {
         let silence_max = self.silence_max?;
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         state.pass(now);
         Some(now + silence_max.saturating_sub(state.silent))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Received> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,6 +1,11 @@
 //! Sends one request and follows its redirects; credentials stay with their origin.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    pin::pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -15,26 +20,31 @@ use super::{
     failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
     host_slots::{HostSlot, HostSlots, Urgency},
     http_error::HttpError,
-    loopback::{LoopbackSpeech, Speech},
-    origin::Target,
+    origin::{Origin, Target},
     proxy::Proxy,
     reception::{Reception, Silent},
     settings::ConnectionSettings,
     tls::{Clients, HttpClient},
 };
-use crate::registry::error::{Failure, Retry, unavailable};
+use crate::registry::{
+    error::{Failure, Retry, unavailable},
+    locked,
+};
 
 /// As curl and Go do.
 const REDIRECTS_MAX: usize = 10;
 /// A longer body is not drained; its connection is closed.
 const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Loopback registries are few; ports of tests are many.
+const LOOPBACK_MAX: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) clients: Clients,
     pub(crate) slots: HostSlots,
-    pub(crate) loopback: LoopbackSpeech,
+    /// Which loopback registries without configuration were found to speak TLS.
+    pub(crate) loopback_tls: Mutex<HashMap<Origin, bool>>,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
     pub(crate) user_agent: HeaderValue,
@@ -74,6 +84,23 @@ pub(crate) struct ResponseBody {
     _slot: Option<HostSlot>,
 }
 
+impl Request {
+    /// A `GET` of the registry's own, whose response is waited for.
+    pub(crate) fn get(target: Target, connection: ConnectionSettings) -> Self {
+        Self {
+            target,
+            connection,
+            bound: HeaderMap::new(),
+            open: HeaderMap::new(),
+            method: Method::GET,
+            form: None,
+            may_stray: false,
+            hop: Stage::Manifest,
+            urgency: Some(Urgency::is_next()),
+        }
+    }
+}
+
 impl Response {
     pub(crate) fn content_type(&self) -> &str {
         self.header("content-type")
@@ -109,22 +136,12 @@ impl Transport {
                 return Ok(Response { status: head.status, headers: head.headers, body, target, strayed });
             }
             let next = location(&head.headers, &target, request.hop)?;
-            let allowed = request.form.is_none() && (request.may_stray || next.origin == origin);
-            if !allowed {
-                return Err(refused(
-                    &target,
-                    request.hop,
-                    &format!("sends on to `{}`, which is not followed here", next.origin),
-                )
-                .into());
-            }
-            if target.origin.is_https() && !next.origin.is_https() {
-                return Err(refused(
-                    &target,
-                    request.hop,
-                    &format!("sends on to `{}`, which is not encrypted", next.origin),
-                )
-                .into());
+            let is_followed = request.form.is_none() && (request.may_stray || next.origin == origin);
+            let is_downgrade = target.origin.is_https() && !next.origin.is_https();
+            if !is_followed || is_downgrade {
+                let problem = if is_followed { "is not encrypted" } else { "is not followed here" };
+                let what = format!("sends on to `{}`, which {problem}", next.origin);
+                return Err(refused(&target, request.hop, &what).into());
             }
             drain(body).await;
             strayed |= next.origin != origin;
@@ -133,7 +150,7 @@ impl Transport {
         Err(refused(&request.target, request.hop, &format!("redirects more than {REDIRECTS_MAX} times")).into())
     }
 
-    /// One request. A loopback host that answers plain HTTP with 400, or not with HTTP, is tried over TLS.
+    /// One request. A loopback host that answers plain HTTP with 400, or not with HTTP, is tried over TLS, as by containerd.
     async fn exchange(
         &self,
         target: &Target,
@@ -149,8 +166,8 @@ impl Transport {
         let tls_target = Target { origin: origin.over_tls(), ..target.clone() };
         let tls_connection = connection.clone().for_loopback_tls();
         let over_tls = |headers| self.exchange_once(&tls_target, &tls_connection, headers, asked, reception);
-        let known = self.loopback.known(origin);
-        if origin.is_https() || known == Some(Speech::Tls) {
+        let known = locked(&self.loopback_tls).get(origin).copied();
+        if origin.is_https() || known == Some(true) {
             return over_tls(headers).await;
         }
         let plain = self.exchange_once(target, connection, headers.clone(), asked, reception).await;
@@ -159,19 +176,27 @@ impl Transport {
             Err(failure) => !is_no_http(&failure.error),
         };
         if is_plain && plain.is_ok() {
-            self.loopback.learn(origin, Speech::Plain);
+            self.learn_loopback(origin, false);
         }
         if is_plain || known.is_some() {
             return plain;
         }
         match over_tls(headers).await {
             Ok(response) => {
-                self.loopback.learn(origin, Speech::Tls);
+                self.learn_loopback(origin, true);
                 Ok(response)
             }
             Err(failure) if failure.error.fault().class == ErrorClass::CertificateInvalid => Err(failure),
             Err(_) => plain,
         }
+    }
+
+    fn learn_loopback(&self, origin: &Origin, is_tls: bool) {
+        let mut known = locked(&self.loopback_tls);
+        if known.len() >= LOOPBACK_MAX {
+            known.clear();
+        }
+        known.insert(origin.clone(), is_tls);
     }
 
     async fn exchange_once(
@@ -260,12 +285,11 @@ impl Transport {
         let mut body_reader = BodyReader::new(self.progress_timeout, reception);
         let mut all = BytesMut::new();
         while let Some(chunk) = body_reader.next(&mut body).await? {
-            let room = limit - all.len();
-            if chunk.len() > room {
-                all.extend_from_slice(&chunk[..room]);
+            all.extend_from_slice(&chunk);
+            if all.len() > limit {
+                all.truncate(limit);
                 return Ok((all.freeze(), true));
             }
-            all.extend_from_slice(&chunk);
         }
         Ok((all.freeze(), false))
     }

@@ -11,24 +11,10 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-use self::steps::{ConnectionStep, recording};
+pub use self::steps::PathStep;
+use self::steps::recording;
 use super::{PullSession, Registry, RegistryConfig, Resolved, hosts::Host};
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
-
-/// One step on the path of a pull.
-#[derive(Debug)]
-pub struct PathStep {
-    /// What was done: `configuration`, `mirrors`, `platform`, or the word of a [`Stage`].
-    pub name: &'static str,
-    /// Host and port of the registry or mirror; empty for a step of the node.
-    pub host: String,
-    /// What was found.
-    pub detail: String,
-    /// The time of this step.
-    pub took: Duration,
-    /// Why it failed; `None`: it succeeded.
-    pub error: Option<RuntimeError>,
-}
 
 /// What a pull of the image needs and gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,19 +76,13 @@ impl Walk<'_> {
             return self.passed("configuration", Duration::ZERO, "not asked: its capabilities do not allow it".into());
         }
         let session = PullSession::new(Arc::clone(&registry.shared), reference.canonical(), vec![host], credential);
-        let began = Instant::now();
-        let (resolved, steps) = recording(session.clone().resolve(reference, platform)).await;
-        let took = began.elapsed().saturating_sub(self.connected(steps));
-        let resolved = match resolved {
-            Ok(resolved) => resolved,
-            Err(error) => {
-                let has_manifest = error.fault().class == ErrorClass::PlatformMissing;
-                if has_manifest {
-                    self.passed(Stage::Manifest.word(), took, String::new());
-                }
-                let name = if has_manifest { "platform" } else { error.fault().hop.word() };
-                return self.failed(name, took, error);
+        let (resolved, took) = match self.timed(session.clone().resolve(reference, platform)).await {
+            Ok(found) => found,
+            Err((_, took, error)) if error.fault().class == ErrorClass::PlatformMissing => {
+                self.passed(Stage::Manifest.word(), took, String::new());
+                return self.failed("platform", took, error);
             }
+            Err((hop, took, error)) => return self.failed(hop, took, error),
         };
         let layers = &resolved.manifest.layers;
         self.found.layer_bytes = Some(layers.iter().map(|layer| layer.size).sum());
@@ -120,11 +100,11 @@ impl Walk<'_> {
         platform: &Platform,
     ) -> Result<(), (&'static str, Duration, RuntimeError)> {
         let described = &resolved.manifest.config;
-        let fetched = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
-        self.passed(Stage::Blob.word(), fetched.1, format!("configuration {}", described.digest));
-        let fits = resolved.manifest.read_config(&fetched.0).and_then(|config| config.check_platform(platform));
+        let (bytes, took) = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
+        self.passed(Stage::Blob.word(), took, format!("configuration {}", described.digest));
+        let fits = resolved.manifest.read_config(&bytes).and_then(|config| config.check_platform(platform));
+        let fits = fits.and_then(|()| resolved.manifest.check_layers());
         fits.map_err(|error| ("platform", Duration::ZERO, error))?;
-        resolved.manifest.check_layers().map_err(|error| ("platform", Duration::ZERO, error))?;
         self.passed("platform", Duration::ZERO, platform.to_string());
         for layer in &resolved.manifest.layers {
             let (first, took) = self.timed(first_byte(session, layer)).await?;
@@ -149,11 +129,9 @@ impl Walk<'_> {
     }
 
     /// Reports the stages of connections; returns their time.
-    fn connected(&mut self, steps: Vec<ConnectionStep>) -> Duration {
+    fn connected(&mut self, steps: Vec<PathStep>) -> Duration {
         let took = steps.iter().map(|step| step.took).sum();
-        for ConnectionStep { stage, place, detail, took } in steps {
-            (self.report)(PathStep { name: stage.word(), host: place, detail, took, error: None });
-        }
+        steps.into_iter().for_each(&mut self.report);
         took
     }
 

@@ -1,26 +1,31 @@
 //! The stages of a connection with the time of each, recorded for the task that wants to know.
 
-use std::{cell::RefCell, future::Future, time::Duration};
+use std::{cell::RefCell, fmt::Display, future::Future, time::Duration};
 
-use imagelet_core::runtime::Stage;
+use imagelet_core::runtime::{RuntimeError, Stage};
 use tokio::time::Instant;
 
 tokio::task_local! {
-    static STEPS: RefCell<Vec<ConnectionStep>>;
+    static STEPS: RefCell<Vec<PathStep>>;
 }
 
-/// A stage that succeeded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ConnectionStep {
-    pub(crate) stage: Stage,
-    /// Host and port, or the host alone.
-    pub(crate) place: String,
-    pub(crate) detail: String,
-    pub(crate) took: Duration,
+/// One step on the path of a pull.
+#[derive(Debug)]
+pub struct PathStep {
+    /// What was done: `configuration`, `mirrors`, `platform`, or the word of a [`Stage`].
+    pub name: &'static str,
+    /// Host and port of the registry or mirror, or the host alone; empty for a step of the node.
+    pub host: String,
+    /// What was found.
+    pub detail: String,
+    /// The time of this step.
+    pub took: Duration,
+    /// Why it failed; `None`: it succeeded.
+    pub error: Option<RuntimeError>,
 }
 
 /// Runs a future, and returns the stages of all connections that were made in it.
-pub(crate) async fn recording<F: Future>(future: F) -> (F::Output, Vec<ConnectionStep>) {
+pub(crate) async fn recording<F: Future>(future: F) -> (F::Output, Vec<PathStep>) {
     let recorded = async {
         let output = future.await;
         (output, STEPS.with(RefCell::take))
@@ -29,10 +34,8 @@ pub(crate) async fn recording<F: Future>(future: F) -> (F::Output, Vec<Connectio
 }
 
 /// Records a stage that began at `began` and succeeds now. Without [`recording`] it does nothing.
-pub(crate) fn record(stage: Stage, began: Instant, place: impl FnOnce() -> String, detail: impl FnOnce() -> String) {
+pub(crate) fn record(stage: Stage, began: Instant, host: &dyn Display, detail: String) {
+    let step = PathStep { name: stage.word(), host: host.to_string(), detail, took: began.elapsed(), error: None };
     // Outside of a recording there is no list.
-    let _ = STEPS.try_with(|steps| {
-        let step = ConnectionStep { stage, place: place(), detail: detail(), took: began.elapsed() };
-        steps.borrow_mut().push(step);
-    });
+    let _ = STEPS.try_with(|steps| steps.borrow_mut().push(step));
 }

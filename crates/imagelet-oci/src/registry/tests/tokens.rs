@@ -99,7 +99,7 @@ async fn a_token_request_that_waits_for_a_slot_of_its_host_is_not_late() {
     let resolved = registry.resolve(&reference, Some(&credential("hunter2pass")), &platform()).await.unwrap();
     fake.expire_tokens();
     fake.seen();
-    let (slots, origin) = (&registry.shared.transport.slots, resolved.session.hosts()[0].host.origin.clone());
+    let (slots, origin) = (&registry.shared.transport.slots, resolved.session.hosts[0].host.origin.clone());
     let next = Urgency::is_next();
     let first = slots.acquire(&origin, &next).await;
     let mut reading = Box::pin(read(&resolved, &resolved.manifest.layers[0]));

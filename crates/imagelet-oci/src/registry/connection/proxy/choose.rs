@@ -1,8 +1,9 @@
 //! Which proxy a connection uses: rules for hosts, then the usual variables, read as Go's `httpproxy` reads them.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use imagelet_core::credentials::Secret;
+use tokio::sync::watch;
 
 use super::{host_pattern::HostPattern, url::Proxy};
 use crate::{manifest::printable, registry::connection::origin::Origin};
@@ -24,7 +25,7 @@ pub struct ProxyConfig {
 
 /// The proxies of some hosts; the first rule that matches decides. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct ProxyRules(Arc<RwLock<Arc<[ProxyRule]>>>);
+pub struct ProxyRules(watch::Sender<Arc<[ProxyRule]>>);
 
 /// The proxy of the hosts that match a pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,23 +35,10 @@ pub struct ProxyRule {
     proxy: Option<Arc<Proxy>>,
 }
 
-/// A rule for proxies does not read. The message does not repeat the URL.
+/// Why a rule for proxies does not read. The message does not repeat the URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProxyRuleError {
-    /// No pattern.
-    #[error("it names no hosts")]
-    NoHosts,
-    /// Too many patterns.
-    #[error("it has {0} hosts; the limit is {PATTERNS_MAX}")]
-    ManyHosts(usize),
-    /// A pattern that matches nothing.
-    #[error("`{0}` is no host, `.suffix`, address, network or `*`")]
-    Host(String),
-    /// A URL that cannot be used.
-    #[error("its proxy cannot be used: {0}")]
-    Proxy(&'static str),
-}
+#[error("{0}")]
+pub struct ProxyRuleError(String);
 
 #[derive(Debug, Default)]
 pub(crate) struct Proxies {
@@ -71,17 +59,16 @@ pub(crate) struct BadProxy {
 impl ProxyRules {
     /// Rules in their order.
     pub fn new(rules: Vec<ProxyRule>) -> Self {
-        Self(Arc::new(RwLock::new(rules.into())))
+        Self(watch::Sender::new(rules.into()))
     }
 
     /// Takes over other rules, for the next request of every client that shares these.
     pub fn replace(&self, other: &Self) {
-        let rules = other.current();
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = rules;
+        self.0.send_replace(other.current());
     }
 
     fn current(&self) -> Arc<[ProxyRule]> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.borrow())
     }
 }
 
@@ -101,22 +88,26 @@ impl ProxyRule {
     /// A pattern or the URL does not read.
     pub fn new(hosts: &[String], proxy: &str) -> Result<Self, ProxyRuleError> {
         if hosts.is_empty() {
-            return Err(ProxyRuleError::NoHosts);
+            return Err(ProxyRuleError("it names no hosts".to_owned()));
         }
         if hosts.len() > PATTERNS_MAX {
-            return Err(ProxyRuleError::ManyHosts(hosts.len()));
+            return Err(ProxyRuleError(format!("it has {} hosts; the limit is {PATTERNS_MAX}", hosts.len())));
         }
         let pattern = |text: &String| {
             let is_url = text.contains("://") || text.contains('@');
             let pattern = HostPattern::parse_strict(text).filter(|_| !is_url);
             // What stands before an `@` may be a password.
             let shown = text.rsplit('@').next().unwrap_or_default();
-            pattern.ok_or_else(|| ProxyRuleError::Host(printable(shown)))
+            let problem = || format!("`{}` is no host, `.suffix`, address, network or `*`", printable(shown));
+            pattern.ok_or_else(|| ProxyRuleError(problem()))
         };
         let hosts = hosts.iter().map(pattern).collect::<Result<_, _>>()?;
         let proxy = match proxy {
             "" | "none" => None,
-            url => Some(Proxy::parse_strict(url).map(Arc::new).map_err(ProxyRuleError::Proxy)?),
+            url => {
+                let bad = |problem| ProxyRuleError(format!("its proxy cannot be used: {problem}"));
+                Some(Arc::new(Proxy::parse_strict(url).map_err(bad)?))
+            }
         };
         Ok(Self { hosts, proxy })
     }

@@ -1,11 +1,6 @@
 //! A tunnel through a proxy to one host: HTTP `CONNECT`, or SOCKS5.
 
-use std::{
-    convert::Infallible,
-    future::{Ready, ready},
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, future::ready, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, StatusCode, Uri, header};
@@ -14,10 +9,10 @@ use hyper::client::conn::http1;
 use hyper_util::{client::legacy::connect::proxy::SocksV5, rt::TokioIo};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
-use tower_service::Service;
+use tower::{Service as _, service_fn};
 
 use super::url::{Proxy, ProxyKind};
-use crate::registry::connection::{http_error::HttpError, stream::BoxedStream};
+use crate::registry::connection::{http_error::HttpError, stream::RegistryConnection};
 
 /// Time for a proxy to connect to the host on its side.
 pub(crate) const TUNNEL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,7 +31,11 @@ pub(crate) enum TunnelError {
 }
 
 /// Connects a stream to the proxy with `host` (`HOST:PORT`).
-pub(crate) async fn tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Result<BoxedStream, TunnelError> {
+pub(crate) async fn tunnel(
+    proxy: &Proxy,
+    stream: RegistryConnection,
+    host: &str,
+) -> Result<RegistryConnection, TunnelError> {
     let connecting = async {
         match proxy.kind {
             ProxyKind::Http | ProxyKind::Https => http_tunnel(proxy, stream, host).await,
@@ -46,7 +45,7 @@ pub(crate) async fn tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Re
     timeout(TUNNEL_TIMEOUT, connecting).await.map_err(|_| TunnelError::Late { host: host.to_owned() })?
 }
 
-async fn http_tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Result<BoxedStream, TunnelError> {
+async fn http_tunnel(proxy: &Proxy, stream: RegistryConnection, host: &str) -> Result<RegistryConnection, TunnelError> {
     let broken = |error: hyper::Error| TunnelError::Broken(HttpError::new(error));
     let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(broken)?;
@@ -62,41 +61,23 @@ async fn http_tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Result<B
     }
     let stream = hyper::upgrade::on(response).await.map_err(broken)?;
     drop(driver);
-    Ok(Box::new(TokioIo::new(stream)))
+    Ok(RegistryConnection::over(TokioIo::new(stream)))
 }
 
-async fn socks_tunnel(proxy: &Proxy, stream: BoxedStream, host: &str) -> Result<BoxedStream, TunnelError> {
+async fn socks_tunnel(
+    proxy: &Proxy,
+    stream: RegistryConnection,
+    host: &str,
+) -> Result<RegistryConnection, TunnelError> {
     let problem = |problem: &dyn std::fmt::Display| TunnelError::Socks(problem.to_string());
-    let uri = |authority: &str| {
-        Uri::builder()
-            .scheme("socks5")
-            .authority(authority)
-            .path_and_query("/")
-            .build()
-            .map_err(|error| problem(&error))
-    };
-    // The service returns the stream whatever the URI.
-    let mut socks = SocksV5::new(uri("proxy")?, Connected(Some(TokioIo::new(stream))));
+    let uri = |authority: &str| format!("socks5://{authority}/").parse::<Uri>().map_err(|error| problem(&error));
+    // The client calls its connector once, for the connection to the proxy: whatever the URI, this one.
+    let mut stream = Some(TokioIo::new(stream));
+    let connected = service_fn(move |_: Uri| ready(Ok::<_, Infallible>(stream.take().expect("called once"))));
+    let mut socks = SocksV5::new(uri("proxy")?, connected);
     if let Some(credential) = &proxy.credential {
         socks = socks.with_auth(credential.user.clone(), credential.password.expose().to_owned());
     }
     let stream = socks.call(uri(host)?).await.map_err(|error| problem(&error))?;
     Ok(stream.into_inner())
-}
-
-/// The connection to the proxy, as the connector that the SOCKS client calls once.
-struct Connected(Option<TokioIo<BoxedStream>>);
-
-impl Service<Uri> for Connected {
-    type Response = TokioIo<BoxedStream>;
-    type Error = Infallible;
-    type Future = Ready<Result<TokioIo<BoxedStream>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        ready(Ok(self.0.take().expect("called once")))
-    }
 }

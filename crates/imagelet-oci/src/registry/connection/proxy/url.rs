@@ -1,9 +1,6 @@
 //! One proxy, as its URL says: where it is, what it speaks, and the credential for it.
 
-use std::{
-    fmt,
-    hash::{Hash, Hasher},
-};
+use std::fmt;
 
 use base64::Engine as _;
 use http::{HeaderValue, uri::Authority};
@@ -32,7 +29,7 @@ pub(crate) enum ProxyKind {
     Socks,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProxyCredential {
     pub(crate) user: String,
     pub(crate) password: Secret,
@@ -129,13 +126,6 @@ pub(crate) fn host_and_port(host: &str, port: u16) -> String {
 
 pub(crate) fn without_brackets(host: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
-}
-
-/// A key of connections in memory; the hash is shown nowhere.
-impl Hash for ProxyCredential {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        (&self.user, self.password.expose()).hash(state);
-    }
 }
 
 #[cfg(test)]

@@ -4,15 +4,16 @@ pub(super) mod client_certificate;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
+use http::Uri;
 use http_body_util::Full;
 use hyper_util::{
     client::legacy::Client,
-    rt::{TokioExecutor, TokioTimer},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
 };
 use imagelet_core::runtime::RuntimeError;
 use rustls::{
@@ -26,16 +27,18 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
     server::ParsedCertificate,
 };
-
 use tokio::sync::OnceCell;
+use tower::{service_fn, util::BoxCloneSyncService};
 
 use self::client_certificate::ClientCertificates;
 use super::{
-    connector::Connector,
+    connector::{ConnectError, Connector},
     host_slots::HostPermits,
     proxy::{Proxies, ProxyKind, TUNNEL_TIMEOUT},
     settings::{ConnectionSettings, TlsSettings},
+    stream::RegistryConnection,
 };
+use crate::registry::locked;
 
 /// Bounds the cache of clients: configuration that changes often starts over.
 const CLIENTS_MAX: usize = 64;
@@ -46,7 +49,7 @@ const IDLE_MAX: usize = 8;
 const TLS_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
-pub(crate) type HttpClient = Client<Connector, Full<Bytes>>;
+pub(crate) type HttpClient = Client<BoxCloneSyncService<Uri, TokioIo<RegistryConnection>, ConnectError>, Full<Bytes>>;
 
 #[derive(Debug)]
 pub(crate) struct Clients {
@@ -77,7 +80,7 @@ impl Clients {
         settings: &ConnectionSettings,
     ) -> Result<HttpClient, RuntimeError> {
         let key = (is_https, settings.clone());
-        if let Some(client) = self.lock().get(&key) {
+        if let Some(client) = locked(&self.made).get(&key) {
             return Ok(client.clone());
         }
         let plain = async || self.tls_config(RootCertStore::empty(), &TlsSettings::default());
@@ -101,8 +104,8 @@ impl Clients {
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(IDLE_MAX)
             .http1_max_buf_size(READ_AHEAD_MAX)
-            .build(connector);
-        let mut made = self.lock();
+            .build(BoxCloneSyncService::new(service_fn(move |uri| connector.clone().connect(uri))));
+        let mut made = locked(&self.made);
         if made.len() >= CLIENTS_MAX {
             made.clear();
         }
@@ -121,10 +124,6 @@ impl Clients {
 
     fn dial_timeout(&self, settings: &ConnectionSettings) -> Duration {
         settings.dial_timeout.unwrap_or(self.dial_timeout)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ClientKey, HttpClient>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tls_config(&self, mut roots: RootCertStore, settings: &TlsSettings) -> Result<ClientConfig, RuntimeError> {
