@@ -11,7 +11,6 @@ use std::{
     io::ErrorKind,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -19,10 +18,7 @@ use imagelet_core::{runtime::RuntimeError, text::GoDuration};
 use serde::{Deserialize, Deserializer};
 use toml::Table;
 
-use super::{
-    files::{check_folder, complaint, pem, read, shown, toml_problem, utf8, warn_once},
-    host::Host,
-};
+use super::{Host, check_folder, complaint, pem, read, shown, toml_problem, unread, utf8, warn_once};
 use crate::{
     manifest::printable,
     registry::connection::{
@@ -39,7 +35,6 @@ const HOST_KEYS: [&str; 8] =
     ["capabilities", "ca", "client", "skip_verify", "header", "override_path", "dial_timeout", "proxy"];
 /// Each costs a signature to check when it is read.
 const IDENTITIES_MAX: usize = 32;
-const WARNINGS_MAX: usize = 16;
 
 /// The hosts of a registry that has a directory in this tree.
 pub(super) fn load(root: &Path, registry: &str) -> Result<Option<Vec<Host>>, RuntimeError> {
@@ -167,17 +162,13 @@ fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Hos
     let identities = settings.client.map(client_paths).transpose()?.unwrap_or_default().into_iter();
     let identities = identities.map(|(chain, key)| Ok::<_, String>(Identity { chain: file(chain)?, key: file(key)? }));
     let tls = TlsSettings { authorities, identities: identities.collect::<Result<_, _>>()?, skip_verify };
-    let dial_timeout = settings.dial_timeout.and_then(dial_timeout);
+    // As in containerd, zero keeps the default.
+    let dial_timeout = settings.dial_timeout.filter(|limit| *limit > GoDuration::default()).map(GoDuration::to_std);
     // The message does not repeat the URL: it may hold a password.
     let proxy = settings.proxy.filter(|url| !url.is_empty()).map(|url| Proxy::parse_strict(&url).map(Arc::new));
     let proxy = proxy.transpose().map_err(|problem| format!("`proxy`: {problem}"))?;
     let connection = ConnectionSettings { tls, dial_timeout, proxy, ..host.connection };
     Ok(Host { can_pull, can_resolve, connection, headers: headers(settings.header)?, ..host })
-}
-
-/// A Go duration, as containerd reads it; zero keeps the default.
-fn dial_timeout(duration: GoDuration) -> Option<Duration> {
-    (duration > GoDuration::default()).then(|| duration.to_std())
 }
 
 /// Certificates with their keys: `"both.pem"`, `["both.pem", "other.pem"]`, or `[["cert.pem", "key.pem"], "both.pem"]`.
@@ -240,19 +231,15 @@ fn settings<'de>(text: &str, source: impl Deserializer<'de, Error = toml::de::Er
 
 /// The keys that are not read.
 pub(super) fn warnings(text: &str) -> Vec<String> {
-    let file: Table = toml::from_str(text).unwrap_or_default();
-    let hosts = file.get("host").and_then(toml::Value::as_table);
-    let tables = hosts.into_iter().flatten().filter_map(|(url, host)| Some((shown(url), host.as_table()?)));
-    let own = file.iter().filter(|(key, _)| !matches!(key.as_str(), "server" | "host"));
-    let mut keys: Vec<(String, &str)> = own.map(|(key, _)| (String::new(), key.as_str())).collect();
-    for (url, table) in tables {
-        keys.extend(table.keys().map(|key| (format!(" of host `{url}`"), key.as_str())));
+    let mut file: Table = toml::from_str(text).unwrap_or_default();
+    file.remove("server");
+    let hosts = file.remove("host");
+    let mut found = unread(&file, &HOST_KEYS, "");
+    for (url, host) in hosts.iter().filter_map(toml::Value::as_table).flatten() {
+        let host = host.as_table().map(|table| unread(table, &HOST_KEYS, &format!(" of host `{}`", shown(url))));
+        found.extend(host.unwrap_or_default());
     }
-    let unread = keys.into_iter().filter(|(_, key)| !HOST_KEYS.contains(key));
-    unread
-        .map(|(place, key)| format!("`{}`{place} is no key that is read", printable(key)))
-        .take(WARNINGS_MAX)
-        .collect()
+    found
 }
 
 #[cfg(test)]
@@ -435,7 +422,7 @@ mod tests {
         let proxy = hosts[0].connection.proxy.as_ref().map(ToString::to_string);
         assert_eq!(proxy.as_deref(), Some("socks5://p:1080"));
         assert!(!format!("{hosts:?}").contains("hunter2"), "{hosts:?}");
-        assert_eq!(hosts[0].connection.dial_timeout, Some(Duration::from_millis(1500)));
+        assert_eq!(hosts[0].connection.dial_timeout, Some(std::time::Duration::from_millis(1500)));
         assert_eq!(hosts[0].headers.get_all("x-two").iter().count(), 2);
         assert_eq!(hosts[1].connection, ConnectionSettings::default());
         assert!(hosts[1].headers.is_empty());

@@ -8,19 +8,88 @@
 //! ```
 
 mod certs_d;
-mod files;
-mod host;
 mod registries_conf;
 mod registries_yaml;
 
-use std::{ffi::OsStr, path::PathBuf};
-
-use imagelet_core::{
-    image::Reference,
-    runtime::{RuntimeError, RuntimeErrorKind},
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    io::{self, ErrorKind, Read as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
 };
 
-pub(crate) use self::host::Host;
+use http::HeaderMap;
+use imagelet_core::{
+    credentials::Credential,
+    image::{DOCKER_HUB, DOCKER_HUB_HOST, Reference},
+    runtime::{RuntimeError, RuntimeErrorKind},
+    trusted_files,
+};
+use toml::Table;
+
+use super::{
+    connection::{
+        origin::{Origin, Target},
+        settings::ConnectionSettings,
+    },
+    locked,
+};
+use crate::manifest::printable;
+
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// A file that changes often repeats its warnings then.
+const WARNED_MAX: usize = 256;
+/// Warnings of one file.
+const WARNINGS_MAX: usize = 16;
+
+/// One host that serves a registry's content, and what a configuration says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is said of a host by itself")]
+pub(crate) struct Host {
+    pub(crate) origin: Origin,
+    /// The path before the repository: `/v2` unless overridden, without a final slash.
+    pub(crate) base_path: String,
+    /// The repository at this host, where it has another name there.
+    pub(crate) repository: Option<String>,
+    /// A mirror receives no credential of the registry.
+    pub(crate) is_mirror: bool,
+    /// Requests name the registry in the query `ns`: the mirror may serve many.
+    pub(crate) names_registry: bool,
+    pub(crate) can_pull: bool,
+    pub(crate) can_resolve: bool,
+    pub(crate) connection: ConnectionSettings,
+    pub(crate) headers: HeaderMap,
+    /// What the configuration gives for this host; a credential of the pull goes before.
+    pub(crate) credential: Option<Credential>,
+}
+
+impl Host {
+    pub(crate) fn new(origin: Origin, base_path: String) -> Self {
+        let (connection, headers) = (ConnectionSettings::default(), HeaderMap::new());
+        Self {
+            origin,
+            base_path,
+            repository: None,
+            is_mirror: false,
+            names_registry: false,
+            can_pull: true,
+            can_resolve: true,
+            connection,
+            headers,
+            credential: None,
+        }
+    }
+
+    /// The registry itself, without configuration.
+    pub(crate) fn own(registry: &str) -> Result<Self, String> {
+        let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };
+        let scheme = if Origin::is_loopback_authority(name) { "http" } else { "https" };
+        let mut host = Self::new(Target::parse(&format!("{scheme}://{name}/v2"))?.origin, "/v2".to_owned());
+        host.connection.may_be_tls = scheme == "http" && host.origin.port() != 80;
+        Ok(host)
+    }
+}
 
 /// The hosts to try for an image, in order; the registry itself is the last. Reads files; the first source that knows
 /// the registry decides.
@@ -43,12 +112,100 @@ pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<Vec<Hos
 /// What the text of a file with this extension says, without other files.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn of_text(text: &str, extension: &str, reference: &Reference) -> Result<Option<Vec<Host>>, String> {
-    let folder = std::path::Path::new("/nonexistent");
+    let folder = Path::new("/nonexistent");
     match extension {
         "conf" => registries_conf::parse(&text.split("# drop-in").collect::<Vec<_>>(), reference),
         "yaml" => registries_yaml::File::parse(text)?.hosts(reference, folder),
         _ => certs_d::parse(text.as_bytes(), reference.domain(), folder).map(Some),
     }
+}
+
+fn pem(path: &Path) -> Result<Arc<[u8]>, String> {
+    read(path).map(Arc::from).map_err(|error| format!("`{}`: {error}", path.display()))
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    trusted_files::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, "larger than 1 MiB"));
+    }
+    Ok(bytes)
+}
+
+fn utf8(bytes: &[u8]) -> Result<&str, String> {
+    std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
+}
+
+/// The parser's message with the line number, without quoted values: they may be secrets.
+fn toml_problem(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map(|before| format!("line {}: ", 1 + before.matches('\n').count())).unwrap_or_default();
+    let words = match (error.message().split_once('"'), error.message().rsplit_once('"')) {
+        (Some((before, _)), Some((_, after))) => format!("{before}…{after}"),
+        _ => error.message().to_owned(),
+    };
+    printable(&format!("{line}{words}"))
+}
+
+/// A URL for a message, without passwords and signatures.
+fn shown(text: &str) -> String {
+    let text = text.split('?').next().unwrap_or_default();
+    let text = match (text.find("://"), text.rfind('@')) {
+        (Some(scheme), Some(at)) if at > scheme => format!("{}{}", &text[..scheme + 3], &text[at + 1..]),
+        _ => text.to_owned(),
+    };
+    printable(&text)
+}
+
+/// Rejects a directory that other users can write to; an absent directory passes.
+fn check_folder(path: &Path) -> Result<(), RuntimeError> {
+    match trusted_files::check_folder(path) {
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Err(complaint(path, &error.to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn complaint(path: &Path, problem: &str) -> RuntimeError {
+    let (problem, hint) =
+        problem.split_once("\nhint: ").unwrap_or((problem, "mend the file, or remove it to ask the registry directly"));
+    RuntimeError::other(format!("registry configuration `{}` cannot be used: {problem}", path.display()))
+        .with_hint(hint)
+}
+
+/// Logs each warning once in the life of the process: the files are read again for each pull.
+fn warn_once(path: &Path, warnings: Vec<String>) {
+    static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    for warning in warnings.into_iter().take(WARNINGS_MAX) {
+        let message = format!("registry configuration `{}`: {warning}", path.display());
+        let mut warned = locked(&WARNED);
+        if warned.len() >= WARNED_MAX {
+            warned.clear();
+        }
+        if warned.insert(message.clone()) {
+            tracing::warn!("{message}");
+        }
+    }
+}
+
+/// The bytes of a configured file; it and its folder decide which host receives credentials.
+fn check_file(path: &Path) -> Result<Vec<u8>, RuntimeError> {
+    if let Some(folder) = path.parent() {
+        check_folder(folder)?;
+    }
+    read(path).map_err(|error| complaint(path, &error.to_string()))
+}
+
+/// A warning for each key of a table that is not read; `place` follows the key.
+fn unread(table: &Table, keys: &[&str], place: &str) -> Vec<String> {
+    let unread = table.keys().filter(|key| !keys.contains(&key.as_str()));
+    unread.map(|key| not_read(key, place)).collect()
+}
+
+fn not_read(key: &str, place: &str) -> String {
+    format!("`{}`{place} is no key that is read", printable(key))
 }
 
 #[cfg(test)]

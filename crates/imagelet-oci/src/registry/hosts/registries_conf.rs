@@ -12,14 +12,10 @@ use imagelet_core::{image::Reference, runtime::RuntimeError};
 use serde::Deserialize;
 use toml::Table;
 
-use super::{
-    files::{check_file, check_folder, complaint, shown, toml_problem, utf8, warn_once},
-    host::Host,
-};
+use super::{Host, check_file, check_folder, complaint, shown, toml_problem, unread, utf8, warn_once};
 use crate::{manifest::printable, registry::connection::origin::Target};
 
 const HOSTS_MAX: usize = 32;
-const WARNINGS_MAX: usize = 16;
 const DROP_INS_MAX: usize = 64;
 /// Other entries of the folder count here.
 const ENTRIES_MAX: usize = 4096;
@@ -228,10 +224,6 @@ fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, Str
 
 pub(super) fn warnings(text: &str) -> Vec<String> {
     let file: Table = toml::from_str(text).unwrap_or_default();
-    let unread = |table: &Table, keys: &[&str], place: &str| -> Vec<String> {
-        let unread = table.keys().filter(|key| !keys.contains(&key.as_str()));
-        unread.map(|key| format!("`{}`{place} is no key that is read", printable(key))).collect()
-    };
     let mut found = unread(&file, &FILE_KEYS, "");
     for registry in tables(file.get("registry")) {
         found.extend(unread(registry, &REGISTRY_KEYS, " of `[[registry]]`"));
@@ -239,7 +231,6 @@ pub(super) fn warnings(text: &str) -> Vec<String> {
             found.extend(unread(mirror, &MIRROR_KEYS, " of `[[registry.mirror]]`"));
         }
     }
-    found.truncate(WARNINGS_MAX);
     found
 }
 

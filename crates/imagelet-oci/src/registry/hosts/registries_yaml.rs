@@ -21,10 +21,7 @@ use serde::{
 use serde_saphyr::Error::{AliasExpansionLimitExceeded, AliasReplayLimitExceeded, Budget, DuplicateMappingKey};
 use zeroize::Zeroizing;
 
-use super::{
-    files::{check_file, complaint, pem, shown, utf8, warn_once},
-    host::Host,
-};
+use super::{Host, check_file, complaint, not_read, pem, shown, utf8, warn_once};
 use crate::{
     manifest::printable,
     registry::connection::{
@@ -40,7 +37,6 @@ const REWRITE_BYTES_MAX: usize = 1 << 10;
 const REGEX_BYTES_MAX: usize = 256 << 10;
 /// Values in a file with its aliases expanded.
 const NODES_MAX: usize = 20_000;
-const WARNINGS_MAX: usize = 16;
 
 /// The hosts of an image, where the file knows its registry.
 pub(super) fn load(file: &Path, reference: &Reference) -> Result<Option<Vec<Host>>, RuntimeError> {
@@ -108,13 +104,8 @@ struct Tls {
 }
 
 /// A mapping in the order of the file.
+#[derive(Default)]
 struct Pairs<T>(Vec<(String, T)>);
-
-impl<T> Default for Pairs<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -167,7 +158,8 @@ impl File {
     /// `None`: the file knows neither the registry nor all registries.
     pub(super) fn hosts(&self, reference: &Reference, folder: &Path) -> Result<Option<Vec<Host>>, String> {
         let own = Host::own(reference.domain())?;
-        let mirror = entry(self.mirrors.as_ref(), reference.domain());
+        let mirrors = self.mirrors.as_ref();
+        let mirror = mirrors.and_then(|mirrors| mirrors.get(reference.domain()).or_else(|| mirrors.get(WILDCARD)));
         if mirror.is_none() && self.config(&own.origin).is_none() {
             return Ok(None);
         }
@@ -223,7 +215,7 @@ impl File {
     fn warnings(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut add = |unread: &Unread, place: &str| {
-            found.extend(unread.0.iter().map(|(key, _)| format!("`{}`{place} is no key that is read", printable(key))));
+            found.extend(unread.0.iter().map(|(key, _)| not_read(key, place)));
         };
         add(&self.unread, "");
         for (name, mirror) in self.mirrors.iter().flatten() {
@@ -247,22 +239,12 @@ impl File {
         for (name, config) in configs {
             if name == WILDCARD && config.auth.is_some() {
                 found.push("`auth` of `configs.*` is not used: a credential belongs to one host".to_owned());
-            } else if name != WILDCARD && !is_place(name) {
+            } else if name != WILDCARD && (name.contains(['/', '@', '?', '#']) || Host::own(name).is_err()) {
                 found.push(format!("`configs.{}` is not used: it is no `HOST` or `HOST:PORT`", printable(name)));
             }
         }
-        found.truncate(WARNINGS_MAX);
         found
     }
-}
-
-fn entry<'a, T>(entries: Option<&'a BTreeMap<String, T>>, name: &str) -> Option<&'a T> {
-    let entries = entries?;
-    entries.get(name).or_else(|| entries.get(WILDCARD))
-}
-
-fn is_place(name: &str) -> bool {
-    !name.contains(['/', '@', '?', '#']) && Host::own(name).is_ok()
 }
 
 /// An endpoint with a path other than `/v2` is complete, as with `override_path`.
