@@ -160,15 +160,13 @@ impl Reason {
 
     /// The inputs as a document: camelCase keys, durations in seconds with the unit in the key. Null without inputs.
     pub fn inputs(&self) -> Value {
+        let of_idle = |idle: &Idle| {
+            let (Idle::Used(passed) | Idle::Never(passed)) = idle;
+            json!({"idleSeconds": seconds(*passed), "neverUsed": matches!(idle, Idle::Never(_))})
+        };
         let idle_and = |idle: &Idle, key: &str, value: Value| {
-            let (passed, never) = match idle {
-                Idle::Used(passed) => (passed, false),
-                Idle::Never(passed) => (passed, true),
-            };
-            let mut document = json!({"idleSeconds": seconds(*passed), "neverUsed": never});
-            if !key.is_empty() {
-                document[key] = value;
-            }
+            let mut document = of_idle(idle);
+            document[key] = value;
             document
         };
         match self {
@@ -182,7 +180,7 @@ impl Reason {
             Self::Recent { idle, idle_min } => idle_and(idle, "idleMinSeconds", seconds(*idle_min)),
             Self::Old { idle, age_max } => idle_and(idle, "ageMaxSeconds", seconds(*age_max)),
             Self::Room { idle, frees } => idle_and(idle, "frees", frees.0.into()),
-            Self::Unused(idle) => idle_and(idle, "", Value::Null),
+            Self::Unused(idle) => of_idle(idle),
             Self::NotOwned
             | Self::NoId
             | Self::Awaited(None)

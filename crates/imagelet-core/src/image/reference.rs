@@ -222,10 +222,7 @@ impl<'a> Parts<'a> {
     }
 
     fn cut(text: &'a str) -> Option<Self> {
-        let (rest, digest) = match text.split_once('@') {
-            Some((rest, digest)) => (rest, Some(digest)),
-            None => (text, None),
-        };
+        let (rest, digest) = text.split_once('@').map_or((text, None), |(rest, digest)| (rest, Some(digest)));
         if !digest.is_none_or(has_digest_form) {
             return None;
         }

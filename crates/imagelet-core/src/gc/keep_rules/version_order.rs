@@ -32,13 +32,9 @@ pub(super) fn last(tags: Vec<Tag<'_>>, count: usize) -> Vec<usize> {
 fn first_images(images: impl Iterator<Item = usize>, count: usize) -> Vec<usize> {
     let mut found = Vec::new();
     for image in images {
-        if found.contains(&image) {
-            continue;
+        if found.len() < count && !found.contains(&image) {
+            found.push(image);
         }
-        if found.len() == count {
-            break;
-        }
-        found.push(image);
     }
     found
 }
@@ -56,10 +52,8 @@ struct Version<'a> {
 impl<'a> Version<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let bare = text.strip_prefix(['v', 'V']);
-        let (core, pre) = match bare.unwrap_or(text).split_once('-') {
-            Some((core, pre)) => (core, Some(pre)),
-            None => (bare.unwrap_or(text), None),
-        };
+        let text = bare.unwrap_or(text);
+        let (core, pre) = text.split_once('-').map_or((text, None), |(core, pre)| (core, Some(pre)));
         let numbers: Vec<Number<'a>> = core.split('.').map(Number::parse).collect::<Option<_>>()?;
         let is_version = numbers.len() > 1 || bare.is_some();
         let (is_release, pre) = (pre.is_none(), pre.into_iter().flat_map(|pre| pre.split('.')).map(part).collect());

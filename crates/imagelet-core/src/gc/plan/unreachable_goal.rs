@@ -152,32 +152,20 @@ pub(crate) fn message(
     shortfall: &Shortfall,
     certainty: Certainty,
 ) -> String {
-    let size = |bytes: ByteSize| size_text(bytes.0);
     let Shortfall { in_use, pinned, kept, shared, free, others, missing } = *shortfall;
+    let sizes = [capacity, freed.bytes, in_use, pinned, kept, shared, free, others];
+    let [capacity, removed, in_use, pinned, kept, shared, free, others] = sizes.map(|size| size_text(size.0));
     let (verb, now) = if dry_run { ("would be", " then") } else { ("was", " now") };
-    let mut more = Vec::new();
-    if missing.bytes > ByteSize::ZERO {
-        more.push(size(missing.bytes));
-    }
-    if missing.inodes > 0 {
-        more.push(format!("{} inodes", missing.inodes));
-    }
+    let bytes = (missing.bytes > ByteSize::ZERO).then(|| size_text(missing.bytes.0));
+    let inodes = (missing.inodes > 0).then(|| format!("{} inodes", missing.inodes));
+    let more = bytes.into_iter().chain(inodes).collect::<Vec<_>>().join(" and ");
     let done = match (freed.is_none(), more.is_empty()) {
-        (true, true) => format!("The low threshold is out of reach, and unused images can free {}", size(free)),
-        (true, false) => {
-            let more = more.join(" and ");
-            format!("{more} must go, unused images can free only {}, and none {verb} deleted", size(free))
-        }
+        (true, true) => format!("The low threshold is out of reach, and unused images can free {free}"),
+        (true, false) => format!("{more} must go, unused images can free only {free}, and none {verb} deleted"),
         (false, true) => {
-            format!(
-                "The low threshold is out of reach, and {} {verb} freed by removing unused images",
-                size(freed.bytes)
-            )
+            format!("The low threshold is out of reach, and {removed} {verb} freed by removing unused images")
         }
-        (false, false) => {
-            let more = more.join(" and ");
-            format!("{} {verb} freed by removing unused images, and {more} more must go", size(freed.bytes))
-        }
+        (false, false) => format!("{removed} {verb} freed by removing unused images, and {more} more must go"),
     };
     let now = if freed.is_none() { "" } else { now };
     let sure = match certainty {
@@ -185,15 +173,10 @@ pub(crate) fn message(
         certainty => format!(" Sizes are {certainty}."),
     };
     format!(
-        "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). {done}. \
-         Used{now}: {} by images in use, {} by pinned images, {} by images kept by rules or too young, {} by layers that these share with unused images, {} by unused images, {} by anything but images.{sure}",
-        size(capacity),
-        size(in_use),
-        size(pinned),
-        size(kept),
-        size(shared),
-        size(free),
-        size(others),
+        "Insufficient free disk space on the node's image filesystem ({used_percent}% of {capacity} used). {done}. \
+         Used{now}: {in_use} by images in use, {pinned} by pinned images, {kept} by images kept by rules or too young, \
+         {shared} by layers that these share with unused images, {free} by unused images, {others} by anything but \
+         images.{sure}"
     )
 }
 

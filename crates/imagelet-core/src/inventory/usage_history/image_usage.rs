@@ -257,9 +257,10 @@ impl UseHistory {
 
 /// Optional times as nanoseconds since 1970.
 mod nanos {
-    use serde::{Deserializer, Serializer};
+    use std::time::SystemTime;
 
-    use super::*;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
     use crate::inventory::ledger::files;
 
     #[expect(clippy::ref_option, reason = "serde passes the field")]
