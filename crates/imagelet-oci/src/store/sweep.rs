@@ -10,10 +10,11 @@ use std::{
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{
-    Store, could_not,
+    Store,
+    blobs::PartialKey,
+    could_not,
     files::durable::remove_tree,
     index::{Spare, load::digest_named},
-    blobs::PartialKey,
     storage_error,
 };
 use crate::{failpoint::Step, overlay::OverlayFolder};

@@ -118,7 +118,7 @@ pub(crate) fn unpack_layer<'a>(
     let written = match &options.file {
         Some((path, size)) => {
             let entry = reader.whole_input_as_file(path.as_bytes(), *size);
-            writer.write(entry, &mut reader)
+            writer.write(&entry, &mut reader)
         }
         None => write_all(&mut reader, &mut writer),
     };
@@ -131,7 +131,7 @@ fn write_all(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), Fau
         let entry = reader.next()?;
         writer.gauge.headers(reader.headers)?;
         let Some(entry) = entry else { return Ok(()) };
-        writer.write(entry, reader)?;
+        writer.write(&entry, reader)?;
     }
 }
 

@@ -207,12 +207,12 @@ impl<'a> Reader<'a> {
         }
         let mut size = size.cast_unsigned();
         let mut sparse = None;
-        let version = if flag == b'S' { Some(Version::InHeader) } else { sparse::version(&extended.sparse)? };
+        let version = if flag == b'S' { Some(Version::Header) } else { sparse::version(&extended.sparse)? };
         if let Some(version) = version {
             if kind != TarKind::File {
                 return Err(Fault::malformed("it has a sparse map and is no file"));
             }
-            if let Some(real) = extended.sparse.name.take().filter(|_| version != Version::InHeader) {
+            if let Some(real) = extended.sparse.name.take().filter(|_| version != Version::Header) {
                 real.clone_into(&mut self.place);
                 name = real;
             }
@@ -248,7 +248,7 @@ impl<'a> Reader<'a> {
         let mut builder = Builder::new(self.limits.ranges_max);
         let mut real = records.size.or(records.real_size).unwrap_or(stored.cast_signed());
         match version {
-            Version::InHeader => {
+            Version::Header => {
                 if !header.is_gnu() {
                     return Err(Fault::malformed("it is a GNU sparse file in a header of another kind"));
                 }
@@ -266,8 +266,8 @@ impl<'a> Reader<'a> {
                     more = sparse::push_old(&extension, false, &mut builder)?;
                 }
             }
-            Version::InRecords => sparse::push_records(records, &mut builder)?,
-            Version::InData => sparse::push_data(
+            Version::Records => sparse::push_records(records, &mut builder)?,
+            Version::Data => sparse::push_data(
                 |block| {
                     if self.remaining < BLOCK as u64 {
                         return Err(Fault::malformed("its sparse map is malformed"));

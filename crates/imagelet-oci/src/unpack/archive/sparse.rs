@@ -11,11 +11,11 @@ const DIGITS_MAX: usize = 20;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Version {
     /// GNU's first form: in the header and blocks behind it.
-    InHeader,
+    Header,
     /// 0.0 and 0.1: the map is in the records.
-    InRecords,
+    Records,
     /// 1.0: the map precedes the data.
-    InData,
+    Data,
 }
 
 #[derive(Debug)]
@@ -76,10 +76,10 @@ pub(crate) fn push_old(block: &[u8; BLOCK], first: bool, builder: &mut Builder) 
 
 pub(crate) fn version(records: &SparseRecords) -> Result<Option<Version>, Fault> {
     match (records.major.as_deref(), records.minor.as_deref()) {
-        (Some(b"0"), Some(b"0" | b"1")) => Ok(Some(Version::InRecords)),
-        (Some(b"1"), Some(b"0")) => Ok(Some(Version::InData)),
+        (Some(b"0"), Some(b"0" | b"1")) => Ok(Some(Version::Records)),
+        (Some(b"1"), Some(b"0")) => Ok(Some(Version::Data)),
         // 0.0 and 0.1 had no version records.
-        (None, None) if records.map.is_some() || !records.pairs.is_empty() => Ok(Some(Version::InRecords)),
+        (None, None) if records.map.is_some() || !records.pairs.is_empty() => Ok(Some(Version::Records)),
         (None, None) => Ok(None),
         _ => Err(Fault::refused("it is a sparse file of an unknown version")),
     }

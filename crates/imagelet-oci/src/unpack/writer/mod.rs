@@ -101,13 +101,13 @@ impl<'a> Writer<'a> {
         })
     }
 
-    pub(super) fn write(&mut self, entry: TarEntry, reader: &mut Reader<'_>) -> Result<(), Fault> {
+    pub(super) fn write(&mut self, entry: &TarEntry, reader: &mut Reader<'_>) -> Result<(), Fault> {
         self.report.entries += 1;
         let path = name::clean(&entry.name, "name", &self.gauge.limits)?;
         if path.is_empty() {
             return match entry.kind {
                 TarKind::Directory if self.options.rules == EntryRules::Containerd => Ok(()),
-                TarKind::Directory => self.remember_directory(&[], &entry),
+                TarKind::Directory => self.remember_directory(&[], entry),
                 _ => Err(Fault::refused("only a directory can be the layer's root")),
             };
         }
@@ -133,12 +133,12 @@ impl<'a> Writer<'a> {
             self.tree.deferred.forget_device(&place.path);
         }
         match entry.kind {
-            TarKind::File => self.file(&place, &entry, reader),
-            TarKind::Directory => self.directory(&place, &entry),
-            TarKind::Symlink => self.symlink(&place, &entry),
-            TarKind::HardLink => self.hard_link(&place, &entry),
-            TarKind::Fifo => self.special(&place, &entry, FileType::Fifo, 0),
-            TarKind::CharDevice | TarKind::BlockDevice => self.device(&place, &entry),
+            TarKind::File => self.file(&place, entry, reader),
+            TarKind::Directory => self.directory(&place, entry),
+            TarKind::Symlink => self.symlink(&place, entry),
+            TarKind::HardLink => self.hard_link(&place, entry),
+            TarKind::Fifo => self.special(&place, entry, FileType::Fifo, 0),
+            TarKind::CharDevice | TarKind::BlockDevice => self.device(&place, entry),
             TarKind::Unknown => Ok(()),
         }
     }
