@@ -99,10 +99,6 @@ impl Origin {
             HostKind::Name => false,
         }
     }
-
-    pub(crate) fn is_loopback_authority(authority: &str) -> bool {
-        Target::parse(&format!("http://{authority}")).is_ok_and(|target| target.origin.is_loopback())
-    }
 }
 
 fn default_port(is_https: bool) -> u16 {

@@ -18,11 +18,11 @@ use imagelet_core::{runtime::RuntimeError, text::GoDuration};
 use serde::{Deserialize, Deserializer};
 use toml::Table;
 
-use super::{Host, check_folder, complaint, pem, read, shown, toml_problem, unread, utf8, warn_once};
+use super::{Host, check_folder, complaint, pem, read, shown, target_at, toml_problem, unread, utf8, warn_once};
 use crate::{
     manifest::printable,
     registry::connection::{
-        origin::{Origin, Target},
+        origin::Target,
         proxy::Proxy,
         settings::{ConnectionSettings, Identity, TlsSettings},
     },
@@ -138,14 +138,7 @@ pub(super) fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Ve
 }
 
 fn host_at(url: &str, settings: &Settings) -> Result<Host, String> {
-    let url = if url.contains("://") {
-        url.to_owned()
-    } else {
-        let authority = url.split('/').next().unwrap_or_default();
-        let scheme = if Origin::is_loopback_authority(authority) { "http" } else { "https" };
-        format!("{scheme}://{url}")
-    };
-    let target = Target::parse(&url)?;
+    let target = if url.contains("://") { Target::parse(url)? } else { target_at(url, |_| true)? };
     let path = target.path().trim_end_matches('/').to_owned();
     let base_path = if settings.override_path || path.ends_with("/v2") { path } else { format!("{path}/v2") };
     Ok(Host::new(target.origin, base_path))

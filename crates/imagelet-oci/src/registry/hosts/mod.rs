@@ -84,11 +84,17 @@ impl Host {
     /// The registry itself, without configuration.
     pub(crate) fn own(registry: &str) -> Result<Self, String> {
         let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };
-        let scheme = if Origin::is_loopback_authority(name) { "http" } else { "https" };
-        let mut host = Self::new(Target::parse(&format!("{scheme}://{name}/v2"))?.origin, "/v2".to_owned());
-        host.connection.may_be_tls = scheme == "http" && host.origin.port() != 80;
+        let mut host = Self::new(target_at(&format!("{name}/v2"), |_| true)?.origin, "/v2".to_owned());
+        host.connection.may_be_tls = !host.origin.is_https() && host.origin.port() != 80;
         Ok(host)
     }
+}
+
+/// Reads a URL without its scheme: HTTPS, but for loopback hosts at a port that `is_plain`.
+fn target_at(place: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, String> {
+    let plain = Target::parse(&format!("http://{place}"))?;
+    let is_plain = plain.origin.is_loopback() && is_plain(plain.origin.port());
+    if is_plain { Ok(plain) } else { Target::parse(&format!("https://{place}")) }
 }
 
 /// The hosts to try for an image, in order; the registry itself is the last. Reads files; the first source that knows

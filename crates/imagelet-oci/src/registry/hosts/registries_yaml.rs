@@ -21,7 +21,7 @@ use serde::{
 use serde_saphyr::Error::{AliasExpansionLimitExceeded, AliasReplayLimitExceeded, Budget, DuplicateMappingKey};
 use zeroize::Zeroizing;
 
-use super::{Host, check_file, complaint, not_read, pem, shown, utf8, warn_once};
+use super::{Host, check_file, complaint, not_read, pem, shown, target_at, utf8, warn_once};
 use crate::{
     manifest::printable,
     registry::connection::{
@@ -249,16 +249,8 @@ impl File {
 
 /// An endpoint with a path other than `/v2` is complete, as with `override_path`.
 fn host_at(endpoint: &str) -> Result<Host, String> {
-    let url = if endpoint.contains("://") {
-        endpoint.to_owned()
-    } else {
-        let authority = endpoint.split('/').next().unwrap_or_default();
-        let is_plain = Origin::is_loopback_authority(authority)
-            && Target::parse(&format!("http://{endpoint}"))
-                .is_ok_and(|target| !matches!(target.origin.port(), 80 | 443));
-        format!("{}://{endpoint}", if is_plain { "http" } else { "https" })
-    };
-    let target = Target::parse(&url)?;
+    let is_plain = |port| !matches!(port, 80 | 443);
+    let target = if endpoint.contains("://") { Target::parse(endpoint)? } else { target_at(endpoint, is_plain)? };
     let path = target.path().trim_end_matches('/');
     let base_path = if path.is_empty() { "/v2".to_owned() } else { path.to_owned() };
     let origin = if target.origin.host() == DOCKER_HUB { Host::own(DOCKER_HUB)?.origin } else { target.origin };
