@@ -92,7 +92,7 @@ impl LayerJob {
             if !is_read {
                 return Ok(Some(intake.unread(Some(stream))));
             }
-            if !self.session.trickles_for(place.held_for()) {
+            if !self.session.reception.trickles_for(place.held_for()) {
                 continue;
             }
             // Layers that wait for memory hold places, so a layer that holds memory must not wait for a place:

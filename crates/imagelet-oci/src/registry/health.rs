@@ -29,21 +29,17 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Whether a failure proves that a host does not work: no connection, no answer, or an answer of a broken server.
 pub(crate) fn proves_bad(fault: &Fault) -> bool {
-    use ErrorClass::{
-        CertificateInvalid, ConnectionLost, ConnectionRefused, HostNotFound, ProxyFailed, RegistryFailed, TimedOut,
-        TlsFailed, Unreachable,
-    };
     matches!(
         fault.class,
-        CertificateInvalid
-            | ConnectionLost
-            | ConnectionRefused
-            | HostNotFound
-            | ProxyFailed
-            | RegistryFailed
-            | TimedOut
-            | TlsFailed
-            | Unreachable
+        ErrorClass::CertificateInvalid
+            | ErrorClass::ConnectionLost
+            | ErrorClass::ConnectionRefused
+            | ErrorClass::HostNotFound
+            | ErrorClass::ProxyFailed
+            | ErrorClass::RegistryFailed
+            | ErrorClass::TimedOut
+            | ErrorClass::TlsFailed
+            | ErrorClass::Unreachable
     )
 }
 

@@ -4,7 +4,6 @@ use std::{
     fmt,
     ops::Deref,
     sync::{Arc, Mutex, OnceLock},
-    time::Duration,
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -44,7 +43,7 @@ pub(crate) struct SessionState {
     pub(super) shared: Arc<Shared>,
     pub(super) reference: Reference,
     pub(super) hosts: Vec<SessionHost>,
-    pub(super) reception: Arc<Reception>,
+    pub(crate) reception: Arc<Reception>,
     /// Where the content comes from instead of hosts.
     pub(super) archive: Option<Arc<ArchiveBlobs>>,
     pub(super) retry_budget: RetryBudget,
@@ -167,11 +166,6 @@ impl PullSession {
 
     pub(crate) fn reference(&self) -> &Reference {
         &self.reference
-    }
-
-    /// Whether the pull has been slower than its minimum rate for at least one window.
-    pub(crate) fn trickles_for(&self, time: Duration) -> bool {
-        self.reception.trickles_for(time)
     }
 
     /// Reports waits and requests for tokens from now on, and the tokens so far.

@@ -226,7 +226,7 @@ impl PullSession {
     }
 
     async fn refusal(&self, host: &SessionHost, query: &Query, answer: Response) -> Failure {
-        let kind = answer.content_type().to_owned();
+        let kind = answer.header("content-type").to_owned();
         let Response { status, headers, body, target, strayed } = answer;
         let place = target.origin.authority();
         let subject = &query.subject;

@@ -158,7 +158,7 @@ impl PullSession {
             let error = corrupt(format!("registry `{place}` answered {} for {subject}", answer.status));
             return Err(error.with_fault(Fault::new(ErrorClass::AnswerInvalid, Stage::Manifest)).into());
         }
-        let content_type = answer.content_type().to_owned();
+        let content_type = answer.header("content-type").to_owned();
         let claimed = answer.header("docker-content-digest").to_owned();
         let limit = usize::try_from(MANIFEST_BYTES_MAX).unwrap_or(usize::MAX);
         let read = self.shared.transport.read(answer.body, limit, &self.reception).await;

@@ -124,7 +124,7 @@ impl PullSession {
         place: &str,
     ) -> Result<Option<Secret>, Failure> {
         let answer = self.shared.transport.send(request, &self.reception).await?;
-        let kind = answer.content_type().to_owned();
+        let kind = answer.header("content-type").to_owned();
         let wait = requested_wait(&answer.headers, SystemTime::now());
         let body = self.shared.transport.read(answer.body, TOKEN_BYTES_MAX, &self.reception).await;
         let (body, cut) = body.map_err(|error| error.failure("a token", place))?;

@@ -62,7 +62,8 @@ impl Race {
                 let Ok(Some((mut bytes, stream))) = ended else { continue };
                 let known = lead.rest.start.saturating_sub(stream.reached - bytes.len() as u64);
                 if known >= bytes.len() as u64 {
-                    self.run(stream);
+                    let raced = race(stream, self.from, Arc::clone(&self.delivered));
+                    self.rival = Some(AbortOnDropHandle::new(tokio::spawn(raced)));
                     continue;
                 }
                 bytes.advance(usize::try_from(known).unwrap_or(usize::MAX));
@@ -102,11 +103,6 @@ impl Race {
         let opened =
             async move { if stream.open_at(host).await { race(stream, start, delivered).await } else { None } };
         self.rival = Some(AbortOnDropHandle::new(tokio::spawn(opened)));
-    }
-
-    fn run(&mut self, stream: BlobStream) {
-        let raced = race(stream, self.from, Arc::clone(&self.delivered));
-        self.rival = Some(AbortOnDropHandle::new(tokio::spawn(raced)));
     }
 }
 

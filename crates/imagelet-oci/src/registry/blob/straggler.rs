@@ -30,10 +30,6 @@ pub(super) struct Window {
 }
 
 impl Window {
-    fn is_over(self) -> bool {
-        self.waited >= WINDOW || self.bytes >= WINDOW_BYTES
-    }
-
     fn rate(self) -> f64 {
         self.bytes as f64 / self.waited.max(WINDOW_MIN).as_secs_f64()
     }
@@ -103,7 +99,7 @@ impl WindowMeter {
         let since = metered.waits_since.take();
         metered.window.bytes += bytes;
         metered.window.waited += since.map(|since| now.saturating_duration_since(since)).unwrap_or_default();
-        if metered.window.is_over() {
+        if metered.window.waited >= WINDOW || metered.window.bytes >= WINDOW_BYTES {
             rates.record(metered.window);
             metered.last = Some(std::mem::take(&mut metered.window));
         }

@@ -13,7 +13,7 @@ use super::{
     dial::{DialError, dial},
     host_slots::HostPermits,
     origin::{Origin, Target},
-    proxy::{BadProxy, Proxy, ProxyKind, TunnelError, host_and_port, tunnel, without_brackets},
+    proxy::{BadProxy, Proxy, ProxyKind, TunnelError, tunnel, without_brackets},
     stream::RegistryConnection,
     tls::client_certificate::watched,
 };
@@ -86,7 +86,7 @@ impl Connector {
             record(Stage::Proxy, began, proxy, "forwards requests".to_owned());
             return Ok(stream);
         }
-        let host = host_and_port(without_brackets(origin.host()), origin.port());
+        let host = format!("{}:{}", origin.host(), origin.port());
         let refused = |source| ConnectError::Tunnel { proxy: proxy.to_string(), host: host.clone(), source };
         let stream = tunnel(proxy, stream, &host).await.map_err(refused)?;
         record(Stage::Proxy, began, proxy, format!("connects to {host}"));

@@ -30,16 +30,6 @@ pub(crate) enum DialError {
     Late { host: String, limit: Duration },
 }
 
-impl DialError {
-    /// The failure of the address that the resolver prefers.
-    pub(crate) fn io(&self) -> Option<&io::Error> {
-        match self {
-            Self::Failed(attempts) => attempts.first().map(|(_, error)| error),
-            Self::Unresolved { .. } | Self::Late { .. } => None,
-        }
-    }
-}
-
 /// The first of some texts, and how many `things` are left out.
 fn listed(texts: impl ExactSizeIterator<Item = impl ToString>, separator: &str, things: &str) -> String {
     let more = texts.len().saturating_sub(SHOWN_MAX);
@@ -215,7 +205,8 @@ mod tests {
         dial("127.0.0.1", port, Duration::from_secs(30)).await.expect("it listens");
         drop(listener);
         let error = dial("127.0.0.1", port, Duration::from_secs(30)).await.unwrap_err();
-        assert_eq!(error.io().map(io::Error::kind), Some(io::ErrorKind::ConnectionRefused), "{error}");
+        let refused = io::ErrorKind::ConnectionRefused;
+        assert!(matches!(&error, DialError::Failed(tried) if tried[0].1.kind() == refused), "{error}");
         assert!(error.to_string().starts_with(&format!("127.0.0.1:{port}: ")), "{error}");
         let many = (0..9).map(|last| (([10, 0, 0, last], 1).into(), io::ErrorKind::TimedOut.into())).collect();
         assert!(DialError::Failed(many).to_string().ends_with("; and 5 more addresses"));

@@ -113,8 +113,10 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
     match failed {
         Some(ConnectError::Dial(DialError::Unresolved { .. })) => Fault::new(ErrorClass::HostNotFound, Stage::Dns),
         Some(ConnectError::Dial(DialError::Late { .. })) => Fault::new(ErrorClass::Unreachable, Stage::Connect),
-        Some(ConnectError::Dial(error @ DialError::Failed(_))) => {
-            Fault::new(error.io().and_then(io_class).unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
+        // The address that the resolver prefers decides.
+        Some(ConnectError::Dial(DialError::Failed(attempts))) => {
+            let class = attempts.first().and_then(|(_, error)| io_class(error));
+            Fault::new(class.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
         }
         Some(ConnectError::TlsLate(_)) => Fault::new(ErrorClass::TimedOut, Stage::Tls),
         Some(ConnectError::Tls(error)) => Fault::new(io_class(error).unwrap_or(ErrorClass::TlsFailed), Stage::Tls),

@@ -102,10 +102,6 @@ impl Request {
 }
 
 impl Response {
-    pub(crate) fn content_type(&self) -> &str {
-        self.header("content-type")
-    }
-
     /// A header as text; empty if absent.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()

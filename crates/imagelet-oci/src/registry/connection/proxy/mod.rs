@@ -9,5 +9,5 @@ pub use self::choose::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
 pub(crate) use self::{
     choose::{BadProxy, Proxies},
     tunnel::{TUNNEL_TIMEOUT, TunnelError, tunnel},
-    url::{Proxy, ProxyKind, host_and_port, without_brackets},
+    url::{Proxy, ProxyKind, without_brackets},
 };

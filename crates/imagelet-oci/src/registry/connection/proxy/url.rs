@@ -106,7 +106,9 @@ impl fmt::Display for Proxy {
             ProxyKind::Https => "https",
             ProxyKind::Socks => "socks5",
         };
-        write!(f, "{scheme}://{}", host_and_port(&self.host, self.port))
+        let Self { host, port, .. } = self;
+        // An IPv6 address has brackets.
+        if host.contains(':') { write!(f, "{scheme}://[{host}]:{port}") } else { write!(f, "{scheme}://{host}:{port}") }
     }
 }
 
@@ -117,11 +119,6 @@ impl ProxyCredential {
         let bad = |_| "its user or password is not UTF-8";
         Ok(Self { user: decoded(user).map_err(bad)?, password: Secret::new(decoded(password).map_err(bad)?) })
     }
-}
-
-/// With brackets around an IPv6 address.
-pub(crate) fn host_and_port(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 pub(crate) fn without_brackets(host: &str) -> &str {
