@@ -65,13 +65,9 @@ impl Engine {
             }
             None => self.resolve(&target, Some(progress)).await?,
         };
-        match self.check_signatures(&resolved).await {
-            Ok(()) => Ok((target, resolved)),
-            Err(error) => {
-                progress(PullEvent::Hosts(resolved.session.senders()));
-                Err(error)
-            }
-        }
+        let checked = self.check_signatures(&resolved).await;
+        checked.inspect_err(|_| progress(PullEvent::Hosts(resolved.session.senders())))?;
+        Ok((target, resolved))
     }
 
     async fn fetch(

@@ -4,7 +4,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io, iter,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::SystemTime,
 };
 
@@ -26,12 +29,12 @@ use crate::{failpoint::Step, manifest::Descriptor};
 
 /// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed, or stays as a spare.
 pub(crate) struct StagedLayer {
-    unpacked: Spare,
+    pub(super) unpacked: Spare,
     /// `Some`: it stays as a spare while that is allowed.
-    resumable: Option<(Arc<Store>, Resumption)>,
-    /// `None` once the layer is in the store.
-    staging: Mutex<Option<Staging>>,
-    blob: Option<StagedBlob>,
+    pub(super) resumable: Option<(Arc<Store>, Resumption)>,
+    pub(super) blob: Option<StagedBlob>,
+    /// The folder is in the store.
+    is_placed: AtomicBool,
 }
 
 impl StagedLayer {
@@ -54,8 +57,8 @@ impl StagedLayer {
             media_type: blob.media_type.clone(),
         };
         let origin = SpareRecord { boot: String::new(), repository: String::new(), entry };
-        let unpacked = Spare { folder: staging.path().to_owned(), record, view, since: SystemTime::now(), origin };
-        Ok(Self { unpacked, resumable: None, staging: Mutex::new(Some(staging)), blob: None })
+        let unpacked = Spare { folder: staging.keep(), record, view, since: SystemTime::now(), origin };
+        Ok(Self { unpacked, resumable: None, blob: None, is_placed: AtomicBool::new(false) })
     }
 
     pub(crate) fn entry(&self) -> &LayerEntry {
@@ -84,32 +87,20 @@ impl StagedLayer {
     }
 
     pub(super) fn of_spare(store: &Arc<Store>, spare: Spare, resumption: &Resumption) -> Self {
-        let staging = Mutex::new(Some(Staging(spare.folder.clone())));
-        Self { unpacked: spare, resumable: Some((Arc::clone(store), resumption.clone())), staging, blob: None }
-    }
-
-    /// From here on the caller removes the folder.
-    pub(super) fn into_parts(mut self) -> (Spare, Resumption, Option<StagedBlob>) {
-        self.staging().take().map(Staging::keep);
-        let resumption = self.resumable.take().map_or_else(|| Resumption::new(false), |(_, resumption)| resumption);
-        (self.unpacked.clone(), resumption, self.blob.take())
-    }
-
-    fn staging(&self) -> MutexGuard<'_, Option<Staging>> {
-        self.staging.lock().expect("no thread panics while it holds the lock")
+        let resumable = Some((Arc::clone(store), resumption.clone()));
+        Self { unpacked: spare, resumable, blob: None, is_placed: AtomicBool::new(false) }
     }
 }
 
 impl Drop for StagedLayer {
     fn drop(&mut self) {
-        let Some(staging) = self.staging().take() else { return };
-        // After a failed sync the bytes may be lost, and a later view would not learn of it.
-        if let Some((store, resumption)) = &self.resumable
-            && resumption.is_allowed()
-            && !self.unpacked.view.has_failed()
-        {
-            staging.keep();
-            store.add_spare(self.unpacked.clone());
+        match &self.resumable {
+            _ if self.is_placed.load(Ordering::Relaxed) => {}
+            // After a failed sync the bytes may be lost, and a later view would not learn of it.
+            Some((store, resumption)) if resumption.is_allowed() && !self.unpacked.view.has_failed() => {
+                store.add_spare(self.unpacked.clone());
+            }
+            _ => discard(&self.unpacked.folder),
         }
     }
 }
@@ -203,14 +194,15 @@ impl Store {
             layers.iter().filter_map(|layer| layer.blob.as_ref()).flat_map(StagedBlob::folders).collect();
         folders.iter().try_for_each(|folder| sync_names_in(folder)).map_err(failed("blobs"))?;
         for layer in layers {
-            let diff_id = &layer.unpacked.record.diff_id;
-            let mut staging = layer.staging();
-            if let Some(staged) = staging.as_ref().filter(|_| !index.layers.contains_key(diff_id)) {
-                SpareRecord::remove(staged.path()).map_err(failed("layers"))?;
-                placed.trashed |= self.place(staged, &self.layer_folder(diff_id)).map_err(failed("layers"))?;
-                staging.take().map(Staging::keep);
+            let Spare { folder, record, .. } = &layer.unpacked;
+            let diff_id = &record.diff_id;
+            // The index is locked, so no other commit places it meanwhile.
+            if !layer.is_placed.load(Ordering::Relaxed) && !index.layers.contains_key(diff_id) {
+                SpareRecord::remove(folder).map_err(failed("layers"))?;
+                placed.trashed |= self.place(folder, &self.layer_folder(diff_id)).map_err(failed("layers"))?;
+                layer.is_placed.store(true, Ordering::Relaxed);
                 placed.layers.push(diff_id.clone());
-                index.layers.insert(diff_id.clone(), layer.unpacked.record.clone());
+                index.layers.insert(diff_id.clone(), record.clone());
                 index.marked.remove(diff_id);
             }
         }
@@ -222,27 +214,25 @@ impl Store {
         sync_names_in(Path::new("layers")).map_err(failed("layers"))?;
         Step::CommitLayers.reach();
         if !index.images.contains_key(&id) {
-            placed.trashed |= self.place(&staging, &self.image_folder(&id)).map_err(failed("images"))?;
+            placed.trashed |= self.place(staging.path(), &self.image_folder(&id)).map_err(failed("images"))?;
             staging.keep();
             placed.image = true;
             sync_names_in(Path::new("images")).map_err(failed("images"))?;
             Step::CommitImages.reach();
         }
         let before = index.names.clone();
-        for name in &record.names {
-            index.refer(name, Some(&id));
-        }
+        index.names.extend(record.names.iter().map(|name| (name.clone(), id.clone())));
         self.write_names(index, before).map_err(failed("names.json"))
     }
 
     /// Moves a folder to its home, and an existing one there to the trash. Returns whether one existed.
-    fn place(&self, staging: &Staging, home: &Path) -> io::Result<bool> {
+    fn place(&self, folder: &Path, home: &Path) -> io::Result<bool> {
         let trashed = home.exists();
         if trashed {
             fs::rename(home, self.fresh_path("trash"))?;
             Step::CommitStranger.reach();
         }
-        fs::rename(staging.path(), home)?;
+        fs::rename(folder, home)?;
         Step::CommitRenamed.reach();
         Ok(trashed)
     }
@@ -279,9 +269,7 @@ impl Store {
             if !index.images.contains_key(id) {
                 return false;
             }
-            for name in names {
-                index.refer(name, Some(id));
-            }
+            index.names.extend(names.iter().map(|name| (name.clone(), id.clone())));
             true
         })
     }
@@ -296,7 +284,7 @@ impl Store {
     /// Removes one tag, and with the last tag the image's digest names. Returns whether the tag existed.
     pub(crate) fn remove_name(&self, name: &str) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
-            let Some(id) = index.refer(name, None) else { return false };
+            let Some(id) = index.names.remove(name) else { return false };
             let is_tag = |name: &String| !name.contains('@');
             if !index.names.iter().any(|(name, named)| named == &id && is_tag(name)) {
                 index.names.retain(|_, named| named != &id);

@@ -11,36 +11,30 @@ use std::{fs, sync::Arc};
 
 use imagelet_core::runtime::{RuntimeError, StagedTree};
 
-use super::{
-    LayerSizes, StagedBlob, StagedLayer, Store, SyncView, could_not, index::Spare, record::read_implicit,
-    resumption::Resumption, staging::discard, storage_error,
-};
+use super::{LayerSizes, StagedLayer, Store, SyncView, could_not, record::read_implicit, storage_error};
 
 /// Number of sink-taken layers that the expansion estimate uses.
 const SUNK_MAX: usize = 256;
 
-/// A layer for a sink. Dropped before the sink takes it, it becomes a spare where possible.
+/// A layer for a sink. Dropped before the sink takes it, it becomes a spare where possible, in a folder of another name.
 pub(crate) struct SinkLayer {
     store: Arc<Store>,
-    spare: Spare,
-    resumption: Resumption,
+    layer: StagedLayer,
     implicit: Vec<Vec<u8>>,
-    blob: Option<StagedBlob>,
     /// The tree is as it was unpacked.
     is_untouched: bool,
 }
 
 impl SinkLayer {
-    pub(crate) fn new(store: &Arc<Store>, layer: StagedLayer) -> Result<Self, RuntimeError> {
-        let (spare, resumption, blob) = layer.into_parts();
-        let read = read_implicit(&spare.folder).inspect_err(|_| discard(&spare.folder));
-        let implicit = read.map_err(|error| {
-            let layer = &spare.record.diff_id;
-            storage_error(format!("could not read the implied directories of layer `{layer}`"), error)
+    pub(crate) fn new(store: &Arc<Store>, mut layer: StagedLayer) -> Result<Self, RuntimeError> {
+        let implicit = read_implicit(&layer.unpacked.folder).map_err(|error| {
+            layer.resumable = None;
+            let diff_id = &layer.unpacked.record.diff_id;
+            storage_error(format!("could not read the implied directories of layer `{diff_id}`"), error)
         })?;
         let mut implicit: Vec<_> = implicit.into_iter().collect();
         implicit.sort_unstable();
-        Ok(Self { store: Arc::clone(store), spare, resumption, implicit, blob, is_untouched: true })
+        Ok(Self { store: Arc::clone(store), layer, implicit, is_untouched: true })
     }
 
     pub(crate) fn has_implicit(&self) -> bool {
@@ -48,33 +42,33 @@ impl SinkLayer {
     }
 
     pub(crate) fn view(&self) -> &Arc<SyncView> {
-        &self.spare.view
+        &self.layer.unpacked.view
     }
 
     pub(crate) fn tree(&mut self) -> Result<StagedTree, RuntimeError> {
         if self.has_implicit() {
             self.is_untouched = false;
-            let record = self.spare.folder.join("layer.json");
+            let record = self.layer.unpacked.folder.join("layer.json");
             fs::remove_file(&record).map_err(could_not("remove", &record))?;
         }
         Ok(StagedTree {
-            folder: self.spare.folder.join("fs"),
+            folder: self.layer.unpacked.folder.join("fs"),
             implicit: self.implicit.clone(),
-            blob: self.blob.as_ref().map(|blob| blob.path().to_owned()),
+            blob: self.layer.blob.as_ref().map(|blob| blob.path().to_owned()),
         })
     }
 
     pub(crate) fn taken(mut self, media_type: &str, packed: u64) {
         self.is_untouched = false;
-        if let Some(blob) = self.blob.take() {
+        if let Some(blob) = self.layer.blob.take() {
             blob.discard();
         }
         let sizes = LayerSizes {
             media_type: media_type.to_owned(),
             is_artifact: false,
             packed,
-            on_disk: self.spare.record.disk_bytes,
-            entries: self.spare.record.entries,
+            on_disk: self.layer.unpacked.record.disk_bytes,
+            entries: self.layer.unpacked.record.entries,
         };
         let mut index = self.store.index();
         index.sunk.push_back(sizes);
@@ -88,16 +82,15 @@ impl Drop for SinkLayer {
     fn drop(&mut self) {
         // A cancelled sink may still be about to move the tree from the old name.
         let folder = self.store.fresh_path("tmp");
-        if let Err(error) = fs::rename(&self.spare.folder, &folder) {
-            let path = self.spare.folder.display();
+        let old = std::mem::replace(&mut self.layer.unpacked.folder, folder);
+        let folder = &self.layer.unpacked.folder;
+        if let Err(error) = fs::rename(&old, folder) {
+            let path = old.display();
             tracing::warn!(%path, %error, "could not rename a staging folder; a sweep or the next start removes it");
-            return;
         }
         // A kept blob resumes by itself.
-        let is_spare = self.is_untouched && self.resumption.is_allowed() && self.blob.is_none();
-        if !is_spare || !folder.join("fs").is_dir() {
-            return discard(&folder);
+        if !self.is_untouched || self.layer.blob.is_some() || !folder.join("fs").is_dir() {
+            self.layer.resumable = None;
         }
-        self.store.add_spare(Spare { folder, ..self.spare.clone() });
     }
 }

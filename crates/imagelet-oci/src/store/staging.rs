@@ -11,7 +11,7 @@ use super::{Store, could_not, files::durable::remove_tree};
 use crate::failpoint::Step;
 
 /// A folder under `tmp/` that is removed on drop.
-pub(crate) struct Staging(pub(super) PathBuf);
+pub(crate) struct Staging(PathBuf);
 
 impl Staging {
     pub(crate) fn path(&self) -> &Path {

@@ -166,13 +166,11 @@ impl EngineImporter {
             let chains = image.chains();
             Ok((Arc::new(image), chains))
         };
-        match read.await {
-            Ok((image, chains)) => Ok(Described { resolved, image, chains, tenant: tenant(request) }),
-            Err(error) => {
-                progress(PullEvent::Hosts(resolved.session.senders()));
-                Err(about(error, &format!("could not import `{}`", target.reference)).not_an_outage())
-            }
-        }
+        let (image, chains) = read.await.map_err(|error| {
+            progress(PullEvent::Hosts(resolved.session.senders()));
+            about(error, &format!("could not import `{}`", target.reference)).not_an_outage()
+        })?;
+        Ok(Described { resolved, image, chains, tenant: tenant(request) })
     }
 
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {

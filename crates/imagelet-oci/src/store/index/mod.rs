@@ -210,16 +210,6 @@ impl Index {
         })
     }
 
-    /// Points a name at an image, or removes it; returns the image that it meant before.
-    ///
-    /// The other image stays until [`Index::remove_unreferenced`], because the disk is written in between.
-    pub(crate) fn refer(&mut self, name: &str, image: Option<&ImageId>) -> Option<ImageId> {
-        match image {
-            Some(id) => self.names.insert(name.to_owned(), id.clone()),
-            None => self.names.remove(name),
-        }
-    }
-
     pub(crate) fn is_unsettled(&self) -> bool {
         self.names_unsettled || self.layers.values().any(|layer| layer.unsettled.is_some())
     }
@@ -301,6 +291,7 @@ impl Index {
         self.is_unsettled() || checksum::open::<NamesFile>(file).is_ok_and(|file| file.names == self.names)
     }
 
+    /// Removes the images without a name. They stay until the names are written, because the disk may refuse them.
     pub(crate) fn remove_unreferenced(&mut self) {
         let named: BTreeSet<&ImageId> = self.names.values().collect();
         self.images.retain(|id, _| named.contains(id));
