@@ -15,7 +15,7 @@ pub(crate) enum Role {
     Between,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct InstallArgs {
     /// What the host is for.
     #[arg(long, value_enum, required_unless_present = "uninstall")]

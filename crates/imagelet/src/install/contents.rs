@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{Request, SOCKET};
+use super::{InstallArgs, SOCKET};
 
 /// The longest base of a configuration, and its most keys and values.
 pub(super) const BASE_LENGTH_MAX: usize = 256 << 10;
@@ -61,8 +61,8 @@ impl BaseConfiguration {
 }
 
 /// The daemon's configuration over a runtime.
-pub(super) fn configuration(endpoint: &str, request: &Request) -> String {
-    let mut keys = request.base_configuration.0.clone();
+pub(super) fn configuration(endpoint: &str, request: &InstallArgs, base: &BaseConfiguration) -> String {
+    let mut keys = base.0.clone();
     keys.insert("apiVersion".into(), "imagelet.dev/v1alpha1".into());
     keys.insert("kind".into(), "ImageletConfiguration".into());
     keys.insert("imageService".into(), json!({"cri": {"endpoint": endpoint}}));
@@ -70,7 +70,7 @@ pub(super) fn configuration(endpoint: &str, request: &Request) -> String {
         let below = keys.entry("kubernetes").or_insert_with(|| json!({}));
         below["nodeName"] = name.as_str().into();
         if let Some(path) = &request.kubeconfig {
-            below["kubeconfig"] = path.as_str().into();
+            below["kubeconfig"] = path.display().to_string().into();
         }
     }
     serde_saphyr::to_string(&keys).expect("a tree of JSON can be written as YAML")

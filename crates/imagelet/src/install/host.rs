@@ -12,8 +12,8 @@ use std::{
 use imagelet_core::trusted_files;
 
 use super::{
-    CONFIGURATION, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, Request, SERVICE_UNIT, SOCKET,
-    SOCKET_UNIT,
+    BaseConfiguration, CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
+    SERVICE_UNIT, SOCKET, SOCKET_UNIT,
     owned_file::{FileState, of_path},
 };
 use crate::failure::Failure;
@@ -64,6 +64,8 @@ pub(super) struct HostFacts {
     /// The endpoints of the runtimes whose sockets are there.
     pub(super) runtimes: Vec<String>,
     pub(super) kubelet: Kubelet,
+    /// What `--base-configuration` names.
+    pub(super) base_configuration: BaseConfiguration,
 }
 
 impl HostFacts {
@@ -77,8 +79,9 @@ impl HostFacts {
 /// # Errors
 /// When a file cannot be read, the program may be changed by other users, or a part of another root file system is a link.
 pub(super) fn gather(
-    request: &Request,
+    request: &InstallArgs,
     root: &Path,
+    base_configuration: BaseConfiguration,
     endpoint_of: impl FnOnce(&Path) -> Result<Option<String>, Failure>,
 ) -> Result<HostFacts, Failure> {
     let is_live = root == Path::new("/");
@@ -116,6 +119,7 @@ pub(super) fn gather(
         configured_endpoint,
         runtimes: runtimes.map(|path| format!("unix://{path}")).collect(),
         kubelet,
+        base_configuration,
     })
 }
 

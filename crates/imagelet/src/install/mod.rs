@@ -13,8 +13,6 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
-
 use self::{
     apply::{Outcome, apply},
     contents::BaseConfiguration,
@@ -22,7 +20,7 @@ use self::{
     plan::{Step, plan},
 };
 pub(crate) use self::{pod::set_host_up, run::run};
-use crate::cli::Role;
+use crate::cli::{InstallArgs, Role};
 
 /// The service's socket, as the unit and the package have it.
 const SOCKET: &str = "/run/imagelet/imagelet.sock";
@@ -36,19 +34,3 @@ const KUBELET_UNIT_DROP_IN: &str = "/etc/systemd/system/kubelet.service.d/10-ima
 /// Where the kubelet's drop-ins are written if the kubelet names no folder.
 const KUBELET_CONFIG_DIR: &str = "/etc/kubernetes/kubelet.conf.d";
 const KUBELET_CONFIG_NAME: &str = "90-imagelet.conf";
-
-/// What is asked for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Request {
-    /// `None`: uninstall.
-    role: Option<Role>,
-    /// `None`: the one whose socket is there.
-    runtime_endpoint: Option<String>,
-    node_name: Option<String>,
-    kubeconfig: Option<String>,
-    /// `None`: the folder that the running kubelet reads.
-    kubelet_config_dir: Option<PathBuf>,
-    base_configuration: BaseConfiguration,
-    /// What runs was started with the files that are there: it is restarted only where a file changes.
-    keeps_running: bool,
-}

@@ -31,10 +31,6 @@ pub(super) enum FileState {
 }
 
 impl FileState {
-    /// The state of the file at a path.
-    ///
-    /// # Errors
-    /// When something is there and cannot be read.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         match read_bounded(path, LENGTH_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::Absent),
@@ -60,15 +56,11 @@ impl FileState {
     }
 }
 
-/// The text of a file with this content.
 fn text(content: &str) -> String {
     format!("{BEGINNING}{}\n{content}", Digest::of(content.as_bytes()).as_str())
 }
 
-/// Reads a file of at most so many bytes.
-///
-/// # Errors
-/// Those of the file system, and `FileTooLarge` for a longer one.
+/// Reads a file. A longer one fails with `FileTooLarge`.
 pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?.take(length_max as u64 + 1).read_to_end(&mut bytes)?;

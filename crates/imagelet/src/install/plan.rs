@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    CONFIGURATION, CONFIGURATION_FOLDER, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
-    KUBELET_UNIT_FOLDER, Request, Role, SERVICE_UNIT, SOCKET, SOCKET_FOLDER, SOCKET_UNIT, contents,
+    CONFIGURATION, CONFIGURATION_FOLDER, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
+    KUBELET_UNIT_FOLDER, Role, SERVICE_UNIT, SOCKET, SOCKET_FOLDER, SOCKET_UNIT, contents,
     host::{HostFacts, Systemd},
     owned_file::FileState,
 };
@@ -71,14 +71,14 @@ pub(super) enum Refusal {
 ///
 /// # Errors
 /// When the host has to be changed by its administrator first; nothing is written then.
-pub(super) fn plan(request: &Request, host: &HostFacts) -> Result<Vec<Step>, Refusal> {
+pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Refusal> {
     match request.role {
         Some(role) => install(role, request, host),
         None => Ok(uninstall(request, host)),
     }
 }
 
-fn install(role: Role, request: &Request, host: &HostFacts) -> Result<Vec<Step>, Refusal> {
+fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Refusal> {
     if host.systemd == Systemd::Absent {
         return Err(Refusal::NoSystemd);
     }
@@ -108,7 +108,7 @@ fn install(role: Role, request: &Request, host: &HostFacts) -> Result<Vec<Step>,
     steps.push(Step::Systemctl(&["enable", "imagelet.socket", "imagelet.service"]));
     if is_live {
         // It starts the socket as well. A daemon that ran before has another configuration, or another program.
-        let verb = if request.keeps_running && !has_writes(&steps) { START } else { RESTART };
+        let verb = if request.keep_running && !has_writes(&steps) { START } else { RESTART };
         steps.push(Step::Systemctl(verb));
         steps.push(Step::AwaitDaemon);
     }
@@ -129,7 +129,7 @@ fn has_writes(steps: &[Step]) -> bool {
 }
 
 /// The runtime's endpoint, and what happens to the configuration.
-fn configuration(request: &Request, host: &HostFacts) -> Result<(String, Step), Refusal> {
+fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Step), Refusal> {
     let path = Path::new(CONFIGURATION);
     let state = host.state(path);
     if state.is_kept() {
@@ -137,7 +137,7 @@ fn configuration(request: &Request, host: &HostFacts) -> Result<(String, Step), 
         if let Some(wanted) = request.runtime_endpoint.clone().filter(|wanted| *wanted != configured) {
             return Err(Refusal::OtherEndpoint { configured, wanted });
         }
-        if request.node_name.is_some() || !request.base_configuration.is_empty() {
+        if request.node_name.is_some() || !host.base_configuration.is_empty() {
             return Err(Refusal::KeysOfKept);
         }
         let why = if state == FileState::Foreign { "it was there before" } else { "it was changed since" };
@@ -149,17 +149,17 @@ fn configuration(request: &Request, host: &HostFacts) -> Result<(String, Step), 
         (None, []) => return Err(Refusal::NoRuntime),
         (None, several) => return Err(Refusal::SeveralRuntimes(several.to_vec())),
     };
-    let content = contents::configuration(&endpoint, request);
+    let content = contents::configuration(&endpoint, request, &host.base_configuration);
     Ok((endpoint, owned(host, path, content)?))
 }
 
 /// The kubelet's side, once the daemon answers.
-fn between(request: &Request, host: &HostFacts, is_live: bool) -> Result<Vec<Step>, Refusal> {
+fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec<Step>, Refusal> {
     let mut steps = vec![owned(host, Path::new(KUBELET_UNIT_DROP_IN), contents::KUBELET_UNIT.into())?];
     let folder = kubelet_config_dir(request, host);
     steps.push(owned(host, &folder.join(KUBELET_CONFIG_NAME), contents::kubelet_configuration())?);
     steps.extend(reload(is_live));
-    let restarts = is_live && (!request.keeps_running || has_writes(&steps));
+    let restarts = is_live && (!request.keep_running || has_writes(&steps));
     let kubelet = &host.kubelet;
     if let Some(flag) = kubelet.image_endpoint_flag.as_ref().filter(|flag| !flag.ends_with(SOCKET)) {
         steps.push(Step::Advise(format!(
@@ -183,7 +183,7 @@ fn between(request: &Request, host: &HostFacts, is_live: bool) -> Result<Vec<Ste
 }
 
 /// Takes the kubelet's side back.
-fn without_kubelet(request: &Request, host: &HostFacts, is_live: bool) -> Vec<Step> {
+fn without_kubelet(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Vec<Step> {
     let places = [PathBuf::from(KUBELET_UNIT_DROP_IN), kubelet_config_dir(request, host).join(KUBELET_CONFIG_NAME)];
     let mut steps: Vec<Step> = places.into_iter().filter_map(|path| removal(host, path)).collect();
     // The folder of the other one may be what `--config-dir` names: a kubelet does not start without it.
@@ -199,7 +199,7 @@ fn without_kubelet(request: &Request, host: &HostFacts, is_live: bool) -> Vec<St
 }
 
 /// The kubelet's side first: a kubelet whose image socket is absent does not start.
-fn uninstall(request: &Request, host: &HostFacts) -> Vec<Step> {
+fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
     let is_live = host.systemd == Systemd::Running;
     let mut steps = without_kubelet(request, host, is_live);
     let units = [SERVICE_UNIT, SOCKET_UNIT].map(PathBuf::from);
@@ -235,7 +235,7 @@ fn uninstall(request: &Request, host: &HostFacts) -> Vec<Step> {
     steps
 }
 
-fn kubelet_config_dir(request: &Request, host: &HostFacts) -> PathBuf {
+fn kubelet_config_dir(request: &InstallArgs, host: &HostFacts) -> PathBuf {
     let named = request.kubelet_config_dir.as_ref().or(host.kubelet.config_dir.as_ref());
     named.cloned().unwrap_or_else(|| KUBELET_CONFIG_DIR.into())
 }

@@ -197,10 +197,6 @@ fn record(files: &HostFiles, arguments: &[OsString]) -> String {
     parts.iter().map(Digest::as_str).collect::<Vec<_>>().join("\n")
 }
 
-/// Has systemctl ask systemd over the bus of the host, and not over a socket of its own: there it reads the process id of
-/// systemd, which has none in the process namespace of a pod, and ends with "No data available".
-const OVER_BUS: (&str, &str) = ("SYSTEMCTL_FORCE_BUS", "1");
-
 /// Runs the program on the host, with its output in the log of this pod, and none of the pod's variables.
 fn run_there(arguments: &[OsString], more: Option<&str>) -> Result<(), Failure> {
     let mut command = Command::new(PROGRAM);
@@ -209,7 +205,9 @@ fn run_there(arguments: &[OsString], more: Option<&str>) -> Result<(), Failure> 
         .args(more)
         .env_clear()
         .env("PATH", PATH)
-        .env(OVER_BUS.0, OVER_BUS.1)
+        // Over a socket of its own, systemctl reads the process id of systemd there, which has none in the process
+        // namespace of a pod, and ends with "No data available".
+        .env("SYSTEMCTL_FORCE_BUS", "1")
         .current_dir("/")
         .stdin(Stdio::null());
     let status = command.status().map_err(|error| of_path("run", Path::new(PROGRAM), &error))?;

@@ -4,9 +4,7 @@ use std::{path::Path, process::ExitCode};
 
 use serde_json::json;
 
-use super::{
-    BaseConfiguration, Outcome, Request, apply, contents::BASE_LENGTH_MAX, gather, owned_file::read_bounded, plan,
-};
+use super::{BaseConfiguration, Outcome, apply, contents::BASE_LENGTH_MAX, gather, owned_file::read_bounded, plan};
 use crate::{
     cli::{InstallArgs, ServeArgs},
     config::{Backend, Environment},
@@ -20,27 +18,20 @@ pub(crate) async fn run(
     environment: &Environment,
     format: Format,
 ) -> Result<ExitCode, Failure> {
-    let InstallArgs { role, uninstall: _, dry_run, root, .. } = arguments;
-    let absolute = |path: &Path| std::path::absolute(path).map_err(|error| Failure::of(&error));
-    let root = root.as_deref().map(absolute).transpose()?.unwrap_or_else(|| "/".into());
+    let InstallArgs { role, dry_run, .. } = arguments;
+    let absolute = |path: &Path| std::path::absolute(path);
+    let root = arguments.root.as_deref().map(absolute).transpose()?.unwrap_or_else(|| "/".into());
     if root == Path::new("/") && !environment.root && !dry_run {
         return Err(Failure::new("PermissionDenied", "only root can set a host up"));
     }
     let kubeconfig = arguments.kubeconfig.as_deref().map(absolute).transpose()?;
-    let request = Request {
-        role,
-        runtime_endpoint: arguments.runtime_endpoint,
-        node_name: arguments.node_name,
-        kubeconfig: kubeconfig.map(|path| path.display().to_string()),
-        kubelet_config_dir: arguments.kubelet_config_dir,
-        base_configuration: arguments.base_configuration.as_deref().map(base).transpose()?.unwrap_or_default(),
-        keeps_running: arguments.keep_running,
-    };
+    let request = InstallArgs { kubeconfig, ..arguments };
+    let base_configuration = request.base_configuration.as_deref().map(base).transpose()?.unwrap_or_default();
     let read = |file: &Path| {
         let arguments = ServeArgs { config: Some(file.to_owned()), ..ServeArgs::default() };
         sources(&arguments, None, environment)?.settings().map_err(|error| Failure::of(&error))
     };
-    let host = gather(&request, &root, |file| {
+    let host = gather(&request, &root, base_configuration, |file| {
         Ok(match read(file)?.backend {
             Backend::Cri(runtime) => Some(runtime.endpoint),
             Backend::Embedded(_) => None,

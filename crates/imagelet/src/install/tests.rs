@@ -12,8 +12,8 @@ use super::{
 const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
 const KUBELET_CONFIG: &str = "/etc/kubernetes/kubelet.conf.d/90-imagelet.conf";
 
-fn request(role: Option<Role>) -> Request {
-    Request { role, ..Request::default() }
+fn request(role: Option<Role>) -> InstallArgs {
+    InstallArgs { role, ..InstallArgs::default() }
 }
 
 /// A host with containerd and a kubelet that reads drop-ins.
@@ -141,12 +141,12 @@ fn a_second_installation_writes_nothing_and_another_role_takes_the_kubelets_side
 #[test]
 fn a_host_that_its_administrator_has_to_change_first_is_refused() {
     let node = request(Some(Role::Node));
-    let named = |endpoint: &str| Request { runtime_endpoint: Some(endpoint.into()), ..node.clone() };
+    let named = |endpoint: &str| InstallArgs { runtime_endpoint: Some(endpoint.into()), ..node.clone() };
     let foreign = |endpoint: Option<&str>| HostFacts {
         configured_endpoint: endpoint.map(str::to_owned),
         ..with(host(), CONFIGURATION, FileState::Foreign)
     };
-    let of_pods = Request { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..node.clone() };
+    let of_pods = InstallArgs { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..node.clone() };
     let other = "unix:///run/crio/crio.sock";
     let both = HostFacts { runtimes: vec![CONTAINERD.into(), other.into()], ..host() };
     let without = HostFacts { runtimes: Vec::new(), ..host() };
@@ -202,7 +202,7 @@ fn what_an_administrator_or_a_package_has_stays() {
 #[test]
 fn a_kubelet_that_reads_no_drop_ins_is_not_restarted_and_its_flags_are_named() {
     let between = request(Some(Role::Between));
-    let advice = |host: &HostFacts, request: &Request| -> (bool, Vec<String>) {
+    let advice = |host: &HostFacts, request: &InstallArgs| -> (bool, Vec<String>) {
         let steps = plan(request, host).unwrap();
         let advice = steps.iter().filter_map(|step| match step {
             Step::Advise(text) => Some(text.clone()),
@@ -212,7 +212,7 @@ fn a_kubelet_that_reads_no_drop_ins_is_not_restarted_and_its_flags_are_named() {
     };
     let (is_restarted, texts) = advice(&HostFacts { kubelet: Kubelet::default(), ..host() }, &between);
     assert!(!is_restarted && texts[0].contains("--config-dir=/etc/kubernetes/kubelet.conf.d"), "{texts:?}");
-    let elsewhere = Request { kubelet_config_dir: Some("/opt/k".into()), ..between.clone() };
+    let elsewhere = InstallArgs { kubelet_config_dir: Some("/opt/k".into()), ..between.clone() };
     let (is_restarted, texts) = advice(&host(), &elsewhere);
     assert!(!is_restarted && texts[0].contains("--config-dir=/opt/k"), "{texts:?}");
     for (flag, is_named) in
@@ -246,15 +246,15 @@ fn another_root_is_prepared_and_nothing_is_started() {
 
 #[test]
 fn what_runs_is_restarted_only_where_a_file_changes_if_it_was_started_with_the_others() {
-    let kept = Request { keeps_running: true, ..request(Some(Role::Between)) };
-    let restarts = |request: &Request, host: &HostFacts| -> Vec<String> {
+    let kept = InstallArgs { keep_running: true, ..request(Some(Role::Between)) };
+    let restarts = |request: &InstallArgs, host: &HostFacts| -> Vec<String> {
         let steps = short(&plan(request, host).unwrap());
         steps.into_iter().filter(|step| step.contains("start ")).collect()
     };
     let there = after(&host(), &plan(&kept, &host()).unwrap());
     assert_eq!(restarts(&kept, &host()), ["restart imagelet.service", "try-restart kubelet.service"]);
     assert_eq!(restarts(&kept, &there), ["start imagelet.service"]);
-    let other = Request { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..kept.clone() };
+    let other = InstallArgs { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..kept.clone() };
     assert_eq!(restarts(&other, &there), ["restart imagelet.service"]);
     let mut without = there.clone();
     without.files.remove(Path::new(KUBELET_UNIT_DROP_IN));
@@ -266,13 +266,10 @@ fn what_runs_is_restarted_only_where_a_file_changes_if_it_was_started_with_the_o
 #[test]
 fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
     let base = "imageGCHighThresholdPercent: 70\nkubernetes: {lookAheadMax: 8, nodeName: other}\nkind: Other\n";
-    let pods = Request {
-        node_name: Some("node-1".into()),
-        kubeconfig: Some("/k".into()),
-        base_configuration: BaseConfiguration::read(base).unwrap(),
-        ..request(Some(Role::Node))
-    };
-    let tree: serde_json::Value = serde_saphyr::from_str(&contents::configuration(CONTAINERD, &pods)).unwrap();
+    let pods =
+        InstallArgs { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..request(Some(Role::Node)) };
+    let base = BaseConfiguration::read(base).unwrap();
+    let tree: serde_json::Value = serde_saphyr::from_str(&contents::configuration(CONTAINERD, &pods, &base)).unwrap();
     let expected = serde_json::json!({
         "apiVersion": "imagelet.dev/v1alpha1",
         "kind": "ImageletConfiguration",
@@ -282,14 +279,17 @@ fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
     });
     assert_eq!(tree, expected);
     // It is checked before it is written: a daemon that runs could not start again with a wrong one.
-    let steps = plan(&pods, &host()).unwrap();
+    let host = HostFacts { base_configuration: base, ..host() };
+    let steps = plan(&pods, &host).unwrap();
     let written =
         steps.iter().position(|step| matches!(step, Step::Write { path, .. } if path == Path::new(CONFIGURATION)));
     let checked = steps.iter().position(|step| matches!(step, Step::CheckConfiguration(Some(_))));
     assert!(checked.is_some() && checked < written, "{steps:?}");
     let kept =
-        HostFacts { configured_endpoint: Some(CONTAINERD.into()), ..with(host(), CONFIGURATION, FileState::Changed) };
+        HostFacts { configured_endpoint: Some(CONTAINERD.into()), ..with(host, CONFIGURATION, FileState::Changed) };
     assert_eq!(plan(&pods, &kept), Err(Refusal::KeysOfKept));
+    let keys_alone = InstallArgs { node_name: None, kubeconfig: None, ..pods };
+    assert_eq!(plan(&keys_alone, &kept), Err(Refusal::KeysOfKept));
     for (base, why) in [
         ("- 1\n", ""),
         ("a: [", ""),
@@ -306,9 +306,12 @@ fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
 
 #[test]
 fn a_configuration_names_the_runtime_and_the_node_and_quotes_both() {
-    let pods =
-        Request { node_name: Some("a: b".into()), kubeconfig: Some("/k \"1\"".into()), ..request(Some(Role::Node)) };
-    let text = contents::configuration("unix:///run/x: y", &pods);
+    let pods = InstallArgs {
+        node_name: Some("a: b".into()),
+        kubeconfig: Some("/k \"1\"".into()),
+        ..request(Some(Role::Node))
+    };
+    let text = contents::configuration("unix:///run/x: y", &pods, &BaseConfiguration::default());
     let tree: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
     assert_eq!(tree["imageService"]["cri"]["endpoint"], "unix:///run/x: y");
     assert_eq!(tree["kubernetes"]["nodeName"], "a: b");
