@@ -1,7 +1,7 @@
 //! The display of a running pull: bars on a terminal, plain lines elsewhere, nothing with `--quiet`.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     io::{IsTerminal as _, Write as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -9,6 +9,7 @@ use std::{
 
 use imagelet_core::image::ByteSize;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use rustix::termios::tcgetwinsize;
 use tokio::time::Instant;
 
 use crate::{
@@ -62,7 +63,8 @@ impl Screen {
                 Shown { steps: Arc::new(steps), bars: None }
             }
             Self::Bars(screen) => {
-                let layers_max = if line_width.is_some() { 0 } else { bars_for(terminal_lines()) };
+                let lines = tcgetwinsize(std::io::stderr()).ok().map(|size| size.ws_row);
+                let layers_max = if line_width.is_some() { 0 } else { bars_for(lines) };
                 let columns = line_width.unwrap_or_else(|| image.chars().count());
                 let image = in_columns(&image, columns.min(BAR_NAME_COLUMNS));
                 let bars = Arc::new(Bars::new(screen.clone(), image, layers_max));
@@ -181,14 +183,12 @@ impl PullScreen {
             self.forget(&key);
             return;
         }
-        if !self.pulls.contains_key(&key) {
-            if self.pulls.len() >= PULL_LINES_MAX {
-                return;
-            }
-            let bar = self.screen.add(ProgressBar::new(0));
-            self.pulls.insert(key.clone(), (bar, BTreeMap::new()));
-        }
-        let Some((line, layers)) = self.pulls.get_mut(&key) else { return };
+        let is_full = self.pulls.len() >= PULL_LINES_MAX;
+        let (line, layers) = match self.pulls.entry(key) {
+            Entry::Occupied(shown) => shown.into_mut(),
+            Entry::Vacant(_) if is_full => return,
+            Entry::Vacant(free) => free.insert((self.screen.add(ProgressBar::new(0)), BTreeMap::new())),
+        };
         let has_total = pull.bytes_total.is_some();
         line.set_style(style(if has_total { "{prefix} {bar:16} {wide_msg}" } else { "{prefix} {wide_msg}" }));
         line.set_prefix(in_columns(&printable(&pull.image), NAME_COLUMNS));
@@ -258,10 +258,6 @@ pub(crate) fn standing(pull: &PullProgress) -> String {
     let left = pull.remaining_ms.map_or_else(String::new, |left| format!(", {} s left", left.div_ceil(1000)));
     let (received, layers) = (ByteSize(pull.bytes_received), pull.layers.len() as u64 + pull.layers_hidden);
     format!("{} {received} of {}{speed}{left}, {over} of {layers} layers{retry}", pull.phase, ByteSize(total))
-}
-
-fn terminal_lines() -> Option<u16> {
-    rustix::termios::tcgetwinsize(std::io::stderr()).ok().map(|size| size.ws_row)
 }
 
 /// How many layers have a bar on a terminal of so many lines.

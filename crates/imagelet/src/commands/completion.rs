@@ -45,7 +45,6 @@ const BASH: &str = r#"_imagelet() {
 complete -o bashdefault -o default -F _imagelet imagelet
 "#;
 
-/// The script of `completions SHELL`.
 pub(super) fn script(shell: Shell) -> Result<Vec<u8>, Failure> {
     let adapter: &dyn EnvCompleter = match shell {
         Shell::Zsh => &Zsh,

@@ -19,8 +19,7 @@ use crate::{
 
 /// Timeout of a daemon's or runtime's answer without `--timeout`.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// How long a command waits for the store's lock.
-const LOCK_WAIT: Duration = Duration::from_secs(30);
+const STORE_LOCK_WAIT: Duration = Duration::from_secs(30);
 
 /// What a command acts on.
 #[derive(Debug)]
@@ -117,7 +116,8 @@ async fn open(settings: Settings, global: &Global, environment: &Environment, in
     let is_at_default =
         matches!(&settings.backend, Backend::Embedded(store) if store.engine.root == environment.store_default());
     let is_named = global.store.is_some() || !is_at_default;
-    let wanted = StoreAccess { access: access(intent, is_named), lock_wait: global.lock_timeout.unwrap_or(LOCK_WAIT) };
+    let wanted =
+        StoreAccess { access: access(intent, is_named), lock_wait: global.lock_timeout.unwrap_or(STORE_LOCK_WAIT) };
     Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
 }
 

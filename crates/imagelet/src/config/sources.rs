@@ -128,8 +128,7 @@ impl Sources {
     }
 
     pub(crate) fn effective(&self) -> Result<Vec<Sourced>, ConfigError> {
-        let mut leaves = BTreeMap::new();
-        flatten(String::new(), to_value(&self.file()?), &mut leaves);
+        let leaves = leaves(&self.file()?);
         let source = |key: &str| self.given.get(key).map_or(Source::Default, |given| given.source.clone());
         Ok(leaves.into_iter().map(|(key, value)| Sourced { source: source(&key), key, value }).collect())
     }
@@ -185,7 +184,7 @@ impl<'a> Reader<'a> {
 
     fn add_fields(&mut self, above: &str, fields: &[(String, Located)], schema: &Value) {
         for (name, field) in fields {
-            let key = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };
+            let key = path_to(above, name);
             let Some(schema) = schema.get(name) else {
                 let near = near_key(above, name, schema).map_or_else(String::new, |near| format!("; `{near}` is near"));
                 self.refuse(&key, field.line, &format!("unknown key `{name}`{near}"));
@@ -227,22 +226,17 @@ impl<'a> Reader<'a> {
 
     /// In imagelet's file, the kubelet's key for its runtime must name a runtime that imagelet uses as well.
     fn refuse_unasked_runtime(&mut self) {
+        const KEY: &str = "containerRuntimeEndpoint";
         let value = |key| self.given.get(key).map(|given| &given.value);
-        let Some(Given { value: named, source: Source::File(_, line), .. }) =
-            self.given.get("containerRuntimeEndpoint")
-        else {
-            return;
-        };
-        if [value("imageService.cri.endpoint"), value("store.runtimeEndpoint")].contains(&Some(named)) {
-            return;
+        if let Some(Given { value: named, source: Source::File(_, line), .. }) = self.given.get(KEY)
+            && ![value("imageService.cri.endpoint"), value("store.runtimeEndpoint")].contains(&Some(named))
+        {
+            let message = format!(
+                "{KEY}: the kubelet asks {named}, imagelet does not: set imageService.cri.endpoint to it to manage the \
+                 images in that runtime, or store.runtimeEndpoint if it runs containers from imagelet's own store"
+            );
+            self.refuse(KEY, *line, &message);
         }
-        let line = *line;
-        let message = format!(
-            "containerRuntimeEndpoint: the kubelet asks {named}, imagelet does not: set imageService.cri.endpoint to it \
-             to manage the images in that runtime, or store.runtimeEndpoint if it runs containers from imagelet's own \
-             store"
-        );
-        self.refuse("containerRuntimeEndpoint", line, &message);
     }
 
     fn refuse(&mut self, key: &str, line: usize, message: &str) {
@@ -255,10 +249,9 @@ impl<'a> Reader<'a> {
 fn near_key(above: &str, name: &str, schema: &Value) -> Option<String> {
     let known = schema.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
     if let Some(near) = nearest(name, known) {
-        return Some(if above.is_empty() { near.to_owned() } else { format!("{above}.{near}") });
+        return Some(path_to(above, near));
     }
-    let mut leaves = BTreeMap::new();
-    flatten(String::new(), to_value(&File::default()), &mut leaves);
+    let leaves = leaves(&File::default());
     let named: Vec<String> = leaves.into_keys().filter(|key| key.rsplit('.').next() == Some(name)).collect();
     (!named.is_empty()).then(|| named.join("` or `"))
 }
@@ -300,13 +293,23 @@ fn to_value(keys: &impl Serialize) -> Value {
     serde_json::to_value(keys).expect("keys are texts, numbers and lists")
 }
 
-/// The values below a key by dotted path. A list is one value.
+fn path_to(above: &str, name: &str) -> String {
+    if above.is_empty() { name.to_owned() } else { format!("{above}.{name}") }
+}
+
+/// The values of a file by dotted path. A list is one value.
+fn leaves(file: &File) -> BTreeMap<String, Value> {
+    let mut leaves = BTreeMap::new();
+    flatten(String::new(), to_value(file), &mut leaves);
+    leaves
+}
+
 fn flatten(key: String, value: Value, leaves: &mut BTreeMap<String, Value>) {
     match value {
         Value::Null => {}
         Value::Object(fields) if !MAPS.contains(&&*key) => {
             for (name, field) in fields {
-                flatten(if key.is_empty() { name } else { format!("{key}.{name}") }, field, leaves);
+                flatten(path_to(&key, &name), field, leaves);
             }
         }
         mut value => {

@@ -10,9 +10,9 @@ use crate::{
     api::{PodName, PodRequest, PullSecretText},
     failure::Failure,
 };
+pub(crate) use objects::FILE_LENGTH_MAX;
 use objects::{Objects, PodManifest};
 
-pub(crate) const FILE_LENGTH_MAX: u64 = objects::FILE_LENGTH_MAX as u64;
 /// Kinds named in a note; a bundle has many.
 const KINDS_NAMED_MAX: usize = 8;
 

@@ -13,7 +13,7 @@ use serde_saphyr::Spanned;
 use crate::api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
 
 /// Longest file of manifests; an operator's bundle has a few megabytes.
-pub(super) const FILE_LENGTH_MAX: usize = 8 << 20;
+pub(crate) const FILE_LENGTH_MAX: usize = 8 << 20;
 const DOCUMENTS_MAX: usize = 10_000;
 /// Nesting of lists and objects; a pod template in a `CronJob` in a `List` has a dozen levels.
 const DEPTH_MAX: usize = 48;

@@ -20,7 +20,7 @@ use serde::Serialize;
 pub(crate) use table::{Table, fitted_to_stderr, wrapped};
 
 /// Digits of a digest that distinguish images: `sha256:` and 12 digits.
-const DIGEST_SHOWN: usize = 7 + 12;
+pub(crate) const DIGEST_SHOWN: usize = 7 + 12;
 
 /// How results are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -67,7 +67,8 @@ impl Table {
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let width = if self.is_wide { None } else { terminal_width() };
+        // Without a terminal on stdout nothing bounds the lines.
+        let width = if self.is_wide { None } else { width_of(&io::stdout()) };
         self.lines(width).iter().try_for_each(|line| writeln!(out, "{line}"))
     }
 
@@ -103,31 +104,23 @@ impl Table {
         }
         let before = total(&widths[..last], GAP_MIN);
         let left = width.saturating_sub(before + GAP_MIN);
-        rows.iter()
-            .flat_map(|row| {
-                let cut = row.iter().zip(&widths).enumerate();
-                let cut = cut
-                    .map(|(column, (cell, width))| if column < last { with_end(cell, *width) } else { cell.clone() });
-                let cells: Vec<String> = cut.collect();
-                match cells.get(last) {
-                    Some(prose) if is_prose && left >= PROSE_MIN => {
-                        below(&cells[..last], &widths, wrapped(prose, left), before + GAP_MIN)
-                    }
-                    Some(prose) if is_prose => {
-                        let mut lines = vec![joined(&cells[..last], &widths, GAP_MIN)];
-                        let wrapped = wrapped(prose, width.saturating_sub(INDENT).max(PROSE_MIN));
-                        lines.extend(wrapped.into_iter().map(|line| format!("{:INDENT$}{line}", "")));
-                        lines
-                    }
-                    Some(name) if name.width() > left => {
-                        let mut cells = cells.clone();
-                        cells[last] = with_end(name, left.max(CELL_MIN));
-                        vec![joined(&cells, &widths, GAP_MIN)]
-                    }
-                    _ => vec![joined(&cells, &widths, GAP_MIN)],
+        let last_max = if is_prose { usize::MAX } else { left.max(CELL_MIN) };
+        let lines_of = |row: &Vec<String>| {
+            let maxima = widths[..last].iter().chain([&last_max]);
+            let cells: Vec<String> = row.iter().zip(maxima).map(|(cell, max)| with_end(cell, *max)).collect();
+            match cells.get(last).filter(|_| is_prose) {
+                Some(prose) if left >= PROSE_MIN => {
+                    below(&cells[..last], &widths, wrapped(prose, left), before + GAP_MIN)
                 }
-            })
-            .collect()
+                Some(prose) => {
+                    let wrapped = wrapped(prose, width.saturating_sub(INDENT).max(PROSE_MIN));
+                    let wrapped = wrapped.into_iter().map(|line| format!("{:INDENT$}{line}", ""));
+                    std::iter::once(joined(&cells[..last], &widths, GAP_MIN)).chain(wrapped).collect()
+                }
+                None => vec![joined(&cells, &widths, GAP_MIN)],
+            }
+        };
+        rows.iter().flat_map(lines_of).collect()
     }
 }
 
@@ -155,11 +148,6 @@ fn wrapped_line(line: &str, width: usize) -> String {
     text
 }
 
-/// The columns of the terminal on stdout; `None`: stdout is not a terminal.
-fn terminal_width() -> Option<usize> {
-    width_of(&io::stdout())
-}
-
 fn width_of<T: io::IsTerminal + AsFd>(terminal: &T) -> Option<usize> {
     let size = terminal.is_terminal().then(|| tcgetwinsize(terminal).ok()).flatten()?;
     (size.ws_col > 0).then_some(usize::from(size.ws_col))
@@ -175,17 +163,19 @@ fn total(widths: &[usize], gap: usize) -> usize {
     widths.iter().sum::<usize>() + gap * widths.len().saturating_sub(1)
 }
 
+fn last_column(rows: &[Vec<String>]) -> impl Iterator<Item = &String> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    rows.iter().filter_map(move |row| row.get(columns.wrapping_sub(1)))
+}
+
 /// Sentences have more than two words, names and states have not.
 fn last_is_prose(rows: &[Vec<String>]) -> bool {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    rows.iter().filter_map(|row| row.get(columns.wrapping_sub(1))).any(|cell| cell.split(' ').count() > 2)
+    last_column(rows).any(|cell| cell.split(' ').count() > 2)
 }
 
 /// The widest word of the last column.
 fn widest_word(rows: &[Vec<String>]) -> usize {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let prose = rows.iter().filter_map(|row| row.get(columns.wrapping_sub(1)));
-    prose.flat_map(|cell| cell.split(' ')).map(UnicodeWidthStr::width).max().unwrap_or(0)
+    last_column(rows).flat_map(|cell| cell.split(' ')).map(UnicodeWidthStr::width).max().unwrap_or(0)
 }
 
 fn leave_out(rows: &mut [Vec<String>], header: &str) {

@@ -6,6 +6,7 @@ use std::{
     time::SystemTime,
 };
 
+use futures_util::future::OptionFuture;
 use imagelet_core::metrics::Metrics;
 use imagelet_kube::PrefetchController;
 
@@ -23,14 +24,9 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     let access = access(&given, environment)?;
     let settings = HttpSettings { address: address.clone(), token_file, ..HttpSettings::default() };
     let policy = HttpAccess::load(&settings)?;
-    let listener = match &address {
-        Some(address) => Some(http::bind(address, policy.has_token()).await?),
-        None => None,
-    };
-    let for_probes = match health {
-        Some(port) => Some(http::bind_all(port).await?),
-        None => None,
-    };
+    let listener = address.as_deref().map(|address| http::bind(address, policy.has_token()));
+    let listener = OptionFuture::from(listener).await.transpose()?;
+    let for_probes = OptionFuture::from(health.map(http::bind_all)).await.transpose()?;
     // A wrong kubeconfig ends the command, and not only a line in its log.
     access.connect().await?;
     let identity = identity.unwrap_or_else(own_identity);
@@ -39,17 +35,9 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     let controller = PrefetchController::new(access, &namespace, &identity).measured(Arc::clone(&metrics));
     let controller = Arc::new(controller);
     let measured = MeasuredController { controller: Arc::clone(&controller), metrics, started_at };
-    let serving = async {
-        if let Some(listener) = listener {
-            http::serve_controller(listener, measured, policy).await;
-        }
-    };
-    let probed = async {
-        if let Some(listener) = for_probes {
-            http::serve_health(listener, Arc::clone(&controller)).await;
-        }
-    };
-    tokio::join!(controller.run(), serving, probed);
+    let serving = listener.map(|listener| http::serve_controller(listener, measured, policy));
+    let probed = for_probes.map(|listener| http::serve_health(listener, Arc::clone(&controller)));
+    tokio::join!(controller.run(), OptionFuture::from(serving), OptionFuture::from(probed));
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The longest file of sets.
-const FILE_LENGTH_MAX: u64 = 1 << 20;
+const FILE_LENGTH_MAX: usize = 1 << 20;
 /// Most documents of one file, and the limits of what YAML makes of them.
 const DOCUMENTS_MAX: usize = 1000;
 const NODES_MAX: usize = 200_000;

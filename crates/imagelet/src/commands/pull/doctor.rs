@@ -22,12 +22,9 @@ use crate::{
     config::{Backend, Environment, Settings},
     failure::{Failure, advice},
     node::Node,
-    output::{Format, Table, or_dash, print},
+    output::{DIGEST_SHOWN, Format, Table, or_dash, print},
     serve::{node_credentials, runtime_filesystems},
 };
-
-/// Digits of a digest in a table for people.
-const DIGEST_SHOWN: usize = 7 + 12;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -53,15 +53,16 @@ pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Ve
     arguments.images.iter().map(request).collect()
 }
 
-pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure> {
+pub(super) fn read_file(path: &Path, length_max: usize) -> Result<String, Failure> {
     let mut text = String::new();
+    let limit = length_max as u64 + 1;
     if path == Path::new("-") {
-        std::io::stdin().lock().take(length_max + 1).read_to_string(&mut text)
+        std::io::stdin().lock().take(limit).read_to_string(&mut text)
     } else {
-        std::fs::File::open(path).and_then(|file| file.take(length_max + 1).read_to_string(&mut text))
+        std::fs::File::open(path).and_then(|file| file.take(limit).read_to_string(&mut text))
     }
     .map_err(|error| unread(path, &error))?;
-    if text.len() as u64 > length_max {
+    if text.len() > length_max {
         return Err(Failure::new("Failed", format!("`{}` is longer than {length_max} bytes", path.display())));
     }
     Ok(text)

@@ -1,7 +1,7 @@
 //! `login` and `logout`: logins in the docker configuration that pulls read.
 
 use std::{
-    io::{BufRead as _, IsTerminal as _, Read as _, Write as _},
+    io::{BufRead, IsTerminal as _, Read as _, Write as _},
     process::ExitCode,
     time::Duration,
 };
@@ -50,8 +50,11 @@ async fn ask_check_and_keep(
         Some(user) => user,
         None => question("Username: ", false).await?.expose().to_owned(),
     };
-    let password =
-        if arguments.password_stdin { from_stdin(Amount::All).await? } else { question("Password: ", true).await? };
+    let password = if arguments.password_stdin {
+        from_stdin(|stdin, text| stdin.read_to_end(text)).await?
+    } else {
+        question("Password: ", true).await?
+    };
     if user.is_empty() || password.expose().is_empty() {
         return Err(Failure::new("InvalidArgument", "a login has a user and a password, and neither is empty"));
     }
@@ -109,23 +112,14 @@ fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     Ok(DockerLogins::new(path, settings.environment.variables.clone(), HELPER_MAX))
 }
 
-/// How much of stdin a secret is.
-#[derive(Clone, Copy, Debug)]
-enum Amount {
-    Line,
-    All,
-}
-
 /// A secret without the line end that people and tools write. The thread that reads ends with the process.
-async fn from_stdin(amount: Amount) -> Result<Secret, Failure> {
+async fn from_stdin(
+    read: impl FnOnce(&mut dyn BufRead, &mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
+) -> Result<Secret, Failure> {
     let (sender, answer) = oneshot::channel();
     std::thread::spawn(move || {
         let mut bytes = zeroize::Zeroizing::new(Vec::new());
-        let mut stdin = std::io::stdin().lock().take(LINE_LENGTH_MAX);
-        let read = match amount {
-            Amount::Line => stdin.read_until(b'\n', &mut bytes),
-            Amount::All => stdin.read_to_end(&mut bytes),
-        };
+        let read = read(&mut std::io::stdin().lock().take(LINE_LENGTH_MAX), &mut bytes);
         while bytes.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
             bytes.pop();
         }
@@ -144,7 +138,7 @@ async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     let _echo = is_hidden.then(HiddenInput::start).transpose()?;
     let mut stderr = std::io::stderr();
     write!(stderr, "{}", printable(text)).and_then(|()| stderr.flush())?;
-    let answer = from_stdin(Amount::Line).await?;
+    let answer = from_stdin(|stdin, line| stdin.read_until(b'\n', line)).await?;
     if is_hidden {
         drop(writeln!(stderr));
     }

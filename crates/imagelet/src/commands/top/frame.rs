@@ -16,12 +16,10 @@ use crate::{
 /// Columns of an image's name at most, and at least where the line has room.
 const NAME_MAX: usize = 60;
 const NAME_MIN: usize = 16;
-/// Columns of a bar.
-const BAR: usize = 20;
+const BAR_COLUMNS: usize = 20;
 /// Layers that are shown below their pull.
 const LAYERS_MAX: usize = 8;
 
-/// What a frame shows.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct View {
@@ -55,7 +53,6 @@ enum Style {
 
 type Line = Vec<(Style, String)>;
 
-/// A title with the rows below it.
 struct Section {
     title: Line,
     rows: Vec<Line>,
@@ -147,7 +144,6 @@ fn cut(text: &str, columns: usize) -> String {
     cut + "…"
 }
 
-/// A text of exactly so many columns.
 fn padded(text: &str, columns: usize) -> String {
     let cut = cut(text, columns);
     let gap = columns.saturating_sub(cut.width());
@@ -204,8 +200,8 @@ fn heading(name: &str, what: &str) -> Line {
 fn bar(received: u64, total: u64) -> String {
     let share = if total == 0 { 0.0 } else { (received as f64 / total as f64).clamp(0.0, 1.0) };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the width of the bar")]
-    let full = (share * BAR as f64) as usize;
-    format!("[{}{}]", "#".repeat(full), ".".repeat(BAR - full))
+    let full = (share * BAR_COLUMNS as f64) as usize;
+    format!("[{}{}]", "#".repeat(full), ".".repeat(BAR_COLUMNS - full))
 }
 
 /// Columns of a name beside so many others.
@@ -215,7 +211,7 @@ fn name_columns(columns: usize, others: usize) -> usize {
 
 fn pulls(pulls: &[PullProgress], columns: usize) -> Section {
     let running: Vec<_> = pulls.iter().filter(|pull| pull.phase != "waiting").collect();
-    let name = name_columns(columns, 2 + BAR + 2 + 36);
+    let name = name_columns(columns, 2 + BAR_COLUMNS + 2 + 36);
     let mut rows = Vec::new();
     for pull in &running {
         let state = match pull.bytes_total {

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::OptionFuture;
 use jiff::Timestamp;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -48,13 +49,13 @@ pub(super) async fn top(node: &Node, is_once: bool, has_color: bool, format: For
     clock.tick().await;
     let mut number = 0_u64;
     loop {
-        let (columns, lines) = terminal.size();
+        let (columns, lines) = terminal::size_of(&terminal.tty);
         let canvas = Canvas { columns, lines: Some(lines), has_color };
         if let Err(error) = terminal::draw(&frame(&view, canvas, Timestamp::now())) {
             return Ok(printed(Err(error))?);
         }
         tokio::select! {
-            () = terminal.quit() => return Ok(ExitCode::SUCCESS),
+            () = terminal.quit.cancelled() => return Ok(ExitCode::SUCCESS),
             _ = resized.recv() => {}
             () = async {
                 clock.tick().await;
@@ -74,18 +75,13 @@ async fn first(node: &Node) -> Result<View, Failure> {
 
 /// Replaces what is answered; what is not stays, and the view says so.
 async fn update(node: &Node, view: &mut View, with_decisions: bool) {
-    let decisions = async {
-        if with_decisions {
-            Some(Box::pin(node.ask(DecisionsRequest { limit: DECISIONS_MAX }, no_steps())).await)
-        } else {
-            None
-        }
-    };
+    let decisions = DecisionsRequest { limit: DECISIONS_MAX };
+    let decisions = with_decisions.then(|| Box::pin(node.ask(decisions, no_steps())));
     let (disk, pulls, queue, decisions) = tokio::join!(
         Box::pin(node.ask(DiskRequest { samples: Some(1) }, no_steps())),
         Box::pin(node.ask(PullsRequest::default(), no_steps())),
         Box::pin(node.ask(QueueRequest::default(), no_steps())),
-        decisions,
+        OptionFuture::from(decisions),
     );
     let mut problems = Vec::new();
     let mut take = |failure: Failure| problems.push(failure.to_string());

@@ -24,10 +24,10 @@ const INTERRUPT: u8 = 3;
 /// The controlling terminal while `top` has it.
 #[derive(Debug)]
 pub(super) struct Terminal {
-    tty: Arc<File>,
+    pub(super) tty: Arc<File>,
     before: Termios,
-    /// A key that ends `top` was pressed.
-    quit: CancellationToken,
+    /// A key that ends `top` was pressed: `q` or Ctrl-C.
+    pub(super) quit: CancellationToken,
     closed: CancellationToken,
 }
 
@@ -46,16 +46,6 @@ impl Terminal {
         std::thread::Builder::new().name("keys".into()).spawn(move || read_keys(&tty, &quit, &closed))?;
         write(ENTER)?;
         Ok(terminal)
-    }
-
-    /// Columns and lines now.
-    pub(super) fn size(&self) -> (usize, usize) {
-        size_of(&self.tty)
-    }
-
-    /// Waits for a key that ends `top`: `q` or Ctrl-C.
-    pub(super) async fn quit(&self) {
-        self.quit.cancelled().await;
     }
 }
 
