@@ -14,11 +14,14 @@ use tonic_prost::{ProstCodec, ProstEncoder};
 const ANSWER: MessageBounds = MessageBounds { bytes: 256 << 20, entries: 500_000, parts: 8_000_000 };
 
 #[derive(Debug)]
-pub(crate) struct BoundedCodec<Q, A>(PhantomData<(Q, A)>);
+pub(crate) struct BoundedCodec<Q, A> {
+    left: MessageBounds,
+    messages: PhantomData<(Q, A)>,
+}
 
 impl<Q, A> Default for BoundedCodec<Q, A> {
     fn default() -> Self {
-        Self(PhantomData)
+        Self { left: ANSWER, messages: PhantomData }
     }
 }
 
@@ -30,24 +33,18 @@ where
     type Encode = Q;
     type Decode = A;
     type Encoder = ProstEncoder<Q>;
-    type Decoder = BoundedDecoder<A>;
+    type Decoder = Self;
 
     fn encoder(&mut self) -> Self::Encoder {
         ProstCodec::<Q, A>::default().encoder()
     }
 
-    fn decoder(&mut self) -> Self::Decoder {
-        BoundedDecoder { left: ANSWER, messages: PhantomData }
+    fn decoder(&mut self) -> Self {
+        Self::default()
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct BoundedDecoder<A> {
-    left: MessageBounds,
-    messages: PhantomData<A>,
-}
-
-impl<A: Message + Default> Decoder for BoundedDecoder<A> {
+impl<Q, A: Message + Default> Decoder for BoundedCodec<Q, A> {
     type Item = A;
     type Error = Status;
 
@@ -62,17 +59,20 @@ impl<A: Message + Default> Decoder for BoundedDecoder<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::v1::{content, snapshots};
+    use crate::{
+        Many,
+        v1::{content, snapshots},
+    };
 
     #[test]
     fn what_nodes_have_passes_and_what_would_fill_the_memory_does_not() {
         let label = |at: usize| (format!("containerd.io/gc.ref.content.l.{at}"), format!("sha256:{at:064}"));
         let blob =
             content::Info { digest: format!("sha256:{:064}", 1), size: i64::MAX, labels: (0..30).map(label).collect() };
-        let page = content::ListContentResponse { info: vec![blob; 1000] }.encode_to_vec();
+        let page = Many { items: vec![blob; 1000] }.encode_to_vec();
         let taken = std::iter::successors(ANSWER.less(&page), |left| left.less(&page)).take(1000).count();
         assert!(taken > 50, "{taken} thousand blobs with 30 labels each");
-        let hollow = snapshots::ListSnapshotsResponse { info: vec![snapshots::Info::default(); 600_000] };
+        let hollow = Many { items: vec![snapshots::Info::default(); 600_000] };
         assert_eq!(ANSWER.less(&hollow.encode_to_vec()), None, "two bytes each");
     }
 }

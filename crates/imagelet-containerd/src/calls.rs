@@ -7,6 +7,7 @@ use std::{
 };
 
 use jiff::Timestamp;
+use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     sync::mpsc,
@@ -15,10 +16,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{client::Grpc, transport::Channel};
 
 use crate::{
-    ContainerdRefusal, LeaseId,
+    ContainerdRefusal, LeaseId, Many, One,
     bounded::BoundedCodec,
     client::{Answer, ContainerdClient, path},
-    v1::{content, images, introspection, leases, namespaces, snapshots, types},
+    v1::{content, images, introspection, leases, snapshots, types},
 };
 
 const WRITE_BYTES_MAX: u64 = 1 << 20;
@@ -33,8 +34,7 @@ const COMMIT: i32 = 2;
 impl ContainerdClient {
     /// The names of all namespaces.
     pub async fn namespaces(&self) -> Answer<Vec<String>> {
-        let listed: namespaces::ListNamespacesResponse = self.ask("Namespaces.List", "", ()).await?;
-        Ok(listed.namespaces.into_iter().map(|namespace| namespace.name).collect())
+        self.ask_many("Namespaces.List", "", ()).await
     }
 
     /// Creates a lease that expires after `lifetime`, at the next collection.
@@ -47,21 +47,18 @@ impl ContainerdClient {
     /// Deletes a lease; with `collects` returns after the next collection. An absent lease is no error.
     pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Answer<()> {
         let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
-        let deleted = self.ask("Leases.Delete", lease.as_str(), message);
-        present(deleted.await).map(|_: Option<()>| ())
+        self.ask_to_remove("Leases.Delete", lease.as_str(), message).await
     }
 
     /// All leases of the namespace.
     pub async fn leases(&self) -> Answer<Vec<leases::Lease>> {
-        let listed: leases::ListResponse = self.ask("Leases.List", "", ()).await?;
-        Ok(listed.leases)
+        self.ask_many("Leases.List", "", ()).await
     }
 
     /// The resources of a lease; empty for an absent lease.
     pub async fn leased(&self, lease: &str) -> Answer<Vec<leases::Resource>> {
-        let message = leases::ListResourcesRequest { id: lease.to_owned() };
-        let listed = self.ask("Leases.ListResources", lease, message);
-        Ok(present(listed.await)?.map(|answer: leases::ListResourcesResponse| answer.resources).unwrap_or_default())
+        let listed = self.ask_many("Leases.ListResources", lease, lease.to_owned());
+        Ok(present(listed.await)?.unwrap_or_default())
     }
 
     /// Adds a resource to a lease, whether it exists or not: `content` with all that its labels refer to, or
@@ -74,16 +71,13 @@ impl ContainerdClient {
 
     /// Describes a snapshot; `None` if it is absent.
     pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Answer<Option<snapshots::Info>> {
-        let message = snapshots::StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        let found = self.ask("Snapshots.Stat", key, message);
-        Ok(present(found.await)?.and_then(|answer: snapshots::StatSnapshotResponse| answer.info))
+        self.ask_one("Snapshots.Stat", key, of_snapshot(snapshotter, key)).await
     }
 
     /// Prepares a writable snapshot; returns its mounts.
     pub async fn prepare(&self, message: snapshots::PrepareSnapshotRequest) -> Answer<Vec<types::Mount>> {
         let key = message.key.clone();
-        let prepared: snapshots::PrepareSnapshotResponse = self.ask("Snapshots.Prepare", &key, message).await?;
-        Ok(prepared.mounts)
+        self.ask_many("Snapshots.Prepare", &key, message).await
     }
 
     /// Commits a snapshot.
@@ -94,29 +88,22 @@ impl ContainerdClient {
 
     /// Removes a snapshot. An absent snapshot is no error.
     pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Answer<()> {
-        let message = snapshots::RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        let removed = self.ask("Snapshots.Remove", key, message);
-        present(removed.await).map(|_: Option<()>| ())
+        self.ask_to_remove("Snapshots.Remove", key, of_snapshot(snapshotter, key)).await
     }
 
     /// All snapshots of a snapshotter.
     pub async fn snapshots(&self, snapshotter: &str) -> Answer<Vec<snapshots::Info>> {
-        let message = snapshots::ListSnapshotsRequest { snapshotter: snapshotter.to_owned() };
-        let items = |page: snapshots::ListSnapshotsResponse| page.info;
-        self.list("Snapshots.List", snapshotter, message, items).await
+        self.list("Snapshots.List", snapshotter, snapshotter.to_owned()).await
     }
 
     /// The usage of a snapshot without its parents: from the database if committed, else by a walk. `None` if absent.
     pub async fn usage(&self, snapshotter: &str, key: &str) -> Answer<Option<snapshots::UsageResponse>> {
-        let message = snapshots::UsageRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        present(self.ask("Snapshots.Usage", key, message).await)
+        present(self.ask("Snapshots.Usage", key, of_snapshot(snapshotter, key)).await)
     }
 
     /// Describes a blob; `None` if the namespace has none of this digest.
     pub async fn content(&self, digest: &str) -> Answer<Option<content::Info>> {
-        let message = content::InfoRequest { digest: digest.to_owned() };
-        let found = self.ask("Content.Info", digest, message);
-        Ok(present(found.await)?.and_then(|answer: content::InfoResponse| answer.info))
+        self.ask_one("Content.Info", digest, digest.to_owned()).await
     }
 
     /// Sets labels of a blob; its other labels stay.
@@ -130,8 +117,7 @@ impl ContainerdClient {
 
     /// All blobs of the namespace.
     pub async fn contents(&self) -> Answer<Vec<content::Info>> {
-        let items = |page: content::ListContentResponse| page.info;
-        self.list("Content.List", "", (), items).await
+        self.list("Content.List", "", ()).await
     }
 
     /// Writes a blob of `size` bytes with its labels.
@@ -170,22 +156,18 @@ impl ContainerdClient {
 
     /// Describes an image record; `None` if it is absent.
     pub async fn image(&self, name: &str) -> Answer<Option<images::Image>> {
-        let message = images::GetImageRequest { name: name.to_owned() };
-        let found = self.ask("Images.Get", name, message);
-        Ok(present(found.await)?.and_then(|answer: images::GetImageResponse| answer.image))
+        self.ask_one("Images.Get", name, name.to_owned()).await
     }
 
     /// All image records of the namespace.
     pub async fn images(&self) -> Answer<Vec<images::Image>> {
-        let listed: images::ListImagesResponse = self.ask("Images.List", "", ()).await?;
-        Ok(listed.images)
+        self.ask_many("Images.List", "", ()).await
     }
 
     /// Creates an image record.
     pub async fn create_image(&self, image: images::Image) -> Answer<()> {
         let name = image.name.clone();
-        let message = images::CreateImageRequest { image: Some(image) };
-        self.ask("Images.Create", &name, message).await
+        self.ask("Images.Create", &name, One { item: Some(image) }).await
     }
 
     /// Sets target and labels of an image record; its other labels stay.
@@ -200,9 +182,34 @@ impl ContainerdClient {
     /// The snapshotter plugins.
     pub async fn snapshotters(&self) -> Answer<Vec<introspection::Plugin>> {
         let message = introspection::PluginsRequest { filters: vec!["type==io.containerd.snapshotter.v1".to_owned()] };
-        let listed: introspection::PluginsResponse = self.ask("Introspection.Plugins", "", message).await?;
-        Ok(listed.plugins)
+        self.ask_many("Introspection.Plugins", "", message).await
     }
+
+    async fn ask_one<Q: Message + 'static, T: Message + Default + 'static>(
+        &self,
+        call: &'static str,
+        subject: &str,
+        message: Q,
+    ) -> Answer<Option<T>> {
+        Ok(present(self.ask(call, subject, message).await)?.and_then(|found: One<T>| found.item))
+    }
+
+    async fn ask_many<Q: Message + 'static, T: Message + Default + 'static>(
+        &self,
+        call: &'static str,
+        subject: &str,
+        message: Q,
+    ) -> Answer<Vec<T>> {
+        self.ask(call, subject, message).await.map(|found: Many<T>| found.items)
+    }
+
+    async fn ask_to_remove<Q: Message + 'static>(&self, call: &'static str, subject: &str, message: Q) -> Answer<()> {
+        present(self.ask(call, subject, message).await).map(|_: Option<()>| ())
+    }
+}
+
+fn of_snapshot(snapshotter: &str, key: &str) -> snapshots::SnapshotRequest {
+    snapshots::SnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() }
 }
 
 fn expiry(now: SystemTime, lifetime: Duration) -> String {

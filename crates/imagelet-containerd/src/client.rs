@@ -14,7 +14,9 @@ use tonic::{
 };
 use tower::service_fn;
 
-use crate::{ContainerdError, ContainerdRefusal, MESSAGE_BYTES_MAX, NAMESPACE, bounded::BoundedCodec, lease::LeaseId};
+use crate::{
+    ContainerdError, ContainerdRefusal, MESSAGE_BYTES_MAX, Many, NAMESPACE, bounded::BoundedCodec, lease::LeaseId,
+};
 
 const CALL_MAX: Duration = Duration::from_secs(30);
 /// The limit of a call that walks or removes trees: a commit measures one, the end of a lease removes its content.
@@ -69,23 +71,18 @@ impl ContainerdClient {
         self.read(call, subject, message, send).await
     }
 
-    pub(crate) async fn list<Q, A, T>(
-        &self,
-        call: &'static str,
-        subject: &str,
-        message: Q,
-        items: fn(A) -> Vec<T>,
-    ) -> Answer<Vec<T>>
+    /// All items of a streamed list.
+    pub(crate) async fn list<Q, T>(&self, call: &'static str, subject: &str, message: Q) -> Answer<Vec<T>>
     where
         Q: Message + 'static,
-        A: Message + Default + 'static,
+        T: Message + Default + 'static,
     {
         let send = async |mut grpc: Grpc<Channel>, request| {
-            let codec = BoundedCodec::<Q, A>::default();
+            let codec = BoundedCodec::<Q, Many<T>>::default();
             let mut pages = grpc.server_streaming(request, path(call), codec).await?.into_inner();
             let mut all = Vec::new();
             while let Some(page) = pages.message().await? {
-                all.extend(items(page));
+                all.extend(page.items);
             }
             Ok(all)
         };

@@ -17,6 +17,7 @@ pub mod failpoint;
 pub mod fuzzing;
 mod import;
 mod lease;
+mod message;
 mod place;
 mod sink;
 mod sizes;
@@ -25,6 +26,7 @@ pub mod v1;
 pub use client::ContainerdClient;
 pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;
+pub use message::{Many, One};
 pub use sink::{Containerd, ContainerdConfig};
 pub use sizes::ContainerdSizes;
 

@@ -75,23 +75,18 @@ where
     type Encode = Q;
     type Decode = A;
     type Encoder = ProstEncoder<Q>;
-    type Decoder = BoundedDecoder<A>;
+    type Decoder = Self;
 
     fn encoder(&mut self) -> Self::Encoder {
         ProstCodec::<Q, A>::default().encoder()
     }
 
-    fn decoder(&mut self) -> Self::Decoder {
-        BoundedDecoder { left: self.left, messages: PhantomData }
+    fn decoder(&mut self) -> Self {
+        Self::new(self.left)
     }
 }
 
-struct BoundedDecoder<A> {
-    left: MessageBounds,
-    messages: PhantomData<A>,
-}
-
-impl<A: Message + Default> Decoder for BoundedDecoder<A> {
+impl<Q, A: Message + Default> Decoder for Bounded<Q, A> {
     type Item = A;
     type Error = Status;
 
@@ -115,7 +110,7 @@ mod tests {
             repo_tags: vec!["reg.test/a:v1".into(); 5],
             repo_digests: vec!["reg.test/a@sha256:a".into(); 5],
             size: u64::MAX,
-            uid: Some(v1::Int64Value { value: -1 }),
+            uid: Some(-1),
             pinned: true,
             ..v1::Image::default()
         };

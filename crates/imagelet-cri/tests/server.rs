@@ -506,7 +506,7 @@ fn wire(image: &serde_json::Value) -> Option<v1::Image> {
         repo_tags: texts("repo_tags"),
         repo_digests: texts("repo_digests"),
         size: image["size"].as_u64().unwrap(),
-        uid: image["uid"].as_i64().map(|value| v1::Int64Value { value }),
+        uid: image["uid"].as_i64(),
         username: image["username"].as_str().unwrap_or_default().into(),
         ..v1::Image::default()
     })

@@ -52,7 +52,7 @@ pub(crate) fn filter_from_wire(filter: Option<v1::ImageFilter>) -> Option<ImageS
 pub(crate) fn image_to_wire(image: Image) -> v1::Image {
     let (uid, username) = match image.user {
         ImageUser::Unset => (None, String::new()),
-        ImageUser::Uid(value) => (Some(v1::Int64Value { value }), String::new()),
+        ImageUser::Uid(uid) => (Some(uid), String::new()),
         ImageUser::Name(name) => (None, name),
     };
     let spec = (image.spec != ImageSpec::default()).then(|| spec_to_wire(&image.spec));
@@ -70,7 +70,7 @@ pub(crate) fn image_to_wire(image: Image) -> v1::Image {
 
 pub(crate) fn image_from_wire(image: v1::Image) -> Image {
     let user = match image.uid {
-        Some(uid) => ImageUser::Uid(uid.value),
+        Some(uid) => ImageUser::Uid(uid),
         None if image.username.is_empty() => ImageUser::Unset,
         None => ImageUser::Name(image.username),
     };
@@ -153,8 +153,8 @@ fn usage_to_wire(usage: &FilesystemUsage) -> v1::FilesystemUsage {
     v1::FilesystemUsage {
         timestamp: nanoseconds(usage.measured_at).max(1),
         fs_id: Some(v1::FilesystemIdentifier { mountpoint: usage.mountpoint.to_string_lossy().into_owned() }),
-        used_bytes: Some(v1::UInt64Value { value: usage.used.0 }),
-        inodes_used: Some(v1::UInt64Value { value: usage.inodes_used.unwrap_or(0) }),
+        used_bytes: Some(usage.used.0),
+        inodes_used: Some(usage.inodes_used.unwrap_or(0)),
     }
 }
 
@@ -162,8 +162,8 @@ fn usage_from_wire(usage: v1::FilesystemUsage) -> FilesystemUsage {
     FilesystemUsage {
         measured_at: time(usage.timestamp),
         mountpoint: usage.fs_id.map(|id| PathBuf::from(id.mountpoint)).unwrap_or_default(),
-        used: ByteSize(usage.used_bytes.map_or(0, |bytes| bytes.value)),
-        inodes_used: usage.inodes_used.map(|inodes| inodes.value),
+        used: ByteSize(usage.used_bytes.unwrap_or(0)),
+        inodes_used: usage.inodes_used,
     }
 }
 

@@ -264,8 +264,8 @@ fn both_filesystem_lists_are_filled_and_nothing_is_absent() {
     let wire = filesystems_to_wire(&ImageFilesystems { images: vec![usage], ..ImageFilesystems::default() });
     assert_eq!(wire.image_filesystems, wire.container_filesystems);
     assert_eq!(wire.image_filesystems[0].timestamp, 1, "a timestamp is above zero");
-    assert_eq!(wire.image_filesystems[0].inodes_used, Some(v1::UInt64Value { value: 0 }));
-    assert_eq!(wire.image_filesystems[0].used_bytes, Some(v1::UInt64Value { value: 7 }));
+    assert_eq!(wire.image_filesystems[0].inodes_used, Some(0));
+    assert_eq!(wire.image_filesystems[0].used_bytes, Some(7));
 
     // CRI-O may keep writable layers on a disk of their own.
     let at = |mountpoint: &str| FilesystemUsage {

@@ -216,10 +216,10 @@ impl ImageService for Acting {
             let place = v1::FilesystemUsage {
                 timestamp: 1,
                 fs_id: Some(v1::FilesystemIdentifier { mountpoint: self.snapshots.display().to_string() }),
-                used_bytes: Some(v1::UInt64Value {
-                    value: script.used_bytes.unwrap_or_else(|| script.images.iter().map(|image| image.size).sum()),
-                }),
-                inodes_used: Some(v1::UInt64Value { value: script.images.len() as u64 }),
+                used_bytes: Some(
+                    script.used_bytes.unwrap_or_else(|| script.images.iter().map(|image| image.size).sum()),
+                ),
+                inodes_used: Some(script.images.len() as u64),
             };
             v1::ImageFsInfoResponse { image_filesystems: vec![place.clone()], container_filesystems: vec![place] }
         })
