@@ -3,6 +3,8 @@
 //! Pure and independent of the host's platform: a node of another system can be checked from here. [`crate::Endpoint`]
 //! decides which addresses imagelet accepts for its own sockets.
 
+use std::borrow::Cow;
+
 use imagelet_core::text::quoted;
 
 /// The platform whose rules apply.
@@ -14,85 +16,28 @@ pub enum AddressPlatform {
     Windows,
 }
 
-impl AddressPlatform {
-    fn using(self) -> &'static str {
-        match self {
-            Self::Unix => "using",
-            Self::Windows => "Using",
-        }
-    }
-}
-
-/// How an endpoint is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// A socket with a path.
-    Unix,
-    /// A host and a port.
-    Tcp,
-    /// A named pipe of Windows.
-    Npipe,
-}
-
 /// An endpoint in its parts as the interface's parser reads it, quirks included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// How it is reached.
-    pub protocol: Protocol,
+    /// How it is reached: `unix`, a socket with a path; `tcp`, a host and a port; `npipe`, a named pipe of Windows.
+    pub protocol: &'static str,
     /// The path of a socket or pipe, or the host and port.
     pub address: String,
     /// The host that a Unix endpoint names by mistake: `foo` of `unix://foo/bar`. It is dropped.
     pub host: String,
 }
 
-/// Why a text is no address.
+/// Why a text is no address, in the words of the interface's parser.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AddressError {
-    /// The text has no scheme.
-    #[error("{} {} as endpoint is deprecated, please consider using full url format", platform.using(), quoted(text))]
-    Deprecated {
-        /// The text, on Windows with forward slashes.
-        text: String,
-        /// The platform whose rules apply.
-        platform: AddressPlatform,
-    },
-    /// The platform does not know the scheme.
-    #[error("protocol {} not supported", quoted(.0))]
-    Protocol(String),
-    /// The platform parses the scheme and does not dial it.
-    #[error("only support unix socket endpoint")]
-    NotUnix,
-    /// Not a URL.
-    #[error("parse {}: {reason}", quoted(text))]
-    Malformed {
-        /// The text.
-        text: String,
-        /// The rule it breaks.
-        reason: String,
-    },
-}
-
-impl AddressError {
+#[error("{message}")]
+pub struct AddressError {
+    message: String,
     /// The scheme, if the text has a readable one.
-    pub fn protocol(&self) -> &str {
-        match self {
-            Self::Protocol(protocol) => protocol,
-            Self::NotUnix => Protocol::Tcp.name(),
-            Self::Deprecated { .. } | Self::Malformed { .. } => "",
-        }
-    }
+    pub protocol: String,
 }
 
-impl Protocol {
-    /// The scheme.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unix => "unix",
-            Self::Tcp => "tcp",
-            Self::Npipe => "npipe",
-        }
-    }
+fn refused(message: String, protocol: &str) -> AddressError {
+    AddressError { message, protocol: protocol.to_owned() }
 }
 
 impl Address {
@@ -101,28 +46,26 @@ impl Address {
     /// # Errors
     /// If it is no URL, or has no scheme or an unknown one.
     pub fn parse(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
-        let turned;
-        let text = match platform {
-            AddressPlatform::Unix => text,
-            AddressPlatform::Windows => {
-                turned = text.replace('\\', "/");
-                &turned
-            }
+        let (text, using) = match platform {
+            AddressPlatform::Unix => (Cow::from(text), "using"),
+            AddressPlatform::Windows => (Cow::from(text.replace('\\', "/")), "Using"),
         };
-        let url = Url::parse(text).map_err(|reason| AddressError::Malformed { text: text.to_owned(), reason })?;
+        let quoted_text = quoted(&text);
+        let url = Url::parse(&text).map_err(|reason| refused(format!("parse {quoted_text}: {reason}"), ""))?;
         let reached = |protocol, address| Ok(Self { protocol, address, host: String::new() });
         match (url.scheme.as_str(), platform) {
-            ("", _) => Err(AddressError::Deprecated { text: text.to_owned(), platform }),
-            ("tcp", _) => reached(Protocol::Tcp, url.host),
-            ("unix", AddressPlatform::Unix) => Ok(Self { protocol: Protocol::Unix, address: url.path, host: url.host }),
-            ("npipe", AddressPlatform::Windows) if url.path.starts_with("//./pipe") => {
-                reached(Protocol::Npipe, url.path)
-            }
+            ("", _) => Err(refused(
+                format!("{using} {quoted_text} as endpoint is deprecated, please consider using full url format"),
+                "",
+            )),
+            ("tcp", _) => reached("tcp", url.host),
+            ("unix", AddressPlatform::Unix) => Ok(Self { protocol: "unix", address: url.path, host: url.host }),
+            ("npipe", AddressPlatform::Windows) if url.path.starts_with("//./pipe") => reached("npipe", url.path),
             ("npipe", AddressPlatform::Windows) => {
                 let host = if url.host.is_empty() { "." } else { &url.host };
-                reached(Protocol::Npipe, format!("//{host}{}", url.path))
+                reached("npipe", format!("//{host}{}", url.path))
             }
-            (other, _) => Err(AddressError::Protocol(other.to_owned())),
+            (other, _) => Err(refused(format!("protocol {} not supported", quoted(other)), other)),
         }
     }
 
@@ -131,16 +74,16 @@ impl Address {
     /// # Errors
     /// As [`Address::parse`], and on Unix for any address but a socket.
     pub(crate) fn to_dial(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
-        let address = match (Self::parse(text, platform), platform) {
-            (Err(error), AddressPlatform::Unix) if error.protocol().is_empty() => {
-                Self::parse(&format!("{}://{text}", Protocol::Unix.name()), platform)?
+        let address = match Self::parse(text, platform) {
+            Err(error) if platform == AddressPlatform::Unix && error.protocol.is_empty() => {
+                Self::parse(&format!("unix://{text}"), platform)?
             }
-            (parsed, _) => parsed?,
+            parsed => parsed?,
         };
-        match (platform, address.protocol) {
-            (AddressPlatform::Unix, Protocol::Tcp | Protocol::Npipe) => Err(AddressError::NotUnix),
-            _ => Ok(address),
+        if platform == AddressPlatform::Unix && address.protocol != "unix" {
+            return Err(refused("only support unix socket endpoint".to_owned(), address.protocol));
         }
+        Ok(address)
     }
 }
 
@@ -269,8 +212,8 @@ mod tests {
                 other => panic!("no such function: {other}"),
             };
             let (protocol, address, error) = match &read {
-                Ok(read) => (read.protocol.name(), read.address.as_str(), None),
-                Err(error) => (error.protocol(), "", Some(error.to_string())),
+                Ok(read) => (read.protocol, read.address.as_str(), None),
+                Err(error) => (error.protocol.as_str(), "", Some(error.to_string())),
             };
             assert_eq!(error.is_some(), expected["error"] == true, "{name}: {read:?}");
             assert_eq!(error.as_deref(), expected["error_text"].as_str(), "{name}");
@@ -297,7 +240,7 @@ mod tests {
             ("tcp://a b", "parse \"tcp://a b\": invalid character \" \" in host name"),
         ] {
             let error = Address::parse(text, AddressPlatform::Unix).unwrap_err();
-            assert_eq!((error.to_string().as_str(), error.protocol()), (message, ""));
+            assert_eq!((error.to_string(), error.protocol), (message.to_owned(), String::new()));
         }
         // An unreadable text is also parsed as a path, and the second complaint is reported.
         let error = Address::to_dial(":x", AddressPlatform::Unix).unwrap_err();

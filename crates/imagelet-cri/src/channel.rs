@@ -64,7 +64,7 @@ pub(crate) struct Peer {
     backoff: Arc<Backoff>,
     endpoint: Endpoint,
     /// The limit of each call but a pull.
-    timeout: Duration,
+    pub(crate) timeout: Duration,
     /// Whether lists are streamed; off for good once the runtime has no streams. Clones share it.
     streams: Arc<AtomicBool>,
 }
@@ -120,10 +120,22 @@ impl Peer {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let mut request = Request::new(message);
+        let send = |request| bounded::unary(self.channel.clone(), call.path(), request, ONE);
+        self.send(call, Request::new(message), send).await
+    }
+
+    async fn send<Q, A, F>(
+        &self,
+        call: Call,
+        mut request: Request<Q>,
+        send: impl FnOnce(Request<Q>) -> F,
+    ) -> Result<A, Status>
+    where
+        F: Future<Output = Result<A, Status>>,
+    {
         trace::inject(request.metadata_mut());
-        let sent = Box::pin(bounded::unary(self.channel.clone(), call.path(), request, ONE));
-        let answer = trace::follow(call, sent).await;
+        // Boxed: a call is large, and would be part of each outer future.
+        let answer = trace::follow(call, Box::pin(send(request))).await;
         self.note(answer.as_ref().err());
         answer
     }
@@ -175,14 +187,7 @@ impl Peer {
         let mut request = Request::new(message);
         // The peer receives the deadline and stops working for a call that has ended.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-        trace::inject(request.metadata_mut());
-        // Boxed: a call is large, and would be part of each outer future.
-        let sent = Box::pin(send(request));
-        let answer = tokio::time::timeout_at(deadline, trace::follow(call, sent)).await;
-        if let Ok(answer) = &answer {
-            self.note(answer.as_ref().err());
-        }
-        match answer {
+        match tokio::time::timeout_at(deadline, self.send(call, request, send)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
                 // No caller cancelled, so the peer's `Cancelled` means the deadline it received.
@@ -200,11 +205,6 @@ impl Peer {
         if failed.is_none_or(|status| status.source().is_none()) {
             self.backoff.reset();
         }
-    }
-
-    /// The limit of each call but a pull.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.timeout
     }
 
     /// The error of a status, with the socket if the peer is away.

@@ -76,7 +76,7 @@ impl RemoteImageService {
         tokio::select! {
             biased;
             done = work => Ok(done),
-            stalled = watch.stalled(|| self.look()) => Err(self.peer.stalled(stalled, name, watch.quiet_max())),
+            stalled = watch.stalled(|| self.look()) => Err(self.peer.stalled(stalled, name, watch.quiet_max)),
         }
     }
 
@@ -99,13 +99,9 @@ impl RemoteImageService {
     ) -> Result<Option<(Image, BTreeMap<String, String>)>, RuntimeError> {
         require_name(spec)?;
         let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose };
-        let response: Result<v1::ImageStatusResponse, _> = self.peer.ask(Call::Image("ImageStatus"), request).await;
-        let (image, info) = match response {
-            Ok(response) => (response.image, response.info),
-            // Not the specified answer, but the same meaning.
-            Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        // An error is not the specified answer for an absent image, but has the same meaning.
+        let response = present(self.peer.ask(Call::Image("ImageStatus"), request).await)?;
+        let v1::ImageStatusResponse { image, info } = response.unwrap_or_default();
         match image {
             Some(image) if image.id.is_empty() || image.size == 0 => {
                 Err(RuntimeError::other(format!("Id or size of image {} is not set", quoted(&spec.image))))
@@ -156,10 +152,7 @@ impl ImageService for RemoteImageService {
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         require_name(spec)?;
         let request = v1::RemoveImageRequest { image: Some(convert::spec_to_wire(spec)) };
-        match self.peer.ask(Call::Remove, request).await {
-            Err(error) if error.kind() != RuntimeErrorKind::NotFound => Err(error),
-            Err(_) | Ok(()) => Ok(()),
-        }
+        present(self.peer.ask(Call::Remove, request).await).map(|_: Option<()>| ())
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
@@ -238,14 +231,6 @@ impl RemoteContainerService {
         Ok(RuntimeConfiguration::read(&response.info, &conditions))
     }
 
-    async fn ask_sandbox(&self, id: &str) -> Result<Option<v1::PodSandboxStatusResponse>, RuntimeError> {
-        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
-        let response = self.peer.ask(Call::Runtime("PodSandboxStatus"), request).await;
-        let Some(response) = present(response)? else { return Ok(None) };
-        convert::check_sandbox_status(&response)?;
-        Ok(Some(response))
-    }
-
     async fn ask_status(&self) -> Result<v1::StatusResponse, RuntimeError> {
         let response = self.peer.ask(Call::Runtime("Status"), v1::StatusRequest { verbose: true }).await?;
         convert::check_status(&response)?;
@@ -291,8 +276,11 @@ impl ContainerService for RemoteContainerService {
 
     /// Read from the verbose answer; containerd and CRI-O add it.
     async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
-        let response = self.ask_sandbox(sandbox_id).await?;
-        Ok(response.map_or(SandboxImage::Gone, |response| SandboxImage::of_info(&response.info)))
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox_id.to_owned(), verbose: true };
+        let response = self.peer.ask(Call::Runtime("PodSandboxStatus"), request).await;
+        let Some(response) = present(response)? else { return Ok(SandboxImage::Gone) };
+        convert::check_sandbox_status(&response)?;
+        Ok(SandboxImage::of_info(&response.info))
     }
 
     async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
@@ -308,6 +296,7 @@ fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
     Ok(())
 }
 
+/// `None` for `NotFound`.
 fn present<A>(answer: Result<A, RuntimeError>) -> Result<Option<A>, RuntimeError> {
     match answer {
         Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(None),

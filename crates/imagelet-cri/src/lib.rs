@@ -17,7 +17,7 @@ mod stall;
 mod trace;
 pub mod v1;
 
-pub use address::{Address, AddressError, AddressPlatform, Protocol, client_target};
+pub use address::{Address, AddressError, AddressPlatform, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};

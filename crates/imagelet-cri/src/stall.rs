@@ -53,7 +53,7 @@ pub(crate) enum Stalled {
 
 #[derive(Debug)]
 pub(crate) struct StallWatch {
-    quiet_max: Duration,
+    pub(crate) quiet_max: Duration,
     pulse: Mutex<Pulse>,
     /// One sample serves all pulls.
     looking: tokio::sync::Mutex<()>,
@@ -97,10 +97,6 @@ impl Pulse {
 impl StallWatch {
     pub(crate) fn new(quiet_max: Duration) -> Self {
         Self { quiet_max, pulse: Mutex::default(), looking: tokio::sync::Mutex::default() }
-    }
-
-    pub(crate) fn quiet_max(&self) -> Duration {
-        self.quiet_max
     }
 
     /// Returns when a pull that begins now has stalled.

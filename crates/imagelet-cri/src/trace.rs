@@ -11,8 +11,7 @@ use crate::convert::{Call, code_name};
 const PARENT: &str = "traceparent";
 /// The other headers of a trace, with their limits.
 const COMPANIONS: [(&str, usize); 2] = [("tracestate", 512), ("baggage", 8192)];
-/// `00-TRACE-SPAN-FLAGS`; later versions may append to it.
-const PARENT_LENGTH: usize = 55;
+const PARENT_LENGTH_MAX: usize = 256;
 
 /// Follows a client's call with a span and an event for the request and the response.
 pub(crate) async fn follow<A>(call: Call, sent: impl Future<Output = Result<A, Status>>) -> Result<A, Status> {
@@ -38,23 +37,28 @@ tokio::task_local! {
     static CURRENT: TraceContext;
 }
 
+/// The headers of a call's trace, and what the first of them says.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct TraceContext(Vec<(&'static str, MetadataValue<Ascii>)>);
+pub(crate) struct TraceContext {
+    headers: Vec<(&'static str, MetadataValue<Ascii>)>,
+    caller: Option<CallerTrace>,
+}
 
 impl TraceContext {
     /// The trace of a call; empty if its headers are invalid.
     pub(crate) fn of(metadata: &MetadataMap) -> Self {
-        let Some(parent) = metadata.get(PARENT).filter(|parent| is_parent(parent.as_bytes())) else {
+        let Some((parent, caller)) = metadata.get(PARENT).and_then(|it| Some((it, read_parent(it.as_bytes())?))) else {
             return Self::default();
         };
         let companions = COMPANIONS.into_iter().filter_map(|(name, length_max)| {
             metadata.get(name).filter(|value| value.len() <= length_max).map(|value| (name, value.clone()))
         });
-        Self([(PARENT, parent.clone())].into_iter().chain(companions).collect())
+        let headers = [(PARENT, parent.clone())].into_iter().chain(companions).collect();
+        Self { headers, caller: Some(caller) }
     }
 
     pub(crate) fn id(&self) -> Option<&str> {
-        self.0.first().and_then(|(_, parent)| parent.to_str().ok()).and_then(|parent| parent.get(3..35))
+        self.headers.first().and_then(|(_, parent)| parent.to_str().ok()?.get(3..35))
     }
 
     /// Runs a call so that the calls it makes belong to the trace. Spawned tasks do not.
@@ -76,46 +80,36 @@ pub struct CallerTrace {
 
 /// The span of the CRI call that the task answers; `None` outside of a call, or where the call has no trace.
 pub fn current_trace() -> Option<CallerTrace> {
-    let parent = CURRENT.try_with(|current| current.0.first().map(|(_, parent)| parent.clone())).ok()??;
-    let text = parent.to_str().ok()?;
-    let flags = u8::from_str_radix(text.get(53..55)?, 16).ok()?;
-    Some(CallerTrace { trace: hex(text.get(3..35)?)?, span: hex(text.get(36..52)?)?, is_sampled: flags & 1 == 1 })
-}
-
-fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let mut bytes = [0; N];
-    for (index, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * index..2 * index + 2)?, 16).ok()?;
-    }
-    Some(bytes)
+    CURRENT.try_with(|current| current.caller).ok()?
 }
 
 pub(crate) fn inject(metadata: &mut MetadataMap) {
     // No scope: the call was not made for an incoming one.
     let _ = CURRENT.try_with(|current| {
-        for (name, value) in &current.0 {
+        for (name, value) in &current.headers {
             metadata.insert(*name, value.clone());
         }
     });
 }
 
-fn is_parent(text: &[u8]) -> bool {
-    let part = |from: usize, length: usize| text.get(from..from + length).unwrap_or_default();
-    let is_hex = |part: &[u8]| part.iter().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte));
-    let dashes = [2, 35, 52].into_iter().all(|at| text.get(at) == Some(&b'-'));
-    let (version, trace, span, flags) = (part(0, 2), part(3, 32), part(36, 16), part(53, 2));
-    let length_fits = match version {
-        b"00" => text.len() == PARENT_LENGTH,
-        _ => text.len() == PARENT_LENGTH || text.get(PARENT_LENGTH) == Some(&b'-'),
-    };
-    let is_none = |part: &[u8]| part.iter().all(|byte| *byte == b'0');
-    dashes
-        && length_fits
-        && text.len() <= 256
-        && version != b"ff"
-        && [version, trace, span, flags].into_iter().all(is_hex)
-        && !is_none(trace)
-        && !is_none(span)
+/// Reads `00-TRACE-SPAN-FLAGS`, to which later versions may append.
+fn read_parent(header: &[u8]) -> Option<CallerTrace> {
+    let mut parts = header.split(|byte| *byte == b'-');
+    let ([version], trace) = (hex(parts.next()?)?, hex(parts.next()?)?);
+    let (span, [flags]) = (hex(parts.next()?)?, hex(parts.next()?)?);
+    let length_fits = if version == 0 { parts.next().is_none() } else { header.len() <= PARENT_LENGTH_MAX };
+    let is_valid = length_fits && version != 0xff && trace != [0; 16] && span != [0; 8];
+    is_valid.then_some(CallerTrace { trace, span, is_sampled: flags & 1 == 1 })
+}
+
+/// Reads digits in lower case.
+fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
+    let digit = |digit: u8| char::from(digit).to_digit(16).filter(|_| !digit.is_ascii_uppercase());
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = u8::try_from(digit(pair[0])? << 4 | digit(pair[1])?).ok()?;
+    }
+    (text.len() == 2 * N).then_some(bytes)
 }
 
 #[cfg(test)]
@@ -169,13 +163,13 @@ mod tests {
         ];
         for parent in bad {
             assert!(
-                TraceContext::of(&metadata(&[("traceparent", parent), ("baggage", "k=v")])).0.is_empty(),
+                TraceContext::of(&metadata(&[("traceparent", parent), ("baggage", "k=v")])).headers.is_empty(),
                 "{parent}"
             );
         }
         let later = format!("01{}-more", &PARENT_SAID[2..]);
         let long = "x".repeat(513);
         let context = TraceContext::of(&metadata(&[("traceparent", &later), ("tracestate", &long)]));
-        assert_eq!(context.0.len(), 1, "what is too long stays behind");
+        assert_eq!(context.headers.len(), 1, "what is too long stays behind");
     }
 }

@@ -22,22 +22,18 @@ pub(crate) fn check_version(response: &v1::VersionResponse) -> Result<(), Runtim
 }
 
 pub(crate) fn check_container_status(status: &v1::ContainerStatus) -> Result<(), RuntimeError> {
-    let complaint = if status.id.is_empty() {
-        "status.Id is not set".to_owned()
-    } else if let Some(metadata) = &status.metadata {
-        if metadata.name.is_empty() {
+    let complaint = match &status.metadata {
+        _ if status.id.is_empty() => "status.Id is not set".to_owned(),
+        None => "status.Metadata is not set".to_owned(),
+        Some(metadata) if metadata.name.is_empty() => {
             format!("metadata.Name is not in metadata {}", quoted(&format!("attempt:{}", metadata.attempt)))
-        } else if status.created_at == 0 {
-            "status.CreatedAt is not set".to_owned()
-        } else if status.image.as_ref().is_none_or(|spec| spec.image.is_empty()) {
-            "status.Image is not set".to_owned()
-        } else if status.image_ref.is_empty() {
-            "status.ImageRef is not set".to_owned()
-        } else {
-            return Ok(());
         }
-    } else {
-        "status.Metadata is not set".to_owned()
+        Some(_) if status.created_at == 0 => "status.CreatedAt is not set".to_owned(),
+        Some(_) if status.image.as_ref().is_none_or(|spec| spec.image.is_empty()) => {
+            "status.Image is not set".to_owned()
+        }
+        Some(_) if status.image_ref.is_empty() => "status.ImageRef is not set".to_owned(),
+        Some(_) => return Ok(()),
     };
     Err(RuntimeError::other(complaint))
 }

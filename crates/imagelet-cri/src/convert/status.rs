@@ -202,8 +202,7 @@ fn shortened(text: &str) -> String {
     if text.len() <= MESSAGE_BYTES_MAX {
         return text.to_owned();
     }
-    let end = (0..=MESSAGE_BYTES_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    format!("{}…", &text[..end])
+    format!("{}…", &text[..text.floor_char_boundary(MESSAGE_BYTES_MAX)])
 }
 
 #[cfg(test)]

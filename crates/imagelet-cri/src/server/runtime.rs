@@ -108,7 +108,7 @@ async fn pass_on(peer: &Peer, request: http::Request<Body>) -> http::Response<Bo
         std::future::poll_fn(|context| channel.poll_ready(context)).await?;
         channel.call(call).await
     };
-    match tokio::time::timeout(peer.timeout(), sent).await {
+    match tokio::time::timeout(peer.timeout, sent).await {
         Ok(Ok(answer)) => {
             peer.note(None);
             answer
