@@ -100,8 +100,8 @@ fn refusal(status: &Status) -> ContainerdRefusal {
 
 /// containerd's text for a log: of bounded length, on one line.
 fn shown(text: &str) -> String {
-    let end = (0..=text.len().min(TEXT_BYTES_MAX)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    if text[..end].chars().any(char::is_control) { quoted(&text[..end]) } else { text[..end].to_owned() }
+    let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
+    if text.chars().any(char::is_control) { quoted(text) } else { text.to_owned() }
 }
 
 #[cfg(test)]

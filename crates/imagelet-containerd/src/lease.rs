@@ -18,11 +18,9 @@ impl LeaseId {
     pub fn unique() -> Self {
         // Each `RandomState` has its own seed: random enough to be unique.
         let (high, low) = (RandomState::new().hash_one(0), RandomState::new().hash_one(1));
-        let bits = u128::from(high) << 64 | u128::from(low);
-        let part = |from: u32, digits: u32| bits >> (128 - 4 * (from + digits)) & ((1 << (4 * digits)) - 1);
-        let (first, second, third) = (part(0, 8), part(8, 4), part(13, 3));
-        let (fourth, last) = (part(17, 3), part(20, 12));
-        Self(format!("{}{first:08x}-{second:04x}-4{third:03x}-8{fourth:03x}-{last:012x}", Self::PREFIX).into())
+        let hex = format!("{high:016x}{low:016x}");
+        let (first, second, third, fourth, last) = (&hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..]);
+        Self(format!("{}{first}-{second}-4{third}-8{fourth}-{last}", Self::PREFIX).into())
     }
 
     /// Parses an id of imagelet.

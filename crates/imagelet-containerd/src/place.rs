@@ -20,8 +20,8 @@ const PROBE: &str = "imagelet-probe";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotterFolder {
-    path: PathBuf,
-    staging: PathBuf,
+    pub(crate) path: PathBuf,
+    pub(crate) staging: PathBuf,
 }
 
 impl SnapshotterFolder {
@@ -38,14 +38,6 @@ impl SnapshotterFolder {
             }
             (Some(other), _) => Err(ForwardReason::Snapshotter(other.to_owned())),
         }
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(crate) fn staging(&self) -> &Path {
-        &self.staging
     }
 
     /// Tests whether a folder can be renamed from the staging folder, which is created if absent.
@@ -114,7 +106,7 @@ mod tests {
     fn the_folder_tells_root_and_snapshotter() {
         let folder = SnapshotterFolder::of_mountpoint(Path::new("/var/lib/c/io.containerd.snapshotter.v1.overlayfs"));
         let folder = folder.unwrap();
-        assert_eq!(folder.staging(), Path::new("/var/lib/c/imagelet-staging"));
+        assert_eq!(folder.staging, Path::new("/var/lib/c/imagelet-staging"));
         for (path, code) in [
             ("/var/lib/c/io.containerd.snapshotter.v1.native", "snapshotter"),
             ("/var/lib/c/io.containerd.snapshotter.v1.", "snapshotter"),
@@ -150,9 +142,9 @@ mod tests {
         let place = SnapshotterFolder::of_mountpoint(&path).unwrap();
         assert_eq!(place.probe().unwrap_err().code(), "staging", "the snapshotter has no folder");
         fs::create_dir_all(path.join(PROBE)).unwrap();
-        fs::create_dir(place.staging().join(PROBE)).unwrap();
+        fs::create_dir(place.staging.join(PROBE)).unwrap();
         place.probe().unwrap();
-        assert_eq!(fs::read_dir(&path).unwrap().count() + fs::read_dir(place.staging()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(&path).unwrap().count() + fs::read_dir(&place.staging).unwrap().count(), 0);
         fs::write(path.join(PROBE), "").unwrap();
         assert_eq!(place.probe().unwrap_err().code(), "staging", "a file is in the way");
     }

@@ -64,12 +64,12 @@ impl Containerd {
 
     /// The staging folder for this image folder. `None`: images cannot be imported.
     pub fn staging_of(image_mountpoint: &Path) -> Option<PathBuf> {
-        SnapshotterFolder::of_mountpoint(image_mountpoint).ok().map(|place| place.staging().to_owned())
+        SnapshotterFolder::of_mountpoint(image_mountpoint).ok().map(|place| place.staging)
     }
 
     /// The staging folder.
     pub fn staging(&self) -> &Path {
-        self.0.place.staging()
+        &self.0.place.staging
     }
 
     /// Whether layers are committed on any base, and so prepared in parallel.
@@ -113,7 +113,7 @@ async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result
         return Err(failed(&error.message.chars().take(PLUGIN_TEXT_MAX).collect::<String>()));
     }
     match plugin.exports.get("root") {
-        Some(root) if Path::new(root) != place.path() => Err(failed("its folder is not the one that CRI names")),
+        Some(root) if Path::new(root) != place.path => Err(failed("its folder is not the one that CRI names")),
         _ => Ok(plugin.capabilities.iter().any(|capability| capability == REBASE)),
     }
 }

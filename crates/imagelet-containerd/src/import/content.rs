@@ -40,7 +40,7 @@ impl ImportRun {
                 Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
                 written => return Ok(written?),
             }
-            self.client.hold(self.lease.id(), "content", digest.as_str()).await?;
+            self.client.hold(&self.lease.id, "content", digest.as_str()).await?;
             let Some(found) = self.client.content(digest.as_str()).await? else { continue };
             match self.client.label_content(digest.as_str(), labelled(&found.labels)).await {
                 Err(error) if error.refusal() == ContainerdRefusal::NotFound => {}

@@ -61,7 +61,7 @@ impl ImportRun {
         let lease = ImportLease::new(Arc::clone(&containerd));
         lease.make().await?;
         Step::ImportLeased.reach();
-        let client = containerd.client.under(lease.id());
+        let client = containerd.client.under(&lease.id);
         let (base, _) = watch::channel(Base::Has(0));
         let mut run = Self { containerd, client, lease, image, chains, present: 0, base, running: RwLock::default() };
         run.present = run.find_base().await?;
@@ -112,7 +112,7 @@ impl ImportRun {
     /// Adds a layer's snapshot to the lease; returns whether it exists.
     async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
         let kind = format!("snapshots/{OVERLAYFS}");
-        self.client.hold(self.lease.id(), &kind, self.chains[index].as_str()).await?;
+        self.client.hold(&self.lease.id, &kind, self.chains[index].as_str()).await?;
         self.is_committed(index).await
     }
 
@@ -273,7 +273,7 @@ impl ImportRun {
             match self.client.prepare(message).await {
                 Ok(mounts) => {
                     Step::ImportPrepared.reach();
-                    let folders = SnapshotFolders::of_mounts(&mounts, self.containerd.place.path());
+                    let folders = SnapshotFolders::of_mounts(&mounts, &self.containerd.place.path);
                     return match folders {
                         Ok(folders) => Ok(Some((key, folders))),
                         Err(why) => {

@@ -75,7 +75,7 @@ impl ContainerdParts {
 /// A lease of an import. Drop ends it in the background.
 #[derive(Debug)]
 pub(crate) struct ImportLease {
-    id: LeaseId,
+    pub(crate) id: LeaseId,
     containerd: Arc<ContainerdParts>,
     /// containerd confirmed it; otherwise containerd may create the lease after the request to end it.
     is_made: AtomicBool,
@@ -95,10 +95,6 @@ impl ImportLease {
         self.containerd.client.create_lease(&self.id, LEASE_LIFETIME).await?;
         self.is_made.store(true, Ordering::Release);
         Ok(())
-    }
-
-    pub(crate) fn id(&self) -> &LeaseId {
-        &self.id
     }
 
     /// Ends it once; with `collects` returns after the next collection.
