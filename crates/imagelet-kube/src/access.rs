@@ -8,7 +8,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Cause};
 
 /// An API server that does not accept a connection within this time is away.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -28,31 +28,30 @@ impl ApiAccess {
     /// # Errors
     /// When the files cannot be read, or may be changed by other users.
     pub async fn connect(&self) -> Result<Client, ApiError> {
+        let failed = |what: String| move |source: Cause| ApiError::Credentials { what, source };
         let mut config = match self {
             Self::Kubeconfig(path) => {
-                let failed = |source: Box<dyn std::error::Error + Send + Sync>| ApiError::Kubeconfig {
-                    path: path.clone(),
-                    source,
+                let what = format!("use the kubeconfig `{}`", path.display());
+                let path = path.clone();
+                let read = tokio::task::spawn_blocking(move || {
+                    // The file names programs that are run, and the server that is believed.
+                    trusted_files::open(&path)?;
+                    Ok::<_, Cause>(Kubeconfig::read_from(&path)?)
+                });
+                let config = async {
+                    Ok::<_, Cause>(Config::from_custom_kubeconfig(read.await??, &KubeConfigOptions::default()).await?)
                 };
-                let read = {
-                    let path = path.clone();
-                    move || {
-                        // The file names programs that are run, and the server that is believed.
-                        trusted_files::open(&path)?;
-                        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Kubeconfig::read_from(&path)?)
-                    }
-                };
-                let read = tokio::task::spawn_blocking(read).await;
-                let kubeconfig = read.map_err(|error| failed(error.into()))?.map_err(failed)?;
-                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-                    .await
-                    .map_err(|error| failed(error.into()))?
+                config.await.map_err(failed(what))?
             }
-            Self::InCluster => Config::incluster().map_err(|error| ApiError::InCluster(error.into()))?,
+            Self::InCluster => {
+                let config = Config::incluster().map_err(Cause::from);
+                config.map_err(failed("use the service account of this pod".to_owned()))?
+            }
         };
         config.connect_timeout = Some(CONNECT_MAX);
         // Attempts are repeated by the watch alone, with its own waits.
         config.default_retry = false;
-        Client::try_from(config).map_err(ApiError::Setup)
+        let client = Client::try_from(config).map_err(Cause::from);
+        client.map_err(failed("set up the client of the API server".to_owned()))
     }
 }

@@ -50,10 +50,8 @@ impl NodeAgent {
     pub fn new(access: ApiAccess, node: &str, inventory: Arc<Inventory>, metrics: Arc<Metrics>) -> Self {
         inventory.expect_pods(SystemTime::now());
         let collection = Collection {
-            name: "pods of the node",
-            path: "/api/v1/pods",
             selector: format!("spec.nodeName={node}"),
-            is_metadata: false,
+            ..Collection::of("pods of the node", "/api/v1/pods")
         };
         let health = Arc::new(WatchHealth::of_pods(Arc::clone(&metrics)));
         let client = ApiClient::new(access.clone());

@@ -6,12 +6,16 @@ use std::{
     time::Duration,
 };
 
-use http::{Method, Request, Response, header};
+use http::{HeaderName, Method, Request, Response, header};
 use http_body_util::{BodyExt as _, Limited};
 use imagelet_core::metrics::{Family, MetricKind, Metrics};
 use kube::{Client, client::Body};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{
+    Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
+use serde_json::Value;
 use zeroize::Zeroizing;
 
 use crate::{
@@ -21,6 +25,8 @@ use crate::{
 
 /// The longest answer: a list of the pods of a node, which are a few hundred of some 20 kB.
 pub(crate) const ANSWER_LENGTH_MAX: usize = 32 << 20;
+/// The longest object that may hold a secret: the API server stores at most 1 MiB of one, which base64 makes a third longer.
+pub(crate) const SECRET_LENGTH_MAX: usize = 2 << 20;
 /// The longest answer that is an error.
 const ERROR_LENGTH_MAX: usize = 64 << 10;
 /// How long an answer may take.
@@ -37,27 +43,6 @@ pub(crate) static ERRORS: Family = Family {
     kind: MetricKind::Counter,
     labels: &["cause"],
 };
-
-/// The content of a request that changes an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
-    /// A whole object.
-    Json,
-    /// Fields that are merged into the object.
-    Merge,
-    /// The fields that one field manager owns (server-side apply); JSON is valid YAML.
-    Apply,
-}
-
-impl Content {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Json => "application/json",
-            Self::Merge => "application/merge-patch+json",
-            Self::Apply => "application/apply-patch+yaml",
-        }
-    }
-}
 
 /// A client of the API server. Cheap to clone; its clones share the connection.
 #[derive(Clone)]
@@ -118,43 +103,60 @@ impl ApiClient {
 
     /// Reads one document.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
-        self.document(request(Method::GET, path, None, Vec::new())?).await
+        self.get_as(path, None).await
     }
 
-    /// Reads one document, of which the server is asked to send the metadata alone.
-    pub(crate) async fn get_as<T: DeserializeOwned>(&self, path: &str, accept: &'static str) -> Result<T, ApiError> {
-        let mut request = request(Method::GET, path, None, Vec::new())?;
-        request.headers_mut().insert(header::ACCEPT, http::HeaderValue::from_static(accept));
-        self.document(request).await
+    /// Reads one document in the form that is accepted.
+    pub(crate) async fn get_as<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        accept: Option<&'static str>,
+    ) -> Result<T, ApiError> {
+        self.document(get_request(path, accept)?).await
     }
 
-    /// Sends an object and reads the answer.
+    /// Sends a whole object and reads the answer.
     pub(crate) async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
-        content: Content,
+        object: &impl Serialize,
+    ) -> Result<T, ApiError> {
+        self.send_as("application/json", method, path, object).await
+    }
+
+    /// Merges fields into an object.
+    pub(crate) async fn merge(&self, path: &str, fields: &Value) -> Result<(), ApiError> {
+        self.send_as::<IgnoredAny>("application/merge-patch+json", Method::PATCH, path, fields).await.map(drop)
+    }
+
+    /// Writes the fields that a field manager owns, whichever manager has them so far (server-side apply).
+    pub(crate) async fn apply(&self, path: &str, manager: &str, fields: &Value) -> Result<(), ApiError> {
+        let path = format!("{path}?fieldManager={manager}&force=true");
+        // JSON is valid YAML.
+        self.send_as::<IgnoredAny>("application/apply-patch+yaml", Method::PATCH, &path, fields).await.map(drop)
+    }
+
+    async fn send_as<T: DeserializeOwned>(
+        &self,
+        content: &'static str,
+        method: Method,
+        path: &str,
         object: &impl Serialize,
     ) -> Result<T, ApiError> {
         let body = serde_json::to_vec(object).map_err(ApiError::Decode)?;
-        self.document(request(method, path, Some(content), body)?).await
+        self.document(request(method, path, Some((header::CONTENT_TYPE, content)), body)?).await
     }
 
-    /// Reads an object that may hold a secret, as text of at most so many bytes.
-    pub(crate) async fn get_secret(&self, path: &str, length_max: usize) -> Result<Zeroizing<Vec<u8>>, ApiError> {
-        self.secret_text(Method::GET, path, None, Vec::new(), length_max).await
+    /// Reads an object that may hold a secret, as text.
+    pub(crate) async fn get_secret(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+        self.secret_text(|| get_request(path, None)).await
     }
 
-    /// Sends an object and reads the answer, which may hold a secret, as text of at most so many bytes.
-    pub(crate) async fn send_for_secret(
-        &self,
-        method: Method,
-        path: &str,
-        content: Content,
-        object: &serde_json::Value,
-        length_max: usize,
-    ) -> Result<Zeroizing<Vec<u8>>, ApiError> {
-        self.secret_text(method, path, Some(content), object.to_string().into_bytes(), length_max).await
+    /// Sends an object and reads the answer, which may hold a secret, as text.
+    pub(crate) async fn send_for_secret(&self, path: &str, object: &Value) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+        let content = Some((header::CONTENT_TYPE, "application/json"));
+        self.secret_text(|| request(Method::POST, path, content.clone(), object.to_string().into())).await
     }
 
     /// Deletes an object, if it still is this one; an absent one counts as deleted.
@@ -162,7 +164,7 @@ impl ApiClient {
         let options = serde_json::json!({
             "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid},
         });
-        match self.send::<serde::de::IgnoredAny>(Method::DELETE, path, Content::Json, &options).await {
+        match self.send::<IgnoredAny>(Method::DELETE, path, &options).await {
             Ok(_) | Err(ApiError::Rejected { code: 404, .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -170,11 +172,7 @@ impl ApiClient {
 
     /// Opens an answer without an end.
     pub(crate) async fn open(&self, path: &str, accept: Option<&'static str>) -> Result<Body, ApiError> {
-        let mut request = request(Method::GET, path, None, Vec::new())?;
-        if let Some(accept) = accept {
-            request.headers_mut().insert(header::ACCEPT, http::HeaderValue::from_static(accept));
-        }
-        let answer = self.bounded(self.exchange(request)).await?;
+        let answer = self.bounded(self.exchange(get_request(path, accept)?)).await?;
         Ok(answer.into_body())
     }
 
@@ -188,16 +186,11 @@ impl ApiClient {
 
     async fn secret_text(
         &self,
-        method: Method,
-        path: &str,
-        content: Option<Content>,
-        body: Vec<u8>,
-        length_max: usize,
+        request: impl Fn() -> Result<Request<Body>, ApiError>,
     ) -> Result<Zeroizing<Vec<u8>>, ApiError> {
         let mut waits = self.grant_waits.iter();
         loop {
-            let request = request(method.clone(), path, content, body.clone())?;
-            match (self.bounded(self.text(request, length_max)).await, waits.next()) {
+            match (self.bounded(self.text(request()?, SECRET_LENGTH_MAX)).await, waits.next()) {
                 (Err(ApiError::Rejected { code: 403, .. }), Some(wait)) => tokio::time::sleep(*wait).await,
                 (answer, _) => return answer,
             }
@@ -214,12 +207,8 @@ impl ApiClient {
         if let (Err(error), Some(metrics)) = (&answer, &self.metrics) {
             metrics.increment(&ERRORS, &[&error.cause()]);
         }
-        let is_refused = |code: u16| matches!(code, 401 | 403);
-        if answer.as_ref().is_err_and(|error| match error {
-            ApiError::Unreachable(_) | ApiError::Silent(_) => true,
-            ApiError::Rejected { code, .. } => is_refused(*code),
-            _ => false,
-        }) {
+        if let Err(ApiError::Unreachable(_) | ApiError::Silent(_) | ApiError::Rejected { code: 401 | 403, .. }) = answer
+        {
             self.disconnect();
         }
         answer
@@ -260,10 +249,19 @@ impl fmt::Debug for ApiClient {
     }
 }
 
-fn request(method: Method, path: &str, content: Option<Content>, body: Vec<u8>) -> Result<Request<Body>, ApiError> {
+fn get_request(path: &str, accept: Option<&'static str>) -> Result<Request<Body>, ApiError> {
+    request(Method::GET, path, accept.map(|accept| (header::ACCEPT, accept)), Vec::new())
+}
+
+fn request(
+    method: Method,
+    path: &str,
+    header: Option<(HeaderName, &'static str)>,
+    body: Vec<u8>,
+) -> Result<Request<Body>, ApiError> {
     let mut request = Request::builder().method(method).uri(path);
-    if let Some(content) = content {
-        request = request.header(header::CONTENT_TYPE, content.name());
+    if let Some((name, value)) = header {
+        request = request.header(name, value);
     }
     request.body(Body::from(body)).map_err(|error| ApiError::Unreachable(error.into()))
 }

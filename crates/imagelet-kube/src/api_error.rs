@@ -1,33 +1,29 @@
 //! Why the API server did not answer, with what the watch acts on.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use serde::Deserialize;
+
+use crate::names::cut;
 
 /// Most of a server's message that is kept.
 const MESSAGE_LENGTH_MAX: usize = 512;
 
-type Cause = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a request to the API server failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiError {
-    /// The kubeconfig is missing, invalid, or not to be trusted.
-    #[error("could not use the kubeconfig `{}`", path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
+    /// The credentials are missing, invalid, or not to be trusted.
+    #[error("could not {what}")]
+    Credentials {
+        /// What failed: `use the kubeconfig …`.
+        what: String,
         /// The cause.
         #[source]
         source: Cause,
     },
-    /// This process has no service account.
-    #[error("could not use the service account of this pod")]
-    InCluster(#[source] Cause),
-    /// The credentials do not make a client.
-    #[error("could not set up the client of the API server")]
-    Setup(#[source] kube::Error),
     /// The API server cannot be reached, or the connection broke.
     #[error("could not reach the API server")]
     Unreachable(#[source] Cause),
@@ -77,7 +73,7 @@ impl ApiError {
             Self::Expired => "expired".to_owned(),
             Self::Unreachable(_) => "unreachable".to_owned(),
             Self::Silent(_) => "silent".to_owned(),
-            Self::Kubeconfig { .. } | Self::InCluster(_) | Self::Setup(_) => "credentials".to_owned(),
+            Self::Credentials { .. } => "credentials".to_owned(),
             Self::TooLarge { .. } | Self::SecretInvalid { .. } | Self::Decode(_) => "invalid".to_owned(),
         }
     }
@@ -117,8 +113,6 @@ impl ApiStatus {
         if code == 410 || is_ahead || matches!(self.reason.as_str(), "Expired" | "Gone") {
             return ApiError::Expired;
         }
-        let cut = &self.message[..self.message.floor_char_boundary(MESSAGE_LENGTH_MAX)];
-        let message = cut.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-        ApiError::Rejected { code, message }
+        ApiError::Rejected { code, message: cut(&self.message, MESSAGE_LENGTH_MAX, ' ') }
     }
 }

@@ -28,7 +28,7 @@ pub use look_ahead::LookAheadParts;
 pub use pods::{BoundPod, PodImageUse, PodRejection, read_pod};
 pub use prefetch::{
     CRDS, ControllerReport, FetchFailure, ImagePresence, PrefetchAgent, PrefetchApi, PrefetchController, PrefetchNode,
-    SetDocument, SetDocumentError, SetPin, SetRejection, SetRow, SetSpecError, controller_metric_families,
+    SetDocument, SetPin, SetRejection, SetRow, controller_metric_families,
 };
 pub use rollout::{DaemonSetRollout, RolloutProgress};
 pub use watch::{WatchHealth, WatchReport};

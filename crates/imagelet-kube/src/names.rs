@@ -21,6 +21,11 @@ pub(crate) fn shown(text: &str) -> String {
 
 /// The same, with another limit in bytes.
 pub(crate) fn shown_to(text: &str, length_max: usize) -> String {
+    cut(text, length_max, '?')
+}
+
+/// The first bytes of a text, with a letter for each control character.
+pub(crate) fn cut(text: &str, length_max: usize, for_control: char) -> String {
     let cut = &text[..text.floor_char_boundary(length_max)];
-    cut.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    cut.chars().map(|letter| if letter.is_control() { for_control } else { letter }).collect()
 }

@@ -10,8 +10,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::{
-    access::ApiAccess,
-    api_client::{ApiClient, Content, encoded},
+    api_client::{ApiClient, encoded},
     api_error::ApiError,
 };
 
@@ -60,11 +59,7 @@ struct Status {
 
 impl DaemonSetRollout {
     /// The DaemonSet of this name.
-    pub fn new(access: ApiAccess, namespace: &str, name: &str) -> Self {
-        Self::connected(ApiClient::new(access), namespace, name)
-    }
-
-    fn connected(client: ApiClient, namespace: &str, name: &str) -> Self {
+    pub fn new(client: ApiClient, namespace: &str, name: &str) -> Self {
         let path = format!("/apis/apps/v1/namespaces/{}/daemonsets/{}", encoded(namespace), encoded(name));
         Self { client, path }
     }
@@ -95,7 +90,7 @@ impl DaemonSetRollout {
         found["args"] = arguments.into();
         allow_for_absent(&mut object);
         // It names the version that was read, so that no write of another client is undone.
-        self.client.send::<Value>(Method::PUT, &self.path, Content::Json, &object).await.map(|_| true)
+        self.client.send::<Value>(Method::PUT, &self.path, &object).await.map(|_| true)
     }
 
     /// Waits until the pod of each node is ready with the arguments that were set last. `report` gets each progress once.
@@ -152,7 +147,7 @@ mod tests {
         let fake = FakeApi::start(FakeApiOptions::default()).await;
         fake.install("/apis/apps/v1");
         let client = ApiClient::connected(fake.client());
-        (fake, DaemonSetRollout::connected(client, "kube-system", "imagelet-node"))
+        (fake, DaemonSetRollout::new(client, "kube-system", "imagelet-node"))
     }
 
     fn daemon_set() -> Value {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest};
-use imagelet_kube::{PrefetchAgent, PrefetchNode as _};
+use imagelet_kube::{ApiClient, PrefetchAgent, PrefetchNode as _};
 use tokio::{
     sync::{Mutex, Notify},
     task::JoinSet,
@@ -74,7 +74,7 @@ impl Jobs {
             });
         }
         if let Some(KubernetesSettings { access, node: name, .. }) = &node.settings().kubernetes {
-            let agent = PrefetchAgent::new(access.clone(), name, Arc::new(PrefetchTarget::new(node)));
+            let agent = PrefetchAgent::new(ApiClient::new(access.clone()), name, Arc::new(PrefetchTarget::new(node)));
             let stop = stop.clone();
             tasks.spawn(async move {
                 tokio::select! {

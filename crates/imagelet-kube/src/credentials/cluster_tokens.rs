@@ -3,7 +3,6 @@
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use http::Method;
 use imagelet_core::credentials::{IssuedToken, Secret, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -11,14 +10,12 @@ use serde_json::{Value, json};
 use super::service_account::read_account;
 use crate::{
     access::ApiAccess,
-    api_client::{ApiClient, Content, encoded},
+    api_client::{ApiClient, encoded},
     api_error::ApiError,
 };
 
 /// A pull waits for the token no longer than this.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// The longest answer.
-const ANSWER_LENGTH_MAX: usize = 2 << 20;
 /// The longest token; those of the API server have about a kilobyte.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
 /// The life of a token where the answer names none: the API server's default.
@@ -42,7 +39,7 @@ impl ClusterTokens {
 #[async_trait]
 impl TokenSource for ClusterTokens {
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
-        let answer = self.api.get_secret(&path(namespace, name), ANSWER_LENGTH_MAX).await;
+        let answer = self.api.get_secret(&path(namespace, name)).await;
         let account = answer.and_then(|json| read_account(&json)).map_err(|error| failed(&error))?.object;
         Ok(ServiceAccount { uid: account.uid, annotations: account.annotations })
     }
@@ -53,10 +50,7 @@ impl TokenSource for ClusterTokens {
             return Err(TokenSourceError::new("the request for the image names no pod, to which the token is bound"));
         }
         let path = format!("{}/token", path(&request.namespace, &request.service_account));
-        let answer = self
-            .api
-            .send_for_secret(Method::POST, &path, Content::Json, &token_request(request), ANSWER_LENGTH_MAX)
-            .await;
+        let answer = self.api.send_for_secret(&path, &token_request(request)).await;
         answer.and_then(|json| read_token(&json)).map_err(|error| failed(&error))
     }
 }

@@ -9,8 +9,4 @@ mod secret_object;
 mod service_account;
 
 pub use self::cluster_tokens::ClusterTokens;
-pub(crate) use self::{
-    object_cache::ObjectName,
-    pull_secrets::PullSecrets,
-    secret_object::{OBJECT_LENGTH_MAX, read_secret},
-};
+pub(crate) use self::{object_cache::ObjectName, pull_secrets::PullSecrets, secret_object::read_secret};

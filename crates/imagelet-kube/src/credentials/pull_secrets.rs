@@ -6,7 +6,7 @@ use imagelet_core::credentials::PullSecret;
 
 use super::{
     object_cache::{ObjectCache, ObjectName, ReadResult, Versioned},
-    secret_object::{NotPullSecret, OBJECT_LENGTH_MAX, read_secret},
+    secret_object::{NotPullSecret, read_secret},
     service_account::{AccountObject, read_account},
 };
 use crate::{
@@ -97,12 +97,11 @@ impl PullSecrets {
         let path = name.path(kind);
         // From the cache of the API server, but never older than before. The first read has its newest state.
         let cached = format!("{path}?resourceVersion={}", encoded(version));
-        let answer =
-            match self.api.get_secret(if version.is_empty() { &path } else { &cached }, OBJECT_LENGTH_MAX).await {
-                // This API server is behind the one that answered before.
-                Err(ApiError::Expired) => self.api.get_secret(&path, OBJECT_LENGTH_MAX).await?,
-                answer => answer?,
-            };
+        let answer = match self.api.get_secret(if version.is_empty() { &path } else { &cached }).await {
+            // This API server is behind the one that answered before.
+            Err(ApiError::Expired) => self.api.get_secret(&path).await?,
+            answer => answer?,
+        };
         decode(&answer)
     }
 }

@@ -11,8 +11,6 @@ use zeroize::Zeroizing;
 use super::object_cache::{ObjectName, Versioned};
 use crate::api_error::ApiError;
 
-/// The longest object that is read: a secret holds at most 1 MiB, which base64 makes a third longer.
-pub(crate) const OBJECT_LENGTH_MAX: usize = 2 << 20;
 /// Longest uid of an object; the API server's have 36 bytes.
 const UID_LENGTH_MAX: usize = 128;
 

@@ -8,7 +8,7 @@ mod plan;
 use std::{collections::HashMap, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use imagelet_core::{
-    events::{Event, EventCause, EventKind, EventSink, EventSubject},
+    events::EventSink,
     image::{ImageSpec, Reference, default_tag},
     manager::{Caller, EnsureError, EnsureRequest, ImageManager, PodRole, PullPolicy},
     metrics::{Family, MetricKind, Metrics},
@@ -21,7 +21,7 @@ use tokio::{
 
 use self::plan::{Fetch, FetchKey, FetchState, asks_registry, plan};
 use crate::{
-    access::ApiAccess, api_client::ApiClient, credentials::PullSecrets, node_events::failure_note, pods::BoundPod,
+    access::ApiAccess, api_client::ApiClient, credentials::PullSecrets, node_events::failure_event, pods::BoundPod,
 };
 
 /// A pod's secrets come from the API server within this time, or the pull begins without them.
@@ -55,20 +55,11 @@ pub struct LookAheadParts {
     pub events: Arc<dyn EventSink>,
 }
 
-/// Fetches images ahead.
-#[derive(Debug)]
+/// Fetches images ahead. Clones share the secrets.
+#[derive(Clone, Debug)]
 pub(crate) struct LookAhead {
-    images_max: NonZeroUsize,
-    fetcher: Arc<Fetcher>,
-}
-
-/// What each fetch uses.
-#[derive(Debug)]
-struct Fetcher {
-    manager: Arc<ImageManager>,
-    runtime: RuntimeManager,
-    secrets: PullSecrets,
-    events: Arc<dyn EventSink>,
+    parts: LookAheadParts,
+    secrets: Arc<PullSecrets>,
     metrics: Arc<Metrics>,
 }
 
@@ -80,34 +71,11 @@ struct Fetches {
     tasks: JoinSet<()>,
 }
 
-/// The result of a fetch, as the metric names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FetchEnd {
-    Present,
-    Pulled,
-    Failed,
-    HeldBack,
-    Cancelled,
-}
-
-impl FetchEnd {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Present => "present",
-            Self::Pulled => "pulled",
-            Self::Failed => "failed",
-            Self::HeldBack => "held_back",
-            Self::Cancelled => "cancelled",
-        }
-    }
-}
-
 impl LookAhead {
     pub(crate) fn new(parts: LookAheadParts, access: ApiAccess, metrics: Arc<Metrics>) -> Self {
         metrics.declare(&IMAGES);
-        let LookAheadParts { manager, runtime, images_max, events } = parts;
         let secrets = PullSecrets::new(Arc::new(ApiClient::new(access).waiting(ANSWER_MAX).for_pods()));
-        Self { images_max, fetcher: Arc::new(Fetcher { manager, runtime, secrets, events, metrics }) }
+        Self { parts, secrets: Arc::new(secrets), metrics }
     }
 
     /// Fetches for as long as the pods are received and this future lives.
@@ -132,10 +100,10 @@ impl LookAhead {
             if let Some((id, is_cancelled)) = ended {
                 fetches.ended(id);
                 if is_cancelled {
-                    self.fetcher.count(FetchEnd::Cancelled);
+                    self.count("cancelled");
                 }
             }
-            let plan = plan(&pods.borrow_and_update(), &fetches.states, self.images_max);
+            let plan = plan(&pods.borrow_and_update(), &fetches.states, self.parts.images_max);
             for key in &plan.cancel {
                 fetches.cancel(key);
             }
@@ -143,10 +111,78 @@ impl LookAhead {
                 fetches.states.remove(key);
             }
             for fetch in plan.begin {
-                let (fetcher, key) = (Arc::clone(&self.fetcher), fetch.key.clone());
-                fetches.begin(key, async move { fetcher.fetch(&fetch).await });
+                let (look_ahead, key) = (self.clone(), fetch.key.clone());
+                fetches.begin(key, async move { look_ahead.fetch(&fetch).await });
             }
         }
+    }
+
+    async fn fetch(&self, fetch: &Fetch) {
+        let pod = fetch.pod.full_name();
+        let image = &*fetch.image.image;
+        let end = match self.ensure(fetch).await {
+            Ok(end) => end,
+            Err(error) if error.class() == ErrorClass::HeldBack => {
+                tracing::debug!(pod, image, error = error.message(), "an image of a pod is not fetched ahead");
+                "held_back"
+            }
+            Err(error) => {
+                // The sink logs it.
+                let (what, at) = ("could not fetch an image ahead", (error.class(), error.hop()));
+                let message = format!("could not fetch `{image}` ahead for the pod `{pod}`: {}", error.message());
+                self.parts.events.record(failure_event("LookAheadFailed", message, what, image, at));
+                "failed"
+            }
+        };
+        self.count(end);
+    }
+
+    /// Returns the outcome as the metric names it.
+    async fn ensure(&self, fetch: &Fetch) -> Result<&'static str, EnsureError> {
+        let image = self.spelling(&fetch.image.image);
+        let is_present = match fetch.image.policy {
+            PullPolicy::Always => false,
+            _ => self.is_present(&image).await,
+        };
+        if !asks_registry(&fetch.image.policy, is_present) {
+            return Ok("present");
+        }
+        let secrets = self.secrets.of_pod(&fetch.pod).await;
+        let is_for_start = fetch.image.role < PodRole::Container;
+        let request = EnsureRequest {
+            pod: fetch.key.pod.clone(),
+            caller: Caller::LookAhead,
+            service_account: Some(fetch.pod.service_account.to_string()).filter(|name| !name.is_empty()),
+            container: fetch.image.field().into(),
+            secrets,
+            priority: PRIORITY + i32::from(is_for_start),
+            ..EnsureRequest::new(image, fetch.image.policy.clone())
+        };
+        self.parts.manager.ensure(&request, no_progress()).await.map(|_| "pulled")
+    }
+
+    /// As a request over CRI spells it, so that both share a pull: a runtime resolves short names itself.
+    fn spelling(&self, image: &str) -> String {
+        match image.parse::<Reference>() {
+            Ok(reference) if self.parts.runtime.local().is_some() => reference.canonical().to_string(),
+            _ => image.to_owned(),
+        }
+    }
+
+    /// An image whose presence is unknown counts as absent: the manager looks for it again.
+    async fn is_present(&self, image: &str) -> bool {
+        let Ok(name) = default_tag(image) else { return false };
+        match self.parts.runtime.status(&ImageSpec::new(name)).await {
+            Ok(found) => found.is_some(),
+            Err(error) => {
+                tracing::debug!(image, error = error.chain(), "could not look for an image");
+                false
+            }
+        }
+    }
+
+    fn count(&self, outcome: &str) {
+        self.metrics.increment(&IMAGES, &[outcome]);
     }
 }
 
@@ -172,82 +208,6 @@ impl Fetches {
         {
             *state = FetchState::Ended;
         }
-    }
-}
-
-impl Fetcher {
-    async fn fetch(&self, fetch: &Fetch) {
-        let pod = fetch.pod.full_name();
-        let image = &*fetch.image.image;
-        let end = match self.ensure(fetch).await {
-            Ok(end) => end,
-            Err(error) if error.class() == ErrorClass::HeldBack => {
-                tracing::debug!(pod, image, error = error.message(), "an image of a pod is not fetched ahead");
-                FetchEnd::HeldBack
-            }
-            Err(error) => {
-                // The sink logs it.
-                let (class, hop) = (error.class(), error.hop());
-                let message = format!("could not fetch `{image}` ahead for the pod `{pod}`: {}", error.message());
-                self.events.record(Event {
-                    kind: EventKind::Warning,
-                    reason: "LookAheadFailed",
-                    message,
-                    note: Some(failure_note("could not fetch an image ahead", image, class, hop)),
-                    subject: EventSubject::Node,
-                    cause: Some(EventCause { class: class.word(), hop: hop.word() }),
-                });
-                FetchEnd::Failed
-            }
-        };
-        self.count(end);
-    }
-
-    async fn ensure(&self, fetch: &Fetch) -> Result<FetchEnd, EnsureError> {
-        let image = self.spelling(&fetch.image.image);
-        let is_present = match fetch.image.policy {
-            PullPolicy::Always => false,
-            _ => self.is_present(&image).await,
-        };
-        if !asks_registry(&fetch.image.policy, is_present) {
-            return Ok(FetchEnd::Present);
-        }
-        let secrets = self.secrets.of_pod(&fetch.pod).await;
-        let is_for_start = fetch.image.role < PodRole::Container;
-        let request = EnsureRequest {
-            pod: fetch.key.pod.clone(),
-            caller: Caller::LookAhead,
-            service_account: Some(fetch.pod.service_account.to_string()).filter(|name| !name.is_empty()),
-            container: fetch.image.field().into(),
-            secrets,
-            priority: PRIORITY + i32::from(is_for_start),
-            ..EnsureRequest::new(image, fetch.image.policy.clone())
-        };
-        self.manager.ensure(&request, no_progress()).await.map(|_| FetchEnd::Pulled)
-    }
-
-    /// As a request over CRI spells it, so that both share a pull: a runtime resolves short names itself.
-    fn spelling(&self, image: &str) -> String {
-        match image.parse::<Reference>() {
-            Ok(reference) if self.runtime.local().is_some() => reference.canonical().to_string(),
-            _ => image.to_owned(),
-        }
-    }
-
-    /// An image whose presence is unknown counts as absent: the manager looks for it again.
-    async fn is_present(&self, image: &str) -> bool {
-        let Ok(name) = default_tag(image) else { return false };
-        match self.runtime.status(&ImageSpec::new(name)).await {
-            Ok(found) => found.is_some(),
-            Err(error) => {
-                tracing::debug!(image, error = error.chain(), "could not look for an image");
-                false
-            }
-        }
-    }
-
-    fn count(&self, end: FetchEnd) {
-        self.metrics.increment(&IMAGES, &[end.name()]);
     }
 }
 

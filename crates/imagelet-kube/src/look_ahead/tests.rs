@@ -2,7 +2,7 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::{
-    events::LogEvents,
+    events::{EventSubject, LogEvents},
     manager::{ManagerParts, PullSettings},
     records::PullRecords,
     runtime::{ImageService as _, NoContainers},

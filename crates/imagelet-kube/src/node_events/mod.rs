@@ -11,7 +11,7 @@ use std::{
 
 use http::Method;
 use imagelet_core::{
-    events::{Event, EventSubject, LogEvents},
+    events::{Event, EventCause, EventKind, EventSubject, LogEvents},
     image::Reference,
     runtime::{ErrorClass, Stage},
 };
@@ -26,9 +26,9 @@ use tokio::{
 use self::series::{EventAction, EventText, SeriesTable};
 use crate::{
     access::ApiAccess,
-    api_client::{ApiClient, Content},
+    api_client::ApiClient,
     api_error::ApiError,
-    names::shown,
+    names::{cut, shown},
 };
 
 /// The reasons that are sent, of events about the node.
@@ -101,11 +101,11 @@ impl NodeEvents {
     async fn send(&self, action: &EventAction) -> Result<(), ApiError> {
         let sent = match action {
             EventAction::Create { id, text, at } => {
-                self.write(Method::POST, EVENTS_PATH, Content::Json, &self.object(*id, text, *at)).await
+                self.api.send::<IgnoredAny>(Method::POST, EVENTS_PATH, &self.object(*id, text, *at)).await.map(drop)
             }
             EventAction::Update { id, count, last, .. } => {
                 let series = json!({"series": {"count": count, "lastObservedTime": micro_time(*last)}});
-                self.write(Method::PATCH, &format!("{EVENTS_PATH}/{}", self.name(*id)), Content::Merge, &series).await
+                self.api.merge(&format!("{EVENTS_PATH}/{}", self.name(*id)), &series).await
             }
         };
         match sent {
@@ -113,10 +113,6 @@ impl NodeEvents {
             Ok(()) | Err(ApiError::Rejected { code: 409, .. }) => Ok(()),
             Err(error) => Err(error),
         }
-    }
-
-    async fn write(&self, method: Method, path: &str, content: Content, object: &Value) -> Result<(), ApiError> {
-        self.api.send::<IgnoredAny>(method, path, content, object).await.map(drop)
     }
 
     fn object(&self, id: u64, text: &EventText, at: SystemTime) -> Value {
@@ -148,19 +144,30 @@ fn text(event: &Event) -> Option<EventText> {
         return None;
     }
     let text = event.note.as_deref().unwrap_or(&event.message);
-    let cut = &text[..text.floor_char_boundary(NOTE_LENGTH_MAX)];
-    let note = cut.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-    Some(EventText { kind: event.kind, reason: event.reason, note })
+    Some(EventText { kind: event.kind, reason: event.reason, note: cut(text, NOTE_LENGTH_MAX, ' ') })
 }
 
-/// The failure of an image for readers of the whole cluster: the registry, the class and the step. No name of a tenant.
-pub(crate) fn failure_note(what: &str, image: &str, class: ErrorClass, hop: Stage) -> String {
+/// The event about a pull that failed at a step. Readers of the whole cluster get the registry and no name of a tenant.
+pub(crate) fn failure_event(
+    reason: &'static str,
+    message: String,
+    what: &str,
+    image: &str,
+    (class, hop): (ErrorClass, Stage),
+) -> Event {
     let registry = image.parse::<Reference>().map(|name| name.domain().to_owned()).unwrap_or_default();
-    format!("{what} from registry `{}`: {class} at {hop}", shown(&registry))
+    Event {
+        kind: EventKind::Warning,
+        reason,
+        message,
+        note: Some(format!("{what} from registry `{}`: {class} at {hop}", shown(&registry))),
+        subject: EventSubject::Node,
+        cause: Some(EventCause { class: class.word(), hop: hop.word() }),
+    }
 }
 
-/// The API's `MicroTime`.
-fn micro_time(at: SystemTime) -> String {
+/// The API's `MicroTime`: RFC 3339 with microseconds.
+pub(crate) fn micro_time(at: SystemTime) -> String {
     let at = Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH);
     format!("{at:.6}")
 }

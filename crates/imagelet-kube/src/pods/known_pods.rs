@@ -19,9 +19,7 @@ pub(crate) struct KnownPods {
 impl ObjectCache for KnownPods {
     type Object = PodObject;
 
-    /// Returns whether other images are awaited than before.
-    fn replace(&mut self, objects: Vec<PodObject>) -> bool {
-        let before = self.waiting();
+    fn replace(&mut self, objects: Vec<PodObject>) {
         let old = std::mem::take(&mut self.pods);
         if let Some(starts) = &mut self.starts {
             starts.retain(&objects);
@@ -31,7 +29,6 @@ impl ObjectCache for KnownPods {
             warn_of_new(&pod, old.get(&pod.full_name()).map(AsRef::as_ref));
             self.insert(pod);
         }
-        before != self.waiting()
     }
 
     /// Returns whether other images are awaited than before, or for another pod.

@@ -5,8 +5,6 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-use crate::watch::WatchedObject;
-
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodObject {
@@ -22,7 +20,6 @@ pub(super) struct PodMetadata {
     pub(super) name: String,
     pub(super) namespace: String,
     pub(super) uid: String,
-    resource_version: String,
     pub(super) deletion_timestamp: Option<IgnoredAny>,
     #[serde(deserialize_with = "time")]
     pub(super) creation_timestamp: Option<SystemTime>,
@@ -36,12 +33,6 @@ pub(super) struct PodAnnotations {
     /// The pod is the object of a kubelet's own manifest.
     #[serde(rename = "kubernetes.io/config.mirror")]
     pub(super) mirror: Option<IgnoredAny>,
-}
-
-impl WatchedObject for PodObject {
-    fn version(&self) -> &str {
-        &self.metadata.resource_version
-    }
 }
 
 impl PodObject {

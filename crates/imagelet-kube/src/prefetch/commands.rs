@@ -2,44 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use http::Method;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::objects::{FailureCount, ImageSet, PREFETCH_GROUP, SetName, SetObject, SetRejection, SetScope};
 use crate::{
     access::ApiAccess,
-    api_client::{ApiClient, Content, encoded},
+    api_client::{ApiClient, encoded},
     api_error::ApiError,
-    names::shown,
+    names::{shown, shown_to},
+    watch::ListSource,
 };
 
 /// The name by which the command line owns the fields that it writes.
 const FIELD_MANAGER: &str = "imagelet-cli";
-/// Objects of one page of a list, and most pages.
-const PAGE_OBJECTS: u32 = 100;
-const PAGES_MAX: u32 = 50;
 
 /// A set to apply, checked before anything is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetDocument {
     name: SetName,
     object: Value,
-}
-
-/// Why a document is not applied.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SetDocumentError {
-    /// Not `imagelet.dev/v1alpha1`, or neither of the kinds.
-    #[error("`{0}` is no set; there are ImageSet and ClusterImageSet of {PREFETCH_GROUP}")]
-    Kind(String),
-    /// A field that a set does not have.
-    #[error("{0}")]
-    Fields(String),
-    /// The name or the spec breaks a rule.
-    #[error(transparent)]
-    Set(#[from] SetRejection),
 }
 
 /// The fields of a document; a misspelled one is refused.
@@ -72,12 +54,15 @@ impl SetDocument {
     ///
     /// # Errors
     /// When it is no set, or breaks a rule: the error names the field.
-    pub fn read(document: Value, namespace: &str) -> Result<Self, SetDocumentError> {
+    pub fn read(document: Value, namespace: &str) -> Result<Self, SetRejection> {
+        let no_fields = |error: serde_json::Error| SetRejection(shown(&error.to_string()));
         let kind = format!("{} {}", text(&document["apiVersion"]), text(&document["kind"]));
         let is_set = |scope: &SetScope| kind == format!("{PREFETCH_GROUP} {}", scope.kind());
-        let scope = SetScope::ALL.into_iter().find(is_set).ok_or_else(|| SetDocumentError::Kind(shown(&kind)))?;
-        let fields: DocumentFields =
-            serde_json::from_value(document).map_err(|error| SetDocumentError::Fields(shown(&error.to_string())))?;
+        let scope = SetScope::ALL.into_iter().find(is_set).ok_or_else(|| {
+            let kind = shown(&kind);
+            SetRejection(format!("`{kind}` is no set; there are ImageSet and ClusterImageSet of {PREFETCH_GROUP}"))
+        })?;
+        let fields = DocumentFields::deserialize(document).map_err(no_fields)?;
         let DocumentFields { api_version, kind, metadata, spec, _status } = fields;
         let mut of_object = json!({"name": metadata.name});
         if scope == SetScope::Namespace {
@@ -91,12 +76,9 @@ impl SetDocument {
             of_object["annotations"] = json!(metadata.annotations);
         }
         let object = json!({"apiVersion": api_version, "kind": kind, "metadata": of_object, "spec": spec});
-        let parsed =
-            SetObject::deserialize(&object).map_err(|error| SetDocumentError::Fields(shown(&error.to_string())))?;
-        let set = ImageSet::read(&parsed, scope)?;
-        let name =
-            set.map(|set| set.name).ok_or_else(|| SetDocumentError::Fields("the set is being deleted".to_owned()))?;
-        Ok(Self { name, object })
+        let set = ImageSet::read(&SetObject::deserialize(&object).map_err(no_fields)?, scope)?;
+        let set = set.ok_or_else(|| SetRejection("the set is being deleted".to_owned()))?;
+        Ok(Self { name: set.name, object })
     }
 
     /// `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
@@ -106,7 +88,7 @@ impl SetDocument {
 }
 
 /// One set with its status, for people and programs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SetRow {
     /// `ImageSet` or `ClusterImageSet`.
     pub kind: &'static str,
@@ -140,20 +122,6 @@ pub struct PrefetchApi {
     client: ApiClient,
 }
 
-#[derive(Deserialize)]
-struct SetList {
-    #[serde(default)]
-    metadata: ListMetadata,
-    #[serde(default)]
-    items: Vec<SetObject>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ListMetadata {
-    r#continue: String,
-}
-
 impl PrefetchApi {
     /// Requests by this access.
     pub fn new(access: ApiAccess) -> Self {
@@ -165,9 +133,7 @@ impl PrefetchApi {
     /// # Errors
     /// When the API server rejects it or cannot be reached.
     pub async fn apply(&self, document: &SetDocument) -> Result<(), ApiError> {
-        let path = format!("{}?fieldManager={FIELD_MANAGER}&force=true", document.name.path());
-        let applied = self.client.send::<serde::de::IgnoredAny>(Method::PATCH, &path, Content::Apply, &document.object);
-        applied.await.map(drop)
+        self.client.apply(&document.name.path(), FIELD_MANAGER, &document.object).await
     }
 
     /// All sets, by kind, namespace and name. Sets of one namespace with `namespace`; only sets of this name with `name`.
@@ -177,21 +143,12 @@ impl PrefetchApi {
     pub async fn sets(&self, namespace: Option<&str>, name: Option<&str>) -> Result<Vec<SetRow>, ApiError> {
         let mut rows = Vec::new();
         for scope in SetScope::ALL {
-            let collection = match (scope, namespace) {
-                (SetScope::Namespace, Some(namespace)) => {
-                    format!("/apis/{PREFETCH_GROUP}/namespaces/{}/imagesets", encoded(namespace))
-                }
-                _ => scope.collection().path.to_owned(),
-            };
-            let mut query = format!("{collection}?limit={PAGE_OBJECTS}");
-            for _ in 0..PAGES_MAX {
-                let SetList { metadata, items } = self.client.get(&query).await?;
-                rows.extend(items.iter().map(|object| row(object, scope)));
-                if metadata.r#continue.is_empty() {
-                    break;
-                }
-                query = format!("{collection}?limit={PAGE_OBJECTS}&continue={}", encoded(&metadata.r#continue));
+            let mut collection = scope.collection();
+            if let (SetScope::Namespace, Some(namespace)) = (scope, namespace) {
+                collection.path = format!("/apis/{PREFETCH_GROUP}/namespaces/{}/imagesets", encoded(namespace));
             }
+            let listed = collection.list::<SetObject>(&self.client, &ListSource::Pages).await?;
+            rows.extend(listed.objects.iter().map(|object| row(object, scope)));
         }
         rows.retain(|row| name.is_none_or(|name| row.name == name));
         rows.sort_by(|a, b| (a.kind, &a.namespace, &a.name).cmp(&(b.kind, &b.namespace, &b.name)));
@@ -213,26 +170,13 @@ impl PrefetchApi {
             Err(ApiError::Rejected { code: 404, .. }) => return Ok(false),
             Err(error) => return Err(error),
         };
-        self.client.delete(&set.path(), found.uid()).await.map(|()| true)
+        self.client.delete(&set.path(), &found.metadata.uid).await.map(|()| true)
     }
 }
 
 fn row(object: &SetObject, scope: SetScope) -> SetRow {
-    let (namespace, name) = object.name();
-    let row = SetRow {
-        kind: scope.kind(),
-        namespace: shown(namespace),
-        name: shown(name),
-        images: 0,
-        wanted: 0,
-        ready: 0,
-        pulling: 0,
-        failed: 0,
-        waiting: 0,
-        complete: false,
-        message: String::new(),
-        failures: Vec::new(),
-    };
+    let (namespace, name) = (shown(&object.metadata.namespace), shown(&object.metadata.name));
+    let row = SetRow { kind: scope.kind(), namespace, name, ..SetRow::default() };
     let set = match ImageSet::read(object, scope) {
         Ok(Some(set)) => set,
         Ok(None) => return SetRow { message: "is being deleted".to_owned(), ..row },
@@ -245,7 +189,7 @@ fn row(object: &SetObject, scope: SetScope) -> SetRow {
         let FailureCount { class, hop, nodes, node, image, message } = it;
         let plural = if *nodes == 1 { "" } else { "s" };
         let text = format!("{class} at {hop} on {nodes} node{plural}, first {node}: {image}: {message}");
-        text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+        shown_to(&text, text.len())
     };
     SetRow {
         images: set.spec.images.len(),

@@ -16,7 +16,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use commands::{PrefetchApi, SetDocument, SetDocumentError, SetRow};
+pub use commands::{PrefetchApi, SetDocument, SetRow};
 pub use controller::{ControllerReport, PrefetchController, controller_metric_families};
 pub use node::{FetchFailure, ImagePresence, PrefetchAgent, PrefetchNode, SetPin};
-pub use objects::{CRDS, SetRejection, SetSpecError};
+pub use objects::{CRDS, SetRejection};

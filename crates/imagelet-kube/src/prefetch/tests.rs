@@ -97,7 +97,7 @@ async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besid
     let spec = json!({"images": [{"reference": "a:1", "pullSecret": "login"}]});
     fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec}));
     let client = || ApiClient::connected(fake.client());
-    let agent = PrefetchAgent::connected(client(), "node-1", Arc::new(FakeNode::default()));
+    let agent = PrefetchAgent::new(client(), "node-1", Arc::new(FakeNode::default()));
     let agent = tokio::spawn(async move { agent.run().await });
     seconds(30).await;
     agent.abort();
@@ -112,7 +112,7 @@ async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besid
     let of_cluster = "/apis/imagelet.dev/v1alpha1/clusterimagesets";
     let spec = json!({"images": [{"reference": "a:1"}], "ttlAfterFinished": "1ms", "deadline": "1ms"});
     fake.put(of_cluster, json!({"metadata": {"name": "base"}, "spec": spec}));
-    let controller = PrefetchController::connected(client(), "kube-system", "test");
+    let controller = PrefetchController::new(client(), "kube-system", "test", Arc::default());
     let controller = tokio::spawn(async move { controller.run().await });
     seconds(200).await;
     controller.abort();

@@ -1,14 +1,13 @@
 //! The events of a watch: one JSON document a line, of bounded length.
 
-use std::{marker::PhantomData, time::Duration};
+use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use super::WatchedObject;
 use crate::api_error::{ApiError, ApiStatus};
 
 /// The longest event. The API server accepts objects of 3 MiB at most.
@@ -18,13 +17,21 @@ const BUFFER_KEPT_MAX: usize = 256 << 10;
 
 /// What a watch reports.
 #[derive(Debug)]
-pub(super) enum WatchEvent<T> {
+pub(super) struct WatchEvent<T> {
+    pub(super) kind: EventKind,
+    pub(super) object: T,
+    /// The resource version of the object; may be empty.
+    pub(super) version: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EventKind {
     /// Created or changed.
-    Changed(T),
+    Changed,
     /// Gone, or no longer selected.
-    Deleted(T),
+    Deleted,
     /// Nothing but the resource version.
-    Bookmark(T),
+    Bookmark,
 }
 
 #[derive(Deserialize)]
@@ -34,23 +41,38 @@ struct WireEvent<'a> {
     object: &'a RawValue,
 }
 
+/// Of each object, whatever else is read of it.
+#[derive(Deserialize)]
+struct VersionedObject {
+    #[serde(default)]
+    metadata: VersionMetadata,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct VersionMetadata {
+    resource_version: String,
+}
+
 /// The body of a watch's answer, event by event.
 #[derive(Debug)]
-pub(super) struct EventStream<T> {
+pub(super) struct EventStream {
     body: Body,
     buffer: BytesMut,
     /// Bytes of the buffer that hold no end of a line.
     searched: usize,
-    objects: PhantomData<fn() -> T>,
 }
 
-impl<T: WatchedObject> EventStream<T> {
+impl EventStream {
     pub(super) fn new(body: Body) -> Self {
-        Self { body, buffer: BytesMut::new(), searched: 0, objects: PhantomData }
+        Self { body, buffer: BytesMut::new(), searched: 0 }
     }
 
     /// The next event; `None`: the server ended the watch.
-    pub(super) async fn next(&mut self, silence_max: Duration) -> Result<Option<WatchEvent<T>>, ApiError> {
+    pub(super) async fn next<T: DeserializeOwned>(
+        &mut self,
+        silence_max: Duration,
+    ) -> Result<Option<WatchEvent<T>>, ApiError> {
         loop {
             if let Some(found) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
                 let line = self.buffer.split_to(self.searched + found);
@@ -80,50 +102,41 @@ impl<T: WatchedObject> EventStream<T> {
     }
 }
 
-fn decode<T: WatchedObject>(line: &[u8]) -> Result<WatchEvent<T>, ApiError> {
+fn decode<T: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<T>, ApiError> {
     let event: WireEvent<'_> = serde_json::from_slice(line).map_err(ApiError::Decode)?;
     if event.r#type == "ERROR" {
         let status: ApiStatus = serde_json::from_str(event.object.get()).map_err(ApiError::Decode)?;
         return Err(status.into_error(500));
     }
     let object = serde_json::from_str(event.object.get()).map_err(ApiError::Decode)?;
-    Ok(match event.r#type.as_str() {
-        "DELETED" => WatchEvent::Deleted(object),
-        "BOOKMARK" => WatchEvent::Bookmark(object),
-        _ => WatchEvent::Changed(object),
-    })
+    let VersionedObject { metadata } = serde_json::from_str(event.object.get()).map_err(ApiError::Decode)?;
+    let kind = match event.r#type.as_str() {
+        "DELETED" => EventKind::Deleted,
+        "BOOKMARK" => EventKind::Bookmark,
+        _ => EventKind::Changed,
+    };
+    Ok(WatchEvent { kind, object, version: metadata.resource_version })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[derive(Debug, Default, Deserialize)]
+    #[derive(Debug, Deserialize)]
     struct TestObject {
-        metadata: TestMetadata,
-    }
-
-    #[derive(Debug, Default, Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct TestMetadata {
-        resource_version: String,
-    }
-
-    impl WatchedObject for TestObject {
-        fn version(&self) -> &str {
-            &self.metadata.resource_version
-        }
+        #[serde(rename = "metadata")]
+        _metadata: serde_json::Value,
     }
 
     async fn all(text: impl Into<Vec<u8>>) -> Vec<Result<String, String>> {
-        let mut events = EventStream::<TestObject>::new(Body::from(text.into()));
+        let mut events = EventStream::new(Body::from(text.into()));
         let mut found = Vec::new();
         loop {
-            match events.next(Duration::from_secs(1)).await {
-                Ok(Some(event)) => found.push(Ok(match event {
-                    WatchEvent::Changed(pod) => format!("changed at {}", pod.version()),
-                    WatchEvent::Deleted(pod) => format!("deleted at {}", pod.version()),
-                    WatchEvent::Bookmark(pod) => format!("at {}", pod.version()),
+            match events.next::<TestObject>(Duration::from_secs(1)).await {
+                Ok(Some(WatchEvent { kind, version, .. })) => found.push(Ok(match kind {
+                    EventKind::Changed => format!("changed at {version}"),
+                    EventKind::Deleted => format!("deleted at {version}"),
+                    EventKind::Bookmark => format!("at {version}"),
                 })),
                 Ok(None) => return found,
                 Err(error) => {

@@ -8,6 +8,8 @@ use std::{
 use imagelet_core::metrics::{Family, MetricKind, Metrics};
 use tokio::time::Instant;
 
+use crate::api_error::ApiError;
+
 static SYNCED: Family = Family {
     name: "imagelet_kubernetes_pods_synced",
     help: "1 while the watch of the node's pods follows the API server, else 0.",
@@ -42,27 +44,6 @@ static WAITING: Family = Family {
 /// Every metric of the watch.
 pub(crate) const FAMILIES: [&Family; 5] = [&SYNCED, &HEARD, &RESTARTS, &PODS, &WAITING];
 
-/// Why a watch ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum WatchEnd {
-    /// By the server, as each watch does after some minutes.
-    Closed,
-    /// The server no longer has the resource version.
-    Expired,
-    /// With this error.
-    Failed(String),
-}
-
-impl WatchEnd {
-    fn cause(&self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Expired => "expired",
-            Self::Failed(_) => "failed",
-        }
-    }
-}
-
 /// The watch as others see it.
 #[derive(Debug)]
 pub struct WatchHealth {
@@ -73,13 +54,9 @@ pub struct WatchHealth {
 
 #[derive(Debug, Default)]
 struct WatchRecord {
-    is_listed: bool,
-    in_sync: bool,
+    /// Without the age.
+    report: WatchReport,
     heard_at: Option<Instant>,
-    restarts: u64,
-    pods: usize,
-    waiting: usize,
-    failure: Option<String>,
 }
 
 /// The watch at one moment.
@@ -123,9 +100,8 @@ impl WatchHealth {
 
     /// The watch at this moment.
     pub fn report(&self) -> WatchReport {
-        let WatchRecord { is_listed, in_sync, heard_at, restarts, pods, waiting, ref failure } = *self.lock();
-        let age = heard_at.map(|at| at.elapsed());
-        WatchReport { is_listed, in_sync, age, restarts, pods, waiting, failure: failure.clone() }
+        let record = self.lock();
+        WatchReport { age: record.heard_at.map(|at| at.elapsed()), ..record.report.clone() }
     }
 
     /// The API server answered.
@@ -137,49 +113,47 @@ impl WatchHealth {
 
     /// The objects are known.
     pub(super) fn listed(&self) {
-        self.lock().is_listed = true;
+        self.lock().report.is_listed = true;
     }
 
     /// The pods of the node changed.
     pub(crate) fn counted(&self, pods: usize, waiting: usize) {
-        let mut record = self.lock();
-        (record.pods, record.waiting) = (pods, waiting);
-        drop(record);
-        self.set(&PODS, count(pods));
-        self.set(&WAITING, count(waiting));
+        let report = &mut self.lock().report;
+        (report.pods, report.waiting) = (pods, waiting);
+        self.set(&PODS, pods as f64);
+        self.set(&WAITING, waiting as f64);
     }
 
     /// The watch follows the API server. Returns the failure that has ended.
     pub(super) fn synced(&self) -> Option<String> {
-        let mut record = self.lock();
-        record.in_sync = true;
-        let ended = record.failure.take();
-        drop(record);
+        let report = &mut self.lock().report;
+        report.in_sync = true;
         self.set(&SYNCED, 1.0);
-        ended
+        report.failure.take()
     }
 
     /// A watch, or the attempt to start one, ended. Returns whether the failure is another one than before.
-    pub(super) fn ended(&self, end: &WatchEnd) -> bool {
+    pub(super) fn ended(&self, end: &Result<(), ApiError>) -> bool {
+        let (cause, failure) = match end {
+            // By the server, as each watch does after some minutes.
+            Ok(()) => ("closed", None),
+            Err(ApiError::Expired) => ("expired", None),
+            Err(error) => ("failed", Some(error.chain())),
+        };
         if let Some(metrics) = &self.metrics {
-            metrics.increment(&RESTARTS, &[end.cause()]);
+            metrics.increment(&RESTARTS, &[cause]);
         }
-        let mut record = self.lock();
-        record.restarts += 1;
-        let WatchEnd::Failed(failure) = end else { return false };
-        record.in_sync = false;
-        let is_new = record.failure.as_ref() != Some(failure);
-        record.failure = Some(failure.clone());
-        drop(record);
+        let report = &mut self.lock().report;
+        report.restarts += 1;
+        if failure.is_none() {
+            return false;
+        }
+        report.in_sync = false;
         self.set(&SYNCED, 0.0);
-        is_new
+        std::mem::replace(&mut report.failure, failure.clone()) != failure
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchRecord> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn count(number: usize) -> f64 {
-    number as f64
 }

@@ -1,10 +1,10 @@
 //! The two requests for the objects of a collection: a list, and a watch from a resource version.
 
-use std::{marker::PhantomData, time::Duration};
+use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{WatchedObject, events::EventStream};
+use super::events::EventStream;
 use crate::{
     api_client::{ANSWER_LENGTH_MAX, ApiClient, encoded},
     api_error::ApiError,
@@ -26,25 +26,16 @@ pub(crate) struct Collection {
     /// What they are, for messages: `pods`.
     pub(crate) name: &'static str,
     /// `/api/v1/pods`.
-    pub(crate) path: &'static str,
+    pub(crate) path: String,
     /// The field selector; empty: all objects.
     pub(crate) selector: String,
     /// Only their metadata are sent.
     pub(crate) is_metadata: bool,
 }
 
-impl Collection {
-    fn query(&self, rest: &str) -> String {
-        if self.selector.is_empty() {
-            return format!("{}?{rest}", self.path);
-        }
-        format!("{}?fieldSelector={}&{rest}", self.path, encoded(&self.selector))
-    }
-}
-
 /// Where a list is read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ListSource {
+pub(crate) enum ListSource {
     /// The cache of the API server, at this resource version or a later one; `0`: any.
     Cache(String),
     /// The newest state, page by page: costs the API server more, and always has an answer.
@@ -53,13 +44,13 @@ pub(super) enum ListSource {
 
 /// All objects, at a resource version.
 #[derive(Debug)]
-pub(super) struct ObjectList<T> {
-    pub(super) objects: Vec<T>,
+pub(crate) struct ObjectList<T> {
+    pub(crate) objects: Vec<T>,
     pub(super) version: String,
 }
 
 #[derive(Deserialize)]
-#[serde(bound = "T: serde::de::DeserializeOwned")]
+#[serde(bound = "T: DeserializeOwned")]
 struct WireList<T> {
     metadata: ListMetadata,
     #[serde(default = "Option::default")]
@@ -74,29 +65,34 @@ struct ListMetadata {
     r#continue: String,
 }
 
-#[derive(Debug)]
-pub(super) struct ListApi<'a, T> {
-    client: &'a ApiClient,
-    collection: &'a Collection,
-    objects: PhantomData<fn() -> T>,
-}
-
-impl<'a, T: WatchedObject> ListApi<'a, T> {
-    pub(super) fn new(client: &'a ApiClient, collection: &'a Collection) -> Self {
-        Self { client, collection, objects: PhantomData }
+impl Collection {
+    /// All objects at a path, whole.
+    pub(crate) fn of(name: &'static str, path: impl Into<String>) -> Self {
+        Self { name, path: path.into(), selector: String::new(), is_metadata: false }
     }
 
-    pub(super) async fn list(&self, source: &ListSource) -> Result<ObjectList<T>, ApiError> {
+    fn query(&self, rest: &str) -> String {
+        if self.selector.is_empty() {
+            return format!("{}?{rest}", self.path);
+        }
+        format!("{}?fieldSelector={}&{rest}", self.path, encoded(&self.selector))
+    }
+
+    pub(crate) async fn list<T: DeserializeOwned>(
+        &self,
+        client: &ApiClient,
+        source: &ListSource,
+    ) -> Result<ObjectList<T>, ApiError> {
         if let ListSource::Cache(version) = source {
             let version = encoded(version);
             let query = format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan");
-            let WireList { metadata, items } = self.page(&query).await?;
+            let WireList { metadata, items } = self.page(client, &query).await?;
             return Ok(ObjectList { objects: items.unwrap_or_default(), version: metadata.resource_version });
         }
         let mut objects = Vec::new();
         let mut query = format!("limit={PAGE_OBJECTS}");
         for _ in 0..PAGES_MAX {
-            let WireList { metadata, items } = self.page(&query).await?;
+            let WireList { metadata, items } = self.page(client, &query).await?;
             objects.extend(items.unwrap_or_default());
             if metadata.r#continue.is_empty() {
                 return Ok(ObjectList { objects, version: metadata.resource_version });
@@ -106,16 +102,12 @@ impl<'a, T: WatchedObject> ListApi<'a, T> {
         Err(ApiError::TooLarge { max: ANSWER_LENGTH_MAX })
     }
 
-    async fn page(&self, query: &str) -> Result<WireList<T>, ApiError> {
-        let path = self.collection.query(query);
-        if self.collection.is_metadata {
-            return self.client.get_as(&path, LIST_OF_METADATA).await;
-        }
-        self.client.get(&path).await
+    async fn page<T: DeserializeOwned>(&self, client: &ApiClient, query: &str) -> Result<WireList<T>, ApiError> {
+        client.get_as(&self.query(query), self.is_metadata.then_some(LIST_OF_METADATA)).await
     }
 
     /// A watch of the changes after this resource version. `random` is between 0 and 1.
-    pub(super) async fn watch(&self, version: &str, random: f64) -> Result<EventStream<T>, ApiError> {
+    pub(super) async fn watch(&self, client: &ApiClient, version: &str, random: f64) -> Result<EventStream, ApiError> {
         // The watches of a fleet do not end together.
         let life = f64::from(LIFE_SECONDS) * (1.0 + random.clamp(0.0, 1.0));
         let query = format!(
@@ -123,7 +115,6 @@ impl<'a, T: WatchedObject> ListApi<'a, T> {
             Duration::from_secs_f64(life).as_secs(),
             encoded(version)
         );
-        let accept = self.collection.is_metadata.then_some(METADATA);
-        Ok(EventStream::new(self.client.open(&self.collection.query(&query), accept).await?))
+        Ok(EventStream::new(client.open(&self.query(&query), self.is_metadata.then_some(METADATA)).await?))
     }
 }

@@ -6,43 +6,35 @@ mod events;
 mod health;
 mod list_api;
 mod pace;
+mod shared_cache;
 
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
+use self::events::EventKind;
 pub use self::health::{WatchHealth, WatchReport};
-use self::{
-    events::WatchEvent,
-    health::WatchEnd,
-    list_api::{ListApi, ListSource},
-};
 pub(crate) use self::{
     health::FAMILIES,
-    list_api::Collection,
-    pace::{WatchPace, random},
+    list_api::{Collection, ListSource},
+    pace::{WatchPace, backoff, random},
+    shared_cache::SharedCache,
 };
 use crate::{api_client::ApiClient, api_error::ApiError};
 
-/// An object as a watch sends it.
-pub(crate) trait WatchedObject: DeserializeOwned + Send {
-    /// The resource version of the object, or of a bookmark.
-    fn version(&self) -> &str;
-}
-
-/// What is known of the objects of a collection. Each change returns whether the result is another one.
+/// What is known of the objects of a collection.
 pub(crate) trait ObjectCache: Send {
     /// The objects.
-    type Object: WatchedObject;
+    type Object: DeserializeOwned + Send;
 
     /// Replaces all objects by those of a list.
-    fn replace(&mut self, objects: Vec<Self::Object>) -> bool;
+    fn replace(&mut self, objects: Vec<Self::Object>);
 
-    /// Applies one new or changed object.
+    /// Applies one new or changed object. Returns whether that makes a difference.
     fn change(&mut self, object: &Self::Object) -> bool;
 
-    /// Removes an object.
+    /// Removes an object. Returns whether that makes a difference.
     fn remove(&mut self, object: &Self::Object) -> bool;
 }
 
@@ -72,6 +64,12 @@ struct Progress<C> {
 }
 
 impl ObjectWatch {
+    /// A watch without metrics.
+    pub(crate) fn unmeasured(client: &ApiClient, collection: Collection) -> Self {
+        let health = Arc::new(WatchHealth::unmeasured());
+        Self { client: client.clone(), collection, pace: WatchPace::default(), health }
+    }
+
     /// Follows the objects for as long as this future lives. `apply` receives them after each list, and whenever a change
     /// makes a difference.
     pub(crate) async fn run<C: ObjectCache>(&self, cache: C, apply: impl Fn(&C) + Send + Sync) {
@@ -84,23 +82,18 @@ impl ObjectWatch {
             let lived = progress.followed_at.is_some_and(|at| at.elapsed() >= self.pace.life_min);
             let is_unknown = matches!(end, Err(ApiError::Rejected { code: 404, .. }));
             let is_absent = is_unknown || matches!(end, Err(ApiError::Rejected { code: 403, .. }));
-            let end = match end {
-                Ok(()) => WatchEnd::Closed,
-                Err(ApiError::Expired) => WatchEnd::Expired,
-                Err(error) => {
-                    self.client.disconnect();
-                    WatchEnd::Failed(error.chain())
-                }
-            };
+            if !matches!(end, Ok(()) | Err(ApiError::Expired)) {
+                self.client.disconnect();
+            }
             let is_new = self.health.ended(&end);
             let wait = if is_absent { self.pace.absent(random()) } else { self.pace.wait(failures, random()) };
             failures = if lived { 0 } else { failures.saturating_add(1) };
             match &end {
-                WatchEnd::Failed(_) if is_new && is_unknown => {
+                Err(_) if is_new && is_unknown => {
                     tracing::info!("the API server has no {name}; it is asked again at times");
                 }
-                WatchEnd::Failed(error) if is_new => tracing::warn!(
-                    error,
+                Err(error) if is_new => tracing::warn!(
+                    error = error.chain(),
                     selector = self.collection.selector,
                     "cannot follow the {name}; the last known ones stay, and the attempt is repeated"
                 ),
@@ -117,11 +110,10 @@ impl ObjectWatch {
         apply: &(impl Fn(&C) + Send + Sync),
     ) -> Result<(), ApiError> {
         let client = self.client.clone().waiting(self.pace.answer_max);
-        let api = ListApi::new(&client, &self.collection);
         let version = match progress.next.clone() {
             NextStep::Watch(version) => version,
             NextStep::List(source) => {
-                let listed = api.list(&source).await.inspect_err(|error| {
+                let listed = self.collection.list(&client, &source).await.inspect_err(|error| {
                     if matches!(error, ApiError::Expired | ApiError::TooLarge { .. } | ApiError::Decode(_)) {
                         progress.next = NextStep::List(ListSource::Pages);
                     }
@@ -135,7 +127,7 @@ impl ObjectWatch {
                 listed.version
             }
         };
-        let watched = self.watch(&api, &version, progress, apply).await;
+        let watched = self.watch(&client, &version, progress, apply).await;
         if let (Err(error), NextStep::Watch(version)) = (&watched, &progress.next)
             && matches!(error, ApiError::Expired | ApiError::TooLarge { .. } | ApiError::Decode(_))
         {
@@ -146,27 +138,27 @@ impl ObjectWatch {
 
     async fn watch<C: ObjectCache>(
         &self,
-        api: &ListApi<'_, C::Object>,
+        client: &ApiClient,
         version: &str,
         progress: &mut Progress<C>,
         apply: &(impl Fn(&C) + Send + Sync),
     ) -> Result<(), ApiError> {
-        let mut events = api.watch(version, random()).await?;
+        let mut events = self.collection.watch(client, version, random()).await?;
         progress.followed_at = Some(Instant::now());
         self.health.heard();
         if let Some(failure) = self.health.synced() {
             let name = self.collection.name;
             tracing::info!(selector = self.collection.selector, failure, "following the {name} again");
         }
-        while let Some(event) = events.next(self.pace.silence_max).await? {
+        while let Some(event) = events.next::<C::Object>(self.pace.silence_max).await? {
             self.health.heard();
-            let (is_changed, object) = match event {
-                WatchEvent::Changed(object) => (progress.cache.change(&object), object),
-                WatchEvent::Deleted(object) => (progress.cache.remove(&object), object),
-                WatchEvent::Bookmark(object) => (false, object),
+            let is_changed = match event.kind {
+                EventKind::Changed => progress.cache.change(&event.object),
+                EventKind::Deleted => progress.cache.remove(&event.object),
+                EventKind::Bookmark => false,
             };
-            if !object.version().is_empty() {
-                progress.next = NextStep::Watch(object.version().to_owned());
+            if !event.version.is_empty() {
+                progress.next = NextStep::Watch(event.version);
             }
             if is_changed {
                 apply(&progress.cache);

@@ -37,17 +37,21 @@ impl Default for WatchPace {
 }
 
 impl WatchPace {
-    /// The wait after so many failures in a row: between half of it and all of it, so that the agents of a fleet do not
-    /// return together. `random` is between 0 and 1.
+    /// The wait after so many failures in a row.
     pub(super) fn wait(&self, failures: u32, random: f64) -> Duration {
-        let grown = self.wait_first.saturating_mul(2_u32.saturating_pow(failures)).min(self.wait_max);
-        scattered(grown, random)
+        backoff(self.wait_first, self.wait_max, failures, random)
     }
 
     /// The wait for a collection that is absent.
     pub(super) fn absent(&self, random: f64) -> Duration {
         scattered(self.absent, random)
     }
+}
+
+/// The wait after so many failures in a row, each of which doubles it: between half of it and all of it, so that the agents
+/// of a fleet do not return together. `random` is between 0 and 1.
+pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32, random: f64) -> Duration {
+    scattered(first.saturating_mul(2_u32.saturating_pow(failures)).min(longest), random)
 }
 
 /// Between half of a wait and all of it.

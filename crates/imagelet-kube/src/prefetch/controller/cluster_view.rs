@@ -2,99 +2,25 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    summary::{NodeReport, SetAction, decide, remaining},
+    summary::{NodeReport, SetAction, decide},
     waves::SelectedNode,
 };
 use crate::{
-    prefetch::objects::{ImageSet, KnownReports, KnownSets, MetadataObject, SetReport, SetScope},
-    watch::ObjectCache,
+    prefetch::objects::{ImageSet, KnownNodes, KnownReports, KnownSets, Labels, SetReport, SetScope},
+    watch::SharedCache,
 };
 
 /// A node that may begin and reports nothing new for so long holds up no other one.
 const STALLED_AFTER: Duration = Duration::from_mins(15);
 /// A report is removed when its Node is absent for so long.
 const ABSENT_FOR: Duration = Duration::from_mins(2);
-
-type Labels = BTreeMap<String, String>;
-
-/// The nodes of the cluster, with their labels.
-#[derive(Debug, Default)]
-pub(super) struct KnownNodes(BTreeMap<String, Labels>);
-
-impl ObjectCache for KnownNodes {
-    type Object = MetadataObject;
-
-    fn replace(&mut self, objects: Vec<MetadataObject>) -> bool {
-        let nodes = objects.into_iter().map(|node| (node.metadata.name, node.metadata.labels.unwrap_or_default()));
-        let nodes = nodes.collect();
-        std::mem::replace(&mut self.0, nodes) != self.0
-    }
-
-    fn change(&mut self, node: &MetadataObject) -> bool {
-        let labels = node.metadata.labels.clone().unwrap_or_default();
-        // A Node changes often, and its labels rarely.
-        match self.0.insert(node.metadata.name.clone(), labels.clone()) {
-            Some(before) => before != labels,
-            None => true,
-        }
-    }
-
-    fn remove(&mut self, node: &MetadataObject) -> bool {
-        self.0.remove(&node.metadata.name).is_some()
-    }
-}
-
-/// A cache that a watch fills and the controller reads; `None`: not listed yet.
-#[derive(Debug)]
-pub(super) struct SharedCache<C> {
-    cache: Arc<Mutex<(C, bool)>>,
-    changed: Arc<Notify>,
-}
-
-impl<C> Clone for SharedCache<C> {
-    fn clone(&self) -> Self {
-        Self { cache: Arc::clone(&self.cache), changed: Arc::clone(&self.changed) }
-    }
-}
-
-impl<C> SharedCache<C> {
-    fn new(cache: C, changed: &Arc<Notify>) -> Self {
-        Self { cache: Arc::new(Mutex::new((cache, false))), changed: Arc::clone(changed) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, (C, bool)> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The cache was listed or changed.
-    pub(super) fn publish(&self) {
-        self.lock().1 = true;
-        self.changed.notify_one();
-    }
-}
-
-impl<C: ObjectCache> ObjectCache for SharedCache<C> {
-    type Object = C::Object;
-
-    fn replace(&mut self, objects: Vec<C::Object>) -> bool {
-        self.lock().0.replace(objects)
-    }
-
-    fn change(&mut self, object: &C::Object) -> bool {
-        self.lock().0.change(object)
-    }
-
-    fn remove(&mut self, object: &C::Object) -> bool {
-        self.lock().0.remove(object)
-    }
-}
 
 /// The caches of one time as the leader.
 #[derive(Debug)]
@@ -146,11 +72,8 @@ impl ClusterView {
 
     /// Decides for all sets; `None`: not everything is listed yet.
     pub(super) fn plan(&self, memory: &mut PassMemory, wall: SystemTime, now: Instant) -> Option<PassPlan> {
-        let (namespaced, of_cluster) = (self.namespaced.lock(), self.of_cluster.lock());
-        let (reports, nodes) = (self.reports.lock(), self.nodes.lock());
-        if !(namespaced.1 && of_cluster.1 && reports.1 && nodes.1) {
-            return None;
-        }
+        let (namespaced, of_cluster) = (self.namespaced.listed()?, self.of_cluster.listed()?);
+        let (reports, nodes) = (self.reports.listed()?, self.nodes.listed()?);
         let (reports, nodes) = (&reports.0.reports, &nodes.0.0);
         let mut of_sets: BTreeMap<&str, BTreeMap<&str, &SetReport>> = BTreeMap::new();
         for (node, report) in reports {
@@ -178,7 +101,7 @@ impl ClusterView {
             if let SetAction::Idle { until } = &action {
                 let deadline = set.deadline().filter(|deadline| *deadline > wall);
                 for at in [*until, deadline].into_iter().flatten() {
-                    soonest(&mut plan.wait, remaining(at, wall));
+                    soonest(&mut plan.wait, at.duration_since(wall).unwrap_or_default());
                 }
                 continue;
             }

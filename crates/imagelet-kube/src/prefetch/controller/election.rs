@@ -8,8 +8,9 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    api_client::{ApiClient, Content, encoded},
+    api_client::{ApiClient, encoded},
     api_error::ApiError,
+    node_events::micro_time,
     prefetch::objects::ObjectMetadata,
     watch::random,
 };
@@ -124,22 +125,23 @@ impl Election {
             Err(error) => return Err(error),
         };
         let now = Instant::now();
-        let unchanged_for = self.look(found.as_ref().map(|lease| &lease.spec), now);
-        let step = decide(found.as_ref().map(|lease| &lease.spec), &self.identity, unchanged_for);
+        let lease = found.as_ref().map(|lease| &lease.spec);
+        let unchanged_for = self.look(lease, now);
+        let step = decide(lease, &self.identity, unchanged_for);
         if step == LeaseStep::Wait {
             return Ok(false);
         }
-        let spec = next(found.as_ref().map(|lease| &lease.spec), &self.identity, step, SystemTime::now());
+        let spec = next(lease, &self.identity, step, SystemTime::now());
         let version = found.as_ref().map(|lease| lease.metadata.resource_version.as_str()).unwrap_or_default();
         let mut object = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {"name": LEASE, "namespace": self.namespace}, "spec": spec,
         });
         let written = if found.is_none() {
-            self.client.send::<LeaseObject>(Method::POST, &collection, Content::Json, &object).await
+            self.client.send::<LeaseObject>(Method::POST, &collection, &object).await
         } else {
             object["metadata"]["resourceVersion"] = version.into();
-            self.client.send(Method::PUT, &path, Content::Json, &object).await
+            self.client.send(Method::PUT, &path, &object).await
         };
         match written {
             Ok(lease) => {
@@ -186,14 +188,6 @@ fn next(lease: Option<&LeaseSpec>, identity: &str, step: LeaseStep, now: SystemT
         renew_time: Some(now),
         lease_transitions: Some(if is_taken && lease.is_some() { transitions.saturating_add(1) } else { transitions }),
     }
-}
-
-/// RFC 3339 with microseconds, as the API has it in leases.
-fn micro_time(time: SystemTime) -> String {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let micros = i64::try_from(since.as_micros()).unwrap_or_default();
-    let time = jiff::Timestamp::from_microsecond(micros).unwrap_or_default();
-    format!("{time:.6}")
 }
 
 #[cfg(test)]

@@ -12,24 +12,22 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::Method;
 use imagelet_core::metrics::{Family, Metrics};
 use serde_json::json;
 use tokio::time::Instant;
 
 pub use self::meters::ControllerReport;
 use self::{
-    cluster_view::{ClusterView, PassMemory, PassPlan, SharedCache},
+    cluster_view::{ClusterView, PassMemory, PassPlan},
     election::Election,
-    meters::{ControllerMeters, ControllerWrite},
+    meters::ControllerMeters,
     summary::SetAction,
 };
 use super::objects::{ImageSet, PREFETCH_GROUP, SetScope, SetStatus};
 use crate::{
-    access::ApiAccess,
-    api_client::{ApiClient, Content, encoded},
+    api_client::{ApiClient, encoded},
     api_error::ApiError,
-    watch::{Collection, ObjectWatch, WatchHealth, WatchPace, random},
+    watch::{Collection, ObjectWatch, SharedCache, backoff, random},
 };
 
 const FIELD_MANAGER: &str = "imagelet-controller";
@@ -54,33 +52,15 @@ pub struct PrefetchController {
     client: ApiClient,
     namespace: String,
     identity: String,
-    pace: WatchPace,
     meters: ControllerMeters,
 }
 
 impl PrefetchController {
     /// A controller whose lease is in this namespace. `identity` is its own among all controllers, as the name of its pod.
-    pub fn new(access: ApiAccess, namespace: &str, identity: &str) -> Self {
-        Self::with_client(ApiClient::new(access), namespace, identity)
-    }
-
-    /// A controller with this client.
-    #[cfg(any(test, feature = "test-util"))]
-    pub fn connected(client: ApiClient, namespace: &str, identity: &str) -> Self {
-        Self::with_client(client, namespace, identity)
-    }
-
-    fn with_client(client: ApiClient, namespace: &str, identity: &str) -> Self {
+    pub fn new(client: ApiClient, namespace: &str, identity: &str, metrics: Arc<Metrics>) -> Self {
+        let client = client.counting(Arc::clone(&metrics));
         let (namespace, identity) = (namespace.to_owned(), identity.to_owned());
-        let meters = ControllerMeters::new(Arc::new(Metrics::new()));
-        Self { client, namespace, identity, pace: WatchPace::default(), meters }
-    }
-
-    /// The same controller, which counts in these metrics.
-    #[must_use]
-    pub fn measured(self, metrics: Arc<Metrics>) -> Self {
-        let client = self.client.counting(Arc::clone(&metrics));
-        Self { client, meters: ControllerMeters::new(metrics), ..self }
+        Self { client, namespace, identity, meters: ControllerMeters::new(metrics) }
     }
 
     /// The state at this moment, for probes.
@@ -107,19 +87,10 @@ impl PrefetchController {
     /// Acts for as long as this future lives.
     async fn lead(&self) {
         let view = ClusterView::new();
-        let [of_namespaces, of_the_cluster] = SetScope::ALL.map(|scope| self.watch(scope.collection()));
-        let reports = self.watch(Collection {
-            name: "reports of the nodes",
-            path: "/apis/imagelet.dev/v1alpha1/nodeimages",
-            selector: String::new(),
-            is_metadata: false,
-        });
-        let nodes = self.watch(Collection {
-            name: "nodes of the cluster",
-            path: "/api/v1/nodes",
-            selector: String::new(),
-            is_metadata: true,
-        });
+        let watch = |collection| ObjectWatch::unmeasured(&self.client, collection);
+        let [of_namespaces, of_the_cluster] = SetScope::ALL.map(|scope| watch(scope.collection()));
+        let reports = watch(Collection::of("reports of the nodes", "/apis/imagelet.dev/v1alpha1/nodeimages"));
+        let nodes = watch(Collection { is_metadata: true, ..Collection::of("nodes of the cluster", "/api/v1/nodes") });
         tokio::join!(
             of_namespaces.run(view.namespaced.clone(), SharedCache::publish),
             of_the_cluster.run(view.of_cluster.clone(), SharedCache::publish),
@@ -127,11 +98,6 @@ impl PrefetchController {
             nodes.run(view.nodes.clone(), SharedCache::publish),
             self.work(&view),
         );
-    }
-
-    fn watch(&self, collection: Collection) -> ObjectWatch {
-        let health = Arc::new(WatchHealth::unmeasured());
-        ObjectWatch { client: self.client.clone(), collection, pace: self.pace, health }
     }
 
     async fn work(&self, view: &ClusterView) {
@@ -155,7 +121,7 @@ impl PrefetchController {
             }
             if is_failed {
                 // Nothing that changes meanwhile shortens the wait.
-                tokio::time::sleep(backoff(failures)).await;
+                tokio::time::sleep(backoff(RETRY_FIRST, RETRY_MAX, failures, random())).await;
                 failures = failures.saturating_add(1);
                 continue;
             }
@@ -163,7 +129,7 @@ impl PrefetchController {
             tokio::time::sleep(PASS_EVERY).await;
             tokio::select! {
                 () = view.changed() => {}
-                () = sleep_for(wait) => {}
+                () = tokio::time::sleep(wait.unwrap_or(Duration::MAX)) => {}
             }
         }
     }
@@ -189,13 +155,13 @@ impl PrefetchController {
                 SetAction::Idle { .. } => {}
                 SetAction::Write(status) => {
                     self.write_status(&set, &status).await?;
-                    self.meters.wrote(ControllerWrite::Status);
+                    self.meters.wrote("status");
                     written.insert(set.uid, Instant::now());
                 }
                 SetAction::Delete => {
                     tracing::info!(set = %set.name, "deleting a set: its time after the end has passed");
                     self.client.delete(&set.name.path(), &set.uid).await?;
-                    self.meters.wrote(ControllerWrite::DeleteSet);
+                    self.meters.wrote("delete_set");
                 }
             }
         }
@@ -203,7 +169,7 @@ impl PrefetchController {
             tracing::info!(node, "deleting the report of a node that is gone");
             let path = format!("/apis/{PREFETCH_GROUP}/nodeimages/{}", encoded(&node));
             self.client.delete(&path, &uid).await?;
-            self.meters.wrote(ControllerWrite::DeleteReport);
+            self.meters.wrote("delete_report");
         }
         Ok(due)
     }
@@ -216,24 +182,12 @@ impl PrefetchController {
         let object = json!({
             "apiVersion": PREFETCH_GROUP, "kind": set.name.scope.kind(), "metadata": metadata, "status": status,
         });
-        let path = format!("{}/status?fieldManager={FIELD_MANAGER}&force=true", set.name.path());
-        match self.client.send::<serde::de::IgnoredAny>(Method::PATCH, &path, Content::Apply, &object).await {
+        match self.client.apply(&format!("{}/status", set.name.path()), FIELD_MANAGER, &object).await {
             // The set was deleted, or another one has its name: the watch knows soon.
-            Ok(_) | Err(ApiError::Rejected { code: 404 | 409, .. }) => Ok(()),
+            Ok(()) | Err(ApiError::Rejected { code: 404 | 409, .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
-}
-
-async fn sleep_for(wait: Option<Duration>) {
-    match wait {
-        Some(wait) => tokio::time::sleep(wait).await,
-        None => std::future::pending().await,
-    }
-}
-
-fn backoff(failures: u32) -> Duration {
-    RETRY_FIRST.saturating_mul(2_u32.saturating_pow(failures)).min(RETRY_MAX).mul_f64(0.5 + 0.5 * random())
 }
 
 #[cfg(test)]

@@ -1,9 +1,6 @@
 //! The status of a set from the reports of its nodes, and whether the set is to be deleted. Plain functions.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeMap, time::SystemTime};
 
 use super::waves::{SelectedNode, wave};
 use crate::{
@@ -120,19 +117,19 @@ fn failures(nodes: &[NodeReport<'_>]) -> Vec<FailureCount> {
             of_node.entry((&image.class, &image.hop)).or_insert((&image.reference, &image.message));
         }
         for ((class, hop), (image, message)) in of_node {
-            let failure = found.entry((class, hop)).or_insert_with(|| FailureCount {
+            let of_node = |nodes| FailureCount {
                 class: shown_to(class, MESSAGE_LENGTH_MAX),
                 hop: shown_to(hop, MESSAGE_LENGTH_MAX),
-                nodes: 0,
+                nodes,
                 node: node.name.to_owned(),
                 image: shown_to(image, 1024),
                 message: shown_to(message, MESSAGE_LENGTH_MAX),
-            });
+            };
+            let failure = found.entry((class, hop)).or_insert_with(|| of_node(0));
             failure.nodes += 1;
             // The first by name, so that the status does not depend on the order of the waves.
             if node.name < failure.node.as_str() {
-                (failure.node, failure.image) = (node.name.to_owned(), shown_to(image, 1024));
-                failure.message = shown_to(message, MESSAGE_LENGTH_MAX);
+                *failure = of_node(failure.nodes);
             }
         }
     }
@@ -140,11 +137,6 @@ fn failures(nodes: &[NodeReport<'_>]) -> Vec<FailureCount> {
     failures.sort_by(|a, b| (b.nodes, &a.class, &a.hop).cmp(&(a.nodes, &b.class, &b.hop)));
     failures.truncate(FAILURES_MAX);
     failures
-}
-
-/// The time from now until a moment; zero when it passed.
-pub(super) fn remaining(until: SystemTime, now: SystemTime) -> Duration {
-    until.duration_since(now).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -44,14 +44,14 @@ impl Cluster {
     fn start_agents(&mut self) {
         for (at, node) in self.nodes.iter().enumerate() {
             let client = ApiClient::connected(self.fake.client());
-            let agent = PrefetchAgent::connected(client, &format!("node-{at}"), Arc::new(node.clone()));
+            let agent = PrefetchAgent::new(client, &format!("node-{at}"), Arc::new(node.clone()));
             self.agents.spawn(async move { agent.run().await });
         }
     }
 
     fn start_controller(&mut self, identity: &str) {
         let client = ApiClient::connected(self.fake.client());
-        let controller = PrefetchController::connected(client, "kube-system", identity);
+        let controller = PrefetchController::new(client, "kube-system", identity, Arc::default());
         self.controllers.spawn(async move { controller.run().await });
     }
 
@@ -172,9 +172,8 @@ async fn the_controller_counts_what_it_knows_writes_and_fails_at() {
     let cluster = Cluster::of(2, Duration::from_secs(1)).await;
     seconds(60).await;
     let metrics = Arc::new(Metrics::new());
-    let controller =
-        PrefetchController::connected(ApiClient::connected(cluster.fake.client()), "kube-system", "second");
-    let controller = Arc::new(controller.measured(Arc::clone(&metrics)));
+    let client = ApiClient::connected(cluster.fake.client());
+    let controller = Arc::new(PrefetchController::new(client, "kube-system", "second", Arc::clone(&metrics)));
     let report = |has_answer, leads, is_listed| ControllerReport { has_answer, leads, is_listed };
     assert_eq!(controller.report(), report(false, false, false));
     let running = tokio::spawn({

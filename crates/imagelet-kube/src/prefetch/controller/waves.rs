@@ -94,7 +94,7 @@ mod tests {
             (NodeLimit::Percent(100), "----", PLACES),
         ] {
             let found = wave(&limited(limit, None), &nodes(reports));
-            assert_eq!(found, Some(WaveStatus { cut }), "{limit} {reports}");
+            assert_eq!(found, Some(WaveStatus { cut }), "{limit:?} {reports}");
         }
         assert_eq!(wave(&set("web", &["app:v1"]), &nodes("--")), None, "without a limit there are no waves");
     }

@@ -12,15 +12,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::Method;
 use imagelet_core::{
-    events::{Event, EventCause, EventKind, EventSubject},
+    events::Event,
     manager::{Caller, EnsureRequest},
     runtime::{ErrorClass, Stage},
 };
 use serde_json::json;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc},
     task::AbortHandle,
     time::Instant,
 };
@@ -31,13 +30,12 @@ use self::{
     progress::PullBytes,
     report_gate::ReportGate,
 };
-use super::objects::{ImageSet, KnownSets, MetadataObject, NodeImages, PREFETCH_GROUP, SetReport, SetScope};
+use super::objects::{ImageSet, KnownNodes, KnownSets, Labels, NodeImages, PREFETCH_GROUP, SetReport, SetScope};
 use crate::{
-    access::ApiAccess,
-    api_client::{ApiClient, Content, encoded},
+    api_client::{ApiClient, encoded},
     api_error::ApiError,
-    node_events::failure_note,
-    watch::{Collection, ObjectCache, ObjectWatch, WatchHealth, WatchPace, random},
+    node_events::failure_event,
+    watch::{Collection, ObjectWatch, SharedCache, backoff, random},
 };
 
 /// The name by which the agents own the fields that they write.
@@ -53,45 +51,20 @@ const TICK: Duration = Duration::from_secs(30);
 /// Pulls of pods come first.
 const PRIORITY: i32 = i32::MIN;
 
-type Labels = BTreeMap<String, String>;
-type Sets = Arc<Vec<ImageSet>>;
-
 /// Prefetches the images of the sets that select one node.
 #[derive(Debug)]
 pub struct PrefetchAgent {
     client: ApiClient,
     node: String,
-    pace: WatchPace,
     target: Arc<dyn PrefetchNode>,
 }
 
-/// What the watches know; `None`: not listed yet.
+/// What the watches know.
 struct Inputs {
-    namespaced: watch::Receiver<Option<Sets>>,
-    of_cluster: watch::Receiver<Option<Sets>>,
-    labels: watch::Receiver<Option<Labels>>,
-}
-
-/// The labels of the agent's own Node; absent while the Node is.
-#[derive(Default)]
-struct OwnNode(Option<Labels>);
-
-impl ObjectCache for OwnNode {
-    type Object = MetadataObject;
-
-    fn replace(&mut self, objects: Vec<MetadataObject>) -> bool {
-        let labels = objects.into_iter().next().map(|node| node.metadata.labels.unwrap_or_default());
-        std::mem::replace(&mut self.0, labels.clone()) != labels
-    }
-
-    fn change(&mut self, object: &MetadataObject) -> bool {
-        let labels = Some(object.metadata.labels.clone().unwrap_or_default());
-        std::mem::replace(&mut self.0, labels.clone()) != labels
-    }
-
-    fn remove(&mut self, _object: &MetadataObject) -> bool {
-        self.0.take().is_some()
-    }
+    namespaced: SharedCache<KnownSets>,
+    of_cluster: SharedCache<KnownSets>,
+    nodes: SharedCache<KnownNodes>,
+    changed: Arc<Notify>,
 }
 
 /// A pull that runs in a task of its own. Dropping it cancels the pull.
@@ -122,14 +95,8 @@ struct AgentWork {
 
 impl PrefetchAgent {
     /// An agent of this node, which begins with [`Self::run`].
-    pub fn new(access: ApiAccess, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
-        Self { client: ApiClient::new(access), node: node.to_owned(), pace: WatchPace::default(), target }
-    }
-
-    /// An agent with this client.
-    #[cfg(any(test, feature = "test-util"))]
-    pub fn connected(client: ApiClient, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
-        Self { client, node: node.to_owned(), pace: WatchPace::default(), target }
+    pub fn new(client: ApiClient, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
+        Self { client, node: node.to_owned(), target }
     }
 
     /// Follows the sets for as long as this future lives. Where the API server does not have the kinds, nothing happens.
@@ -138,41 +105,29 @@ impl PrefetchAgent {
     }
 
     async fn follow(&self) {
-        let (namespaced, of_cluster) = (watch::Sender::new(None), watch::Sender::new(None));
-        let labels = watch::Sender::new(None);
-        let inputs = Inputs {
-            namespaced: namespaced.subscribe(),
-            of_cluster: of_cluster.subscribe(),
-            labels: labels.subscribe(),
-        };
+        let changed = Arc::new(Notify::new());
+        let [namespaced, of_cluster] = SetScope::ALL.map(|scope| SharedCache::new(KnownSets::new(scope), &changed));
+        let nodes = SharedCache::new(KnownNodes::default(), &changed);
+        let inputs = Inputs { namespaced, of_cluster, nodes, changed };
         let own_node = Collection {
-            name: "Node of this agent",
-            path: "/api/v1/nodes",
             selector: format!("metadata.name={}", self.node),
             is_metadata: true,
+            ..Collection::of("Node of this agent", "/api/v1/nodes")
         };
-        let publish = |sender: &watch::Sender<Option<Sets>>, known: &KnownSets| {
-            sender.send_replace(Some(Arc::new(known.sets().cloned().collect())));
-        };
-        let [of_namespaces, of_the_cluster] = SetScope::ALL;
-        let (first, second, third) =
-            (self.watch(of_namespaces.collection()), self.watch(of_the_cluster.collection()), self.watch(own_node));
+        let watch = |collection| ObjectWatch::unmeasured(&self.client, collection);
+        let [first, second] = SetScope::ALL.map(|scope| watch(scope.collection()));
+        let third = watch(own_node);
         tokio::join!(
-            first.run(KnownSets::new(of_namespaces), |known| publish(&namespaced, known)),
-            second.run(KnownSets::new(of_the_cluster), |known| publish(&of_cluster, known)),
-            third.run(OwnNode::default(), |node: &OwnNode| drop(labels.send_replace(node.0.clone()))),
-            self.work(inputs),
+            first.run(inputs.namespaced.clone(), SharedCache::publish),
+            second.run(inputs.of_cluster.clone(), SharedCache::publish),
+            third.run(inputs.nodes.clone(), SharedCache::publish),
+            self.work(&inputs),
         );
     }
 
-    fn watch(&self, collection: Collection) -> ObjectWatch {
-        let health = Arc::new(WatchHealth::unmeasured());
-        ObjectWatch { client: self.client.clone(), collection, pace: self.pace, health }
-    }
-
-    async fn work(&self, mut inputs: Inputs) {
+    async fn work(&self, inputs: &Inputs) {
         // Before all three are known nothing is decided: pins of the last run stay.
-        let (sets, _) = inputs.known().await;
+        let (sets, _) = inputs.known(&self.node).await;
         let written = self.read_report().await;
         let mut work = AgentWork {
             states: restored(&sets, written.as_deref().unwrap_or_default()),
@@ -185,7 +140,7 @@ impl PrefetchAgent {
         };
         let (finished, mut outcomes) = mpsc::channel(1);
         loop {
-            let (sets, labels) = inputs.known().await;
+            let (sets, labels) = inputs.known(&self.node).await;
             let plan = self.step(&mut work, &sets, &labels, &finished).await;
             let write_at = self.report(&mut work, plan.report).await;
             let mut until = Instant::now() + TICK;
@@ -193,7 +148,7 @@ impl PrefetchAgent {
                 until = until.min(at);
             }
             tokio::select! {
-                () = inputs.changed() => {}
+                () = inputs.changed.notified() => {}
                 Some((key, outcome)) = outcomes.recv() => {
                     let event = outcome.as_ref().err().and_then(|failure| failed_event(&key, failure));
                     let was_running = work.finished(key, outcome);
@@ -244,7 +199,7 @@ impl PrefetchAgent {
     fn begin(&self, work: &mut AgentWork, task: Task, finished: mpsc::Sender<(TaskKey, Result<(), FetchFailure>)>) {
         let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::default());
         let (key, progress) = (task.key.clone(), bytes.progress());
-        work.states.insert(key.clone(), TaskState::Running { bytes: None, bytes_total: None });
+        work.states.insert(key.clone(), TaskState::Running(None));
         let pull = tokio::spawn(async move {
             let outcome = match request(&client, &task).await {
                 Ok(request) => target.fetch(request, progress).await,
@@ -279,7 +234,7 @@ impl PrefetchAgent {
                         "cannot write the report of this node; the attempt is repeated"
                     );
                 }
-                let at = Instant::now() + backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, work.write_failures);
+                let at = Instant::now() + backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, work.write_failures, random());
                 work.write_failures = work.write_failures.saturating_add(1);
                 work.write_at = Some(at);
                 Some(at)
@@ -291,8 +246,7 @@ impl PrefetchAgent {
         let object = json!({
             "apiVersion": PREFETCH_GROUP, "kind": "NodeImages", "metadata": {"name": self.node}, "sets": report,
         });
-        let path = format!("{}?fieldManager={FIELD_MANAGER}&force=true", self.report_path());
-        self.client.send::<serde::de::IgnoredAny>(Method::PATCH, &path, Content::Apply, &object).await.map(drop)
+        self.client.apply(&self.report_path(), FIELD_MANAGER, &object).await
     }
 
     /// The report that the API has; `None`: it is absent.
@@ -307,7 +261,7 @@ impl PrefetchAgent {
                 }
                 Err(error) => tracing::debug!(error = error.chain(), "cannot read the report of this node"),
             }
-            tokio::time::sleep(backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, failures)).await;
+            tokio::time::sleep(backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, failures, random())).await;
             failures = failures.saturating_add(1);
         }
     }
@@ -318,38 +272,28 @@ impl PrefetchAgent {
 }
 
 impl Inputs {
-    /// Waits until all are known.
-    async fn known(&mut self) -> (Sets, Labels) {
+    /// Waits until all sets and the labels of this node are known.
+    async fn known(&self, node: &str) -> (Vec<ImageSet>, Labels) {
         loop {
-            let sets = (self.namespaced.borrow_and_update().clone(), self.of_cluster.borrow_and_update().clone());
-            let labels = self.labels.borrow_and_update().clone();
-            if let ((Some(namespaced), Some(of_cluster)), Some(labels)) = (sets, labels) {
-                if of_cluster.is_empty() {
-                    return (namespaced, labels);
-                }
-                return (Arc::new(namespaced.iter().chain(of_cluster.iter()).cloned().collect()), labels);
+            if let Some(known) = self.look(node) {
+                return known;
             }
-            self.changed().await;
+            self.changed.notified().await;
         }
     }
 
-    async fn changed(&mut self) {
-        // The senders live as long as this.
-        tokio::select! {
-            _ = self.namespaced.changed() => {}
-            _ = self.of_cluster.changed() => {}
-            _ = self.labels.changed() => {}
-        }
+    fn look(&self, node: &str) -> Option<(Vec<ImageSet>, Labels)> {
+        let (namespaced, of_cluster) = (self.namespaced.listed()?, self.of_cluster.listed()?);
+        let labels = self.nodes.listed()?.0.0.get(node)?.clone();
+        Some((namespaced.0.sets().chain(of_cluster.0.sets()).cloned().collect(), labels))
     }
 }
 
 impl AgentWork {
     /// Takes the progress of the running pull into its state.
     fn measure(&mut self) {
-        let Some(running) = &self.running else { return };
-        if let Some((received, all)) = running.bytes.sum() {
-            let state = TaskState::Running { bytes: Some(received), bytes_total: Some(all) };
-            self.states.insert(running.key.clone(), state);
+        if let Some(running) = &self.running {
+            self.states.insert(running.key.clone(), TaskState::Running(running.bytes.sum()));
         }
     }
 
@@ -364,11 +308,11 @@ impl AgentWork {
                 self.failures.remove(&key);
                 TaskState::Done { at: SystemTime::now() }
             }
-            Err(FetchFailure { class, hop, message }) => {
+            Err(failure) => {
                 let failures = self.failures.entry(key.clone()).or_default();
-                let retry_at = Instant::now() + backoff(RETRY_FIRST, RETRY_MAX, *failures);
+                let retry_at = Instant::now() + backoff(RETRY_FIRST, RETRY_MAX, *failures, random());
                 *failures = failures.saturating_add(1);
-                TaskState::Failed { class: class.to_string(), hop: hop.to_string(), message, retry_at }
+                TaskState::Failed { failure, retry_at }
             }
         };
         self.states.insert(key, state);
@@ -402,19 +346,10 @@ async fn request(client: &ApiClient, task: &Task) -> Result<EnsureRequest, Fetch
 fn failed_event(key: &TaskKey, failure: &FetchFailure) -> Option<Event> {
     let FetchFailure { class, hop, message } = failure;
     let image = &key.image.reference;
-    (*class != ErrorClass::HeldBack).then(|| Event {
-        kind: EventKind::Warning,
-        reason: "PrefetchFailed",
-        message: format!("could not prefetch `{image}`: {message}"),
-        note: Some(failure_note("could not prefetch an image", image, *class, *hop)),
-        subject: EventSubject::Node,
-        cause: Some(EventCause { class: class.word(), hop: hop.word() }),
+    (*class != ErrorClass::HeldBack).then(|| {
+        let message = format!("could not prefetch `{image}`: {message}");
+        failure_event("PrefetchFailed", message, "could not prefetch an image", image, (*class, *hop))
     })
-}
-
-/// The wait after so many failures in a row: between half of it and all of it.
-fn backoff(first: Duration, longest: Duration, failures: u32) -> Duration {
-    first.saturating_mul(2_u32.saturating_pow(failures)).min(longest).mul_f64(0.5 + 0.5 * random())
 }
 
 #[cfg(test)]

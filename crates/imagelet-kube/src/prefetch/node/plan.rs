@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::port::{ImagePresence, SetPin};
+use super::port::{FetchFailure, ImagePresence, SetPin};
 use crate::{
     names::shown_to,
     prefetch::objects::{ImagePhase, ImageReport, ImageSet, SetImage, SetName, SetPhase, SetPullPolicy, SetReport},
@@ -32,18 +32,14 @@ pub(super) struct TaskKey {
 /// How far a task is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TaskState {
-    Running {
-        bytes: Option<u64>,
-        bytes_total: Option<u64>,
-    },
+    /// With the bytes received and in all; `None`: not known yet.
+    Running(Option<(u64, u64)>),
     /// Fetched at this time.
     Done {
         at: SystemTime,
     },
     Failed {
-        class: String,
-        hop: String,
-        message: String,
+        failure: FetchFailure,
         retry_at: Instant,
     },
 }
@@ -81,30 +77,21 @@ pub(super) struct Plan {
     pub(super) retry_at: Option<Instant>,
 }
 
-/// Why a set begins no pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gate {
-    Open,
-    Waiting,
-    Paused,
-    Expired,
-}
-
 pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     let mut plan = Plan::default();
     let mut selected: Vec<&ImageSet> = input.sets.iter().filter(|set| set.spec.selects(input.labels)).collect();
     selected.sort_by(|a, b| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
-    let is_running = input.states.values().any(|state| matches!(state, TaskState::Running { .. }));
+    let is_running = input.states.values().any(|state| matches!(state, TaskState::Running(_)));
     let (mut fresh, mut again) = (None, None);
     let mut messages_left = MESSAGES_LENGTH_MAX;
     for set in selected {
-        let gate = gate(set, input);
+        let held = held(set, input);
         let mut images = Vec::with_capacity(set.spec.images.len());
         for image in &set.spec.images {
             let key = key_of(set, image);
             let state = input.states.get(&key);
             images.push(report_of(image, state, set.spec.keep, input.presence, &mut messages_left));
-            if gate == Gate::Open {
+            if held.is_none() {
                 let task = || Task { key: key.clone(), set: set.name.clone(), policy: set.spec.pull_policy };
                 match state {
                     None => fresh = fresh.or_else(|| Some(task())),
@@ -119,7 +106,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
                     {
                         fresh = fresh.or_else(|| Some(task()));
                     }
-                    Some(TaskState::Done { .. } | TaskState::Running { .. }) => {}
+                    Some(TaskState::Done { .. } | TaskState::Running(_)) => {}
                 }
             }
             if set.spec.keep {
@@ -127,7 +114,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
             }
             plan.tasks.insert(key);
         }
-        let report = set_report(set, gate, images);
+        let report = set_report(set, held, images);
         // A node that waits for its turn writes nothing: it counts as waiting without a report.
         if is_begun(&report) && plan.report.len() < REPORTED_SETS_MAX {
             plan.report.push(report);
@@ -167,31 +154,28 @@ pub(super) fn restored(sets: &[ImageSet], reports: &[SetReport]) -> BTreeMap<Tas
     states
 }
 
-fn gate(set: &ImageSet, input: &PlanInput<'_>) -> Gate {
+/// Why a set begins no pull.
+fn held(set: &ImageSet, input: &PlanInput<'_>) -> Option<SetPhase> {
     if set.deadline().is_some_and(|deadline| deadline <= input.wall) {
-        Gate::Expired
+        Some(SetPhase::Expired)
     } else if set.spec.paused {
-        Gate::Paused
-    } else if !set.admits(input.node) {
-        Gate::Waiting
+        Some(SetPhase::Paused)
     } else {
-        Gate::Open
+        (!set.admits(input.node)).then_some(SetPhase::Waiting)
     }
 }
 
-fn set_report(set: &ImageSet, gate: Gate, images: Vec<ImageReport>) -> SetReport {
+fn set_report(set: &ImageSet, held: Option<SetPhase>, images: Vec<ImageReport>) -> SetReport {
     let is_there = |phase| matches!(phase, ImagePhase::Present | ImagePhase::Removed);
     let has = |phase| images.iter().any(|image| image.phase == phase);
     let is_ready =
         images.iter().all(|image| is_there(image.phase) && !(set.spec.keep && image.phase == ImagePhase::Removed));
-    let phase = match gate {
+    let phase = match held {
         _ if is_ready => SetPhase::Ready,
         _ if has(ImagePhase::Pulling) => SetPhase::Pulling,
-        Gate::Expired => SetPhase::Expired,
-        Gate::Paused => SetPhase::Paused,
-        Gate::Waiting => SetPhase::Waiting,
-        Gate::Open if has(ImagePhase::Pending) || (set.spec.keep && has(ImagePhase::Removed)) => SetPhase::Pulling,
-        Gate::Open => SetPhase::Failed,
+        Some(phase) => phase,
+        None if has(ImagePhase::Pending) || (set.spec.keep && has(ImagePhase::Removed)) => SetPhase::Pulling,
+        None => SetPhase::Failed,
     };
     SetReport {
         kind: set.name.scope.kind().to_owned(),
@@ -220,8 +204,9 @@ fn report_of(
     let report = ImageReport { reference: reference.clone(), platform: platform.clone(), ..ImageReport::default() };
     match state {
         None => report,
-        Some(TaskState::Running { bytes, bytes_total }) => {
-            ImageReport { phase: ImagePhase::Pulling, bytes: *bytes, bytes_total: *bytes_total, ..report }
+        Some(TaskState::Running(bytes)) => {
+            let (bytes, bytes_total) = bytes.unzip();
+            ImageReport { phase: ImagePhase::Pulling, bytes, bytes_total, ..report }
         }
         Some(TaskState::Done { at }) => {
             // A set that keeps its images pulls a removed one again; another one is done with it.
@@ -230,11 +215,12 @@ fn report_of(
             let message = if is_removed && keeps { "the image was removed; it is pulled again" } else { "" };
             ImageReport { phase, message: message.to_owned(), ..report }
         }
-        Some(TaskState::Failed { class, hop, message, .. }) => {
+        Some(TaskState::Failed { failure: FetchFailure { class, hop, message }, .. }) => {
             let message = shown_to(message, MESSAGE_LENGTH_MAX);
             let message = if message.len() <= *messages_left { message } else { String::new() };
             *messages_left -= message.len();
-            ImageReport { phase: ImagePhase::Failed, class: class.clone(), hop: hop.clone(), message, ..report }
+            let (class, hop) = (class.to_string(), hop.to_string());
+            ImageReport { phase: ImagePhase::Failed, class, hop, message, ..report }
         }
     }
 }

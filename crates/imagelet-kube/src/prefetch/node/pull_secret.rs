@@ -5,14 +5,14 @@ use imagelet_core::credentials::PullSecret;
 use crate::{
     api_client::ApiClient,
     api_error::ApiError,
-    credentials::{OBJECT_LENGTH_MAX, ObjectName, read_secret},
+    credentials::{ObjectName, read_secret},
 };
 
 /// Reads a secret. The error is for people, and shows nothing of the secret.
 pub(super) async fn read(client: &ApiClient, namespace: &str, name: &str) -> Result<PullSecret, String> {
     let failed = |why: String| format!("cannot read the pull secret `{namespace}/{name}`: {why}");
     let object = ObjectName { namespace: namespace.into(), name: name.into() };
-    let answer = client.get_secret(&object.path("secrets"), OBJECT_LENGTH_MAX).await;
+    let answer = client.get_secret(&object.path("secrets")).await;
     let secret = answer.and_then(|json| read_secret(&object, &json)).map_err(|error| match error {
         ApiError::SecretInvalid { .. } => failed("the answer is no secret".to_owned()),
         error => failed(error.chain()),

@@ -29,7 +29,7 @@ impl TestAgent {
     fn restart(&mut self) {
         self.stop();
         let client = ApiClient::connected(self.fake.client());
-        let agent = PrefetchAgent::connected(client, "node-1", Arc::new(self.node.clone()));
+        let agent = PrefetchAgent::new(client, "node-1", Arc::new(self.node.clone()));
         self.agent = Some(tokio::spawn(async move { agent.run().await }));
     }
 
@@ -199,7 +199,7 @@ async fn a_cluster_without_the_kinds_is_asked_rarely_and_used_once_it_has_them()
     let fake = FakeApi::start(FakeApiOptions::default()).await;
     fake.put(NODES, json!({"metadata": {"name": "node-1"}}));
     let node = FakeNode::default();
-    let agent = PrefetchAgent::connected(ApiClient::connected(fake.client()), "node-1", Arc::new(node.clone()));
+    let agent = PrefetchAgent::new(ApiClient::connected(fake.client()), "node-1", Arc::new(node.clone()));
     let agent = tokio::spawn(async move { agent.run().await });
     seconds(3600).await;
     let requests = fake.requests().iter().filter(|request| request.contains("imagesets")).count();

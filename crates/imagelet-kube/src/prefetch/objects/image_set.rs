@@ -8,14 +8,11 @@ use serde::Deserialize;
 use super::{
     metadata::ObjectMetadata,
     set_scope::SetScope,
-    set_spec::{ImageSetSpec, SetSpecError},
+    set_spec::{ImageSetSpec, SetRejection},
     set_status::{SetStatus, readable},
     values::parse_moment,
 };
-use crate::{
-    names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown},
-    watch::WatchedObject,
-};
+use crate::names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown};
 
 /// Nodes have places from 0 to this number, which JSON and JavaScript hold exactly.
 pub(crate) const PLACES: u64 = 1 << 52;
@@ -72,39 +69,10 @@ pub(crate) struct ImageSet {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct SetObject {
-    pub(super) metadata: ObjectMetadata,
+    pub(crate) metadata: ObjectMetadata,
     spec: serde_json::Value,
     #[serde(deserialize_with = "readable")]
     status: SetStatus,
-}
-
-impl SetObject {
-    /// Namespace and name.
-    pub(crate) fn name(&self) -> (&str, &str) {
-        (&self.metadata.namespace, &self.metadata.name)
-    }
-
-    pub(crate) fn uid(&self) -> &str {
-        &self.metadata.uid
-    }
-}
-
-impl WatchedObject for SetObject {
-    fn version(&self) -> &str {
-        &self.metadata.resource_version
-    }
-}
-
-/// Why an object is passed over.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SetRejection {
-    /// The API server accepts no such namespace or name.
-    #[error("`{0}` is no name of a set")]
-    Name(String),
-    /// The spec breaks a rule.
-    #[error(transparent)]
-    Spec(#[from] SetSpecError),
 }
 
 impl ImageSet {
@@ -113,7 +81,7 @@ impl ImageSet {
         let ObjectMetadata { name, namespace, uid, generation, .. } = &object.metadata;
         let name = SetName { scope, namespace: namespace.clone(), name: name.clone() };
         if !name.is_valid() {
-            return Err(SetRejection::Name(shown(&name.to_string())));
+            return Err(SetRejection(format!("`{}` is no name of a set", shown(&name.to_string()))));
         }
         if object.metadata.deletion_timestamp.is_some() {
             return Ok(None);

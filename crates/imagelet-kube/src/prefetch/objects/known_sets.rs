@@ -45,22 +45,18 @@ impl KnownSets {
             }
             return false;
         }
-        match self.sets.insert(key, set.clone()) {
-            Some(before) => before != set,
-            None => true,
-        }
+        self.sets.insert(key, set.clone()) != Some(set)
     }
 }
 
 impl ObjectCache for KnownSets {
     type Object = SetObject;
 
-    fn replace(&mut self, objects: Vec<SetObject>) -> bool {
-        let before = std::mem::take(&mut self.sets);
+    fn replace(&mut self, objects: Vec<SetObject>) {
+        self.sets.clear();
         for object in &objects {
             self.insert(object);
         }
-        before != self.sets
     }
 
     fn change(&mut self, object: &SetObject) -> bool {

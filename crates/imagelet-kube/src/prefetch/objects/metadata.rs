@@ -1,10 +1,10 @@
-//! The metadata of an object, and an object of which nothing else is read.
+//! The metadata of an object, and objects of which nothing else is read.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::watch::WatchedObject;
+use crate::watch::ObjectCache;
 
 /// `metadata` of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -27,8 +27,27 @@ pub(crate) struct MetadataObject {
     pub(crate) metadata: ObjectMetadata,
 }
 
-impl WatchedObject for MetadataObject {
-    fn version(&self) -> &str {
-        &self.metadata.resource_version
+/// Nodes of the cluster, with their labels.
+#[derive(Debug, Default)]
+pub(crate) struct KnownNodes(pub(crate) BTreeMap<String, Labels>);
+
+pub(crate) type Labels = BTreeMap<String, String>;
+
+impl ObjectCache for KnownNodes {
+    type Object = MetadataObject;
+
+    fn replace(&mut self, objects: Vec<MetadataObject>) {
+        let nodes = objects.into_iter().map(|node| (node.metadata.name, node.metadata.labels.unwrap_or_default()));
+        self.0 = nodes.collect();
+    }
+
+    fn change(&mut self, node: &MetadataObject) -> bool {
+        let labels = node.metadata.labels.clone().unwrap_or_default();
+        // A Node changes often, and its labels rarely.
+        self.0.insert(node.metadata.name.clone(), labels.clone()) != Some(labels)
+    }
+
+    fn remove(&mut self, node: &MetadataObject) -> bool {
+        self.0.remove(&node.metadata.name).is_some()
     }
 }

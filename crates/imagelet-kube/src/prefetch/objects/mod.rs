@@ -13,13 +13,13 @@ pub(crate) mod testing;
 mod tests;
 mod values;
 
+pub use self::set_spec::SetRejection;
 #[cfg(test)]
 pub(crate) use self::values::NodeLimit;
-pub use self::{image_set::SetRejection, set_spec::SetSpecError};
 pub(crate) use self::{
     image_set::{ImageSet, PLACES, SetName, SetObject},
     known_sets::KnownSets,
-    metadata::{MetadataObject, ObjectMetadata},
+    metadata::{KnownNodes, Labels, ObjectMetadata},
     node_images::{ImagePhase, ImageReport, KnownReports, NodeImages, SetPhase, SetReport},
     set_scope::SetScope,
     set_spec::{SetImage, SetPullPolicy},

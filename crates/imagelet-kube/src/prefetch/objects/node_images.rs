@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{metadata::ObjectMetadata, set_status::NodeCounts};
-use crate::watch::{ObjectCache, WatchedObject};
+use crate::watch::ObjectCache;
 
 /// The object, as far as it is read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -102,12 +102,6 @@ impl SetPhase {
     }
 }
 
-impl WatchedObject for NodeImages {
-    fn version(&self) -> &str {
-        &self.metadata.resource_version
-    }
-}
-
 /// The reports of all nodes, by the name of the node.
 #[derive(Debug, Default)]
 pub(crate) struct KnownReports {
@@ -117,9 +111,8 @@ pub(crate) struct KnownReports {
 impl ObjectCache for KnownReports {
     type Object = NodeImages;
 
-    fn replace(&mut self, objects: Vec<NodeImages>) -> bool {
+    fn replace(&mut self, objects: Vec<NodeImages>) {
         self.reports = objects.into_iter().map(|object| (object.metadata.name.clone(), object)).collect();
-        true
     }
 
     fn change(&mut self, object: &NodeImages) -> bool {

@@ -29,6 +29,6 @@ impl SetScope {
             Self::Namespace => ("image sets", "/apis/imagelet.dev/v1alpha1/imagesets"),
             Self::Cluster => ("image sets of the cluster", "/apis/imagelet.dev/v1alpha1/clusterimagesets"),
         };
-        Collection { name, path, selector: String::new(), is_metadata: false }
+        Collection::of(name, path)
     }
 }

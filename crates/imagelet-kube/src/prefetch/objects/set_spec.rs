@@ -74,58 +74,29 @@ impl SetPullPolicy {
     }
 }
 
-/// The rule that a spec breaks.
+/// Why a document or an object is no valid set: the rule that it breaks.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SetSpecError {
-    /// Not the fields of a spec.
-    #[error("spec: {0}")]
-    Fields(String),
-    /// More, or fewer, than there may be.
-    #[error("spec.{field} has {count} items; there may be {min} to {max}")]
-    Count {
-        /// The field.
-        field: &'static str,
-        /// How many it has.
-        count: usize,
-        /// The least number.
-        min: usize,
-        /// The limit.
-        max: usize,
-    },
-    /// An image is invalid.
-    #[error("spec.images[{position}].{field}: {why}")]
-    Image {
-        /// Its position, from 0.
-        position: usize,
-        /// The field.
-        field: &'static str,
-        /// The rule.
-        why: String,
-    },
-    /// A label is too long or has control characters.
-    #[error("spec.nodeSelector: `{0}` is no label")]
-    Label(String),
-}
+#[error("{0}")]
+pub struct SetRejection(pub(crate) String);
 
 impl ImageSetSpec {
     /// Reads a spec and checks it.
-    pub(crate) fn read(spec: &serde_json::Value, scope: SetScope) -> Result<Self, SetSpecError> {
-        let spec = Self::deserialize(spec).map_err(|error| SetSpecError::Fields(shown(&error.to_string())))?;
-        spec.check(scope)?;
-        Ok(spec)
+    pub(crate) fn read(spec: &serde_json::Value, scope: SetScope) -> Result<Self, SetRejection> {
+        let spec = Self::deserialize(spec).map_err(|error| format!("spec: {}", shown(&error.to_string())));
+        let spec = spec.and_then(|spec| spec.check(scope).map(|()| spec));
+        spec.map_err(SetRejection)
     }
 
-    fn check(&self, scope: SetScope) -> Result<(), SetSpecError> {
+    fn check(&self, scope: SetScope) -> Result<(), String> {
         let within = |field, count, min, max| {
-            let error = SetSpecError::Count { field, count, min, max };
-            (min..=max).contains(&count).then_some(()).ok_or(error)
+            let error = || format!("spec.{field} has {count} items; there may be {min} to {max}");
+            (min..=max).contains(&count).then_some(()).ok_or_else(error)
         };
         within("images", self.images.len(), 1, IMAGES_MAX)?;
         within("nodeSelector", self.node_selector.len(), 0, LABELS_MAX)?;
         let mut seen = BTreeSet::new();
         for (position, image) in self.images.iter().enumerate() {
-            let failed = |field, why: String| SetSpecError::Image { position, field, why };
+            let failed = |field, why: String| format!("spec.images[{position}].{field}: {why}");
             image.check(scope).map_err(|(field, why)| failed(field, why))?;
             if !seen.insert((&image.reference, &image.platform)) {
                 let why = format!("`{}` is listed twice for one platform", shown(&image.reference));
@@ -134,7 +105,7 @@ impl ImageSetSpec {
         }
         let is_label = |text: &String| text.len() <= LABEL_LENGTH_MAX && !text.chars().any(char::is_control);
         match self.node_selector.iter().find(|(key, value)| key.is_empty() || !is_label(key) || !is_label(value)) {
-            Some((key, value)) => Err(SetSpecError::Label(shown(&format!("{key}={value}")))),
+            Some((key, value)) => Err(format!("spec.nodeSelector: `{}` is no label", shown(&format!("{key}={value}")))),
             None => Ok(()),
         }
     }

@@ -336,7 +336,7 @@ fn a_node_is_selected_by_all_labels_and_admitted_by_its_place() {
 fn a_deadline_counts_from_the_start_of_the_spec() {
     let mut set = set("web", &["app:v1"]);
     assert_eq!(set.deadline(), None);
-    set.spec.deadline = Some("1h".parse().unwrap());
+    set.spec.deadline = Some("1h".to_owned().try_into().unwrap());
     assert_eq!(set.deadline().map(moment).as_deref(), Some("2026-01-01T01:00:00Z"), "from the creation");
     set.status.observed_generation = 1;
     set.status.started_at = Some("2026-02-01T00:00:00Z".into());

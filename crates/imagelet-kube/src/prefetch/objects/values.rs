@@ -1,13 +1,11 @@
 //! Values of a spec that are more than a text or a number: durations, numbers of nodes, times.
 
-use std::{
-    fmt,
-    str::FromStr,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use imagelet_core::text::GoDuration;
 use serde::{Deserialize, Serialize};
+
+use crate::names::shown;
 
 /// The longest duration of a spec.
 const DURATION_MAX: Duration = Duration::from_hours(24 * 365);
@@ -21,11 +19,6 @@ const NODES_MAX: u32 = 100_000;
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct SetDuration(Duration);
 
-/// The text is no duration of a spec.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no duration above zero and up to 8760h, as `90s` or `1h30m`")]
-pub(crate) struct SetDurationError(String);
-
 impl SetDuration {
     /// The duration.
     pub(crate) fn get(self) -> Duration {
@@ -33,11 +26,11 @@ impl SetDuration {
     }
 }
 
-impl FromStr for SetDuration {
-    type Err = SetDurationError;
+impl TryFrom<String> for SetDuration {
+    type Error = String;
 
-    fn from_str(text: &str) -> Result<Self, SetDurationError> {
-        let error = || SetDurationError(crate::names::shown(text));
+    fn try_from(text: String) -> Result<Self, String> {
+        let error = || format!("`{}` is no duration above zero and up to 8760h, as `90s` or `1h30m`", shown(&text));
         if text.len() > DURATION_LENGTH_MAX {
             return Err(error());
         }
@@ -45,14 +38,6 @@ impl FromStr for SetDuration {
         let duration = u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| error())?;
         let is_valid = !duration.is_zero() && duration <= DURATION_MAX;
         is_valid.then_some(Self(duration)).ok_or_else(error)
-    }
-}
-
-impl TryFrom<String> for SetDuration {
-    type Error = SetDurationError;
-
-    fn try_from(text: String) -> Result<Self, SetDurationError> {
-        text.parse()
     }
 }
 
@@ -80,36 +65,31 @@ enum WrittenLimit {
     Text(String),
 }
 
-/// The text is no number of nodes.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no number of nodes: a number from 1 to 100000, or a share from `1%` to `100%`")]
-pub(crate) struct NodeLimitError(String);
-
 impl NodeLimit {
     /// The number of nodes, of so many; at least one.
     pub(crate) fn of(self, nodes: usize) -> usize {
         match self {
-            Self::Count(count) => usize::try_from(count).unwrap_or(usize::MAX),
-            Self::Percent(percent) => {
-                let percent = usize::try_from(percent).unwrap_or(100);
-                nodes.saturating_mul(percent).div_ceil(100).max(1)
-            }
+            Self::Count(count) => count as usize,
+            Self::Percent(percent) => nodes.saturating_mul(percent as usize).div_ceil(100).max(1),
         }
     }
 }
 
 impl TryFrom<WrittenLimit> for NodeLimit {
-    type Error = NodeLimitError;
+    type Error = String;
 
-    fn try_from(written: WrittenLimit) -> Result<Self, NodeLimitError> {
+    fn try_from(written: WrittenLimit) -> Result<Self, String> {
+        let error = |text: &str| {
+            format!("`{text}` is no number of nodes: a number from 1 to 100000, or a share from `1%` to `100%`")
+        };
         match written {
             WrittenLimit::Count(count) if (1..=NODES_MAX).contains(&count) => Ok(Self::Count(count)),
-            WrittenLimit::Count(count) => Err(NodeLimitError(count.to_string())),
+            WrittenLimit::Count(count) => Err(error(&count.to_string())),
             WrittenLimit::Text(text) => {
                 let digits = text.strip_suffix('%').filter(|digits| !digits.starts_with(['+', '0']));
                 let percent = digits.and_then(|digits| digits.parse::<u32>().ok());
                 let percent = percent.filter(|percent| (1..=100).contains(percent));
-                percent.map(Self::Percent).ok_or_else(|| NodeLimitError(crate::names::shown(&text)))
+                percent.map(Self::Percent).ok_or_else(|| error(&shown(&text)))
             }
         }
     }
@@ -120,15 +100,6 @@ impl From<NodeLimit> for WrittenLimit {
         match limit {
             NodeLimit::Count(count) => Self::Count(count),
             NodeLimit::Percent(percent) => Self::Text(format!("{percent}%")),
-        }
-    }
-}
-
-impl fmt::Display for NodeLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Count(count) => write!(f, "{count}"),
-            Self::Percent(percent) => write!(f, "{percent}%"),
         }
     }
 }
@@ -184,12 +155,12 @@ mod tests {
     #[test]
     fn a_duration_is_above_zero_and_at_most_a_year() {
         for (text, seconds) in [("90s", Some(90)), ("1h30m", Some(5400)), ("8760h", Some(31_536_000))] {
-            assert_eq!(text.parse::<SetDuration>().ok().map(|it| it.get().as_secs()), seconds, "{text}");
+            assert_eq!(SetDuration::try_from(text.to_owned()).ok().map(|it| it.get().as_secs()), seconds, "{text}");
         }
         for text in ["", "0s", "-1s", "1", "8761h", "1 h", "999999999999999999999h", &"1h".repeat(20)] {
-            assert!(text.parse::<SetDuration>().is_err(), "{text}");
+            assert!(SetDuration::try_from(text.to_owned()).is_err(), "{text}");
         }
-        assert_eq!(to_value("90m".parse::<SetDuration>().unwrap()).unwrap(), "1h30m0s");
+        assert_eq!(to_value(SetDuration::try_from("90m".to_owned()).unwrap()).unwrap(), "1h30m0s");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod controller;
 mod prefetch;
 
-use imagelet_kube::{ApiAccess, DaemonSetRollout, RolloutProgress};
+use imagelet_kube::{ApiAccess, ApiClient, DaemonSetRollout, RolloutProgress};
 
 pub(super) use self::{controller::run as run_controller, prefetch::run as run_prefetch};
 use crate::{
@@ -20,7 +20,7 @@ pub(super) async fn remove_from_hosts(arguments: PodRemoveArgs, environment: &En
     let PodRemoveArgs { daemon_set, namespace, access: given, arguments } = arguments;
     let access = access(&given, environment)?;
     access.connect().await?;
-    let rollout = DaemonSetRollout::new(access, &namespace, &daemon_set);
+    let rollout = DaemonSetRollout::new(ApiClient::new(access), &namespace, &daemon_set);
     if !rollout.set_arguments(INSTALL_CONTAINER, &arguments).await? {
         tracing::info!(daemon_set, namespace, "there is no such DaemonSet with a container that sets hosts up");
         return Ok(());

@@ -1,5 +1,7 @@
 //! Tables of what the controller does for one set.
 
+use std::time::Duration;
+
 use super::*;
 use crate::prefetch::objects::{ImageReport, NodeLimit, PLACES, SetPhase, WaveStatus, testing::set};
 
@@ -102,7 +104,7 @@ fn a_new_spec_starts_anew() {
 #[test]
 fn a_finished_set_is_deleted_after_its_time_and_not_before() {
     let mut set = set("web", &["app:v1"]);
-    set.spec.ttl_after_finished = "1h".parse().ok();
+    set.spec.ttl_after_finished = "1h".to_owned().try_into().ok();
     let ready = [("a", Some(report(SetPhase::Ready, &[])))];
     set.status = written(&set, &ready);
     let at = |minutes| decide(&set, &nodes(&ready), now() + Duration::from_mins(minutes));
@@ -116,8 +118,8 @@ fn a_finished_set_is_deleted_after_its_time_and_not_before() {
 #[test]
 fn after_the_deadline_a_set_is_finished_without_being_complete() {
     let mut set = set("web", &["app:v1"]);
-    set.spec.deadline = "30s".parse().ok();
-    set.spec.ttl_after_finished = "1h".parse().ok();
+    set.spec.deadline = "30s".to_owned().try_into().ok();
+    set.spec.ttl_after_finished = "1h".to_owned().try_into().ok();
     let reports = [("a", Some(report(SetPhase::Expired, &[])))];
     set.status = written(&set, &reports);
     assert_eq!(set.status.conditions[0].reason, "DeadlineExceeded");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::prefetch::objects::{NodeLimit, PLACES, SetStatus, WaveStatus, testing::set};
+use imagelet_core::runtime::{ErrorClass, Stage};
 
 /// The input of a plan that owns its parts.
 struct Case {
@@ -66,11 +67,12 @@ fn done() -> TaskState {
 }
 
 fn running() -> TaskState {
-    TaskState::Running { bytes: Some(5), bytes_total: Some(10) }
+    TaskState::Running(Some((5, 10)))
 }
 
 fn failed(retry_at: Instant) -> TaskState {
-    TaskState::Failed { class: "forbidden".into(), hop: "token".into(), message: "denied".into(), retry_at }
+    let failure = FetchFailure { class: ErrorClass::Forbidden, hop: Stage::Token, message: "denied".into() };
+    TaskState::Failed { failure, retry_at }
 }
 
 #[tokio::test(start_paused = true)]
@@ -137,8 +139,8 @@ async fn a_set_begins_nothing_before_its_turn_while_it_is_paused_and_after_its_d
         (limited(Some(PLACES), 0), None, SetPhase::Waiting),
         (limited(Some(PLACES), 1), Some("a:1"), SetPhase::Pulling),
         (with(|set| set.spec.paused = true), None, SetPhase::Waiting),
-        (with(|set| set.spec.deadline = "1h".parse().ok()), None, SetPhase::Expired),
-        (with(|set| set.spec.deadline = "61m".parse().ok()), Some("a:1"), SetPhase::Pulling),
+        (with(|set| set.spec.deadline = "1h".to_owned().try_into().ok()), None, SetPhase::Expired),
+        (with(|set| set.spec.deadline = "61m".to_owned().try_into().ok()), Some("a:1"), SetPhase::Pulling),
     ] {
         let case = Case::of(vec![set]);
         let (found, found_phase, _) = case.outcome();
@@ -216,7 +218,8 @@ async fn a_report_is_bounded_in_sets_and_in_messages() {
     for set in &case.sets {
         for image in &set.spec.images {
             let message = "denied ".repeat(100);
-            let state = TaskState::Failed { class: "c".into(), hop: "h".into(), message, retry_at: now };
+            let failure = FetchFailure { class: ErrorClass::Forbidden, hop: Stage::Token, message };
+            let state = TaskState::Failed { failure, retry_at: now };
             case.states.insert(key_of(set, image), state);
         }
     }
