@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    connection::origin::{Origin, Target},
+    connection::{Origin, Target},
     locked,
 };
 

@@ -10,10 +10,7 @@ use imagelet_core::{
 
 use super::{
     PullSession, Registry, RegistryConfig,
-    connection::{
-        origin::Target,
-        transport::{Request, drain},
-    },
+    connection::{Request, Target, drain},
     error::{status_fault, unavailable},
 };
 

@@ -51,17 +51,14 @@ use tokio::sync::Semaphore;
 
 use self::{
     blob::parallel::{EXTRA_CONNECTIONS_MAX, READ_AHEAD_MAX},
-    connection::{host_slots::HostSlots, proxy::Proxies, tls::Clients, transport::Transport},
+    connection::{Clients, HostSlots, Proxies, Transport},
     health::HostsHealth,
     rate_limit::RateLimits,
 };
 
 pub use self::bandwidth::Bandwidth;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
-pub use self::connection::{
-    proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules},
-    reception::Trickle,
-};
+pub use self::connection::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, Trickle};
 pub use self::login::{LoginCheck, check_login};
 pub use self::path_check::{PathReport, PathStep, check_path};
 pub(crate) use self::pull_session::PullSession;

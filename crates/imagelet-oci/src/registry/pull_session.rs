@@ -20,10 +20,7 @@ use zeroize::Zeroizing;
 use super::{
     Shared,
     blob::straggler::ConnectionRates,
-    connection::{
-        origin::{Origin, Target},
-        reception::Reception,
-    },
+    connection::{Origin, Reception, Target},
     error::denied,
     hosts::Host,
     locked,

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue, header};
 use imagelet_core::credentials::Credential;
 use tokio::time::Instant;
 
-use super::{connection::origin::Origin, locked};
+use super::{connection::Origin, locked};
 
 /// A request that must wait longer fails.
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
@@ -98,7 +98,7 @@ mod tests {
     use imagelet_core::credentials::Secret;
 
     use super::*;
-    use crate::registry::connection::origin::Target;
+    use crate::registry::connection::Target;
 
     #[test]
     fn a_wait_is_read_in_seconds_as_a_date_and_from_rate_limit_headers() {

@@ -12,12 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     attempts::{Attempts, Next, Standing},
-    connection::{
-        host_slots::Urgency,
-        origin::Target,
-        reception::Reception,
-        transport::{Request, Response, drain},
-    },
+    connection::{Reception, Request, Response, Target, Urgency, drain},
     error::{ERROR_BYTES_MAX, Failure, Retry, about, denied, explanation, scrubbed, status_fault, unavailable},
     health,
     hosts::Host,
@@ -123,11 +118,11 @@ impl PullSession {
         let due = attempts.failed(index, failure, now);
         // What its token service requests holds back no request that has a token.
         let is_limited = fault.class == ErrorClass::RateLimited || fault.retry_after.is_some();
-        if is_limited && fault.hop != Stage::Token {
-            let end = due.or_else(|| Some(now + fault.retry_after?.min(RETRY_AFTER_MAX)));
-            if let Some(end) = end {
-                self.shared.rate_limits.hold(origin, host.account, end);
-            }
+        if is_limited
+            && fault.hop != Stage::Token
+            && let Some(end) = due.or_else(|| Some(now + fault.retry_after?.min(RETRY_AFTER_MAX)))
+        {
+            self.shared.rate_limits.hold(origin, host.account, end);
         }
     }
 

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::{
     PullSession, Registry,
     attempts::Attempts,
-    connection::{host_slots::Urgency, transport::Response},
+    connection::{Response, Urgency},
     error::{Failure, Retry, about},
     hosts, locked,
     request::Query,

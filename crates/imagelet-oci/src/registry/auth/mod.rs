@@ -19,11 +19,7 @@ use zeroize::Zeroizing;
 
 use self::challenge::{Challenge, challenges};
 use super::{
-    connection::{
-        host_slots::Urgency,
-        origin::{Origin, Target},
-        transport::Request,
-    },
+    connection::{Origin, Request, Target, Urgency},
     error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
     locked,
     path_check::steps::record,

@@ -22,11 +22,7 @@ use super::{
     PullSession,
     attempts::Attempts,
     bandwidth::ByteTicket,
-    connection::{
-        host_slots::Urgency,
-        reception::Silent,
-        transport::{BodyReader, ReadError, Response, ResponseBody},
-    },
+    connection::{BodyReader, ReadError, Response, Silent, Urgency},
     error::{Failure, Retry, about},
     locked,
     request::Query,
@@ -149,11 +145,9 @@ impl BlobSource {
             place: String::new(),
             host: 0,
             began: Instant::now(),
-            body_reader: self.body_reader(),
             reached: span.start,
             skip: 0,
             end: span.end,
-            is_open: false,
             is_counted: false,
             unbroken: 0,
             attempts: None,
@@ -218,10 +212,6 @@ impl BlobSource {
         found && notes.fetches <= hosts.len() && !notes.usable(&hosts).is_empty()
     }
 
-    fn body_reader(&self) -> BodyReader {
-        BodyReader::new(self.session.shared.transport.progress_timeout, &self.session.reception)
-    }
-
     async fn read_whole(&self) -> Result<Bytes, RuntimeError> {
         let digest = &self.descriptor.digest;
         let mut stream = self.stream(0..self.descriptor.size);
@@ -274,19 +264,17 @@ impl BlobSource {
 #[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
-    body: Option<ResponseBody>,
+    body: Option<BodyReader>,
     /// The sender, and its index in the session's list.
     place: String,
     host: usize,
     /// When the current request began.
     began: Instant,
-    body_reader: BodyReader,
     reached: u64,
     /// Bytes of the body before the one that is reached: its host was asked for the whole blob.
     skip: u64,
     /// After the requested end when the host ignores ranges.
     end: u64,
-    is_open: bool,
     /// The body has had a byte.
     is_counted: bool,
     unbroken: u64,
@@ -303,7 +291,7 @@ impl BlobStream {
         // An empty blob of a registry is requested, too: it may be absent there.
         let is_here = self.source.size() > 0 || self.source.session.archive().is_some();
         let is_empty = self.reached == self.end && is_here;
-        if self.is_open || is_empty {
+        if self.body.is_some() || is_empty {
             return Ok(());
         }
         self.open().await
@@ -325,7 +313,7 @@ impl BlobStream {
             let bandwidth = &self.source.session.shared.config.bandwidth;
             bandwidth.due(self.ticket).await;
             self.meter.wait(Instant::now());
-            let read = self.body_reader.next(body).await;
+            let read = body.next().await;
             let bytes = read.as_ref().map_or(0, |chunk| chunk.as_ref().map_or(0, Bytes::len));
             self.ticket = bandwidth.ticket(bytes as u64);
             self.meter.received(bytes as u64, &self.source.session.rates, Instant::now());
@@ -455,9 +443,10 @@ impl BlobStream {
         locked(&self.source.notes).served.insert(index);
         self.is_counted = false;
         (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
-        (self.body, self.skip, self.end, self.is_open) = (Some(answer.body), skip, end, true);
-        self.body_reader = self.source.body_reader();
-        self.ticket = self.source.session.shared.config.bandwidth.ticket(0);
+        (self.skip, self.end) = (skip, end);
+        let session = &self.source.session;
+        self.body = Some(BodyReader::new(answer.body, session.shared.transport.progress_timeout, &session.reception));
+        self.ticket = session.shared.config.bandwidth.ticket(0);
     }
 
     fn wrong_size(&self, bound: &str) -> RuntimeError {

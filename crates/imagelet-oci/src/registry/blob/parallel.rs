@@ -29,7 +29,7 @@ use super::{
     range_concurrency::{LEAD, PART, Pace, RANGED_MIN, TransferSample},
     straggler::WindowMeter,
 };
-use crate::registry::connection::host_slots::Urgency;
+use crate::registry::connection::Urgency;
 
 /// Bytes that all blobs together may read ahead.
 pub(crate) const READ_AHEAD_MAX: usize = 12 << 20;
@@ -177,8 +177,7 @@ impl RangedStream {
 
     /// A host that ignores ranges sends the whole blob: no other connection is needed.
     fn heed_extent(&mut self) {
-        let behind = self.ahead.front().is_some() && self.head.end == self.source.size();
-        if behind {
+        if self.head.end == self.source.size() {
             self.ahead.clear();
         }
         self.planned = self.planned.max(self.head.end);
@@ -226,13 +225,12 @@ impl RangedStream {
         let span = self.plan();
         let end = span.end;
         let stream = self.source.stream_ahead(span);
-        let urgency = Arc::clone(&stream.urgency);
-        let stream_meter = Arc::clone(&stream.meter);
+        let (meter, urgency) = (Arc::clone(&stream.meter), Arc::clone(&stream.urgency));
         let room = Arc::clone(&self.source.session.shared.read_ahead);
         let (sender, held) = mpsc::unbounded_channel();
         let reader = Reader { stream, room, meter: Arc::clone(&self.meter), held: sender };
         let task = AbortOnDropHandle::new(tokio::spawn(reader.run(connection.is_some())));
-        self.ahead.push_back(Part { held, task, meter: stream_meter, end, urgency, _connection: connection });
+        self.ahead.push_back(Part { held, task, meter, end, urgency, _connection: connection });
     }
 }
 

@@ -3,12 +3,26 @@
 mod connector;
 mod dial;
 mod failure;
-pub(super) mod host_slots;
+mod host_slots;
 mod http_error;
-pub(super) mod origin;
-pub(super) mod proxy;
-pub(super) mod reception;
-pub(super) mod settings;
+mod origin;
+mod proxy;
+mod reception;
+mod settings;
 mod stream;
-pub(super) mod tls;
-pub(super) mod transport;
+mod tls;
+mod transport;
+
+pub(super) use self::{
+    host_slots::{HostSlots, Urgency},
+    origin::{Origin, Target},
+    proxy::{Proxies, Proxy},
+    reception::{Reception, Silent},
+    settings::{ConnectionSettings, Identity, TlsSettings},
+    tls::Clients,
+    transport::{BodyReader, ReadError, Request, Response, Transport, drain},
+};
+pub use self::{
+    proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules},
+    reception::Trickle,
+};

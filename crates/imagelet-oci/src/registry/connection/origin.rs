@@ -193,10 +193,7 @@ fn plain(url: &str) -> Result<String, String> {
 }
 
 fn without_dots(path_and_query: &str) -> String {
-    let (path, query) = match path_and_query.split_once('?') {
-        Some((path, query)) => (path, Some(query)),
-        None => (path_and_query, None),
-    };
+    let (path, query) = path_and_query.split_at(path_and_query.find('?').unwrap_or(path_and_query.len()));
     let mut kept: Vec<&str> = Vec::new();
     for segment in path.split('/').skip(1) {
         match segment {
@@ -209,8 +206,7 @@ fn without_dots(path_and_query: &str) -> String {
     if path.ends_with("/.") || path.ends_with("/..") {
         kept.push("");
     }
-    let path = format!("/{}", kept.join("/"));
-    query.map_or(path.clone(), |query| format!("{path}?{query}"))
+    format!("/{}{query}", kept.join("/"))
 }
 
 enum HostKind {

@@ -274,13 +274,13 @@ impl Transport {
     /// Reads at most `limit` bytes of a body; `true` when more follow.
     pub(crate) async fn read(
         &self,
-        mut body: ResponseBody,
+        body: ResponseBody,
         limit: usize,
         reception: &Arc<Reception>,
     ) -> Result<(Bytes, bool), ReadError> {
-        let mut body_reader = BodyReader::new(self.progress_timeout, reception);
+        let mut body = BodyReader::new(body, self.progress_timeout, reception);
         let mut all = BytesMut::new();
-        while let Some(chunk) = body_reader.next(&mut body).await? {
+        while let Some(chunk) = body.next().await? {
             all.extend_from_slice(&chunk);
             if all.len() > limit {
                 all.truncate(limit);
@@ -323,24 +323,22 @@ fn retry(silent: Silent) -> Retry {
 /// Reads one body with a limit on the wait for each byte. A slow reader does not count.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
+    body: ResponseBody,
     limit: Duration,
     waited: Duration,
     reception: Arc<Reception>,
 }
 
 impl BodyReader {
-    pub(crate) fn new(limit: Duration, reception: &Arc<Reception>) -> Self {
-        Self { limit, waited: Duration::ZERO, reception: Arc::clone(reception) }
+    pub(crate) fn new(body: ResponseBody, limit: Duration, reception: &Arc<Reception>) -> Self {
+        Self { body, limit, waited: Duration::ZERO, reception: Arc::clone(reception) }
     }
 
-    pub(crate) async fn next(&mut self, body: &mut ResponseBody) -> Result<Option<Bytes>, ReadError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, ReadError> {
         loop {
             let started = Instant::now();
-            let frame = self
-                .reception
-                .within(self.limit, self.waited, body.incoming.frame())
-                .await
-                .map_err(ReadError::Silent)?;
+            let frame = self.reception.within(self.limit, self.waited, self.body.incoming.frame()).await;
+            let frame = frame.map_err(ReadError::Silent)?;
             self.waited += started.elapsed();
             let Some(frame) = frame else { return Ok(None) };
             let Ok(chunk) = frame.map_err(|error| ReadError::Cut(HttpError::new(error)))?.into_data() else { continue };

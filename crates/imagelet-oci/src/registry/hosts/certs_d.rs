@@ -21,11 +21,7 @@ use toml::Table;
 use super::{Host, check_folder, complaint, pem, read, shown, target_at, toml_problem, unread, utf8, warn_once};
 use crate::{
     manifest::printable,
-    registry::connection::{
-        origin::Target,
-        proxy::Proxy,
-        settings::{ConnectionSettings, Identity, TlsSettings},
-    },
+    registry::connection::{ConnectionSettings, Identity, Proxy, Target, TlsSettings},
 };
 
 const HOSTS_MAX: usize = 32;

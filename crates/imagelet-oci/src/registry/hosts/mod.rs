@@ -29,10 +29,7 @@ use imagelet_core::{
 use toml::Table;
 
 use super::{
-    connection::{
-        origin::{Origin, Target},
-        settings::ConnectionSettings,
-    },
+    connection::{ConnectionSettings, Origin, Target},
     locked,
 };
 use crate::manifest::printable;

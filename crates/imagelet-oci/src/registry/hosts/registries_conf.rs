@@ -13,7 +13,7 @@ use serde::Deserialize;
 use toml::Table;
 
 use super::{Host, check_file, check_folder, complaint, shown, toml_problem, unread, utf8, warn_once};
-use crate::{manifest::printable, registry::connection::origin::Target};
+use crate::{manifest::printable, registry::connection::Target};
 
 const HOSTS_MAX: usize = 32;
 const DROP_INS_MAX: usize = 64;

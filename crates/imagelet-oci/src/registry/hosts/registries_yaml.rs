@@ -24,10 +24,7 @@ use zeroize::Zeroizing;
 use super::{Host, check_file, complaint, not_read, pem, shown, target_at, utf8, warn_once};
 use crate::{
     manifest::printable,
-    registry::connection::{
-        origin::{Origin, Target},
-        settings::{ConnectionSettings, Identity, TlsSettings},
-    },
+    registry::connection::{ConnectionSettings, Identity, Origin, Target, TlsSettings},
 };
 
 const WILDCARD: &str = "*";

@@ -21,7 +21,7 @@ use imagelet_core::{
 };
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
-use super::{Registry, RegistryConfig, Resolved, attempts::Attempts, connection::host_slots::Urgency, request::Query};
+use super::{Registry, RegistryConfig, Resolved, attempts::Attempts, connection::Urgency, request::Query};
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// `Basic` for `user` and `hunter2pass`.
