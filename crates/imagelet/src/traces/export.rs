@@ -35,7 +35,6 @@ const WARN_EVERY: u64 = 60;
 const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 const HTTP_PATH: &str = "/v1/traces";
 
-/// A collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TraceTarget {
     /// `HOST:PORT`, gRPC without TLS.

@@ -28,6 +28,7 @@ use imagelet_core::{
     image::shown_name,
     manager::{EnsureError, PodOutcome},
     metrics::{Family, MetricKind, Metrics},
+    runtime::Fault,
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -82,8 +83,8 @@ struct SpanPlace {
 }
 
 tokio::task_local! {
-    /// The request that the task works for, and when it began.
-    static REQUEST: (SpanPlace, SystemTime);
+    /// The request that the task works for, and when it began in nanoseconds since 1970.
+    static REQUEST: (SpanPlace, u64);
 }
 
 impl Tracer {
@@ -117,18 +118,18 @@ impl Tracer {
         work: impl Future<Output = Result<T, EnsureError>>,
     ) -> Result<T, EnsureError> {
         let Some(span) = self.0.as_ref().and_then(|sink| sink.request(image)) else { return work.await };
-        let outcome = REQUEST.scope((span.place, span.began), work).await;
-        span.end_as(outcome.as_ref().err());
+        let outcome = REQUEST.scope((span.place, span.span.start_time_unix_nano), work).await;
+        span.end_at(outcome.as_ref().err().map(EnsureError::fault));
         outcome
     }
 
     /// Runs a request for all images of a pod as a span, which fails with the first of them.
     pub(crate) async fn ensure_pod(&self, pod: &str, work: impl Future<Output = Vec<PodOutcome>>) -> Vec<PodOutcome> {
         let Some(mut span) = self.0.as_ref().and_then(|sink| sink.request("")) else { return work.await };
-        span.attributes = vec![text("k8s.pod.name", pod)];
-        let outcomes = REQUEST.scope((span.place, span.began), work).await;
-        span.end_as(outcomes.iter().find_map(|outcome| match outcome {
-            PodOutcome::Failed(error) => Some(error),
+        span.span.attributes = vec![text("k8s.pod.name", pod)];
+        let outcomes = REQUEST.scope((span.place, span.span.start_time_unix_nano), work).await;
+        span.end_at(outcomes.iter().find_map(|outcome| match outcome {
+            PodOutcome::Failed(error) => Some(error.fault()),
             _ => None,
         }));
         outcomes
@@ -139,10 +140,10 @@ impl Tracer {
         let sink = self.0.as_ref()?;
         let (request, asked_at) = REQUEST.try_with(|request| *request).ok()?;
         let mut queue = sink.below(request, "queue");
-        queue.began = asked_at;
+        queue.span.start_time_unix_nano = asked_at;
         queue.end(None);
         let mut pull = sink.below(request, "pull");
-        pull.attributes.push(text("imagelet.image", shown_name(image)));
+        pull.add([text("imagelet.image", shown_name(image))]);
         Some(PullTrace::new(pull))
     }
 }
@@ -162,8 +163,8 @@ impl SpanSink {
         let place = SpanPlace { trace, span: random_span() };
         is_sampled.then(|| {
             let mut span = OpenSpan::new(self, place, parent, "ensure");
-            span.kind = if parent.is_some() { KIND_SERVER } else { KIND_INTERNAL };
-            span.attributes.push(text("imagelet.image", shown_name(image)));
+            span.span.kind = if parent.is_some() { KIND_SERVER } else { KIND_INTERNAL };
+            span.add([text("imagelet.image", shown_name(image))]);
             span
         })
     }
@@ -188,59 +189,50 @@ fn random_span() -> [u8; 8] {
 struct OpenSpan {
     sink: Arc<SpanSink>,
     place: SpanPlace,
-    parent: Option<[u8; 8]>,
-    name: &'static str,
-    kind: i32,
-    began: SystemTime,
-    attributes: Vec<KeyValue>,
-    failure: Option<String>,
+    /// The message to send; its end is set by the drop.
+    span: OtlpSpan,
     is_over: bool,
 }
 
 impl OpenSpan {
     fn new(sink: &Arc<SpanSink>, place: SpanPlace, parent: Option<[u8; 8]>, name: &'static str) -> Self {
-        let (sink, began) = (Arc::clone(sink), SystemTime::now());
-        Self {
-            sink,
-            place,
-            parent,
-            name,
+        let span = OtlpSpan {
+            trace_id: place.trace.to_vec(),
+            span_id: place.span.to_vec(),
+            parent_span_id: parent.map(|span| span.to_vec()).unwrap_or_default(),
+            name: name.to_owned(),
             kind: KIND_INTERNAL,
-            began,
-            attributes: Vec::new(),
-            failure: None,
-            is_over: false,
-        }
+            start_time_unix_nano: nanoseconds(SystemTime::now()),
+            ..OtlpSpan::default()
+        };
+        Self { sink: Arc::clone(sink), place, span, is_over: false }
+    }
+
+    fn add(&mut self, attributes: impl IntoIterator<Item = KeyValue>) {
+        self.span.attributes.extend(attributes);
     }
 
     /// Ends with class and stage of a failure, whose text may come from outside.
-    fn end_as(mut self, failure: Option<&EnsureError>) {
-        let fault = failure.map(EnsureError::fault);
+    fn end_at(mut self, fault: Option<Fault>) {
         if let Some(fault) = &fault {
-            self.attributes.extend([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
+            self.add([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
         }
-        self.end(fault.map(|fault| fault.class.word().to_owned()));
+        self.end(fault.map(|fault| fault.class.word()));
     }
 
-    fn end(mut self, failure: Option<String>) {
-        (self.failure, self.is_over) = (failure, true);
+    fn end(mut self, failure: Option<&str>) {
+        self.span.status = failure.map(error_status);
+        self.is_over = true;
     }
 }
 
 impl Drop for OpenSpan {
     fn drop(&mut self) {
-        let failure = if self.is_over { self.failure.take() } else { Some("Cancelled".to_owned()) };
-        let span = OtlpSpan {
-            trace_id: self.place.trace.to_vec(),
-            span_id: self.place.span.to_vec(),
-            parent_span_id: self.parent.map(|span| span.to_vec()).unwrap_or_default(),
-            name: self.name.to_owned(),
-            kind: self.kind,
-            start_time_unix_nano: nanoseconds(self.began),
-            end_time_unix_nano: nanoseconds(SystemTime::now()).max(nanoseconds(self.began)),
-            attributes: std::mem::take(&mut self.attributes),
-            status: failure.map(|message| SpanStatus { message, code: STATUS_ERROR }),
-        };
+        let mut span = std::mem::take(&mut self.span);
+        span.end_time_unix_nano = nanoseconds(SystemTime::now()).max(span.start_time_unix_nano);
+        if !self.is_over {
+            span.status = Some(error_status("Cancelled"));
+        }
         // A full queue never holds a pull up.
         if self.sink.queue.try_send(span).is_err() {
             self.sink.metrics.increment(&SPANS, &["dropped"]);
@@ -248,7 +240,11 @@ impl Drop for OpenSpan {
     }
 }
 
+fn error_status(message: &str) -> SpanStatus {
+    SpanStatus { message: message.to_owned(), code: STATUS_ERROR }
+}
+
 fn nanoseconds(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -10,6 +10,7 @@ use imagelet_core::{
 use super::{
     OpenSpan,
     messages::{number, text},
+    nanoseconds,
 };
 
 /// The open spans of a pull. Dropped before its end, all of them end as cancelled.
@@ -30,11 +31,11 @@ impl PullTrace {
     pub(crate) fn step(&mut self, event: &PullEvent) {
         match event {
             PullEvent::Way(way) => {
-                self.pull.attributes.push(text("imagelet.way", way.code()));
+                self.pull.add([text("imagelet.way", way.code())]);
             }
             PullEvent::Resolved { manifest, layers } => {
                 self.end_part();
-                self.pull.attributes.extend([
+                self.pull.add([
                     text("imagelet.manifest", manifest.to_string()),
                     number("imagelet.layers", layers.len() as u64),
                     number("imagelet.bytes", layers.iter().map(|(_, size)| size.0).sum()),
@@ -44,7 +45,7 @@ impl PullTrace {
                 let pull = &self.pull;
                 self.layers.entry(digest.clone()).or_insert_with(|| {
                     let mut layer = pull.sink.below(pull.place, "layer");
-                    layer.attributes.push(text("imagelet.layer", digest.to_string()));
+                    layer.add([text("imagelet.layer", digest.to_string())]);
                     layer
                 });
             }
@@ -56,13 +57,13 @@ impl PullTrace {
             PullEvent::Layer { state: LayerState::Present, .. } | PullEvent::Hosts(_) | PullEvent::Retry { .. } => {}
             PullEvent::Token { service, began, is_granted } => {
                 let mut token = self.pull.sink.below(self.pull.place, "token");
-                token.began = SystemTime::now() - began.elapsed();
-                if token.began < self.pull.began {
+                token.span.start_time_unix_nano = nanoseconds(SystemTime::now() - began.elapsed());
+                if token.span.start_time_unix_nano < self.pull.span.start_time_unix_nano {
                     // Obtained while the pull waited in its queue.
-                    token.parent = self.pull.parent;
+                    token.span.parent_span_id.clone_from(&self.pull.span.parent_span_id);
                 }
-                token.attributes.push(text("imagelet.token.service", service));
-                token.end((!is_granted).then(|| "Denied".to_owned()));
+                token.add([text("imagelet.token.service", service)]);
+                token.end((!is_granted).then_some("Denied"));
             }
             PullEvent::Committing => {
                 self.end_part();
@@ -72,24 +73,18 @@ impl PullTrace {
     }
 
     pub(crate) fn end(mut self, end: PullEnd<'_>) {
-        let failure = match end {
+        let fault = match end {
             PullEnd::Pulled => None,
-            PullEnd::Failed(error) => {
-                let fault = error.fault();
-                self.pull
-                    .attributes
-                    .extend([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
-                Some(fault.class.word().to_owned())
-            }
+            PullEnd::Failed(error) => Some(error.fault()),
             // Open spans say so themselves.
             PullEnd::Cancelled => return,
         };
-        if failure.is_none() {
+        if fault.is_none() {
             self.end_part();
         }
         let Self { part, layers, pull } = self;
         drop((part, layers));
-        pull.end(failure);
+        pull.end_at(fault);
     }
 
     fn end_part(&mut self) {
