@@ -137,13 +137,9 @@ impl<P: Copy + Eq> ConnectionTable<P> {
             let silent = listed.iter().filter(|(_, _, activity)| *activity == Activity::Silent);
             first_to_close(silent, number_of).and_then(|number| close(open, number))
         };
-        match closed {
-            Some(closed) => {
-                closed.cancelled().await;
-                true
-            }
-            None => false,
-        }
+        let Some(closed) = closed else { return false };
+        closed.cancelled().await;
+        true
     }
 }
 
