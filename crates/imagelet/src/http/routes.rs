@@ -33,6 +33,7 @@ const ROWS_MAX: u64 = 1000;
 /// Samples of a day, one a minute.
 const SAMPLES_MAX: u64 = 1440;
 
+type Run = fn(Arc<LocalNode>, Arguments) -> Answer;
 type Answer = Pin<Box<dyn Future<Output = Result<Vec<u8>, Failure>> + Send>>;
 
 /// One method of one path.
@@ -46,7 +47,7 @@ pub(super) struct Route {
     pub(super) body: Option<&'static str>,
     /// The name of the answer's document.
     pub(super) answer: &'static str,
-    run: fn(Arc<LocalNode>, Arguments) -> Answer,
+    run: Run,
 }
 
 #[cfg_attr(not(test), expect(dead_code, reason = "the API's document is made of all fields, by a test"))]
@@ -85,123 +86,83 @@ const ROWS: ParameterKind = ParameterKind::Number { max: ROWS_MAX };
 const BYTES: ParameterKind = ParameterKind::Number { max: 1 << 60 };
 
 pub(super) static ROUTES: [Route; 14] = [
-    Route {
-        method: Method::GET,
-        path: "/images",
-        summary: "The images of the node, in the order of their ids",
-        parameters: &[
+    get(
+        "/images",
+        "The images of the node, in the order of their ids",
+        &[
             parameter("limit", ROWS, "Images of the page; 100 unless given."),
             parameter("after", ParameterKind::Text, "`next` of the page before."),
         ],
-        body: None,
-        answer: "ImagePage",
-        run: |node, arguments| {
+        "ImagePage",
+        |node, arguments| {
             Box::pin(async move {
                 let rows = node.rows().await?;
                 document(&page(rows, arguments.text("after"), arguments.number("limit").unwrap_or(100)))
             })
         },
-    },
-    Route {
-        method: Method::GET,
-        path: "/images/{image}",
-        summary: "One image with its configuration and layers",
-        parameters: &[IMAGE],
-        body: None,
-        answer: "Inspected",
-        run: |node, arguments| {
-            Box::pin(async move {
-                let image = arguments.required("image");
-                let found = InspectRequest { image: image.clone() }.run(&node, no_steps()).await?;
-                if found.image.is_none() {
-                    return Err(Failure::new("NotFound", format!("no image `{image}`")));
-                }
-                document(&found)
-            })
-        },
-    },
-    Route {
-        method: Method::GET,
-        path: "/pulls",
-        summary: "Running and waiting pulls with their layers",
-        parameters: &[],
-        body: None,
-        answer: "RunningPulls",
-        run: |node, _| run(node, PullsRequest::default()),
-    },
-    Route {
-        method: Method::GET,
-        path: "/disk",
-        summary: "The disk of the images: usage, thresholds, what holds it, history and forecast",
-        parameters: &[parameter("samples", ParameterKind::Number { max: SAMPLES_MAX }, "Most samples of the history.")],
-        body: None,
-        answer: "Disk",
-        run: |node, arguments| run(node, DiskRequest { samples: arguments.number("samples") }),
-    },
-    Route {
-        method: Method::GET,
-        path: "/decisions",
-        summary: "The last pulls, removals and failures with their reasons, the latest first",
-        parameters: &[parameter("limit", ParameterKind::Number { max: DECISIONS_MAX }, "Most rows; 100 unless given.")],
-        body: None,
-        answer: "Decisions",
-        run: |node, arguments| run(node, DecisionsRequest { limit: arguments.number("limit").unwrap_or(100) }),
-    },
-    Route {
-        method: Method::GET,
-        path: "/decisions/{image}",
-        summary: "The history of an image, what holds it, and the next decision on it",
-        parameters: &[IMAGE],
-        body: None,
-        answer: "Why",
-        run: |node, arguments| run(node, WhyRequest { image: arguments.required("image") }),
-    },
-    Route {
-        method: Method::GET,
-        path: "/queue",
-        summary: "Waiting pulls, images in back-off, and the waits of pods and namespaces",
-        parameters: &[],
-        body: None,
-        answer: "Queue",
-        run: |node, _| run(node, QueueRequest::default()),
-    },
-    Route {
-        method: Method::GET,
-        path: "/registries",
-        summary: "The registries that are not asked at present",
-        parameters: &[],
-        body: None,
-        answer: "OpenCircuits",
-        run: |node, _| {
-            Box::pin(async move {
-                let queue = QueueRequest::default().run(&node, no_steps()).await?;
-                document(&OpenCircuits { registries: queue.registries })
-            })
-        },
-    },
-    Route {
-        method: Method::GET,
-        path: "/status",
-        summary: "The daemon at a glance, as `imagelet status -o json`",
-        parameters: &[],
-        body: None,
-        answer: "Status",
-        run: |node, _| run(node, StatusRequest::default()),
-    },
-    Route {
-        method: Method::GET,
-        path: "/gc/plan",
-        summary: "What a collection would remove and keep, and why",
-        parameters: &[
+    ),
+    get("/images/{image}", "One image with its configuration and layers", &[IMAGE], "Inspected", |node, arguments| {
+        Box::pin(async move {
+            let image = arguments.required("image");
+            let found = InspectRequest { image: image.clone() }.run(&node, no_steps()).await?;
+            if found.image.is_none() {
+                return Err(Failure::new("NotFound", format!("no image `{image}`")));
+            }
+            document(&found)
+        })
+    }),
+    get("/pulls", "Running and waiting pulls with their layers", &[], "RunningPulls", |node, _| {
+        run(node, PullsRequest::default())
+    }),
+    get(
+        "/disk",
+        "The disk of the images: usage, thresholds, what holds it, history and forecast",
+        &[parameter("samples", ParameterKind::Number { max: SAMPLES_MAX }, "Most samples of the history.")],
+        "Disk",
+        |node, arguments| run(node, DiskRequest { samples: arguments.number("samples") }),
+    ),
+    get(
+        "/decisions",
+        "The last pulls, removals and failures with their reasons, the latest first",
+        &[parameter("limit", ParameterKind::Number { max: DECISIONS_MAX }, "Most rows; 100 unless given.")],
+        "Decisions",
+        |node, arguments| run(node, DecisionsRequest { limit: arguments.number("limit").unwrap_or(100) }),
+    ),
+    get(
+        "/decisions/{image}",
+        "The history of an image, what holds it, and the next decision on it",
+        &[IMAGE],
+        "Why",
+        |node, arguments| run(node, WhyRequest { image: arguments.required("image") }),
+    ),
+    get(
+        "/queue",
+        "Waiting pulls, images in back-off, and the waits of pods and namespaces",
+        &[],
+        "Queue",
+        |node, _| run(node, QueueRequest::default()),
+    ),
+    get("/registries", "The registries that are not asked at present", &[], "OpenCircuits", |node, _| {
+        Box::pin(async move {
+            let queue = QueueRequest::default().run(&node, no_steps()).await?;
+            document(&OpenCircuits { registries: queue.registries })
+        })
+    }),
+    get("/status", "The daemon at a glance, as `imagelet status -o json`", &[], "Status", |node, _| {
+        run(node, StatusRequest::default())
+    }),
+    get(
+        "/gc/plan",
+        "What a collection would remove and keep, and why",
+        &[
             parameter("high", PERCENT, "High threshold in percent; the configured one unless given."),
             parameter("low", PERCENT, "Low threshold in percent; the configured one unless given."),
             parameter("free", BYTES, "Free this many bytes, whatever the thresholds are."),
             parameter("allUnused", ParameterKind::Flag, "Plan for all images that are neither used nor pinned."),
             parameter("limit", ROWS, "Most rows, images to remove first; 100 unless given."),
         ],
-        body: None,
-        answer: "Collected",
-        run: |node, arguments| {
+        "Collected",
+        |node, arguments| {
             Box::pin(async move {
                 let percent = |name| arguments.number(name).and_then(|percent| u8::try_from(percent).ok());
                 let request = CollectRequest {
@@ -218,44 +179,10 @@ pub(super) static ROUTES: [Route; 14] = [
                 document(&plan)
             })
         },
-    },
-    Route {
-        method: Method::POST,
-        path: "/gc",
-        summary: "Collect now",
-        parameters: &[],
-        body: Some("CollectRequest"),
-        answer: "Collected",
-        run: |node, arguments| {
-            Box::pin(async move {
-                let request: CollectRequest = arguments.document()?;
-                document(&request.run(&node, no_steps()).await?)
-            })
-        },
-    },
-    Route {
-        method: Method::GET,
-        path: "/pins",
-        summary: "The pins, each with the images it keeps",
-        parameters: &[],
-        body: None,
-        answer: "Pins",
-        run: |node, _| run(node, PinsRequest::default()),
-    },
-    Route {
-        method: Method::POST,
-        path: "/pins",
-        summary: "Pin the images of a reference, glob or digest",
-        parameters: &[],
-        body: Some("PinRequest"),
-        answer: "PinChanged",
-        run: |node, arguments| {
-            Box::pin(async move {
-                let request: PinRequest = arguments.document()?;
-                document(&request.run(&node, no_steps()).await?)
-            })
-        },
-    },
+    ),
+    post("/gc", "Collect now", "CollectRequest", "Collected", run_body::<CollectRequest>),
+    get("/pins", "The pins, each with the images it keeps", &[], "Pins", |node, _| run(node, PinsRequest::default())),
+    post("/pins", "Pin the images of a reference, glob or digest", "PinRequest", "PinChanged", run_body::<PinRequest>),
     Route {
         method: Method::DELETE,
         path: "/pins",
@@ -267,7 +194,22 @@ pub(super) static ROUTES: [Route; 14] = [
     },
 ];
 
-/// Adds the routes of the table.
+/// A route that reads.
+const fn get(
+    path: &'static str,
+    summary: &'static str,
+    parameters: &'static [Parameter],
+    answer: &'static str,
+    run: Run,
+) -> Route {
+    Route { method: Method::GET, path, summary, parameters, body: None, answer, run }
+}
+
+/// A route that changes the node as the document of its body says.
+const fn post(path: &'static str, summary: &'static str, body: &'static str, answer: &'static str, run: Run) -> Route {
+    Route { method: Method::POST, path, summary, parameters: &[], body: Some(body), answer, run }
+}
+
 pub(super) fn add(mut router: Router<Arc<LocalNode>>, actions: &Actions) -> Router<Arc<LocalNode>> {
     for route in &ROUTES {
         let Ok(filter) = MethodFilter::try_from(route.method.clone()) else { continue };
@@ -312,6 +254,10 @@ fn json(status: StatusCode, document: Vec<u8>) -> Response {
 
 fn run<C: Command + 'static>(node: Arc<LocalNode>, command: C) -> Answer {
     Box::pin(async move { document(&command.run(&node, no_steps()).await?) })
+}
+
+fn run_body<C: Command + Default + 'static>(node: Arc<LocalNode>, arguments: Arguments) -> Answer {
+    Box::pin(async move { document(&arguments.document::<C>()?.run(&node, no_steps()).await?) })
 }
 
 fn document<T: Serialize>(answer: &T) -> Result<Vec<u8>, Failure> {

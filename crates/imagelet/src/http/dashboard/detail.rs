@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use maud::{Markup, html};
 
 use super::{
-    page::{Frame, page},
+    page::{Column::Text, Frame, page, table},
     text::{ago, image_href},
 };
 use crate::{
@@ -49,7 +49,6 @@ pub(super) fn plan(frame: &Frame, form: &PlanForm, planned: &Result<Collected, F
     page("Collection plan", frame, &content)
 }
 
-/// A page for what failed.
 pub(super) fn failed_page(frame: &Frame, failure: &Failure) -> String {
     page("Failed", frame, &html! { section { h1 { "Failed" } (failed(failure)) } })
 }
@@ -115,16 +114,11 @@ fn image_section(image: &WhyImage, now: Timestamp) -> Markup {
             h2 { "History" }
             @if image.history.is_empty() { p .empty { "Nothing is recorded." } }
             @else {
-                table {
-                    thead { tr { th { "When" } th { "What" } th { "Why" } } }
-                    tbody { @for happening in image.history.iter().rev() {
-                        tr {
-                            td data-label="When" { (when(happening, now)) }
-                            td data-label="What" { (happening.what) @if happening.count > 1 { " ×" (happening.count) } }
-                            td data-label="Why" { (happening.explained()) }
-                        }
-                    } }
-                }
+                (table([Text("When"), Text("What"), Text("Why")], image.history.iter().rev().map(|happening| [
+                    html! { (when(happening, now)) },
+                    html! { (happening.what) @if happening.count > 1 { " ×" (happening.count) } },
+                    html! { (happening.explained()) },
+                ])))
             }
         }
     }

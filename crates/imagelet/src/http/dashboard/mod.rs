@@ -39,7 +39,6 @@ const SAMPLES_MAX: u64 = 480;
 /// Rows of the last decisions; `/api/v1/decisions` has more.
 const DECISIONS: u64 = 30;
 
-/// Adds the pages and their files.
 pub(super) fn add(
     router: Router<Arc<LocalNode>>,
     has_login: impl Fn() -> bool + Clone + Send + Sync + 'static,

@@ -9,10 +9,12 @@ use super::{
     text::{ago, image_href, of_seconds, shown},
 };
 use crate::{
-    api::{Disk, ImageRow, PullProgress, Queue},
+    api::{Disk, ImageRow, OpenCircuitRow, PullProgress, Queue},
     node::DecisionRow,
     output::milliseconds,
 };
+
+use Column::{Number, Text};
 
 /// Rows of the list of images; the API has all.
 const IMAGES_MAX: usize = 200;
@@ -28,7 +30,6 @@ pub(super) struct Frame {
     pub(super) has_login: bool,
 }
 
-/// What the overview shows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overview {
     pub(super) frame: Frame,
@@ -42,7 +43,6 @@ pub(super) struct Overview {
     pub(super) problems: Vec<String>,
 }
 
-/// A whole page.
 pub(super) fn page(title: &str, frame: &Frame, content: &Markup) -> String {
     let here = |of: &str| (of == title).then_some("page");
     html! {
@@ -122,6 +122,29 @@ fn section(id: &str, title: &str, content: &Markup) -> Markup {
         section id=(id) aria-labelledby=(format!("{id}-title")) data-refresh hidden[content.0.is_empty()] {
             h2 id=(format!("{id}-title")) { (title) }
             div .body { (content) }
+        }
+    }
+}
+
+/// A column of a table, by its name.
+#[derive(Clone, Copy)]
+pub(super) enum Column {
+    Text(&'static str),
+    Number(&'static str),
+}
+
+/// A table. Each cell has the name of its column, for narrow screens.
+pub(super) fn table<const N: usize>(columns: [Column; N], rows: impl IntoIterator<Item = [Markup; N]>) -> Markup {
+    html! {
+        table {
+            thead { tr { @for column in columns { @match column {
+                Text(name) => { th { (name) } }
+                Number(name) => { th .number { (name) } }
+            } } } }
+            tbody { @for row in rows { tr { @for (column, cell) in columns.into_iter().zip(row) { @match column {
+                Text(name) => { td data-label=(name) { (cell) } }
+                Number(name) => { td .number data-label=(name) { (cell) } }
+            } } } } }
         }
     }
 }
@@ -208,20 +231,16 @@ fn images(images: &[ImageRow], now: Timestamp) -> Markup {
         (image_map(images, 360.0, 420.0, "narrow"))
         details {
             summary { "As a list" }
-            table {
-                thead { tr { th { "Image" } th .number { "Own" } th .number { "Size" } th { "Last used" } th { "Next collection" } } }
-                tbody {
-                    @for row in rows.iter().take(IMAGES_MAX) {
-                        tr {
-                            td data-label="Image" { a href=(image_href(&row.id)) { (shown(row)) } }
-                            td .number data-label="Own" { (row.unique.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())) }
-                            td .number data-label="Size" { (ByteSize(row.size)) }
-                            td data-label="Last used" { (row.last_used.as_ref().map_or_else(|| "-".into(), |at| ago(at, now))) }
-                            td data-label="Next collection" { (row.next_reason.as_deref().unwrap_or_else(|| state(row))) }
-                        }
-                    }
-                }
-            }
+            (table(
+                [Text("Image"), Number("Own"), Number("Size"), Text("Last used"), Text("Next collection")],
+                rows.iter().take(IMAGES_MAX).map(|row| [
+                    html! { a href=(image_href(&row.id)) { (shown(row)) } },
+                    html! { (row.unique.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())) },
+                    html! { (ByteSize(row.size)) },
+                    html! { (row.last_used.as_ref().map_or_else(|| "-".into(), |at| ago(at, now))) },
+                    html! { (row.next_reason.as_deref().unwrap_or_else(|| state(row))) },
+                ]),
+            ))
             @if rows.len() > IMAGES_MAX {
                 p .note { (rows.len() - IMAGES_MAX) " more: " code { "/api/v1/images" } }
             }
@@ -233,29 +252,22 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
     if decisions.is_empty() {
         return html! { p .empty { "Nothing is recorded yet." } };
     }
-    html! {
-        table {
-            thead { tr { th { "When" } th { "What" } th { "Image" } th { "Why" } } }
-            tbody { @for row in decisions {
-                @let happening = &row.happening;
-                @let name = ImageId::shown(happening.names.first(), &row.id);
-                @let target = if row.id.is_empty() { &*name } else { row.id.as_str() };
-                tr {
-                    td data-label="When" { (happening.at.as_ref().map_or_else(String::new, |at| ago(at, now))) }
-                    td data-label="What" {
-                        (happening.what)
-                        @if happening.shadow { " (shadow)" }
-                    }
-                    td data-label="Image" {
-                        // A pattern of pins has no page.
-                        @if row.id.is_empty() && name.contains(['*', '?']) { (name) }
-                        @else { a href=(image_href(target)) { (name) } }
-                    }
-                    td data-label="Why" { (happening.explained()) }
-                }
-            } }
-        }
-    }
+    let row = |row: &DecisionRow| {
+        let happening = &row.happening;
+        let name = ImageId::shown(happening.names.first(), &row.id);
+        let target = if row.id.is_empty() { &*name } else { row.id.as_str() };
+        [
+            html! { (happening.at.as_ref().map_or_else(String::new, |at| ago(at, now))) },
+            html! { (happening.what) @if happening.shadow { " (shadow)" } },
+            html! {
+                // A pattern of pins has no page.
+                @if row.id.is_empty() && name.contains(['*', '?']) { (name) }
+                @else { a href=(image_href(target)) { (name) } }
+            },
+            html! { (happening.explained()) },
+        ]
+    };
+    table([Text("When"), Text("What"), Text("Image"), Text("Why")], decisions.iter().map(row))
 }
 
 fn waits(queue: &Queue) -> Markup {
@@ -265,56 +277,48 @@ fn waits(queue: &Queue) -> Markup {
             p .empty { "Nothing waits." }
         }
         @if !waiting.is_empty() {
-            table {
-                thead { tr { th { "Waiting pull" } th { "For" } th .number { "Place" } th .number { "Priority" } th .number { "Since" } } }
-                tbody { @for pull in waiting {
-                    tr {
-                        td data-label="Waiting pull" { (shown_name(&pull.image)) }
-                        td data-label="For" { (pull.waits_for()) }
-                        td .number data-label="Place" { (pull.position.map_or_else(|| "-".into(), |place| place.to_string())) }
-                        td .number data-label="Priority" { (pull.priority) }
-                        td .number data-label="Since" { (milliseconds(pull.for_ms)) }
-                    }
-                } }
-            }
+            (table(
+                [Text("Waiting pull"), Text("For"), Number("Place"), Number("Priority"), Number("Since")],
+                waiting.into_iter().map(|pull| [
+                    html! { (shown_name(&pull.image)) },
+                    html! { (pull.waits_for()) },
+                    html! { (pull.position.map_or_else(|| "-".into(), |place| place.to_string())) },
+                    html! { (pull.priority) },
+                    html! { (milliseconds(pull.for_ms)) },
+                ]),
+            ))
         }
         @if !queue.held_back.is_empty() {
-            table {
-                thead { tr { th { "In back-off" } th .number { "Pods" } th .number { "Again in" } th { "Because" } } }
-                tbody { @for held in &queue.held_back {
-                    tr {
-                        td data-label="In back-off" { (shown_name(&held.image)) }
-                        td .number data-label="Pods" { (held.pods) }
-                        td .number data-label="Again in" { (milliseconds(held.remaining_ms)) }
-                        td data-label="Because" { (held.failure) }
-                    }
-                } }
-            }
+            (table(
+                [Text("In back-off"), Number("Pods"), Number("Again in"), Text("Because")],
+                queue.held_back.iter().map(|held| [
+                    html! { (shown_name(&held.image)) },
+                    html! { (held.pods) },
+                    html! { (milliseconds(held.remaining_ms)) },
+                    html! { (held.failure) },
+                ]),
+            ))
         }
         @if !queue.namespaces.is_empty() {
-            table {
-                thead { tr { th { "Namespace" } th .number { "Pods" } th .number { "Waited" } th .number { "Pulled" } th .number { "Longest" } } }
-                tbody { @for row in &queue.namespaces {
-                    tr {
-                        td data-label="Namespace" { (row.namespace) }
-                        td .number data-label="Pods" { (row.pods) }
-                        td .number data-label="Waited" { (of_seconds(row.waited_seconds)) }
-                        td .number data-label="Pulled" { (of_seconds(row.pulling_seconds)) }
-                        td .number data-label="Longest" { (of_seconds(row.longest_seconds)) }
-                    }
-                } }
-            }
-            table {
-                thead { tr { th { "Pod" } th .number { "Images" } th .number { "Waited" } th .number { "Pulled" } } }
-                tbody { @for pod in queue.pod_starts.iter().take(PODS_MAX) {
-                    tr {
-                        td data-label="Pod" { (pod.namespace) "/" (pod.pod) @if !pod.over { " (so far)" } }
-                        td .number data-label="Images" { (pod.images.len()) }
-                        td .number data-label="Waited" { (of_seconds((pod.took_seconds - pod.pulling_seconds).max(0.0))) }
-                        td .number data-label="Pulled" { (of_seconds(pod.pulling_seconds)) }
-                    }
-                } }
-            }
+            (table(
+                [Text("Namespace"), Number("Pods"), Number("Waited"), Number("Pulled"), Number("Longest")],
+                queue.namespaces.iter().map(|row| [
+                    html! { (row.namespace) },
+                    html! { (row.pods) },
+                    html! { (of_seconds(row.waited_seconds)) },
+                    html! { (of_seconds(row.pulling_seconds)) },
+                    html! { (of_seconds(row.longest_seconds)) },
+                ]),
+            ))
+            (table(
+                [Text("Pod"), Number("Images"), Number("Waited"), Number("Pulled")],
+                queue.pod_starts.iter().take(PODS_MAX).map(|pod| [
+                    html! { (pod.namespace) "/" (pod.pod) @if !pod.over { " (so far)" } },
+                    html! { (pod.images.len()) },
+                    html! { (of_seconds((pod.took_seconds - pod.pulling_seconds).max(0.0))) },
+                    html! { (of_seconds(pod.pulling_seconds)) },
+                ]),
+            ))
         }
     }
 }
@@ -323,21 +327,17 @@ fn registries(queue: &Queue) -> Markup {
     if queue.registries.is_empty() {
         return html! { p .empty { "No registry is held back: all are asked." } };
     }
-    html! {
-        table {
-            thead { tr { th { "Not asked" } th { "For" } th .number { "Next attempt in" } th { "Because" } } }
-            tbody { @for open in &queue.registries {
-                tr {
-                    td data-label="Not asked" { (open.registry) }
-                    td data-label="For" { (open.pulls) }
-                    td .number data-label="Next attempt in" {
-                        (if open.remaining_seconds == 0 { "now".to_owned() } else { milliseconds(open.remaining_seconds * 1000) })
-                    }
-                    td data-label="Because" { (open.failures) " failures (" (open.class) ")" }
-                }
-            } }
-        }
-    }
+    let row = |open: &OpenCircuitRow| {
+        let next = if open.remaining_seconds == 0 { "now".into() } else { milliseconds(open.remaining_seconds * 1000) };
+        [
+            html! { (open.registry) },
+            html! { (open.pulls) },
+            html! { (next) },
+            html! { (open.failures) " failures (" (open.class) ")" },
+        ]
+    };
+    let columns = [Text("Not asked"), Text("For"), Number("Next attempt in"), Text("Because")];
+    table(columns, queue.registries.iter().map(row))
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! A squarified treemap: areas in the proportion of sizes, in an order that a reader finds by size.
 
-/// A rectangle of the map.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Tile {
     pub(super) x: f64,
