@@ -1,6 +1,6 @@
 //! A failed command, for people and programs: what failed, the causes, and a hint.
 
-use std::{error::Error, fmt, io::Write};
+use std::{error::Error, fmt, io::Write as _};
 
 use imagelet_core::{
     manager::EnsureError,
@@ -94,7 +94,6 @@ impl Failure {
         failure
     }
 
-    /// Adds class and stage.
     #[must_use]
     pub(crate) fn at(mut self, class: ErrorClass, hop: Stage) -> Self {
         self.fault = Some(Box::new(FaultWords { class: class.word().into(), hop: hop.word().into() }));
@@ -107,21 +106,15 @@ impl Failure {
         self
     }
 
-    /// Prints it for people.
     pub(crate) fn print(&self) {
-        let mut text = Vec::new();
         // A closed stderr is no failure of its own.
-        if self.write(&mut text).is_ok() {
-            drop(writeln!(std::io::stderr().lock(), "{}", fitted_to_stderr(&String::from_utf8_lossy(&text))));
-        }
+        drop(writeln!(std::io::stderr().lock(), "{}", fitted_to_stderr(&self.text())));
     }
 
-    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
-        writeln!(out, "error: {}", lines(&self.message))?;
-        for cause in &self.causes {
-            writeln!(out, "  because: {}", lines(cause))?;
-        }
-        self.hint.as_ref().map_or(Ok(()), |hint| writeln!(out, "hint: {}", lines(hint)))
+    fn text(&self) -> String {
+        let causes = self.causes.iter().map(|cause| format!("  because: {}\n", lines(cause)));
+        let hint = self.hint.iter().map(|hint| format!("hint: {}\n", lines(hint)));
+        [format!("error: {}\n", lines(&self.message))].into_iter().chain(causes).chain(hint).collect()
     }
 }
 
@@ -187,12 +180,7 @@ mod tests {
         let inner = RuntimeError::new(RuntimeErrorKind::Denied, "registry said\u{1b} 401").with_hint("log in");
         let error = RuntimeError::other("could not pull `a`").caused_by(inner);
         let failure = Failure::of(&error);
-        let mut text = Vec::new();
-        failure.write(&mut text).expect("memory takes it");
-        assert_eq!(
-            String::from_utf8_lossy(&text),
-            "error: could not pull `a`\n  because: registry said? 401\nhint: log in\n"
-        );
+        assert_eq!(failure.text(), "error: could not pull `a`\n  because: registry said? 401\nhint: log in\n");
         assert_eq!(failure.to_string(), "could not pull `a`: registry said\u{1b} 401");
     }
 

@@ -7,10 +7,9 @@ mod dashboard;
 mod event_stream;
 mod health;
 mod listener;
-mod metrics;
-#[cfg(test)]
-mod openapi;
 mod routes;
+#[cfg(test)]
+mod tests;
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
@@ -27,6 +26,7 @@ use axum::{
     routing::{get, post},
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use imagelet_core::metrics::Metrics;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -111,7 +111,7 @@ fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams, actio
     };
     let live = |uri: Uri| async move { probe("livez", &health::live(), asks_for_details(&uri)) };
     let router = Router::new()
-        .route("/metrics", get(metrics::metrics))
+        .route("/metrics", get(metrics))
         .route("/healthz", get(live))
         .route("/livez", get(live))
         .route("/readyz", get(ready))
@@ -124,6 +124,16 @@ fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams, actio
         .layer(from_fn_with_state(access, guard))
 }
 
+async fn metrics(State(node): State<Arc<LocalNode>>) -> impl IntoResponse {
+    node.measure().await;
+    rendered(&node.parts.metrics)
+}
+
+/// All metrics in Prometheus' text format.
+fn rendered(metrics: &Metrics) -> impl IntoResponse + use<> {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render())
+}
+
 fn not_found() -> Response {
     routes::refuse(&Failure::new("NotFound", "there is nothing at this path"))
 }
@@ -133,22 +143,22 @@ async fn guard(State(access): State<HttpAccess>, mut request: Request, next: Nex
     let (policy, headers) = (access.policy(), request.headers());
     let purpose = purpose_of(request.method(), request.uri().path());
     let decision = policy.decide(purpose, &presented(headers), SystemTime::now());
+    let refused = |reason: &str, message: &str| routes::refuse(&Failure::new(reason, message));
     let mut response = match decision {
         Decision::Allow => {
-            request.extensions_mut().insert(PermissionEnd(policy.ended().clone()));
+            request.extensions_mut().insert(PermissionEnd(policy.ended.clone()));
             next.run(request).await
         }
         Decision::ForeignHost => {
             let message = "the request names another host; http.hostNames lists the names of this one";
-            let refused = routes::refuse(&Failure::new("PermissionDenied", message));
-            (StatusCode::MISDIRECTED_REQUEST, refused).into_response()
+            (StatusCode::MISDIRECTED_REQUEST, refused("PermissionDenied", message)).into_response()
         }
         Decision::Unauthenticated if is_page(&request) => {
             (StatusCode::UNAUTHORIZED, Html(dashboard::login(None))).into_response()
         }
         Decision::Unauthenticated => {
-            let failure = Failure::new("Unauthenticated", "the request has neither a valid token nor a session");
-            ([(header::WWW_AUTHENTICATE, "Bearer")], routes::refuse(&failure)).into_response()
+            let refused = refused("Unauthenticated", "the request has neither a valid token nor a session");
+            ([(header::WWW_AUTHENTICATE, "Bearer")], refused).into_response()
         }
         Decision::ActionsOff => routes::refuse(
             &Failure::new("PermissionDenied", "this daemon does not take actions over HTTP")
@@ -156,12 +166,9 @@ async fn guard(State(access): State<HttpAccess>, mut request: Request, next: Nex
         ),
         Decision::ForgedAction => {
             let message = format!("an action needs the header `{ACTION}` and must come from this server's own pages");
-            routes::refuse(&Failure::new("PermissionDenied", message))
+            refused("PermissionDenied", &message)
         }
-        Decision::ForgedLogin => {
-            let message = "a session begins and ends on this server's own pages";
-            routes::refuse(&Failure::new("PermissionDenied", message))
-        }
+        Decision::ForgedLogin => refused("PermissionDenied", "a session begins and ends on this server's own pages"),
     };
     for (name, value) in &HEADERS {
         response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));

@@ -37,61 +37,56 @@ pub(crate) struct Jobs {
 
 impl Jobs {
     pub(crate) fn start(node: &Arc<LocalNode>, stop: &CancellationToken) -> Self {
-        let wake = Arc::new(Notify::new());
-        let mut tasks = JoinSet::new();
-        let clock = |period: fn(&LocalNode) -> Duration| {
-            let node = Arc::clone(node);
-            Clock { period: Box::new(move || period(&node)), wake: Arc::clone(&wake), stop: stop.clone() }
-        };
-        let mut start = |period, job: fn(Arc<LocalNode>) -> Pass| {
-            let node = Arc::clone(node);
-            tasks.spawn(run(clock(period), move || job(Arc::clone(&node))));
-        };
-        start(|node| node.settings().detection_period, |node| Box::pin(async move { detect(&node).await }));
-        start(
-            |node| node.settings().collection.period.unwrap_or(IDLE_PERIOD),
-            |node| Box::pin(async move { collect_if_needed(&node).await }),
-        );
+        let mut jobs = Self { tasks: JoinSet::new(), wake: Arc::default(), stop: stop.clone() };
+        jobs.repeat(node, |settings| settings.detection_period, |node| async move { detect(&node).await });
+        let period = |settings: &Settings| settings.collection.period.unwrap_or(IDLE_PERIOD);
+        jobs.repeat(node, period, |node| async move { collect_if_needed(&node).await });
         // Uses arrive without a pass, too.
-        start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts.inventory.flush_if_due().await }));
-        start(|_| SAMPLE_PERIOD, |node| Box::pin(async move { sample_disk(&node).await }));
+        jobs.repeat(node, |_| FLUSH_PERIOD, |node| async move { node.parts.inventory.flush_if_due().await });
+        jobs.repeat(node, |_| SAMPLE_PERIOD, |node| async move { sample_disk(&node).await });
         let watch = Arc::new(Mutex::new(FolderWatch::default()));
-        let job = {
-            let node = Arc::clone(node);
-            move || -> Pass {
-                let (node, watch) = (Arc::clone(&node), Arc::clone(&watch));
-                Box::pin(async move { import_arrivals(&node, &mut *watch.lock().await).await })
-            }
-        };
-        tasks.spawn(run(clock(|_| SCAN_PERIOD), job));
+        jobs.repeat(
+            node,
+            |_| SCAN_PERIOD,
+            move |node| {
+                let watch = Arc::clone(&watch);
+                async move { import_arrivals(&node, &mut *watch.lock().await).await }
+            },
+        );
         if let Some(agent) = node.parts.agent.clone() {
-            let stop = stop.clone();
-            tasks.spawn(async move {
-                tokio::select! {
-                    () = agent.run() => {}
-                    () = stop.cancelled() => {}
-                }
-            });
+            jobs.spawn(async move { agent.run().await });
         }
         if let Some(KubernetesSettings { access, node: name, .. }) = &node.settings().kubernetes {
-            let agent = PrefetchAgent::new(ApiClient::new(access.clone()), name, Arc::new(PrefetchTarget::new(node)));
-            let stop = stop.clone();
-            tasks.spawn(async move {
-                tokio::select! {
-                    () = agent.run() => {}
-                    () = stop.cancelled() => {}
-                }
-            });
+            let target = Arc::new(PrefetchTarget(Arc::clone(node)));
+            let agent = PrefetchAgent::new(ApiClient::new(access.clone()), name, target);
+            jobs.spawn(async move { agent.run().await });
         } else if !node.parts.is_read_only {
             // The pins of sets end with the cluster that had them.
-            let target = PrefetchTarget::new(node);
-            tasks.spawn(async move {
+            let target = PrefetchTarget(Arc::clone(node));
+            jobs.tasks.spawn(async move {
                 if let Err(error) = target.pin(&[]).await {
                     tracing::warn!(error, "could not release the pins of sets");
                 }
             });
         }
-        Self { tasks, wake, stop: stop.clone() }
+        jobs
+    }
+
+    /// Starts a job whose period is that of the settings in force, so that a reload changes it.
+    fn repeat<F: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        node: &Arc<LocalNode>,
+        period: fn(&Settings) -> Duration,
+        job: impl Fn(Arc<LocalNode>) -> F + Send + Sync + 'static,
+    ) {
+        let (node, wake) = (Arc::clone(node), Arc::clone(&self.wake));
+        self.spawn(async move { run(|| period(&node.settings()), &wake, || job(Arc::clone(&node))).await });
+    }
+
+    /// Starts a task that a stop drops wherever it is.
+    fn spawn(&mut self, work: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move { stop.run_until_cancelled(work).await.unwrap_or_default() });
     }
 
     /// Runs every job now, because the configuration has changed.
@@ -109,27 +104,13 @@ impl Jobs {
     }
 }
 
-struct Clock {
-    /// Evaluated before each wait, so that a reload changes it.
-    period: Box<dyn Fn() -> Duration + Send + Sync>,
-    wake: Arc<Notify>,
-    stop: CancellationToken,
-}
-
-type Pass = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// Runs a job at once and then, like the kubelet's loops, one period after each end; never twice at a time. A stop
-/// drops the running pass.
-async fn run(clock: Clock, job: impl Fn() -> Pass + Send) {
+/// Runs a job at once and then, like the kubelet's loops, one period after each end; never twice at a time.
+async fn run<F: Future<Output = ()>>(period: impl Fn() -> Duration, wake: &Notify, job: impl Fn() -> F) {
     loop {
+        job().await;
         tokio::select! {
-            () = job() => {}
-            () = clock.stop.cancelled() => return,
-        }
-        tokio::select! {
-            () = tokio::time::sleep((clock.period)()) => {}
-            () = clock.wake.notified() => {}
-            () = clock.stop.cancelled() => return,
+            () = tokio::time::sleep(period()) => {}
+            () = wake.notified() => {}
         }
     }
 }
@@ -188,19 +169,18 @@ mod tests {
     async fn a_job_runs_at_once_and_then_a_period_after_each_end() {
         let begun: Arc<Mutex<Vec<u64>>> = Arc::default();
         let (noted, origin) = (Arc::clone(&begun), tokio::time::Instant::now());
-        let stop = CancellationToken::new();
-        let clock = Clock { period: Box::new(|| Duration::from_secs(5)), wake: Arc::default(), stop: stop.clone() };
-        let job = run(clock, move || {
+        let mut jobs = Jobs { tasks: JoinSet::new(), wake: Arc::default(), stop: CancellationToken::new() };
+        let job = move || {
             let noted = Arc::clone(&noted);
-            Box::pin(async move {
+            async move {
                 noted.lock().expect("nobody panicked").push(origin.elapsed().as_secs());
                 tokio::time::sleep(Duration::from_secs(3)).await;
-            })
-        });
-        let job = tokio::spawn(job);
+            }
+        };
+        let wake = Arc::clone(&jobs.wake);
+        jobs.spawn(async move { run(|| Duration::from_secs(5), &wake, job).await });
         tokio::time::sleep(Duration::from_secs(20)).await;
-        stop.cancel();
-        job.await.expect("it ends");
+        jobs.stop().await;
         assert_eq!(*begun.lock().expect("nobody panicked"), [0, 8, 16]);
     }
 

@@ -5,7 +5,6 @@ mod connection_limits;
 mod filesystems;
 mod images;
 mod imports;
-mod peer_log;
 mod readiness;
 mod socket;
 mod stop;
@@ -59,32 +58,25 @@ pub(crate) fn sources(
     if let Some(file) = &arguments.config {
         sources.add_file(file)?;
     }
-    let absolute = |path: &PathBuf| {
+    let absolute = |path: Option<&PathBuf>| -> Result<Option<String>, Failure> {
+        let Some(path) = path else { return Ok(None) };
         let text = std::path::absolute(path)?.into_os_string().into_string();
-        text.map_err(|path| Failure::new("InvalidArgument", format!("`{}` is not UTF-8", path.display())))
+        text.map(Some).map_err(|path| Failure::new("InvalidArgument", format!("`{}` is not UTF-8", path.display())))
     };
     // A store on the command line overrides the file's runtime.
     if store.is_some() && arguments.runtime_endpoint.is_none() && arguments.config.is_some() {
         sources.add_flag("--store", "imageService.cri.endpoint", "");
     }
-    let provider_config = &arguments.image_credential_provider_config;
-    let provider_binaries = &arguments.image_credential_provider_bin_dir;
+    let provider_config = absolute(arguments.image_credential_provider_config.as_ref())?;
+    let provider_binaries = absolute(arguments.image_credential_provider_bin_dir.as_ref())?;
     let own = [
-        ("--socket", "socket", arguments.socket.as_ref().map(absolute).transpose()?),
+        ("--socket", "socket", absolute(arguments.socket.as_ref())?),
         ("--http", "http.address", arguments.http.clone()),
-        ("--store", "store.directory", store.map(absolute).transpose()?),
-        (
-            "--image-credential-provider-config",
-            "imageCredentialProviderConfigPath",
-            provider_config.as_ref().map(absolute).transpose()?,
-        ),
-        (
-            "--image-credential-provider-bin-dir",
-            "imageCredentialProviderBinDir",
-            provider_binaries.as_ref().map(absolute).transpose()?,
-        ),
+        ("--store", "store.directory", absolute(store)?),
+        ("--image-credential-provider-config", "imageCredentialProviderConfigPath", provider_config),
+        ("--image-credential-provider-bin-dir", "imageCredentialProviderBinDir", provider_binaries),
         ("--runtime-endpoint", "imageService.cri.endpoint", arguments.runtime_endpoint.clone()),
-        ("--kubeconfig", "kubernetes.kubeconfig", arguments.kubeconfig.as_ref().map(absolute).transpose()?),
+        ("--kubeconfig", "kubernetes.kubeconfig", absolute(arguments.kubeconfig.as_ref())?),
         ("--node-name", "kubernetes.nodeName", arguments.node_name.clone()),
     ];
     let own = own.into_iter().filter_map(|(flag, key, value)| Some((flag, key, value?.into())));
@@ -103,8 +95,7 @@ pub(crate) async fn check_files(settings: &Settings) -> Result<(), Failure> {
 /// Runs the daemon until SIGTERM or SIGINT.
 pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Environment) -> Result<(), Failure> {
     let store = global.store;
-    let settings =
-        sources(&arguments, store.as_ref(), &environment)?.settings().map_err(|error| Failure::of(&error))?;
+    let settings = sources(&arguments, store.as_ref(), &environment)?.settings()?;
     // Refused before anything is opened.
     let access = HttpAccess::load(&settings.http)?;
     let wanted =
@@ -115,9 +106,10 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
     let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
 
     let (accepting, working) = (CancellationToken::new(), CancellationToken::new());
-    let (opened, readiness) = Readiness::pending();
+    let readiness = Readiness::default();
     let images = Arc::new(ServedImages::new(readiness.clone(), state_place(&settings), working.clone()));
-    let handler = Arc::new(Stoppable { node: readiness, working: working.clone(), accepting: accepting.clone() });
+    let handler =
+        Arc::new(Stoppable { node: readiness.clone(), working: working.clone(), accepting: accepting.clone() });
     let (handlers, runtime) = runtime_behind(&settings)?;
     let routes = api::serve_calls(imagelet_cri::routes(images, handlers, runtime), handler);
     let server = |listener: UnixListener| socket::serve(listener, routes, accepting.clone());
@@ -133,14 +125,14 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         // Callers may be connected already: they get an answer or a retry.
         let server = tokio::spawn(server(listener));
         let Some(node) = opening().await? else { return Ok(()) };
-        opened.send_replace(Some(Arc::clone(&node)));
+        drop(readiness.0.set(Arc::clone(&node)));
         (node, server, None)
     } else {
         // The store is locked before the socket appears, so that no client races for the store. Nothing slow precedes
         // the socket; calls to a runtime follow it.
         let Some(node) = opening().await? else { return Ok(()) };
-        opened.send_replace(Some(Arc::clone(&node)));
-        let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
+        drop(readiness.0.set(Arc::clone(&node)));
+        let listener = imagelet_cri::listen(&settings.socket).await?;
         let guard = SocketGuard::new(&settings.socket);
         (node, tokio::spawn(server(listener)), Some(guard))
     };
@@ -171,7 +163,8 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
             _ = interrupt.recv() => break false,
             _ = hangup.recv() => {
                 systemd_notify::reloading();
-                reload(&arguments, store.as_ref(), &environment, &Running { node: &node, jobs: &jobs, access: &access }).await;
+                let new = sources(&arguments, store.as_ref(), &environment).and_then(|sources| Ok(sources.settings()?));
+                reload(new, &node, &jobs, &access).await;
                 systemd_notify::ready(&status);
             }
             _ = &mut server => break true,
@@ -235,30 +228,22 @@ fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Fail
     }
 }
 
-/// The parts of a daemon that a reload changes.
-struct Running<'a> {
-    node: &'a Arc<LocalNode>,
-    jobs: &'a Jobs,
-    access: &'a HttpAccess,
-}
-
-/// Reads the files again. An invalid one changes nothing.
-async fn reload(arguments: &ServeArgs, store: Option<&PathBuf>, environment: &Environment, running: &Running<'_>) {
-    let read = async {
-        let new = sources(arguments, store, environment)?.settings().map_err(|error| Failure::of(&error))?;
+/// Puts the settings that were read again in force. Invalid ones change nothing.
+async fn reload(new: Result<Settings, Failure>, node: &LocalNode, jobs: &Jobs, access: &HttpAccess) {
+    let checked = async {
+        let new = new?;
         // What can still be rejected comes before the first change; the providers check themselves before they change.
-        let access = running.access.next(&new.http)?;
-        wiring::configure_providers(&running.node.parts.providers, &new).await?;
-        Ok::<_, Failure>((new, access))
+        let policy = access.next(&new.http)?;
+        wiring::configure_providers(&node.parts.providers, &new).await?;
+        Ok::<_, Failure>((new, policy))
     };
-    let (mut new, access) = match read.await {
+    let (mut new, policy) = match checked.await {
         Ok(read) => read,
         Err(failure) => {
             let error = failure.to_string();
             return tracing::error!(error, "the new configuration is refused; the old one stays in force");
         }
     };
-    let Running { node, jobs, access: accepted } = *running;
     let old = node.settings();
     // The registry clients share the old rules.
     let new_rules = std::mem::replace(&mut new.registry.proxies.rules, old.registry.proxies.rules.clone());
@@ -272,7 +257,7 @@ async fn reload(arguments: &ServeArgs, store: Option<&PathBuf>, environment: &En
     node.parts.keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
     // Read now, so that errors are reported now.
     node.parts.keyring.keyring().await;
-    accepted.replace(access);
+    access.replace(policy);
     node.replace_settings(new);
     jobs.wake();
     tracing::info!("configuration reloaded");

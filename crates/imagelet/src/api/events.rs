@@ -2,14 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-documents! {
+api_documents! {
     /// Requests the recorded events, and with `follow` the later ones.
     EventsRequest {
         follow: bool,
         /// Interval of progress messages in milliseconds; absent: no progress.
         progress_ms: Option<u64>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     NodeEvent {
         /// Position among the events of this daemon, from 1.
         number: u64,
@@ -29,7 +28,6 @@ documents! {
         class: String,
         hop: String,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PullProgress {
         /// Unique in this daemon; zero while the pull waits for a slot.
         pull: u64,
@@ -59,7 +57,6 @@ documents! {
         layers_hidden: u64,
     }
     #[derive(PartialEq, Eq)]
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PullRetry {
         /// The host that gets the next request.
         host: String,
@@ -67,7 +64,6 @@ documents! {
         /// The registry has requested the wait: it limits requests.
         requested: bool,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     LayerProgress {
         digest: String,
         /// `waiting`, `fetching`, `done`, or `present` for a layer that was in the store before.

@@ -1,20 +1,14 @@
 //! Fields whose document form differs from serde's form of their type: secrets, nested documents, times.
 
-use std::{fmt, time::SystemTime};
+use std::time::{Duration, SystemTime};
 
 use imagelet_core::credentials::Secret;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 /// A text that crosses the socket and is printed nowhere else.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hidden(pub(crate) Secret);
-
-impl fmt::Debug for Hidden {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 impl Serialize for Hidden {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -41,4 +35,13 @@ pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serialize
 pub(crate) fn moment(time: SystemTime) -> Option<String> {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
     Some(jiff::Timestamp::from_second(i64::try_from(seconds).ok()?).ok()?.to_string())
+}
+
+/// Zero before 1970.
+pub(crate) fn since_epoch(time: SystemTime) -> Duration {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+pub(crate) fn milliseconds_of(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

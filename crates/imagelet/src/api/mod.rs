@@ -11,7 +11,13 @@ macro_rules! documents {
     )*};
 }
 
-mod archives;
+/// Documents of the API, which tests derive the description of the HTTP API from.
+macro_rules! api_documents {
+    ($($(#[$meta:meta])* $name:ident { $($fields:tt)* })*) => {
+        documents! { $(#[cfg_attr(test, derive(schemars::JsonSchema))] $(#[$meta])* $name { $($fields)* })* }
+    };
+}
+
 mod events;
 mod fields;
 mod overview;
@@ -21,17 +27,14 @@ mod transport;
 mod types;
 #[rustfmt::skip]
 mod v1;
-mod verify;
 
-pub(crate) use archives::{ExportRequest, Exported, ImportRequest, Imported, ImportedRow};
 pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress, PullRetry};
-pub(crate) use fields::{Hidden, moment};
+pub(crate) use fields::{Hidden, milliseconds_of, moment, since_epoch};
 pub(crate) use overview::{
     Disk, DiskRequest, DiskSample, ImagePage, NamespaceWaitRow, OpenCircuits, PullsRequest, Queue, QueueRequest,
     RunningPulls,
 };
 pub(crate) use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
-pub(crate) use steps::{LayerSize, Step, Steps, no_steps, silences};
+pub(crate) use steps::{LayerSize, Step, Steps, no_steps, progress, silences};
 pub(crate) use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Refusal, Replies, Wait, serve_calls};
 pub(crate) use types::*;
-pub(crate) use verify::{Verified, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest};

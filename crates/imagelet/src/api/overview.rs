@@ -7,13 +7,12 @@ use super::{
     types::{HeldBackRow, ImageRow, LastCollection, OpenCircuitRow, PodStartRow, PullRow},
 };
 
-documents! {
+api_documents! {
     DiskRequest {
         /// At most this many samples of the history; absent means all.
         samples: Option<u64>,
     }
     /// The disk of the images: how full it is, what holds it, and when it is full.
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Disk {
         mountpoint: String,
         /// Zero where the disk is not visible from the daemon.
@@ -40,7 +39,6 @@ documents! {
         /// `enforce`, or `shadow`: selected images are reported and not removed.
         gc_mode: String,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     DiskSample {
         /// Seconds since 1970, UTC.
         at: u64,
@@ -49,13 +47,11 @@ documents! {
     }
     PullsRequest {}
     /// The running and waiting pulls with their layers.
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     RunningPulls {
         pulls: Vec<PullProgress>,
     }
     QueueRequest {}
     /// What waits, for what, and how long.
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Queue {
         pulls: Vec<PullRow>,
         /// Images whose next pull is in back-off.
@@ -67,7 +63,6 @@ documents! {
         /// The same by namespace, the longest wait first.
         namespaces: Vec<NamespaceWaitRow>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     NamespaceWaitRow {
         namespace: String,
         pods: u64,
@@ -79,7 +74,6 @@ documents! {
         longest_seconds: f64,
     }
     /// A page of images, in the order of their ids.
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     ImagePage {
         images: Vec<ImageRow>,
         /// All images of the node.
@@ -88,7 +82,6 @@ documents! {
         next: Option<String>,
     }
     /// The registries that are not asked at present.
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     OpenCircuits {
         registries: Vec<OpenCircuitRow>,
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::types::{PodName, PullSecretText};
 use crate::failure::Failure;
 
-documents! {
+api_documents! {
     PodRequest {
         /// `Pod`, or the kind of the pod's controller: `Deployment`, `Job`.
         kind: String,

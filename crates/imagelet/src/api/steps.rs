@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::ByteSize,
-    runtime::{LayerState, PullEvent},
+    runtime::{LayerState, Progress, PullEvent},
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::{events::PullRetry, pods::PodImageRow};
+use super::{events::PullRetry, fields::milliseconds_of, pods::PodImageRow};
 use crate::output::printable;
 
 /// Receives the progress of a command. Must not block.
@@ -17,6 +17,15 @@ pub(crate) type Steps = Arc<dyn Fn(Step) + Send + Sync>;
 
 pub(crate) fn no_steps() -> Steps {
     Arc::new(|_| {})
+}
+
+/// The sink of a pull whose events are steps of a command.
+pub(crate) fn progress(steps: Steps) -> Progress {
+    Arc::new(move |event| {
+        if let Some(step) = Step::from_event(event) {
+            steps(step);
+        }
+    })
 }
 
 /// Reports only [`Step::Silence`].
@@ -91,8 +100,7 @@ impl Step {
 impl PullRetry {
     /// `None`: the wait is over.
     pub(crate) fn new(host: String, at: Instant, requested: bool) -> Option<Self> {
-        let left = at.saturating_duration_since(Instant::now());
-        let remaining_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let remaining_ms = milliseconds_of(at.saturating_duration_since(Instant::now()));
         (remaining_ms > 0).then_some(Self { host, remaining_ms, requested })
     }
 

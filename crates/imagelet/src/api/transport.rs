@@ -25,6 +25,7 @@ use tower::service_fn;
 use zeroize::Zeroizing;
 
 use super::v1::{CallReply, CallRequest, call_reply::Reply};
+use crate::failure::Failure;
 
 /// The call of `proto/imagelet.proto`.
 const CALL: &str = "/imagelet.v1.Node/Call";
@@ -81,7 +82,13 @@ pub(crate) trait Handler: Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) enum Refusal {
     Unknown(String),
-    Failed(Vec<u8>),
+    Failed(Failure),
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
 }
 
 #[derive(Debug)]
@@ -128,7 +135,9 @@ fn answer(handler: Arc<dyn Handler>, request: Request<CallRequest>) -> Result<Re
         let body = Zeroizing::new(body);
         let result = match handler.handle(&command, &body, replies).await {
             Ok(document) => Ok(reply(Reply::Result(document))),
-            Err(Refusal::Failed(document)) => Ok(reply(Reply::Failure(document))),
+            Err(Refusal::Failed(failure)) => {
+                Ok(reply(Reply::Failure(serde_json::to_vec(&failure).unwrap_or_default())))
+            }
             Err(Refusal::Unknown(why)) => Err(Status::invalid_argument(why)),
         };
         drop(sender.send(result).await);
@@ -289,7 +298,7 @@ mod tests {
                     }
                     Ok(Bytes::new())
                 }
-                "fail" => Err(Refusal::Failed(b"why".to_vec())),
+                "fail" => Err(Failure::new("Failed", "why").into()),
                 other => Err(Refusal::Unknown(format!("no command `{other}`"))),
             }
         }
@@ -319,7 +328,7 @@ mod tests {
         );
         assert_eq!(client.call("echo", b"z".to_vec(), &note, Wait::Whole).await.expect("on another one"), "z");
         let failed = client.call("fail", Vec::new(), &|_| {}, Wait::Whole).await;
-        assert!(matches!(failed, Err(CallError::Failed(why)) if why == b"why"));
+        assert!(matches!(failed, Err(CallError::Failed(why)) if why == br#"{"message":"why","reason":"Failed"}"#));
         let unknown = client.call("frob", Vec::new(), &|_| {}, Wait::Whole).await;
         assert!(matches!(unknown, Err(CallError::Broken(why)) if why.contains("frob")));
         served.abort();

@@ -1,17 +1,19 @@
 //! Requests to a node and their replies: the documents of `-o json` and of the daemon's socket.
-//!
-//! Fields are added, never renamed or removed, and readers skip unknown ones. Times are RFC 3339, sizes are bytes,
-//! durations have their unit in the name, ids and names are as the store spells them.
 
 use std::path::PathBuf;
 
-use imagelet_core::{gc::ShadowCounts, inventory::NodeImage};
+use imagelet_core::{
+    gc::ShadowCounts,
+    inventory::NodeImage,
+    runtime::{ArchivePlace, Finding},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::fields::{Hidden, laid_out};
+use crate::failure::Failure;
 
-documents! {
+api_documents! {
     PullRequest {
         image: String,
         /// `Always`, `IfNotPresent` or `Never`; empty is the kubelet's default for the tag.
@@ -26,6 +28,7 @@ documents! {
     }
     Login {
         user: String,
+        #[cfg_attr(test, schemars(skip))]
         password: Option<Hidden>,
     }
     PodName {
@@ -39,6 +42,7 @@ documents! {
         uid: String,
         /// `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`; empty means the first.
         r#type: String,
+        #[cfg_attr(test, schemars(skip))]
         docker_config: Option<Hidden>,
     }
     Pulled {
@@ -59,7 +63,6 @@ documents! {
     ImageList {
         images: Vec<ImageRow>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     ImageRow {
         id: String,
         /// Empty means the default handler.
@@ -90,7 +93,6 @@ documents! {
     InspectRequest {
         image: String,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Inspected {
         /// Absent when no image matches.
         image: Option<ImageRow>,
@@ -134,7 +136,6 @@ documents! {
     UntagRequest {
         image: String,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     CollectRequest {
         dry_run: bool,
         high: Option<u8>,
@@ -147,7 +148,6 @@ documents! {
         now: bool,
         enforce: bool,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Collected {
         /// This is a plan; nothing was removed.
         dry_run: bool,
@@ -175,7 +175,6 @@ documents! {
         out_of_reach: bool,
         failures: Vec<String>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     CollectedRow {
         id: String,
         names: Vec<String>,
@@ -189,14 +188,12 @@ documents! {
         inputs: serde_json::Value,
         reason: String,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PinRequest {
         pattern: String,
     }
     UnpinRequest {
         pattern: String,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PinChanged {
         pattern: String,
         /// `false`: the pins were already in this state.
@@ -205,11 +202,9 @@ documents! {
         images: Option<Vec<String>>,
     }
     PinsRequest {}
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Pins {
         pins: Vec<PinRow>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PinRow {
         pattern: String,
         /// Where the pin is removed: `operator`, `configuration`, or a set as `ImageSet NAMESPACE/NAME`.
@@ -229,8 +224,85 @@ documents! {
         /// Also unmount one that this process does not see.
         force: bool,
     }
+    ExportRequest {
+        image: String,
+        #[cfg_attr(test, schemars(skip))]
+        place: ArchivePlace,
+    }
+    Exported {
+        image: String,
+        id: String,
+        /// Digest of the index; of the manifest if the image has no index.
+        digest: String,
+        path: PathBuf,
+        /// Bytes of all blobs in the archive.
+        size: u64,
+    }
+    ImportRequest {
+        #[cfg_attr(test, schemars(skip))]
+        place: ArchivePlace,
+        /// The name of the only image, instead of those in the archive.
+        name: Option<String>,
+        /// `OS/ARCH`; absent means this machine.
+        platform: Option<String>,
+        /// Pin each name.
+        pin: bool,
+    }
+    Imported {
+        images: Vec<ImportedRow>,
+    }
+    ImportedRow {
+        /// Empty where the import failed.
+        id: String,
+        names: Vec<String>,
+        /// The image was in the store before.
+        present: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        failure: Option<Failure>,
+    }
+    VerifyRequest {
+        /// Names, ids, or unique prefixes of ids; empty means all images.
+        images: Vec<String>,
+        repair: bool,
+    }
+    Verified {
+        images: Vec<VerifiedImage>,
+        /// Findings in the store's own files and blobs.
+        store: VerifiedPart,
+        damaged: bool,
+    }
+    VerifiedImage {
+        id: String,
+        names: Vec<String>,
+        digests: Vec<String>,
+        /// `ok`, `damaged` or `repaired`.
+        result: String,
+        /// Record, manifest, configuration and index.
+        documents: VerifiedPart,
+        layers: Vec<VerifiedLayer>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        failure: Option<Failure>,
+    }
+    VerifiedLayer {
+        /// Digest of the uncompressed layer.
+        diff_id: String,
+        blob: Option<String>,
+        #[serde(flatten)]
+        part: VerifiedPart,
+        files: u64,
+        bytes: u64,
+        /// Files whose content only root may read; their metadata was compared.
+        unread: u64,
+    }
+    VerifiedPart {
+        /// `ok`, `damaged` or `repaired`.
+        result: String,
+        /// The first findings, with paths below the folder of the image or layer in the store.
+        #[cfg_attr(test, schemars(skip))]
+        findings: Vec<Finding>,
+        more: u64,
+    }
     StatusRequest {}
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     Status {
         version: String,
         /// `store DIR` or `runtime URI`.
@@ -275,7 +347,6 @@ documents! {
         problems: Vec<String>,
     }
     /// A file system of the kubelet's summary; absent fields are unknown.
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     FsRow {
         time: Option<String>,
         /// Bytes that an unprivileged user can still write.
@@ -288,7 +359,6 @@ documents! {
         /// Inodes of images or of writable layers.
         inodes_used: Option<u64>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     ThresholdRow {
         signal: String,
         /// The threshold is met when less than this is available: a share or an amount.
@@ -298,7 +368,6 @@ documents! {
         /// What the kubelet reclaims, in order, before it evicts a pod.
         reclaims: Vec<String>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     LastCollection {
         at: Option<String>,
         /// The trigger: `timer`, `command`, `pull`, `pressure`.
@@ -313,7 +382,6 @@ documents! {
         took_ms: u64,
         failure: Option<String>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PullRow {
         image: String,
         /// `running`, `waiting-for-slot` or `waiting-for-rate`.
@@ -326,7 +394,6 @@ documents! {
         askers: usize,
     }
     /// An image whose next pull is in back-off, with one of its failures.
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     HeldBackRow {
         image: String,
         /// Until the next attempt of the first of the pods.
@@ -335,7 +402,6 @@ documents! {
         /// The pods that wait for it after this failure.
         pods: usize,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     OpenCircuitRow {
         registry: String,
         /// Which pulls wait: `all-pulls`, those with certain `credentials`, or those of certain `images`.
@@ -347,7 +413,6 @@ documents! {
         /// Zero while an attempt runs.
         remaining_seconds: u64,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     ImportStatus {
         /// `runtimeImport` as configured: `auto`, `never` or `require`.
         mode: String,
@@ -363,7 +428,6 @@ documents! {
         registry_folders: Option<Vec<String>>,
         recent: Vec<PullWayRow>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PullWayRow {
         at: Option<String>,
         image: String,
@@ -374,7 +438,6 @@ documents! {
         took_ms: u64,
         failure: Option<String>,
     }
-    #[cfg_attr(test, derive(schemars::JsonSchema))]
     PodStartRow {
         namespace: String,
         pod: String,

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use aws_lc_rs::hmac;
+use aws_lc_rs::{constant_time::verify_slices_are_equal, hmac};
 use imagelet_core::trusted_files;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
-use crate::{config::HttpSettings, failure::Failure};
+use crate::{api::since_epoch, config::HttpSettings, failure::Failure};
 
 /// A shorter token could be guessed.
 const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
@@ -25,7 +25,6 @@ const OTHERS_READ: u32 = 0o004;
 pub(super) const SESSION_MAX: Duration = Duration::from_hours(12);
 /// How far a clock is set back by a correction.
 const CLOCK_SLACK: Duration = Duration::from_mins(5);
-/// The name of the session's cookie.
 const COOKIE: &str = "imagelet_session";
 
 /// What a request is for.
@@ -113,8 +112,8 @@ impl HttpAccess {
 #[derive(Debug)]
 pub(crate) struct AccessPolicy {
     token: Option<Arc<TokenKey>>,
-    /// Cancelled when another token is in force.
-    ended: CancellationToken,
+    /// The end of what this policy opened: cancelled when another token is in force.
+    pub(super) ended: CancellationToken,
     /// Accepted names of this server, in lower case.
     hosts: Vec<String>,
     has_actions: bool,
@@ -133,7 +132,6 @@ impl std::fmt::Debug for TokenKey {
 }
 
 impl AccessPolicy {
-    /// Reads the token.
     pub(crate) fn load(settings: &HttpSettings) -> Result<Self, Failure> {
         let token = settings.token_file.as_deref().map(read_token).transpose()?;
         Ok(Self::new(settings, token.as_ref().map(|token| token.as_str())))
@@ -152,11 +150,6 @@ impl AccessPolicy {
 
     pub(super) fn has_token(&self) -> bool {
         self.token.is_some()
-    }
-
-    /// The end of what this policy opened.
-    pub(super) fn ended(&self) -> &CancellationToken {
-        &self.ended
     }
 
     fn has_token_of(&self, other: &Self) -> bool {
@@ -197,13 +190,8 @@ impl AccessPolicy {
     /// The `Set-Cookie` value that a right token opens a session with; `None`: it is wrong.
     pub(super) fn log_in(&self, token: &str, now: SystemTime) -> Option<String> {
         let key = self.token.as_ref().filter(|_| self.accepts(token))?;
-        let expires = seconds(now + SESSION_MAX);
-        let tag = hmac::sign(&key.key, session_text(expires).as_bytes());
-        let tag = tag.as_ref().iter().fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        });
-        Some(format!("{COOKIE}={expires}.{tag}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}", SESSION_MAX.as_secs()))
+        let session = key.session(seconds(now + SESSION_MAX));
+        Some(format!("{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}", SESSION_MAX.as_secs()))
     }
 
     /// The `Set-Cookie` value that ends a session in its browser.
@@ -219,12 +207,11 @@ impl AccessPolicy {
     fn has_session(&self, cookies: &str, now: SystemTime) -> bool {
         let Some(key) = &self.token else { return false };
         let mut values = cookies.split(';').filter_map(|cookie| cookie.trim().split_once('='));
-        let session = values.find(|(name, _)| *name == COOKIE).and_then(|(_, value)| value.split_once('.'));
-        let Some((expires, tag)) = session else { return false };
-        let (Ok(expires), Some(tag)) = (expires.parse::<u64>(), bytes_of_hex(tag)) else { return false };
+        let Some((_, session)) = values.find(|(name, _)| *name == COOKIE) else { return false };
+        let Some(Ok(expires)) = session.split_once('.').map(|(expires, _)| expires.parse()) else { return false };
         // One that ends later was made by a clock that has been set back since.
         let ends = seconds(now) + 1..=seconds(now + SESSION_MAX + CLOCK_SLACK);
-        ends.contains(&expires) && hmac::verify(&key.key, session_text(expires).as_bytes(), &tag).is_ok()
+        ends.contains(&expires) && verify_slices_are_equal(key.session(expires).as_bytes(), session.as_bytes()).is_ok()
     }
 
     /// Whether a `Host` header names this server. DNS can make a foreign name lead here, but no address.
@@ -243,6 +230,15 @@ impl TokenKey {
         let key = hmac::Key::new(hmac::HMAC_SHA256, token.as_bytes());
         let tag = hmac::sign(&key, token.as_bytes());
         Self { key, tag }
+    }
+
+    /// The cookie's value for a session that ends at this time, with its signature.
+    fn session(&self, expires: u64) -> String {
+        let tag = hmac::sign(&self.key, format!("session until {expires}").as_bytes());
+        tag.as_ref().iter().fold(format!("{expires}."), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
     }
 }
 
@@ -270,17 +266,8 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Failure> {
     Ok(Zeroizing::new(token.to_owned()))
 }
 
-fn session_text(expires: u64) -> String {
-    format!("session until {expires}")
-}
-
 fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-fn bytes_of_hex(text: &str) -> Option<Vec<u8>> {
-    let is_hex = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_hex.then(|| (0..text.len()).step_by(2).filter_map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect())
+    since_epoch(time).as_secs()
 }
 
 #[cfg(test)]
@@ -451,7 +438,7 @@ mod tests {
         let reload = |settings: &HttpSettings| {
             let before = access.policy();
             access.replace(access.next(settings).unwrap());
-            before.ended().is_cancelled()
+            before.ended.is_cancelled()
         };
         let decide = |host, token: &str| {
             let authorization = format!("Bearer {token}");

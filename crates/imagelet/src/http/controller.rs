@@ -9,13 +9,12 @@ use imagelet_kube::{ControllerReport, PrefetchController};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{HttpAccess, asks_for_details, guard, health, is_verbose, listener, metrics::rendered, not_found, probe};
+use super::{HttpAccess, asks_for_details, guard, health, is_verbose, listener, not_found, probe, rendered};
 use crate::{
     connections::{http_limits, open_files_max},
     node::measure_process,
 };
 
-/// A controller and what it counts.
 #[derive(Clone, Debug)]
 pub(crate) struct MeasuredController {
     pub(crate) controller: Arc<PrefetchController>,

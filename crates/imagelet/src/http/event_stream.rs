@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{access::SESSION_MAX, listener::StreamEnd};
 use crate::{
-    api::{EventsRequest, Handler, Refusal, Replies},
+    api::{EventsRequest, Handler, Refusal, Replies, since_epoch},
     failure::Failure,
 };
 
@@ -64,8 +64,7 @@ impl EventStreams {
     /// `address_max`: the connections that one address may have.
     pub(super) fn new(address_max: usize, started_at: SystemTime, stop: CancellationToken) -> Self {
         let max = STREAMS_MAX.min(address_max * STREAMS_PART.0 / STREAMS_PART.1);
-        let since = started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Self { free: Arc::new(Semaphore::new(max)), max, run: since.as_millis().to_string(), stop }
+        Self { free: Arc::new(Semaphore::new(max)), max, run: since_epoch(started_at).as_millis().to_string(), stop }
     }
 
     /// Opens a stream, which lasts until `permission` ends, and no longer than a session. With `after`, the id of the last
@@ -91,8 +90,10 @@ impl EventStreams {
             let (replies, documents) = Replies::channel();
             tokio::select! {
                 refused = async { node.handle(EventsRequest::NAME, &body, replies).await.err() } => {
-                    if let Some(Refusal::Failed(document)) = refused {
-                        drop(tokio::time::timeout(SLOW_MAX, sender.send(failure(&document).into())).await);
+                    if let Some(Refusal::Failed(failure)) = refused {
+                        let document = serde_json::to_string(&failure).unwrap_or_default();
+                        let last = format!("event: failure\ndata: {document}\n\n");
+                        drop(tokio::time::timeout(SLOW_MAX, sender.send(last.into())).await);
                     }
                 }
                 () = relay(documents, &sender, &framing) => {}
@@ -157,18 +158,12 @@ impl Framing {
     }
 }
 
-/// A failure as the last event of its stream.
-fn failure(document: &[u8]) -> String {
-    format!("event: failure\ndata: {}\n\n", String::from_utf8_lossy(document))
-}
-
 #[cfg(test)]
 mod tests {
     use async_trait::async_trait;
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::api::Refusal;
 
     /// Sends this many events and waits.
     #[derive(Debug)]
@@ -193,7 +188,7 @@ mod tests {
     #[async_trait]
     impl Handler for Refuses {
         async fn handle(&self, _: &str, _: &[u8], _: Replies) -> Result<Bytes, Refusal> {
-            Err(Refusal::Failed(br#"{"message":"32 clients follow"}"#.to_vec()))
+            Err(Failure::new("Unavailable", "32 clients follow").into())
         }
     }
 
@@ -266,7 +261,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_refused_stream_says_why() {
         let mut body = open(&streams(), Refuses).into_body();
-        assert_eq!(next(&mut body).await.unwrap(), "event: failure\ndata: {\"message\":\"32 clients follow\"}\n\n");
+        let document = r#"{"message":"32 clients follow","reason":"Unavailable"}"#;
+        assert_eq!(next(&mut body).await.unwrap(), format!("event: failure\ndata: {document}\n\n"));
         assert_eq!(next(&mut body).await, None);
     }
 

@@ -32,11 +32,11 @@ pub(super) async fn ready(node: &LocalNode) -> Vec<Checked> {
         let state = node.parts.state.clone();
         tokio::task::spawn_blocking(move || check_writable(&state)).await.unwrap_or_else(|error| Err(error.to_string()))
     };
-    let inventory = async { check_inventory(node) };
-    let (runtime, state, inventory) = tokio::join!(in_time(runtime), in_time(state), in_time(inventory));
+    let (runtime, state) = tokio::join!(in_time(runtime), in_time(state));
     let images = if node.local().is_some() { "store" } else { "runtime" };
     let silent = |checked: Result<(), String>| checked.map(|()| String::new());
-    let mut checks = vec![(images, silent(runtime)), ("state", silent(state)), ("inventory", silent(inventory))];
+    let mut checks =
+        vec![(images, silent(runtime)), ("state", silent(state)), ("inventory", silent(check_inventory(node)))];
     checks.extend(node.parts.agent.as_ref().map(|agent| ("pods", check_pods(&agent.health().report()))));
     checks
 }
@@ -61,9 +61,9 @@ async fn in_time(check: impl Future<Output = Result<(), String>>) -> Result<(), 
 
 /// The text of a probe's answer, as of Kubernetes' own components.
 pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool, String) {
-    let is_ok = checks.iter().all(|(_, checked)| checked.is_ok());
+    let failed: Vec<_> = checks.iter().filter(|(_, checked)| checked.is_err()).map(|(name, _)| *name).collect();
+    let is_ok = failed.is_empty();
     if !is_verbose {
-        let failed = checks.iter().filter(|(_, checked)| checked.is_err()).map(|(name, _)| *name).collect::<Vec<_>>();
         let text = if is_ok { "ok\n".to_owned() } else { format!("failed: {}\n", failed.join(", ")) };
         return (is_ok, text);
     }

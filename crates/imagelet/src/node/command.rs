@@ -1,6 +1,5 @@
 //! The commands of the API, each with how it runs on a local node.
 
-use async_trait::async_trait;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::LocalNode;
@@ -18,11 +17,10 @@ pub(crate) enum AnswerTime {
 }
 
 /// A command: the type holds its arguments; its answer is `Answer`.
-#[async_trait]
 pub(crate) trait Command: Serialize + DeserializeOwned + Send + Sync {
     const NAME: &'static str;
     const TIME: AnswerTime = AnswerTime::Limited;
     type Answer: Serialize + DeserializeOwned + Send;
 
-    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Self::Answer, Failure>;
+    fn run(self, node: &LocalNode, steps: Steps) -> impl Future<Output = Result<Self::Answer, Failure>> + Send;
 }

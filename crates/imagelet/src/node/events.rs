@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use imagelet_core::{
-    events::{Event, EventKind, EventSink as _, EventSubject, RecordedEvent},
+    events::{EventSubject, RecordedEvent},
     gc::{GcPhase, GcReport},
     image::shown_name,
     manager::PullState,
@@ -15,7 +15,7 @@ use tokio::{
 
 use super::local::{FOLLOWERS_MAX, LocalNode};
 use crate::{
-    api::{EventLine, EventsRequest, NodeEvent, PullProgress, Replies, moment},
+    api::{EventLine, EventsRequest, NodeEvent, PullProgress, Replies, milliseconds_of},
     failure::Failure,
 };
 
@@ -50,7 +50,11 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
                 Err(RecvError::Lagged(count)) => pass(replies, &EventLine::Missed { count }).await,
                 Err(RecvError::Closed) => return Ok(()),
             },
-            _ = clock.tick(), if asked.progress_ms.is_some() => report(node, &mut version, replies).await,
+            _ = clock.tick(), if asked.progress_ms.is_some() => {
+                let (now, pulls) = pulls_since(node, version);
+                version = now;
+                report(pulls, replies).await
+            }
             () = replies.closed() => false,
         };
         if !is_there {
@@ -63,18 +67,15 @@ async fn pass(replies: &Replies, line: &EventLine) -> bool {
     replies.deliver(serde_json::to_vec(line).unwrap_or_default()).await
 }
 
-/// The running and waiting pulls.
-pub(crate) fn pulls_now(node: &LocalNode) -> Vec<PullProgress> {
-    let (_, running) = node.parts.pulls.since(0, Instant::now());
+/// The waiting pulls, those that changed after a version, and the present version. Zero returns every running pull.
+pub(crate) fn pulls_since(node: &LocalNode, version: u64) -> (u64, Vec<PullProgress>) {
+    let (now, news) = node.parts.pulls.since(version, Instant::now());
     let estimate = |pull: PullProgress| PullProgress { bytes_estimated: estimated(node, &pull), ..pull };
-    running.into_iter().chain(waiting(node)).map(estimate).collect()
+    (now, news.into_iter().chain(waiting(node)).map(estimate).collect())
 }
 
-async fn report(node: &LocalNode, version: &mut u64, replies: &Replies) -> bool {
-    let (now, news) = node.parts.pulls.since(*version, Instant::now());
-    *version = now;
-    for mut pull in news.into_iter().chain(waiting(node)) {
-        pull.bytes_estimated = estimated(node, &pull);
+async fn report(pulls: Vec<PullProgress>, replies: &Replies) -> bool {
+    for pull in pulls {
         if !pass(replies, &EventLine::Progress(Box::new(pull))).await {
             return false;
         }
@@ -87,7 +88,7 @@ fn waiting(node: &LocalNode) -> impl Iterator<Item = PullProgress> {
     let pulls = node.parts.manager.status().pulls.into_iter();
     pulls.filter(|pull| pull.state != PullState::Running).map(move |pull| PullProgress {
         phase: "waiting".into(),
-        elapsed_ms: u64::try_from(now.saturating_duration_since(pull.since).as_millis()).unwrap_or(u64::MAX),
+        elapsed_ms: milliseconds_of(now.saturating_duration_since(pull.since)),
         position: pull.position,
         image: shown_name(&pull.image).into_owned(),
         ..PullProgress::default()
@@ -103,10 +104,6 @@ fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
     let snapshot = node.parts.inventory.snapshot()?;
     let known = snapshot.entries.iter().find(|entry| entry.image.tags.contains(&name));
     known.map(|entry| entry.image.size.0).filter(|size| *size > 0)
-}
-
-pub(crate) fn record_event(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
-    node.parts.events.record(Event { kind, reason, message, note: None, subject: EventSubject::Node, cause: None });
 }
 
 /// A sentence with what a collection removed and why, and the first images by name. `None`: it removed nothing.
@@ -150,6 +147,6 @@ pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {
 /// RFC 3339 with milliseconds: events of one second have an order.
 fn moment_precise(time: SystemTime) -> Option<String> {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    let whole = moment(time)?;
-    Some(format!("{}.{:03}Z", whole.trim_end_matches('Z'), since.subsec_millis()))
+    let time = jiff::Timestamp::from_millisecond(i64::try_from(since.as_millis()).ok()?).ok()?;
+    Some(format!("{time:.3}"))
 }

@@ -23,53 +23,49 @@ use super::{
     local::LocalNode,
     pulls,
 };
-use crate::traces;
+use crate::{api::since_epoch, traces};
+
+use MetricKind::{Counter, Gauge};
 
 /// A scrape does not wait longer for disks; their last values stay.
 const DISKS_MAX: Duration = Duration::from_secs(2);
 
 families! {
-    BUILD = "imagelet_build_info", "1, with the version of the program as label.", MetricKind::Gauge, &["version"];
-    START_TIME = "process_start_time_seconds", "Start time of the process since unix epoch in seconds.",
-        MetricKind::Gauge, &[];
-    CPU = "process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", MetricKind::Counter, &[];
-    RESIDENT = "process_resident_memory_bytes", "Resident memory size in bytes.", MetricKind::Gauge, &[];
-    VIRTUAL = "process_virtual_memory_bytes", "Virtual memory size in bytes.", MetricKind::Gauge, &[];
-    THREADS = "process_threads", "Number of threads of the process.", MetricKind::Gauge, &[];
-    FILES = "process_open_fds", "Number of open file descriptors.", MetricKind::Gauge, &[];
-    FILES_MAX = "process_max_fds", "Maximum number of open file descriptors.", MetricKind::Gauge, &[];
-    IMAGES = "imagelet_images", "Images on the node at the last pass.", MetricKind::Gauge, &[];
-    IMAGES_IN_USE = "imagelet_images_in_use", "Images that a container or a mount uses.", MetricKind::Gauge, &[];
-    IMAGES_PINNED = "imagelet_images_pinned", "Images that no collection takes.", MetricKind::Gauge, &[];
-    IMAGES_BYTES = "imagelet_images_bytes", "Sizes of all images as listed; shared layers count in each.",
-        MetricKind::Gauge, &[];
-    HELD_BACK = "imagelet_images_held_back", "Images that are held back because their pulls failed.",
-        MetricKind::Gauge, &[];
-    SNAPSHOT_TIME = "imagelet_inventory_timestamp_seconds", "When the last pass over the images succeeded.",
-        MetricKind::Gauge, &[];
+    BUILD = "imagelet_build_info", "1, with the version of the program as label.", Gauge, &["version"];
+    START_TIME = "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", Gauge, &[];
+    CPU = "process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", Counter, &[];
+    RESIDENT = "process_resident_memory_bytes", "Resident memory size in bytes.", Gauge, &[];
+    VIRTUAL = "process_virtual_memory_bytes", "Virtual memory size in bytes.", Gauge, &[];
+    THREADS = "process_threads", "Number of threads of the process.", Gauge, &[];
+    FILES = "process_open_fds", "Number of open file descriptors.", Gauge, &[];
+    FILES_MAX = "process_max_fds", "Maximum number of open file descriptors.", Gauge, &[];
+    IMAGES = "imagelet_images", "Images on the node at the last pass.", Gauge, &[];
+    IMAGES_IN_USE = "imagelet_images_in_use", "Images that a container or a mount uses.", Gauge, &[];
+    IMAGES_PINNED = "imagelet_images_pinned", "Images that no collection takes.", Gauge, &[];
+    IMAGES_BYTES = "imagelet_images_bytes", "Sizes of all images as listed; shared layers count in each.", Gauge, &[];
+    HELD_BACK = "imagelet_images_held_back", "Images that are held back because their pulls failed.", Gauge, &[];
+    SNAPSHOT_TIME = "imagelet_inventory_timestamp_seconds", "When the last pass over the images succeeded.", Gauge, &[];
     FS_CAPACITY = "imagelet_filesystem_capacity_bytes",
-        "Size of the file system of images, and of the one of writable layers (containers).",
-        MetricKind::Gauge, &["filesystem"];
+        "Size of the file system of images, and of the one of writable layers (containers).", Gauge, &["filesystem"];
     FS_AVAILABLE = "imagelet_filesystem_available_bytes", "Bytes of that file system that an ordinary user can still write.",
-        MetricKind::Gauge, &["filesystem"];
+        Gauge, &["filesystem"];
     FS_USED = "imagelet_filesystem_used_bytes", "Bytes that images, or writable layers, take on it.",
-        MetricKind::Gauge, &["filesystem"];
+        Gauge, &["filesystem"];
     FS_INODES = "imagelet_filesystem_inodes", "Inodes of that file system, where it has a fixed number.",
-        MetricKind::Gauge, &["filesystem"];
-    FS_INODES_FREE = "imagelet_filesystem_inodes_free", "Inodes of it that are free.", MetricKind::Gauge, &["filesystem"];
+        Gauge, &["filesystem"];
+    FS_INODES_FREE = "imagelet_filesystem_inodes_free", "Inodes of it that are free.", Gauge, &["filesystem"];
     THRESHOLD = "imagelet_gc_threshold_percent", "How full the disk is where collecting begins (high) and ends (low).",
-        MetricKind::Gauge, &["threshold"];
+        Gauge, &["threshold"];
 }
 
-/// Every metric of the daemon.
 fn families() -> impl Iterator<Item = &'static Family> {
     let of_core = manager::metric_families()
         .chain(records::metric_families())
         .chain(runtime::metric_families())
         .chain(credentials::metric_families())
         .chain(imagelet_kube::metric_families());
-    let of_pulls = pulls::FAMILIES.iter().copied().chain([&traces::SPANS]);
-    of_core.chain(gc::metric_families()).chain(of_pulls).chain(ALL.iter().copied())
+    let of_node = [gc::FAMILIES, pulls::FAMILIES, ALL].into_iter().flatten().copied();
+    of_core.chain(of_node).chain([&traces::SPANS])
 }
 
 /// Exports all metrics before their first update.
@@ -92,10 +88,9 @@ impl LocalNode {
         for (name, percent) in [("high", settings.gc.high()), ("low", settings.gc.low())] {
             metrics.set(&THRESHOLD, &[name], f64::from(percent.get()));
         }
-        let measured = tokio::time::timeout(DISKS_MAX, pressure(self, &mut Vec::new())).await;
-        if let Some(stats) = measured.ok().and_then(|pressure| pressure.stats) {
-            show_filesystem(metrics, "images", &stats.images);
-            show_filesystem(metrics, "containers", &stats.containers);
+        if let Ok(Ok(pressure)) = tokio::time::timeout(DISKS_MAX, pressure(self)).await {
+            show_filesystem(metrics, "images", &pressure.stats.images);
+            show_filesystem(metrics, "containers", &pressure.stats.containers);
         }
     }
 
@@ -119,7 +114,7 @@ pub(crate) fn measure_process(metrics: &Metrics, started_at: SystemTime) {
 }
 
 fn seconds(time: SystemTime) -> f64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    since_epoch(time).as_secs_f64()
 }
 
 fn show_filesystem(metrics: &Metrics, name: &str, stats: &FsStats) {

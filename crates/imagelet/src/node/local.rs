@@ -11,7 +11,7 @@ use std::{
 use imagelet_core::{
     audit_log::AuditLog,
     credentials::{NodeKeyring, Providers},
-    events::LogEvents,
+    events::{Event, EventKind, EventSink as _, EventSubject, LogEvents},
     gc::{GcRuns, ImageGc, RunMessage},
     image::{ByteSize, Image, ImageId, ImageSpec, Reference, shown_name},
     inventory::{Inventory, Snapshot},
@@ -35,7 +35,6 @@ pub(super) const FOLLOWERS_MAX: usize = 32;
 /// How long the end of a command waits for a runtime's image list.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
-#[expect(clippy::struct_excessive_bools, reason = "four independent facts of a node")]
 pub(crate) struct NodeParts {
     pub(crate) runtime: RuntimeManager,
     pub(crate) inventory: Arc<Inventory>,
@@ -63,8 +62,8 @@ pub(crate) struct NodeParts {
     pub(crate) is_daemon: bool,
     /// `false`: uses are unknown, so nothing may be collected.
     pub(crate) uses_known: bool,
-    /// The node's inventory is empty: this is the first start on it.
-    pub(crate) takes_over: bool,
+    /// The next pass is the first on this node, whose inventory is empty: it takes adopted images over.
+    pub(crate) takes_over: AtomicBool,
 }
 
 pub(crate) struct LocalNode {
@@ -75,8 +74,6 @@ pub(crate) struct LocalNode {
     pub(crate) started_at: SystemTime,
     pub(crate) followers: Semaphore,
     gc_runs: Mutex<GcRuns>,
-    /// The next pass is the first on this node: it takes adopted images over.
-    pub(crate) takes_over: AtomicBool,
     /// Images whose unreadable pull record was reported.
     pub(crate) unreadable_records: Mutex<BTreeSet<ImageId>>,
 }
@@ -86,7 +83,6 @@ impl LocalNode {
         parts.gc.set_rules(settings.collection.rules.clone());
         parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
         Self {
-            takes_over: AtomicBool::new(parts.takes_over),
             unreadable_records: Mutex::default(),
             parts,
             settings: RwLock::new(Arc::new(settings)),
@@ -141,21 +137,18 @@ impl LocalNode {
         }
     }
 
+    /// Records an event of the node itself.
+    pub(crate) fn record_event(&self, kind: EventKind, reason: &'static str, message: String) {
+        let subject = EventSubject::Node;
+        self.parts.events.record(Event { kind, reason, message, note: None, subject, cause: None });
+    }
+
     pub(crate) fn collection_ended(&self, result: Result<(), &str>) -> RunMessage {
         self.gc_runs.lock().unwrap_or_else(PoisonError::into_inner).ended(result)
     }
 
     pub(crate) async fn refresh(&self) -> Result<Arc<Snapshot>, Failure> {
         Ok(self.parts.inventory.refresh(SystemTime::now()).await?)
-    }
-
-    /// The rows from the store alone, while the runtime that runs containers from it does not answer.
-    async fn without_uses(&self, failure: Failure) -> Result<Vec<Arc<Image>>, Failure> {
-        if self.local().is_none() {
-            return Err(failure);
-        }
-        tracing::warn!(error = failure.to_string(), "it is not known which images are in use");
-        Ok(self.parts.runtime.list(None).await?.into_images())
     }
 
     /// Bytes of the embedded store. A runtime's figure does not measure its images: containerd counts snapshots without
@@ -190,8 +183,11 @@ impl LocalNode {
         let shares = sizes.shares();
         let mut rows: Vec<ImageRow> = match refreshed {
             Ok(snapshot) => snapshot.entries.iter().map(|entry| row(entry, &shares)).collect(),
+            Err(failure) if self.local().is_none() => return Err(failure),
+            // From the store alone, while the runtime that runs containers from it does not answer.
             Err(failure) => {
-                let images = self.without_uses(failure).await?;
+                tracing::warn!(error = failure.to_string(), "it is not known which images are in use");
+                let images = self.parts.runtime.list(None).await?.into_images();
                 images.iter().map(|image| row_without_uses(image, &shares)).collect()
             }
         };

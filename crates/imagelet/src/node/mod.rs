@@ -36,7 +36,7 @@ use crate::{
     },
     failure::Failure,
 };
-pub(crate) use command::Command;
+pub(crate) use command::{AnswerTime, Command};
 pub(crate) use gauges::{declare as declare_metrics, measure_process};
 pub(crate) use gc::{SpaceByCollection, collect};
 pub(crate) use images::{
@@ -121,11 +121,8 @@ async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) ->
             progress.report(document);
         }
     });
-    let document = |value: Result<Vec<u8>, serde_json::Error>| value.unwrap_or_default();
-    match command.run(node, steps).await {
-        Ok(result) => Ok(document(serde_json::to_vec(&result)).into()),
-        Err(failure) => Err(Refusal::Failed(document(serde_json::to_vec(&failure)))),
-    }
+    let answer = command.run(node, steps).await?;
+    Ok(serde_json::to_vec(&answer).unwrap_or_default().into())
 }
 
 fn read<T: DeserializeOwned>(name: &str, body: &[u8]) -> Result<T, Refusal> {
@@ -137,8 +134,6 @@ fn read<T: DeserializeOwned>(name: &str, body: &[u8]) -> Result<T, Refusal> {
 /// `events` sends everything as progress; its result is empty.
 async fn follow(node: &LocalNode, body: &[u8], replies: &Replies) -> Result<Bytes, Refusal> {
     let asked: EventsRequest = read(EventsRequest::NAME, body)?;
-    match events::stream(node, &asked, replies).await {
-        Ok(()) => Ok(Bytes::from_static(b"{}")),
-        Err(failure) => Err(Refusal::Failed(serde_json::to_vec(&failure).unwrap_or_default())),
-    }
+    events::stream(node, &asked, replies).await?;
+    Ok(Bytes::from_static(b"{}"))
 }

@@ -5,21 +5,20 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use async_trait::async_trait;
 use imagelet_core::{disks::DiskUse, inventory::ImageEntry};
 
 use super::{
     command::Command,
     disk_history::{forecast, thinned},
-    events::pulls_now,
-    images::disk_of,
+    events::pulls_since,
+    images::disk_of_images,
     local::LocalNode,
-    pulls::WaitingRows,
+    pulls::queue,
 };
 use crate::{
     api::{
         Disk, DiskRequest, DiskSample, NamespaceWaitRow, PodStartRow, PullsRequest, Queue, QueueRequest, RunningPulls,
-        Steps,
+        Steps, since_epoch,
     },
     failure::Failure,
 };
@@ -27,7 +26,6 @@ use crate::{
 /// A runtime that takes longer is reported as silent; the other answers of a view do not wait for it.
 const DISK_WAIT_MAX: Duration = Duration::from_secs(4);
 
-#[async_trait]
 impl Command for DiskRequest {
     const NAME: &'static str = "disk";
     type Answer = Disk;
@@ -65,26 +63,23 @@ impl Command for DiskRequest {
     }
 }
 
-#[async_trait]
 impl Command for PullsRequest {
     const NAME: &'static str = "pulls";
     type Answer = RunningPulls;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<RunningPulls, Failure> {
-        Ok(RunningPulls { pulls: pulls_now(node) })
+        Ok(RunningPulls { pulls: pulls_since(node, 0).1 })
     }
 }
 
-#[async_trait]
 impl Command for QueueRequest {
     const NAME: &'static str = "queue";
     type Answer = Queue;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Queue, Failure> {
-        let WaitingRows { pulls, held_back, registries } = WaitingRows::from_status(node.parts.manager.status());
         node.parts.pod_starts.close_finished();
         let pod_starts = PodStartRow::all(&node.parts.pod_starts);
-        Ok(Queue { pulls, held_back, registries, namespaces: by_namespace(&pod_starts), pod_starts })
+        Ok(Queue { namespaces: by_namespace(&pod_starts), pod_starts, ..queue(node.parts.manager.status()) })
     }
 }
 
@@ -92,7 +87,7 @@ impl Command for QueueRequest {
 pub(crate) async fn sample_disk(node: &LocalNode) {
     match measured(node).await {
         Ok((_, Some(disk))) => {
-            let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+            let at = since_epoch(SystemTime::now()).as_secs();
             node.disk_history.record(DiskSample { at, used: disk.used().0 });
         }
         Ok((_, None)) => {}
@@ -102,12 +97,10 @@ pub(crate) async fn sample_disk(node: &LocalNode) {
 
 /// The directory of the images and its disk; `None` where it is not visible from here.
 async fn measured(node: &LocalNode) -> Result<(String, Option<DiskUse>), Failure> {
-    let reported = tokio::time::timeout(DISK_WAIT_MAX, node.parts.runtime.filesystem()).await.map_err(|_| {
+    tokio::time::timeout(DISK_WAIT_MAX, disk_of_images(node)).await.unwrap_or_else(|_| {
         let seconds = DISK_WAIT_MAX.as_secs();
-        Failure::new("TimedOut", format!("no answer within {seconds} s from {}", node.parts.backend))
-    })??;
-    let mountpoint = reported.images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
-    Ok((mountpoint.display().to_string(), disk_of(&mountpoint)))
+        Err(Failure::new("TimedOut", format!("no answer within {seconds} s from {}", node.parts.backend)))
+    })
 }
 
 fn by_namespace(pods: &[PodStartRow]) -> Vec<NamespaceWaitRow> {

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    fmt,
     sync::Arc,
 };
 
@@ -27,13 +26,10 @@ const EXPANSION_ASSUMED: u64 = 3;
 const NAMED_MAX: usize = 10;
 
 /// The image manager of this node, for the agent of prefetch.
-pub(crate) struct PrefetchTarget(Arc<LocalNode>);
+#[derive(Debug)]
+pub(crate) struct PrefetchTarget(pub(crate) Arc<LocalNode>);
 
 impl PrefetchTarget {
-    pub(crate) fn new(node: &Arc<LocalNode>) -> Self {
-        Self(Arc::clone(node))
-    }
-
     /// Refuses a pull that would raise the disk to a watermark. A present image needs no space.
     async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
         let node = &self.0;
@@ -42,17 +38,19 @@ impl PrefetchTarget {
         {
             return Ok(());
         }
-        let mut problems = Vec::new();
-        let pressure = pressure(node, &mut problems).await;
-        for problem in problems {
-            tracing::debug!(problem, "the disk of a prefetch is not measured");
-        }
+        let pressure = match pressure(node).await {
+            Ok(pressure) => pressure,
+            Err(problem) => {
+                tracing::debug!(problem, "the disk of a prefetch is not measured");
+                return Ok(());
+            }
+        };
         let met = pressure.thresholds.iter().find(|threshold| threshold.met && !threshold.reclaims.is_empty());
         if let Some(threshold) = met {
             let (signal, limit) = (&threshold.signal, &threshold.less_than);
             return Err(no_space(format!("`{signal}` is below the eviction threshold {limit}; nothing is prefetched")));
         }
-        let Some(disk) = pressure.stats.and_then(|stats| stats.images.disk) else { return Ok(()) };
+        let Some(disk) = pressure.stats.images.disk else { return Ok(()) };
         let estimate = node.parts.manager.estimate(request).await;
         decide_space(&node.settings().gc, &disk, estimate.as_ref()).map_err(no_space)
     }
@@ -105,12 +103,6 @@ impl PrefetchNode for PrefetchTarget {
 
     fn record(&self, event: Event) {
         self.0.parts.events.record(event);
-    }
-}
-
-impl fmt::Debug for PrefetchTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PrefetchTarget")
     }
 }
 

@@ -2,17 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use async_trait::async_trait;
 use imagelet_core::{disks::DiskUse, inventory::node_images};
 
-use super::{
-    command::Command,
-    gc::{Pressure, pressure},
-    local::LocalNode,
-    pulls::WaitingRows,
-};
+use super::{command::Command, gc::pressure, local::LocalNode, pulls::queue};
 use crate::{
-    api::{ImportStatus, PodStartRow, Status, StatusRequest, Steps, moment},
+    api::{ImportStatus, PodStartRow, Queue, Status, StatusRequest, Steps, moment},
     config::{Backend, CollectionMode, StoreSettings},
     failure::Failure,
 };
@@ -20,7 +14,6 @@ use crate::{
 /// How long a status waits for the runtime: shorter than a command's timeout, so that it can name the silent part.
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
 
-#[async_trait]
 impl Command for StatusRequest {
     const NAME: &'static str = "status";
     type Answer = Status;
@@ -31,10 +24,6 @@ impl Command for StatusRequest {
             let snapshot = node.refresh().await;
             (snapshot, node.parts.inventory.image_list().await)
         };
-        let disks = async {
-            let mut problems = Vec::new();
-            (pressure(node, &mut problems).await, problems)
-        };
         let imports = async {
             match &node.parts.imports {
                 Some(images) => Some(ImportStatus::of(images).await),
@@ -43,7 +32,7 @@ impl Command for StatusRequest {
         };
         let (seen, disks, runtime_import) = tokio::join!(
             tokio::time::timeout(STATUS_WAIT_MAX, seen),
-            tokio::time::timeout(STATUS_WAIT_MAX, disks),
+            tokio::time::timeout(STATUS_WAIT_MAX, pressure(node)),
             imports
         );
         let silence = |source: &str| format!("no answer within {} s from {source}", STATUS_WAIT_MAX.as_secs());
@@ -62,11 +51,11 @@ impl Command for StatusRequest {
                 (None, Arc::default())
             }
         };
-        let (pressure, of_disks) = disks.unwrap_or_else(|_| (Pressure::default(), vec![silence(&node.parts.backend)]));
-        problems.extend(of_disks);
-        let disk = pressure.stats.as_ref().and_then(|stats| stats.images.disk.as_ref());
+        let disks = disks.unwrap_or_else(|_| Err(silence(&node.parts.backend)));
+        let pressure = disks.map_err(|problem| problems.push(problem)).ok();
+        let disk = pressure.as_ref().and_then(|pressure| pressure.stats.images.disk.as_ref());
         let settings = node.settings();
-        let WaitingRows { pulls, held_back, registries } = WaitingRows::from_status(node.parts.manager.status());
+        let Queue { pulls, held_back, registries, .. } = queue(node.parts.manager.status());
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         problems.dedup();
         Ok(Status {
@@ -81,10 +70,10 @@ impl Command for StatusRequest {
             images_unknown: snapshot.is_none(),
             in_use: entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count() as u64,
             used_percent: disk.map(DiskUse::used_percent),
-            disk_layout: pressure.layout.map(|layout| layout.name().into()),
-            image_fs: pressure.stats.as_ref().map(|stats| (&stats.images).into()),
-            container_fs: pressure.stats.as_ref().map(|stats| (&stats.containers).into()),
-            eviction: pressure.thresholds,
+            disk_layout: pressure.as_ref().map(|pressure| pressure.layout.name().into()),
+            image_fs: pressure.as_ref().map(|pressure| (&pressure.stats.images).into()),
+            container_fs: pressure.as_ref().map(|pressure| (&pressure.stats.containers).into()),
+            eviction: pressure.map(|pressure| pressure.thresholds).unwrap_or_default(),
             node_images: node_images(&listed, settings.node.status_images_max),
             gc_high_percent: settings.gc.high().get(),
             gc_low_percent: settings.gc.low().get(),

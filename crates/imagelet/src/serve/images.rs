@@ -11,7 +11,7 @@ use std::{path::PathBuf, time::SystemTime};
 use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
-    events::{Event, EventKind, EventSink as _, EventSubject},
+    events::EventKind,
     gc::{OrderError, UsedImages},
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
@@ -178,13 +178,13 @@ impl ImageService for ServedImages {
             }
         };
         let message = format!("Removed image `{name}` ({}) as asked over CRI{although}", image.id);
-        parts.events.record(Event { kind, reason, message, note: None, subject: EventSubject::Node, cause: None });
+        node.record_event(kind, reason, message);
         Ok(())
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         // A kubelet does not start without an answer; a store that is still opening has one soon.
-        let Some(node) = self.readiness.now() else { return Ok(self.filesystems.last()) };
+        let Some(node) = self.readiness.0.get() else { return Ok(self.filesystems.last()) };
         self.filesystems.answer(node.parts.runtime.filesystem()).await
     }
 }

@@ -1,25 +1,37 @@
 //! Accepts connections at the CRI socket within their limits and serves their calls.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use axum::middleware::from_fn;
 use futures_util::stream;
-use tokio::net::UnixListener;
+use tokio::{
+    net::{UnixListener, UnixStream},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use super::{
-    connection_limits::{LimitedConnection, Peer, limit_call},
-    peer_log::PeerLog,
-};
+use super::connection_limits::{LimitedConnection, Peer, limit_call};
 use crate::connections::{
-    AcceptFailures, ConnectionTable, SpareDescriptors, is_out_of_descriptors, open_files_max, socket_limits,
+    AcceptFailures, ConnectionTable, LineLimit, SpareDescriptors, is_out_of_descriptors, open_files_max, socket_limits,
 };
+
+/// Lines per [`LINES_OVER`]: a client that connects for each call must not fill a disk.
+const LINES_MAX: u32 = 20;
+const LINES_OVER: Duration = Duration::from_secs(10);
+const USERS_MAX: usize = 256;
 
 /// Serves until `stop` is cancelled and the running calls have ended.
 pub(super) async fn serve(listener: UnixListener, mut routes: Routes, stop: CancellationToken) {
-    let acceptor = Acceptor::new(listener);
-    let table = Arc::clone(&acceptor.table);
+    let table = ConnectionTable::new(socket_limits(open_files_max()));
+    let acceptor = Acceptor {
+        listener,
+        table: Arc::clone(&table),
+        users: BTreeSet::new(),
+        lines: LineLimit::new(LINES_MAX, LINES_OVER),
+        failures: AcceptFailures::new("socket"),
+        spare: Arc::new(SpareDescriptors::new()),
+    };
     let router = std::mem::take(routes.axum_router_mut()).layer(from_fn(limit_call));
     *routes.axum_router_mut() = router;
     let connections = stream::unfold(acceptor, |mut acceptor| async move {
@@ -36,22 +48,14 @@ pub(super) async fn serve(listener: UnixListener, mut routes: Routes, stop: Canc
 struct Acceptor {
     listener: UnixListener,
     table: Arc<ConnectionTable<Peer>>,
-    peers: PeerLog,
+    /// User and group of each connection so far.
+    users: BTreeSet<(u32, u32)>,
+    lines: LineLimit,
     failures: AcceptFailures,
     spare: Arc<SpareDescriptors>,
 }
 
 impl Acceptor {
-    fn new(listener: UnixListener) -> Self {
-        Self {
-            listener,
-            table: ConnectionTable::new(socket_limits(open_files_max())),
-            peers: PeerLog::new(),
-            failures: AcceptFailures::new("socket"),
-            spare: Arc::new(SpareDescriptors::new()),
-        }
-    }
-
     async fn accept(&mut self) -> LimitedConnection {
         loop {
             let stream = match self.listener.accept().await {
@@ -66,7 +70,7 @@ impl Acceptor {
             };
             self.failures.clear();
             self.spare.restore();
-            self.peers.log(&stream);
+            self.log(&stream);
             let peer = stream.peer_cred().map_or((None, u32::MAX), |peer| (peer.pid(), peer.uid()));
             match self.table.enter(peer).await {
                 Some(open) => return LimitedConnection::new(stream, open, &self.spare),
@@ -74,6 +78,22 @@ impl Acceptor {
                     tracing::debug!(pid = peer.0, uid = peer.1, "too many connections are busy; this one is refused");
                 }
             }
+        }
+    }
+
+    /// Logs which users connect, as access to the socket is all the authentication there is: the first connection of each
+    /// user at info level, later ones at debug level.
+    fn log(&mut self, stream: &UnixStream) {
+        let peer = match stream.peer_cred() {
+            Ok(peer) => peer,
+            Err(error) => return tracing::warn!(%error, "could not find out which process connects"),
+        };
+        let Some(suppressed) = self.lines.take(Instant::now()) else { return };
+        let (pid, uid, gid) = (peer.pid(), peer.uid(), peer.gid());
+        if self.users.len() < USERS_MAX && self.users.insert((uid, gid)) {
+            tracing::info!(pid, uid, gid, suppressed, "a user connects for the first time");
+        } else {
+            tracing::debug!(pid, uid, gid, suppressed, "connected");
         }
     }
 }

@@ -54,14 +54,12 @@ pub(super) struct Stoppable {
 #[async_trait]
 impl Handler for Stoppable {
     async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
-        let refused = |failure: &Failure| Refusal::Failed(serde_json::to_vec(failure).unwrap_or_default());
-        let node = self.node.node().await.map_err(|error| refused(&error.into()))?;
+        let node = self.node.node().await.map_err(Failure::from)?;
         let stopped = if command == EventsRequest::NAME { &self.accepting } else { &self.working };
         tokio::select! {
             answer = node.handle(command, body, replies) => answer,
             () = stopped.cancelled() => {
-                let failure = Failure::new("Cancelled", "the daemon is stopping and gave the command up");
-                Err(refused(&failure))
+                Err(Failure::new("Cancelled", "the daemon is stopping and gave the command up").into())
             }
         }
     }

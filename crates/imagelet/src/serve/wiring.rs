@@ -67,10 +67,9 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         Backend::Embedded(store) => open_store(store, &settings, role, wanted).await?,
         Backend::Cri(runtime) => open_runtime(runtime, &settings, role, &metrics).await?,
     };
-    let pulls = if store.engine.is_some() { PullTracker::default() } else { PullTracker::of_runtime() };
     let traces = settings.traces.as_ref().filter(|_| role == Role::Daemon);
     let tracer = Tracer::new(traces, &metrics);
-    let pulls = pulls.measured(Arc::clone(&metrics)).traced(tracer.clone());
+    let pulls = PullTracker::new(store.engine.is_none(), Arc::clone(&metrics), tracer.clone());
     let runtime = RuntimeManager {
         pinned: Arc::new(settings.pinned.clone()),
         observer: Some(Arc::new(pulls.clone())),
@@ -88,7 +87,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         move || open_state(runtime, &state, &settings, is_read_only, adopts)
     });
     let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
-    let (inventory, records, takes_over) = opened.await.map_err(|error| Failure::of(&error))??;
+    let (inventory, records, takes_over) = opened.await??;
     inventory.start_leases(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
@@ -154,15 +153,15 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         backend: store.name,
         is_daemon: role == Role::Daemon,
         uses_known: store.uses_known,
-        takes_over,
+        takes_over: takes_over.into(),
     };
     declare_metrics(&parts.metrics);
     let node = Arc::new(LocalNode::new(parts, settings));
     if let Some(engine) = store.engine {
-        engine.ask_for_room(Arc::new(SpaceByCollection::new(&node)));
+        engine.ask_for_room(Arc::new(SpaceByCollection(Arc::downgrade(&node))));
     }
     if let Some((images, site)) = store.imports {
-        site.room.get_or_init(|| Arc::new(SpaceByCollection::new(&node)));
+        site.room.get_or_init(|| Arc::new(SpaceByCollection(Arc::downgrade(&node))));
         tokio::spawn(ImportingImages::look_on(Arc::downgrade(&images)));
     }
     Ok(node)
@@ -331,7 +330,7 @@ fn open_state(
         Some(kept) if is_read_only => PullRecords::open_read_only(directory, kept),
         Some(kept) => PullRecords::open(directory, kept),
     };
-    Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?), takes_over))
+    Ok((Arc::new(inventory), Arc::new(records?), takes_over))
 }
 
 /// Imports since when another manager has had the images of this node.

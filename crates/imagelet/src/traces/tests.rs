@@ -52,7 +52,7 @@ fn tracer(target: TraceTarget, rate_per_million: u32) -> (Tracer, Arc<Metrics>) 
 
 /// One pull with two layers, one of them present.
 async fn pull_once(tracer: &Tracer, failure: Option<&RuntimeError>) -> Result<(), EnsureError> {
-    let tracker = PullTracker::default().traced(tracer.clone());
+    let tracker = PullTracker::new(false, Arc::default(), tracer.clone());
     tracer
         .ensure("reg.test/app:v1", async {
             let pull =

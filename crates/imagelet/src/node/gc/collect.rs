@@ -1,6 +1,9 @@
-//! A collection on command or by the clock: builds its policy from the request and its document from the result.
+//! A collection on command, by the clock or for a pull: builds its policy from the request and its document from the result.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Weak,
+    time::{Duration, SystemTime},
+};
 
 use async_trait::async_trait;
 use imagelet_core::{
@@ -8,32 +11,18 @@ use imagelet_core::{
     gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest, RunTrigger},
     image::ByteSize,
     inventory::VANISHED_WAIT,
-    metrics::{Family, MetricKind},
-    runtime::Certainty,
+    runtime::{Certainty, MakeRoom, RoomMade, RoomWanted},
 };
-
 use tracing::{Instrument as _, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
+use super::collection_stats::COLLECTED;
 use crate::{
     api::{CollectRequest, Collected, CollectedRow, Step, Steps},
     config::{CollectionMode, Settings},
     failure::Failure,
-    node::{
-        command::{AnswerTime, Command},
-        events,
-        local::LocalNode,
-    },
+    node::{AnswerTime, Command, LocalNode, events},
 };
 
-/// The kubelet's metric.
-pub(super) static COLLECTED: Family = Family {
-    name: "kubelet_image_garbage_collected_total",
-    help: "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
-    kind: MetricKind::Counter,
-    labels: &["reason"],
-};
-
-#[async_trait]
 impl Command for CollectRequest {
     const NAME: &'static str = "collect";
     const TIME: AnswerTime = AnswerTime::WhileAlive;
@@ -99,7 +88,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
         node.record_events(report.events.iter().cloned());
         // The kubelet records no event for a success.
         if let Some(message) = events::of_removals(&report).filter(|_| is_ours) {
-            events::record_event(node, EventKind::Normal, "ImagesCollected", message);
+            node.record_event(EventKind::Normal, "ImagesCollected", message);
         }
     }
     if !request.dry_run
@@ -128,7 +117,7 @@ impl LocalNode {
 
     pub(crate) fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
         for GcEvent { reason, message } in events {
-            events::record_event(self, EventKind::Warning, reason, message);
+            self.record_event(EventKind::Warning, reason, message);
         }
     }
 }
@@ -163,12 +152,44 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     Ok(GcRequest { policy, goal, dry_run: asked.dry_run })
 }
 
+/// Collects on this node. Holds a weak reference, because the node owns the store that calls this.
+#[derive(Debug)]
+pub(crate) struct SpaceByCollection(pub(crate) Weak<LocalNode>);
+
+#[async_trait]
+impl MakeRoom for SpaceByCollection {
+    async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
+        let node = self.0.upgrade()?;
+        let collection = &node.settings().collection;
+        // In shadow mode no pull is promised space that is not freed.
+        if !collection.for_pulls || !node.parts.uses_known || collection.mode == CollectionMode::Shadow {
+            return None;
+        }
+        let made = free(&node, wanted).await;
+        made.inspect_err(|failure| tracing::warn!(error = failure.to_string(), "could not make room for a pull")).ok()
+    }
+}
+
+/// Plans first: no image is removed for a pull that is rejected anyway.
+async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
+    let policy = node.settings().gc;
+    let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
+    let planned = collect(node, &ask(wanted.bytes, true), "pull").await?;
+    let could_free = planned.could_free;
+    if could_free == ByteSize::ZERO || could_free < wanted.least {
+        return Ok(RoomMade { freed: ByteSize::ZERO, could_free });
+    }
+    let freed = collect(node, &ask(wanted.bytes.min(could_free), false), "pull").await?.freed.bytes;
+    tracing::info!(wanted = wanted.bytes.0, freed = freed.0, "made room for a pull");
+    Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed) })
+}
+
 /// Bytes that all allowed removals free, whatever the thresholds are, with their certainty.
 pub(crate) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Failure> {
     let all = CollectRequest { dry_run: true, all_unused: true, ..CollectRequest::default() };
     let request = gc_request(&all, &node.settings())?;
     let report = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
-    let report = report.map_err(|error| Failure::of(&error))?;
+    let report = report?;
     Ok((report.freed.bytes.0, report.certainty))
 }
 

@@ -9,45 +9,47 @@ use imagelet_core::{
 
 use crate::api::LastCollection;
 
+use MetricKind::{Counter, Gauge, Histogram};
+
 /// From a collection without removals to one with hundreds.
 const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
 families! {
     RUNS = "imagelet_gc_runs_total",
         "Collections by trigger (timer, command, pull, pressure) and how they ended (nothing, removed, short, failed, shadow).",
-        MetricKind::Counter, &["by", "outcome"];
-    LAST_RUN = "imagelet_gc_last_run_timestamp_seconds", "When the last collection ended.", MetricKind::Gauge, &[];
+        Counter, &["by", "outcome"];
+    LAST_RUN = "imagelet_gc_last_run_timestamp_seconds", "When the last collection ended.", Gauge, &[];
     LAST_SUCCESS = "imagelet_gc_last_success_timestamp_seconds",
-        "When the last collection ended that did not fail and was not short of its goal.", MetricKind::Gauge, &[];
+        "When the last collection ended that did not fail and was not short of its goal.", Gauge, &[];
     DURATION = "imagelet_gc_duration_seconds", "How long collections take, listing and removing included.",
-        MetricKind::Histogram(DURATION_BOUNDS), &[];
+        Histogram(DURATION_BOUNDS), &[];
     FREED = "imagelet_gc_freed_bytes_total",
         "Bytes that collections freed: claimed, as the removed images were listed; measured, as the disk gained them.",
-        MetricKind::Counter, &["measure"];
+        Counter, &["measure"];
     REMOVED = "imagelet_gc_removed_images_total", "Images that collections removed, by reason code.",
-        MetricKind::Counter, &["code"];
-    REMOVED_BYTES = "imagelet_gc_removed_bytes_total", "Their bytes as listed, by reason code.",
-        MetricKind::Counter, &["code"];
-    CANDIDATES = "imagelet_gc_candidates", "Images that the last collection could have removed.", MetricKind::Gauge, &[];
-    CANDIDATE_BYTES = "imagelet_gc_candidate_bytes", "What it could have freed with all of them.", MetricKind::Gauge, &[];
+        Counter, &["code"];
+    REMOVED_BYTES = "imagelet_gc_removed_bytes_total", "Their bytes as listed, by reason code.", Counter, &["code"];
+    CANDIDATES = "imagelet_gc_candidates", "Images that the last collection could have removed.", Gauge, &[];
+    CANDIDATE_BYTES = "imagelet_gc_candidate_bytes", "What it could have freed with all of them.", Gauge, &[];
     DECISIONS = "imagelet_gc_images", "Images at the last collection by what was decided (keep, remove) and reason code.",
-        MetricKind::Gauge, &["verdict", "code"];
-    LOST = "imagelet_decisions_lost", "Decisions that did not reach the log on disk since the start.", MetricKind::Gauge, &[];
+        Gauge, &["verdict", "code"];
+    LOST = "imagelet_decisions_lost", "Decisions that did not reach the log on disk since the start.", Gauge, &[];
     SHADOW_COMPARED = "imagelet_gc_shadow_compared", "Collections in shadow mode compared with what then happened.",
-        MetricKind::Gauge, &[];
+        Gauge, &[];
     SHADOW_AGREED = "imagelet_gc_shadow_agreed_images", "Images that were removed, as shadow mode had predicted.",
-        MetricKind::Gauge, &[];
+        Gauge, &[];
     SHADOW_KEPT = "imagelet_gc_shadow_kept_images", "Images that were removed although shadow mode would have kept them.",
-        MetricKind::Gauge, &[];
-    SHADOW_KEPT_BYTES = "imagelet_gc_shadow_kept_bytes", "Bytes of those.", MetricKind::Gauge, &[];
+        Gauge, &[];
+    SHADOW_KEPT_BYTES = "imagelet_gc_shadow_kept_bytes", "Bytes of those.", Gauge, &[];
     SHADOW_SAVED_BYTES = "imagelet_gc_shadow_saved_bytes",
-        "Bytes of those that came back since: what would not have been pulled again.", MetricKind::Gauge, &[];
-    SHADOW_STILL = "imagelet_gc_shadow_still_there_images", "Images that shadow mode would remove now.",
-        MetricKind::Gauge, &[];
-    SHADOW_STILL_BYTES = "imagelet_gc_shadow_still_there_bytes", "Bytes of those.", MetricKind::Gauge, &[];
+        "Bytes of those that came back since: what would not have been pulled again.", Gauge, &[];
+    SHADOW_STILL = "imagelet_gc_shadow_still_there_images", "Images that shadow mode would remove now.", Gauge, &[];
+    SHADOW_STILL_BYTES = "imagelet_gc_shadow_still_there_bytes", "Bytes of those.", Gauge, &[];
+    COLLECTED = "kubelet_image_garbage_collected_total",
+        "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
+        Counter, &["reason"];
 }
 
-/// Statistics of collections since the start of the process.
 #[derive(Debug, Default)]
 pub(crate) struct CollectionStats {
     pub(crate) shadow: Mutex<Shadow>,

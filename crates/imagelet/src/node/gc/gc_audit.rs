@@ -19,8 +19,8 @@ use super::collection_stats::{
     SHADOW_STILL_BYTES,
 };
 use crate::{
-    api::{LastCollection, moment},
-    node::{events, local::LocalNode},
+    api::{LastCollection, milliseconds_of, moment, since_epoch},
+    node::LocalNode,
 };
 
 impl LocalNode {
@@ -33,49 +33,40 @@ impl LocalNode {
             self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).record(report);
             self.record_shadow_events(report);
         }
-        let outcome = outcome(report, asked.shadow);
-        self.count(report, asked, outcome, took);
-        self.remember(LastCollection {
-            at: moment(began),
-            by: asked.by.clone(),
-            outcome: outcome.to_owned(),
+        self.count(report, asked);
+        let last = LastCollection {
+            outcome: outcome(report, asked.shadow).to_owned(),
             images: report.chosen().count() as u64,
             claimed: report.claimed.0,
             measured: report.measured.map(|bytes| bytes.0),
-            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
             failure: report.failure(),
-        });
+            ..LastCollection::default()
+        };
+        self.remember(last, asked, began, took);
     }
 
     /// Records a collection that failed before any decision.
     pub(crate) fn collection_failed(&self, error: &GcError, asked: &RunTrigger, began: SystemTime, took: Duration) {
-        let metrics = &self.parts.metrics;
-        metrics.increment(&RUNS, &[&asked.by, "failed"]);
-        metrics.set(&LAST_RUN, &[], seconds(SystemTime::now()));
-        metrics.observe(&DURATION, &[], took.as_secs_f64());
-        self.remember(LastCollection {
-            at: moment(began),
-            by: asked.by.clone(),
-            outcome: "failed".into(),
-            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-            failure: Some(error.to_string()),
-            ..LastCollection::default()
-        });
+        let (outcome, failure) = ("failed".to_owned(), Some(error.to_string()));
+        self.remember(LastCollection { outcome, failure, ..LastCollection::default() }, asked, began, took);
     }
 
-    fn remember(&self, last: LastCollection) {
-        *self.collections.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
-    }
-
-    fn count(&self, report: &GcReport, asked: &RunTrigger, outcome: &str, took: Duration) {
-        let metrics = &self.parts.metrics;
-        metrics.increment(&RUNS, &[&asked.by, outcome]);
-        let now = seconds(SystemTime::now());
+    /// Counts a run and keeps it as the last one.
+    fn remember(&self, last: LastCollection, asked: &RunTrigger, began: SystemTime, took: Duration) {
+        let (metrics, now) = (&self.parts.metrics, since_epoch(SystemTime::now()).as_secs_f64());
+        metrics.increment(&RUNS, &[&asked.by, &last.outcome]);
         metrics.set(&LAST_RUN, &[], now);
-        if matches!(outcome, "nothing" | "removed" | "shadow") {
+        if matches!(last.outcome.as_str(), "nothing" | "removed" | "shadow") {
             metrics.set(&LAST_SUCCESS, &[], now);
         }
         metrics.observe(&DURATION, &[], took.as_secs_f64());
+        let (at, by) = (moment(began), asked.by.clone());
+        let last = LastCollection { at, by, took_ms: milliseconds_of(took), ..last };
+        *self.collections.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+    }
+
+    fn count(&self, report: &GcReport, asked: &RunTrigger) {
+        let metrics = &self.parts.metrics;
         metrics.set(&CANDIDATE_BYTES, &[], report.could_free.0 as f64);
         let mut decided: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         let mut candidates = 0_u64;
@@ -126,12 +117,12 @@ impl LocalNode {
     /// Records the events of shadow mode, marked as such.
     fn record_shadow_events(&self, report: &GcReport) {
         for event in &report.events {
-            events::record_event(self, EventKind::Warning, event.reason, format!("in shadow mode: {}", event.message));
+            self.record_event(EventKind::Warning, event.reason, format!("in shadow mode: {}", event.message));
         }
         let chosen = report.chosen().count();
         if chosen > 0 {
             let message = format!("in shadow mode: would remove {chosen} images ({})", report.claimed);
-            events::record_event(self, EventKind::Normal, "ImagesChosen", message);
+            self.record_event(EventKind::Normal, "ImagesChosen", message);
         }
     }
 
@@ -148,32 +139,12 @@ impl LocalNode {
         if code == ActCode::RemovedOnRequest {
             self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).removed_on_request(&key);
         }
-        self.parts.decisions.act(Act {
-            at: SystemTime::now(),
-            code,
-            keys: vec![key.to_string()],
-            names: names.to_vec(),
-            by: by.to_owned(),
-            bytes: freed,
-            took_ms: None,
-            why: String::new(),
-            hosts: Vec::new(),
-        });
+        self.parts.decisions.act(Act { bytes: freed, ..act_now(code, &[key], names, by) });
     }
 
     /// Records that a pattern was pinned or unpinned, with the images it matched.
     pub(crate) fn pin_changed(&self, code: ActCode, pattern: &str, held: &[ImageKey]) {
-        self.parts.decisions.act(Act {
-            at: SystemTime::now(),
-            code,
-            keys: held.iter().map(ToString::to_string).collect(),
-            names: vec![pattern.to_owned()],
-            by: "command".into(),
-            bytes: None,
-            took_ms: None,
-            why: String::new(),
-            hosts: Vec::new(),
-        });
+        self.parts.decisions.act(act_now(code, held, &[pattern.to_owned()], "command"));
     }
 
     /// The images that an operator's pattern matches. `None`: the listing failed; pins can still change.
@@ -195,6 +166,21 @@ impl LocalNode {
     }
 }
 
+/// An act of this moment on these images; its size, time and reason are not known.
+pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &str) -> Act {
+    Act {
+        at: SystemTime::now(),
+        code,
+        keys: keys.iter().map(ToString::to_string).collect(),
+        names: names.to_vec(),
+        by: by.to_owned(),
+        bytes: None,
+        took_ms: None,
+        why: String::new(),
+        hosts: Vec::new(),
+    }
+}
+
 fn outcome(report: &GcReport, shadow: bool) -> &'static str {
     if shadow {
         return "shadow";
@@ -209,8 +195,4 @@ fn outcome(report: &GcReport, shadow: bool) -> &'static str {
         (true, true, true) => "removed",
         (true, true, false) => "nothing",
     }
-}
-
-fn seconds(time: SystemTime) -> f64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

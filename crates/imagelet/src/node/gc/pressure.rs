@@ -8,36 +8,27 @@ use imagelet_core::{
     runtime::ImageFilesystems,
 };
 
-use crate::{api::ThresholdRow, node::local::LocalNode};
+use crate::{api::ThresholdRow, node::LocalNode};
 
 /// The kubelet's root; without it, `/` is measured.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pressure {
-    pub(crate) stats: Option<DiskStats>,
-    pub(crate) layout: Option<Layout>,
+    pub(crate) stats: DiskStats,
+    pub(crate) layout: Layout,
     pub(crate) thresholds: Vec<ThresholdRow>,
 }
 
-/// Measures the disks now. A failed measurement is added to the problems.
-pub(crate) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pressure {
+/// Measures the disks now; `Err`: why that failed.
+pub(crate) async fn pressure(node: &LocalNode) -> Result<Pressure, String> {
     let settings = node.settings();
     // The kubelet assumes one file system for a CRI runtime, except for CRI-O, which it detects by its socket.
     let splits = !settings.compatibility.is_kubelet() || settings.node.splits_disks;
-    let reported = match node.parts.runtime.filesystem().await {
-        Ok(reported) => reported,
-        Err(error) => {
-            problems.push(error.chain());
-            return Pressure::default();
-        }
-    };
+    let reported = node.parts.runtime.filesystem().await.map_err(|error| error.chain())?;
     let thresholds = settings.node.thresholds.clone();
     let judged = tokio::task::spawn_blocking(move || judge(&reported, splits, thresholds)).await;
-    judged.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())).unwrap_or_else(|problem| {
-        problems.push(problem);
-        Pressure::default()
-    })
+    judged.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
 fn judge(reported: &ImageFilesystems, splits: bool, thresholds: Vec<Threshold>) -> Result<Pressure, String> {
@@ -52,7 +43,7 @@ fn judge(reported: &ImageFilesystems, splits: bool, thresholds: Vec<Threshold>) 
         tracing::warn!(warning, "the thresholds of the writable layers' file system follow from others");
     }
     let rows = thresholds.iter().filter_map(|it| row(it, layout, &stats, root.as_ref())).collect();
-    Ok(Pressure { stats: Some(stats), layout: Some(layout), thresholds: rows })
+    Ok(Pressure { stats, layout, thresholds: rows })
 }
 
 /// `None`: the signal is not measured here, as memory and processes.

@@ -4,17 +4,16 @@ use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{Arc, PoisonError, atomic::Ordering},
-    time::SystemTime,
 };
 
 use imagelet_core::{
-    audit_log::{Act, ActCode},
+    audit_log::ActCode,
     image::ImageId,
     inventory::{ImageEntry, ImageOrigin, Snapshot},
     records::KubeletRecords,
 };
 
-use crate::node::local::LocalNode;
+use crate::node::{LocalNode, gc::act_now};
 
 /// Limit of images whose unreadable record was reported once.
 const UNREADABLE_REPORTED_MAX: usize = 1000;
@@ -27,7 +26,7 @@ impl LocalNode {
 
     /// Adopts the images that the node's kubelet pulled; the next pass sees the origin.
     pub(crate) async fn adopt(&self, snapshot: &Arc<Snapshot>) {
-        let takes_over = self.takes_over.swap(false, Ordering::Relaxed);
+        let takes_over = self.parts.takes_over.swap(false, Ordering::Relaxed);
         let is_asked = |entry: &ImageEntry| match entry.origin {
             ImageOrigin::Found => true,
             ImageOrigin::Adopted => takes_over,
@@ -74,23 +73,9 @@ impl LocalNode {
         for (by, entries) in adopted {
             tracing::info!(images = entries.len(), by, "adopted images that another manager pulled");
             for entry in entries {
-                self.adopted(entry, by);
+                self.parts.decisions.act(act_now(ActCode::Adopted, &[entry.key()], &entry.image.tags, by));
             }
         }
-    }
-
-    fn adopted(&self, entry: &ImageEntry, by: &str) {
-        self.parts.decisions.act(Act {
-            at: SystemTime::now(),
-            code: ActCode::Adopted,
-            keys: vec![entry.key().to_string()],
-            names: entry.image.tags.clone(),
-            by: by.to_owned(),
-            bytes: None,
-            took_ms: None,
-            why: String::new(),
-            hosts: Vec::new(),
-        });
     }
 
     fn is_unreadable_news(&self, id: &ImageId) -> bool {

@@ -1,26 +1,24 @@
 //! `export` and `import`: images to archives and from archives.
 
-use std::{sync::Arc, time::SystemTime};
+use std::time::SystemTime;
 
-use async_trait::async_trait;
 use imagelet_core::{
     audit_log::{Act, ActCode},
     credentials::TrackedCredential,
     image::{Image, ImageId, ImageKey, Platform, Reference, shown_name},
-    runtime::{self, ImportOutcome, Progress},
+    runtime::{self, ImportOutcome},
 };
 use tokio::time::Instant;
 
 use crate::{
-    api::{ExportRequest, Exported, ImportRequest, Imported, ImportedRow, PinRequest, Step, Steps, no_steps},
-    failure::Failure,
-    node::{
-        command::{AnswerTime, Command},
-        local::LocalNode,
+    api::{
+        ExportRequest, Exported, ImportRequest, Imported, ImportedRow, PinRequest, Steps, milliseconds_of, no_steps,
+        progress,
     },
+    failure::Failure,
+    node::{AnswerTime, Command, LocalNode, gc::act_now},
 };
 
-#[async_trait]
 impl Command for ExportRequest {
     const NAME: &'static str = "export";
     const TIME: AnswerTime = AnswerTime::Unlimited;
@@ -48,7 +46,6 @@ impl Command for ExportRequest {
     }
 }
 
-#[async_trait]
 impl Command for ImportRequest {
     const NAME: &'static str = "import";
     const TIME: AnswerTime = AnswerTime::Unlimited;
@@ -76,15 +73,9 @@ pub(super) async fn import(
             let key = ImageKey::new(ImageId::new(&row.id), String::new());
             node.parts.inventory.touch(&key, SystemTime::now());
             node.parts.decisions.act(Act {
-                at: SystemTime::now(),
-                code: ActCode::Imported,
-                keys: vec![key.to_string()],
-                names: row.names.clone(),
-                by: by.to_owned(),
-                bytes: None,
-                took_ms: u64::try_from(began.elapsed().as_millis()).ok(),
+                took_ms: Some(milliseconds_of(began.elapsed())),
                 why: format!("from `{}`", request.place.path.display()),
-                hosts: Vec::new(),
+                ..act_now(ActCode::Imported, &[key], &row.names, by)
             });
             for name in row.names.iter().filter(|_| request.pin) {
                 PinRequest { pattern: name.clone() }.run(node, no_steps()).await?;
@@ -93,14 +84,6 @@ pub(super) async fn import(
         imported.images.push(row);
     }
     Ok(imported)
-}
-
-fn progress(steps: Steps) -> Progress {
-    Arc::new(move |event| {
-        if let Some(step) = Step::from_event(event) {
-            steps(step);
-        }
-    })
 }
 
 /// The name that the user shortened, or the id.

@@ -1,25 +1,24 @@
-//! `list`, `inspect`, `remove` and `untag`.
+//! `list`, `inspect`, `remove`, `untag`, `mount` and `unmount`.
 
 use std::time::SystemTime;
 
-use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
     gc::{OrderError, UsedImages},
-    image::{ByteSize, ImageSpec, Reference},
+    image::{ByteSize, ImageKey, ImageSpec, Reference},
+    runtime::{MountOptions, MountedImage},
 };
 
 use super::image_row::{KnownSizes, details_of};
 use crate::{
-    api::{ImageList, InspectRequest, Inspected, ListRequest, RemoveRequest, Removed, Steps, UntagRequest, moment},
-    failure::Failure,
-    node::{
-        command::{AnswerTime, Command},
-        local::LocalNode,
+    api::{
+        ImageList, InspectRequest, Inspected, ListRequest, MountRequest, RemoveRequest, Removed, Steps, UnmountRequest,
+        UntagRequest, moment,
     },
+    failure::Failure,
+    node::{AnswerTime, Command, LocalNode},
 };
 
-#[async_trait]
 impl Command for ListRequest {
     const NAME: &'static str = "list";
     type Answer = ImageList;
@@ -30,7 +29,6 @@ impl Command for ListRequest {
     }
 }
 
-#[async_trait]
 impl Command for InspectRequest {
     const NAME: &'static str = "inspect";
     type Answer = Inspected;
@@ -49,7 +47,6 @@ impl Command for InspectRequest {
     }
 }
 
-#[async_trait]
 impl Command for RemoveRequest {
     const NAME: &'static str = "remove";
     const TIME: AnswerTime = AnswerTime::WhileAlive;
@@ -100,7 +97,6 @@ impl Command for RemoveRequest {
     }
 }
 
-#[async_trait]
 impl Command for UntagRequest {
     const NAME: &'static str = "untag";
     const TIME: AnswerTime = AnswerTime::WhileAlive;
@@ -123,6 +119,29 @@ impl Command for UntagRequest {
         tracing::info!(image = %image.id, name, "removed a name on request");
         node.removed_on_request(ActCode::UntaggedOnRequest, &image, std::slice::from_ref(&name), "command", freed);
         Ok(Removed { id: image.id.to_string(), names: vec![name], freed, ..Removed::default() })
+    }
+}
+
+impl Command for MountRequest {
+    const NAME: &'static str = "mount";
+    type Answer = MountedImage;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<MountedImage, Failure> {
+        let store = node.store("mounting")?;
+        let image = node.find(&self.image).await?;
+        let options = MountOptions { writable: self.writable, suid: self.suid, dev: self.dev };
+        let mounted = store.mount(&ImageSpec::new(image.id.as_str()), &self.directory, options).await?;
+        node.parts.inventory.touch(&ImageKey::new(image.id, String::new()), SystemTime::now());
+        Ok(mounted)
+    }
+}
+
+impl Command for UnmountRequest {
+    const NAME: &'static str = "unmount";
+    type Answer = MountedImage;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<MountedImage, Failure> {
+        Ok(node.store("mounting")?.unmount(&self.directory, self.force).await?)
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct KnownSizes {
 impl KnownSizes {
     pub(crate) fn shares(&self) -> Shares<'_> {
         let layers = self.layers.iter().flat_map(LayerGraph::shares);
-        Shares(layers.map(|(id, share)| (id, (share.unique.0, share.shared.0))).collect())
+        layers.map(|(id, share)| (id, (share.unique.0, share.shared.0))).collect()
     }
 
     /// Bytes that the removal of a runtime's image frees, where every layer was counted.
@@ -44,14 +44,7 @@ impl KnownSizes {
 }
 
 /// Unique and shared bytes by image id; a map, as there may be ten thousand images.
-#[derive(Default)]
-pub(crate) struct Shares<'a>(HashMap<&'a ImageId, (u64, u64)>);
-
-impl Shares<'_> {
-    pub(crate) fn of_image(&self, id: &ImageId) -> Option<(u64, u64)> {
-        self.0.get(id).copied()
-    }
-}
+type Shares<'a> = HashMap<&'a ImageId, (u64, u64)>;
 
 impl ImageRow {
     /// The names to show and sort by: tags, or digests where it has no tag.
@@ -122,7 +115,7 @@ pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
 
 /// The row of an image from the store alone. It counts as used while its uses are unknown.
 pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
-    let (unique, shared) = shares.of_image(&image.id).unzip();
+    let (unique, shared) = shares.get(&image.id).copied().unzip();
     let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());
     names.sort();
     digests.sort();

@@ -9,7 +9,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs, io,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
-    path::{Path, PathBuf},
+    path::Path,
     time::Duration,
 };
 
@@ -21,7 +21,7 @@ use crate::{
     api::{ImportRequest, Imported, no_steps},
     config::ImportFolder,
     failure::Failure,
-    node::{events::record_event, local::LocalNode},
+    node::LocalNode,
 };
 
 /// How long an archive has to be unchanged before it is read: longer than the pauses of a copy over a network.
@@ -52,15 +52,8 @@ pub(crate) struct FolderWatch {
 struct Arrival {
     looks: Fingerprint,
     since: Instant,
-    next: Step,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// The import is due at this time.
-    At(Instant),
-    /// It is imported, and could not be moved.
-    Over,
+    /// When the import is due. `None`: it is imported, and could not be moved.
+    due: Option<Instant>,
 }
 
 /// What changes while an archive is copied.
@@ -82,13 +75,12 @@ impl FolderWatch {
         for (name, looks) in found {
             match self.arrivals.get(&name) {
                 Some(known) if known.looks == looks => {
-                    if matches!(known.next, Step::At(at) if at <= now) {
+                    if known.due.is_some_and(|at| at <= now) {
                         due.push((name, looks));
                     }
                 }
                 _ => {
-                    let arrival = Arrival { looks, since: now, next: Step::At(now + QUIET_MIN) };
-                    self.arrivals.insert(name, arrival);
+                    self.arrivals.insert(name, Arrival { looks, since: now, due: Some(now + QUIET_MIN) });
                 }
             }
         }
@@ -106,9 +98,9 @@ impl FolderWatch {
         }
     }
 
-    fn set_next(&mut self, name: &OsStr, next: Step) {
+    fn set_due(&mut self, name: &OsStr, due: Option<Instant>) {
         if let Some(arrival) = self.arrivals.get_mut(name) {
-            arrival.next = next;
+            arrival.due = due;
         }
     }
 }
@@ -157,7 +149,7 @@ pub(crate) async fn import_arrivals(node: &LocalNode, watch: &mut FolderWatch) {
             let failure = Failure::because(problem, &error).to_string();
             if watch.problem.as_ref() != Some(&failure) {
                 tracing::error!("{failure}");
-                record_event(node, EventKind::Warning, "ImportFailed", failure.clone());
+                node.record_event(EventKind::Warning, "ImportFailed", failure.clone());
                 watch.problem = Some(failure);
             }
             return;
@@ -196,7 +188,7 @@ async fn import_one(
     let place = match watch.judge(name, outcome, Instant::now()) {
         Verdict::Move(place) => place,
         Verdict::Again(at) => {
-            watch.set_next(name, Step::At(at));
+            watch.set_due(name, Some(at));
             if outcome == Outcome::Outside {
                 let (reason, again) = (reason.trim_end(), duration_text(RETRY));
                 tracing::warn!(archive = %path.display(), reason, "an import failed and is tried again in {again}");
@@ -209,11 +201,11 @@ async fn import_one(
         let plural = if images == 1 { "" } else { "s" };
         let message = format!("Imported {images} image{plural} from `{}`", path.display());
         tracing::info!("{message}");
-        record_event(node, EventKind::Normal, "Imported", message);
+        node.record_event(EventKind::Normal, "Imported", message);
     } else {
         let message = format!("Could not import `{}`: {}", path.display(), reason.trim_end());
         tracing::error!("{message}");
-        record_event(node, EventKind::Warning, "ImportFailed", message);
+        node.record_event(EventKind::Warning, "ImportFailed", message);
     }
     let moved = on_disk({
         let (directory, name) = (folder.directory.clone(), name.to_owned());
@@ -222,7 +214,7 @@ async fn import_one(
     if let Err(error) = moved.await {
         let error = Failure::of(&error).to_string();
         tracing::error!(archive = %path.display(), error, "could not move an imported archive; it stays, and is imported again after a restart");
-        watch.set_next(name, Step::Over);
+        watch.set_due(name, None);
     }
 }
 
@@ -308,7 +300,7 @@ impl Fingerprint {
 }
 
 /// Moves an archive to `done` or `failed`, in place of an older one of the same name; `failed` gets the reason beside it.
-fn put_away(directory: &Path, name: &OsStr, place: &str, reason: &str) -> io::Result<PathBuf> {
+fn put_away(directory: &Path, name: &OsStr, place: &str, reason: &str) -> io::Result<()> {
     let folder = directory.join(place);
     match fs::DirBuilder::new().mode(0o755).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -334,8 +326,7 @@ fn put_away(directory: &Path, name: &OsStr, place: &str, reason: &str) -> io::Re
     {
         return Err(error);
     }
-    fs::rename(directory.join(name), &target)?;
-    Ok(target)
+    fs::rename(directory.join(name), &target)
 }
 
 #[cfg(test)]
@@ -383,10 +374,10 @@ mod tests {
         ] {
             assert_eq!(watch.judge(&name, outcome, at(seconds)), verdict, "{outcome:?} after {seconds} s");
         }
-        watch.set_next(&name, Step::At(at(60)));
+        watch.set_due(&name, Some(at(60)));
         assert!(watch.due(vec![(name.clone(), looks(1))], at(59)).is_empty());
         assert_eq!(watch.due(vec![(name.clone(), looks(1))], at(60)).len(), 1);
-        watch.set_next(&name, Step::Over);
+        watch.set_due(&name, None);
         assert!(watch.due(vec![(name.clone(), looks(1))], at(9999)).is_empty(), "not imported in a loop");
         watch.due(vec![(name.clone(), looks(2))], at(10_000));
         assert_eq!(watch.due(vec![(name, looks(2))], at(10_005)).len(), 1, "a new file of that name is");

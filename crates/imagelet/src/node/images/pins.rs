@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use imagelet_core::{audit_log::ActCode, image::ImageKey};
 
 use crate::{
     api::{PinChanged, PinRequest, PinRow, Pins, PinsRequest, Steps, UnpinRequest},
     failure::Failure,
-    node::{command::Command, local::LocalNode},
+    node::{Command, LocalNode},
 };
 
-#[async_trait]
 impl Command for PinRequest {
     const NAME: &'static str = "pin";
     type Answer = PinChanged;
@@ -27,7 +25,6 @@ impl Command for PinRequest {
     }
 }
 
-#[async_trait]
 impl Command for UnpinRequest {
     const NAME: &'static str = "unpin";
     type Answer = PinChanged;
@@ -63,10 +60,9 @@ async fn change_pin(
     let task = tokio::task::spawn_blocking(move || {
         change(&pattern).map(|changed| PinChanged { pattern, changed, images: None })
     });
-    Ok(task.await.map_err(|error| Failure::of(&error))??)
+    Ok(task.await??)
 }
 
-#[async_trait]
 impl Command for PinsRequest {
     const NAME: &'static str = "pins";
     type Answer = Pins;

@@ -1,8 +1,7 @@
 //! Disk usage of the images, and what a collection would free.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
-use async_trait::async_trait;
 use imagelet_core::{
     disks::{DiskProbe as _, DiskUse, StatVfs},
     image::{ByteSize, Digest},
@@ -12,10 +11,9 @@ use imagelet_core::{
 use crate::{
     api::{ImageRow, Steps, Usage, UsageRequest},
     failure::Failure,
-    node::{command::Command, gc::reclaimable, local::LocalNode},
+    node::{Command, LocalNode, gc::reclaimable},
 };
 
-#[async_trait]
 impl Command for UsageRequest {
     const NAME: &'static str = "usage";
     type Answer = Usage;
@@ -24,16 +22,11 @@ impl Command for UsageRequest {
         let sizes = node.sizes().await?;
         let mut images = node.listed(false, &sizes).await?;
         super::why::predict_all(node, &mut images).await;
-        let filesystems = node.parts.runtime.filesystem().await?;
-        let mountpoint = filesystems.images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
-        let disk = disk_of(&mountpoint);
-        let (reclaimable, certainty) = match reclaimable(node).await {
-            Ok(reclaimable) => reclaimable,
-            Err(failure) => {
-                tracing::warn!(error = failure.to_string(), "could not reckon what may go");
-                (0, Certainty::Claimed)
-            }
-        };
+        let (mountpoint, disk) = disk_of_images(node).await?;
+        let (reclaimable, certainty) = reclaimable(node).await.unwrap_or_else(|failure| {
+            tracing::warn!(error = failure.to_string(), "could not reckon what may go");
+            (0, Certainty::Claimed)
+        });
         let (images_size, images_certainty) = sizes.total().unwrap_or_else(|| (listed(&images), Certainty::Claimed));
         let store = sizes.store_bytes.zip(sizes.layers).map(|(total, graph)| {
             // A graph also has the documents of each image and the kept blobs.
@@ -41,7 +34,7 @@ impl Command for UsageRequest {
             serde_json::json!({ "total": total.0, "layers": layers })
         });
         Ok(Usage {
-            mountpoint: mountpoint.display().to_string(),
+            mountpoint,
             capacity: disk.as_ref().map_or(0, |disk| disk.capacity.0),
             available: disk.as_ref().map_or(0, |disk| disk.available.0),
             used_percent: disk.as_ref().map_or(0, DiskUse::used_percent),
@@ -62,9 +55,12 @@ fn listed(images: &[ImageRow]) -> u64 {
     sizes.into_values().fold(0, u64::saturating_add)
 }
 
-/// The disk of a directory; `None` where the directory is not visible from here.
-pub(crate) fn disk_of(directory: &Path) -> Option<DiskUse> {
-    StatVfs.look(directory).ok().filter(|disk| disk.capacity > ByteSize::ZERO)
+/// The directory of the images and its disk; `None` where it is not visible from here.
+pub(crate) async fn disk_of_images(node: &LocalNode) -> Result<(String, Option<DiskUse>), Failure> {
+    let images = node.parts.runtime.filesystem().await?.images;
+    let mountpoint = images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
+    let disk = StatVfs.look(&mountpoint).ok().filter(|disk| disk.capacity > ByteSize::ZERO);
+    Ok((mountpoint.display().to_string(), disk))
 }
 
 #[cfg(test)]

@@ -2,23 +2,18 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use imagelet_core::{
     credentials::TrackedCredential,
     image::{Digest, ImageId, Reference},
-    runtime::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore, Progress, VerifyReport},
+    runtime::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore, VerifyReport},
 };
 
 use crate::{
-    api::{Step, Steps, Verified, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest},
+    api::{Step, Steps, Verified, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest, progress},
     failure::Failure,
-    node::{
-        command::{AnswerTime, Command},
-        local::LocalNode,
-    },
+    node::{AnswerTime, Command, LocalNode},
 };
 
-#[async_trait]
 impl Command for VerifyRequest {
     const NAME: &'static str = "verify";
     const TIME: AnswerTime = AnswerTime::WhileAlive;
@@ -74,18 +69,12 @@ impl Verified {
 }
 
 async fn repair(node: &LocalNode, engine: &dyn LocalStore, image: &mut VerifiedImage, steps: &Steps) {
-    let heard = Arc::clone(steps);
-    let progress: Progress = Arc::new(move |event| {
-        if let Some(step) = Step::from_event(event) {
-            heard(step);
-        }
-    });
     let keyring = node.parts.manager.node_keyring().await;
     let credentials = |reference: &Reference| {
         let found = keyring.lookup(reference.repository()).into_iter().filter(TrackedCredential::is_usable);
         found.map(|tracked| tracked.credential).collect()
     };
-    match engine.repair(&ImageId::new(&image.id), &credentials, &progress).await {
+    match engine.repair(&ImageId::new(&image.id), &credentials, &progress(Arc::clone(steps))).await {
         Ok(()) => {
             image.result = "repaired".into();
             let parts = image.layers.iter_mut().map(|layer| &mut layer.part).chain([&mut image.documents]);

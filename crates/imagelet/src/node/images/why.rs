@@ -1,4 +1,4 @@
-//! An image's recorded history, what holds it now, and the next collection's decision on it.
+//! An image's recorded history, what holds it now, and the next collection's decision on it; the last decisions on all.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -6,9 +6,8 @@ use std::{
     time::SystemTime,
 };
 
-use async_trait::async_trait;
 use imagelet_core::{
-    audit_log::{Happening, HappeningKind, History, ImageHistory, PullHost},
+    audit_log::{ActCode, Happening, HappeningKind, History, ImageHistory, PullHost, RecentHappening},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
     image::{ByteSize, ImageId, ImageKey, shown_name},
     inventory::{ImageEntry, Snapshot},
@@ -17,108 +16,121 @@ use serde::{Deserialize, Serialize};
 use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
 use crate::{
-    api::{HeldBackRow, ImageRow, PodStartRow, Steps, moment},
+    api::{HeldBackRow, ImageRow, PodStartRow, Steps, milliseconds_of, moment},
     failure::Failure,
-    node::{command::Command, local::LocalNode, pulls::WaitingRows},
+    node::{Command, LocalNode, pulls::held_back},
     output::took,
 };
 
 /// A longer answer is not useful.
 const IMAGES_MAX: usize = 16;
+/// Nor is a longer list of decisions; `why` has the whole history of one image.
+pub(crate) const DECISIONS_MAX: u64 = 500;
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct WhyRequest {
-    /// Name, id or digest, or a prefix of one; present or not.
-    pub(crate) image: String,
-}
-
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Why {
-    /// Present images first.
-    pub(crate) images: Vec<WhyImage>,
-    /// Time of the oldest recorded line.
-    pub(crate) on_record_since: Option<String>,
-    /// Decisions that are missing from the log because a write failed.
-    pub(crate) lost: u64,
-    pub(crate) damaged: u64,
-    /// Failures of the lookup; the other fields are valid.
-    pub(crate) problems: Vec<String>,
-    /// The runtime does not answer, so presence is unknown.
-    pub(crate) presence_unknown: bool,
-}
-
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct WhyImage {
-    pub(crate) id: String,
-    pub(crate) names: Vec<String>,
-    /// In bytes; the last known size of an absent image.
-    pub(crate) size: u64,
-    /// The present row; absent for an absent image.
-    pub(crate) now: Option<ImageRow>,
-    pub(crate) uses: u64,
-    /// The pod of the last use, as `NAMESPACE/POD`.
-    pub(crate) last_user: Option<String>,
-    /// The last pull by imagelet.
-    pub(crate) pulled_at: Option<String>,
-    pub(crate) pulled_bytes: Option<u64>,
-    pub(crate) pulled_in_ms: Option<u64>,
-    pub(crate) next: Option<WhyNext>,
-    /// Pods whose next pull of it is in back-off.
-    pub(crate) held_back: Vec<HeldBackRow>,
-    /// Startup latency of the pods that pulled it, since the daemon's start; the latest first.
-    pub(crate) pod_starts: Vec<PodStartRow>,
-    pub(crate) history: Vec<WhyHappening>,
-}
-
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct WhyNext {
-    /// `keep` or `remove`.
-    pub(crate) verdict: String,
-    pub(crate) code: String,
-    pub(crate) inputs: serde_json::Value,
-    pub(crate) reason: String,
-    /// Position in the order of removal, from 1.
-    pub(crate) place: Option<usize>,
-    /// Share of the disk in use, where known.
-    pub(crate) used_percent: Option<u8>,
-    pub(crate) high_percent: u8,
-    pub(crate) low_percent: u8,
-    /// `enforce` or `shadow`.
-    pub(crate) mode: String,
-}
-
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct WhyHappening {
-    pub(crate) at: Option<String>,
-    /// The last time, where the same decision was repeated.
-    pub(crate) until: Option<String>,
-    pub(crate) count: u64,
-    /// `pulled`, `imported`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
-    /// `pinned`, `unpinned`, `pull failed`, `given up`.
-    pub(crate) what: String,
-    pub(crate) code: String,
-    pub(crate) inputs: serde_json::Value,
-    pub(crate) reason: String,
-    pub(crate) by: String,
-    /// Names added or removed, or the pattern.
-    pub(crate) names: Vec<String>,
-    /// Bytes fetched or freed.
-    pub(crate) bytes: Option<u64>,
-    pub(crate) took_ms: Option<u64>,
-    /// Planned only, in shadow mode.
-    pub(crate) shadow: bool,
-    /// Of a pull by the embedded store: what each host of the registry sent.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) hosts: Vec<WhyHost>,
+api_documents! {
+    WhyRequest {
+        /// Name, id or digest, or a prefix of one; present or not.
+        image: String,
+    }
+    Why {
+        /// Present images first.
+        images: Vec<WhyImage>,
+        /// Time of the oldest recorded line.
+        on_record_since: Option<String>,
+        /// Decisions that are missing from the log because a write failed.
+        lost: u64,
+        damaged: u64,
+        /// Failures of the lookup; the other fields are valid.
+        problems: Vec<String>,
+        /// The runtime does not answer, so presence is unknown.
+        presence_unknown: bool,
+    }
+    WhyImage {
+        id: String,
+        names: Vec<String>,
+        /// In bytes; the last known size of an absent image.
+        size: u64,
+        /// The present row; absent for an absent image.
+        now: Option<ImageRow>,
+        uses: u64,
+        /// The pod of the last use, as `NAMESPACE/POD`.
+        last_user: Option<String>,
+        /// The last pull by imagelet.
+        pulled_at: Option<String>,
+        pulled_bytes: Option<u64>,
+        pulled_in_ms: Option<u64>,
+        next: Option<WhyNext>,
+        /// Pods whose next pull of it is in back-off.
+        held_back: Vec<HeldBackRow>,
+        /// Startup latency of the pods that pulled it, since the daemon's start; the latest first.
+        pod_starts: Vec<PodStartRow>,
+        history: Vec<WhyHappening>,
+    }
+    WhyNext {
+        /// `keep` or `remove`.
+        verdict: String,
+        code: String,
+        inputs: serde_json::Value,
+        reason: String,
+        /// Position in the order of removal, from 1.
+        place: Option<usize>,
+        /// Share of the disk in use, where known.
+        used_percent: Option<u8>,
+        high_percent: u8,
+        low_percent: u8,
+        /// `enforce` or `shadow`.
+        mode: String,
+    }
+    WhyHappening {
+        at: Option<String>,
+        /// The last time, where the same decision was repeated.
+        until: Option<String>,
+        count: u64,
+        /// `pulled`, `imported`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
+        /// `pinned`, `unpinned`, `pull failed`, `given up`.
+        what: String,
+        code: String,
+        inputs: serde_json::Value,
+        reason: String,
+        by: String,
+        /// Names added or removed, or the pattern.
+        names: Vec<String>,
+        /// Bytes fetched or freed.
+        bytes: Option<u64>,
+        took_ms: Option<u64>,
+        /// Planned only, in shadow mode.
+        shadow: bool,
+        /// Of a pull by the embedded store: what each host of the registry sent.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        hosts: Vec<WhyHost>,
+    }
+    /// What one host, a mirror or the registry itself, sent for a pull.
+    WhyHost {
+        /// `HOST:PORT`.
+        host: String,
+        /// It sent or confirmed the manifest.
+        manifest: bool,
+        /// Blobs of which it sent bytes.
+        blobs: u64,
+        bytes: u64,
+        /// Failed requests by class.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        failures: BTreeMap<String, u64>,
+    }
+    DecisionsRequest {
+        /// At most this many, up to 500.
+        limit: u64,
+    }
+    /// The last happenings of all images, the latest first.
+    Decisions {
+        decisions: Vec<DecisionRow>,
+    }
+    DecisionRow {
+        /// Empty for a failed pull.
+        id: String,
+        #[serde(flatten)]
+        happening: WhyHappening,
+    }
 }
 
 impl WhyHappening {
@@ -137,30 +149,12 @@ impl WhyHappening {
     }
 }
 
-/// What one host, a mirror or the registry itself, sent for a pull.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct WhyHost {
-    /// `HOST:PORT`.
-    pub(crate) host: String,
-    /// It sent or confirmed the manifest.
-    pub(crate) manifest: bool,
-    /// Blobs of which it sent bytes.
-    pub(crate) blobs: u64,
-    pub(crate) bytes: u64,
-    /// Failed requests by class.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) failures: BTreeMap<String, u64>,
-}
-
 impl From<PullHost> for WhyHost {
     fn from(PullHost { host, manifest, blobs, bytes, failures }: PullHost) -> Self {
         Self { host, manifest, blobs, bytes, failures }
     }
 }
 
-#[async_trait]
 impl Command for WhyRequest {
     const NAME: &'static str = "why";
     type Answer = Why;
@@ -184,7 +178,7 @@ impl Command for WhyRequest {
             let own = if wanted == text { History::default() } else { decisions.history(&wanted)? };
             Ok::<_, std::io::Error>((history, own))
         });
-        let read = read.await.map_err(|error| Failure::of(&error))?;
+        let read = read.await?;
         let (mut history, own) =
             read.map_err(|error| Failure::because("could not read the log of decisions", &error))?;
         for image in own.images {
@@ -192,17 +186,14 @@ impl Command for WhyRequest {
                 history.images.push(image);
             }
         }
-        // Failed pulls of a name count for the image that has it now.
-        if let Some(image) = &present
-            && history.images.iter().all(|known| known.key != image.key().to_string())
-            && let Some(nameless) = history.images.iter_mut().find(|known| known.key.is_empty())
+        if let Some(key) = present.map(|image| image.key().to_string())
+            && history.images.iter().all(|known| known.key != key)
         {
-            nameless.key = image.key().to_string();
-        }
-        if let Some(image) = &present
-            && history.images.iter().all(|known| known.key != image.key().to_string())
-        {
-            history.images.push(ImageHistory { key: image.key().to_string(), ..ImageHistory::default() });
+            // Failed pulls of a name count for the image that has it now.
+            match history.images.iter_mut().find(|known| known.key.is_empty()) {
+                Some(nameless) => nameless.key = key,
+                None => history.images.push(ImageHistory { key, ..ImageHistory::default() }),
+            }
         }
         if history.images.is_empty() {
             let image = shown_name(&self.image);
@@ -229,7 +220,8 @@ impl Command for WhyRequest {
             }
         };
         let is_listed = history.images.iter().any(|image| rows.iter().any(|row| is_of(row, &image.key)));
-        let predicted = if is_listed { predict(node, &mut problems).await } else { Prediction::default() };
+        let predicted = if is_listed { predict(node).await } else { Ok(Prediction::default()) };
+        let predicted = predicted.map_err(|failure| problems.push(failure.to_string())).unwrap_or_default();
         let mut images: Vec<WhyImage> =
             history.images.into_iter().map(|image| history_row(image, &rows, &predicted)).collect();
         if let Some(snapshot) = node.parts.inventory.snapshot() {
@@ -238,7 +230,7 @@ impl Command for WhyRequest {
         images.sort_by_key(|image| image.now.is_none());
         let status = node.parts.manager.status();
         for image in &mut images {
-            image.held_back = WaitingRows::held_back(&status, &image.names);
+            image.held_back = held_back(&status, &image.names);
             image.pod_starts = PodStartRow::pulling(&node.parts.pod_starts, &image.names);
         }
         problems.dedup();
@@ -253,6 +245,23 @@ impl Command for WhyRequest {
     }
 }
 
+impl Command for DecisionsRequest {
+    const NAME: &'static str = "decisions";
+    type Answer = Decisions;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Decisions, Failure> {
+        let log = Arc::clone(&node.parts.decisions);
+        let max = usize::try_from(self.limit.min(DECISIONS_MAX)).unwrap_or_default();
+        let read = tokio::task::spawn_blocking(move || log.recent(max)).await?;
+        let read = read.map_err(|error| Failure::because("could not read the log of decisions", &error))?;
+        let row = |it: RecentHappening| DecisionRow {
+            id: if it.key.is_empty() { String::new() } else { ImageKey::parse(&it.key).id().to_string() },
+            happening: happening(it.happening),
+        };
+        Ok(Decisions { decisions: read.into_iter().map(row).collect() })
+    }
+}
+
 impl WhyImage {
     fn remember(&mut self, snapshot: &Snapshot) {
         let handler = self.now.as_ref().map_or("", |row| &row.runtime_handler);
@@ -264,7 +273,7 @@ impl WhyImage {
         if let Some(pulled) = entry.pulled {
             self.pulled_at = moment(pulled.at);
             self.pulled_bytes = Some(pulled.bytes.0);
-            self.pulled_in_ms = Some(u64::try_from(pulled.duration.as_millis()).unwrap_or(u64::MAX));
+            self.pulled_in_ms = Some(milliseconds_of(pulled.duration));
         }
     }
 }
@@ -281,28 +290,23 @@ struct Prediction {
     frame: WhyNext,
 }
 
-async fn predict(node: &LocalNode, problems: &mut Vec<String>) -> Prediction {
+async fn predict(node: &LocalNode) -> Result<Prediction, Failure> {
     let settings = node.settings();
     let policy = settings.gc;
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     // The audit log records collections, not requests for a prediction.
-    let planned = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new());
-    match planned.await {
-        Ok(report) => Prediction {
-            frame: WhyNext {
-                used_percent: Some(report.disk_before.used_percent()),
-                high_percent: policy.high().get(),
-                low_percent: policy.low().get(),
-                mode: settings.collection.mode.name().into(),
-                ..WhyNext::default()
-            },
-            decisions: (1..).zip(report.decisions).map(placed).collect(),
+    let planned = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
+    let report = planned.map_err(|error| Failure::because("could not plan the next collection", &error))?;
+    Ok(Prediction {
+        frame: WhyNext {
+            used_percent: Some(report.disk_before.used_percent()),
+            high_percent: policy.high().get(),
+            low_percent: policy.low().get(),
+            mode: settings.collection.mode.name().into(),
+            ..WhyNext::default()
         },
-        Err(error) => {
-            problems.push(Failure::because("could not plan the next collection", &error).to_string());
-            Prediction::default()
-        }
-    }
+        decisions: (1..).zip(report.decisions).map(placed).collect(),
+    })
 }
 
 fn placed((place, decision): (usize, GcDecision)) -> (ImageKey, (GcDecision, Option<usize>)) {
@@ -311,11 +315,10 @@ fn placed((place, decision): (usize, GcDecision)) -> (ImageKey, (GcDecision, Opt
 }
 
 pub(crate) async fn predict_all(node: &LocalNode, rows: &mut [ImageRow]) {
-    let mut problems = Vec::new();
-    let predicted = predict(node, &mut problems).await;
-    for problem in problems {
-        tracing::warn!(problem, "could not predict the next collection");
-    }
+    let predicted = predict(node).await.unwrap_or_else(|failure| {
+        tracing::warn!(problem = failure.to_string(), "could not predict the next collection");
+        Prediction::default()
+    });
     for row in rows {
         let key = ImageKey::new(ImageId::new(&row.id), row.runtime_handler.clone());
         let Some((decision, place)) = predicted.decisions.get(&key) else { continue };
@@ -344,30 +347,24 @@ fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -
         size: now.as_ref().map_or(image.size, |row| row.size),
         next: next.filter(|_| now.is_some()),
         now,
-        uses: 0,
-        last_user: None,
-        pulled_at: None,
-        pulled_bytes: None,
-        pulled_in_ms: None,
-        held_back: Vec::new(),
-        pod_starts: Vec::new(),
         history: image.happenings.into_iter().map(happening).collect(),
+        ..WhyImage::default()
     }
 }
 
-pub(super) fn happening(happening: Happening) -> WhyHappening {
+fn happening(happening: Happening) -> WhyHappening {
     let what = match happening.kind {
         HappeningKind::Act(code) => match code {
-            imagelet_core::audit_log::ActCode::Pulled => "pulled",
-            imagelet_core::audit_log::ActCode::Imported => "imported",
-            imagelet_core::audit_log::ActCode::RemovedOnRequest => "removed",
-            imagelet_core::audit_log::ActCode::UntaggedOnRequest => "untagged",
-            imagelet_core::audit_log::ActCode::Pinned => "pinned",
-            imagelet_core::audit_log::ActCode::Unpinned => "unpinned",
-            imagelet_core::audit_log::ActCode::Adopted => "adopted",
-            imagelet_core::audit_log::ActCode::PullFailed => "pull failed",
-            imagelet_core::audit_log::ActCode::PullGivenUp => "given up",
-            imagelet_core::audit_log::ActCode::Removing => "removing",
+            ActCode::Pulled => "pulled",
+            ActCode::Imported => "imported",
+            ActCode::RemovedOnRequest => "removed",
+            ActCode::UntaggedOnRequest => "untagged",
+            ActCode::Pinned => "pinned",
+            ActCode::Unpinned => "unpinned",
+            ActCode::Adopted => "adopted",
+            ActCode::PullFailed => "pull failed",
+            ActCode::PullGivenUp => "given up",
+            ActCode::Removing => "removing",
         },
         HappeningKind::Found => "found",
         HappeningKind::Kept => "kept",

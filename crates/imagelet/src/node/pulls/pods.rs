@@ -1,8 +1,7 @@
 //! The images of one pod, requested in one call: the request, the reply and the events.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use async_trait::async_trait;
 use imagelet_core::{
     credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
     events::{EventSubject, RecordedEvent},
@@ -16,12 +15,12 @@ use imagelet_core::{
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use crate::{
-    api::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest, PullSecretText, Step, Steps, moment},
-    failure::Failure,
-    node::{
-        command::{AnswerTime, Command},
-        local::LocalNode,
+    api::{
+        EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest, PullSecretText, Step, Steps, milliseconds_of,
+        moment, progress,
     },
+    failure::Failure,
+    node::{AnswerTime, Command, LocalNode},
 };
 
 const IMAGES_MAX: usize = 1000;
@@ -30,7 +29,6 @@ const EVENTS_PER_IMAGE_MAX: usize = 16;
 /// The kubelet's reason for a container that waits for an init container.
 const POD_INITIALIZING: &str = "PodInitializing";
 
-#[async_trait]
 impl Command for PodRequest {
     const NAME: &'static str = "ensure";
     const TIME: AnswerTime = AnswerTime::Unlimited;
@@ -132,11 +130,7 @@ impl PodWatch for PodReport<'_> {
         if self.is_silent {
             steps(Step::Image { image, of: Box::new(Step::ThroughRuntime) });
         }
-        Arc::new(move |event| {
-            if let Some(step) = Step::from_event(event) {
-                steps(Step::Image { image, of: Box::new(step) });
-            }
-        })
+        progress(Arc::new(move |step| steps(Step::Image { image, of: Box::new(step) })))
     }
 
     fn finished(&self, image: usize, outcome: &PodOutcome) {
@@ -165,7 +159,7 @@ impl PodReport<'_> {
                     id: ensured.id.to_string(),
                     origin: origin.into(),
                     size,
-                    took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                    took_ms: milliseconds_of(took),
                     message: ensured.message.clone(),
                     ..row
                 }
@@ -208,13 +202,9 @@ fn failure_of(error: &EnsureError) -> Failure {
 }
 
 async fn fill_sizes(node: &LocalNode, rows: &mut [PodImageRow]) {
-    let mut known: HashMap<String, Option<u64>> = HashMap::new();
     for row in rows.iter_mut().filter(|row| row.size.is_none() && !row.id.is_empty()) {
-        if !known.contains_key(&row.id) {
-            let found = node.parts.runtime.images.status(&ImageSpec::new(&row.id)).await;
-            known.insert(row.id.clone(), found.ok().flatten().map(|image| image.size.0));
-        }
-        row.size = known[&row.id];
+        let found = node.parts.runtime.images.status(&ImageSpec::new(&row.id)).await;
+        row.size = found.ok().flatten().map(|image| image.size.0);
     }
 }
 

@@ -1,26 +1,20 @@
 //! `pull`: ensures one image.
 
-use std::sync::Arc;
+use std::time::Duration;
 
-use async_trait::async_trait;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     image::shown_name,
     manager::{Caller, EnsureRequest, Origin, PodIdentity, PullPolicy},
-    runtime::Progress,
 };
 
 use super::pods::secrets;
 use crate::{
-    api::{PullRequest, Pulled, Step, Steps},
+    api::{PullRequest, Pulled, Step, Steps, milliseconds_of, progress},
     failure::Failure,
-    node::{
-        command::{AnswerTime, Command},
-        local::LocalNode,
-    },
+    node::{AnswerTime, Command, LocalNode},
 };
 
-#[async_trait]
 impl Command for PullRequest {
     const NAME: &'static str = "pull";
     const TIME: AnswerTime = AnswerTime::Unlimited;
@@ -31,18 +25,14 @@ impl Command for PullRequest {
         if node.local().is_none() {
             steps(Step::ThroughRuntime);
         }
-        let progress: Progress = Arc::new(move |event| {
-            if let Some(step) = Step::from_event(event) {
-                steps(step);
-            }
-        });
-        let ensured = node.parts.tracer.ensure(&request.image, node.parts.manager.ensure(&request, progress)).await;
-        let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
+        let ensure = node.parts.manager.ensure(&request, progress(steps));
+        let ensured =
+            node.parts.tracer.ensure(&request.image, ensure).await.map_err(|error| Failure::of_ensure(&error))?;
         let (present, took, size) = match ensured.origin {
-            Origin::AlreadyPresent | Origin::Stale { .. } => (true, std::time::Duration::ZERO, None),
+            Origin::AlreadyPresent | Origin::Stale { .. } => (true, Duration::ZERO, None),
             Origin::Pulled { took, size } => (false, took, Some(size.0).filter(|size| *size > 0)),
         };
-        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        let took_ms = milliseconds_of(took);
         let warning = matches!(ensured.origin, Origin::Stale { .. }).then_some(ensured.message);
         Ok(Pulled { image: self.image, id: ensured.id.to_string(), present, size, took_ms, warning })
     }

@@ -5,30 +5,30 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use imagelet_core::{
-    image::{ByteSize, Digest, shown_name},
+    image::{ByteSize, shown_name},
     metrics::{Family, MetricKind, Metrics},
     runtime::{LayerState, PullEnd, PullEvent, PullObserver, PullRequest, PullWay},
 };
 use tokio::time::Instant;
 
 use crate::{
-    api::{LayerProgress, PullProgress, PullRetry},
+    api::{LayerProgress, PullProgress, PullRetry, milliseconds_of},
     traces::{PullTrace, Tracer},
 };
+
+use MetricKind::Counter;
 
 families! {
     PULLS = "imagelet_pulls_total",
         "Pulls of the store or runtime that ended, by outcome: pulled, failed, cancelled. Callers that share a pull count once.",
-        MetricKind::Counter, &["outcome"];
+        Counter, &["outcome"];
     RECEIVED = "imagelet_pull_received_bytes_total",
-        "Bytes of layers that pulls received, compressed as in the registry; none of pulls by a runtime.",
-        MetricKind::Counter, &[];
+        "Bytes of layers that pulls received, compressed as in the registry; none of pulls by a runtime.", Counter, &[];
 }
 
 const PULLS_MAX: usize = 512;
@@ -38,16 +38,15 @@ const SPEED_OVER: Duration = Duration::from_secs(5);
 /// The least interval of the speed's samples.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PullTracker {
     pulls: Arc<Mutex<Pulls>>,
-    /// A runtime pulls and reports no progress.
     is_silent: bool,
     metrics: Arc<Metrics>,
     tracer: Tracer,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Pulls {
     next: u64,
     /// Incremented by every change, so that a poller gets only changes.
@@ -56,59 +55,25 @@ struct Pulls {
     over: VecDeque<u64>,
 }
 
+#[derive(Debug)]
 struct Pull {
-    image: String,
-    namespace: String,
-    pod: String,
+    /// What was reported of it; a reader's copy has its sums, times and rates.
+    shown: PullProgress,
     began: Instant,
     ended: Option<Instant>,
-    phase: &'static str,
-    manifest: String,
-    layers: Vec<Layer>,
-    layers_hidden: u64,
     samples: VecDeque<(Instant, u64)>,
     /// Bytes of the present layers that the counter has.
     counted: u64,
     /// When which host gets the next request, and whether it requested the wait.
     retry: Option<(Instant, String, bool)>,
-    failure: String,
     version: u64,
     trace: Option<PullTrace>,
 }
 
-struct Layer {
-    digest: Digest,
-    size: u64,
-    received: u64,
-    state: &'static str,
-}
-
-/// Phases of a pull, as `docs/events.md` lists them.
-mod phase {
-    pub(super) const RESOLVING: &str = "asking";
-    pub(super) const PULLING: &str = "pulling";
-    pub(super) const FETCHING: &str = "fetching";
-    pub(super) const COMMITTING: &str = "committing";
-    pub(super) const DONE: &str = "done";
-    pub(super) const FAILED: &str = "failed";
-    pub(super) const GIVEN_UP: &str = "given-up";
-}
-
 impl PullTracker {
-    pub(crate) fn of_runtime() -> Self {
-        Self { is_silent: true, ..Self::default() }
-    }
-
-    /// Counts pulls and their bytes here.
-    #[must_use]
-    pub(crate) fn measured(self, metrics: Arc<Metrics>) -> Self {
-        Self { metrics, ..self }
-    }
-
-    /// Makes spans of pulls.
-    #[must_use]
-    pub(crate) fn traced(self, tracer: Tracer) -> Self {
-        Self { tracer, ..self }
+    /// `is_silent`: a runtime pulls and reports no progress.
+    pub(crate) fn new(is_silent: bool, metrics: Arc<Metrics>, tracer: Tracer) -> Self {
+        Self { pulls: Arc::default(), is_silent, metrics, tracer }
     }
 
     /// The changes after a version, and the present version. Zero returns every running pull.
@@ -117,8 +82,8 @@ impl PullTracker {
         let is_news = |pull: &&Pull| pull.version > version && (version > 0 || pull.ended.is_none());
         // A running pull is shown although it reported nothing.
         let runs = |pull: &&Pull| pull.ended.is_none();
-        let shown = pulls.by_number.iter().filter(|(_, pull)| is_news(pull) || runs(pull));
-        (pulls.version.max(1), shown.map(|(number, pull)| pull.progress(*number, now)).collect())
+        let shown = pulls.by_number.values().filter(|pull| is_news(pull) || runs(pull));
+        (pulls.version.max(1), shown.map(|pull| pull.progress(now)).collect())
     }
 
     fn change(&self, number: u64, change: impl FnOnce(&mut Pull)) {
@@ -138,7 +103,7 @@ impl PullTracker {
 
 impl Pull {
     fn bytes(&self) -> (u64, u64) {
-        let fetched = self.layers.iter().filter(|layer| layer.state != "present");
+        let fetched = self.shown.layers.iter().filter(|layer| layer.state != "present");
         fetched.fold((0, 0), |(total, received), layer| (total + layer.size, received + layer.received))
     }
 
@@ -166,7 +131,7 @@ impl Pull {
         let (since, before) = *self.samples.front()?;
         let (total, received) = self.bytes();
         let seconds = now.saturating_duration_since(since).as_secs_f64();
-        if self.phase != phase::FETCHING || total == 0 || seconds < SAMPLE_EVERY.as_secs_f64() {
+        if self.shown.phase != "fetching" || total == 0 || seconds < SAMPLE_EVERY.as_secs_f64() {
             return None;
         }
         // A layer that is fetched again has fewer bytes than before.
@@ -177,77 +142,64 @@ impl Pull {
     }
 
     fn step(&mut self, event: &PullEvent, now: Instant) {
+        let shown = &mut self.shown;
         match event {
             PullEvent::Resolved { manifest, layers } => {
-                self.phase = phase::FETCHING;
-                self.manifest = manifest.to_string();
+                shown.phase = "fetching".into();
+                shown.manifest = manifest.to_string();
+                shown.layers.clear();
                 // Each blob once, even if the image names it several times.
-                let mut known: Vec<Layer> = Vec::new();
                 for (digest, ByteSize(size)) in layers {
-                    if known.len() < LAYERS_MAX && known.iter().all(|layer| layer.digest != *digest) {
-                        known.push(Layer { digest: digest.clone(), size: *size, received: 0, state: "waiting" });
+                    let known = &mut shown.layers;
+                    if known.len() < LAYERS_MAX && known.iter().all(|layer| layer.digest != digest.as_str()) {
+                        known.push(LayerProgress {
+                            digest: digest.to_string(),
+                            state: "waiting".into(),
+                            size: *size,
+                            received: 0,
+                        });
                     }
                 }
-                self.layers_hidden = layers.len().saturating_sub(LAYERS_MAX) as u64;
-                self.layers = known;
+                shown.layers_hidden = layers.len().saturating_sub(LAYERS_MAX) as u64;
                 self.samples.clear();
                 self.sample(now);
             }
             PullEvent::Layer { digest, state } => {
-                if let Some(layer) = self.layers.iter_mut().find(|layer| layer.digest == *digest) {
-                    (layer.state, layer.received) = match state {
+                if let Some(layer) = shown.layers.iter_mut().find(|layer| layer.digest == digest.as_str()) {
+                    let (state, received) = match state {
                         LayerState::Present => ("present", 0),
                         LayerState::Fetching { received } => ("fetching", received.0.min(layer.size)),
                         LayerState::Done => ("done", layer.size),
                     };
+                    (layer.state, layer.received) = (state.into(), received);
                 }
                 self.sample(now);
             }
-            PullEvent::Committing => self.phase = phase::COMMITTING,
+            PullEvent::Committing => shown.phase = "committing".into(),
             PullEvent::Retry { host, at, is_requested } => self.retry = Some((*at, host.clone(), *is_requested)),
             PullEvent::Hosts(_) | PullEvent::Token { .. } => {}
-            PullEvent::Way(PullWay::Imported) => self.phase = phase::RESOLVING,
+            PullEvent::Way(PullWay::Imported) => shown.phase = "asking".into(),
             PullEvent::Way(PullWay::Forwarded(_)) => {
                 // The runtime does not reuse what an import fetched.
-                (self.phase, self.layers, self.layers_hidden) = (phase::PULLING, Vec::new(), 0);
-                self.manifest.clear();
+                (shown.phase, shown.layers, shown.layers_hidden) = ("pulling".into(), Vec::new(), 0);
+                shown.manifest.clear();
                 self.samples.clear();
             }
         }
     }
 
-    fn progress(&self, number: u64, now: Instant) -> PullProgress {
+    fn progress(&self, now: Instant) -> PullProgress {
         let (total, received) = self.bytes();
         let speed = self.speed(now);
         let remaining = speed.filter(|speed| *speed > 0).map(|speed| (total - received).saturating_mul(1000) / speed);
-        let elapsed = self.ended.unwrap_or(now).saturating_duration_since(self.began);
         PullProgress {
-            pull: number,
-            image: shown_name(&self.image).into_owned(),
-            namespace: self.namespace.clone(),
-            pod: self.pod.clone(),
-            phase: self.phase.to_owned(),
-            manifest: self.manifest.clone(),
-            bytes_total: (!self.layers.is_empty()).then_some(total),
+            bytes_total: (!self.shown.layers.is_empty()).then_some(total),
             bytes_received: received,
             bytes_per_second: speed,
             remaining_ms: remaining,
-            elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
-            bytes_estimated: None,
-            position: None,
+            elapsed_ms: milliseconds_of(self.ended.unwrap_or(now).saturating_duration_since(self.began)),
             retry: self.retry.clone().and_then(|(at, host, requested)| PullRetry::new(host, at, requested)),
-            failure: self.failure.clone(),
-            layers_hidden: self.layers_hidden,
-            layers: self
-                .layers
-                .iter()
-                .map(|layer| LayerProgress {
-                    digest: layer.digest.to_string(),
-                    state: layer.state.to_owned(),
-                    size: layer.size,
-                    received: layer.received,
-                })
-                .collect(),
+            ..self.shown.clone()
         }
     }
 }
@@ -261,19 +213,19 @@ impl PullObserver for PullTracker {
         let (number, version) = (pulls.next, pulls.version);
         if pulls.by_number.len() < PULLS_MAX {
             let pull = Pull {
-                image: request.image.image.clone(),
-                namespace: sandbox.namespace,
-                pod: sandbox.name,
+                shown: PullProgress {
+                    pull: number,
+                    image: shown_name(&request.image.image).into_owned(),
+                    namespace: sandbox.namespace,
+                    pod: sandbox.name,
+                    phase: if self.is_silent { "pulling" } else { "asking" }.into(),
+                    ..PullProgress::default()
+                },
                 began: Instant::now(),
                 ended: None,
-                phase: if self.is_silent { phase::PULLING } else { phase::RESOLVING },
-                manifest: String::new(),
-                layers: Vec::new(),
-                layers_hidden: 0,
                 samples: VecDeque::new(),
                 counted: 0,
                 retry: None,
-                failure: String::new(),
                 version,
                 trace: self.tracer.pull(&request.image.image),
             };
@@ -308,11 +260,12 @@ impl PullObserver for PullTracker {
             if let Some(trace) = pull.trace.take() {
                 trace.end(end);
             }
-            (pull.phase, pull.failure) = match end {
-                PullEnd::Pulled => (phase::DONE, String::new()),
-                PullEnd::Failed(error) => (phase::FAILED, error.chain()),
-                PullEnd::Cancelled => (phase::GIVEN_UP, String::new()),
+            let (phase, failure) = match end {
+                PullEnd::Pulled => ("done", String::new()),
+                PullEnd::Failed(error) => ("failed", error.chain()),
+                PullEnd::Cancelled => ("given-up", String::new()),
             };
+            (pull.shown.phase, pull.shown.failure) = (phase.into(), failure);
         });
         let mut pulls = self.lock();
         if pulls.by_number.contains_key(&pull) {
@@ -326,15 +279,12 @@ impl PullObserver for PullTracker {
     }
 }
 
-impl fmt::Debug for PullTracker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PullTracker").field("pulls", &self.lock().by_number.len()).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use imagelet_core::{image::ImageSpec, runtime::ForwardReason};
+    use imagelet_core::{
+        image::{Digest, ImageSpec},
+        runtime::ForwardReason,
+    };
 
     use super::*;
 
@@ -377,7 +327,7 @@ mod tests {
     #[test]
     fn pulls_and_the_bytes_that_they_receive_are_counted() {
         let metrics = Arc::new(Metrics::new());
-        let tracker = PullTracker::default().measured(Arc::clone(&metrics));
+        let tracker = PullTracker { metrics: Arc::clone(&metrics), ..PullTracker::default() };
         let pull = tracker.begin(&request("app:v1"));
         tracker.step(pull, &resolved(&[("a", 10 * MEGABYTE), ("b", 5 * MEGABYTE), ("c", MEGABYTE)]));
         tracker.step(pull, &layer("c", LayerState::Present));
@@ -400,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_pull_through_a_runtime_has_a_phase_of_its_own() {
-        let tracker = PullTracker::of_runtime();
+        let tracker = PullTracker { is_silent: true, ..PullTracker::default() };
         let seen = tracker.begin(&request("app:v1"));
         let now = Instant::now();
         let progress = tracker.since(0, now + Duration::from_secs(90)).1.remove(0);
@@ -414,7 +364,7 @@ mod tests {
 
     #[test]
     fn an_import_shows_its_layers_until_it_is_forwarded() {
-        let (tracker, now) = (PullTracker::of_runtime(), Instant::now());
+        let (tracker, now) = (PullTracker { is_silent: true, ..PullTracker::default() }, Instant::now());
         let seen = tracker.begin(&request("app:v1"));
         let progress = || tracker.since(0, now).1.remove(0);
         assert_eq!(progress().phase, "pulling");
