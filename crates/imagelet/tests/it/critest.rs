@@ -207,7 +207,7 @@ async fn user(bed: &mut Bed, user: &str) -> (i64, String) {
     let repository = format!("test-image-user-{}", user.replace(':', "-"));
     let name = bed.registry.push(&format!("{repository}:v1"), &with_user(user));
     let image = bed.pulled(&name).await;
-    (image.uid.map_or(0, |uid| uid.value), image.username)
+    (image.uid.unwrap_or(0), image.username)
 }
 
 #[test]
