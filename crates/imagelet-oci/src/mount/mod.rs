@@ -11,7 +11,6 @@
 mod note;
 mod parents;
 mod state;
-mod table;
 mod unmount;
 mod uses;
 
@@ -33,8 +32,7 @@ use crate::{
     store::{Store, storage_error},
 };
 use note::{Note, NotedMount};
-use state::{MountState, UpperFolder};
-use table::TableRow;
+use state::{MountState, TableRow, UpperFolder};
 pub(crate) use unmount::unmount_image;
 pub(crate) use uses::MountUses;
 
@@ -91,11 +89,9 @@ pub(crate) fn mount(
     let noted = read_notes(store)?;
     let rows = read_table()?;
     if rows.iter().any(|row| row.target == target && noted.iter().any(|noted| state::is_shown_by(noted, row))) {
-        return Err(RuntimeError::new(
-            RuntimeErrorKind::InUse,
-            format!("`{}` already shows an image", target.display()),
-        )
-        .with_hint(format!("imagelet unmount {}", target.display())));
+        let place = target.display();
+        let message = format!("`{place}` already shows an image");
+        return Err(RuntimeError::new(RuntimeErrorKind::InUse, message).with_hint(format!("imagelet unmount {place}")));
     }
     discard_gone(store, &noted, &rows);
     let (record, _) = store
@@ -263,7 +259,7 @@ fn read_notes(store: &Store) -> Result<Vec<NotedMount>, RuntimeError> {
 }
 
 fn read_table() -> Result<Vec<TableRow>, RuntimeError> {
-    table::read().map_err(|error| storage_error("could not read the kernel's table of mounts".to_owned(), error))
+    state::read_table().map_err(|error| storage_error("could not read the kernel's table of mounts".to_owned(), error))
 }
 
 fn own_folder(store: &Store) -> PathBuf {

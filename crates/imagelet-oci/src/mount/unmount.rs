@@ -16,8 +16,7 @@ use super::{
     discard, judge, mounted_image,
     note::NotedMount,
     read_notes, read_table,
-    state::{self, MountState, UpperFolder},
-    table::{self, TableRow},
+    state::{self, MountState, TableRow, UpperFolder},
     upper_folder,
 };
 use crate::{
@@ -47,7 +46,7 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
     if !here.iter().any(|row| ours(row).is_some()) {
         return give_up(store, &noted, &rows, &place, force);
     }
-    let uppermost = table::mount_id(&place).map_err(failed)?;
+    let uppermost = state::mount_id(&place).map_err(failed)?;
     let top = rows.iter().find(|row| row.id == uppermost);
     let Some(mounted) = top.filter(|row| row.target == place).and_then(ours) else {
         let over = top.map_or_else(String::new, |row| format!(" (`{}`, {})", row.source, row.kind));
