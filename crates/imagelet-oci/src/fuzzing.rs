@@ -32,7 +32,7 @@ use crate::{
         inflate::{Bounds, inflate},
     },
     registry::{ReaderWait, challenges, read_token, registry_hosts_of},
-    signature::{Identity, KeySource, PublicKeys, Requirement, SignaturePolicy, claim},
+    signature::{Identity, KeySource, PublicKeys, Requirement, SignaturePolicy, payload},
     unpack::{EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer, xattrs_at},
 };
 
@@ -142,7 +142,7 @@ pub struct SignedClaim {
 }
 
 pub fn signed_claim(bytes: &[u8], reference: &Reference) -> Result<SignedClaim, String> {
-    let (digest, name) = claim(bytes)?;
+    let payload::Claim { digest, identity: name } = payload::parse(bytes)?;
     let identities = [
         ("exact", Identity::Exact),
         ("digest or exact", Identity::RepositoryOfDigestOrExact),

@@ -3,7 +3,7 @@
 //! Nothing here asks a network: `registry/signatures` fetches what is attached to an image. A type of requirement that is
 //! known and not supported refuses; it never accepts.
 
-mod payload;
+pub(crate) mod payload;
 mod policy;
 
 use aws_lc_rs::signature::{
@@ -14,12 +14,6 @@ use rustls::pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
 
 pub(crate) use self::policy::{KeySource, POLICY_BYTES_MAX, Requirement, Rule, SignaturePolicy, Transport};
 use crate::manifest::printable;
-
-/// What a signed text says: the digest and the name.
-#[cfg(feature = "fuzzing")]
-pub(crate) fn claim(text: &[u8]) -> Result<(Digest, String), String> {
-    payload::parse(text).map(|claim| (claim.digest, claim.identity))
-}
 
 /// A signature attached to an image: the signed text, and its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,8 +74,8 @@ impl PublicKeys {
         let key = |pem: &Vec<u8>| {
             let der = SubjectPublicKeyInfoDer::from_pem_slice(pem)
                 .map_err(|error| format!("no public key in PEM: {error}"))?;
-            let mut keys = ALGORITHMS.into_iter().filter_map(|algorithm| ParsedPublicKey::new(algorithm, &der).ok());
-            keys.next().ok_or_else(|| "a public key is neither ECDSA P-256, nor RSA, nor Ed25519".to_owned())
+            let key = ALGORITHMS.into_iter().find_map(|algorithm| ParsedPublicKey::new(algorithm, &der).ok());
+            key.ok_or_else(|| "a public key is neither ECDSA P-256, nor RSA, nor Ed25519".to_owned())
         };
         texts.iter().map(key).collect::<Result<_, _>>().map(Self)
     }

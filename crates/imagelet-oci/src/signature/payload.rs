@@ -40,13 +40,13 @@ struct SignedIdentity {
 
 /// What a signature says.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Claim {
-    pub(super) digest: Digest,
-    pub(super) identity: String,
+pub(crate) struct Claim {
+    pub(crate) digest: Digest,
+    pub(crate) identity: String,
 }
 
 /// Fields that are unknown where the format lists them all may restrict the claim, and so refuse it.
-pub(super) fn parse(bytes: &[u8]) -> Result<Claim, String> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Claim, String> {
     let payload: Payload = object(bytes).map_err(|error| format!("the signed text cannot be read: {error}"))?;
     let Critical { kind, image, identity } = payload.critical;
     if kind != TYPE {
