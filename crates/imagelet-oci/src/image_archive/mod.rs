@@ -91,7 +91,7 @@ impl ArchiveBlobs {
     /// A blob as a file at its first byte. Its size is the described one; its digest is not verified.
     pub(crate) fn open(&self, descriptor: &Descriptor) -> Result<File, RuntimeError> {
         let (digest, place) = (&descriptor.digest, self.files.place());
-        let name = self.name_of(digest);
+        let name = self.places.get(digest).cloned().unwrap_or_else(|| layout::blob_name(digest));
         let Some((file, size)) = self.files.open(&name)? else {
             return Err(corrupt(format!("the archive `{place}` lacks blob `{digest}`, at `{}`", printable(&name))));
         };
@@ -119,10 +119,6 @@ impl ArchiveBlobs {
         }
         let fault = Fault::new(ErrorClass::DigestMismatch, Stage::Digest);
         Err(corrupt(format!("blob `{digest}` of the archive is `{found}`")).with_fault(fault))
-    }
-
-    fn name_of(&self, digest: &Digest) -> String {
-        self.places.get(digest).cloned().unwrap_or_else(|| layout::blob_name(digest))
     }
 }
 
