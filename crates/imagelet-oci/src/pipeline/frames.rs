@@ -28,16 +28,6 @@ impl FrameReader {
         Self { frames, reader_wait, current: Bytes::new(), ended: false, cut: false }
     }
 
-    fn next(&mut self) -> Option<Frame> {
-        if let Ok(frame) = self.frames.try_recv() {
-            return Some(frame);
-        }
-        let started = Instant::now();
-        let frame = self.frames.blocking_recv();
-        self.reader_wait.add(started.elapsed());
-        frame
-    }
-
     /// The next bytes without consuming them, at least `length` unless fewer are left.
     pub(crate) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
         self.fill_buf()?;
@@ -53,7 +43,10 @@ impl FrameReader {
 impl BufRead for FrameReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.ended {
-            match self.next() {
+            let started = Instant::now();
+            let frame = self.frames.blocking_recv();
+            self.reader_wait.add(started.elapsed());
+            match frame {
                 Some(Frame::Bytes(bytes)) => self.current = bytes,
                 Some(Frame::End) => self.ended = true,
                 None => {

@@ -298,9 +298,8 @@ impl LayerJob {
             return error;
         }
         match self.read_rest(unread).await {
-            Ok(()) => error,
             Err(rest) if rest.kind() == RuntimeErrorKind::Corrupt => rest,
-            Err(_) => error,
+            _ => error,
         }
     }
 

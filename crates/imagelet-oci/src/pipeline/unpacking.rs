@@ -37,12 +37,9 @@ impl LayerJob {
         cancelled: Arc<AtomicBool>,
     ) -> Result<StagedLayer, RuntimeError> {
         let tree = staging.path().join("fs");
-        let umask = process_umask();
         let open = || -> std::io::Result<_> {
-            std::fs::DirBuilder::new().create(&tree)?;
-            if umask & ROOT_MODE != 0 {
-                std::fs::set_permissions(&tree, std::fs::Permissions::from_mode(ROOT_MODE))?;
-            }
+            std::fs::create_dir(&tree)?;
+            std::fs::set_permissions(&tree, std::fs::Permissions::from_mode(ROOT_MODE))?;
             Ok(rustix::fs::open(&tree, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
@@ -62,7 +59,7 @@ impl LayerJob {
             },
             memory,
             file: self.file.clone().map(|path| (path, self.descriptor.size)),
-            umask,
+            umask: process_umask(),
             cancelled,
         };
         let unlisted = |error| storage_error("could not write the layer's list of files", error);

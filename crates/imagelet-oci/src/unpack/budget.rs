@@ -221,9 +221,6 @@ impl Claim {
     /// Claims up to `bytes` in total; waits only while the layer holds no shared memory.
     pub(crate) fn grow_to(&mut self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let more = bytes.saturating_sub(self.bytes);
-        if more == 0 {
-            return Ok(());
-        }
         self.memory.wait_for(more, cancelled)?;
         self.grow(usize::try_from(more).unwrap_or(usize::MAX))
     }

@@ -3,7 +3,6 @@
 pub(super) mod deferred_metadata;
 pub(super) mod links;
 pub(super) mod manifest_writer;
-pub(super) mod spill;
 pub(super) mod tree;
 pub(super) mod whiteout;
 pub(super) mod xattr;
@@ -24,9 +23,8 @@ use rustix::{
 };
 
 use self::{
-    deferred_metadata::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord},
+    deferred_metadata::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord, Spill},
     manifest_writer::{FileManifest, FileRecord, ManifestWriter},
-    spill::Spill,
     tree::{Directory, Freed, Missing, Tree},
     whiteout::{Mark, Opacity, look, mark},
 };
@@ -53,7 +51,6 @@ pub(super) struct Writer<'a> {
     spill: Spill<'a>,
     options: &'a UnpackOptions,
     process: (Uid, Gid),
-    devices_left_out: bool,
     report: UnpackReport,
     manifest: ManifestWriter<'a>,
 }
@@ -95,7 +92,6 @@ impl<'a> Writer<'a> {
             spill: Spill::new(root),
             options,
             process,
-            devices_left_out: false,
             report: UnpackReport::default(),
             manifest: ManifestWriter::new(listing, root)?,
         })
@@ -129,9 +125,7 @@ impl<'a> Writer<'a> {
             Mark::Ignored | Mark::Plain => return Ok(()),
         }
         let place = Place::new(self.parent(parent)?, name);
-        if self.devices_left_out {
-            self.tree.deferred.forget_device(&place.path);
-        }
+        self.tree.deferred.forget_device(&place.path);
         match entry.kind {
             TarKind::File => self.file(&place, entry, reader),
             TarKind::Directory => self.directory(&place, entry),
@@ -315,7 +309,6 @@ impl<'a> Writer<'a> {
         if !self.tree.deferred.notes.get(&place.path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
-        self.devices_left_out = true;
         self.tree.deferred.record(&place.path, record)
     }
 

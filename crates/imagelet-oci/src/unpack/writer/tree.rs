@@ -211,9 +211,8 @@ impl<'a> Tree<'a> {
         let action = "make the directory of";
         rustix::fs::mkdirat(here, name, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
         let fd = open_directory(here.as_fd(), name).map_err(Fault::io(action))?;
-        if self.options.umask & IMPLICIT_MODE != 0 {
-            rustix::fs::fchmod(&fd, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
-        }
+        // Independent of the umask.
+        rustix::fs::fchmod(&fd, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
         let directory = self.opened(here, name, fd)?;
         self.made_bytes += crate::unpack::DIRECTORY_COST;
         self.deferred.implicit(&directory.path, opacity)?;
