@@ -27,9 +27,10 @@ use super::{
     check_gc, check_http, check_kubelet, check_kubernetes,
     environment::Environment,
     keys_and_defaults::{
-        API_VERSION, File, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
+        API_VERSION, File, ImportFolder, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys,
+        StoreKeys,
     },
-    settings::{Backend, ImportFolder, RuntimeSettings, Settings, StoreSettings},
+    settings::{Backend, RuntimeSettings, Settings, StoreSettings},
     violations::{Violation, Violations},
 };
 
@@ -136,7 +137,7 @@ fn import_folder(own: &OwnKeys, backend: &Backend, found: &mut Violations) -> Op
     let shown = format!("`{}`", directory.display());
     found.rule(is_embedded, KEY, &shown, "needs the embedded store: images of a runtime are imported by its own tools");
     found.rule(!directory.starts_with(&own.store.directory), KEY, &shown, "must not be in store.directory");
-    Some(ImportFolder { directory, pin: own.import_folder.pin })
+    Some(own.import_folder.clone())
 }
 
 /// `None` for 0, which disables a feature.

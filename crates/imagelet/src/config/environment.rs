@@ -1,6 +1,6 @@
 //! The environment variables of the process; no other file reads any.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use imagelet_core::credentials::{Secret, Variables};
 use imagelet_oci::ProxyConfig;
@@ -88,10 +88,8 @@ impl Environment {
     }
 
     pub(crate) fn sockets_to_try(&self) -> Vec<PathBuf> {
-        let mut sockets = vec![self.socket_default()];
-        if sockets[0] != Path::new(SYSTEM_SOCKET) {
-            sockets.push(SYSTEM_SOCKET.into());
-        }
+        let mut sockets = vec![self.socket_default(), SYSTEM_SOCKET.into()];
+        sockets.dedup();
         sockets
     }
 
@@ -114,6 +112,8 @@ fn proxies(variable: impl Fn(&str) -> Option<String>) -> ProxyConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

@@ -148,7 +148,7 @@ documents! {
         /// How long pulls may take.
         pulls: PullsKeys,
         /// A folder whose archives are imported, for nodes without a registry.
-        import_folder: ImportFolderKeys,
+        import_folder: ImportFolder,
         /// How often images are detected.
         detection: DetectionKeys,
         /// Which behavior holds where the kubelet's has a weakness: `kubelet`, the kubelet's to the letter; `imagelet`, the improved one. [Compatibility](compatibility.md) lists the differences.
@@ -206,7 +206,8 @@ documents! {
         /// A docker configuration (`config.json`) with the node's own registry credentials; read again every five minutes and on SIGHUP. Absent: `$DOCKER_CONFIG/config.json` where that is set; else a command reads `~/.docker/config.json`, and the daemon looks where the kubelet looks, see [credentials](credentials.md).
         docker_config: Option<PathBuf>,
     }
-    ImportFolderKeys {
+    #[derive(PartialEq, Eq)]
+    ImportFolder {
         /// The daemon imports archives that appear here, and moves them to `done` or `failed` in it: an absolute path, of a folder that only root or the daemon's user may write to. Empty: none. Only with the embedded store. See [air gap](air-gap.md#a-watched-folder).
         directory: PathBuf,
         /// Pin the imported names, so that no collection removes them.
@@ -455,7 +456,7 @@ impl File {
                 trickle_window: GoDuration::minutes(1),
                 bandwidth: "0".into(),
             },
-            import_folder: ImportFolderKeys { directory: PathBuf::new(), pin: true },
+            import_folder: ImportFolder { directory: PathBuf::new(), pin: true },
             detection: DetectionKeys { period: FIVE_MINUTES },
             compatibility: "imagelet".into(),
             kubernetes: KubernetesKeys { events: true, ..KubernetesKeys::default() },

@@ -19,11 +19,8 @@ mod violations;
 
 pub(crate) use self::{
     environment::{Environment, has_dumb_terminal},
-    keys_and_defaults::CriCallers,
-    settings::{
-        Backend, CollectionMode, HttpSettings, ImportFolder, KubernetesSettings, RuntimeSettings, Settings,
-        StoreSettings,
-    },
+    keys_and_defaults::{CriCallers, ImportFolder},
+    settings::{Backend, CollectionMode, HttpSettings, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},
     violations::ConfigError,
 };

@@ -19,7 +19,10 @@ use imagelet_core::{
 use imagelet_kube::ApiAccess;
 use imagelet_oci::{EngineConfig, RegistryConfig};
 
-use super::{environment::Environment, keys_and_defaults::CriCallers};
+use super::{
+    environment::Environment,
+    keys_and_defaults::{CriCallers, ImportFolder},
+};
 use crate::traces::TraceSettings;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -79,12 +82,6 @@ pub(crate) struct KubernetesSettings {
     pub(crate) look_ahead_max: Option<NonZeroUsize>,
     /// Whether warnings about the node are sent to the cluster.
     pub(crate) events: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ImportFolder {
-    pub(crate) directory: PathBuf,
-    pub(crate) pin: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
