@@ -9,18 +9,28 @@ mod host;
 mod owned_file;
 mod plan;
 mod pod;
-mod run;
 #[cfg(test)]
 mod tests;
 
+use std::{path::Path, process::ExitCode};
+
+use serde_json::json;
+
+pub(crate) use self::pod::set_host_up;
 use self::{
     apply::{Outcome, apply},
-    contents::BaseConfiguration,
+    contents::{BASE_LENGTH_MAX, BaseConfiguration},
     host::gather,
+    owned_file::read_bounded,
     plan::{Step, plan},
 };
-pub(crate) use self::{pod::set_host_up, run::run};
-use crate::cli::{InstallArgs, Role};
+use crate::{
+    cli::{InstallArgs, Role, ServeArgs},
+    config::{Backend, Environment},
+    failure::Failure,
+    output::{Format, Table, or_dash, print, printable},
+    serve::{check_files, sources},
+};
 
 /// The service's socket, as the unit and the package have it.
 const SOCKET: &str = "/run/imagelet/imagelet.sock";
@@ -34,3 +44,55 @@ const KUBELET_UNIT_DROP_IN: &str = "/etc/systemd/system/kubelet.service.d/10-ima
 /// Where the kubelet's drop-ins are written if the kubelet names no folder.
 const KUBELET_CONFIG_DIR: &str = "/etc/kubernetes/kubelet.conf.d";
 const KUBELET_CONFIG_NAME: &str = "90-imagelet.conf";
+
+/// The command: reads the facts, plans, applies and prints.
+pub(crate) async fn run(
+    arguments: InstallArgs,
+    environment: &Environment,
+    format: Format,
+) -> Result<ExitCode, Failure> {
+    let InstallArgs { role, dry_run, .. } = arguments;
+    let absolute = |path: &Path| std::path::absolute(path);
+    let root = arguments.root.as_deref().map(absolute).transpose()?.unwrap_or_else(|| "/".into());
+    if root == Path::new("/") && !environment.root && !dry_run {
+        return Err(Failure::new("PermissionDenied", "only root can set a host up"));
+    }
+    let kubeconfig = arguments.kubeconfig.as_deref().map(absolute).transpose()?;
+    let request = InstallArgs { kubeconfig, ..arguments };
+    let base_configuration = request.base_configuration.as_deref().map(base).transpose()?.unwrap_or_default();
+    let read = |file: &Path| {
+        let arguments = ServeArgs { config: Some(file.to_owned()), ..ServeArgs::default() };
+        sources(&arguments, None, environment)?.settings().map_err(|error| Failure::of(&error))
+    };
+    let host = gather(&request, &root, base_configuration, |file| {
+        Ok(match read(file)?.backend {
+            Backend::Cri(runtime) => Some(runtime.endpoint),
+            Backend::Embedded(_) => None,
+        })
+    })?;
+    let steps = plan(&request, &host).map_err(|refusal| Failure::of(&refusal))?;
+    let check = async |file: &Path| check_files(&read(file)?).await;
+    let (outcomes, failure) = apply(&steps, &root, dry_run, check).await;
+    let printed = print(format, &json!({ "steps": outcomes }), |out| table(&outcomes).write(out))?;
+    match failure {
+        Some(failure) if role.is_some() => {
+            Err(failure.or_hint("`imagelet install --uninstall` takes back what was written"))
+        }
+        Some(failure) => Err(failure),
+        None => Ok(printed),
+    }
+}
+
+fn base(path: &Path) -> Result<BaseConfiguration, Failure> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Failure::new("InvalidArgument", format!("`{}`: {}", path.display(), printable(&error.to_string())))
+    };
+    let bytes = read_bounded(path, BASE_LENGTH_MAX).map_err(|error| failed(&error))?;
+    let text = String::from_utf8(bytes).map_err(|error| failed(&error))?;
+    BaseConfiguration::read(&text).map_err(|error| failed(&error))
+}
+
+fn table(outcomes: &[Outcome]) -> Table {
+    let rows = outcomes.iter().map(|done| [done.step, or_dash(&done.target), done.result, or_dash(&done.detail)]);
+    Table::new(["STEP", "TARGET", "RESULT", "DETAIL"]).rows(rows)
+}
