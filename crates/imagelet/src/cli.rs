@@ -4,8 +4,6 @@ mod cluster;
 mod help;
 mod image_filter;
 mod install;
-mod kubelet;
-mod login;
 mod serve;
 mod template;
 #[cfg(test)]
@@ -22,8 +20,6 @@ pub(crate) use self::{
     help::command,
     image_filter::ImageFilter,
     install::{InstallArgs, PodCommand, PodInstallArgs, PodRemoveArgs, Role},
-    kubelet::KubeletFlags,
-    login::{LoginArgs, RegistryLoginArgs},
     serve::ServeArgs,
     template::{Template, TemplateError},
     values::Since,
@@ -311,6 +307,33 @@ pub(crate) struct PullArgs {
     pub(crate) quiet: bool,
 }
 
+/// The credential of a command, in place of the node's.
+#[derive(Debug, Args)]
+pub(crate) struct LoginArgs {
+    /// User and password; `-` reads them from stdin.
+    ///
+    /// Other users can see a command line before the program can hide it, and a shell keeps it: prefer `-`, `--creds-file`,
+    /// the variable `IMAGELET_CREDS`, or `imagelet login`.
+    #[arg(long, value_name = "USER:PASS", hide_default_value = true)]
+    pub(crate) creds: Option<String>,
+    /// Read them from the first line of this file.
+    #[arg(long, value_name = "FILE", conflicts_with = "creds")]
+    pub(crate) creds_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RegistryLoginArgs {
+    /// HOST or HOST:PORT; Docker Hub without one.
+    #[arg(value_name = "REGISTRY")]
+    pub(crate) registry: Option<String>,
+    /// The user; asked for on a terminal.
+    #[arg(short, long, value_name = "USER")]
+    pub(crate) username: Option<String>,
+    /// Read the password or token from stdin; without it, it is asked for on a terminal.
+    #[arg(long, requires = "username")]
+    pub(crate) password_stdin: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// The image to look for.
@@ -491,7 +514,7 @@ impl Cli {
         }
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut cli = Self::from_arg_matches(&matches)?;
-        let typed = |name| deepest_source(&matches, name) == Some(ValueSource::CommandLine);
+        let typed = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
         let mut conflict = |message: &str| Err(command.error(clap::error::ErrorKind::ArgumentConflict, message));
         match (typed("endpoint"), typed("store")) {
             (true, true) => {
@@ -522,12 +545,4 @@ impl Cli {
         }
         Ok(cli)
     }
-}
-
-fn deepest_source(matches: &clap::ArgMatches, name: &str) -> Option<ValueSource> {
-    let here = matches.value_source(name);
-    let below = matches.subcommand().and_then(|(_, matches)| {
-        matches.try_contains_id(name).is_ok().then(|| deepest_source(matches, name)).flatten()
-    });
-    here.max(below)
 }
