@@ -20,8 +20,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use crate::{
-    api::PullRequest,
-    cli::{Cli, Command, EnsureArgs, EventsArgs, Global, PodCommand, PullArgs},
+    cli::{Cli, Command, EventsArgs, Global, PodCommand},
     config::Environment,
     failure::Failure,
     manifests::Manifests,
@@ -86,20 +85,15 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
     }
 }
 
-/// Input of a command, read before the node is opened: user errors are reported at once.
-enum Prepared {
-    Images(Vec<PullRequest>),
-    Pods(Manifests),
-    Nothing,
-}
-
 async fn run_on_node(command: Command, global: &Global, environment: &Environment) -> Result<ExitCode, Failure> {
     let (format, has_color) = (global.output, !environment.no_color);
-    let prepared = match &command {
-        Command::Pull(arguments) => Prepared::Images(pull::read(arguments, environment)?),
-        Command::Ensure(arguments) => Prepared::Pods(ensure::read(arguments)?),
-        _ => Prepared::Nothing,
-    };
+    // Read before anything is opened: user errors are reported at once.
+    let (mut pulls, mut manifests) = (Vec::new(), Manifests::default());
+    match &command {
+        Command::Pull(arguments) => pulls = pull::read(arguments, environment)?,
+        Command::Ensure(arguments) => manifests = ensure::read(arguments)?,
+        _ => {}
+    }
     // `events -f` always ends by a signal: no message.
     let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }) | Command::Top { .. });
     let again = async |intent| find_node(global, environment, intent).await;
@@ -107,11 +101,8 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
     let node = &opened;
     let work = async {
         match command {
-            Command::Pull(PullArgs { quiet, .. }) | Command::Ensure(EnsureArgs { quiet, .. }) => match prepared {
-                Prepared::Images(requests) => pull::run(node, requests, quiet, format).await,
-                Prepared::Pods(manifests) => ensure::run(node, manifests, quiet, format).await,
-                Prepared::Nothing => Ok(ExitCode::SUCCESS),
-            },
+            Command::Pull(arguments) => pull::run(node, pulls, arguments.quiet, format).await,
+            Command::Ensure(arguments) => ensure::run(node, manifests, arguments.quiet, format).await,
             Command::Ls(arguments) => images::list(node, &arguments, format).await,
             Command::Inspect { quiet, format: template, image } => {
                 images::inspect(node, quiet, image, template.as_ref(), format).await

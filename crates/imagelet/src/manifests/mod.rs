@@ -22,7 +22,7 @@ pub(crate) struct ManifestFile {
     pub(crate) text: String,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Manifests {
     pub(crate) pods: Vec<PodRequest>,
     /// Notes for the user; none keeps a pod from being requested.

@@ -1,7 +1,6 @@
 //! Aligned tables: as wide as their cells where nothing bounds them, and no wider than a terminal.
 
 use std::{
-    fmt::Write as _,
     io::{self, Write},
     os::fd::AsFd,
 };
@@ -139,13 +138,11 @@ fn wrapped_line(line: &str, width: usize) -> String {
     if line.width() <= width || width < indent + INDENT + PROSE_MIN {
         return line.to_owned();
     }
-    let mut text = String::new();
-    for (number, line) in wrapped(words, width - indent - INDENT).into_iter().enumerate() {
+    let lines = wrapped(words, width - indent - INDENT).into_iter().enumerate().map(|(number, line)| {
         let indent = if number == 0 { indent } else { indent + INDENT };
-        let end = if number == 0 { "" } else { "\n" };
-        let _ = write!(text, "{end}{:indent$}{line}", "");
-    }
-    text
+        format!("{:indent$}{line}", "")
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn width_of<T: io::IsTerminal + AsFd>(terminal: &T) -> Option<usize> {
@@ -195,13 +192,12 @@ fn joined(cells: &[String], widths: &[usize], gap: usize) -> String {
 
 /// A row whose last cell has several lines.
 fn below(cells: &[String], widths: &[usize], lines: Vec<String>, indent: usize) -> Vec<String> {
-    let mut rows = Vec::new();
-    for (number, line) in lines.into_iter().enumerate() {
+    let lines = lines.into_iter().enumerate().map(|(number, line)| {
         let head = if number == 0 { joined(cells, widths, GAP_MIN) } else { String::new() };
         let gap = indent.saturating_sub(head.width());
-        rows.push(format!("{head}{:gap$}{line}", "").trim_end().to_owned());
-    }
-    rows
+        format!("{head}{:gap$}{line}", "").trim_end().to_owned()
+    });
+    lines.collect()
 }
 
 /// The end of a text that is too wide, which distinguishes names.
