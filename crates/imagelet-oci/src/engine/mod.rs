@@ -215,6 +215,15 @@ impl Engine {
 }
 
 impl Engine {
+    /// Runs blocking work on the store.
+    async fn on_disk<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Arc<Store>) -> Result<T, RuntimeError> + Send + 'static,
+    ) -> Result<T, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || work(&store)).await
+    }
+
     fn reserved(&self) -> Freed {
         let (amount, _) = self.reservations.open().reserved();
         Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
@@ -399,17 +408,6 @@ impl LocalStore for Engine {
             Ok(())
         })
         .await
-    }
-}
-
-impl Engine {
-    /// Runs blocking work on the store.
-    async fn on_disk<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Arc<Store>) -> Result<T, RuntimeError> + Send + 'static,
-    ) -> Result<T, RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || work(&store)).await
     }
 }
 

@@ -74,6 +74,61 @@ pub(crate) enum BlobPurpose {
 }
 
 impl Store {
+    pub(crate) fn blob_path(&self, digest: &Digest) -> PathBuf {
+        self.root.join("blobs").join(digest.algorithm().name()).join(digest.hex())
+    }
+
+    pub(crate) fn blobs(&self) -> Vec<Digest> {
+        self.index().blobs.keys().cloned().collect()
+    }
+
+    /// A blob that is kept with an image.
+    pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
+        let kept = if self.has_blob(digest) { KeptBytes::open(&self.blob_path(digest))? } else { return None };
+        (kept.length == size).then_some(kept)
+    }
+
+    /// The blob of an artifact, which the layer of its file has unchanged; `path` was checked by the manifest.
+    pub(crate) fn open_layer_file(&self, layer: &Digest, path: &str, size: u64) -> Option<KeptBytes> {
+        self.layer(layer)?;
+        let kept = KeptBytes::open(&self.layer_tree(layer).join(path))?;
+        (kept.length == size).then_some(kept)
+    }
+
+    /// The first bytes of a blob.
+    pub(crate) fn open_partial(&self, key: &PartialKey, size: u64) -> Option<KeptBytes> {
+        let kept = KeptBytes::open(&self.partial_path(key))?;
+        (1..=size).contains(&kept.length).then_some(KeptBytes { is_in_copy: true, ..kept })
+    }
+
+    pub(crate) fn has_blob(&self, digest: &Digest) -> bool {
+        self.index().blobs.contains_key(digest)
+    }
+
+    /// Removes a kept blob whose digest turned out to be wrong.
+    pub(crate) fn discard_blob(&self, digest: &Digest) {
+        if self.index().blobs.remove(digest).is_none() {
+            return;
+        }
+        tracing::warn!(%digest, "a blob does not have its digest; it is removed");
+        let path = self.blob_path(digest);
+        if let Err(error) = remove_tree(&path) {
+            tracing::warn!(path = %path.display(), %error, "could not remove a wrong blob");
+        }
+    }
+
+    pub(super) fn discard_unknown_blobs(&self, folder: &Path, index: &Index) -> Result<(), RuntimeError> {
+        let known: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
+        let entries = match fs::read_dir(folder) {
+            Ok(entries) => entries.filter_map(Result::ok).map(|entry| entry.path()).collect(),
+            Err(_) => vec![folder.to_owned()],
+        };
+        for path in entries.into_iter().filter(|path| !known.contains(path)) {
+            self.move_to_trash(&path)?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn partial_bytes(&self) -> u64 {
         self.partials().iter().map(|partial| partial.size).sum()
     }
@@ -320,63 +375,6 @@ impl StagedBlob {
     pub(super) fn folders(&self) -> [PathBuf; 2] {
         let blobs = Path::new("blobs");
         [blobs.join(self.0.digest.algorithm().name()), blobs.to_owned()]
-    }
-}
-
-impl Store {
-    pub(crate) fn blob_path(&self, digest: &Digest) -> PathBuf {
-        self.root.join("blobs").join(digest.algorithm().name()).join(digest.hex())
-    }
-
-    pub(crate) fn blobs(&self) -> Vec<Digest> {
-        self.index().blobs.keys().cloned().collect()
-    }
-
-    /// A blob that is kept with an image.
-    pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
-        let kept = if self.has_blob(digest) { KeptBytes::open(&self.blob_path(digest))? } else { return None };
-        (kept.length == size).then_some(kept)
-    }
-
-    /// The blob of an artifact, which the layer of its file has unchanged; `path` was checked by the manifest.
-    pub(crate) fn open_layer_file(&self, layer: &Digest, path: &str, size: u64) -> Option<KeptBytes> {
-        self.layer(layer)?;
-        let kept = KeptBytes::open(&self.layer_tree(layer).join(path))?;
-        (kept.length == size).then_some(kept)
-    }
-
-    /// The first bytes of a blob.
-    pub(crate) fn open_partial(&self, key: &PartialKey, size: u64) -> Option<KeptBytes> {
-        let kept = KeptBytes::open(&self.partial_path(key))?;
-        (1..=size).contains(&kept.length).then_some(KeptBytes { is_in_copy: true, ..kept })
-    }
-
-    pub(crate) fn has_blob(&self, digest: &Digest) -> bool {
-        self.index().blobs.contains_key(digest)
-    }
-
-    /// Removes a kept blob whose digest turned out to be wrong.
-    pub(crate) fn discard_blob(&self, digest: &Digest) {
-        if self.index().blobs.remove(digest).is_none() {
-            return;
-        }
-        tracing::warn!(%digest, "a blob does not have its digest; it is removed");
-        let path = self.blob_path(digest);
-        if let Err(error) = remove_tree(&path) {
-            tracing::warn!(path = %path.display(), %error, "could not remove a wrong blob");
-        }
-    }
-
-    pub(super) fn discard_unknown_blobs(&self, folder: &Path, index: &Index) -> Result<(), RuntimeError> {
-        let known: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
-        let entries = match fs::read_dir(folder) {
-            Ok(entries) => entries.filter_map(Result::ok).map(|entry| entry.path()).collect(),
-            Err(_) => vec![folder.to_owned()],
-        };
-        for path in entries.into_iter().filter(|path| !known.contains(path)) {
-            self.move_to_trash(&path)?;
-        }
-        Ok(())
     }
 }
 

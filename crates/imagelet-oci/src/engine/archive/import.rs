@@ -52,7 +52,10 @@ impl Engine {
             let found = references(&image.names, request.name.as_ref());
             let names = found.iter().flatten().map(ToString::to_string).collect();
             let outcome = match found {
-                Ok(references) => self.import_one(&archive.blobs, image, &references, request, progress).await,
+                Ok(references) => self
+                    .import_one(&archive.blobs, image, &references, request, progress)
+                    .await
+                    .map_err(|error| about(error, &format!("could not import `{}`", references[0]))),
                 Err(error) => Err(error),
             };
             imported.push(ImportOutcome { names, outcome });
@@ -94,24 +97,13 @@ impl Engine {
             is_platform_given: request.platform.is_some(),
             credential: None,
         };
-        let failed = |error| about(error, &format!("could not import `{}`", references[0]));
         let (archive, wanted) = (Arc::clone(blobs), target.platform.clone());
-        let found = blocking(move || choose(&archive, image.roots, &wanted)).await.map_err(failed)?;
-        check_digests(references, &found.root.digest).map_err(failed)?;
+        let found = blocking(move || choose(&archive, image.roots, &wanted)).await?;
+        check_digests(references, &found.root.digest)?;
         let session = self.registry.archive_session(&references[0], Arc::clone(blobs));
         let ChosenImage { root, chosen, manifest } = found;
         let resolved = Resolved { session, root, chosen, manifest };
-        self.import_resolved(&resolved, references, &target, progress).await.map_err(failed)
-    }
-
-    async fn import_resolved(
-        &self,
-        resolved: &Resolved,
-        references: &[Reference],
-        target: &PullTarget,
-        progress: &Progress,
-    ) -> Result<(ImageId, bool), RuntimeError> {
-        announce(resolved, progress)?;
+        announce(&resolved, progress)?;
         let id = resolved.image_id();
         let names: Vec<String> = references
             .iter()
@@ -120,14 +112,14 @@ impl Engine {
                 by_tag.into_iter().chain([by_digest])
             })
             .collect();
-        let (config_bytes, config) = self.configuration(resolved, target).await?;
-        check_layers(resolved, config.diff_ids.len())?;
+        let (config_bytes, config) = self.configuration(&resolved, &target).await?;
+        check_layers(&resolved, config.diff_ids.len())?;
         let may_share = self.sharing(&resolved.manifest) == LayerSharing::Node
             || references.iter().all(|reference| self.store.is_named_in(&id, reference.repository()));
-        if may_share && self.already_here(resolved, &names, progress).await? {
+        if may_share && self.already_here(&resolved, &names, progress).await? {
             return Ok((id, true));
         }
-        Ok((self.fetch_layers(resolved, &config_bytes, names, Arc::default(), progress).await?, false))
+        Ok((self.fetch_layers(&resolved, &config_bytes, names, Arc::default(), progress).await?, false))
     }
 }
 

@@ -98,6 +98,25 @@ impl Engine {
             }
         }))
     }
+
+    async fn take_spares(
+        &self,
+        described: &Described,
+        present: usize,
+        resumption: &Resumption,
+    ) -> Result<HashMap<usize, SinkLayer>, RuntimeError> {
+        let (image, resumption) = (Arc::clone(&described.image), resumption.clone());
+        let (reference, sharing) = (described.resolved.session.reference().clone(), self.config.sharing);
+        self.on_disk(move |store| {
+            let missing = image.layers.iter().enumerate().skip(present);
+            let spare = |diff_id| {
+                let repository = sharing.only_from(&reference);
+                store.take_sink_spare(&SpareWanted { diff_id, repository, end: LayerEnd::Sink }, &resumption)
+            };
+            Ok(missing.filter_map(|(index, layer)| Some((index, spare(&layer.diff_id)?))).collect())
+        })
+        .await
+    }
 }
 
 #[async_trait]
@@ -316,27 +335,6 @@ fn fetch(error: RuntimeError) -> Ended {
 
 fn handover(error: RuntimeError) -> Ended {
     Ended::Failed(ImportStage::Handover.failed(error))
-}
-
-impl Engine {
-    async fn take_spares(
-        &self,
-        described: &Described,
-        present: usize,
-        resumption: &Resumption,
-    ) -> Result<HashMap<usize, SinkLayer>, RuntimeError> {
-        let (image, resumption) = (Arc::clone(&described.image), resumption.clone());
-        let (reference, sharing) = (described.resolved.session.reference().clone(), self.config.sharing);
-        self.on_disk(move |store| {
-            let missing = image.layers.iter().enumerate().skip(present);
-            let spare = |diff_id| {
-                let repository = sharing.only_from(&reference);
-                store.take_sink_spare(&SpareWanted { diff_id, repository, end: LayerEnd::Sink }, &resumption)
-            };
-            Ok(missing.filter_map(|(index, layer)| Some((index, spare(&layer.diff_id)?))).collect())
-        })
-        .await
-    }
 }
 
 /// The largest layer first, because it determines the duration of an import; the others from the bottom, because a sink

@@ -66,78 +66,7 @@ impl Store {
             inodes: sum.inodes + one.inodes,
         })
     }
-}
 
-impl Index {
-    fn listed(&self) -> Vec<Arc<Image>> {
-        let mut names = self.names_by_image();
-        let image = |(id, record): (&ImageId, &ImageRecord)| {
-            let (tags, digests) = split_names(names.remove(id).unwrap_or_default());
-            Arc::new(Image {
-                id: id.clone(),
-                tags,
-                digests,
-                size: self.parts(id, record).iter().map(|part| ByteSize(part.usage.bytes)).sum(),
-                user: ImageUser::of_config(&record.user),
-                spec: ImageSpec::default(),
-                pinned: false,
-            })
-        };
-        self.images.iter().map(image).collect()
-    }
-}
-
-/// What is removed as one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum PartKey<'a> {
-    Layer(&'a Digest),
-    Blob(&'a Digest),
-    Image(&'a ImageId),
-}
-
-impl fmt::Display for PartKey<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Layer(diff_id) => write!(f, "{diff_id}"),
-            Self::Blob(digest) => write!(f, "blob:{digest}"),
-            Self::Image(id) => write!(f, "image:{id}"),
-        }
-    }
-}
-
-pub(crate) struct ImagePart<'a> {
-    key: PartKey<'a>,
-    pub(crate) usage: DiskUsage,
-    /// A running pull uses it.
-    is_leased: bool,
-}
-
-impl Index {
-    /// The present parts of an image, each once.
-    pub(crate) fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<ImagePart<'a>> {
-        let mut parts = Vec::with_capacity(record.layers.len() + 1);
-        parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated, is_leased: false });
-        for entry in &record.layers {
-            let diff_id = &entry.diff_id;
-            parts.extend(self.layers.get(diff_id).map(|layer| ImagePart {
-                key: PartKey::Layer(diff_id),
-                usage: layer.allocated,
-                is_leased: self.leases.contains_key(diff_id),
-            }));
-            let blob = entry.blob.as_ref().and_then(|blob| Some((blob, *self.blobs.get(blob)?)));
-            parts.extend(blob.map(|(blob, size)| ImagePart {
-                key: PartKey::Blob(blob),
-                usage: DiskUsage { bytes: in_blocks(size, self.block), inodes: 1 },
-                is_leased: self.written.contains_key(blob),
-            }));
-        }
-        parts.sort_unstable_by_key(|part| part.key);
-        parts.dedup_by_key(|part| part.key);
-        parts
-    }
-}
-
-impl Store {
     /// The graph of all images. The parts of `in_use` images, such as mounted ones, stay after a removal.
     pub(crate) fn graph(&self, in_use: &BTreeSet<ImageId>) -> LayerGraph {
         let index = self.index();
@@ -169,4 +98,71 @@ impl Store {
         }
         graph
     }
+}
+
+impl Index {
+    fn listed(&self) -> Vec<Arc<Image>> {
+        let mut names = self.names_by_image();
+        let image = |(id, record): (&ImageId, &ImageRecord)| {
+            let (tags, digests) = split_names(names.remove(id).unwrap_or_default());
+            Arc::new(Image {
+                id: id.clone(),
+                tags,
+                digests,
+                size: self.parts(id, record).iter().map(|part| ByteSize(part.usage.bytes)).sum(),
+                user: ImageUser::of_config(&record.user),
+                spec: ImageSpec::default(),
+                pinned: false,
+            })
+        };
+        self.images.iter().map(image).collect()
+    }
+
+    /// The present parts of an image, each once.
+    pub(crate) fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<ImagePart<'a>> {
+        let mut parts = Vec::with_capacity(record.layers.len() + 1);
+        parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated, is_leased: false });
+        for entry in &record.layers {
+            let diff_id = &entry.diff_id;
+            parts.extend(self.layers.get(diff_id).map(|layer| ImagePart {
+                key: PartKey::Layer(diff_id),
+                usage: layer.allocated,
+                is_leased: self.leases.contains_key(diff_id),
+            }));
+            let blob = entry.blob.as_ref().and_then(|blob| Some((blob, *self.blobs.get(blob)?)));
+            parts.extend(blob.map(|(blob, size)| ImagePart {
+                key: PartKey::Blob(blob),
+                usage: DiskUsage { bytes: in_blocks(size, self.block), inodes: 1 },
+                is_leased: self.written.contains_key(blob),
+            }));
+        }
+        parts.sort_unstable_by_key(|part| part.key);
+        parts.dedup_by_key(|part| part.key);
+        parts
+    }
+}
+
+/// What is removed as one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum PartKey<'a> {
+    Layer(&'a Digest),
+    Blob(&'a Digest),
+    Image(&'a ImageId),
+}
+
+impl fmt::Display for PartKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Layer(diff_id) => write!(f, "{diff_id}"),
+            Self::Blob(digest) => write!(f, "blob:{digest}"),
+            Self::Image(id) => write!(f, "image:{id}"),
+        }
+    }
+}
+
+pub(crate) struct ImagePart<'a> {
+    key: PartKey<'a>,
+    pub(crate) usage: DiskUsage,
+    /// A running pull uses it.
+    is_leased: bool,
 }
