@@ -22,7 +22,7 @@ mod verify;
 
 use std::{
     collections::{HashMap, HashSet},
-    io,
+    fmt, io,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, SystemTime},
@@ -61,7 +61,6 @@ const UNRECORDED_MAX: usize = 1024;
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
 
 /// The recorded pulls, and the access of clients that follows from them.
-#[derive(Debug)]
 pub struct PullRecords {
     /// `None`: recording is off, and every client may use every image.
     settings: Option<RecordsSettings>,
@@ -402,6 +401,13 @@ impl PullRecords {
 
     fn state(&self) -> MutexGuard<'_, RecordsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Without the records, which hold hashes of credentials.
+impl fmt::Debug for PullRecords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PullRecords").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt,
     time::Duration,
 };
 
@@ -36,14 +37,13 @@ pub(super) struct CacheKey(Vec<u8>);
 #[error("a part of the cache key has {0} bytes, more than 65535")]
 pub(super) struct KeyError(usize);
 
-/// Responses by key.
-#[derive(Debug, Default)]
+/// Responses by key. `Debug` shows their number.
+#[derive(Default)]
 pub(super) struct Cache {
     entries: HashMap<CacheKey, CachedAnswer>,
     swept: Option<Instant>,
 }
 
-#[derive(Debug)]
 struct CachedAnswer {
     auth: DockerConfig,
     expires: Instant,
@@ -157,6 +157,12 @@ impl Cache {
     fn sweep(&mut self, now: Instant) {
         self.entries.retain(|_, entry| now <= entry.expires);
         self.swept = Some(now);
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache").field("entries", &self.entries.len()).finish_non_exhaustive()
     }
 }
 
