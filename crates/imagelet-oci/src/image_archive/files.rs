@@ -30,7 +30,7 @@ const READ_AHEAD: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) struct ArchiveFiles {
-    place: String,
+    pub(super) place: String,
     kind: FileSource,
 }
 
@@ -67,10 +67,6 @@ impl ArchiveFiles {
             RuntimeError::new(error.kind(), format!("could not read the archive `{place}`")).caused_by(error)
         })?;
         Ok(Self { place, kind: FileSource::Tar { file, files } })
-    }
-
-    pub(super) fn place(&self) -> &str {
-        &self.place
     }
 
     /// A file at its first byte, and its size. `None`: the archive has no such file.

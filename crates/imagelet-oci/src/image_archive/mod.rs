@@ -67,7 +67,7 @@ pub(crate) struct ArchiveBlobs {
 impl ImageArchive {
     /// Reads the table of contents: of the OCI layout where there is one, else of `docker save`.
     pub(crate) fn read(files: ArchiveFiles) -> Result<Self, RuntimeError> {
-        let place = files.place().to_owned();
+        let place = files.place.clone();
         let in_place = |error: RuntimeError| {
             RuntimeError::new(error.kind(), format!("could not read the archive `{place}`")).caused_by(error)
         };
@@ -90,7 +90,7 @@ impl ImageArchive {
 impl ArchiveBlobs {
     /// A blob as a file at its first byte. Its size is the described one; its digest is not verified.
     pub(crate) fn open(&self, descriptor: &Descriptor) -> Result<File, RuntimeError> {
-        let (digest, place) = (&descriptor.digest, self.files.place());
+        let (digest, place) = (&descriptor.digest, &self.files.place);
         let name = self.places.get(digest).cloned().unwrap_or_else(|| layout::blob_name(digest));
         let Some((file, size)) = self.files.open(&name)? else {
             return Err(corrupt(format!("the archive `{place}` lacks blob `{digest}`, at `{}`", printable(&name))));

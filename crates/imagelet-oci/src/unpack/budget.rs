@@ -43,12 +43,6 @@ pub(crate) struct UnpackBudget {
     directories: Arc<Semaphore>,
 }
 
-impl Default for UnpackBudget {
-    fn default() -> Self {
-        Self::new(UNPACK_MEMORY_DEFAULT)
-    }
-}
-
 impl UnpackBudget {
     pub(crate) fn new(memory: u64) -> Self {
         Self::sharing(memory.max(UNPACK_MEMORY_MIN) - LAYERS_MAX as u64 * OWN)
@@ -257,7 +251,7 @@ mod tests {
 
     #[test]
     fn directories_are_kept_open_up_to_the_bound_and_given_back() {
-        let budget = Arc::new(UnpackBudget::default());
+        let budget = Arc::new(UnpackBudget::new(UNPACK_MEMORY_DEFAULT));
         let mut held: Vec<OwnedSemaphorePermit> = std::iter::from_fn(|| budget.directory()).collect();
         assert_eq!(held.len(), DIRECTORIES_MAX);
         held.pop();
