@@ -7,11 +7,8 @@ use std::marker::PhantomData;
 use imagelet_core::wire::MessageBounds;
 use prost::Message;
 use tonic::{
-    Request, Status, Streaming,
-    client::Grpc,
+    Status,
     codec::{Codec, DecodeBuf, Decoder},
-    codegen::{Bytes, http::uri::PathAndQuery},
-    transport::Channel,
 };
 use tonic_prost::{ProstCodec, ProstEncoder};
 
@@ -21,48 +18,14 @@ use crate::MESSAGE_BYTES_MAX;
 pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
 pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 
-pub(crate) async fn unary<Q, A>(
-    channel: Channel,
-    path: PathAndQuery,
-    request: Request<Q>,
-    bounds: MessageBounds,
-) -> Result<A, Status>
-where
-    Q: Message + 'static,
-    A: Message + Default + 'static,
-{
-    let mut client = ready(channel).await?;
-    Ok(client.unary(request, path, Bounded::new(bounds)).await?.into_inner())
-}
-
-pub(crate) async fn stream<Q, A>(
-    channel: Channel,
-    path: PathAndQuery,
-    request: Request<Q>,
-    bounds: MessageBounds,
-) -> Result<Streaming<A>, Status>
-where
-    Q: Message + 'static,
-    A: Message + Default + 'static,
-{
-    let mut client = ready(channel).await?;
-    let answer = client.server_streaming(request, path, Bounded::new(bounds)).await?;
-    Ok(answer.into_inner())
-}
-
-async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {
-    let mut client = Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    client.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
-    Ok(client)
-}
-
-struct Bounded<Q, A> {
+/// Prost's codec, which counts what an answer holds before anything is made of it.
+pub(crate) struct Bounded<Q, A> {
     left: MessageBounds,
     messages: PhantomData<(Q, A)>,
 }
 
 impl<Q, A> Bounded<Q, A> {
-    fn new(bounds: MessageBounds) -> Self {
+    pub(crate) fn new(bounds: MessageBounds) -> Self {
         Self { left: bounds, messages: PhantomData }
     }
 }
@@ -92,7 +55,7 @@ impl<Q, A: Message + Default> Decoder for Bounded<Q, A> {
 
     fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<A>, Status> {
         use prost::bytes::Buf as _;
-        let message: Bytes = source.copy_to_bytes(source.remaining());
+        let message = source.copy_to_bytes(source.remaining());
         self.left = self.left.less(&message).ok_or_else(|| Status::internal("the answer holds more than any may"))?;
         A::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
     }

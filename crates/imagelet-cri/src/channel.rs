@@ -22,15 +22,16 @@ use imagelet_core::{
 use prost::Message;
 use tokio::{net::UnixStream, time::Instant};
 use tonic::{
-    Request, Status,
+    Request, Response, Status,
+    client::Grpc,
     transport::{Channel, Uri},
 };
 use tower::service_fn;
 
 use crate::{
-    Endpoint,
+    Endpoint, MESSAGE_BYTES_MAX,
     backoff::Backoff,
-    bounded::{self, LIST, ONE},
+    bounded::{Bounded, LIST, ONE},
     convert::{Call, error_from_status},
     stall::Stalled,
     trace,
@@ -109,8 +110,9 @@ impl Peer {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let channel = self.channel.clone();
-        let send = |request| bounded::unary(channel, call.path(), request, bounds);
+        let send = |mut grpc: Grpc<Channel>, request| async move {
+            grpc.unary(request, call.path(), Bounded::new(bounds)).await.map(Response::into_inner)
+        };
         self.until(deadline, call, message, send).await
     }
 
@@ -120,7 +122,9 @@ impl Peer {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let send = |request| bounded::unary(self.channel.clone(), call.path(), request, ONE);
+        let send = |mut grpc: Grpc<Channel>, request| async move {
+            grpc.unary(request, call.path(), Bounded::new(ONE)).await.map(Response::into_inner)
+        };
         self.send(call, Request::new(message), send).await
     }
 
@@ -128,14 +132,19 @@ impl Peer {
         &self,
         call: Call,
         mut request: Request<Q>,
-        send: impl FnOnce(Request<Q>) -> F,
+        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
     ) -> Result<A, Status>
     where
         F: Future<Output = Result<A, Status>>,
     {
         trace::inject(request.metadata_mut());
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let sent = async {
+            grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
+            send(grpc, request).await
+        };
         // Boxed: a call is large, and would be part of each outer future.
-        let answer = trace::follow(call, Box::pin(send(request))).await;
+        let answer = trace::follow(call, Box::pin(sent)).await;
         self.note(answer.as_ref().err());
         answer
     }
@@ -150,9 +159,9 @@ impl Peer {
     ) -> Result<Vec<T>, RuntimeError> {
         let deadline = self.deadline();
         if self.streams.load(Ordering::Relaxed) {
-            let channel = self.channel.clone();
-            let read = |request: Request<()>| async move {
-                let mut pages = bounded::stream::<_, A>(channel, stream.path(), request, LIST).await?;
+            let read = |mut grpc: Grpc<Channel>, request: Request<()>| async move {
+                let codec = Bounded::<(), A>::new(LIST);
+                let mut pages = grpc.server_streaming(request, stream.path(), codec).await?.into_inner();
                 let mut all = Vec::new();
                 while let Some(page) = pages.message().await? {
                     all.extend(items(page));
@@ -179,7 +188,7 @@ impl Peer {
         deadline: Instant,
         call: Call,
         message: Q,
-        send: impl FnOnce(Request<Q>) -> F,
+        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
     ) -> Result<A, RuntimeError>
     where
         F: Future<Output = Result<A, Status>>,

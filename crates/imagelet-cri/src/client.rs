@@ -41,10 +41,8 @@ impl RemoteImageService {
     /// If the timeout is zero, the socket is not served, or not over CRI v1.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
-        match service.filesystem().await {
-            Ok(_) => Ok(service),
-            Err(error) => Err(service.peer.refused("image", error)),
-        }
+        service.filesystem().await.map_err(|error| service.peer.refused("image", error))?;
+        Ok(service)
     }
 
     /// The same without the check; the first call connects. Needs a tokio runtime.
@@ -185,10 +183,8 @@ impl RemoteContainerService {
     /// If the timeout is zero, the socket is not served, or not over CRI v1.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
-        match service.ask_version("").await {
-            Ok(_) => Ok(service),
-            Err(error) => Err(service.peer.refused("runtime", error)),
-        }
+        service.ask_version("").await.map_err(|error| service.peer.refused("runtime", error))?;
+        Ok(service)
     }
 
     /// The same without the check; the first call connects. Needs a tokio runtime.
