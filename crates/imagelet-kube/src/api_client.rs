@@ -29,7 +29,6 @@ pub(crate) const ANSWER_LENGTH_MAX: usize = 32 << 20;
 pub(crate) const SECRET_LENGTH_MAX: usize = 2 << 20;
 /// The longest answer that is an error.
 const ERROR_LENGTH_MAX: usize = 64 << 10;
-/// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_mins(1);
 /// The waits after answers of 403 to a request for what a pod needs.
 ///
@@ -101,7 +100,6 @@ impl ApiClient {
         }
     }
 
-    /// Reads one document.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
         self.get_as(path, None).await
     }
@@ -125,7 +123,6 @@ impl ApiClient {
         self.send_as("application/json", method, path, object).await
     }
 
-    /// Merges fields into an object.
     pub(crate) async fn merge(&self, path: &str, fields: &Value) -> Result<(), ApiError> {
         self.send_as::<IgnoredAny>("application/merge-patch+json", Method::PATCH, path, fields).await.map(drop)
     }

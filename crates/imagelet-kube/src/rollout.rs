@@ -14,7 +14,6 @@ use crate::{
     api_error::ApiError,
 };
 
-/// How often the status is read.
 const READ_EVERY: Duration = Duration::from_secs(2);
 /// For how long failed requests are repeated: a right that was granted just now may need seconds to hold.
 const FAILURES_MAX: Duration = Duration::from_mins(1);

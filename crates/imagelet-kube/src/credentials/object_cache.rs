@@ -20,7 +20,6 @@ const IDLE_MAX: Duration = Duration::from_mins(5);
 /// Most objects, each of at most a megabyte.
 const OBJECTS_MAX: usize = 128;
 
-/// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ObjectName {
     pub(crate) namespace: Arc<str>,

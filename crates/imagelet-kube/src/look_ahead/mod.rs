@@ -36,7 +36,6 @@ static IMAGES: Family = Family {
     labels: &["outcome"],
 };
 
-/// Every metric of the look-ahead.
 pub(crate) const FAMILIES: [&Family; 1] = [&IMAGES];
 
 /// The pods of the node, at each change.

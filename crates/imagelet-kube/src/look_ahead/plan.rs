@@ -17,7 +17,6 @@ pub(super) struct FetchKey {
     pub(super) image: Arc<str>,
 }
 
-/// How far a fetch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FetchState {
     Running,
@@ -25,7 +24,6 @@ pub(super) enum FetchState {
     Ended,
 }
 
-/// A fetch that begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fetch {
     pub(super) key: FetchKey,
@@ -34,7 +32,6 @@ pub(super) struct Fetch {
     pub(super) image: PodImageUse,
 }
 
-/// What is to be done.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FetchPlan {
     /// In this order.

@@ -38,7 +38,6 @@ const REASONS: [&str; 6] =
 const EVENTS_PATH: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 const NAMESPACE: &str = "default";
 const CONTROLLER: &str = "imagelet.dev/node-agent";
-/// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The API's limits, in bytes.
 const NOTE_LENGTH_MAX: usize = 1024;
@@ -46,7 +45,6 @@ const INSTANCE_LENGTH_MAX: usize = 128;
 /// An event's name is the node's, a dot and 16 digits; a name has 253 bytes at most.
 const NODE_LENGTH_MAX: usize = 236;
 
-/// Sends events about one node.
 #[derive(Debug)]
 pub(crate) struct NodeEvents {
     api: ApiClient,

@@ -12,7 +12,6 @@ use tokio::time::Instant;
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
 /// A series without an event for this long has ended; the next such event is a new object.
 const ENDS_AFTER: Duration = Duration::from_mins(10);
-/// Most series at a time.
 const SERIES_MAX: usize = 64;
 /// New objects at once, and the time in which one more is permitted.
 const BURST: f64 = 10.0;
@@ -44,7 +43,6 @@ struct Series {
     last: (SystemTime, Instant),
 }
 
-/// The series of this process.
 #[derive(Debug)]
 pub(super) struct SeriesTable {
     series: HashMap<EventText, Series>,

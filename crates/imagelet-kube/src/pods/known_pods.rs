@@ -57,7 +57,6 @@ impl KnownPods {
         Self { starts: Some(starts), ..Self::default() }
     }
 
-    /// All pods, by their names.
     pub(crate) fn all(&self) -> Vec<Arc<BoundPod>> {
         self.pods.values().cloned().collect()
     }

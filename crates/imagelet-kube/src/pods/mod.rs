@@ -27,7 +27,6 @@ const PODS_MAX: usize = 2000;
 const IMAGE_LENGTH_MAX: usize = 1024;
 /// Most images of one pod; pods have a handful.
 const IMAGES_MAX: usize = 256;
-/// Most pull secrets of one pod.
 pub(crate) const SECRETS_MAX: usize = 64;
 
 /// A pod that is bound to a node and neither finished nor being deleted, as far as it is about images.

@@ -114,7 +114,6 @@ fn intervals(images: &PodImages) -> Vec<Interval> {
     images.sessions.iter().map(|(from, to)| (images.began + *from, images.began + *to)).collect()
 }
 
-/// The parts of one start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StartDurations {
     /// Without pulls and init containers; what overlaps counts once.

@@ -15,7 +15,6 @@ pub(super) const EVENT_LENGTH_MAX: usize = 4 << 20;
 /// A buffer that grew larger for one event is not kept.
 const BUFFER_KEPT_MAX: usize = 256 << 10;
 
-/// What a watch reports.
 #[derive(Debug)]
 pub(super) struct WatchEvent<T> {
     pub(super) kind: EventKind,

@@ -41,7 +41,6 @@ static WAITING: Family = Family {
     labels: &[],
 };
 
-/// Every metric of the watch.
 pub(crate) const FAMILIES: [&Family; 5] = [&SYNCED, &HEARD, &RESTARTS, &PODS, &WAITING];
 
 /// The watch as others see it.
@@ -104,7 +103,6 @@ impl WatchHealth {
         WatchReport { age: record.heard_at.map(|at| at.elapsed()), ..record.report.clone() }
     }
 
-    /// The API server answered.
     pub(super) fn heard(&self) {
         self.lock().heard_at = Some(Instant::now());
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -116,7 +114,6 @@ impl WatchHealth {
         self.lock().report.is_listed = true;
     }
 
-    /// The pods of the node changed.
     pub(crate) fn counted(&self, pods: usize, waiting: usize) {
         let report = &mut self.lock().report;
         (report.pods, report.waiting) = (pods, waiting);

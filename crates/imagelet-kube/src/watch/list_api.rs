@@ -10,7 +10,6 @@ use crate::{
     api_error::ApiError,
 };
 
-/// Objects of one page.
 const PAGE_OBJECTS: u32 = 100;
 /// Most pages of a list; the largest is that of the nodes of a cluster.
 const PAGES_MAX: u32 = 500;
@@ -20,7 +19,6 @@ const LIST_OF_METADATA: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;q=0.9";
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;q=0.9";
 
-/// Which objects are watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Collection {
     /// What they are, for messages: `pods`.
@@ -33,7 +31,6 @@ pub(crate) struct Collection {
     pub(crate) is_metadata: bool,
 }
 
-/// Where a list is read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ListSource {
     /// The cache of the API server, at this resource version or a later one; `0`: any.
@@ -42,7 +39,6 @@ pub(crate) enum ListSource {
     Pages,
 }
 
-/// All objects, at a resource version.
 #[derive(Debug)]
 pub(crate) struct ObjectList<T> {
     pub(crate) objects: Vec<T>,

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use self::events::EventKind;
 pub use self::health::{WatchHealth, WatchReport};
+use self::{events::EventKind, pace::scattered};
 pub(crate) use self::{
     health::FAMILIES,
     list_api::{Collection, ListSource},
@@ -25,7 +25,6 @@ use crate::{api_client::ApiClient, api_error::ApiError};
 
 /// What is known of the objects of a collection.
 pub(crate) trait ObjectCache: Send {
-    /// The objects.
     type Object: DeserializeOwned + Send;
 
     /// Replaces all objects by those of a list.
@@ -38,7 +37,6 @@ pub(crate) trait ObjectCache: Send {
     fn remove(&mut self, object: &Self::Object) -> bool;
 }
 
-/// A watch of one collection.
 #[derive(Debug)]
 pub(crate) struct ObjectWatch {
     pub(crate) client: ApiClient,
@@ -47,7 +45,6 @@ pub(crate) struct ObjectWatch {
     pub(crate) health: Arc<WatchHealth>,
 }
 
-/// How the watch goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum NextStep {
     List(ListSource),
@@ -64,7 +61,6 @@ struct Progress<C> {
 }
 
 impl ObjectWatch {
-    /// A watch without metrics.
     pub(crate) fn unmeasured(client: &ApiClient, collection: Collection) -> Self {
         let health = Arc::new(WatchHealth::unmeasured());
         Self { client: client.clone(), collection, pace: WatchPace::default(), health }
@@ -86,7 +82,9 @@ impl ObjectWatch {
                 self.client.disconnect();
             }
             let is_new = self.health.ended(&end);
-            let wait = if is_absent { self.pace.absent(random()) } else { self.pace.wait(failures, random()) };
+            let WatchPace { wait_first, wait_max, absent, .. } = self.pace;
+            let wait =
+                if is_absent { scattered(absent, random()) } else { backoff(wait_first, wait_max, failures, random()) };
             failures = if lived { 0 } else { failures.saturating_add(1) };
             match &end {
                 Err(_) if is_new && is_unknown => {

@@ -5,18 +5,15 @@ use std::{
     time::Duration,
 };
 
-/// The waits of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WatchPace {
     /// The wait after the end of a watch that lived for long; it doubles with each failure in a row.
     pub(crate) wait_first: Duration,
-    /// The longest wait.
     pub(crate) wait_max: Duration,
     /// A watch that ends earlier counts as failed, however it ends.
     pub(crate) life_min: Duration,
     /// A server that sends nothing for so long is away: it sends a bookmark each minute.
     pub(crate) silence_max: Duration,
-    /// How long a list may take.
     pub(crate) answer_max: Duration,
     /// The wait for a collection that the API server does not have, or does not permit to read: an administrator changes
     /// that, and a fleet does not ask for it all the time.
@@ -36,18 +33,6 @@ impl Default for WatchPace {
     }
 }
 
-impl WatchPace {
-    /// The wait after so many failures in a row.
-    pub(super) fn wait(&self, failures: u32, random: f64) -> Duration {
-        backoff(self.wait_first, self.wait_max, failures, random)
-    }
-
-    /// The wait for a collection that is absent.
-    pub(super) fn absent(&self, random: f64) -> Duration {
-        scattered(self.absent, random)
-    }
-}
-
 /// The wait after so many failures in a row, each of which doubles it: between half of it and all of it, so that the agents
 /// of a fleet do not return together. `random` is between 0 and 1.
 pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32, random: f64) -> Duration {
@@ -55,7 +40,7 @@ pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32, random:
 }
 
 /// Between half of a wait and all of it.
-fn scattered(wait: Duration, random: f64) -> Duration {
+pub(super) fn scattered(wait: Duration, random: f64) -> Duration {
     wait.mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
 }
 
@@ -71,11 +56,12 @@ mod tests {
     #[test]
     fn waits_double_to_a_minute_and_scatter_over_their_second_half() {
         let pace = WatchPace::default();
-        let longest = [0, 1, 2, 5, 6, 7, u32::MAX].map(|failures| pace.wait(failures, 1.0).as_millis());
+        let wait = |failures, random| backoff(pace.wait_first, pace.wait_max, failures, random);
+        let longest = [0, 1, 2, 5, 6, 7, u32::MAX].map(|failures| wait(failures, 1.0).as_millis());
         assert_eq!(longest, [1000, 2000, 4000, 32_000, 60_000, 60_000, 60_000]);
-        assert_eq!([0, 1, 99].map(|failures| pace.wait(failures, 0.0).as_millis()), [500, 1000, 30_000]);
-        assert_eq!([0.0, 1.0].map(|random| pace.absent(random).as_secs()), [60, 120]);
-        let scattered = [random(), random(), random()].map(|random| pace.wait(9, random));
+        assert_eq!([0, 1, 99].map(|failures| wait(failures, 0.0).as_millis()), [500, 1000, 30_000]);
+        assert_eq!([0.0, 1.0].map(|random| scattered(pace.absent, random).as_secs()), [60, 120]);
+        let scattered = [random(), random(), random()].map(|random| wait(9, random));
         assert!(scattered[0] != scattered[1] || scattered[1] != scattered[2], "{scattered:?}");
     }
 }

@@ -41,7 +41,6 @@ pub(super) struct PassMemory {
     orphans: BTreeMap<String, Instant>,
 }
 
-/// What one pass decided.
 #[derive(Debug, Default)]
 pub(super) struct PassPlan {
     pub(super) sets: Vec<(ImageSet, SetAction)>,

@@ -15,7 +15,6 @@ use crate::{
     watch::random,
 };
 
-/// The name of the lease.
 const LEASE: &str = "imagelet-controller";
 /// A lease that its holder does not renew for so long is free.
 const LEASE_LASTS: Duration = Duration::from_secs(30);
@@ -47,7 +46,6 @@ struct LeaseObject {
     spec: LeaseSpec,
 }
 
-/// A candidate for the lease.
 #[derive(Debug)]
 pub(super) struct Election {
     client: ApiClient,

@@ -31,7 +31,6 @@ static WRITES: Family = Family {
     labels: &["write"],
 };
 
-/// Every metric of the controller.
 pub(crate) const FAMILIES: [&Family; 5] = [&LEADER, &SETS, &REPORTS, &WRITES, &ERRORS];
 
 /// The controller at one moment.
@@ -45,7 +44,6 @@ pub struct ControllerReport {
     pub is_listed: bool,
 }
 
-/// The counters of one controller.
 #[derive(Debug)]
 pub(super) struct ControllerMeters {
     metrics: Arc<Metrics>,

@@ -33,7 +33,6 @@ use crate::{
 const FIELD_MANAGER: &str = "imagelet-controller";
 /// The shortest time between two writes of one status: each is sent to all agents.
 const STATUS_EVERY: Duration = Duration::from_secs(10);
-/// The shortest time between two passes.
 const PASS_EVERY: Duration = Duration::from_secs(2);
 /// The first wait after a pass with a failed request; it doubles with each failed pass in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(5);

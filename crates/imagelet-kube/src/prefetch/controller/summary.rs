@@ -18,8 +18,9 @@ const MESSAGE_LENGTH_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SetAction {
     /// Nothing before this time, if any: then the set is to be deleted.
-    Idle { until: Option<SystemTime> },
-    /// Writes this status.
+    Idle {
+        until: Option<SystemTime>,
+    },
     Write(Box<SetStatus>),
     /// Deletes the set: it finished long enough ago.
     Delete,

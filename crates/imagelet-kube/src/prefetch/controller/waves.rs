@@ -2,7 +2,6 @@
 
 use crate::prefetch::objects::{ImageSet, PLACES, SetPhase, WaveStatus};
 
-/// A node that a set selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SelectedNode<'a> {
     pub(super) name: &'a str,

@@ -15,7 +15,6 @@ use crate::{
 
 /// Most sets of one report; an object of the API has 1.5 MB at most.
 pub(super) const REPORTED_SETS_MAX: usize = 128;
-/// The longest message of one image.
 const MESSAGE_LENGTH_MAX: usize = 256;
 /// Most bytes of all messages of one report; further ones are left out.
 const MESSAGES_LENGTH_MAX: usize = 64 << 10;
@@ -29,7 +28,6 @@ pub(super) struct TaskKey {
     pub(super) image: SetImage,
 }
 
-/// How far a task is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TaskState {
     /// With the bytes received and in all; `None`: not known yet.
@@ -44,7 +42,6 @@ pub(super) enum TaskState {
     },
 }
 
-/// A pull to begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Task {
     pub(super) key: TaskKey,
@@ -52,7 +49,6 @@ pub(super) struct Task {
     pub(super) policy: SetPullPolicy,
 }
 
-/// Everything a plan depends on.
 #[derive(Debug)]
 pub(super) struct PlanInput<'a> {
     pub(super) sets: &'a [ImageSet],
@@ -64,7 +60,6 @@ pub(super) struct PlanInput<'a> {
     pub(super) now: Instant,
 }
 
-/// What the agent does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// The pull to begin; one runs at a time.
@@ -73,7 +68,6 @@ pub(super) struct Plan {
     pub(super) report: Vec<SetReport>,
     /// All tasks of selected sets; states of others are dropped, and their pulls are cancelled.
     pub(super) tasks: BTreeSet<TaskKey>,
-    /// When the next retry is due.
     pub(super) retry_at: Option<Instant>,
 }
 
@@ -127,7 +121,6 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     plan
 }
 
-/// The task of an image.
 pub(super) fn key_of(set: &ImageSet, image: &SetImage) -> TaskKey {
     let generation = if set.spec.pull_policy == SetPullPolicy::Always { set.generation } else { 0 };
     TaskKey { uid: set.uid.clone(), generation, image: image.clone() }

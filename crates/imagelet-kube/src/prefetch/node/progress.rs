@@ -21,7 +21,6 @@ struct LayerBytes {
 }
 
 impl PullBytes {
-    /// The receiver of the events.
     pub(super) fn progress(&self) -> Progress {
         let bytes = self.clone();
         Arc::new(move |event| bytes.take(&event))

@@ -43,7 +43,6 @@ impl ReportGate {
         Some(self.written_at.map_or(collected, |at| collected.max(at + every)))
     }
 
-    /// The report was written.
     pub(super) fn written(&mut self, report: Vec<SetReport>, now: Instant) {
         *self = Self { written: Some(report), written_at: Some(now), changed: None };
     }

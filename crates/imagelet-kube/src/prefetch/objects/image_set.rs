@@ -27,7 +27,6 @@ pub(crate) struct SetName {
 }
 
 impl SetName {
-    /// The path of the object.
     pub(crate) fn path(&self) -> String {
         let group = "/apis/imagelet.dev/v1alpha1";
         match self.scope {

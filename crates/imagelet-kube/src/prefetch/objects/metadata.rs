@@ -6,7 +6,6 @@ use serde::Deserialize;
 
 use crate::watch::ObjectCache;
 
-/// `metadata` of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ObjectMetadata {

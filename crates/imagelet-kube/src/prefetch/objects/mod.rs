@@ -32,7 +32,6 @@ pub(crate) const PREFETCH_GROUP: &str = "imagelet.dev/v1alpha1";
 /// The CustomResourceDefinitions, as `kubectl apply -f` takes them.
 pub const CRDS: &str = include_str!("crds.yaml");
 
-/// Most images of one set.
 pub(crate) const IMAGES_MAX: usize = 64;
 /// Most sets of each kind that a process follows.
 pub(crate) const SETS_MAX: usize = 1000;

@@ -15,7 +15,6 @@ pub(crate) struct NodeImages {
     pub(crate) sets: Vec<SetReport>,
 }
 
-/// One set on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct SetReport {
@@ -68,7 +67,6 @@ pub(crate) enum SetPhase {
     Expired,
 }
 
-/// How far one image is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum ImagePhase {
     /// Not begun.
@@ -90,7 +88,6 @@ impl SetPhase {
         matches!(self, Self::Ready | Self::Failed | Self::Expired)
     }
 
-    /// Counts a node in this phase.
     pub(crate) fn count(self, counts: &mut NodeCounts) {
         let count = match self {
             Self::Ready => &mut counts.ready,

@@ -12,10 +12,8 @@ pub(crate) enum SetScope {
 }
 
 impl SetScope {
-    /// Both.
     pub(crate) const ALL: [Self; 2] = [Self::Namespace, Self::Cluster];
 
-    /// The kind of its objects.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::Namespace => "ImageSet",
@@ -23,7 +21,6 @@ impl SetScope {
         }
     }
 
-    /// All objects of this kind.
     pub(crate) fn collection(self) -> Collection {
         let (name, path) = match self {
             Self::Namespace => ("image sets", "/apis/imagelet.dev/v1alpha1/imagesets"),

@@ -15,15 +15,12 @@ use super::{
 };
 use crate::names::{NAME_LENGTH_MAX, is_name, shown};
 
-/// The longest reference.
 pub(super) const REFERENCE_LENGTH_MAX: usize = 1024;
-/// The longest text of a platform.
 pub(super) const PLATFORM_LENGTH_MAX: usize = 64;
 /// Most labels of a node selector, and the longest of their texts.
 pub(super) const LABELS_MAX: usize = 32;
 pub(super) const LABEL_LENGTH_MAX: usize = 317;
 
-/// What a set asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ImageSetSpec {
@@ -44,7 +41,6 @@ pub(crate) struct ImageSetSpec {
     pub(crate) pull_policy: SetPullPolicy,
 }
 
-/// One image of a set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct SetImage {
@@ -60,7 +56,6 @@ pub(crate) struct SetImage {
 pub(crate) enum SetPullPolicy {
     /// Once for each generation of the spec.
     Always,
-    /// When it is absent.
     #[default]
     IfNotPresent,
 }
@@ -80,7 +75,6 @@ impl SetPullPolicy {
 pub struct SetRejection(pub(crate) String);
 
 impl ImageSetSpec {
-    /// Reads a spec and checks it.
     pub(crate) fn read(spec: &serde_json::Value, scope: SetScope) -> Result<Self, SetRejection> {
         let spec = Self::deserialize(spec).map_err(|error| format!("spec: {}", shown(&error.to_string())));
         let spec = spec.and_then(|spec| spec.check(scope).map(|()| spec));

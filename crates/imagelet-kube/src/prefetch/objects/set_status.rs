@@ -66,7 +66,6 @@ pub(crate) struct Condition {
 }
 
 impl SetStatus {
-    /// Whether a condition is true.
     pub(crate) fn has(&self, condition: &str) -> bool {
         self.conditions.iter().any(|it| it.r#type == condition && it.status == "True")
     }

@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::shown;
 
-/// The longest duration of a spec.
 const DURATION_MAX: Duration = Duration::from_hours(24 * 365);
-/// The longest text of a duration.
 const DURATION_LENGTH_MAX: usize = 32;
 /// Most nodes of a limit; Kubernetes supports clusters of 5000.
 const NODES_MAX: u32 = 100_000;
@@ -20,7 +18,6 @@ const NODES_MAX: u32 = 100_000;
 pub(crate) struct SetDuration(Duration);
 
 impl SetDuration {
-    /// The duration.
     pub(crate) fn get(self) -> Duration {
         self.0
     }
@@ -57,7 +54,6 @@ pub(crate) enum NodeLimit {
     Percent(u32),
 }
 
-/// A limit as JSON has it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(untagged)]
 enum WrittenLimit {
