@@ -13,7 +13,7 @@ mod wiring;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
-use imagelet_cri::{Endpoint, EndpointError, Handlers, RuntimeServer};
+use imagelet_cri::{Handlers, RuntimeServer};
 use imagelet_oci::Access;
 use tokio::{
     net::UnixListener,
@@ -100,10 +100,9 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
     let access = HttpAccess::load(&settings.http)?;
     let wanted =
         StoreAccess { access: Access::Write { or_create: true }, lock_wait: global.lock_timeout.unwrap_or(LOCK_WAIT) };
-    let failed = |error: std::io::Error| Failure::of(&error);
-    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
 
     let (accepting, working) = (CancellationToken::new(), CancellationToken::new());
     let readiness = Readiness::default();
@@ -213,8 +212,7 @@ fn state_place(settings: &Settings) -> PathBuf {
 /// beside an embedded store, which has one handler, or none.
 fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
     let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
-        let address: Endpoint = endpoint.parse().map_err(|error: EndpointError| Failure::of(&error))?;
-        Ok(RuntimeServer::behind(&address, timeout)?)
+        Ok(RuntimeServer::behind(&endpoint.parse()?, timeout)?)
     };
     match &settings.backend {
         Backend::Embedded(store) => {

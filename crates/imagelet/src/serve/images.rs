@@ -50,11 +50,10 @@ impl ServedImages {
         };
         // A runtime receives the caller's whole pod with its annotations; an embedded store reads none of it, and pods that
         // differ in it share a pull.
-        let encoded_pod = asked.sandbox.as_ref().and_then(|sandbox| sandbox.encoded.clone()).filter(|_| !is_embedded);
-        let pod = asked.sandbox.clone().map_or_else(PodIdentity::default, pod);
+        let SandboxConfig { namespace, name, uid, encoded } = asked.sandbox.clone().unwrap_or_default();
         EnsureRequest {
-            pod,
-            encoded_pod,
+            pod: PodIdentity { namespace: namespace.into(), name: name.into(), uid: uid.into() },
+            encoded_pod: encoded.filter(|_| !is_embedded),
             caller: Caller::Client { own_credentials: is_embedded, is_limited: callers.limit_pulls },
             runtime_handler: asked.image.runtime_handler.clone(),
             annotations: if is_embedded { Vec::new() } else { asked.image.annotations.clone() },
@@ -88,10 +87,6 @@ impl ServedImages {
         let Some(spec) = damaged else { return Ok(()) };
         node.parts.runtime.remove(&spec).await
     }
-}
-
-fn pod(sandbox: SandboxConfig) -> PodIdentity {
-    PodIdentity { namespace: sandbox.namespace.into(), name: sandbox.name.into(), uid: sandbox.uid.into() }
 }
 
 /// The runtime's answer about an image, if containers can start from it. An image without its layers is reported

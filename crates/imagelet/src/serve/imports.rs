@@ -35,36 +35,26 @@ pub(super) struct RuntimeSite {
 /// The last opened engine: at most one owns the staging folder.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
-    engine: Option<(EngineKey, Arc<Engine>)>,
+    engine: Option<(EngineConfig, Arc<Engine>)>,
     containerd: Option<Containerd>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct EngineKey {
-    staging: PathBuf,
-    hosts_dirs: Vec<PathBuf>,
 }
 
 impl RuntimeSite {
     /// The engine that stages layers; reused until staging or registry settings change.
-    async fn open_engine(&self, key: EngineKey) -> Result<Arc<Engine>, ForwardReason> {
+    async fn open_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, ForwardReason> {
         {
             let mut opened = self.lock();
             match &opened.engine {
-                Some((before, engine)) if *before == key => return Ok(Arc::clone(engine)),
+                Some((before, engine)) if *before == config => return Ok(Arc::clone(engine)),
                 // The engine releases the folder once its running imports have ended.
                 _ => opened.engine = None,
             }
         }
-        let mut config = EngineConfig { root: key.staging.clone(), ..self.engine.clone() };
-        config.registry.hosts_dirs.clone_from(&key.hosts_dirs);
-        config.access = Access::Write { or_create: true };
-        config.lock_wait = LOCK_WAIT;
-        let engine = Engine::open(config).await.map_err(|error| ForwardReason::Staging(error.chain()))?;
+        let engine = Engine::open(config.clone()).await.map_err(|error| ForwardReason::Staging(error.chain()))?;
         if let Some(room) = self.room.get() {
             engine.ask_for_room(Arc::clone(room));
         }
-        self.lock().engine = Some((key, Arc::clone(&engine)));
+        self.lock().engine = Some((config, Arc::clone(&engine)));
         Ok(engine)
     }
 
@@ -99,11 +89,12 @@ impl ImportSite for RuntimeSite {
             rebases: None,
         };
         let containerd = Containerd::connect(config).await?;
-        let hosts_dirs = match &runtime.configuration.registries {
-            RegistrySettings::Reported { folders, .. } => folders.clone(),
-            RegistrySettings::Hidden { .. } => self.engine.registry.hosts_dirs.clone(),
-        };
-        let engine = self.open_engine(EngineKey { staging: containerd.staging().to_owned(), hosts_dirs }).await?;
+        let (root, access) = (containerd.staging().to_owned(), Access::Write { or_create: true });
+        let mut config = EngineConfig { root, access, lock_wait: LOCK_WAIT, ..self.engine.clone() };
+        if let RegistrySettings::Reported { folders, .. } = &runtime.configuration.registries {
+            config.registry.hosts_dirs.clone_from(folders);
+        }
+        let engine = self.open_engine(config).await?;
         // The owner of the staging folder runs all imports, so other leases belong to dead processes.
         let released = containerd.release_stale().await.map_err(|error| ForwardReason::ApiClosed(error.chain()))?;
         if released > 0 {

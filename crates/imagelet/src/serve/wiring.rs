@@ -220,14 +220,13 @@ async fn open_runtime(
     let timeout = settings.runtime_request_timeout;
     let address = address(&runtime.endpoint)?;
     // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
-    let watched =
-        |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams_lists(settings));
+    let streams = streams_lists(settings);
+    let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
     let (mut uses_known, mut imports) = (true, None);
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
         // A daemon may start before its runtime.
         Role::Daemon => {
-            let containers = RemoteContainerService::lazy(&address, timeout)?;
-            let containers = containers.streaming_lists(streams_lists(settings));
+            let containers = RemoteContainerService::lazy(&address, timeout)?.streaming_lists(streams);
             let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?));
             let (durability, registry) = (Durability::Commit, settings.registry.clone());
             let engine = EngineConfig { durability, registry, ..runtime.engine.clone() };
@@ -254,7 +253,7 @@ async fn open_runtime(
         Role::Command => {
             let images = Arc::new(watched(RemoteImageService::connect(&address, timeout).await?));
             match RemoteContainerService::connect(&address, timeout).await {
-                Ok(containers) => (images, Arc::new(containers.streaming_lists(streams_lists(settings)))),
+                Ok(containers) => (images, Arc::new(containers.streaming_lists(streams))),
                 Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
                     uses_known = false;
                     (images, Arc::new(NoContainers))
