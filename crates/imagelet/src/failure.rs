@@ -78,9 +78,8 @@ impl Failure {
     }
 
     pub(crate) fn of_ensure(error: &EnsureError) -> Self {
-        let mut failure = Self::of(error);
         let fault = error.fault();
-        failure = failure.at(fault.class, fault.hop);
+        let mut failure = Self::of(error).at(fault.class, fault.hop);
         failure.reason = error.reason().into();
         if fault.class == ErrorClass::NotPresent {
             failure = failure.or_hint("pull it with another policy, such as `--policy IfNotPresent`");

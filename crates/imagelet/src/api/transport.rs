@@ -3,6 +3,7 @@
 //! **Invariant:** this file knows no command. It moves documents.
 
 use std::{
+    path::PathBuf,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -165,14 +166,14 @@ pub(crate) enum Wait<'a> {
 /// A daemon on a unix socket. Each call opens a connection; the first call after a probe reuses the probe's.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    socket: std::path::PathBuf,
-    patience: Duration,
+    pub(crate) socket: PathBuf,
+    pub(crate) patience: Duration,
     /// The connection of a successful probe, until the next call.
     probed: Arc<Mutex<Option<Channel>>>,
 }
 
 impl Client {
-    pub(crate) fn new(socket: impl Into<std::path::PathBuf>, patience: Duration) -> Self {
+    pub(crate) fn new(socket: impl Into<PathBuf>, patience: Duration) -> Self {
         Self { socket: socket.into(), patience, probed: Arc::default() }
     }
 

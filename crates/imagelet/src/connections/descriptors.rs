@@ -2,7 +2,7 @@
 
 use std::{
     os::fd::OwnedFd,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
 use rustix::{
@@ -58,22 +58,18 @@ impl SpareDescriptors {
 
     /// Closes one. `false`: the reserve is empty.
     pub(crate) fn spend(&self) -> bool {
-        self.lock().pop().is_some()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().is_some()
     }
 
     /// Refills the reserve as far as descriptors are free.
     pub(crate) fn restore(&self) {
-        let mut spare = self.lock();
+        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         while spare.len() < SPARE {
             match rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                 Ok(opened) => spare.push(opened),
                 Err(_) => break,
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -190,7 +190,7 @@ impl AccessPolicy {
     /// The `Set-Cookie` value that a right token opens a session with; `None`: it is wrong.
     pub(super) fn log_in(&self, token: &str, now: SystemTime) -> Option<String> {
         let key = self.token.as_ref().filter(|_| self.accepts(token))?;
-        let session = key.session(seconds(now + SESSION_MAX));
+        let session = key.session(since_epoch(now + SESSION_MAX).as_secs());
         Some(format!("{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}", SESSION_MAX.as_secs()))
     }
 
@@ -210,7 +210,7 @@ impl AccessPolicy {
         let Some((_, session)) = values.find(|(name, _)| *name == COOKIE) else { return false };
         let Some(Ok(expires)) = session.split_once('.').map(|(expires, _)| expires.parse()) else { return false };
         // One that ends later was made by a clock that has been set back since.
-        let ends = seconds(now) + 1..=seconds(now + SESSION_MAX + CLOCK_SLACK);
+        let ends = since_epoch(now).as_secs() + 1..=since_epoch(now + SESSION_MAX + CLOCK_SLACK).as_secs();
         ends.contains(&expires) && verify_slices_are_equal(key.session(expires).as_bytes(), session.as_bytes()).is_ok()
     }
 
@@ -264,10 +264,6 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Failure> {
         );
     }
     Ok(Zeroizing::new(token.to_owned()))
-}
-
-fn seconds(time: SystemTime) -> u64 {
-    since_epoch(time).as_secs()
 }
 
 #[cfg(test)]

@@ -53,7 +53,6 @@ struct LineHead {
 }
 
 /// The events that a client gets, and the ids that they have.
-#[derive(Clone, Debug)]
 struct Framing {
     run: String,
     /// The number of the last event that the client has.
@@ -109,9 +108,7 @@ impl EventStreams {
         let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
         (headers, Extension(StreamEnd(end)), Body::from_stream(frames)).into_response()
     }
-}
 
-impl EventStreams {
     /// The number of an event by its id; `None` for an event of another run.
     fn number_of(&self, id: Option<&str>) -> Option<u64> {
         let (run, number) = id?.split_once('-')?;

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
 use crate::api::DiskSample;
@@ -22,7 +22,7 @@ pub(crate) struct DiskHistory(Mutex<VecDeque<DiskSample>>);
 
 impl DiskHistory {
     pub(crate) fn record(&self, sample: DiskSample) {
-        let mut samples = self.lock();
+        let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if samples.back().is_some_and(|last| last.at >= sample.at) {
             // The clock was set back.
             samples.clear();
@@ -34,11 +34,7 @@ impl DiskHistory {
     }
 
     pub(crate) fn all(&self) -> Vec<DiskSample> {
-        self.lock().iter().cloned().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<DiskSample>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 

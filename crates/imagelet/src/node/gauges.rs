@@ -102,34 +102,14 @@ impl LocalNode {
         metrics.set(&IMAGES_IN_USE, &[], count(entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count()));
         metrics.set(&IMAGES_PINNED, &[], count(entries.iter().filter(|entry| !entry.pinned_by.is_empty()).count()));
         metrics.set(&IMAGES_BYTES, &[], entries.iter().map(|entry| entry.image.size.0 as f64).sum());
-        metrics.set(&SNAPSHOT_TIME, &[], seconds(snapshot.taken_at));
+        metrics.set(&SNAPSHOT_TIME, &[], since_epoch(snapshot.taken_at).as_secs_f64());
     }
 }
 
 /// Updates the gauges of the process itself.
 pub(crate) fn measure_process(metrics: &Metrics, started_at: SystemTime) {
     metrics.set(&BUILD, &[env!("CARGO_PKG_VERSION")], 1.0);
-    metrics.set(&START_TIME, &[], seconds(started_at));
-    show_process(metrics);
-}
-
-fn seconds(time: SystemTime) -> f64 {
-    since_epoch(time).as_secs_f64()
-}
-
-fn show_filesystem(metrics: &Metrics, name: &str, stats: &FsStats) {
-    metrics.set(&FS_USED, &[name], stats.used.0 as f64);
-    let Some(disk) = &stats.disk else { return };
-    metrics.set(&FS_CAPACITY, &[name], disk.capacity.0 as f64);
-    metrics.set(&FS_AVAILABLE, &[name], disk.available.0 as f64);
-    for (family, inodes) in [(&FS_INODES, disk.inodes), (&FS_INODES_FREE, disk.inodes_free)] {
-        if let Some(inodes) = inodes {
-            metrics.set(family, &[name], inodes as f64);
-        }
-    }
-}
-
-fn show_process(metrics: &Metrics) {
+    metrics.set(&START_TIME, &[], since_epoch(started_at).as_secs_f64());
     let files = fs::read_dir("/proc/self/fd").map(|files| files.count().saturating_sub(1));
     if let Ok(files) = files {
         metrics.set(&FILES, &[], files as f64);
@@ -145,6 +125,18 @@ fn show_process(metrics: &Metrics) {
     metrics.set(&RESIDENT, &[], stat.resident_pages as f64 * page_size() as f64);
     metrics.set(&VIRTUAL, &[], stat.virtual_bytes as f64);
     metrics.set(&THREADS, &[], stat.threads as f64);
+}
+
+fn show_filesystem(metrics: &Metrics, name: &str, stats: &FsStats) {
+    metrics.set(&FS_USED, &[name], stats.used.0 as f64);
+    let Some(disk) = &stats.disk else { return };
+    metrics.set(&FS_CAPACITY, &[name], disk.capacity.0 as f64);
+    metrics.set(&FS_AVAILABLE, &[name], disk.available.0 as f64);
+    for (family, inodes) in [(&FS_INODES, disk.inodes), (&FS_INODES_FREE, disk.inodes_free)] {
+        if let Some(inodes) = inodes {
+            metrics.set(family, &[name], inodes as f64);
+        }
+    }
 }
 
 /// The fields of `/proc/self/stat` that are shown.
@@ -196,7 +188,7 @@ mod tests {
     #[test]
     fn this_process_is_measured() {
         let metrics = Metrics::new();
-        show_process(&metrics);
+        measure_process(&metrics, SystemTime::UNIX_EPOCH);
         for (family, least) in [(&RESIDENT, 1e6), (&VIRTUAL, 1e6), (&THREADS, 1.0), (&FILES, 3.0), (&FILES_MAX, 64.0)] {
             assert!(metrics.value(family, &[]) >= least, "{}", metrics.render());
         }

@@ -38,13 +38,10 @@ impl PrefetchTarget {
         {
             return Ok(());
         }
-        let pressure = match pressure(node).await {
-            Ok(pressure) => pressure,
-            Err(problem) => {
-                tracing::debug!(problem, "the disk of a prefetch is not measured");
-                return Ok(());
-            }
-        };
+        let pressure = pressure(node).await;
+        let pressure =
+            pressure.inspect_err(|problem| tracing::debug!(problem, "the disk of a prefetch is not measured"));
+        let Ok(pressure) = pressure else { return Ok(()) };
         let met = pressure.thresholds.iter().find(|threshold| threshold.met && !threshold.reclaims.is_empty());
         if let Some(threshold) = met {
             let (signal, limit) = (&threshold.signal, &threshold.less_than);

@@ -1,7 +1,7 @@
 //! A node behind a daemon's socket.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -17,15 +17,13 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteNode {
-    socket: PathBuf,
-    patience: Duration,
     client: Client,
 }
 
 impl RemoteNode {
     /// The daemon at this path; connects with the first command. `patience` is the timeout of an answer that is due.
     pub(crate) fn new(socket: &Path, patience: Duration) -> Self {
-        Self { socket: socket.to_owned(), patience, client: Client::new(socket, patience) }
+        Self { client: Client::new(socket, patience) }
     }
 
     pub(crate) async fn probe(&self) -> Probed {
@@ -43,7 +41,7 @@ impl RemoteNode {
     }
 
     pub(crate) fn unreachable(&self, error: &std::io::Error) -> Failure {
-        Failure::because(format!("could not reach a daemon or runtime at `{}`", self.socket.display()), error)
+        Failure::because(format!("could not reach a daemon or runtime at `{}`", self.client.socket.display()), error)
             .or_hint("start it, a daemon with `imagelet serve`, or work without one: `--store DIR`")
     }
 
@@ -75,7 +73,7 @@ impl RemoteNode {
     }
 
     fn patience(&self) -> String {
-        duration_text(self.patience)
+        duration_text(self.client.patience)
     }
 
     async fn call<A: DeserializeOwned>(
@@ -86,7 +84,7 @@ impl RemoteNode {
         time: AnswerTime,
         note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<A, Failure> {
-        let socket = self.socket.display();
+        let socket = self.client.socket.display();
         let body = serde_json::to_vec(arguments)
             .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;
         if body.len() > BODY_BYTES_MAX {

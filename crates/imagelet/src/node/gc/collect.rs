@@ -13,7 +13,7 @@ use imagelet_core::{
     inventory::VANISHED_WAIT,
     runtime::{Certainty, MakeRoom, RoomMade, RoomWanted},
 };
-use tracing::{Instrument as _, instrument::WithSubscriber as _, subscriber::NoSubscriber};
+use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
 use super::collection_stats::COLLECTED;
 use crate::{
@@ -43,17 +43,12 @@ impl Command for CollectRequest {
                 node.look_again(&steps).await?;
             }
         }
-        let report = match node.settings().collection.mode {
-            CollectionMode::Shadow if self.enforce && !self.dry_run => {
-                collect_as(node, &request, "command", false).await?
-            }
-            CollectionMode::Shadow if !self.dry_run => {
-                let message = "the mode of collection is `shadow`: nothing is removed";
-                return Err(Failure::new("ShadowMode", message)
-                    .or_hint("`imagelet gc --dry-run` shows what would go; `--enforce` removes it this once"));
-            }
-            CollectionMode::Shadow | CollectionMode::Enforce => collect(node, &request, "command").await?,
-        };
+        if node.settings().collection.mode == CollectionMode::Shadow && !self.dry_run && !self.enforce {
+            let message = "the mode of collection is `shadow`: nothing is removed";
+            return Err(Failure::new("ShadowMode", message)
+                .or_hint("`imagelet gc --dry-run` shows what would go; `--enforce` removes it this once"));
+        }
+        let report = collect_as(node, &request, "command", false).await?;
         Ok(collected(&report, &request))
     }
 }
@@ -68,7 +63,9 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     let began = SystemTime::now();
     let clock = tokio::time::Instant::now();
     let asked = RunTrigger { by: by.to_owned(), shadow };
-    let report = node.parts.gc.run(request, began).instrument(span(request.goal)).await.map_err(|error| {
+    // The kubelet's span around its periodic collection; it has none around the removal of all unused images.
+    let span = if request.goal == GcGoal::Threshold { info_span!("Images/GarbageCollect") } else { Span::none() };
+    let report = node.parts.gc.run(request, began).instrument(span).await.map_err(|error| {
         node.record_events(error.event());
         if !request.dry_run || shadow {
             node.collection_failed(&error, &asked, began, clock.elapsed());
@@ -119,14 +116,6 @@ impl LocalNode {
         for GcEvent { reason, message } in events {
             self.record_event(EventKind::Warning, reason, message);
         }
-    }
-}
-
-/// The kubelet's span around its periodic collection; it has none around the removal of all unused images.
-fn span(goal: GcGoal) -> tracing::Span {
-    match goal {
-        GcGoal::Threshold => tracing::info_span!("Images/GarbageCollect"),
-        GcGoal::Free(_) | GcGoal::AllUnused => tracing::Span::none(),
     }
 }
 

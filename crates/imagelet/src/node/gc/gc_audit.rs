@@ -142,11 +142,6 @@ impl LocalNode {
         self.parts.decisions.act(Act { bytes: freed, ..act_now(code, &[key], names, by) });
     }
 
-    /// Records that a pattern was pinned or unpinned, with the images it matched.
-    pub(crate) fn pin_changed(&self, code: ActCode, pattern: &str, held: &[ImageKey]) {
-        self.parts.decisions.act(act_now(code, held, &[pattern.to_owned()], "command"));
-    }
-
     /// The images that an operator's pattern matches. `None`: the listing failed; pins can still change.
     pub(crate) async fn held_by(&self, pattern: &str) -> Option<Vec<ImageKey>> {
         let snapshot = self.refresh().await.inspect_err(|failure| {

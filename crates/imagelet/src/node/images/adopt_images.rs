@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
@@ -19,11 +18,6 @@ use crate::node::{LocalNode, gc::act_now};
 const UNREADABLE_REPORTED_MAX: usize = 1000;
 
 impl LocalNode {
-    /// The kubelet root whose images count as adopted; none for an embedded store, into which only imagelet pulls.
-    fn adopts_from(&self) -> Option<PathBuf> {
-        self.settings().collection.adopt_from.clone().filter(|_| self.local().is_none())
-    }
-
     /// Adopts the images that the node's kubelet pulled; the next pass sees the origin.
     pub(crate) async fn adopt(&self, snapshot: &Arc<Snapshot>) {
         let takes_over = self.parts.takes_over.swap(false, Ordering::Relaxed);
@@ -36,7 +30,8 @@ impl LocalNode {
         if asked.is_empty() {
             return;
         }
-        let root = self.adopts_from();
+        // None for an embedded store, into which only imagelet pulls.
+        let root = self.settings().collection.adopt_from.clone().filter(|_| self.local().is_none());
         let words = tokio::task::spawn_blocking({
             let ids: Vec<ImageId> = asked.iter().map(|entry| entry.image.id.clone()).collect();
             let records = root.as_deref().map(KubeletRecords::below);

@@ -7,7 +7,7 @@ use imagelet_core::{audit_log::ActCode, image::ImageKey};
 use crate::{
     api::{PinChanged, PinRequest, PinRow, Pins, PinsRequest, Steps, UnpinRequest},
     failure::Failure,
-    node::{Command, LocalNode},
+    node::{Command, LocalNode, gc::act_now},
 };
 
 impl Command for PinRequest {
@@ -18,10 +18,7 @@ impl Command for PinRequest {
         let inventory = Arc::clone(&node.parts.inventory);
         let changed = change_pin(self.pattern, move |pattern| inventory.pin(pattern)).await?;
         let held = node.held_by(&changed.pattern).await;
-        if changed.changed {
-            node.pin_changed(ActCode::Pinned, &changed.pattern, held.as_deref().unwrap_or_default());
-        }
-        Ok(PinChanged { images: held.map(|held| ids(&held)), ..changed })
+        Ok(recorded(node, ActCode::Pinned, changed, held))
     }
 }
 
@@ -42,15 +39,18 @@ impl Command for UnpinRequest {
             let message = format!("`{}` is pinned by {}", changed.pattern, pin.owner);
             return Err(Failure::new("InvalidArgument", message).or_hint("set its `keep` to false, or delete it"));
         }
-        if changed.changed {
-            node.pin_changed(ActCode::Unpinned, &changed.pattern, held.as_deref().unwrap_or_default());
-        }
-        Ok(PinChanged { images: held.map(|held| ids(&held)), ..changed })
+        Ok(recorded(node, ActCode::Unpinned, changed, held))
     }
 }
 
-fn ids(keys: &[ImageKey]) -> Vec<String> {
-    keys.iter().map(|key| key.id().to_string()).collect()
+/// Records a change in the audit log, and adds the images that the pattern matches.
+fn recorded(node: &LocalNode, code: ActCode, changed: PinChanged, held: Option<Vec<ImageKey>>) -> PinChanged {
+    if changed.changed {
+        let (held, pattern) = (held.as_deref().unwrap_or_default(), changed.pattern.clone());
+        node.parts.decisions.act(act_now(code, held, &[pattern], "command"));
+    }
+    let images = held.map(|held| held.iter().map(|key| key.id().to_string()).collect());
+    PinChanged { images, ..changed }
 }
 
 async fn change_pin(
