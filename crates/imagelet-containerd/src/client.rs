@@ -14,9 +14,7 @@ use tonic::{
 };
 use tower::service_fn;
 
-use crate::{
-    ContainerdError, ContainerdRefusal, MESSAGE_BYTES_MAX, Many, NAMESPACE, bounded::BoundedCodec, lease::LeaseId,
-};
+use crate::{ContainerdError, ContainerdRefusal, MESSAGE_BYTES_MAX, NAMESPACE, bounded::BoundedCodec, lease::LeaseId};
 
 const CALL_MAX: Duration = Duration::from_secs(30);
 /// The limit of a call that walks or removes trees: a commit measures one, the end of a lease removes its content.
@@ -135,4 +133,24 @@ pub(crate) fn path(call: &str) -> PathAndQuery {
     let (service, method) = call.split_once('.').expect("a call has a service and a method");
     let path = format!("/containerd.services.{}.v1.{service}/{method}", service.to_ascii_lowercase());
     path.try_into().expect("names of calls are letters")
+}
+
+// Messages of which field 1 is all. One that has a text alone is a `String`: Prost encodes it as such a field.
+
+/// The message that holds one other, such as `GetImageResponse`.
+#[derive(Clone, Debug, PartialEq, Message)]
+#[prost(skip_debug)]
+pub struct One<T: Message + Default> {
+    /// The other message.
+    #[prost(message, optional, tag = "1")]
+    pub item: Option<T>,
+}
+
+/// The message that lists others, such as `ListImagesResponse`, or a page of a list.
+#[derive(Clone, Debug, PartialEq, Message)]
+#[prost(skip_debug)]
+pub struct Many<T: Message + Default> {
+    /// The other messages.
+    #[prost(message, repeated, tag = "1")]
+    pub items: Vec<T>,
 }

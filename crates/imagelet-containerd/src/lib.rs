@@ -17,16 +17,14 @@ pub mod failpoint;
 pub mod fuzzing;
 mod import;
 mod lease;
-mod message;
 mod place;
 mod sink;
 mod sizes;
 pub mod v1;
 
-pub use client::ContainerdClient;
+pub use client::{ContainerdClient, Many, One};
 pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;
-pub use message::{Many, One};
 pub use sink::{Containerd, ContainerdConfig};
 pub use sizes::ContainerdSizes;
 

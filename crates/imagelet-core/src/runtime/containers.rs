@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{RuntimeError, report::Members};
+use super::{RuntimeError, details::Members};
 use crate::image::ImageSpec;
 
 /// The id prefix of the store's own uses; no runtime has such ids.

@@ -11,7 +11,6 @@ mod local_store;
 mod manager;
 mod pull_observer;
 mod pull_request;
-mod report;
 mod space_request;
 mod verify_report;
 

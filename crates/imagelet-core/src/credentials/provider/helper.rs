@@ -168,7 +168,7 @@ fn finish(
 }
 
 #[derive(serde::Deserialize)]
-struct Entry {
+struct HelperCredential {
     #[serde(rename = "Username", default)]
     username: String,
     #[serde(rename = "Secret", default)]
@@ -177,7 +177,8 @@ struct Entry {
 
 fn credential(program: String, answer: Option<Answer>) -> Result<Option<Credential>, HelperError> {
     let Some(answer) = answer else { return Ok(None) };
-    let Entry { username, secret } = serde_json::from_slice(&answer).map_err(|_| HelperError::Answer { program })?;
+    let HelperCredential { username, secret } =
+        serde_json::from_slice(&answer).map_err(|_| HelperError::Answer { program })?;
     let secret = Secret::new(secret.as_str());
     Ok(match username.as_str() {
         _ if secret.expose().is_empty() => None,

@@ -8,7 +8,7 @@ use std::{
 use super::forward_reason::RegistrySetting;
 use crate::{
     image::{DOCKER_HUB_NAMES, Reference, is_docker_hub},
-    runtime::{ImageFilesystems, default_sandbox_image, report::Members},
+    runtime::{ImageFilesystems, default_sandbox_image, details::Members},
 };
 
 const RUNTIME: &str = "containerd";
