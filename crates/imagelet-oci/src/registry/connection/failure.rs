@@ -102,43 +102,38 @@ fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (
 
 fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
     let failed = causes(error).find_map(|error| error.downcast_ref::<ConnectError>());
-    if let Some(ConnectError::BadProxy(_) | ConnectError::ProxyAway { .. } | ConnectError::Tunnel { .. }) = failed {
-        return Fault::new(ErrorClass::ProxyFailed, Stage::Proxy);
-    }
-    if let Some(refusal) = causes(error).find_map(|error| error.downcast_ref::<rustls::Error>()) {
-        let is_trust = matches!(refusal, rustls::Error::InvalidCertificate(_));
-        let class = if is_trust { ErrorClass::CertificateInvalid } else { ErrorClass::TlsFailed };
-        return Fault::new(class, Stage::Tls);
-    }
-    match failed {
-        Some(ConnectError::Dial(DialError::Unresolved { .. })) => Fault::new(ErrorClass::HostNotFound, Stage::Dns),
-        Some(ConnectError::Dial(DialError::Late { .. })) => Fault::new(ErrorClass::Unreachable, Stage::Connect),
-        // The address that the resolver prefers decides.
-        Some(ConnectError::Dial(DialError::Failed(attempts))) => {
-            let class = attempts.first().and_then(|(_, error)| io_class(error));
-            Fault::new(class.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
+    let refusal = causes(error).find_map(|error| error.downcast_ref::<rustls::Error>());
+    let (class, hop) = match (failed, refusal) {
+        (Some(ConnectError::BadProxy(_) | ConnectError::ProxyAway { .. } | ConnectError::Tunnel { .. }), _) => {
+            (ErrorClass::ProxyFailed, Stage::Proxy)
         }
-        Some(ConnectError::TlsLate(_)) => Fault::new(ErrorClass::TimedOut, Stage::Tls),
-        Some(ConnectError::Tls(error)) => Fault::new(io_class(error).unwrap_or(ErrorClass::TlsFailed), Stage::Tls),
+        (_, Some(rustls::Error::InvalidCertificate(_))) => (ErrorClass::CertificateInvalid, Stage::Tls),
+        (_, Some(_)) => (ErrorClass::TlsFailed, Stage::Tls),
+        (Some(ConnectError::Dial(DialError::Unresolved { .. })), _) => (ErrorClass::HostNotFound, Stage::Dns),
+        (Some(ConnectError::Dial(DialError::Late { .. })), _) => (ErrorClass::Unreachable, Stage::Connect),
+        (Some(ConnectError::Dial(DialError::Failed(attempts))), _) => {
+            // The address that the resolver prefers decides.
+            let class = attempts.first().and_then(|(_, error)| io_class(error));
+            (class.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
+        }
+        (Some(ConnectError::TlsLate(_)), _) => (ErrorClass::TimedOut, Stage::Tls),
+        (Some(ConnectError::Tls(error)), _) => (io_class(error).unwrap_or(ErrorClass::TlsFailed), Stage::Tls),
         _ => {
             let class = causes(error).filter_map(|error| error.downcast_ref()).find_map(io_class);
-            Fault::new(class.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
+            (class.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
         }
-    }
+    };
+    Fault::new(class, hop)
 }
 
 fn io_class(error: &io::Error) -> Option<ErrorClass> {
     use io::ErrorKind;
-    match error.kind() {
-        ErrorKind::ConnectionRefused => Some(ErrorClass::ConnectionRefused),
-        ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => {
-            Some(ErrorClass::ConnectionLost)
-        }
-        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::TimedOut => {
-            Some(ErrorClass::Unreachable)
-        }
-        _ => None,
-    }
+    Some(match error.kind() {
+        ErrorKind::ConnectionRefused => ErrorClass::ConnectionRefused,
+        ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => ErrorClass::ConnectionLost,
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::TimedOut => ErrorClass::Unreachable,
+        _ => return None,
+    })
 }
 
 /// Why TLS failed, and the correction.
