@@ -74,10 +74,7 @@ impl Sources {
         Self { environment, given: BTreeMap::new(), refused: BTreeSet::new() }
     }
 
-    /// Takes all keys that are right.
-    ///
-    /// # Errors
-    /// The file is unreadable, or every key and value in it that is refused.
+    /// Takes all keys that are right. The error has every key and value that is refused, unless the file is unreadable.
     pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
         let fields = read_mapping(path)?;
         let mut reader = Reader::new(path, true);
@@ -133,10 +130,7 @@ impl Sources {
         Ok(leaves.into_iter().map(|(key, value)| Sourced { source: source(&key), key, value }).collect())
     }
 
-    /// The checked configuration.
-    ///
-    /// # Errors
-    /// Every violated rule, each with the place of the key that violates it.
+    /// The checked configuration, or every violated rule with the place of the key that violates it.
     pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
         check::check(&self.file()?, &self.environment).map_err(|violations| {
             let text = |Violation { keys, message }: Violation| match keys.iter().find_map(|key| self.source(key)) {

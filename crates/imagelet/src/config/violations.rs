@@ -22,9 +22,7 @@ pub(crate) enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    #[error("{}: {message}", place(path, *line))]
-    Parse { path: PathBuf, line: Option<usize>, message: String },
-    /// All violated rules, in the kubelet's order.
+    /// What is wrong, each with its place: values of a file, or violated rules in the kubelet's order.
     #[error("{}", .0.join("\n"))]
     Invalid(Vec<String>),
 }
@@ -41,7 +39,8 @@ impl ConfigError {
 
     /// An error at a line of a file. Text quoted from the file is truncated.
     pub(super) fn at(path: &Path, line: Option<usize>, message: &str) -> Self {
-        Self::Parse { path: path.to_owned(), line, message: escaped(message.chars().take(MESSAGE_MAX).collect()) }
+        let message = escaped(message.chars().take(MESSAGE_MAX).collect());
+        Self::Invalid(vec![format!("{}: {message}", place(path, line))])
     }
 }
 

@@ -25,7 +25,6 @@ const UNCHECKED: &str = "/etc/imagelet/config.yaml.unchecked";
 /// Most of what systemctl says that is shown.
 const SHOWN_MAX: usize = 1000;
 
-/// What a step did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Outcome {
     /// `probe`, `write`, `keep`, `remove`, `check`, `run`, `await` or `advice`.
@@ -34,7 +33,6 @@ pub(super) struct Outcome {
     pub(super) target: String,
     /// `done`, `planned`, `unchanged`, `open` or `failed`.
     pub(super) result: &'static str,
-    /// Why.
     pub(super) detail: String,
 }
 

@@ -19,7 +19,6 @@ const PACKAGED_PROGRAM: &str = "/usr/bin/imagelet";
 pub(super) const KUBELET_UNIT: &str =
     "[Unit]\nRequires=imagelet.socket\nWants=imagelet.service\nAfter=imagelet.socket imagelet.service\n";
 
-/// The unit of the daemon, for a program at this path.
 pub(super) fn service_unit(program: &Path) -> String {
     SERVICE.replace(PACKAGED_PROGRAM, &program.display().to_string())
 }
@@ -36,8 +35,7 @@ pub(super) fn kubelet_configuration() -> String {
 pub(super) struct BaseConfiguration(Map<String, Value>);
 
 impl BaseConfiguration {
-    /// # Errors
-    /// When the text is no mapping, or sets what the installation sets.
+    /// The error says why the text is no mapping, or that it sets what the installation sets.
     pub(super) fn read(text: &str) -> Result<Self, String> {
         let options = serde_saphyr::options! {
             budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_total_scalar_bytes: BASE_LENGTH_MAX },

@@ -18,16 +18,14 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Where the sockets of runtimes are.
-const RUNTIMES: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
+const RUNTIME_SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
 /// Where a program is searched for in another root file system.
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/imagelet", "/usr/bin/imagelet"];
 /// Where packages put units.
 pub(super) const PACKAGED_UNITS: [&str; 2] =
     ["/usr/lib/systemd/system/imagelet.service", "/lib/systemd/system/imagelet.service"];
 const STATE: &str = "/var/lib/imagelet";
-/// Longest command line that is read.
-const COMMAND_LINE_MAX: u64 = 1 << 20;
+const COMMAND_LINE_LENGTH_MAX: u64 = 1 << 20;
 
 /// Whether systemd can be asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,7 +106,7 @@ pub(super) fn gather(
         true => Systemd::Absent,
         false => Systemd::Offline,
     };
-    let runtimes = RUNTIMES.iter().filter(|path| is_live && is_socket(Path::new(path)));
+    let runtimes = RUNTIME_SOCKETS.iter().filter(|path| is_live && is_socket(Path::new(path)));
     Ok(HostFacts {
         files,
         systemd,
@@ -123,10 +121,7 @@ pub(super) fn gather(
     })
 }
 
-/// A path of the host, below its root file system.
-///
-/// # Errors
-/// A link in another root file system may lead to a file of this host.
+/// A path of the host, below its root file system. In another one a link is refused: it may lead to a file of this host.
 pub(super) fn below(root: &Path, path: &Path) -> Result<PathBuf, Failure> {
     let mut place = root.to_owned();
     for part in path.components().skip(1) {
@@ -166,7 +161,7 @@ fn running_kubelet() -> Kubelet {
         let mut line = Vec::new();
         let file = fs::File::open(entry.path().join("cmdline")).ok()?;
         // A process that ended meanwhile counts as another program.
-        file.take(COMMAND_LINE_MAX).read_to_end(&mut line).ok()?;
+        file.take(COMMAND_LINE_LENGTH_MAX).read_to_end(&mut line).ok()?;
         kubelet_of(&line)
     });
     found.unwrap_or_default()

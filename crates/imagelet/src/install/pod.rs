@@ -163,7 +163,6 @@ fn check_folder() -> Result<(), Failure> {
     Err(Failure::new("FailedPrecondition", format!("`{FOLDER}` is no folder that root alone may change")))
 }
 
-/// The arguments of the program on the host.
 fn child_arguments(install: &InstallArgs, files: &HostFiles, format: Format) -> Vec<OsString> {
     let InstallArgs { role, runtime_endpoint, node_name, kubeconfig, kubelet_config_dir, .. } = install;
     let mut arguments: Vec<OsString> = vec!["install".into()];
