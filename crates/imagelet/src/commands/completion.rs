@@ -58,10 +58,7 @@ pub(super) fn script(shell: Shell) -> Result<Vec<u8>, Failure> {
     Ok(script)
 }
 
-/// Answers a completion script. `false`: no script asks.
-///
-/// # Errors
-/// The script names an unknown shell, or stdout is closed.
+/// Answers a completion script. `false`: no script asks. It fails for an unknown shell, or where stdout is closed.
 pub(crate) fn complete_word(arguments: &[OsString]) -> Result<bool, Failure> {
     let global = target_of(arguments);
     let factory = || {

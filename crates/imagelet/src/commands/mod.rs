@@ -45,10 +45,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         }
         Command::Prefetch(command) => cluster::run_prefetch(command, &environment, format).await,
         Command::Controller(arguments) => {
-            tokio::select! {
-                ended = cluster::run_controller(arguments, &environment) => ended.map(|()| ExitCode::SUCCESS),
-                _ = interrupted() => Ok(ExitCode::SUCCESS),
-            }
+            unless_interrupted(cluster::run_controller(arguments, &environment)).await.map(|_| ExitCode::SUCCESS)
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format).await,
         Command::Install(arguments) => crate::install::run(arguments, &environment, format).await,
@@ -57,13 +54,10 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             Ok(ExitCode::SUCCESS)
         }
         Command::Pod(PodCommand::Remove(arguments)) => {
-            tokio::select! {
-                ended = cluster::remove_from_hosts(arguments, &environment) => ended.map(|()| ExitCode::SUCCESS),
-                code = interrupted() => Ok(code),
-            }
+            unless_interrupted(cluster::remove_from_hosts(arguments, &environment)).await
         }
         Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
-        Command::Login(arguments) => pull::log_in(arguments, &cli.global, &environment).await,
+        Command::Login(arguments) => unless_interrupted(pull::log_in(arguments, &cli.global, &environment)).await,
         Command::Logout { registry } => pull::log_out(registry.as_deref(), &cli.global, &environment).await,
         Command::Completions { shell } => {
             let script = completion::script(shell)?;
@@ -139,6 +133,14 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
         node.close().await;
     }
     code
+}
+
+/// Runs a command until it ends, or a signal ends it.
+async fn unless_interrupted(command: impl Future<Output = Result<ExitCode, Failure>>) -> Result<ExitCode, Failure> {
+    tokio::select! {
+        ended = command => ended,
+        code = interrupted() => Ok(code),
+    }
 }
 
 /// Waits for SIGINT or SIGTERM and returns the exit code for it. Dropping the command then cancels its work.

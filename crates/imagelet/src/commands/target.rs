@@ -21,7 +21,6 @@ use crate::{
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const STORE_LOCK_WAIT: Duration = Duration::from_secs(30);
 
-/// What a command acts on.
 #[derive(Debug)]
 pub(super) enum Target {
     Daemon(RemoteNode),
@@ -84,10 +83,8 @@ fn patience(global: &Global) -> Duration {
     global.timeout.map_or(ANSWER_MAX, |timeout| if timeout.is_zero() { Duration::MAX } else { timeout })
 }
 
-/// Whether there is a daemon, by the probe of a socket and by whether the configuration names it.
-///
-/// # Errors
-/// Why the socket is neither a daemon's nor absent.
+/// Whether there is a daemon, by the probe of a socket and by whether the configuration names it; or why the socket is
+/// neither a daemon's nor absent.
 fn has_daemon(probed: Probed, is_configured: bool) -> Result<bool, String> {
     match probed {
         Probed::Ours => Ok(true),

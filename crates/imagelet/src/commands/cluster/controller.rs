@@ -2,6 +2,7 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
+    process::ExitCode,
     sync::Arc,
     time::SystemTime,
 };
@@ -18,7 +19,7 @@ use crate::{
     http::{self, HttpAccess, MeasuredController},
 };
 
-pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) -> Result<(), Failure> {
+pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) -> Result<ExitCode, Failure> {
     let ControllerArgs { namespace, identity, http: address, http_token_file: token_file, health, access: given } =
         arguments;
     let access = access(&given, environment)?;
@@ -38,7 +39,7 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     let serving = listener.map(|listener| http::serve_controller(listener, measured, policy));
     let probed = for_probes.map(|listener| http::serve_health(listener, Arc::clone(&controller)));
     tokio::join!(controller.run(), OptionFuture::from(serving), OptionFuture::from(probed));
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The name of the host and a random number: two controllers on one host that had one identity would both hold the lease.

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     cli::{Global, RegistryLoginArgs},
-    commands::{images_write::note, interrupted, target::sources_of},
+    commands::{images_write::note, target::sources_of},
     config::{Environment, Settings},
     failure::Failure,
     output::{print, printable},
@@ -28,17 +28,6 @@ use crate::{
 const LINE_LENGTH_MAX: u64 = 64 << 10;
 
 pub(crate) async fn log_in(
-    arguments: RegistryLoginArgs,
-    global: &Global,
-    environment: &Environment,
-) -> Result<ExitCode, Failure> {
-    tokio::select! {
-        kept = ask_check_and_keep(arguments, global, environment) => kept,
-        code = interrupted() => Ok(code),
-    }
-}
-
-async fn ask_check_and_keep(
     arguments: RegistryLoginArgs,
     global: &Global,
     environment: &Environment,
