@@ -45,7 +45,9 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         }
         Command::Prefetch(command) => cluster::run_prefetch(command, &environment, format).await,
         Command::Controller(arguments) => {
-            unless_interrupted(cluster::run_controller(arguments, &environment)).await.map(|_| ExitCode::SUCCESS)
+            unless_interrupted(Box::pin(cluster::run_controller(arguments, &environment)))
+                .await
+                .map(|_| ExitCode::SUCCESS)
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format).await,
         Command::Install(arguments) => crate::install::run(arguments, &environment, format).await,
@@ -57,7 +59,9 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             unless_interrupted(cluster::remove_from_hosts(arguments, &environment)).await
         }
         Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
-        Command::Login(arguments) => unless_interrupted(pull::log_in(arguments, &cli.global, &environment)).await,
+        Command::Login(arguments) => {
+            unless_interrupted(Box::pin(pull::log_in(arguments, &cli.global, &environment))).await
+        }
         Command::Logout { registry } => pull::log_out(registry.as_deref(), &cli.global, &environment).await,
         Command::Completions { shell } => {
             let script = completion::script(shell)?;
