@@ -6,7 +6,7 @@
 
 use std::{
     fs::{self, OpenOptions},
-    io,
+    io::{self, Read as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 
 use super::{
     PulledRecord,
-    cached_dir::disk::{PREFIX, UNFINISHED, read},
+    cached_dir::disk::{FILE_LENGTH_MAX, PREFIX, UNFINISHED},
     file::{RecordFile as _, file_name},
 };
 use crate::image::ImageId;
@@ -95,7 +95,12 @@ impl KubeletRecords {
         if !file.metadata()?.is_file() {
             return Ok(None);
         }
-        PulledRecord::decode(&read(file)?).map(|decoded| Some(decoded.content)).map_err(io::Error::other)
+        let mut content = Vec::new();
+        file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
+        if content.len() as u64 > FILE_LENGTH_MAX {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        PulledRecord::decode(&content).map(|decoded| Some(decoded.content)).map_err(io::Error::other)
     }
 }
 
@@ -111,7 +116,6 @@ mod tests {
     use std::{os::unix::fs::symlink, time::Duration};
 
     use super::*;
-    use crate::records::cached_dir::disk::FILE_LENGTH_MAX;
 
     const GOOD: &str = "sha256:1";
 

@@ -199,7 +199,7 @@ pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-pub(crate) fn read(file: File) -> io::Result<Vec<u8>> {
+fn read(file: File) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
     if content.len() as u64 > FILE_LENGTH_MAX {
