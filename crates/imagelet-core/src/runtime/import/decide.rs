@@ -32,69 +32,63 @@ pub enum ImportMode {
     Require,
 }
 
-#[derive(Debug)]
-pub(super) struct ImportQuestion<'a> {
-    pub(super) mode: ImportMode,
-    /// The runtime, or the reason why it is unknown.
-    pub(super) runtime: Result<&'a RuntimeInfo, &'a str>,
-    /// The pull; `None`: any.
-    pub(super) request: Option<&'a PullRequest>,
-    /// Whether a recent forward to its registry succeeded.
-    pub(super) is_preferred: bool,
-}
-
-/// The reason against an import, as far as runtime and request decide it. `None`: the pull is imported, unless staging
-/// fails later.
-pub(super) fn import_obstacle(question: &ImportQuestion<'_>) -> Option<ForwardReason> {
-    if question.mode == ImportMode::Never {
-        return Some(ForwardReason::SwitchedOff);
+/// The runtime for an import, as far as runtime and request decide it; staging may fail later. Without a request: for any
+/// pull. `is_preferred`: a recent forward to its registry succeeded.
+///
+/// # Errors
+/// The reason against an import.
+pub(super) fn import_target<'a>(
+    mode: ImportMode,
+    runtime: &'a Result<RuntimeInfo, String>,
+    request: Option<&PullRequest>,
+    is_preferred: bool,
+) -> Result<&'a RuntimeInfo, ForwardReason> {
+    if mode == ImportMode::Never {
+        return Err(ForwardReason::SwitchedOff);
     }
-    let runtime = match question.runtime {
+    let runtime = match runtime {
         Ok(runtime) if runtime.is_containerd() => runtime,
-        Ok(other) => return Some(ForwardReason::OtherRuntime(other.name.clone())),
-        Err(why) => return Some(ForwardReason::RuntimeUnknown(why.to_owned())),
+        Ok(other) => return Err(ForwardReason::OtherRuntime(other.name.clone())),
+        Err(why) => return Err(ForwardReason::RuntimeUnknown(why.clone())),
     };
     if runtime.snapshotter() != Some(SNAPSHOTTER) {
         let name = runtime.snapshotter().map(str::to_owned);
-        return Some(name.map_or(ForwardReason::SnapshotterUnknown, ForwardReason::Snapshotter));
+        return Err(name.map_or(ForwardReason::SnapshotterUnknown, ForwardReason::Snapshotter));
     }
     if runtime.place().is_none() {
-        return Some(ForwardReason::RootUnreachable("it reports no folder of the snapshotter".to_owned()));
+        return Err(ForwardReason::RootUnreachable("it reports no folder of the snapshotter".to_owned()));
     }
-    let request = question.request?;
+    let Some(request) = request else { return Ok(runtime) };
     let Ok(name) = request.image.image.parse::<Reference>().map(|name| name.canonical()) else {
-        return Some(ForwardReason::NameInvalid);
+        return Err(ForwardReason::NameInvalid);
     };
-    of_handler(&request.image, runtime).or_else(|| of_image(&name, runtime, question))
+    check_handler(&request.image, runtime)?;
+    if runtime.is_sandbox_image(&name) {
+        return Err(ForwardReason::SandboxImage);
+    }
+    let registry = name.domain().to_owned();
+    if let Some(setting) = runtime.configuration.registries.unread(&registry) {
+        return Err(ForwardReason::RegistrySetting { setting, registry });
+    }
+    // Without forwards, a forward's earlier success is irrelevant.
+    if is_preferred && mode == ImportMode::Auto {
+        return Err(ForwardReason::RegistryPreferred(registry));
+    }
+    Ok(runtime)
 }
 
 /// The snapshotter of a handler applies to its images as well.
-fn of_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Option<ForwardReason> {
+fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
     let annotated = image.annotations.iter().filter(|(key, _)| key == HANDLER_ANNOTATION).map(|(_, handler)| handler);
     for handler in annotated.chain([&image.runtime_handler]).filter(|handler| !handler.is_empty()) {
-        match runtime.configuration.handlers.get(handler.as_str()).map(String::as_str) {
+        let handler = handler.clone();
+        match runtime.configuration.handlers.get(&handler).map(String::as_str) {
             Some("" | SNAPSHOTTER) => {}
-            Some(other) => {
-                let (handler, snapshotter) = (handler.clone(), other.to_owned());
-                return Some(ForwardReason::HandlerSnapshotter { handler, snapshotter });
-            }
-            None => return Some(ForwardReason::HandlerUnknown(handler.clone())),
+            Some(other) => return Err(ForwardReason::HandlerSnapshotter { handler, snapshotter: other.to_owned() }),
+            None => return Err(ForwardReason::HandlerUnknown(handler)),
         }
     }
-    None
-}
-
-fn of_image(name: &Reference, runtime: &RuntimeInfo, question: &ImportQuestion<'_>) -> Option<ForwardReason> {
-    let registry = || name.domain().to_owned();
-    if runtime.is_sandbox_image(name) {
-        return Some(ForwardReason::SandboxImage);
-    }
-    if let Some(setting) = runtime.configuration.registries.unread(name.domain()) {
-        return Some(ForwardReason::RegistrySetting { setting, registry: registry() });
-    }
-    // Without forwards, a forward's earlier success is irrelevant.
-    let is_preferred = question.is_preferred && question.mode == ImportMode::Auto;
-    is_preferred.then(|| ForwardReason::RegistryPreferred(registry()))
+    Ok(())
 }
 
 /// The next step after a failed import.

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, PullWay, RegistrySettings, RuntimeInfo,
     SnapshotterPlace,
-    decide::{AfterFailure, ImportQuestion, PreferredRegistries, after_failure, import_obstacle},
+    decide::{AfterFailure, PreferredRegistries, after_failure, import_target},
 };
 use crate::{
     image::{Digest, Image, ImageId, ImageSpec, Reference, shown_name},
@@ -256,17 +256,7 @@ impl ImportingImages {
     ) -> Result<OpenedSite, ForwardReason> {
         let registry = request.and_then(registry_of);
         let is_preferred = registry.is_some_and(|name| self.shared().preferred.is_preferred(&name, Instant::now()));
-        let question = ImportQuestion {
-            mode: self.mode,
-            runtime: runtime.as_ref().map_err(String::as_str),
-            request,
-            is_preferred,
-        };
-        match (import_obstacle(&question), runtime) {
-            (None, Ok(runtime)) => self.opened(runtime).await,
-            (None, Err(why)) => Err(ForwardReason::RuntimeUnknown(why.clone())),
-            (Some(reason), _) => Err(reason),
-        }
+        self.opened(import_target(self.mode, runtime, request, is_preferred)?).await
     }
 
     /// The site for a runtime as it is; opened once until the runtime changes.

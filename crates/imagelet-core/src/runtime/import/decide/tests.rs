@@ -41,7 +41,7 @@ fn pull(image: &str) -> PullRequest {
 }
 
 fn ask(mode: ImportMode, runtime: &RuntimeInfo, request: &PullRequest) -> Option<ForwardReason> {
-    import_obstacle(&ImportQuestion { mode, runtime: Ok(runtime), request: Some(request), is_preferred: false })
+    import_target(mode, &Ok(runtime.clone()), Some(request), false).err()
 }
 
 #[test]
@@ -140,11 +140,9 @@ fn the_mode_decides_first() {
         assert_eq!(ask(mode, &facts, &pull(image)), decision, "{mode} {image}");
     }
     assert_eq!(ask(ImportMode::Require, &facts, &paused), Some(R::SandboxImage));
-    let any = |runtime| {
-        import_obstacle(&ImportQuestion { mode: ImportMode::Auto, runtime, request: None, is_preferred: false })
-    };
-    assert_eq!(any(Ok(&facts)), None);
-    assert_eq!(any(Err("it is away")), Some(R::RuntimeUnknown("it is away".into())));
+    let any = |runtime: &Result<RuntimeInfo, String>| import_target(ImportMode::Auto, runtime, None, false).err();
+    assert_eq!(any(&Ok(facts)), None);
+    assert_eq!(any(&Err("it is away".to_owned())), Some(R::RuntimeUnknown("it is away".into())));
 }
 
 #[test]
@@ -169,9 +167,7 @@ fn a_registry_is_forwarded_first_for_ten_minutes_after_that_helped() {
     assert_eq!(preferred.0.len(), 1, "what is over makes room");
 
     let (facts, request) = (containerd(), pull("r.io/app:v1"));
-    let ask = |mode| {
-        import_obstacle(&ImportQuestion { mode, runtime: Ok(&facts), request: Some(&request), is_preferred: true })
-    };
+    let ask = |mode| import_target(mode, &Ok(facts.clone()), Some(&request), true).err();
     assert_eq!(ask(ImportMode::Auto), Some(R::RegistryPreferred("r.io".into())));
     assert_eq!(ask(ImportMode::Require), None, "where nothing is forwarded");
 }
