@@ -306,10 +306,7 @@ impl Story {
             FactKind::Listed { decision: None, is_tried: true } => {}
             FactKind::Listed { decision, is_tried } => {
                 let Some(decision) = decision.clone().or_else(|| self.standing.take()) else { return };
-                if !std::mem::replace(&mut self.image.is_present, true) {
-                    let found = Happening::of(HappeningKind::Found, "found", fact);
-                    self.image.happenings.push(Happening { by: String::new(), ..found });
-                }
+                self.found(fact.at, fact.until);
                 self.image.size = decision.size;
                 if !is_tried {
                     self.decided(&decision, fact);
@@ -327,40 +324,37 @@ impl Story {
     }
 
     fn act(&mut self, act: &Act) {
-        match act.code {
-            ActCode::Pulled | ActCode::Imported | ActCode::Adopted => {
-                self.end_removal();
-                self.image.is_present = true;
-            }
-            ActCode::RemovedOnRequest => self.image.is_present = false,
-            ActCode::Removing => {
-                if !std::mem::replace(&mut self.image.is_present, true) {
-                    self.image.happenings.push(Happening::new(HappeningKind::Found, "found", act.at, ""));
-                }
-            }
-            ActCode::UntaggedOnRequest
-            | ActCode::Pinned
-            | ActCode::Unpinned
-            | ActCode::PullFailed
-            | ActCode::PullGivenUp => {}
+        if act.code == ActCode::Removing {
+            self.found(act.at, act.at);
+        } else if act.code.shows_presence() {
+            self.end_removal();
+            self.image.is_present = true;
+        } else if act.code == ActCode::RemovedOnRequest {
+            self.image.is_present = false;
         }
-        let happening = Happening::of_act(act);
-        match self.image.happenings.last_mut() {
-            Some(last) if act.is_of_a_name() && last.is_same(&happening) && last.text == act.why => {
-                last.count += 1;
-                last.until = act.at;
-            }
-            _ => self.image.happenings.push(happening),
+        let is_repeatable = |last: &Happening| act.is_of_a_name() && last.text == act.why;
+        self.add(Happening::of_act(act), is_repeatable);
+    }
+
+    /// The image is listed, and no pull of it is recorded.
+    fn found(&mut self, at: SystemTime, until: SystemTime) {
+        if !std::mem::replace(&mut self.image.is_present, true) {
+            let found = Happening::new(HappeningKind::Found, "found", at, "");
+            self.image.happenings.push(Happening { until, ..found });
         }
     }
 
     fn decided(&mut self, decision: &Decision, fact: &Fact) {
         let kind = if decision.goes { HappeningKind::Chosen } else { HappeningKind::Kept };
-        let happening = Happening::decided(kind, Some(decision), fact);
+        self.add(Happening::decided(kind, Some(decision), fact), |_| true);
+    }
+
+    /// Adds a happening, or counts it where it repeats the last one.
+    fn add(&mut self, happening: Happening, is_repeatable: impl FnOnce(&Happening) -> bool) {
         match self.image.happenings.last_mut() {
-            Some(last) if last.is_same(&happening) => {
+            Some(last) if last.is_same(&happening) && is_repeatable(last) => {
                 last.count += 1;
-                last.until = fact.at;
+                last.until = happening.at;
             }
             _ => self.image.happenings.push(happening),
         }
