@@ -110,17 +110,16 @@ impl Plugin {
     /// Runs the plugin once. Dropping the future kills its process group.
     pub(super) async fn run(&self, question: &[u8]) -> Output {
         let mut output = Output { stdout: Vec::new(), stderr: Vec::new(), result: Ok(()) };
-        output.result = self.run_into(question, &mut output.stdout, &mut output.stderr).await;
+        output.result = self.run_into(question, &mut output).await;
         output
     }
 
-    async fn run_into(&self, question: &[u8], stdout: &mut Vec<u8>, stderr: &mut Vec<u8>) -> Result<(), RunError> {
+    async fn run_into(&self, question: &[u8], output: &mut Output) -> Result<(), RunError> {
         let deadline = Instant::now() + self.limit;
         let mut child = self.start().await?;
         // Declared after the child, so that it is dropped first, while the unreaped leader still reserves the group id.
-        let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let mut group = Group(leader);
-        let ended = self.follow(&mut child, leader, question, stdout, stderr, deadline).await;
+        let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
+        let ended = follow(&mut child, group.0, question, output, deadline).await;
         group.end();
         let reaped = timeout(REAPED_WITHIN, child.wait()).await;
         ended?;
@@ -152,55 +151,53 @@ impl Plugin {
             }
         }
     }
+}
 
-    /// Feeds and reads until the plugin has exited and its output is complete. Does not reap it.
-    async fn follow(
-        &self,
-        child: &mut Child,
-        leader: Option<Pid>,
-        question: &[u8],
-        stdout: &mut Vec<u8>,
-        stderr: &mut Vec<u8>,
-        deadline: Instant,
-    ) -> Result<(), RunError> {
-        let (Some(stdin), Some(mut from_stdout), Some(mut from_stderr), Some(leader)) =
-            (child.stdin.take(), child.stdout.take(), child.stderr.take(), leader)
-        else {
-            return Err(RunError::System(io::Error::other("a stream is missing")));
-        };
-        let exit = ended(leader).map_err(RunError::System)?;
-        let mut feed = pin!(feed(stdin, question));
-        let mut limit = pin!(sleep_until(deadline));
-        let (mut fed, mut stdout_open, mut stderr_open) = (false, true, true);
-        // The time at which the plugin's own output is complete.
-        let mut settled: Option<Instant> = None;
-        while stdout_open || stderr_open || settled.is_none() {
-            let is_over = settled.is_some_and(|settled| Instant::now() >= settled);
-            // Later output of another process cannot improve this response.
-            if is_over && (!stdout_open || Response::is_whole(stdout) || has_failed(leader)) {
-                return Ok(());
-            }
-            tokio::select! {
-                () = &mut feed, if !fed => fed = true,
-                read = keep(&mut from_stdout, stdout, STDOUT_LENGTH_MAX + 1), if stdout_open => {
-                    stdout_open = read.map_err(RunError::System)?;
-                    if stdout.len() > STDOUT_LENGTH_MAX {
-                        return Err(RunError::TooLong);
-                    }
-                }
-                read = keep(&mut from_stderr, stderr, STDERR_LENGTH_MAX), if stderr_open => {
-                    stderr_open = read.map_err(RunError::System)?;
-                }
-                ready = exit.readable(), if settled.is_none() => {
-                    drop(ready.map_err(RunError::System)?);
-                    settled = Some(Instant::now() + FINISHED_AFTER);
-                }
-                () = sleep_until(settled.unwrap_or(deadline)), if settled.is_some() && !is_over => {}
-                () = &mut limit => return Err(RunError::TimedOut),
-            }
+/// Feeds and reads until the plugin has exited and its output is complete. Does not reap it.
+async fn follow(
+    child: &mut Child,
+    leader: Option<Pid>,
+    question: &[u8],
+    Output { stdout, stderr, .. }: &mut Output,
+    deadline: Instant,
+) -> Result<(), RunError> {
+    let (Some(stdin), Some(mut from_stdout), Some(mut from_stderr), Some(leader)) =
+        (child.stdin.take(), child.stdout.take(), child.stderr.take(), leader)
+    else {
+        return Err(RunError::System(io::Error::other("a stream is missing")));
+    };
+    let exit = ended(leader).map_err(RunError::System)?;
+    let mut feed = pin!(feed(stdin, question));
+    let mut limit = pin!(sleep_until(deadline));
+    let (mut fed, mut stdout_open, mut stderr_open) = (false, true, true);
+    // The time at which the plugin's own output is complete.
+    let mut settled: Option<Instant> = None;
+    while stdout_open || stderr_open || settled.is_none() {
+        let is_over = settled.is_some_and(|settled| Instant::now() >= settled);
+        // Later output of another process cannot improve this response.
+        if is_over && (!stdout_open || Response::is_whole(stdout) || has_failed(leader)) {
+            return Ok(());
         }
-        Ok(())
+        tokio::select! {
+            () = &mut feed, if !fed => fed = true,
+            read = keep(&mut from_stdout, stdout, STDOUT_LENGTH_MAX + 1), if stdout_open => {
+                stdout_open = read.map_err(RunError::System)?;
+                if stdout.len() > STDOUT_LENGTH_MAX {
+                    return Err(RunError::TooLong);
+                }
+            }
+            read = keep(&mut from_stderr, stderr, STDERR_LENGTH_MAX), if stderr_open => {
+                stderr_open = read.map_err(RunError::System)?;
+            }
+            ready = exit.readable(), if settled.is_none() => {
+                drop(ready.map_err(RunError::System)?);
+                settled = Some(Instant::now() + FINISHED_AFTER);
+            }
+            () = sleep_until(settled.unwrap_or(deadline)), if settled.is_some() && !is_over => {}
+            () = &mut limit => return Err(RunError::TimedOut),
+        }
     }
+    Ok(())
 }
 
 #[expect(deprecated, reason = "the successor is unsafe, for files that are closed meanwhile; this one is owned")]

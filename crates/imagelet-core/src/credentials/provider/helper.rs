@@ -24,7 +24,7 @@ const NOT_FOUND: &str = "credentials not found in native keychain";
 const TOKEN_USER: &str = "<token>";
 
 #[derive(Debug)]
-pub(in crate::credentials) struct CredentialHelpers {
+pub(crate) struct CredentialHelpers {
     environment: Variables,
     limit: Duration,
     permits: Semaphore,
@@ -32,7 +32,7 @@ pub(in crate::credentials) struct CredentialHelpers {
 
 /// A helper failed. Its text shows no secret.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::credentials) enum HelperError {
+pub(crate) enum HelperError {
     #[error("`{}` names no credential helper", shown(.0))]
     Name(String),
     #[error("the credential helper `{program}` is in no folder of the PATH of imagelet (`{path}`)")]
@@ -49,22 +49,18 @@ pub(in crate::credentials) enum HelperError {
 
 impl CredentialHelpers {
     /// Helpers run with these variables only, each at most for this time.
-    pub(in crate::credentials) fn new(environment: Variables, limit: Duration) -> Self {
+    pub(crate) fn new(environment: Variables, limit: Duration) -> Self {
         Self { environment, limit, permits: Semaphore::new(RUNS_MAX) }
     }
 
     /// The helper's credential for a server; `None` where it has none. Dropping the future ends the helper.
-    pub(in crate::credentials) async fn ask(
-        &self,
-        name: &str,
-        server: &str,
-    ) -> Result<Option<Credential>, HelperError> {
+    pub(crate) async fn ask(&self, name: &str, server: &str) -> Result<Option<Credential>, HelperError> {
         let (program, answer) = self.run(name, "get", server.as_bytes(), None).await?;
         credential(program, answer)
     }
 
     /// Gives the helper a credential to keep for a server.
-    pub(in crate::credentials) async fn store(
+    pub(crate) async fn store(
         &self,
         name: &str,
         server: &str,
@@ -77,7 +73,7 @@ impl CredentialHelpers {
     }
 
     /// Removes what the helper keeps for a server; success where it keeps nothing.
-    pub(in crate::credentials) async fn erase(&self, name: &str, server: &str) -> Result<(), HelperError> {
+    pub(crate) async fn erase(&self, name: &str, server: &str) -> Result<(), HelperError> {
         self.run(name, "erase", server.as_bytes(), None).await.map(drop)
     }
 

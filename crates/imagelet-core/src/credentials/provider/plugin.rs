@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::{
     FutureExt as _,
-    future::{BoxFuture, Shared, WeakShared},
+    future::{BoxFuture, WeakShared},
 };
 use tokio::{sync::Semaphore, time::Instant};
 
@@ -84,7 +84,6 @@ impl ProviderError {
 
 #[derive(Clone)]
 struct CheckedAnswer {
-    repository: String,
     key_type: CacheKeyType,
     auth: DockerConfig,
 }
@@ -172,9 +171,7 @@ impl Provider {
     ) -> Result<DockerConfig, ProviderError> {
         let guess = self.runs().learned.unwrap_or(CacheKeyType::Image);
         match self.join(guess, repository, account).await {
-            (_, Ok(given)) if given.key_type.base(&given.repository) == given.key_type.base(repository) => {
-                Ok(given.auth)
-            }
+            (asked, Ok(given)) if given.key_type.base(&asked) == given.key_type.base(repository) => Ok(given.auth),
             (asked, Err(error)) if asked == repository => Err(error),
             // The guess was wrong, or a failure for another image does not apply to this one.
             _ => self.join(CacheKeyType::Image, repository, account).await.1.map(|given| given.auth),
@@ -191,31 +188,22 @@ impl Provider {
             // A lookup without a key is not shared.
             return (repository.to_owned(), self.run(repository, account.map(AsRef::as_ref)).await);
         };
-        let (asked, run) = self.join_or_begin(key, repository, account);
+        let (asked, run) = {
+            let mut runs = self.runs();
+            // A finished run accepts no further lookup.
+            let running = |run: &WeakShared<Run>| run.upgrade().filter(|run| run.peek().is_none());
+            let found = runs.by_key.get(&key).and_then(|(asked, run)| Some((asked.clone(), running(run)?)));
+            found.unwrap_or_else(|| {
+                let (provider, asked, account) = (Arc::clone(self), repository.to_owned(), account.cloned());
+                let run = async move { provider.run(&asked, account.as_deref()).await }.boxed().shared();
+                let weak = run.downgrade().expect("a future that was not polled is not done");
+                // Finished runs, and runs whose callers were all dropped.
+                runs.by_key.retain(|_, (_, run)| running(run).is_some());
+                runs.by_key.insert(key, (repository.to_owned(), weak));
+                (repository.to_owned(), run)
+            })
+        };
         (asked, run.await)
-    }
-
-    fn join_or_begin(
-        self: &Arc<Self>,
-        key: CacheKey,
-        repository: &str,
-        account: Option<&Arc<PluginAccount>>,
-    ) -> (String, Shared<Run>) {
-        let mut runs = self.runs();
-        // A finished run accepts no further lookup.
-        let running = |run: &WeakShared<Run>| run.upgrade().filter(|run| run.peek().is_none());
-        if let Some((asked, run)) = runs.by_key.get(&key)
-            && let Some(run) = running(run)
-        {
-            return (asked.clone(), run);
-        }
-        let (provider, asked, account) = (Arc::clone(self), repository.to_owned(), account.cloned());
-        let run: Shared<Run> = async move { provider.run(&asked, account.as_deref()).await }.boxed().shared();
-        let weak = run.downgrade().expect("a future that was not polled is not done");
-        // Finished runs, and runs whose callers were all dropped.
-        runs.by_key.retain(|_, (_, run)| running(run).is_some());
-        runs.by_key.insert(key, (repository.to_owned(), weak));
-        (repository.to_owned(), run)
     }
 
     async fn run(&self, repository: &str, account: Option<&PluginAccount>) -> Result<CheckedAnswer, ProviderError> {
@@ -257,7 +245,7 @@ impl Provider {
         };
         self.keep(repository, account, key_type, &response);
         self.runs().learned = Some(key_type);
-        Ok(CheckedAnswer { repository: repository.to_owned(), key_type, auth: response.auth })
+        Ok(CheckedAnswer { key_type, auth: response.auth })
     }
 
     /// Caches a response; a failure to cache does not fail the lookup.
