@@ -71,9 +71,11 @@ pub struct PullSecret {
 
 /// A pull secret cannot be read. Its text shows nothing of the secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read the pull secret `{identity}`")]
+#[error("cannot read the pull secret `{namespace}/{name}`")]
 pub(crate) struct KeyringError {
-    identity: ObjectIdentity,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    #[source]
     pub(crate) source: DockerConfigError,
 }
 
@@ -85,14 +87,20 @@ impl Keyring {
 
     /// Builds a keyring from the readable pull secrets, in order, and returns the error of each other one.
     pub(crate) fn from_secrets(secrets: &[PullSecret]) -> (Self, Vec<KeyringError>) {
-        let (mut keyring, mut unreadable) = (Self::new(), Vec::new());
-        for PullSecret { identity, kind, document } in secrets.iter().filter(|it| !it.document.expose().is_empty()) {
-            match DockerConfig::parse(*kind, document.expose().as_bytes()) {
-                Ok(document) => keyring.add(&CredentialSource::Secret(identity.clone()), document),
-                Err(source) => unreadable.push(KeyringError { identity: identity.clone(), source }),
-            }
-        }
+        let mut keyring = Self::new();
+        let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret).err()).collect();
         (keyring, unreadable)
+    }
+
+    fn add_secret(&mut self, secret: &PullSecret) -> Result<(), KeyringError> {
+        if secret.document.expose().is_empty() {
+            return Ok(());
+        }
+        let document = DockerConfig::parse(secret.kind, secret.document.expose().as_bytes()).map_err(|source| {
+            KeyringError { namespace: secret.identity.namespace.clone(), name: secret.identity.name.clone(), source }
+        })?;
+        self.add(&CredentialSource::Secret(secret.identity.clone()), document);
+        Ok(())
     }
 
     /// Appends a document's entries. An entry whose key is not a URL is skipped.
@@ -380,7 +388,7 @@ mod tests {
             .collect();
         assert_eq!(tried, ["a", "b"]);
         let named: Vec<(&str, &str)> =
-            unreadable.iter().map(|error| (error.identity.namespace.as_str(), error.identity.name.as_str())).collect();
+            unreadable.iter().map(|error| (error.namespace.as_str(), error.name.as_str())).collect();
         assert_eq!(named, [("n", "bad")], "an empty secret has no credential and no fault");
     }
 
