@@ -121,7 +121,18 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
             Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
             Command::Top { once } => top::top(node, once, has_color, format).await,
             Command::Status { verbose } => status::status(node, verbose, format).await,
-            _ => unreachable!("`run` runs the commands that need no node"),
+            Command::Serve(_)
+            | Command::Prefetch(_)
+            | Command::Controller(_)
+            | Command::Config(_)
+            | Command::Install(_)
+            | Command::Pod(_)
+            | Command::Doctor(_)
+            | Command::Login(_)
+            | Command::Logout { .. }
+            | Command::Completions { .. }
+            | Command::Man { .. }
+            | Command::Version => unreachable!("`run` runs the commands that need no node"),
         }
     };
     let code = tokio::select! {
