@@ -8,7 +8,7 @@ use imagelet_core::{
     runtime::{ImageBacking, RuntimeError},
 };
 
-use crate::{Containerd, place::OVERLAYFS};
+use crate::{Containerd, snapshotter_folder::OVERLAYFS};
 
 /// The prefix of the labels by which a manifest refers to its layers, and an index to its manifests.
 const REFERS_TO_LAYER: &str = "containerd.io/gc.ref.content.l.";

@@ -17,9 +17,9 @@ pub mod failpoint;
 pub mod fuzzing;
 mod import;
 mod lease;
-mod place;
 mod sink;
 mod sizes;
+mod snapshotter_folder;
 pub mod v1;
 
 pub use client::{ContainerdClient, Many, One};

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::{
     ContainerdClient,
     import::{ContainerdImport, leases::ContainerdParts, records::labels_layers},
-    place::{OVERLAYFS, SnapshotterFolder},
+    snapshotter_folder::{OVERLAYFS, SnapshotterFolder},
 };
 
 /// The capability of a snapshotter that takes the parent at the commit.

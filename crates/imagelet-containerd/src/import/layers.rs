@@ -26,7 +26,7 @@ use crate::{
     ContainerdClient, ContainerdRefusal,
     calls::COMMITTED,
     failpoint::Step,
-    place::OVERLAYFS,
+    snapshotter_folder::OVERLAYFS,
     v1::snapshots::{CommitSnapshotRequest, PrepareSnapshotRequest},
 };
 

@@ -12,7 +12,7 @@ use std::{
 use imagelet_core::runtime::{ImageService, RuntimeError};
 use tokio::sync::watch;
 
-use crate::{ContainerdClient, LeaseId, place::SnapshotterFolder};
+use crate::{ContainerdClient, LeaseId, snapshotter_folder::SnapshotterFolder};
 
 /// Longer than any pull takes.
 const LEASE_LIFETIME: Duration = Duration::from_hours(24);

@@ -9,7 +9,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 
 use super::{content::Content, layers::ImportRun, records};
-use crate::{ContainerdRefusal, failpoint::Step, place::OVERLAYFS};
+use crate::{ContainerdRefusal, failpoint::Step, snapshotter_folder::OVERLAYFS};
 
 const SHOWN_MAX: Duration = Duration::from_secs(5);
 /// The interval between two checks: first and last value, doubled each time.
