@@ -101,15 +101,19 @@ def chain(image):
     return name
 
 
-def observe(program):
-    """The facts that a daemon before containerd shows."""
+def ask(program, *arguments):
+    """Runs a command that asks the daemon, again while its containerd starts: that answers before its CRI plug-in does."""
     end = time.monotonic() + START_SECONDS
-    outcome = program.client("ls", "--all", "-o", "json")
-    # containerd answers before its CRI plug-in does.
+    outcome = program.client(*arguments)
     while "server is not initialized yet" in outcome.errors and time.monotonic() < end:
         time.sleep(0.1)
-        outcome = program.client("ls", "--all", "-o", "json")
-    listing = json.loads(acknowledged.require(outcome))
+        outcome = program.client(*arguments)
+    return outcome
+
+
+def observe(program):
+    """The facts that a daemon before containerd shows."""
+    listing = json.loads(acknowledged.require(ask(program, "ls", "--all", "-o", "json")))
     found = {("name", name): row["id"] for row in listing["images"] for name in row["names"]}
     return found | {("image", row["id"]): True for row in listing["images"]}
 
@@ -126,7 +130,8 @@ class Checker(invariants.Checker):
         try:
             self.check_state_files(position, found)
             with self.containerd.running(), self.program.daemon():
-                found.check(self.program.client("df").is_success, "`df` of the daemon works")
+                used = ask(self.program, "df")
+                found.check(used.is_success, f"`df` of the daemon works: {used.errors}")
                 self.check_shown(position, found)
                 self.check_clean(found)
                 if pulls_again:

@@ -47,6 +47,12 @@ pub enum ApiError {
         /// The limit.
         max: usize,
     },
+    /// A list has more objects than are read.
+    #[error("the API server lists more than {max} objects")]
+    TooMany {
+        /// The limit.
+        max: u32,
+    },
     /// The answer is not the secret or token that was requested. Shows nothing of it.
     #[error("the API server sent an invalid {what}: {why}")]
     SecretInvalid {
@@ -74,7 +80,9 @@ impl ApiError {
             Self::Unreachable(_) => "unreachable".to_owned(),
             Self::Silent(_) => "silent".to_owned(),
             Self::Credentials { .. } => "credentials".to_owned(),
-            Self::TooLarge { .. } | Self::SecretInvalid { .. } | Self::Decode(_) => "invalid".to_owned(),
+            Self::TooLarge { .. } | Self::TooMany { .. } | Self::SecretInvalid { .. } | Self::Decode(_) => {
+                "invalid".to_owned()
+            }
         }
     }
 

@@ -11,9 +11,11 @@ use crate::{
     api_client::{ApiClient, encoded},
     api_error::ApiError,
     names::{shown, shown_to},
-    watch::ListSource,
+    watch::{Collection, ListSource},
 };
 
+/// Pages of a hundred sets of one kind.
+const PAGES_MAX: u32 = 50;
 /// The name by which the command line owns the fields that it writes.
 const FIELD_MANAGER: &str = "imagelet-cli";
 
@@ -143,7 +145,7 @@ impl PrefetchApi {
     pub async fn sets(&self, namespace: Option<&str>, name: Option<&str>) -> Result<Vec<SetRow>, ApiError> {
         let mut rows = Vec::new();
         for scope in SetScope::ALL {
-            let mut collection = scope.collection();
+            let mut collection = Collection { pages_max: PAGES_MAX, ..scope.collection() };
             if let (SetScope::Namespace, Some(namespace)) = (scope, namespace) {
                 collection.path = format!("/apis/{PREFETCH_GROUP}/namespaces/{}/imagesets", encoded(namespace));
             }

@@ -6,12 +6,12 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::events::EventStream;
 use crate::{
-    api_client::{ANSWER_LENGTH_MAX, ApiClient, encoded},
+    api_client::{ApiClient, encoded},
     api_error::ApiError,
 };
 
 const PAGE_OBJECTS: u32 = 100;
-/// Most pages of a list; the largest is that of the nodes of a cluster.
+/// The largest list is that of the nodes of a cluster.
 const PAGES_MAX: u32 = 500;
 /// A watch ends by itself after this time, and after up to twice of it.
 const LIFE_SECONDS: u32 = 240;
@@ -29,6 +29,8 @@ pub(crate) struct Collection {
     pub(crate) selector: String,
     /// Only their metadata are sent.
     pub(crate) is_metadata: bool,
+    /// Most pages of a list.
+    pub(crate) pages_max: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +66,7 @@ struct ListMetadata {
 impl Collection {
     /// All objects at a path, whole.
     pub(crate) fn of(name: &'static str, path: impl Into<String>) -> Self {
-        Self { name, path: path.into(), selector: String::new(), is_metadata: false }
+        Self { name, path: path.into(), selector: String::new(), is_metadata: false, pages_max: PAGES_MAX }
     }
 
     fn query(&self, rest: &str) -> String {
@@ -87,7 +89,7 @@ impl Collection {
         }
         let mut objects = Vec::new();
         let mut query = format!("limit={PAGE_OBJECTS}");
-        for _ in 0..PAGES_MAX {
+        for _ in 0..self.pages_max {
             let WireList { metadata, items } = self.page(client, &query).await?;
             objects.extend(items.unwrap_or_default());
             if metadata.r#continue.is_empty() {
@@ -95,7 +97,7 @@ impl Collection {
             }
             query = format!("limit={PAGE_OBJECTS}&continue={}", encoded(&metadata.r#continue));
         }
-        Err(ApiError::TooLarge { max: ANSWER_LENGTH_MAX })
+        Err(ApiError::TooMany { max: self.pages_max * PAGE_OBJECTS })
     }
 
     async fn page<T: DeserializeOwned>(&self, client: &ApiClient, query: &str) -> Result<WireList<T>, ApiError> {

@@ -95,7 +95,10 @@ impl ObjectWatch {
                     selector = self.collection.selector,
                     "cannot follow the {name}; the last known ones stay, and the attempt is repeated"
                 ),
-                end => tracing::debug!(?end, ?wait, "the watch of the {name} starts again"),
+                end => {
+                    let end = end.as_ref().map_err(ApiError::chain);
+                    tracing::debug!(?end, ?wait, "the watch of the {name} starts again");
+                }
             }
             tokio::time::sleep(wait).await;
         }

@@ -374,7 +374,9 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut index = self.store.index();
         for layer in &self.layers {
-            *index.leases.get_mut(layer).expect("each lease is counted") -= 1;
+            if let Some(count) = index.leases.get_mut(layer) {
+                *count -= 1;
+            }
         }
         index.leases.retain(|_, count| *count > 0);
     }

@@ -197,8 +197,8 @@ impl Provider {
                 let (provider, asked, account) = (Arc::clone(self), repository.to_owned(), account.cloned());
                 let run = async move { provider.run(&asked, account.as_deref()).await }.boxed().shared();
                 let weak = run.downgrade().expect("a future that was not polled is not done");
-                // Finished runs, and runs whose callers were all dropped.
-                runs.by_key.retain(|_, (_, run)| running(run).is_some());
+                // Runs whose callers were all dropped.
+                runs.by_key.retain(|_, (_, run)| run.upgrade().is_some());
                 runs.by_key.insert(key, (repository.to_owned(), weak));
                 (repository.to_owned(), run)
             })

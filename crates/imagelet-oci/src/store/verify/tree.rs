@@ -8,7 +8,6 @@ use std::{
         unix::fs::FileExt as _,
     },
     path::Path,
-    rc::Rc,
 };
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
@@ -25,6 +24,8 @@ use super::{
 };
 use crate::unpack::{FileEntry, FileEntryKind, Sum, xattrs_at, xattrs_of};
 
+/// Directories held open on the way down; higher ones are reopened by name.
+const OPEN_MAX: usize = 64;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
@@ -54,21 +55,40 @@ struct Walk<'a> {
     buffer: Vec<u8>,
 }
 
+struct Level {
+    path: Vec<u8>,
+    fd: Option<OwnedFd>,
+    below: Vec<Vec<u8>>,
+}
+
 impl Walk<'_> {
     fn run(&mut self) -> io::Result<()> {
-        let stat = rustix::fs::fstat(&self.root);
+        let root = self.root.try_clone()?;
+        let stat = rustix::fs::fstat(&root);
         if let (Some(listed), Ok(stat)) = (self.see(&[]), stat) {
-            let found = xattrs_of(&self.root).map(|xattrs| FileEntry::of(&stat, FileEntryKind::Directory, xattrs));
+            let found = xattrs_of(&root).map(|xattrs| FileEntry::of(&stat, FileEntryKind::Directory, xattrs));
             self.judge(&[], &listed, found.map_err(io::Error::from))?;
         }
-        // The directories still to visit, each with the path of its parent. None is held open meanwhile.
-        let mut pending: Vec<(Rc<[u8]>, Vec<u8>)> = vec![(Rc::default(), Vec::new())];
-        while let Some((parent, name)) = pending.pop() {
-            let path: Rc<[u8]> = join(&parent, &name).into();
-            match self.open(&path) {
-                Ok(directory) => {
-                    let below = self.directory(&directory, &path)?;
-                    pending.extend(below.into_iter().map(|name| (Rc::clone(&path), name)));
+        let below = self.directory(&root, &[])?;
+        let mut levels = vec![Level { path: Vec::new(), fd: Some(root), below }];
+        while let Some(level) = levels.last_mut() {
+            let Some(name) = level.below.pop() else {
+                levels.pop();
+                continue;
+            };
+            let path = join(&level.path, &name);
+            let opened = match &level.fd {
+                Some(parent) => rustix::fs::openat(parent, &name[..], DIRECTORY, Mode::empty()),
+                None => self.open(&path),
+            };
+            match opened {
+                Ok(fd) => {
+                    let below = self.directory(&fd, &path)?;
+                    if levels.len() >= OPEN_MAX {
+                        let far = levels.len() - OPEN_MAX;
+                        levels[far].fd = None;
+                    }
+                    levels.push(Level { path, fd: Some(fd), below });
                 }
                 Err(errno) => self.report_unreadable(&path, errno)?,
             }

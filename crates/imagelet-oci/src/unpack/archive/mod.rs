@@ -23,7 +23,7 @@ pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 const HEADER_COST: usize = 4;
 /// The cost of an attribute besides name and value, and of a range of a sparse file, with their copies.
 const XATTR_COST: usize = 256;
-const RANGE_COST: usize = 32;
+const RANGE_COST: usize = 64;
 /// Mode of a file that comes without one.
 const FILE_MODE: u32 = 0o644;
 

@@ -19,6 +19,8 @@ use twox_hash::xxhash3_128::Hasher;
 use super::xattr;
 use crate::unpack::error::Fault;
 
+const NAMES_USUAL: usize = 256;
+
 /// XXH3 with 128 bits: detects accidents, not attacks.
 pub(crate) type Sum = u128;
 
@@ -124,8 +126,14 @@ fn xattrs_by(
     list: impl Fn(&mut Vec<u8>) -> Result<usize, Errno>,
     get: impl Fn(&[u8], &mut Vec<u8>) -> Result<usize, Errno>,
 ) -> Result<Option<Sum>, Errno> {
-    let mut names = Vec::with_capacity(xattr::NAMES_MAX);
-    match list(&mut names) {
+    // Most entries have no attributes, and long lists are rare.
+    let mut names = Vec::with_capacity(NAMES_USUAL);
+    let mut listed = list(&mut names);
+    if listed == Err(Errno::RANGE) {
+        names.reserve(xattr::NAMES_MAX);
+        listed = list(&mut names);
+    }
+    match listed {
         Err(Errno::NOTSUP) => return Ok(None),
         listed => listed?,
     };
