@@ -167,24 +167,51 @@ pub(crate) struct ManifestWriter<'a> {
     listing: Option<FileManifest<'a>>,
     /// The root has attributes, which new entries may inherit: each entry must be checked.
     inherits: bool,
-    /// Of the current file; `None`: it has no data yet.
-    content: Option<Hasher>,
+    content: Content,
+}
+
+/// The data of the current file.
+struct Content {
+    expected: u64,
+    /// Of small files, whose data comes in one piece: several times faster than piece by piece.
+    at_once: Option<Sum>,
+    hasher: Option<Hasher>,
+}
+
+impl Content {
+    fn of(expected: u64) -> Self {
+        Self { expected, at_once: None, hasher: None }
+    }
+
+    fn sum(&self) -> Sum {
+        match (&self.hasher, self.at_once) {
+            (Some(hasher), _) => hasher.finish_128(),
+            (None, Some(sum)) => sum,
+            (None, None) => Hasher::oneshot(&[]),
+        }
+    }
 }
 
 impl<'a> ManifestWriter<'a> {
     pub(crate) fn new(listing: Option<FileManifest<'a>>, root: BorrowedFd<'_>) -> Result<Self, Fault> {
         let inherits =
             listing.is_some() && xattrs_of(root).map_err(Fault::io("read the attributes of the root for"))?.is_some();
-        Ok(Self { listing, inherits, content: None })
+        Ok(Self { listing, inherits, content: Content::of(0) })
     }
 
-    pub(crate) fn begin(&mut self) {
-        self.content = None;
+    pub(crate) fn begin(&mut self, stored: u64) {
+        self.content = Content::of(stored);
     }
 
     pub(crate) fn wrote(&mut self, bytes: &[u8]) {
-        if self.listing.is_some() {
-            self.content.get_or_insert_with(Hasher::new).write(bytes);
+        if self.listing.is_none() {
+            return;
+        }
+        let content = &mut self.content;
+        if content.hasher.is_none() && bytes.len() as u64 == content.expected {
+            content.at_once = Some(Hasher::oneshot(bytes));
+        } else {
+            content.hasher.get_or_insert_with(Hasher::new).write(bytes);
         }
     }
 
@@ -198,7 +225,7 @@ impl<'a> ManifestWriter<'a> {
         self.list(path, |own| {
             let stat = rustix::fs::fstat(&file)?;
             let size = stat.st_size.cast_unsigned();
-            let content = own.content.as_ref().map_or_else(|| Hasher::oneshot(&[]), Hasher::finish_128);
+            let content = own.content.sum();
             let kind = match ranges {
                 None => FileEntryKind::File { size, content },
                 Some(ranges) => FileEntryKind::Sparse { size, content, ranges: ranges.to_vec() },

@@ -51,6 +51,7 @@ pub(super) struct Writer<'a> {
     spill: Spill<'a>,
     options: &'a UnpackOptions,
     process: (Uid, Gid),
+    devices_left_out: bool,
     report: UnpackReport,
     manifest: ManifestWriter<'a>,
 }
@@ -92,6 +93,7 @@ impl<'a> Writer<'a> {
             spill: Spill::new(root),
             options,
             process,
+            devices_left_out: false,
             report: UnpackReport::default(),
             manifest: ManifestWriter::new(listing, root)?,
         })
@@ -125,7 +127,9 @@ impl<'a> Writer<'a> {
             Mark::Ignored | Mark::Plain => return Ok(()),
         }
         let place = Place::new(self.parent(parent)?, name);
-        self.tree.deferred.forget_device(&place.path);
+        if self.devices_left_out {
+            self.tree.deferred.forget_device(&place.path);
+        }
         match entry.kind {
             TarKind::File => self.file(&place, entry, reader),
             TarKind::Directory => self.directory(&place, entry),
@@ -164,7 +168,7 @@ impl<'a> Writer<'a> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let create = || patiently(|| rustix::fs::openat(&place.parent, place.name.as_slice(), flags, mode));
         let file = File::from(self.replacing(place, "create", create)?);
-        self.manifest.begin();
+        self.manifest.begin(entry.stored);
         match &entry.sparse {
             None => self.copy(&file, entry.stored, None, reader)?,
             Some(ranges) => {
@@ -309,6 +313,7 @@ impl<'a> Writer<'a> {
         if !self.tree.deferred.notes.get(&place.path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
+        self.devices_left_out = true;
         self.tree.deferred.record(&place.path, record)
     }
 
