@@ -262,16 +262,16 @@ mod tests {
     #[test]
     fn a_configuration_tells_labels_layers_and_their_chain() {
         let (one, two) = (Digest::of(b"1"), Digest::of(b"2"));
-        let told = read(&format!(
+        let details = read(&format!(
             r#"{{"config":{{"Labels":{{"a":"1","b":2}}}},"rootfs":{{"diff_ids":["{one}","{two}"]}},"other":[]}}"#
         ));
-        assert_eq!(told.labels, BTreeMap::from([("a".into(), "1".into())]), "what is no text is left out");
+        assert_eq!(details.labels, BTreeMap::from([("a".into(), "1".into())]), "what is no text is left out");
         assert_eq!(
-            told.layers.iter().map(|layer| layer.diff_id.clone()).collect::<Vec<_>>(),
+            details.layers.iter().map(|layer| layer.diff_id.clone()).collect::<Vec<_>>(),
             [one.clone(), two.clone()]
         );
-        assert_eq!(told.chain_id, Some(Digest::of(format!("{one} {two}").as_bytes())));
-        assert_eq!(chain_ids(&[one.clone(), two]), [one, told.chain_id.unwrap()]);
+        assert_eq!(details.chain_id, Some(Digest::of(format!("{one} {two}").as_bytes())));
+        assert_eq!(chain_ids(&[one.clone(), two]), [one, details.chain_id.unwrap()]);
         assert_eq!(chain_ids(&[]), []);
     }
 
@@ -283,8 +283,8 @@ mod tests {
             r#"{"config":{"Labels":"x"},"rootfs":{"diff_ids":["../../etc"]}}"#,
             r#"{"config":null,"rootfs":{"diff_ids":null}}"#,
         ] {
-            let told = read(config);
-            assert!(told.labels.is_empty() && told.layers.is_empty() && told.chain_id.is_none(), "{config}");
+            let details = read(config);
+            assert!(details.labels.is_empty() && details.layers.is_empty() && details.chain_id.is_none(), "{config}");
         }
         let many: BTreeMap<String, String> = (0..2000).map(|number| (number.to_string(), String::new())).collect();
         let config = serde_json::json!({ "config": { "Labels": many } }).to_string();

@@ -3,6 +3,7 @@
 mod adopt_images;
 mod archives;
 mod commands;
+mod decisions;
 mod image_row;
 mod import_folder;
 mod pins;
@@ -10,10 +11,8 @@ mod usage;
 mod verify;
 mod why;
 
+pub(crate) use decisions::{DECISIONS_MAX, DecisionRow, DecisionsRequest};
 pub(crate) use image_row::{KnownSizes, USES_UNKNOWN, row, row_without_uses};
 pub(crate) use import_folder::{FolderWatch, import_arrivals};
 pub(crate) use usage::disk_of_images;
-pub(crate) use why::{
-    DECISIONS_MAX, DecisionRow, DecisionsRequest, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest,
-    predict_all,
-};
+pub(crate) use why::{Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest, predict_all};

@@ -1,4 +1,4 @@
-//! An image's recorded history, what holds it now, and the next collection's decision on it; the last decisions on all.
+//! An image's recorded history, what holds it now, and the next collection's decision on it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,7 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
-    audit_log::{ActCode, Happening, HappeningKind, History, ImageHistory, PullHost, RecentHappening},
+    audit_log::{ActCode, Happening, HappeningKind, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
     image::{ByteSize, ImageId, ImageKey, shown_name},
     inventory::{ImageEntry, Snapshot},
@@ -24,8 +24,6 @@ use crate::{
 
 /// A longer answer is not useful.
 const IMAGES_MAX: usize = 16;
-/// Nor is a longer list of decisions; `why` has the whole history of one image.
-pub(crate) const DECISIONS_MAX: u64 = 500;
 
 api_documents! {
     WhyRequest {
@@ -116,20 +114,6 @@ api_documents! {
         /// Failed requests by class.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         failures: BTreeMap<String, u64>,
-    }
-    DecisionsRequest {
-        /// At most this many, up to 500.
-        limit: u64,
-    }
-    /// The last happenings of all images, the latest first.
-    Decisions {
-        decisions: Vec<DecisionRow>,
-    }
-    DecisionRow {
-        /// Empty for a failed pull.
-        id: String,
-        #[serde(flatten)]
-        happening: WhyHappening,
     }
 }
 
@@ -245,23 +229,6 @@ impl Command for WhyRequest {
     }
 }
 
-impl Command for DecisionsRequest {
-    const NAME: &'static str = "decisions";
-    type Answer = Decisions;
-
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Decisions, Failure> {
-        let log = Arc::clone(&node.parts.decisions);
-        let max = usize::try_from(self.limit.min(DECISIONS_MAX)).unwrap_or_default();
-        let read = tokio::task::spawn_blocking(move || log.recent(max)).await?;
-        let read = read.map_err(|error| Failure::because("could not read the log of decisions", &error))?;
-        let row = |it: RecentHappening| DecisionRow {
-            id: if it.key.is_empty() { String::new() } else { ImageKey::parse(&it.key).id().to_string() },
-            happening: happening(it.happening),
-        };
-        Ok(Decisions { decisions: read.into_iter().map(row).collect() })
-    }
-}
-
 impl WhyImage {
     fn remember(&mut self, snapshot: &Snapshot) {
         let handler = self.now.as_ref().map_or("", |row| &row.runtime_handler);
@@ -352,7 +319,7 @@ fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -
     }
 }
 
-fn happening(happening: Happening) -> WhyHappening {
+pub(super) fn happening(happening: Happening) -> WhyHappening {
     let what = match happening.kind {
         HappeningKind::Act(code) => match code {
             ActCode::Pulled => "pulled",

@@ -1,6 +1,6 @@
 //! The images of one pod, requested in one call: the request, the reply and the events.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
@@ -202,9 +202,14 @@ fn failure_of(error: &EnsureError) -> Failure {
 }
 
 async fn fill_sizes(node: &LocalNode, rows: &mut [PodImageRow]) {
+    // Containers of one pod often share an image: the runtime is asked once.
+    let mut known: HashMap<String, Option<u64>> = HashMap::new();
     for row in rows.iter_mut().filter(|row| row.size.is_none() && !row.id.is_empty()) {
-        let found = node.parts.runtime.images.status(&ImageSpec::new(&row.id)).await;
-        row.size = found.ok().flatten().map(|image| image.size.0);
+        if !known.contains_key(&row.id) {
+            let found = node.parts.runtime.images.status(&ImageSpec::new(&row.id)).await;
+            known.insert(row.id.clone(), found.ok().flatten().map(|image| image.size.0));
+        }
+        row.size = known[&row.id];
     }
 }
 

@@ -70,6 +70,17 @@ struct Pull {
     trace: Option<PullTrace>,
 }
 
+/// Phases of a pull, as `docs/events.md` lists them.
+mod phase {
+    pub(super) const RESOLVING: &str = "asking";
+    pub(super) const PULLING: &str = "pulling";
+    pub(super) const FETCHING: &str = "fetching";
+    pub(super) const COMMITTING: &str = "committing";
+    pub(super) const DONE: &str = "done";
+    pub(super) const FAILED: &str = "failed";
+    pub(super) const GIVEN_UP: &str = "given-up";
+}
+
 impl PullTracker {
     /// `is_silent`: a runtime pulls and reports no progress.
     pub(crate) fn new(is_silent: bool, metrics: Arc<Metrics>, tracer: Tracer) -> Self {
@@ -131,7 +142,7 @@ impl Pull {
         let (since, before) = *self.samples.front()?;
         let (total, received) = self.bytes();
         let seconds = now.saturating_duration_since(since).as_secs_f64();
-        if self.shown.phase != "fetching" || total == 0 || seconds < SAMPLE_EVERY.as_secs_f64() {
+        if self.shown.phase != phase::FETCHING || total == 0 || seconds < SAMPLE_EVERY.as_secs_f64() {
             return None;
         }
         // A layer that is fetched again has fewer bytes than before.
@@ -145,7 +156,7 @@ impl Pull {
         let shown = &mut self.shown;
         match event {
             PullEvent::Resolved { manifest, layers } => {
-                shown.phase = "fetching".into();
+                shown.phase = phase::FETCHING.into();
                 shown.manifest = manifest.to_string();
                 shown.layers.clear();
                 // Each blob once, even if the image names it several times.
@@ -175,13 +186,13 @@ impl Pull {
                 }
                 self.sample(now);
             }
-            PullEvent::Committing => shown.phase = "committing".into(),
+            PullEvent::Committing => shown.phase = phase::COMMITTING.into(),
             PullEvent::Retry { host, at, is_requested } => self.retry = Some((*at, host.clone(), *is_requested)),
             PullEvent::Hosts(_) | PullEvent::Token { .. } => {}
-            PullEvent::Way(PullWay::Imported) => shown.phase = "asking".into(),
+            PullEvent::Way(PullWay::Imported) => shown.phase = phase::RESOLVING.into(),
             PullEvent::Way(PullWay::Forwarded(_)) => {
                 // The runtime does not reuse what an import fetched.
-                (shown.phase, shown.layers, shown.layers_hidden) = ("pulling".into(), Vec::new(), 0);
+                (shown.phase, shown.layers, shown.layers_hidden) = (phase::PULLING.into(), Vec::new(), 0);
                 shown.manifest.clear();
                 self.samples.clear();
             }
@@ -218,7 +229,7 @@ impl PullObserver for PullTracker {
                     image: shown_name(&request.image.image).into_owned(),
                     namespace: sandbox.namespace,
                     pod: sandbox.name,
-                    phase: if self.is_silent { "pulling" } else { "asking" }.into(),
+                    phase: if self.is_silent { phase::PULLING } else { phase::RESOLVING }.into(),
                     ..PullProgress::default()
                 },
                 began: Instant::now(),
@@ -260,12 +271,12 @@ impl PullObserver for PullTracker {
             if let Some(trace) = pull.trace.take() {
                 trace.end(end);
             }
-            let (phase, failure) = match end {
-                PullEnd::Pulled => ("done", String::new()),
-                PullEnd::Failed(error) => ("failed", error.chain()),
-                PullEnd::Cancelled => ("given-up", String::new()),
+            let (ended, failure) = match end {
+                PullEnd::Pulled => (phase::DONE, String::new()),
+                PullEnd::Failed(error) => (phase::FAILED, error.chain()),
+                PullEnd::Cancelled => (phase::GIVEN_UP, String::new()),
             };
-            (pull.shown.phase, pull.shown.failure) = (phase.into(), failure);
+            (pull.shown.phase, pull.shown.failure) = (ended.into(), failure);
         });
         let mut pulls = self.lock();
         if pulls.by_number.contains_key(&pull) {
