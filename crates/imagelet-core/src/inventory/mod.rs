@@ -328,8 +328,7 @@ impl Inventory {
         let at = state.clock.now(now);
         state.seen_at = state.seen_at.max(Some(at));
         let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at });
-        let user = handed.user.clone().filter(|_| !is_prefetch);
-        let reported = UseReport { user, pulled, is_prefetch };
+        let reported = UseReport { user: handed.user.clone(), pulled, is_prefetch };
         state.memory.used(&handed.key, reported, uses, at);
         state.dirty = true;
     }

@@ -141,7 +141,7 @@ impl PrefetchApi {
     /// All sets, by kind, namespace and name. Sets of one namespace with `namespace`; only sets of this name with `name`.
     ///
     /// # Errors
-    /// When the API server rejects the list or cannot be reached.
+    /// When the API server rejects the list, cannot be reached or has more than 5,000 sets of a kind.
     pub async fn sets(&self, namespace: Option<&str>, name: Option<&str>) -> Result<Vec<SetRow>, ApiError> {
         let mut rows = Vec::new();
         for scope in SetScope::ALL {
@@ -241,6 +241,22 @@ mod tests {
         assert!(!api.remove(None, "../web").await.unwrap());
         assert!(api.remove(None, "web").await.unwrap());
         assert_eq!(api.sets(None, None).await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn more_sets_of_a_kind_than_are_read_are_an_error() {
+        let fake = FakeApi::start(FakeApiOptions::default()).await;
+        fake.install("/apis/imagelet.dev/v1alpha1");
+        let api = PrefetchApi { client: ApiClient::connected(fake.client()) };
+        for number in 1..=5_001 {
+            let set = json!({"metadata": {"namespace": "shop", "name": format!("set-{number}")}});
+            fake.put("/apis/imagelet.dev/v1alpha1/imagesets", set);
+            if number == 5_000 {
+                assert_eq!(api.sets(None, None).await.unwrap().len(), 5_000);
+            }
+        }
+        let error = api.sets(None, None).await.unwrap_err();
+        assert_eq!(error.to_string(), "the API server lists more than 5000 objects");
     }
 
     #[test]

@@ -233,7 +233,7 @@ impl<'a> Bed<'a> {
                 let outcome = self.daemon.run([word, &name]);
                 self.settle(failures);
                 if call == "pread64" {
-                    // Only the writer of the audit log makes this call, after the answer; `why` waits for what it has to write.
+                    // Only the writer of the audit log makes this call, after the answer; `why` waits for the writer.
                     self.daemon.run(["why", &name]).ok();
                 }
                 (outcome, injection.end())

@@ -93,7 +93,7 @@ impl UsageHistory {
 
     /// Records a use: a caller got the image. A request may have the id without the handler.
     pub(crate) fn used(&mut self, key: &ImageKey, mut reported: UseReport, uses: u64, at: SystemTime) {
-        reported.user = reported.user.filter(|user| user.len() <= USER_LENGTH_MAX);
+        reported.user.take_if(|user| reported.is_prefetch || user.len() > USER_LENGTH_MAX);
         let mut is_listed = false;
         let of_id = self.images.range_mut(by_id(key)..).take_while(|(other, _)| other.id() == key.id());
         for (_, usage) in

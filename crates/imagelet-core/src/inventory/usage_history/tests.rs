@@ -100,7 +100,7 @@ fn the_container_that_follows_an_ensure_is_the_same_use() {
 #[test]
 fn a_prefetch_is_no_use_and_the_first_use_ends_it() {
     let mut node = Node::default();
-    let prefetch = || UseReport { is_prefetch: true, ..UseReport::default() };
+    let prefetch = || UseReport { is_prefetch: true, user: Some("fleet/set".into()), ..UseReport::default() };
     node.has(&["app:1", "web:1", "job:1"]);
     node.memory.used(&key("app:1"), prefetch(), 0, at(0));
     node.memory.used(&key("web:1"), prefetch(), 0, at(0));
@@ -111,6 +111,7 @@ fn a_prefetch_is_no_use_and_the_first_use_ends_it() {
     let prefetched = |node: &Node| ["app:1", "web:1", "job:1"].map(|name| node.of(name).prefetched);
     assert_eq!(prefetched(&node), [true, false, false], "a use before or after the prefetch counts");
     assert_eq!((node.of("app:1").history.uses, node.of("app:1").last_used), (0, None));
+    assert_eq!(["app:1", "web:1", "job:1"].map(|name| node.of(name).user.clone()), [None, None, None]);
     node.restart(at(1));
     node.pass(&[], at(2));
     assert!(node.of("app:1").prefetched, "the ledger has it");

@@ -66,6 +66,8 @@ pub(crate) struct DeviceRecord {
 #[derive(Debug)]
 pub(crate) struct DeferredMetadata {
     pub(crate) notes: BTreeMap<Vec<u8>, Note>,
+    /// Some record may be of a device; of most layers none is.
+    has_devices: bool,
     claim: Claim,
 }
 
@@ -87,7 +89,7 @@ pub(crate) struct DirectoryMeta {
 
 impl DeferredMetadata {
     pub(crate) fn new(claim: Claim) -> Self {
-        DeferredMetadata { notes: BTreeMap::new(), claim }
+        DeferredMetadata { notes: BTreeMap::new(), has_devices: false, claim }
     }
 
     pub(crate) fn note(&mut self, path: &[u8]) -> Result<&mut Note, Fault> {
@@ -107,13 +109,16 @@ impl DeferredMetadata {
     pub(crate) fn record(&mut self, path: &[u8], record: OwnershipRecord) -> Result<(), Fault> {
         let names: usize = record.xattrs.iter().map(|name| 2 * name.len() + 32).sum();
         self.claim.grow(2 * record.path.len() + names + RECORD_COST)?;
+        self.has_devices |= record.device.is_some();
         self.note(path)?.record = Some(Box::new(record));
         Ok(())
     }
 
     /// Removes the record of a device because something else replaces it.
     pub(crate) fn forget_device(&mut self, path: &[u8]) {
-        if let Some(note) = self.notes.get_mut(path) {
+        if self.has_devices
+            && let Some(note) = self.notes.get_mut(path)
+        {
             note.record.take_if(|record| record.device.is_some());
         }
     }

@@ -51,7 +51,6 @@ pub(super) struct Writer<'a> {
     spill: Spill<'a>,
     options: &'a UnpackOptions,
     process: (Uid, Gid),
-    devices_left_out: bool,
     report: UnpackReport,
     manifest: ManifestWriter<'a>,
 }
@@ -93,7 +92,6 @@ impl<'a> Writer<'a> {
             spill: Spill::new(root),
             options,
             process,
-            devices_left_out: false,
             report: UnpackReport::default(),
             manifest: ManifestWriter::new(listing, root)?,
         })
@@ -127,9 +125,7 @@ impl<'a> Writer<'a> {
             Mark::Ignored | Mark::Plain => return Ok(()),
         }
         let place = Place::new(self.parent(parent)?, name);
-        if self.devices_left_out {
-            self.tree.deferred.forget_device(&place.path);
-        }
+        self.tree.deferred.forget_device(&place.path);
         match entry.kind {
             TarKind::File => self.file(&place, entry, reader),
             TarKind::Directory => self.directory(&place, entry),
@@ -313,7 +309,6 @@ impl<'a> Writer<'a> {
         if !self.tree.deferred.notes.get(&place.path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
-        self.devices_left_out = true;
         self.tree.deferred.record(&place.path, record)
     }
 
