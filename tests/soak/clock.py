@@ -6,27 +6,33 @@ import subprocess
 LIBRARY = "*/faketime/libfaketimeMT.so.1"
 HOUR, YEAR = 3600, 365 * 24 * 3600
 STEPS = (HOUR, -HOUR, YEAR, -YEAR)
+# A containerd sees the true time, and ends a lease whose day is over by it: beside one, no clock is off by more.
+BESIDE_CONTAINERD_MAX = HOUR
 
 
 class Clock:
     """The offset of the wall clock. A static program sees no step, and `sees_steps` says so."""
 
     def __init__(self, binary, folder, chance):
-        self.file, self.chance, self.offset = pathlib.Path(folder) / "clock", chance, 0
+        self.chance, self.offset = chance, 0
+        self.file, self.file_beside = pathlib.Path(folder) / "clock", pathlib.Path(folder) / "clock-beside-containerd"
         library = next(iter(sorted(pathlib.Path("/usr/lib").glob(LIBRARY))), None)
         self.sees_steps = library is not None and is_dynamic(binary)
         self.set(0)
-        self.environment = {}
+        self.environment = self.environment_beside_containerd = {}
         if self.sees_steps:
             # The monotonic clock and the boot clock go on, and so do the times of files.
-            self.environment = {"LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(self.file)}
-            self.environment |= {"FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
+            rest = {"LD_PRELOAD": str(library), "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
+            self.environment = rest | {"FAKETIME_TIMESTAMP_FILE": str(self.file)}
+            self.environment_beside_containerd = rest | {"FAKETIME_TIMESTAMP_FILE": str(self.file_beside)}
 
     def set(self, offset):
         self.offset = offset
-        beside = self.file.with_suffix(".new")
-        beside.write_text(f"{offset:+d}\n")
-        beside.rename(self.file)
+        near = max(-BESIDE_CONTAINERD_MAX, min(offset, BESIDE_CONTAINERD_MAX))
+        for file, seconds in ((self.file, offset), (self.file_beside, near)):
+            new = file.with_suffix(".new")
+            new.write_text(f"{seconds:+d}\n")
+            new.rename(file)
 
     def step(self):
         """An hour or a year forwards or backwards, never further than a year and an hour from the truth."""

@@ -194,7 +194,7 @@ def main():
         program.environment |= clock.environment
         store = Store(program, samples, address, REPOSITORY, chance, mounts)
         node = node_over(binary, folder, node_root, samples, f"{address}/{REPOSITORY}", chance)
-        node.program.environment |= clock.environment
+        node.program.environment |= clock.environment_beside_containerd
         stack.callback(node.close)
         soak, problems = Soak(program, store, samples, node, clock, chance), []
         stack.callback(soak.processes.close)

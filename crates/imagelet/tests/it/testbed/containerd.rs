@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::{Part, Registry, require_root, wait_until};
+use crate::program;
 
 /// Where `make parts` unpacks the package of the next Debian release.
 const NEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/parts/containerd-1.7/usr/bin/containerd");
@@ -129,7 +130,7 @@ state = "{root}/state"
     }
 }
 
-/// Starts it over what a folder has, and waits until its socket answers.
+/// Starts it over what a folder has, and waits until its CRI plug-in answers, which it does after the socket.
 fn run(release: &ContainerdRelease, folder: &Path) -> Part {
     let socket = folder.join("containerd.sock");
     let mut command = release.command();
@@ -137,9 +138,14 @@ fn run(release: &ContainerdRelease, folder: &Path) -> Part {
     let mut part = Part::start(&mut command, "containerd", folder.join("containerd.log"));
     wait_until("containerd", || {
         assert_eq!(part.ended(), None, "{release} ended:\n{}", part.log());
-        UnixStream::connect(&socket).is_ok()
+        UnixStream::connect(&socket).is_ok() && is_initialized(&socket)
     });
     part
+}
+
+fn is_initialized(socket: &Path) -> bool {
+    let outcome = program::run(program::program().arg("--endpoint").arg(socket).arg("ls"));
+    !outcome.stderr.contains("server is not initialized yet")
 }
 
 /// A running containerd. It leaves the processes of its pods to the story that started them.
