@@ -10,6 +10,7 @@ pub mod events;
 pub mod eviction;
 pub mod failpoint;
 pub mod gc;
+pub mod hold;
 pub mod image;
 pub mod inventory;
 pub mod layer_folders;

@@ -1,0 +1,253 @@
+//! Shared things between tenants: when a holder gives one up to a waiter, and when a pull waits for another's fetch.
+//!
+//! Whatever one pull holds and another one waits for (unpack memory, the fetch of a layer, a reservation, a place, the
+//! running prefetch) obeys one rule. A holder that is waited for keeps it only while its rate since it got it is above
+//! a minimum; a pull waits for the fetch of another tenant only while that fetch ends soon. A byte now and then is no
+//! progress.
+
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// The default minimum rate, in bytes per second.
+pub const RATE_MIN_DEFAULT: u64 = 256 << 10;
+/// The time in which a holder can reach its rate: connections start slowly.
+pub const GRACE: Duration = Duration::from_secs(5);
+/// The longest time without a decision: a holder below its rate gives up within twice [`GRACE`].
+pub const CHECK_PERIOD: Duration = Duration::from_millis(500);
+/// A fetch of another tenant that ends within this time is always waited for.
+pub const JOIN_WAIT: Duration = Duration::from_secs(5);
+/// The rate of a fetch that has not begun, in bytes per second, where nothing is known of its registry.
+const RATE_ASSUMED: u64 = 8 << 20;
+
+/// The bytes that a holder received since it got what it holds.
+///
+/// Only time in which the holder waits for its network counts, so that neither a slow disk nor a wait for another
+/// shared thing looks like a slow registry: [`HoldMeter::pause`] stops the clock.
+#[derive(Debug)]
+pub struct HoldMeter {
+    bytes: AtomicU64,
+    clock: Mutex<Clock>,
+}
+
+#[derive(Debug)]
+struct Clock {
+    /// Counted time up to `resumed`.
+    counted: Duration,
+    /// `None` while paused.
+    resumed: Option<Instant>,
+    /// Ends of the last two windows: counted time, and bytes by then.
+    marks: [(Duration, u64); 2],
+}
+
+impl HoldMeter {
+    /// A meter whose holder gets the thing now.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        Self { bytes: AtomicU64::new(0), clock: Mutex::new(Clock::new(now)) }
+    }
+
+    /// Starts again: the holder gets the thing now.
+    pub fn restart(&self, now: Instant) {
+        let mut clock = self.clock();
+        self.bytes.store(0, Ordering::Relaxed);
+        *clock = Clock::new(now);
+    }
+
+    /// Adds received bytes.
+    pub fn add(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The bytes received since the holder got the thing.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Stops the clock until [`HoldMeter::resume`]: the holder does not wait for its network.
+    pub fn pause(&self, now: Instant) {
+        let mut clock = self.clock();
+        clock.counted = clock.counted(now);
+        clock.resumed = None;
+    }
+
+    /// Starts the clock after [`HoldMeter::pause`].
+    pub fn resume(&self, now: Instant) {
+        self.clock().resumed.get_or_insert(now);
+    }
+
+    /// How long the thing is held, without pauses.
+    #[must_use]
+    pub fn held_for(&self, now: Instant) -> Duration {
+        self.clock().counted(now)
+    }
+
+    /// Bytes per second: the average since the holder got the thing, or that of the last one or two [`GRACE`] where
+    /// it is lower, so that a quick start buys no slow end.
+    #[must_use]
+    pub fn rate(&self, now: Instant) -> u64 {
+        let (mut clock, bytes) = (self.clock(), self.bytes());
+        let counted = clock.counted(now);
+        if counted.saturating_sub(clock.marks[1].0) >= GRACE {
+            clock.marks = [clock.marks[1], (counted, bytes)];
+        }
+        let (marked, marked_bytes) = clock.marks[0];
+        let recent = per_second(bytes.saturating_sub(marked_bytes), counted.saturating_sub(marked));
+        per_second(bytes, counted).min(recent)
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Clock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clock {
+    fn new(now: Instant) -> Self {
+        Self { counted: Duration::ZERO, resumed: Some(now), marks: [(Duration::ZERO, 0); 2] }
+    }
+
+    fn counted(&self, now: Instant) -> Duration {
+        self.counted + self.resumed.map_or(Duration::ZERO, |resumed| now.saturating_duration_since(resumed))
+    }
+}
+
+/// Bytes per second; `u64::MAX` for bytes in no time.
+fn per_second(bytes: u64, time: Duration) -> u64 {
+    let nanos = time.as_nanos();
+    if nanos == 0 {
+        return if bytes == 0 { 0 } else { u64::MAX };
+    }
+    u64::try_from(u128::from(bytes) * 1_000_000_000 / nanos).unwrap_or(u64::MAX)
+}
+
+/// The rule for all shared things of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HoldPolicy {
+    /// Bytes per second below which a holder gives up what others wait for; 0: never.
+    pub rate_min: u64,
+}
+
+impl Default for HoldPolicy {
+    fn default() -> Self {
+        Self { rate_min: RATE_MIN_DEFAULT }
+    }
+}
+
+impl HoldPolicy {
+    /// Whether a holder that is waited for gives the thing up.
+    #[must_use]
+    pub fn gives_up(&self, meter: &HoldMeter, now: Instant) -> bool {
+        meter.held_for(now) >= GRACE && meter.rate(now) < self.rate_min
+    }
+
+    /// Whether a pull that wants `size` bytes waits for another tenant's fetch of them, which has `left` bytes to go.
+    ///
+    /// `own_rate` is what the waiting pull's own registry brings; 0: not known. A fetch that has just begun is waited
+    /// for: its rate says nothing yet.
+    #[must_use]
+    pub fn waits_for(&self, fetch: &HoldMeter, left: u64, size: u64, own_rate: u64, now: Instant) -> bool {
+        if self.rate_min == 0 || fetch.held_for(now) < GRACE / 5 {
+            return true;
+        }
+        let own = expected(size, if own_rate == 0 { RATE_ASSUMED } else { own_rate });
+        expected(left, fetch.rate(now)) <= JOIN_WAIT.max(own.saturating_mul(2))
+    }
+}
+
+/// The time that `bytes` take at a rate.
+fn expected(bytes: u64, rate: u64) -> Duration {
+    match (bytes, rate) {
+        (0, _) => Duration::ZERO,
+        (_, 0) => Duration::MAX,
+        _ => Duration::from_secs_f64(bytes as f64 / rate as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+
+    fn after(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// A meter that has received so many bytes in each of these seconds, looked at every second.
+    fn metered(seconds: impl IntoIterator<Item = u64>) -> (HoldMeter, Instant) {
+        let mut now = Instant::now();
+        let meter = HoldMeter::new(now);
+        for bytes in seconds {
+            meter.add(bytes);
+            now += after(1);
+            let _ = meter.rate(now);
+        }
+        (meter, now)
+    }
+
+    #[test]
+    fn a_holder_that_is_waited_for_gives_up_below_its_rate_within_ten_seconds_and_not_before_it_could_reach_it() {
+        let policy = HoldPolicy::default();
+        let cases: [(&str, Vec<u64>, bool); 8] = [
+            ("just begun", vec![100; 4], false),
+            ("100 B/s", vec![100; 5], true),
+            ("20 KiB/s", vec![20 * KIB; 5], true),
+            ("silent", vec![0; 5], true),
+            ("at its rate", vec![256 * KIB; 30], false),
+            ("a quick start, then 100 B/s", [vec![500 * MIB], vec![100; 10]].concat(), true),
+            ("a pause of three seconds in a good fetch", [vec![MIB; 20], vec![0; 3]].concat(), false),
+            ("a slow start that became good", [vec![0; 4], vec![10 * MIB; 8]].concat(), false),
+        ];
+        for (what, seconds, expected) in cases {
+            let (meter, now) = metered(seconds);
+            assert_eq!(policy.gives_up(&meter, now), expected, "{what}: {} B/s", meter.rate(now));
+        }
+        let (meter, now) = metered([0; 60]);
+        assert!(!HoldPolicy { rate_min: 0 }.gives_up(&meter, now), "switched off");
+    }
+
+    #[test]
+    fn a_fetch_of_another_tenant_is_waited_for_while_it_ends_soon_or_sooner_than_twice_an_own_one() {
+        let policy = HoldPolicy::default();
+        // Rate of the fetch, bytes left, size, own rate.
+        let cases: [(&str, u64, u64, u64, u64, bool); 9] = [
+            ("a junk blob at 120 B/s", 120, 30 * MIB, 30 * MIB, 0, false),
+            ("20 KiB/s", 20 * KIB, 30 * MIB, 30 * MIB, 0, false),
+            ("20 KiB/s, nearly whole", 20 * KIB, 80 * KIB, 30 * MIB, 0, true),
+            ("five seconds left", 100, 500, 30 * MIB, 100 * MIB, true),
+            ("a large base layer that comes well", 50 * MIB, 900 * MIB, 1000 * MIB, 50 * MIB, true),
+            ("the same, from a registry not known", 50 * MIB, 900 * MIB, 1000 * MIB, 0, true),
+            ("a slow link that both share", 500 * KIB, 90 * MIB, 100 * MIB, 500 * KIB, true),
+            ("silent", 0, 1, MIB, 0, false),
+            ("whole, and being unpacked", 0, 0, MIB, 0, true),
+        ];
+        for (what, rate, left, size, own_rate, expected) in cases {
+            let (meter, now) = metered([rate; 6]);
+            assert_eq!(policy.waits_for(&meter, left, size, own_rate, now), expected, "{what}");
+        }
+        let (meter, now) = metered([]);
+        assert!(policy.waits_for(&meter, MIB, MIB, 0, now), "it has just begun");
+    }
+
+    #[test]
+    fn paused_time_is_not_counted_and_a_restart_forgets_all() {
+        let began = Instant::now();
+        let meter = HoldMeter::new(began);
+        meter.add(MIB);
+        meter.pause(began + after(1));
+        meter.resume(began + after(100));
+        meter.resume(began + after(100));
+        assert_eq!(meter.held_for(began + after(101)), after(2));
+        assert_eq!(meter.rate(began + after(101)), MIB / 2);
+        meter.restart(began + after(200));
+        assert_eq!((meter.held_for(began + after(200)), meter.bytes()), (Duration::ZERO, 0));
+    }
+}
