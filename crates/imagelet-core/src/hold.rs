@@ -23,8 +23,40 @@ pub const GRACE: Duration = Duration::from_secs(5);
 pub const CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// A fetch of another tenant that ends within this time is always waited for.
 pub const JOIN_WAIT: Duration = Duration::from_secs(5);
-/// The rate of a fetch that has not begun, in bytes per second, where nothing is known of its registry.
+/// The rate of a fetch that has not begun, in bytes per second, beside one below its minimum.
 const RATE_ASSUMED: u64 = 8 << 20;
+
+/// What one pull holds and another one waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SharedThing {
+    /// Memory to unpack a layer in.
+    Memory,
+    /// A place among the layers that are fetched.
+    Place,
+    /// The fetch of the same layer.
+    Layer,
+}
+
+impl SharedThing {
+    /// The word in `status`, logs and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            SharedThing::Memory => "memory",
+            SharedThing::Place => "place",
+            SharedThing::Layer => "layer",
+        }
+    }
+}
+
+/// What a pull waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PullWait {
+    /// The thing that another pull holds.
+    pub thing: SharedThing,
+    /// The image of that pull; `None`: several hold it.
+    pub holder: Option<String>,
+}
 
 /// The bytes that a holder received since it got what it holds.
 ///
@@ -149,15 +181,16 @@ impl HoldPolicy {
 
     /// Whether a pull that wants `size` bytes waits for another tenant's fetch of them, which has `left` bytes to go.
     ///
-    /// `own_rate` is what the waiting pull's own registry brings; 0: not known. A fetch that has just begun is waited
-    /// for: its rate says nothing yet.
+    /// `own_rate` is what the waiting pull's own registry brings; where that is not known yet, an own fetch is expected
+    /// to be as fast as one above the minimum. A fetch that has just begun is waited for: its rate says nothing yet.
     #[must_use]
-    pub fn waits_for(&self, fetch: &HoldMeter, left: u64, size: u64, own_rate: u64, now: Instant) -> bool {
+    pub fn waits_for(&self, fetch: &HoldMeter, left: u64, size: u64, own_rate: Option<u64>, now: Instant) -> bool {
         if self.rate_min == 0 || fetch.held_for(now) < GRACE / 5 {
             return true;
         }
-        let own = expected(size, if own_rate == 0 { RATE_ASSUMED } else { own_rate });
-        expected(left, fetch.rate(now)) <= JOIN_WAIT.max(own.saturating_mul(2))
+        let rate = fetch.rate(now);
+        let own_rate = own_rate.unwrap_or(if rate < self.rate_min { RATE_ASSUMED } else { rate });
+        expected(left, rate) <= JOIN_WAIT.max(expected(size, own_rate).saturating_mul(2))
     }
 }
 
@@ -218,23 +251,25 @@ mod tests {
     fn a_fetch_of_another_tenant_is_waited_for_while_it_ends_soon_or_sooner_than_twice_an_own_one() {
         let policy = HoldPolicy::default();
         // Rate of the fetch, bytes left, size, own rate.
-        let cases: [(&str, u64, u64, u64, u64, bool); 9] = [
-            ("a junk blob at 120 B/s", 120, 30 * MIB, 30 * MIB, 0, false),
-            ("20 KiB/s", 20 * KIB, 30 * MIB, 30 * MIB, 0, false),
-            ("20 KiB/s, nearly whole", 20 * KIB, 80 * KIB, 30 * MIB, 0, true),
-            ("five seconds left", 100, 500, 30 * MIB, 100 * MIB, true),
-            ("a large base layer that comes well", 50 * MIB, 900 * MIB, 1000 * MIB, 50 * MIB, true),
-            ("the same, from a registry not known", 50 * MIB, 900 * MIB, 1000 * MIB, 0, true),
-            ("a slow link that both share", 500 * KIB, 90 * MIB, 100 * MIB, 500 * KIB, true),
-            ("silent", 0, 1, MIB, 0, false),
-            ("whole, and being unpacked", 0, 0, MIB, 0, true),
+        let cases: [(&str, u64, u64, u64, Option<u64>, bool); 11] = [
+            ("a junk blob at 120 B/s", 120, 30 * MIB, 30 * MIB, None, false),
+            ("20 KiB/s", 20 * KIB, 30 * MIB, 30 * MIB, None, false),
+            ("20 KiB/s, nearly whole", 20 * KIB, 80 * KIB, 30 * MIB, None, true),
+            ("five seconds left", 100, 500, 30 * MIB, Some(100 * MIB), true),
+            ("a large base layer that comes well", 50 * MIB, 900 * MIB, 1000 * MIB, Some(50 * MIB), true),
+            ("the same, from a registry not known", 2 * MIB, 900 * MIB, 1000 * MIB, None, true),
+            ("a slow link that both share", 500 * KIB, 90 * MIB, 100 * MIB, Some(500 * KIB), true),
+            ("a blob that claims a gigabyte for a small layer", 300 * KIB, 1000 * MIB, 30 * MIB, None, false),
+            ("a registry that is much faster", MIB, 900 * MIB, 1000 * MIB, Some(100 * MIB), false),
+            ("silent", 0, 1, MIB, None, false),
+            ("whole, and being unpacked", 0, 0, MIB, None, true),
         ];
         for (what, rate, left, size, own_rate, expected) in cases {
             let (meter, now) = metered([rate; 6]);
             assert_eq!(policy.waits_for(&meter, left, size, own_rate, now), expected, "{what}");
         }
         let (meter, now) = metered([]);
-        assert!(policy.waits_for(&meter, MIB, MIB, 0, now), "it has just begun");
+        assert!(policy.waits_for(&meter, MIB, MIB, None, now), "it has just begun");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod registry;
 mod scarce;
 mod signature;
 mod store;
+mod tenant;
 #[cfg(feature = "test-util")]
 pub mod testing;
 mod unpack;
@@ -31,7 +32,7 @@ pub use engine::{Engine, EngineConfig, LayerSharing, check_signature_policy};
 pub use pipeline::LayerLimits;
 pub use registry::{
     Bandwidth, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, RegistryConfig,
-    Trickle, check_login, check_path,
+    check_login, check_path,
 };
 pub use store::{Access, Durability};
 pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};

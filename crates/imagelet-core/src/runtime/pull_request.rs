@@ -8,6 +8,7 @@ use super::PullWay;
 use crate::{
     audit_log::PullHost,
     credentials::Credential,
+    hold::PullWait,
     image::{ByteSize, Digest, ImageSpec, Platform},
 };
 
@@ -98,6 +99,13 @@ pub enum PullEvent {
         at: Instant,
         /// The host has requested the wait; otherwise it has failed.
         is_requested: bool,
+    },
+    /// A layer waits for something that other pulls hold, or (`None`) no longer.
+    Waits {
+        /// The layer's digest.
+        layer: Digest,
+        /// What it waits for.
+        wait: Option<PullWait>,
     },
     /// A request for a token is over.
     Token {

@@ -1,23 +1,32 @@
-//! Single flight of layers: one fetch serves all pulls that want the layer.
+//! Single flight of layers: one fetch serves all pulls that want the layer, unless it is too slow for another tenant.
+//!
+//! A pull waits for the fetch of its own tenant, and for that of another one while it ends soon
+//! ([`imagelet_core::hold`]). Else it makes its own attempt beside it, and the first whole layer ends the others.
 
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, Weak},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use imagelet_core::{
+    hold::{CHECK_PERIOD, HoldPolicy, PullWait, SharedThing},
     image::Digest,
-    runtime::{Progress, RuntimeError},
+    runtime::{Progress, PullEvent, RuntimeError},
 };
-use tokio::sync::Mutex as SlotMutex;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
 
 use super::{Engine, LayerSharing, report_present};
 use crate::{
     confine::Confinement,
-    pipeline::LayerJob,
+    pipeline::{LayerJob, LayerPace, Place},
     scarce,
     store::{SpareWanted, StagedLayer},
+    tenant::Tenant,
 };
 
 /// The layers that are being fetched, or staged by a pull and not in the store yet. It knows
@@ -27,14 +36,140 @@ pub(crate) struct LayerSingleFlight<T>(Mutex<HashMap<LayerKey, Arc<LayerSlot<T>>
 /// A layer, and the repository whose pulls may share it; `None`: all.
 type LayerKey = (Digest, Option<String>);
 
-/// A layer being fetched; the lock is held meanwhile.
-type LayerSlot<T> = SlotMutex<Weak<T>>;
+struct LayerSlot<T> {
+    state: Mutex<SlotState<T>>,
+    /// A fetch has ended.
+    ended: Notify,
+}
 
-enum LayerOrigin<T> {
-    InStore,
-    /// Another pull staged it.
-    Shared(Arc<T>),
-    Fetched(Arc<T>),
+struct SlotState<T> {
+    flights: Vec<Flight>,
+    staged: Weak<T>,
+    begun: u64,
+    ended: u64,
+}
+
+struct Flight {
+    number: u64,
+    traveller: Arc<Traveller>,
+    pace: Arc<LayerPace>,
+}
+
+/// A pull that wants a layer.
+pub(crate) struct Traveller {
+    pub(crate) tenant: Arc<Tenant>,
+    pub(crate) repository: String,
+    pub(crate) reference: String,
+    /// The layer's compressed bytes by the pull's own manifest.
+    pub(crate) size: u64,
+    pub(crate) hold: HoldPolicy,
+    /// Bytes per second of the pull's own registry, where it is known.
+    pub(crate) rate: Box<dyn Fn() -> Option<u64> + Send + Sync>,
+    /// Is notified of the pull that is waited for.
+    pub(crate) waits: Box<dyn Fn(Option<String>) + Send + Sync>,
+}
+
+impl Traveller {
+    pub(crate) fn of(job: &LayerJob, progress: &Progress) -> Arc<Self> {
+        let (session, progress, layer) = (job.session.clone(), Arc::clone(progress), job.descriptor.digest.clone());
+        Arc::new(Self {
+            tenant: Arc::clone(&job.claim.tenant),
+            repository: session.reference().repository().to_owned(),
+            reference: session.reference().to_string(),
+            size: job.descriptor.size,
+            hold: job.hold,
+            rate: Box::new(move || session.usual_rate()),
+            waits: Box::new(move |holder| {
+                let wait = holder.map(|holder| PullWait { thing: SharedThing::Layer, holder: Some(holder) });
+                progress(PullEvent::Waits { layer: layer.clone(), wait });
+            }),
+        })
+    }
+
+    /// Whether a fetch is worth waiting for.
+    fn waits_for(&self, flight: &Flight, now: Instant) -> bool {
+        let Flight { traveller: other, pace, .. } = flight;
+        let is_same = self.tenant == other.tenant && self.repository == other.repository;
+        is_same || self.hold.waits_for(&pace.wall, pace.left(), self.size, (self.rate)(), now)
+    }
+}
+
+/// What became of a pull that wanted a layer.
+pub(crate) enum Landed<F, P, T> {
+    /// It is where it should be, or another pull has brought it.
+    Present(P),
+    Own(F, Landing<T>),
+}
+
+/// A fetch under way. Dropped, the fetch is over, and those that wait look again.
+pub(crate) struct Landing<T> {
+    slot: Arc<LayerSlot<T>>,
+    number: u64,
+    /// Fetches that had ended by its begin.
+    ended: u64,
+}
+
+impl<T> Landing<T> {
+    /// Whether another fetch of the layer has ended since this one began.
+    pub(crate) fn is_late(&self) -> bool {
+        self.slot.lock().ended != self.ended
+    }
+
+    /// Other pulls share the layer from now on.
+    fn publish(self, staged: &Arc<T>) {
+        self.slot.lock().staged = Arc::downgrade(staged);
+    }
+}
+
+impl<T> Drop for Landing<T> {
+    fn drop(&mut self) {
+        let mut state = self.slot.lock();
+        state.flights.retain(|flight| flight.number != self.number);
+        state.ended += 1;
+        drop(state);
+        self.slot.ended.notify_waiters();
+    }
+}
+
+impl<T> LayerSlot<T> {
+    fn lock(&self) -> MutexGuard<'_, SlotState<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The layer, staged by another pull.
+    fn staged(&self) -> Option<Arc<T>> {
+        self.lock().staged.upgrade()
+    }
+
+    /// The pull whose fetch is worth waiting for.
+    fn awaited(&self, traveller: &Traveller) -> Option<String> {
+        let now = Instant::now();
+        let state = self.lock();
+        let flight = state.flights.iter().find(|flight| traveller.waits_for(flight, now));
+        flight.map(|flight| flight.traveller.reference.clone())
+    }
+
+    /// Begins a fetch, unless another one is worth waiting for.
+    fn begin(self: &Arc<Self>, traveller: &Arc<Traveller>, pace: Arc<LayerPace>) -> Option<Landing<T>> {
+        let now = Instant::now();
+        let mut state = self.lock();
+        if state.flights.iter().any(|flight| traveller.waits_for(flight, now)) {
+            return None;
+        }
+        state.begun += 1;
+        let (number, ended) = (state.begun, state.ended);
+        if let Some(other) = state.flights.first() {
+            tracing::info!(
+                reference = traveller.reference,
+                other = other.traveller.reference,
+                rate = other.pace.wall.rate(now),
+                left = other.pace.left(),
+                "another tenant's fetch of the same layer is slow: the pull fetches it as well"
+            );
+        }
+        state.flights.push(Flight { number, traveller: Arc::clone(traveller), pace });
+        Some(Landing { slot: Arc::clone(self), number, ended })
+    }
 }
 
 impl<T> Default for LayerSingleFlight<T> {
@@ -50,32 +185,77 @@ impl<T> fmt::Debug for LayerSingleFlight<T> {
 }
 
 impl<T> LayerSingleFlight<T> {
-    /// Waits for another pull's fetch of the layer, and fetches it where neither the store nor that pull has it then.
-    async fn share<E>(
+    /// Waits for other fetches that are worth it; else enters, and fetches beside them until the first one is whole.
+    ///
+    /// `present` looks whether the layer is where it should be, or takes the one that another pull has staged. `enter`
+    /// waits for the right to fetch.
+    pub(crate) async fn race<E, P, S, F, Present, Enter, Fetch>(
         &self,
         key: LayerKey,
-        is_in_store: impl Fn() -> bool,
-        fetch: impl Future<Output = Result<T, E>>,
-    ) -> Result<LayerOrigin<T>, E> {
+        traveller: &Arc<Traveller>,
+        present: impl Fn(Option<Arc<T>>) -> Present,
+        enter: impl Fn() -> Enter,
+        fetch: impl FnOnce(S) -> Fetch,
+    ) -> Result<Landed<F, P, T>, E>
+    where
+        Present: Future<Output = Result<Option<P>, E>>,
+        Enter: Future<Output = (S, Arc<LayerPace>)>,
+        Fetch: Future<Output = Result<F, E>>,
+    {
         let slot = self.slot(key);
-        let mut shared = slot.lock().await;
-        if is_in_store() {
-            return Ok(LayerOrigin::InStore);
+        let mut waits = false;
+        let (entered, landing) = loop {
+            let mut ended = pin!(slot.ended.notified());
+            // From here on no end is missed.
+            ended.as_mut().enable();
+            if let Some(present) = present(slot.staged()).await? {
+                return Ok(Landed::Present(present));
+            }
+            if let Some(holder) = slot.awaited(traveller) {
+                if !std::mem::replace(&mut waits, true) {
+                    (traveller.waits)(Some(holder));
+                }
+                tokio::select! {
+                    () = ended => {}
+                    () = sleep(CHECK_PERIOD) => {}
+                }
+                continue;
+            }
+            let (entered, pace) = tokio::select! {
+                biased;
+                entered = enter() => entered,
+                () = ended.as_mut() => continue,
+            };
+            if let Some(landing) = slot.begin(traveller, pace) {
+                break (entered, landing);
+            }
+        };
+        if waits {
+            (traveller.waits)(None);
         }
-        if let Some(staged) = shared.upgrade() {
-            return Ok(LayerOrigin::Shared(staged));
+        let mut fetch = pin!(fetch(entered));
+        loop {
+            let mut ended = pin!(slot.ended.notified());
+            ended.as_mut().enable();
+            tokio::select! {
+                biased;
+                fetched = &mut fetch => return fetched.map(|fetched| Landed::Own(fetched, landing)),
+                () = ended => if let Some(present) = present(slot.staged()).await? {
+                    return Ok(Landed::Present(present));
+                },
+            }
         }
-        let staged = Arc::new(fetch.await?);
-        *shared = Arc::downgrade(&staged);
-        Ok(LayerOrigin::Fetched(staged))
     }
 
     /// The slot of a layer. Those that no pull has and whose layer is gone are dropped.
     fn slot(&self, key: LayerKey) -> Arc<LayerSlot<T>> {
-        let mut slots = self.0.lock().expect("no thread panics while it holds the lock");
-        let is_staged = |slot: &LayerSlot<T>| slot.try_lock().is_ok_and(|shared| shared.strong_count() > 0);
-        slots.retain(|_, slot| Arc::strong_count(slot) > 1 || is_staged(slot));
-        Arc::clone(slots.entry(key).or_default())
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().staged.strong_count() > 0);
+        let slot = || {
+            let state = SlotState { flights: Vec::new(), staged: Weak::new(), begun: 0, ended: 0 };
+            Arc::new(LayerSlot { state: Mutex::new(state), ended: Notify::new() })
+        };
+        Arc::clone(slots.entry(key).or_insert_with(slot))
     }
 }
 
@@ -95,25 +275,49 @@ impl Engine {
         let present = || report_present(progress, &job.descriptor.digest);
         let only_from = sharing.only_from(job.session.reference());
         let is_in_store = || self.store.layer(&job.diff_id).is_some() && self.may_share(only_from, &job.diff_id);
-        let fetch = Box::pin(async {
+        let key = (job.diff_id.clone(), only_from.map(str::to_owned));
+        let traveller = Traveller::of(&job, progress);
+        let staged_or_present = async |staged: Option<Arc<StagedLayer>>| {
+            Ok::<_, RuntimeError>(if is_in_store() { Some(None) } else { staged.map(Some) })
+        };
+        let place = || self.places.place(job.claim.clone(), job.descriptor.size);
+        let enter = async || {
+            // A spare needs no place.
+            if self.has_spare(&job, only_from) {
+                return (None, Arc::new(LayerPace::new(0, Instant::now())));
+            }
+            let place = place().await;
+            let pace = Arc::clone(&place.pace);
+            (Some(place), pace)
+        };
+        let fetch = async |entered: Option<Place>| {
             if let Some(spare) = self.spare(&job, only_from) {
                 present();
                 return Ok(spare);
             }
-            // A wait for a place blocks only pulls of the same layer.
-            let place = self.places.place(job.claim.clone()).await;
+            let place = match entered {
+                Some(place) => place,
+                None => place().await,
+            };
             let staged = scarce::retried(|| job.run(&place, progress)).await;
             staged.map_err(|error| job.descriptor.not_fetched(error))
-        });
-        let key = (job.diff_id.clone(), only_from.map(str::to_owned));
-        let origin = self.fetching.share(key, is_in_store, fetch).await?;
-        if !matches!(origin, LayerOrigin::Fetched(_)) {
-            present();
+        };
+        match Box::pin(self.fetching.race(key, &traveller, staged_or_present, enter, fetch)).await? {
+            Landed::Present(staged) => {
+                present();
+                Ok(staged)
+            }
+            Landed::Own(staged, landing) => {
+                let staged = Arc::new(staged);
+                landing.publish(&staged);
+                Ok(Some(staged))
+            }
         }
-        Ok(match origin {
-            LayerOrigin::InStore => None,
-            LayerOrigin::Shared(staged) | LayerOrigin::Fetched(staged) => Some(staged),
-        })
+    }
+
+    fn has_spare(&self, job: &LayerJob, only_from: Option<&str>) -> bool {
+        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.end };
+        !job.keep_blobs && self.store.has_spare(&wanted)
     }
 
     /// A layer that an unfinished pull left. It has no blob, so it is of no use where blobs are kept.
@@ -126,7 +330,10 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::{
+        sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+        time::Duration,
+    };
 
     use futures_util::{
         FutureExt as _,
@@ -179,6 +386,103 @@ mod tests {
         }
     }
 
+    fn traveller(namespace: &str) -> Arc<Traveller> {
+        let tenant = Arc::new(Tenant { namespace: namespace.into(), credential: None });
+        Arc::new(Traveller {
+            tenant,
+            repository: "repo".into(),
+            reference: format!("{namespace}/repo:v1"),
+            size: SIZE,
+            hold: HoldPolicy::default(),
+            rate: Box::new(|| None),
+            waits: Box::new(|_| {}),
+        })
+    }
+
+    const SIZE: u64 = 30 << 20;
+
+    /// A pull of a tenant whose registry brings so many bytes a second; returns who fetched the layer it has, and when.
+    async fn raced(
+        flights: &LayerSingleFlight<&'static str>,
+        namespace: &'static str,
+        rate: u64,
+        delay: Duration,
+    ) -> (&'static str, Duration) {
+        let began = Instant::now();
+        sleep(delay).await;
+        let enter = async || {
+            let pace = Arc::new(LayerPace::new(SIZE, Instant::now()));
+            (Arc::clone(&pace), pace)
+        };
+        let fetch = async |pace: Arc<LayerPace>| {
+            let mut left = SIZE;
+            while left > 0 {
+                sleep(Duration::from_millis(100)).await;
+                let received = left.min(rate.div_ceil(10));
+                left -= received;
+                pace.received(received);
+                pace.set_left(left);
+            }
+            Ok::<_, ()>(namespace)
+        };
+        let present = async |staged: Option<Arc<&'static str>>| Ok(staged);
+        let layer = match flights.race(key(), &traveller(namespace), present, enter, fetch).await.unwrap() {
+            Landed::Present(staged) => staged,
+            Landed::Own(fetched, landing) => {
+                let staged = Arc::new(fetched);
+                landing.publish(&staged);
+                staged
+            }
+        };
+        // As long as its image is not in the store.
+        let found = (*layer, began.elapsed());
+        sleep(Duration::from_mins(10)).await;
+        drop(layer);
+        found
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_tenant_fetches_a_slow_layer_itself_and_the_slow_one_shares_what_came_first() {
+        for slow in [0, 100, 20 << 10] {
+            let flights = LayerSingleFlight::default();
+            let (slow, quick) = tokio::join!(
+                raced(&flights, "slow", slow, Duration::ZERO),
+                raced(&flights, "quick", 10 << 20, Duration::from_secs(30)),
+            );
+            assert_eq!((slow.0, quick.0), ("quick", "quick"));
+            let (alone, took) = (Duration::from_secs(3), quick.1 - Duration::from_secs(30));
+            assert!(took <= alone + Duration::from_secs(1), "{took:?}");
+            assert!(slow.1 <= quick.1 + Duration::from_secs(1), "{slow:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_that_came_just_after_a_slow_one_waits_no_more_than_six_seconds_longer_than_alone() {
+        let flights = LayerSingleFlight::default();
+        let (_, quick) = tokio::join!(
+            raced(&flights, "slow", 100, Duration::ZERO),
+            raced(&flights, "quick", 10 << 20, Duration::from_millis(1)),
+        );
+        assert_eq!(quick.0, "quick");
+        assert!(quick.1 <= Duration::from_secs(3 + 6), "{:?}", quick.1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_layer_that_comes_well_is_fetched_once_for_all_tenants_and_a_slow_one_once_for_its_own() {
+        let flights = LayerSingleFlight::default();
+        let (first, second) = tokio::join!(
+            raced(&flights, "first", 1 << 20, Duration::ZERO),
+            raced(&flights, "second", 10 << 20, Duration::from_secs(2)),
+        );
+        assert_eq!((first.0, second.0), ("first", "first"));
+        let flights = LayerSingleFlight::default();
+        let (first, again) = tokio::join!(
+            raced(&flights, "same", 100 << 10, Duration::ZERO),
+            raced(&flights, "same", 10 << 20, Duration::from_secs(10)),
+        );
+        assert_eq!(first.1, again.1, "one fetch");
+    }
+
     fn key() -> LayerKey {
         (Digest::of(b"layer"), None)
     }
@@ -194,10 +498,22 @@ mod tests {
                 step().await;
                 if matches!(way, Fails) { Err(()) } else { Ok(Staged::new(&layer)) }
             };
-            let is_in_store = || layer.is_in_store.load(Ordering::SeqCst);
-            let Ok(origin) = flights.share(key(), is_in_store, fetch).await else { return };
+            let present = async |staged: Option<Arc<Staged>>| {
+                let is_in_store = layer.is_in_store.load(Ordering::SeqCst);
+                Ok(if is_in_store { Some(None) } else { staged.map(Some) })
+            };
+            let enter = async || ((), Arc::new(LayerPace::new(0, Instant::now())));
+            let Ok(landed) = flights.race(key(), &traveller("a"), present, enter, |()| fetch).await else { return };
+            let staged = match landed {
+                Landed::Present(staged) => staged,
+                Landed::Own(staged, landing) => {
+                    let staged = Arc::new(staged);
+                    landing.publish(&staged);
+                    Some(staged)
+                }
+            };
             step().await;
-            if let LayerOrigin::Shared(_) | LayerOrigin::Fetched(_) = &origin {
+            if staged.is_some() {
                 layer.is_in_store.store(true, Ordering::SeqCst);
             }
             step().await;

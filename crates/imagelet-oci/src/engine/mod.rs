@@ -25,6 +25,7 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    hold::HoldPolicy,
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference, ReferenceError, shown_name},
     runtime::{
         ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
@@ -83,6 +84,8 @@ pub struct EngineConfig {
     pub limits: LayerLimits,
     /// Memory limit for unpacking all layers, in bytes.
     pub unpack_memory: u64,
+    /// When a pull gives up what others wait for.
+    pub hold: HoldPolicy,
     /// When a pull is rejected for lack of space before it begins.
     pub admission: Admission,
     /// How long a pull that may not fit waits for others at most.
@@ -111,6 +114,7 @@ impl EngineConfig {
                 free_inodes_floor: 1_000,
             },
             unpack_memory: UNPACK_MEMORY_DEFAULT,
+            hold: HoldPolicy::default(),
             admission: Admission::default(),
             admission_wait: Duration::from_mins(1),
         }

@@ -19,12 +19,13 @@ use super::{Engine, admit::Wanted, estimate::PullTarget, report_present};
 use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
-    pipeline::{Allowance, Claim, LayerJob, Tenant},
+    pipeline::{Allowance, Claim, LayerJob},
     registry::{Resolved, about},
     store::{
         ArtifactRecord, DiskUsage, ImageRecord, LayerEnd, LayerEntry, NewImage, PartialKey, Resumption, SpareWanted,
         StagedLayer, SyncView,
     },
+    tenant::Tenant,
 };
 
 pub(super) struct LayerFetches {
@@ -158,6 +159,7 @@ impl Engine {
             view: Arc::clone(&fetches.view),
             written_bytes: fetches.reservation.written_bytes(reserved),
             claim: fetches.claim.clone(),
+            hold: self.config.hold,
         }
     }
 

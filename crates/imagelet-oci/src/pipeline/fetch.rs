@@ -6,19 +6,20 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use imagelet_core::{
+    hold::SharedThing,
     image::ByteSize,
     runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
-use super::{LayerJob, Place, frames::Frame, panicked};
+use super::{LayerJob, Place, frames::Frame, pace::Checks, panicked, places::GivenWay};
 use crate::{
     admission::WrittenBytes,
     hash::Hash,
     registry::{BlobSource, RangedStream, ReaderWait},
-    store::{BlobWriter, KeptBytes, storage_error},
+    store::{BlobPurpose, BlobWriter, KeptBytes, storage_error},
     unpack::LayerMemory,
 };
 
@@ -30,6 +31,16 @@ const PIECES_QUEUED: usize = 2;
 const COPIES_QUEUED: usize = 16;
 /// A layer that waits longer for memory closes its connections.
 const CONNECTED_WAIT_MAX: Duration = Duration::from_millis(250);
+/// The first bytes of a layer that is not copied to the disk. A layer that is slow by then is copied after all.
+const EARLY_MAX: usize = 256 << 10;
+
+pub(super) enum Fetched {
+    Whole,
+    /// The inflater stopped, and knows the cause.
+    Unread(Unread),
+    /// Another layer has the place or the memory now.
+    GaveWay,
+}
 
 pub(super) struct Unread {
     /// `None`: the failure was in the bytes from the disk.
@@ -39,25 +50,28 @@ pub(super) struct Unread {
 }
 
 impl LayerJob {
-    /// Passes the blob to the inflater: first the bytes on disk, then the rest from the registry. `Some`: the
-    /// inflater stopped, and knows the cause.
+    /// Passes the blob to the inflater: first the bytes on disk, then the rest from the registry.
     pub(super) async fn fetch(
         &self,
         source: &BlobSource,
         on_disk: Option<KeptBytes>,
         inflater: Inflater,
-        memory: &LayerMemory,
-        place: &Place,
+        copying: &mut Option<BlobCopy>,
+        (memory, place): (&LayerMemory, &Place),
         progress: &Progress,
-    ) -> Result<Option<Unread>, RuntimeError> {
+    ) -> Result<Fetched, RuntimeError> {
+        let offset = on_disk.as_ref().map_or(0, |kept| kept.length);
+        let is_copied_late = copying.is_none() && offset == 0 && self.may_copy();
         let mut intake = Hashed {
             hash: Hash::new(self.descriptor.digest.algorithm()),
             received: 0,
             from_disk: 0,
             reported: 0,
+            early: is_copied_late.then(BytesMut::new),
             inflater,
         };
-        let offset = on_disk.as_ref().map_or(0, |kept| kept.length);
+        let pace = &place.pace;
+        pace.network.pause(Instant::now());
         if let Some(kept) = on_disk {
             let is_in_copy = kept.is_in_copy;
             let mut replayed = replay(kept);
@@ -68,48 +82,124 @@ impl LayerJob {
                 })?;
                 intake.from_disk += bytes.len() as u64;
                 if !intake.pass(self, bytes, !is_in_copy, progress).await {
-                    return Ok(Some(intake.unread(None)));
+                    return Ok(Fetched::Unread(intake.unread(None)));
                 }
             }
-            tracing::debug!(blob = %self.descriptor.digest, offset, "took a blob up from the disk");
+            tracing::debug!(blob = %self.descriptor.digest, offset, "resuming a partial blob");
         }
-        let mut stream = source.open_ranged(offset, &intake.inflater.reader_wait).await?;
-        while let Some(bytes) = stream.next().await? {
+        pace.set_left(self.descriptor.size.saturating_sub(offset));
+        pace.network.resume(Instant::now());
+        let mut checks = Checks::new();
+        let opening = source.open_ranged(offset, &intake.inflater.reader_wait);
+        let opened = checks.run(opening, |now| self.gives_way(memory, place, false, now)).await;
+        let Ok(stream) = opened else { return self.gave_way(intake, copying).await };
+        let mut stream = stream?;
+        loop {
+            let may_park = stream.can_rest();
+            let next = checks.run(stream.next(), |now| self.gives_way(memory, place, may_park, now)).await;
+            let bytes = match next {
+                Ok(bytes) => bytes?,
+                Err(GivenWay::Parked) => {
+                    stream.rest();
+                    place.again().await?;
+                    continue;
+                }
+                Err(GivenWay::Ended) => return self.gave_way(intake, copying).await,
+            };
+            let Some(bytes) = bytes else { break };
+            pace.received(bytes.len() as u64);
+            pace.network.pause(Instant::now());
+            if intake.is_beyond_early() {
+                self.copy_late(&mut intake, place, copying).await?;
+            }
+            intake.collect(&bytes);
             // As for places: layers that wait for memory must not have the host's slots that one with memory needs.
             let is_read = {
                 let mut taken = pin!(intake.pass(self, bytes, true, progress));
                 loop {
                     tokio::select! {
                         biased;
-                        is_read = &mut taken => break is_read,
+                        is_read = &mut taken => break Some(is_read),
                         () = tokio::time::sleep(CONNECTED_WAIT_MAX) => {}
                     }
-                    if memory.is_awaited() {
-                        stream.rest();
+                    if !memory.is_awaited() {
+                        continue;
+                    }
+                    stream.rest();
+                    // What it has unpacked waits for memory, and cannot wait for a place as well.
+                    if self.gives_way(memory, place, false, Instant::now()).is_some() {
+                        break None;
                     }
                 }
             };
-            if !is_read {
-                return Ok(Some(intake.unread(Some(stream))));
+            match is_read {
+                Some(true) => {}
+                Some(false) => return Ok(Fetched::Unread(intake.unread(Some(stream)))),
+                None => return self.gave_way(intake, copying).await,
             }
-            if !self.session.reception.trickles_for(place.held_for()) {
-                continue;
-            }
-            // Layers that wait for memory hold places, so a layer that holds memory must not wait for a place:
-            // deadlock.
-            if stream.can_rest() && !memory.holds_shared() && place.yields() {
-                tracing::info!(
-                    blob = %self.descriptor.digest, reference = %self.session.reference(),
-                    "the pull trickles while others wait: the layer yields its place and continues later"
-                );
-                stream.rest();
-                place.again().await?;
-            }
+            pace.set_left(self.descriptor.size.saturating_sub(intake.received));
+            pace.network.resume(Instant::now());
         }
         intake.report(self, progress);
         self.verify(&intake.hash)?;
         let is_read = intake.inflater.frames.send(Frame::End).await.is_ok();
-        Ok((!is_read).then(|| intake.unread(Some(stream))))
+        Ok(if is_read { Fetched::Whole } else { Fetched::Unread(intake.unread(Some(stream))) })
+    }
+
+    /// Whether the layer gives up its memory or its place, because others wait for it.
+    fn gives_way(&self, memory: &LayerMemory, place: &Place, may_park: bool, now: Instant) -> Option<GivenWay> {
+        let gives_memory = memory.is_wanted() && self.hold.gives_up(&place.pace.network, now);
+        let gave_way = if gives_memory {
+            place.leave(now);
+            Some(GivenWay::Ended)
+        } else {
+            place.gives_way(self.hold, may_park && !memory.holds_shared(), now)
+        };
+        let thing = if gives_memory { SharedThing::Memory } else { SharedThing::Place };
+        if gave_way.is_some() {
+            tracing::info!(
+                blob = %self.descriptor.digest, reference = %self.session.reference(), thing = thing.name(),
+                rate = place.pace.wall.rate(now),
+                "a layer gives way to others that wait, and continues later"
+            );
+        }
+        gave_way
+    }
+
+    /// The bytes so far stay on the disk, so that the layer resumes by range.
+    async fn gave_way(&self, mut intake: Hashed, copying: &mut Option<BlobCopy>) -> Result<Fetched, RuntimeError> {
+        self.start_copy(&mut intake, copying).await?;
+        Ok(Fetched::GaveWay)
+    }
+
+    /// Starts the copy of a small layer that is slow; a fast one is as quickly fetched again.
+    async fn copy_late(
+        &self,
+        intake: &mut Hashed,
+        place: &Place,
+        copying: &mut Option<BlobCopy>,
+    ) -> Result<(), RuntimeError> {
+        if place.pace.network.rate(Instant::now()) < self.hold.rate_min {
+            self.start_copy(intake, copying).await?;
+        }
+        intake.early = None;
+        Ok(())
+    }
+
+    async fn start_copy(&self, intake: &mut Hashed, copying: &mut Option<BlobCopy>) -> Result<(), RuntimeError> {
+        let Some(early) = intake.early.take().filter(|early| !early.is_empty()) else { return Ok(()) };
+        let job = self.clone();
+        let started = tokio::task::spawn_blocking(move || {
+            let purpose = BlobPurpose::Resume(job.unreserved_space);
+            job.store.write_blob(&job.partial, 0, (purpose, &job.resumption))
+        });
+        let Some(writer) = started.await.map_err(panicked)?? else { return Ok(()) };
+        let (copy, thread) = BlobCopy::start(writer, self.written_bytes.clone());
+        if copy.send(early.freeze()).await.is_ok() {
+            intake.inflater.copy = Some(copy);
+        }
+        *copying = Some(thread);
+        Ok(())
     }
 
     /// Reads the rest and verifies the digest of the whole blob.
@@ -171,10 +261,22 @@ struct Hashed {
     received: u64,
     from_disk: u64,
     reported: u64,
+    /// The first bytes, as long as there is no copy of them.
+    early: Option<BytesMut>,
     inflater: Inflater,
 }
 
 impl Hashed {
+    fn collect(&mut self, bytes: &Bytes) {
+        if let Some(early) = &mut self.early {
+            early.extend_from_slice(bytes);
+        }
+    }
+
+    fn is_beyond_early(&self) -> bool {
+        self.early.as_ref().is_some_and(|early| early.len() > EARLY_MAX)
+    }
+
     /// Passes bytes to the inflater and, where `copies`, to the copy. `false`: one of them stopped.
     async fn pass(&mut self, job: &LayerJob, bytes: Bytes, copies: bool, progress: &Progress) -> bool {
         if let Some(copy) = self.inflater.copy.as_ref().filter(|_| copies)

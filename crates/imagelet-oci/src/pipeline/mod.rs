@@ -9,6 +9,7 @@ pub(crate) mod buffer_pool;
 mod fetch;
 pub(crate) mod frames;
 pub(crate) mod inflate;
+mod pace;
 mod places;
 mod unpacking;
 mod zstd_window;
@@ -22,20 +23,23 @@ use std::{
 };
 
 use imagelet_core::{
+    hold::HoldPolicy,
     image::Digest,
     runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 pub(crate) use self::{
     buffer_pool::Allowance,
-    places::{Claim, Place, Places, Tenant},
+    pace::LayerPace,
+    places::{Claim, Place, Places},
 };
 use self::{
     buffer_pool::Expansion,
-    fetch::{BlobCopy, Inflater, Unread},
+    fetch::{BlobCopy, Fetched, Inflater, Unread},
     frames::FrameReader,
     inflate::Bounds,
+    pace::Checks,
 };
 use crate::{
     admission::WrittenBytes,
@@ -104,6 +108,13 @@ pub(crate) struct LayerJob {
     pub(crate) view: Arc<SyncView>,
     pub(crate) written_bytes: WrittenBytes,
     pub(crate) claim: Claim,
+    pub(crate) hold: HoldPolicy,
+}
+
+enum Attempted {
+    Layer(Box<StagedLayer>),
+    /// Others have the place or the memory now; the bytes so far are on the disk.
+    GaveWay,
 }
 
 /// How an attempt uses the compressed bytes on the disk.
@@ -122,25 +133,31 @@ impl LayerJob {
     pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.session.blob(&self.descriptor);
         let mut disk = DiskUse { reads: true, copies: true };
-        let mut memory = self.budget.layer();
+        let mut memory = self.budget.layer(&self.claim.tenant);
         loop {
             let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
             let error = match self.attempt(&source, on_disk, copy, &memory, place, progress).await {
                 Err(error) => error,
-                Ok(layer) => {
+                Ok(Attempted::GaveWay) => {
+                    drop(memory);
+                    place.again().await?;
+                    memory = self.budget.layer(&self.claim.tenant);
+                    continue;
+                }
+                Ok(Attempted::Layer(layer)) => {
                     if !self.keep_blobs {
                         self.forget(|job| job.store.discard_partial(&job.partial)).await?;
                     }
                     progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
-                    return Ok(layer);
+                    return Ok(*layer);
                 }
             };
             if memory.was_refused() {
                 // Released before the wait: a waiting layer holds no memory.
                 drop(memory);
                 tracing::debug!(layer = %self.descriptor.digest, "waiting for a whole share of the memory to unpack in");
-                memory = self.budget.whole_layer().await;
+                memory = self.whole_memory(place).await?;
                 continue;
             }
             match error.kind() {
@@ -168,6 +185,20 @@ impl LayerJob {
         }
     }
 
+    /// Waits for all the memory that a layer can have, and meanwhile keeps its place only while no other layer has to
+    /// wait for it.
+    async fn whole_memory(&self, place: &Place) -> Result<Arc<LayerMemory>, RuntimeError> {
+        let mut checks = Checks::new();
+        place.pace.network.pause(Instant::now());
+        loop {
+            let memory = self.budget.whole_layer(&self.claim.tenant);
+            match checks.run(memory, |now| place.gives_way(self.hold, false, now)).await {
+                Ok(memory) => return Ok(memory),
+                Err(_) => place.again().await?,
+            }
+        }
+    }
+
     async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         // A cancelled pull may still be writing its last bytes.
         let mut patience = WRITER_LOOKS_MAX;
@@ -178,8 +209,6 @@ impl LayerJob {
         let job = self.clone();
         tokio::task::spawn_blocking(move || {
             let Descriptor { digest, size, .. } = &job.descriptor;
-            // A whole one that this pull must not read stays as it is.
-            let copies = job.copies() && (disk.copies || job.keep_blobs) && !job.store.has_blob(digest);
             let kept = match job.session.archive() {
                 Some(archive) => {
                     Some(KeptBytes { file: archive.open(&job.descriptor)?, length: *size, is_in_copy: false })
@@ -190,6 +219,9 @@ impl LayerJob {
                 }
                 None => None,
             };
+            // A partial one is continued; a whole one that this pull must not read stays as it is.
+            let copies = job.copies() || kept.as_ref().is_some_and(|kept| kept.is_in_copy);
+            let copies = copies && (disk.copies || job.keep_blobs) && !job.store.has_blob(digest);
             let known = kept.as_ref().filter(|kept| kept.is_in_copy).map_or(0, |kept| kept.length);
             let purpose =
                 if job.keep_blobs { BlobPurpose::Keep } else { BlobPurpose::Resume(Arc::clone(&job.unreserved_space)) };
@@ -203,8 +235,11 @@ impl LayerJob {
 
     /// Whether the compressed bytes are written to the disk: a small layer is fetched again as quickly.
     fn copies(&self) -> bool {
-        let resumes = self.resumption.is_allowed() && self.session.archive().is_none();
-        self.keep_blobs || (resumes && self.descriptor.size >= COPIED_MIN)
+        self.keep_blobs || (self.may_copy() && self.descriptor.size >= COPIED_MIN)
+    }
+
+    fn may_copy(&self) -> bool {
+        self.resumption.is_allowed() && self.session.archive().is_none()
     }
 
     fn forget_bytes(&self) {
@@ -232,7 +267,7 @@ impl LayerJob {
         memory: &Arc<LayerMemory>,
         place: &Place,
         progress: &Progress,
-    ) -> Result<StagedLayer, RuntimeError> {
+    ) -> Result<Attempted, RuntimeError> {
         self.written_bytes.restart();
         let store = Arc::clone(&self.store);
         let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
@@ -241,7 +276,7 @@ impl LayerJob {
         let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, self.written_bytes.clone());
 
         let cancelled = Arc::new(AtomicBool::new(false));
-        let _cancel = CancelOnDrop(Arc::clone(&cancelled));
+        let cancel = CancelOnDrop(Arc::clone(&cancelled));
         let bounds = Bounds {
             expansion: Expansion::new(
                 self.descriptor.size.saturating_mul(self.limits.expansion_max).min(INFLATED_BYTES_MAX),
@@ -252,7 +287,7 @@ impl LayerJob {
         };
         let reader_wait = ReaderWait::default();
         let compressed = FrameReader::new(frames_out, reader_wait.clone());
-        let (copy, copying) = copy.map(|writer| BlobCopy::start(writer, self.written_bytes.clone())).unzip();
+        let (copy, mut copying) = copy.map(|writer| BlobCopy::start(writer, self.written_bytes.clone())).unzip();
         let confinement = self.confinement.clone();
         let is_archive = self.file.is_none();
         let inflater = tokio::task::spawn_blocking(move || {
@@ -265,21 +300,30 @@ impl LayerJob {
             tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
         };
 
-        let fetched =
-            self.fetch(source, on_disk, Inflater { frames, reader_wait, copy }, memory, place, progress).await;
+        let inflation = Inflater { frames, reader_wait, copy };
+        let fetched = self.fetch(source, on_disk, inflation, &mut copying, (memory, place), progress).await;
+        let gave_way = matches!(fetched, Ok(Fetched::GaveWay));
+        let _cancel = if gave_way { None } else { Some(cancel) };
         let inflated = inflater.await.map_err(panicked)?;
         let unpacked = unpacker.await.map_err(panicked)?;
-        let copied = match copying {
+        let mut copied = match copying {
             Some(copying) => Some(copying.end().await?),
             None => None,
         };
+        if let Some(copied) = copied.as_mut().filter(|_| gave_way) {
+            copied.keep_any_length();
+        }
         // The stage nearest the source knows the cause; later stages only see a closed queue.
-        let unread = fetched?;
+        let unread = match fetched? {
+            Fetched::Whole => None,
+            Fetched::Unread(unread) => Some(unread),
+            Fetched::GaveWay => return Ok(Attempted::GaveWay),
+        };
         let error = match (inflated, unpacked) {
             (Err(Stopped::Failed(error)), _) => self.in_layer(error),
             (_, Err(error)) => error,
             (Ok(()), Ok(layer)) if unread.is_none() => {
-                return Ok(layer.with_blob(copied.and_then(StagedBlob::of)));
+                return Ok(Attempted::Layer(Box::new(layer.with_blob(copied.and_then(StagedBlob::of)))));
             }
             (Err(Stopped::Downstream) | Ok(()), Ok(_)) => {
                 self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))

@@ -5,8 +5,8 @@
 //! has more than three quarters of either half. A free place is granted to the tenant, then the registry, then the pull
 //! with the fewest places.
 //!
-//! A layer of a trickling pull yields its place to a waiting layer, and resumes by `Range` when a place is free
-//! again.
+//! A layer whose registry is slow gives its place to a waiting layer, and so does the slowest one, whatever its rate,
+//! once a layer has waited for ten seconds. It resumes by `Range` when a place is free again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,7 +15,7 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::Credential,
+    hold::{GRACE, HoldPolicy},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::{
@@ -23,23 +23,19 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::unpack::LAYERS_MAX;
+use super::pace::LayerPace;
+use crate::{tenant::Tenant, unpack::LAYERS_MAX};
 
 /// Places for the first layers of pulls, and as many for other layers. The unpack memory is divided by this number
 /// plus the parked layers. Fewer places already saturate any link.
 const PLACES_MAX: usize = 24;
 const SHARE_MAX: usize = 18;
-/// Most layers that have yielded their place and wait for another. Each keeps two threads and its staging folder.
+/// Most layers that wait for another place and keep what they have unpacked: two threads and a staging folder each.
 const PARKED_MAX: usize = LAYERS_MAX - 2 * PLACES_MAX;
-/// A parked layer fails after this wait, and releases what it holds.
+/// A layer that gave its place away fails after this wait.
 const PARKED_FOR_MAX: Duration = Duration::from_mins(5);
-
-/// The tenant of a request: pods of a namespace with a credential, or a caller with one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tenant {
-    pub(crate) namespace: String,
-    pub(crate) credential: Option<Credential>,
-}
+/// After this wait of a layer the slowest one gives its place away.
+const WAIT_FAIR: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
@@ -54,75 +50,123 @@ enum Half {
     Further,
 }
 
+/// What a layer that gave its place away does until it has another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GivenWay {
+    /// It keeps its threads and its staging folder.
+    Parked,
+    /// It ends, and starts again from the bytes on the disk.
+    Ended,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    claim: Claim,
+    since: Instant,
+    /// `None`: it never had a place.
+    gave_way: Option<GivenWay>,
+}
+
+#[derive(Debug)]
+struct Held {
+    claim: Claim,
+    half: Half,
+    pace: Arc<LayerPace>,
+}
+
 #[derive(Debug, Default)]
 struct Line {
     next: u64,
-    held: HashMap<u64, (Claim, Half)>,
-    /// In the order of arrival; `true` for a layer that yielded its place.
-    waiting: BTreeMap<u64, (Claim, bool)>,
+    held: HashMap<u64, Held>,
+    /// In the order of arrival.
+    waiting: BTreeMap<u64, Waiting>,
+    paces: HashMap<u64, Arc<LayerPace>>,
 }
 
 impl Line {
-    fn arrive(&mut self, claim: Claim) -> u64 {
+    fn arrive(&mut self, claim: Claim, pace: Arc<LayerPace>, now: Instant) -> u64 {
         let ticket = self.next;
         self.next += 1;
-        self.waiting.insert(ticket, (claim, false));
+        self.waiting.insert(ticket, Waiting { claim, since: now, gave_way: None });
+        self.paces.insert(ticket, pace);
         ticket
     }
 
     fn leave(&mut self, ticket: u64) {
         self.held.remove(&ticket);
         self.waiting.remove(&ticket);
+        self.paces.remove(&ticket);
     }
 
-    fn start(&mut self) -> Option<u64> {
+    fn start(&mut self, now: Instant) -> Option<u64> {
         let (ticket, half) = self.next_claim()?;
-        let (claim, _) = self.waiting.remove(&ticket)?;
-        self.held.insert(ticket, (claim, half));
+        let Waiting { claim, .. } = self.waiting.remove(&ticket)?;
+        let pace = Arc::clone(self.paces.get(&ticket)?);
+        pace.restart(now);
+        self.held.insert(ticket, Held { claim, half, pace });
         Some(ticket)
     }
 
     fn next_claim(&self) -> Option<(u64, Half)> {
-        let candidates = self.waiting.iter().filter_map(|(ticket, (claim, is_parked))| {
+        let candidates = self.waiting.iter().filter_map(|(ticket, Waiting { claim, gave_way, .. })| {
             let half = self.half(claim)?;
-            let tenant = self.count(|held, _| held.tenant == claim.tenant);
-            let registry = self.count(|held, _| held.registry == claim.registry);
-            let pull = self.count(|held, _| held.pull == claim.pull);
-            Some(((*is_parked, half, tenant, registry, pull, *ticket), half))
+            let tenant = self.count(|held| held.claim.tenant == claim.tenant);
+            let registry = self.count(|held| held.claim.registry == claim.registry);
+            let pull = self.count(|held| held.claim.pull == claim.pull);
+            Some(((gave_way.is_some(), half, tenant, registry, pull, *ticket), half))
         });
         candidates.min_by_key(|(rank, _)| *rank).map(|((.., ticket), half)| (ticket, half))
     }
 
     fn half(&self, claim: &Claim) -> Option<Half> {
-        let has_first = self.count(|held, half| held.pull == claim.pull && half == Half::First) > 0;
+        let has_first = self.count(|held| held.claim.pull == claim.pull && held.half == Half::First) > 0;
         let halves = if has_first { &[Half::Further][..] } else { &[Half::First, Half::Further] };
         halves.iter().copied().find(|wanted| {
-            self.count(|_, half| half == *wanted) < PLACES_MAX
-                && self.count(|held, half| half == *wanted && held.registry == claim.registry) < SHARE_MAX
-                && self.count(|held, half| half == *wanted && held.tenant == claim.tenant) < SHARE_MAX
+            self.count(|held| held.half == *wanted) < PLACES_MAX
+                && self.count(|held| held.half == *wanted && held.claim.registry == claim.registry) < SHARE_MAX
+                && self.count(|held| held.half == *wanted && held.claim.tenant == claim.tenant) < SHARE_MAX
         })
     }
 
-    fn count(&self, counts: impl Fn(&Claim, Half) -> bool) -> usize {
-        self.held.values().filter(|(claim, half)| counts(claim, *half)).count()
+    fn count(&self, counts: impl Fn(&Held) -> bool) -> usize {
+        self.held.values().filter(|held| counts(held)).count()
     }
 
-    /// Whether a waiting layer would get the place of this one.
-    fn is_wanted(&mut self, ticket: u64) -> bool {
-        let Some(own) = self.held.remove(&ticket) else { return false };
-        let is_wanted = self.next_claim().is_some();
+    /// The waiting layer that would get the place of this one.
+    fn successor(&mut self, ticket: u64) -> Option<u64> {
+        let own = self.held.remove(&ticket)?;
+        let next = self.next_claim();
         self.held.insert(ticket, own);
-        is_wanted
+        next.map(|(ticket, _)| ticket)
     }
 
-    /// Moves a layer behind all that never had a place. `false`: too many layers are parked.
-    fn park(&mut self, ticket: u64) -> bool {
-        if self.waiting.values().filter(|(_, is_parked)| *is_parked).count() >= PARKED_MAX {
+    /// Whether this layer is the one that gives its place to a waiting layer now.
+    fn gives_way(&mut self, ticket: u64, policy: HoldPolicy, now: Instant) -> bool {
+        let Some(successor) = self.successor(ticket) else { return false };
+        let (own, waits) = (&self.held[&ticket], &self.waiting[&successor]);
+        if policy.gives_up(&own.pace.network, now) {
+            return true;
+        }
+        let is_fair = waits.gave_way.is_none() && now.saturating_duration_since(waits.since) >= WAIT_FAIR;
+        let rate = own.pace.wall.rate(now);
+        if !is_fair || own.pace.wall.held_for(now) < GRACE {
             return false;
         }
-        let Some((claim, _)) = self.held.remove(&ticket) else { return false };
-        self.waiting.insert(ticket, (claim, true));
-        true
+        let slower = |(other, held): (&u64, &Held)| {
+            let is_due = *other != ticket && held.pace.wall.held_for(now) >= GRACE;
+            (is_due && (held.pace.wall.rate(now), *other) < (rate, ticket)).then_some(*other)
+        };
+        let slower: Vec<u64> = self.held.iter().filter_map(slower).collect();
+        !slower.into_iter().any(|other| self.successor(other).is_some())
+    }
+
+    /// Moves a layer behind all that never had a place.
+    fn give_way(&mut self, ticket: u64, may_park: bool, now: Instant) -> Option<GivenWay> {
+        let parked = self.waiting.values().filter(|waiting| waiting.gave_way == Some(GivenWay::Parked)).count();
+        let gave_way = if may_park && parked < PARKED_MAX { GivenWay::Parked } else { GivenWay::Ended };
+        let Held { claim, .. } = self.held.remove(&ticket)?;
+        self.waiting.insert(ticket, Waiting { claim, since: now, gave_way: Some(gave_way) });
+        Some(gave_way)
     }
 }
 
@@ -136,14 +180,17 @@ pub(crate) struct Places {
 pub(crate) struct Place {
     places: Arc<Places>,
     ticket: u64,
-    since: Mutex<Instant>,
+    pub(crate) pace: Arc<LayerPace>,
 }
 
 impl Places {
-    pub(crate) async fn place(self: &Arc<Self>, claim: Claim) -> Place {
-        let ticket = self.change(|line| line.arrive(claim));
+    /// Waits for a place for a layer of this size.
+    pub(crate) async fn place(self: &Arc<Self>, claim: Claim, size: u64) -> Place {
+        let now = Instant::now();
+        let pace = Arc::new(LayerPace::new(size, now));
+        let ticket = self.change(|line| line.arrive(claim, Arc::clone(&pace), now));
         // Made before the wait, so that cancellation removes it from the queue.
-        let place = Place { places: Arc::clone(self), ticket, since: Mutex::new(Instant::now()) };
+        let place = Place { places: Arc::clone(self), ticket, pace };
         place.turn().await;
         place
     }
@@ -154,9 +201,10 @@ impl Places {
 
     /// Changes the queue, and grants the places that are then free.
     fn change<T>(&self, change: impl FnOnce(&mut Line) -> T) -> T {
+        let now = Instant::now();
         let mut line = self.lock();
         let changed = change(&mut line);
-        let grants = std::iter::from_fn(|| line.start()).count();
+        let grants = std::iter::from_fn(|| line.start(now)).count();
         drop(line);
         if grants > 0 {
             self.granted.notify_waiters();
@@ -166,19 +214,24 @@ impl Places {
 }
 
 impl Place {
-    pub(crate) fn held_for(&self) -> Duration {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    /// Gives the place to a layer that waits for it, if it is this layer's turn to do so. The layer then waits in
+    /// [`Place::again`]; it may keep what it has unpacked only if it holds no memory that others wait for.
+    pub(crate) fn gives_way(&self, policy: HoldPolicy, may_park: bool, now: Instant) -> Option<GivenWay> {
+        self.places.change(|line| {
+            let is_due = line.gives_way(self.ticket, policy, now);
+            is_due.then(|| line.give_way(self.ticket, may_park, now)).flatten()
+        })
     }
 
-    /// Yields the place to a waiting layer, if there is one. The layer then waits in [`Place::again`].
-    pub(crate) fn yields(&self) -> bool {
-        self.places.change(|line| line.is_wanted(self.ticket) && line.park(self.ticket))
+    /// Gives the place away for another reason: its layer starts again later.
+    pub(crate) fn leave(&self, now: Instant) {
+        self.places.change(|line| line.give_way(self.ticket, false, now));
     }
 
     pub(crate) async fn again(&self) -> Result<(), RuntimeError> {
         timeout(PARKED_FOR_MAX, self.turn()).await.map_err(|_| {
             let minutes = PARKED_FOR_MAX.as_secs() / 60;
-            let message = format!("the pull trickles, and other layers had all places for {minutes} min");
+            let message = format!("the pull is slow, and other layers had all places for {minutes} min");
             let fault = Fault::new(ErrorClass::TimedOut, Stage::Queue);
             RuntimeError::new(RuntimeErrorKind::TimedOut, message).with_fault(fault)
         })
@@ -189,11 +242,10 @@ impl Place {
             // Made before the check: it sees every later notification.
             let granted = self.places.granted.notified();
             if self.places.lock().held.contains_key(&self.ticket) {
-                break;
+                return;
             }
             granted.await;
         }
-        *self.since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 }
 
@@ -216,13 +268,26 @@ mod tests {
 
     type Of = fn(u64) -> Claim;
 
+    fn arrive(line: &mut Line, claim: Claim) -> u64 {
+        let now = Instant::now();
+        line.arrive(claim, Arc::new(LayerPace::new(0, now)), now)
+    }
+
+    fn start(line: &mut Line) -> Option<u64> {
+        line.start(Instant::now())
+    }
+
+    fn park(line: &mut Line, ticket: u64) -> bool {
+        line.give_way(ticket, true, Instant::now()) == Some(GivenWay::Parked)
+    }
+
     /// Starts this many pulls with this many layers each, as far as places are free.
     fn flood(line: &mut Line, pulls: u64, layers: usize, of: impl Fn(u64) -> Claim) {
         for pull in 0..pulls {
             for _ in 0..layers {
-                line.arrive(of(pull));
+                arrive(line, of(pull));
             }
-            while line.start().is_some() {}
+            while start(line).is_some() {}
         }
     }
 
@@ -239,8 +304,12 @@ mod tests {
                 for (registry, tenant) in [("r.io", "a"), ("r.io", "b"), ("s.io", "a"), ("s.io", "b")] {
                     let mut line = Line::default();
                     flood(&mut line, 16, layers, of);
-                    let ticket = line.arrive(claim(registry, tenant, 99));
-                    assert_eq!(line.start(), Some(ticket), "{what}, {layers} layers each, then {tenant} at {registry}");
+                    let ticket = arrive(&mut line, claim(registry, tenant, 99));
+                    assert_eq!(
+                        start(&mut line),
+                        Some(ticket),
+                        "{what}, {layers} layers each, then {tenant} at {registry}"
+                    );
                 }
             }
         }
@@ -262,7 +331,7 @@ mod tests {
             for ticket in held {
                 line.leave(ticket);
             }
-            assert!(line.start().is_some(), "{what}: what is given back is used");
+            assert!(start(&mut line).is_some(), "{what}: what is given back is used");
         }
     }
 
@@ -271,31 +340,31 @@ mod tests {
         let mut line = Line::default();
         flood(&mut line, 40, 4, |pull| claim("r.io", "busy", pull));
         flood(&mut line, 40, 4, |pull| claim("s.io", "other", 100 + pull));
-        let (many, few) = (line.arrive(claim("r.io", "busy", 1)), line.arrive(claim("q.io", "new", 999)));
-        let held = |line: &Line, tenant: &str| line.count(|claim, _| claim.tenant.namespace == tenant);
+        let (many, few) = (arrive(&mut line, claim("r.io", "busy", 1)), arrive(&mut line, claim("q.io", "new", 999)));
+        let held = |line: &Line, tenant: &str| line.count(|held| held.claim.tenant.namespace == tenant);
         let rest = 2 * (PLACES_MAX - SHARE_MAX);
         assert_eq!((held(&line, "busy"), held(&line, "other")), (2 * SHARE_MAX, rest), "the rest is the other's");
-        let gone = *line.held.iter().find(|(_, (claim, half))| claim.pull == 1 && *half == Half::First).unwrap().0;
+        let gone = *line.held.iter().find(|(_, held)| held.claim.pull == 1 && held.half == Half::First).unwrap().0;
         line.leave(gone);
-        assert_eq!(line.start(), Some(few), "not {many}");
+        assert_eq!(start(&mut line), Some(few), "not {many}");
     }
 
     #[test]
     fn a_place_is_given_away_only_where_another_can_use_it_and_taken_up_behind_those_that_never_had_one() {
         let mut line = Line::default();
-        let slow = line.arrive(claim("r.io", "a", 0));
-        line.start().expect("all are free");
-        assert!(!line.is_wanted(slow), "nothing waits");
+        let slow = arrive(&mut line, claim("r.io", "a", 0));
+        start(&mut line).expect("all are free");
+        assert_eq!(line.successor(slow), None, "nothing waits");
         flood(&mut line, 60, 1, |pull| claim("r.io", "a", 1 + pull));
-        assert!(line.is_wanted(slow));
-        assert!(line.park(slow));
-        let next = line.start().expect("the place is free");
+        assert!(line.successor(slow).is_some());
+        assert!(park(&mut line, slow));
+        let next = start(&mut line).expect("the place is free");
         assert_ne!(next, slow);
-        let later = line.arrive(claim("r.io", "a", 99));
+        let later = arrive(&mut line, claim("r.io", "a", 99));
         let order: Vec<u64> = std::iter::from_fn(|| {
             let running = *line.held.keys().next()?;
             line.leave(running);
-            line.start()
+            start(&mut line)
         })
         .collect();
         let place = |ticket| order.iter().position(|other| *other == ticket).expect("it gets a place in the end");
@@ -307,12 +376,12 @@ mod tests {
         let mut line = Line::default();
         let mut parked = 0;
         for number in 0..200 {
-            let ticket = line.arrive(claim("r.io", &format!("t{number}"), number));
-            while line.start().is_some() {}
-            parked += usize::from(line.park(ticket));
+            let ticket = arrive(&mut line, claim("r.io", &format!("t{number}"), number));
+            while start(&mut line).is_some() {}
+            parked += usize::from(park(&mut line, ticket));
         }
         // Layers that found no other place in the meantime.
-        let waiting = line.waiting.values().filter(|(_, is_parked)| *is_parked).count();
+        let waiting = line.waiting.values().filter(|waiting| waiting.gave_way == Some(GivenWay::Parked)).count();
         assert!(waiting <= PARKED_MAX && parked > 0, "{waiting} of {parked}");
     }
 
@@ -321,10 +390,63 @@ mod tests {
     fn a_layer_that_stops_waiting_leaves_the_line() {
         let places = Arc::new(Places::default());
         let of = |pull| claim("r.io", "a", pull);
-        let held: Vec<Place> = (0..100).map_while(|pull| places.place(of(pull)).now_or_never()).collect();
+        let held: Vec<Place> = (0..100).map_while(|pull| places.place(of(pull), 0).now_or_never()).collect();
         assert_eq!(held.len(), 2 * SHARE_MAX);
         assert!(places.lock().waiting.is_empty(), "the one that gave up");
         drop(held);
         assert!(places.lock().held.is_empty());
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    /// A line whose places are all held by layers of these rates, for a minute, and one that waits.
+    fn full_line(waited: Duration, rate: impl Fn(u64) -> u64) -> (Line, Vec<u64>, Instant) {
+        let (mut line, began) = (Line::default(), Instant::now());
+        let now = began + Duration::from_mins(1);
+        let mut held = Vec::new();
+        for number in 0..2 * PLACES_MAX as u64 {
+            let pace = Arc::new(LayerPace::new(0, began));
+            let ticket = line.arrive(claim(&format!("r{number}.io"), &format!("t{number}"), number), pace, began);
+            held.extend(line.start(began));
+            line.held[&ticket].pace.received(60 * rate(number));
+        }
+        line.arrive(claim("new.io", "new", 999), Arc::new(LayerPace::new(0, now)), now - waited);
+        assert_eq!(line.start(now), None, "all places are held");
+        (line, held, now)
+    }
+
+    fn giving(line: &mut Line, held: &[u64], now: Instant) -> Vec<u64> {
+        let gives = |ticket: &u64| line.gives_way(*ticket, HoldPolicy::default(), now);
+        held.iter().copied().filter(gives).collect()
+    }
+
+    #[test]
+    fn a_slow_layer_gives_its_place_to_a_waiting_one_at_once_and_a_good_one_keeps_it() {
+        let (mut line, held, now) = full_line(Duration::ZERO, |number| if number == 7 { 20 << 10 } else { MIB });
+        assert_eq!(giving(&mut line, &held, now), [held[7]]);
+        let waiting = *line.waiting.keys().next().unwrap();
+        line.leave(waiting);
+        assert_eq!(giving(&mut line, &held, now), [0_u64; 0], "nothing waits");
+    }
+
+    #[test]
+    fn the_slowest_of_good_layers_gives_way_once_a_layer_has_waited_ten_seconds() {
+        for (waited, expected) in [(Duration::from_secs(9), None), (WAIT_FAIR, Some(7))] {
+            let (mut line, held, now) = full_line(waited, |number| if number == 7 { MIB } else { (2 + number) * MIB });
+            let expected: Vec<u64> = expected.into_iter().map(|number: usize| held[number]).collect();
+            assert_eq!(giving(&mut line, &held, now), expected, "{waited:?}");
+        }
+    }
+
+    #[test]
+    fn a_layer_beyond_those_that_may_be_parked_ends_and_still_gives_its_place() {
+        let (mut line, held, now) = full_line(Duration::ZERO, |_| 0);
+        for number in 0..40 {
+            line.arrive(claim("s.io", &format!("s{number}"), 2_000 + number), Arc::new(LayerPace::new(0, now)), now);
+        }
+        let ways: Vec<_> = held.iter().take(20).map(|ticket| line.give_way(*ticket, true, now).unwrap()).collect();
+        assert_eq!(ways.iter().filter(|way| **way == GivenWay::Parked).count(), PARKED_MAX);
+        assert_eq!(ways[PARKED_MAX..], [GivenWay::Ended; 20 - PARKED_MAX]);
+        assert!(line.start(now).is_some(), "the places are free");
     }
 }

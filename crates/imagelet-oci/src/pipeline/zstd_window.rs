@@ -1,9 +1,9 @@
 //! Zstandard frames in sequence, with windows from the memory that all layers share.
 //!
-//! A frame may require a window of up to 128 MiB, and many layers are unpacked side by side. A window up to 8 MiB is
-//! claimed as a whole: every decoder must support it (RFC 8878), and only `--ultra` and `--long` exceed it. A larger
-//! window waits for a layer's whole share, and counts only as far as the frame fills it: untouched pages take no
-//! memory. So a small layer may require any window.
+//! A frame may require a window of up to 128 MiB, and many layers are unpacked side by side. A window is claimed as the
+//! frame fills it: untouched pages take no memory. So a head that asks for a large window holds nothing, and a small
+//! layer may require any window. Once a window up to 8 MiB needs shared memory, it is claimed as a whole, so that its
+//! layer need not start again: every decoder must support it (RFC 8878), and only `--ultra` and `--long` exceed it.
 
 use std::{
     io::{self, BufRead, Read},
@@ -20,7 +20,7 @@ use crate::unpack::{Claim, LayerMemory, MemoryError};
 
 /// As a power of two: 128 MiB, the most zstd itself writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
-/// Windows up to this size are counted before they are filled.
+/// Windows up to this size are claimed as a whole where a layer's own memory does not hold what they are filled.
 const WINDOW_SMALL_MAX: u64 = 8 << 20;
 /// Memory of a decoder besides its window: tables, an input and an output block.
 const DECODER_COST: u64 = 512 << 10;
@@ -32,7 +32,9 @@ pub(crate) struct ZstdReader<'a> {
     // Before `claim`: the memory is freed before its claim.
     decoder: Decoder<'static>,
     claim: Claim,
-    large: Option<(u64, u64)>,
+    /// The window of the frame, and how far it is filled.
+    window: u64,
+    filled: u64,
     cancelled: &'a AtomicBool,
     between_frames: bool,
     /// Bytes missing from the frame's declared size. Libzstd checks this only for some input patterns, and the
@@ -51,7 +53,17 @@ impl<'a> ZstdReader<'a> {
         let mut decoder = Decoder::new()?;
         decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
         let claim = Claim::on(memory);
-        Ok(Self { source, decoder, claim, large: None, cancelled, between_frames: true, owed: None, has_more: false })
+        Ok(Self {
+            source,
+            decoder,
+            claim,
+            window: 0,
+            filled: 0,
+            cancelled,
+            between_frames: true,
+            owed: None,
+            has_more: false,
+        })
     }
 
     /// Checks the head of the next frame before the decoder. `false`: no further frame.
@@ -71,15 +83,7 @@ impl<'a> ZstdReader<'a> {
             ));
         }
         // A window need not exceed the content.
-        let window = owed.map_or(window, |owed| window.min(owed));
-        self.large = None;
-        if window > WINDOW_SMALL_MAX {
-            self.claim.wait_for_whole(self.cancelled).map_err(|error| refused(window, error))?;
-            self.large = Some((window, 0));
-        } else {
-            let claimed = self.claim.grow_to(window + DECODER_COST, self.cancelled);
-            claimed.map_err(|error| refused(window, error))?;
-        }
+        (self.window, self.filled) = (owed.map_or(window, |owed| window.min(owed)), 0);
         self.decoder.reinit()?;
         self.owed = owed;
         Ok(true)
@@ -95,10 +99,10 @@ impl Read for ZstdReader<'_> {
                 }
                 self.between_frames = false;
             }
-            if let Some((window, filled)) = self.large {
-                let next = window.min(filled + out.len() as u64) + DECODER_COST;
-                self.claim.grow_to(next, self.cancelled).map_err(|error| refused(window, error))?;
-            }
+            let filled = self.window.min(self.filled + out.len() as u64);
+            let is_whole = self.window <= WINDOW_SMALL_MAX && !self.claim.is_own(filled + DECODER_COST);
+            let next = if is_whole { self.window } else { filled } + DECODER_COST;
+            self.claim.grow_to(next, self.cancelled).map_err(|error| refused(self.window, error))?;
             let input: &[u8] = if self.has_more { &[] } else { self.source.fill_buf()? };
             let is_end = input.is_empty() && !self.has_more;
             let mut input = InBuffer::around(input);
@@ -108,7 +112,7 @@ impl Read for ZstdReader<'_> {
             self.source.consume(read);
             self.has_more = written == out.len() && hint != 0;
             self.between_frames = hint == 0;
-            self.large = self.large.map(|(window, filled)| (window, filled + written as u64));
+            self.filled += written as u64;
             if let Some(owed) = self.owed {
                 let left = owed.checked_sub(written as u64).filter(|left| *left == 0 || hint != 0);
                 self.owed = Some(left.ok_or_else(|| {

@@ -58,7 +58,7 @@ use self::{
 
 pub use self::bandwidth::Bandwidth;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
-pub use self::connection::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, Trickle};
+pub use self::connection::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
 pub use self::login::{LoginCheck, check_login};
 pub use self::path_check::{PathReport, PathStep, check_path};
 pub(crate) use self::pull_session::PullSession;
@@ -89,8 +89,6 @@ pub struct RegistryConfig {
     pub progress_timeout: Duration,
     /// Time without a byte over all connections and retries after which a pull fails; `None`: no bound.
     pub silence_max: Option<Duration>,
-    /// Below this rate a pull trickles; `None`: never.
-    pub trickle: Option<Trickle>,
     /// Requests to one host at once, over all pulls, and connections to it with the same TLS settings and proxy.
     pub connections_per_host: NonZeroUsize,
     /// The rate at which blobs are received, over all pulls and all engines with a clone of it.
@@ -114,7 +112,6 @@ impl Default for RegistryConfig {
             header_timeout: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(20),
             silence_max: Some(Duration::from_mins(1)),
-            trickle: Some(Trickle { bytes_per_second: 16 << 10, window: Duration::from_mins(1) }),
             connections_per_host: CONNECTIONS_PER_HOST,
             bandwidth: Bandwidth::default(),
             retry_budget: Duration::from_mins(1),

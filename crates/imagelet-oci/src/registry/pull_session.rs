@@ -115,7 +115,7 @@ impl SessionState {
         let host = |host| SessionHost::new(host, &reference, credential, &shared.rate_limits);
         Self {
             hosts: hosts.into_iter().map(host).collect(),
-            reception: Arc::new(Reception::new(shared.config.silence_max, shared.config.trickle)),
+            reception: Arc::new(Reception::new(shared.config.silence_max)),
             archive: None,
             retry_budget: RetryBudget::new(shared.config.retry_budget),
             rates: ConnectionRates::default(),
@@ -163,6 +163,11 @@ impl PullSession {
 
     pub(crate) fn reference(&self) -> &Reference {
         &self.reference
+    }
+
+    /// The usual rate of the pull's connections, in bytes per second.
+    pub(crate) fn usual_rate(&self) -> Option<u64> {
+        self.rates.usual().map(|rate| rate as u64)
     }
 
     /// Reports waits and requests for tokens from now on, and the tokens so far.

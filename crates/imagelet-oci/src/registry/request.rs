@@ -147,7 +147,7 @@ impl PullSession {
         let host = &self.hosts[index].host;
         let target = Target { origin: host.origin.clone(), path_and_query: "/v2/".to_owned() };
         let request = Request::get(target, host.connection.clone().without_identities());
-        let answer = self.shared.transport.send(request, &Reception::new(None, None)).await;
+        let answer = self.shared.transport.send(request, &Reception::new(None)).await;
         answer.is_ok_and(|answer| !answer.status.is_server_error())
     }
 

@@ -175,6 +175,7 @@ impl Store {
             revoked,
             resumption: resumption.clone(),
             is_wanted: false,
+            length_min: RESUME_MIN,
         };
         let mut options = OpenOptions::new();
         let opened = options.append(true).create(true).mode(0o600).open(&writer.path).and_then(|file| {
@@ -276,6 +277,8 @@ pub(crate) struct BlobWriter {
     revoked: Arc<AtomicBool>,
     resumption: Resumption,
     is_wanted: bool,
+    /// A shorter one is not kept for a resumption.
+    length_min: u64,
 }
 
 impl BlobWriter {
@@ -319,6 +322,11 @@ impl BlobWriter {
         }
     }
 
+    /// Its pull comes back for it, and its registry is slow.
+    pub(crate) fn keep_any_length(&mut self) {
+        self.length_min = 1;
+    }
+
     /// Whether the pull has reserved space for it.
     pub(crate) fn is_reserved(&self) -> bool {
         matches!(self.purpose, BlobPurpose::Keep)
@@ -327,7 +335,7 @@ impl BlobWriter {
 
 impl Drop for BlobWriter {
     fn drop(&mut self) {
-        let is_kept = self.is_wanted && self.length >= RESUME_MIN && self.resumption.is_allowed();
+        let is_kept = self.is_wanted && self.length >= self.length_min && self.resumption.is_allowed();
         if !is_kept {
             self.remove_file();
         }

@@ -1,11 +1,13 @@
 //! The memory and the open directories that concurrently unpacked layers share.
 //!
-//! Each layer has a little memory of its own, enough for most layers; the rest comes from shared memory. A layer that
-//! holds shared memory never waits for more: it fails, waits without memory until a layer's whole share is free, in
-//! order of arrival, and starts again with that. So there is no deadlock and no unbounded wait; a layer that needs more
-//! than a share is rejected.
+//! Each layer has memory of its own, enough for most layers; the rest comes from shared memory, of which one tenant has
+//! at most half. A layer that holds shared memory never waits for more: it fails, waits without memory until its
+//! tenant's half is free, in order of arrival, and starts again with that. So there is no deadlock. A layer that needs
+//! more than a half is rejected. A layer that others wait for gives its memory up where its registry is slow
+//! ([`imagelet_core::hold`]).
 
 use std::{
+    collections::{HashSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -15,20 +17,25 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
 };
 
+use crate::tenant::Tenant;
+
 pub(crate) const LAYERS_MAX: usize = 64;
-/// Each layer's own memory: two blocks between inflater and unpacker, the manifest's buffer, notes.
-const OWN: u64 = 384 << 10;
-const OWN_NOTES: u64 = 16 << 10;
-/// The least budget: after each layer's own memory it holds the largest header with its parsed form, and the window
-/// that every zstd decoder must support.
+/// Each layer's own memory beside its notes: two blocks between inflater and unpacker, the manifest's buffer.
+const OWN_BLOCKS: u64 = 368 << 10;
+/// Each layer's own memory for notes: by default those of some thousand folders, less with a small budget.
+const OWN_NOTES_MIN: u64 = 16 << 10;
+const OWN_NOTES_MAX: u64 = 1 << 20;
+/// What one tenant can have at least: the largest header with its parsed form, and the window that every zstd decoder
+/// must support.
+const TENANT_MIN: u64 = 16 << 20;
+/// The least budget: each layer's own memory, and as much as one tenant can have.
 pub const UNPACK_MEMORY_MIN: u64 = 48 << 20;
-/// The default budget.
-pub const UNPACK_MEMORY_DEFAULT: u64 = 64 << 20;
-/// Shared memory is counted in units and claimed in steps, to keep counting cheap.
-const UNIT: u64 = 1 << 10;
+/// The default budget: the half of a tenant holds a window of 32 MiB.
+pub const UNPACK_MEMORY_DEFAULT: u64 = 160 << 20;
+/// Shared memory is claimed in steps, to keep counting cheap.
 const STEP: u64 = 64 << 10;
 /// Directories that all layers together keep open as a cache; with the other files of 64 layers a process stays below
 /// 1024 descriptors.
@@ -38,37 +45,160 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(crate) struct UnpackBudget {
-    shared: Arc<Semaphore>,
-    share_max: u64,
+    pool: Mutex<Pool>,
+    granted: Notify,
+    /// The most of one tenant.
+    half: u64,
+    own_notes: u64,
     directories: Arc<Semaphore>,
+}
+
+/// Shared memory, and the layers that wait for some.
+#[derive(Debug, Default)]
+struct Pool {
+    free: u64,
+    half: u64,
+    held: Vec<(Arc<Tenant>, u64)>,
+    /// In order of arrival.
+    waiting: VecDeque<Waiter>,
+    granted: HashSet<u64>,
+    next: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Waiter {
+    ticket: u64,
+    tenant: Arc<Tenant>,
+    bytes: u64,
+}
+
+impl Pool {
+    fn fits_tenant(&self, tenant: &Tenant, bytes: u64) -> bool {
+        let held = self.held.iter().find(|(holder, _)| **holder == *tenant).map_or(0, |(_, held)| *held);
+        held + bytes <= self.half
+    }
+
+    /// Takes free memory, unless an earlier layer waits for it.
+    fn take(&mut self, tenant: &Arc<Tenant>, bytes: u64) -> bool {
+        let is_first = !self.waiting.iter().any(|waiter| self.fits_tenant(&waiter.tenant, waiter.bytes));
+        let is_free = is_first && bytes <= self.free && self.fits_tenant(tenant, bytes);
+        if is_free {
+            self.give(tenant, bytes);
+        }
+        is_free
+    }
+
+    fn give(&mut self, tenant: &Arc<Tenant>, bytes: u64) {
+        self.free -= bytes;
+        match self.held.iter_mut().find(|(holder, _)| holder == tenant) {
+            Some((_, held)) => *held += bytes,
+            None => self.held.push((Arc::clone(tenant), bytes)),
+        }
+    }
+
+    fn put_back(&mut self, tenant: &Arc<Tenant>, bytes: u64) {
+        self.free += bytes;
+        for (_, held) in self.held.iter_mut().filter(|(holder, _)| holder == tenant) {
+            *held -= bytes;
+        }
+        self.held.retain(|(_, held)| *held > 0);
+    }
+
+    /// Grants what is free in order of arrival. A tenant that has its half keeps no other waiting.
+    fn grant(&mut self) -> bool {
+        let mut has_granted = false;
+        let waiting = std::mem::take(&mut self.waiting);
+        let mut is_blocked = false;
+        for waiter in waiting {
+            let fits_tenant = self.fits_tenant(&waiter.tenant, waiter.bytes);
+            if !is_blocked && fits_tenant && waiter.bytes <= self.free {
+                self.give(&waiter.tenant, waiter.bytes);
+                has_granted |= self.granted.insert(waiter.ticket);
+            } else {
+                is_blocked |= fits_tenant;
+                self.waiting.push_back(waiter);
+            }
+        }
+        has_granted
+    }
+
+    /// Whether memory of this tenant is what a waiting layer lacks.
+    fn is_wanted_of(&self, tenant: &Tenant) -> bool {
+        self.waiting.iter().any(|waiter| *waiter.tenant == *tenant || self.fits_tenant(&waiter.tenant, waiter.bytes))
+    }
+}
+
+/// A place in the line for memory; dropped, what it was granted is free again.
+#[derive(Debug)]
+struct Wait<'a> {
+    budget: &'a UnpackBudget,
+    waiter: Waiter,
+    is_taken: bool,
+}
+
+impl Wait<'_> {
+    async fn granted(&mut self) {
+        loop {
+            // Made before the check: it sees every later notification.
+            let granted = self.budget.granted.notified();
+            if self.budget.lock().granted.remove(&self.waiter.ticket) {
+                self.is_taken = true;
+                return;
+            }
+            granted.await;
+        }
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if self.is_taken {
+            return;
+        }
+        let Waiter { ticket, tenant, bytes } = &self.waiter;
+        self.budget.change(|pool| {
+            pool.waiting.retain(|waiter| waiter.ticket != *ticket);
+            if pool.granted.remove(ticket) {
+                pool.put_back(tenant, *bytes);
+            }
+        });
+    }
 }
 
 impl UnpackBudget {
     pub(crate) fn new(memory: u64) -> Self {
-        Self::sharing(memory.max(UNPACK_MEMORY_MIN) - LAYERS_MAX as u64 * OWN)
+        let layers = LAYERS_MAX as u64;
+        let after_blocks = memory.max(UNPACK_MEMORY_MIN) - layers * OWN_BLOCKS;
+        let notes = after_blocks.saturating_sub(2 * TENANT_MIN) / layers;
+        let own_notes = notes.clamp(OWN_NOTES_MIN, OWN_NOTES_MAX);
+        Self::sharing(after_blocks - layers * own_notes, own_notes)
     }
 
-    fn sharing(share_max: u64) -> Self {
+    fn sharing(free: u64, own_notes: u64) -> Self {
+        let half = (free / 2).max(TENANT_MIN.min(free));
         Self {
-            shared: Arc::new(Semaphore::new(usize::try_from(share_max / UNIT).unwrap_or(Semaphore::MAX_PERMITS))),
-            share_max,
+            pool: Mutex::new(Pool { free, half, ..Pool::default() }),
+            granted: Notify::new(),
+            half,
+            own_notes,
             directories: Arc::new(Semaphore::new(DIRECTORIES_MAX)),
         }
     }
 
-    pub(crate) fn layer(self: &Arc<Self>) -> Arc<LayerMemory> {
+    pub(crate) fn layer(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Arc<LayerMemory> {
         Arc::new(LayerMemory {
             budget: Arc::clone(self),
+            tenant: Arc::clone(tenant),
             account: Mutex::default(),
             runtime: Handle::try_current().ok(),
         })
     }
 
-    /// A whole share for a layer that failed for lack of memory, once it is free.
-    pub(crate) async fn whole_layer(self: &Arc<Self>) -> Arc<LayerMemory> {
-        let layer = self.layer();
-        let permit = Arc::clone(&self.shared).acquire_many_owned(units(self.share_max)).await;
-        layer.account().permit = permit.ok();
+    /// A whole half for a layer that failed for lack of memory, once it is free.
+    pub(crate) async fn whole_layer(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Arc<LayerMemory> {
+        let layer = self.layer(tenant);
+        self.wait(tenant, self.half).granted().await;
+        layer.account().held = self.half;
         layer
     }
 
@@ -76,10 +206,32 @@ impl UnpackBudget {
     pub(crate) fn directory(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.directories).try_acquire_owned().ok()
     }
-}
 
-fn units(bytes: u64) -> u32 {
-    u32::try_from(bytes / UNIT).unwrap_or(u32::MAX)
+    fn wait(&self, tenant: &Arc<Tenant>, bytes: u64) -> Wait<'_> {
+        let waiter = self.change(|pool| {
+            let waiter = Waiter { ticket: pool.next, tenant: Arc::clone(tenant), bytes };
+            pool.next += 1;
+            pool.waiting.push_back(waiter.clone());
+            waiter
+        });
+        Wait { budget: self, waiter, is_taken: false }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the pool, and grants what is free then.
+    fn change<T>(&self, change: impl FnOnce(&mut Pool) -> T) -> T {
+        let mut pool = self.lock();
+        let changed = change(&mut pool);
+        let has_granted = pool.grant();
+        drop(pool);
+        if has_granted {
+            self.granted.notify_waiters();
+        }
+        changed
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -95,6 +247,7 @@ pub(crate) enum MemoryError {
 #[derive(Debug)]
 pub(crate) struct LayerMemory {
     pub(crate) budget: Arc<UnpackBudget>,
+    tenant: Arc<Tenant>,
     account: Mutex<Account>,
     runtime: Option<Handle>,
 }
@@ -103,32 +256,35 @@ pub(crate) struct LayerMemory {
 struct Account {
     used: u64,
     /// Shared memory.
-    permit: Option<OwnedSemaphorePermit>,
+    held: u64,
     was_refused: bool,
     is_awaited: bool,
 }
 
-impl Account {
-    fn held(&self) -> u64 {
-        self.permit.as_ref().map_or(0, |permit| permit.num_permits() as u64 * UNIT)
-    }
-
-    fn add(&mut self, permit: OwnedSemaphorePermit) {
-        match &mut self.permit {
-            Some(held) => held.merge(permit),
-            None => self.permit = Some(permit),
+impl Drop for LayerMemory {
+    fn drop(&mut self) {
+        let held = self.account().held;
+        if held > 0 {
+            self.budget.change(|pool| pool.put_back(&self.tenant, held));
         }
     }
 }
 
 impl LayerMemory {
     pub(crate) fn holds_shared(&self) -> bool {
-        self.account().held() > 0
+        self.account().held > 0
+    }
+
+    /// Whether the layer holds memory that another layer waits for.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.holds_shared() && self.budget.lock().is_wanted_of(&self.tenant)
     }
 
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of_its_own(bytes: u64) -> Arc<Self> {
-        Arc::new(UnpackBudget::sharing(bytes)).layer()
+        let budget = UnpackBudget { half: bytes, ..UnpackBudget::sharing(bytes, OWN_NOTES_MIN) };
+        budget.lock().half = bytes;
+        Arc::new(budget).layer(&Arc::default())
     }
 
     pub(crate) fn was_refused(&self) -> bool {
@@ -147,37 +303,45 @@ impl LayerMemory {
     fn take(&self, bytes: u64) -> Result<(), MemoryError> {
         let mut account = self.account();
         let used = account.used.saturating_add(bytes);
-        let limit = self.budget.share_max + OWN_NOTES;
+        let limit = self.budget.half + self.budget.own_notes;
         if used > limit {
             return Err(MemoryError::Limit(limit));
         }
-        let missing = used.saturating_sub(account.held() + OWN_NOTES);
+        let missing = used.saturating_sub(account.held + self.budget.own_notes);
         if missing > 0 {
-            let step = missing.next_multiple_of(STEP).min(self.budget.share_max - account.held());
-            let permit = Arc::clone(&self.budget.shared).try_acquire_many_owned(units(step));
-            account.add(permit.map_err(|_| MemoryError::Busy)?);
+            let step = missing.next_multiple_of(STEP).min(self.budget.half - account.held);
+            if !self.budget.lock().take(&self.tenant, step) {
+                return Err(MemoryError::Busy);
+            }
+            account.held += step;
         }
         account.used = used;
         Ok(())
     }
 
-    /// Waits for shared memory. Safe from deadlock only for a layer that holds none.
+    /// Waits for the shared memory that `bytes` more need. Safe from deadlock only for a layer that holds none.
     fn wait_for(&self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
-        let bytes = bytes.next_multiple_of(STEP).min(self.budget.share_max);
-        let Some(runtime) = self.runtime.as_ref().filter(|_| !self.holds_shared()) else { return Ok(()) };
+        let missing = (self.account().used + bytes).saturating_sub(self.budget.own_notes);
+        let Some(runtime) = self.runtime.as_ref().filter(|_| missing > 0 && !self.holds_shared()) else {
+            return Ok(());
+        };
+        let bytes = missing.next_multiple_of(STEP).min(self.budget.half);
         self.account().is_awaited = true;
-        let acquired = runtime.block_on(async {
-            let mut acquired = std::pin::pin!(Arc::clone(&self.budget.shared).acquire_many_owned(units(bytes)));
+        let is_granted = runtime.block_on(async {
+            let mut wait = self.budget.wait(&self.tenant, bytes);
             loop {
-                match tokio::time::timeout(CANCEL_POLL, &mut acquired).await {
-                    Ok(permit) => return permit.ok(),
-                    Err(_) if cancelled.load(Ordering::Relaxed) => return None,
+                match tokio::time::timeout(CANCEL_POLL, wait.granted()).await {
+                    Ok(()) => return true,
+                    Err(_) if cancelled.load(Ordering::Relaxed) => return false,
                     Err(_) => {}
                 }
             }
         });
         self.account().is_awaited = false;
-        self.account().add(acquired.ok_or(MemoryError::Cancelled)?);
+        if !is_granted {
+            return Err(MemoryError::Cancelled);
+        }
+        self.account().held += bytes;
         Ok(())
     }
 }
@@ -219,9 +383,10 @@ impl Claim {
         self.grow(usize::try_from(more).unwrap_or(usize::MAX))
     }
 
-    /// Waits for a layer's whole share under the same condition, because the size is not known in advance.
-    pub(crate) fn wait_for_whole(&self, cancelled: &AtomicBool) -> Result<(), MemoryError> {
-        self.memory.wait_for(self.memory.budget.share_max, cancelled)
+    /// Whether so many bytes in total need no more than the layer's own memory.
+    pub(crate) fn is_own(&self, bytes: u64) -> bool {
+        let more = bytes.saturating_sub(self.bytes);
+        self.memory.account().used + more <= self.memory.budget.own_notes
     }
 
     pub(crate) fn shrink(&mut self, bytes: usize) {
@@ -249,6 +414,10 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
+    fn tenant(namespace: &str) -> Arc<Tenant> {
+        Arc::new(Tenant { namespace: namespace.into(), credential: None })
+    }
+
     #[test]
     fn directories_are_kept_open_up_to_the_bound_and_given_back() {
         let budget = Arc::new(UnpackBudget::new(UNPACK_MEMORY_DEFAULT));
@@ -261,34 +430,57 @@ mod tests {
     #[test]
     fn the_least_budget_holds_the_largest_header_and_the_window_of_every_decoder() {
         let budget = Arc::new(UnpackBudget::new(0));
-        let mut claim = Claim::on(&budget.layer());
+        let mut claim = Claim::on(&budget.layer(&Arc::default()));
         let header = crate::unpack::UnpackLimits::default().header_max;
         claim.grow(8 * MIB + 4 * header + (4 << 20)).expect("it fits");
     }
 
     #[test]
-    fn all_layers_together_take_no_more_than_the_budget_and_what_they_give_back_is_there_again() {
-        let budget = Arc::new(UnpackBudget::sharing(10 << 20));
-        let layers: Vec<_> = (0..4).map(|_| budget.layer()).collect();
+    fn by_default_each_layer_has_a_mebibyte_of_its_own_and_one_tenant_a_window_of_32() {
+        let budget = Arc::new(UnpackBudget::new(UNPACK_MEMORY_DEFAULT));
+        let layers: Vec<_> = (0..LAYERS_MAX).map(|_| budget.layer(&tenant("a"))).collect();
         let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
         for claim in &mut claims {
-            claim.grow(usize::try_from(OWN_NOTES).unwrap()).expect("each layer has some of its own");
+            claim.grow(MIB).expect("each layer has it, whatever the others hold");
         }
-        claims[0].grow(6 * MIB).expect("it is free");
-        assert_eq!(claims[1].grow(6 * MIB), Err(MemoryError::Busy));
+        assert!(!layers[0].holds_shared());
+        claims[0].grow(32 * MIB + (512 << 10)).expect("a window and its decoder");
+    }
+
+    #[test]
+    fn a_tenant_that_holds_all_it_can_leaves_the_other_half_to_others() {
+        let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
+        let layers: Vec<_> = ["a", "a", "b"].map(|name| budget.layer(&tenant(name))).into();
+        let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
+        claims[0].grow(20 * MIB).expect("it is free");
+        assert_eq!(claims[1].grow(20 * MIB), Err(MemoryError::Busy), "the half of its tenant is used up");
+        claims[1].grow(11 * MIB).expect("the rest of that half");
+        claims[2].grow(31 * MIB).expect("the other half");
+    }
+
+    #[test]
+    fn all_layers_together_take_no_more_than_the_budget_and_what_they_give_back_is_there_again() {
+        let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
+        let layers: Vec<_> = (0..4).map(|number| budget.layer(&tenant(&format!("t{number}")))).collect();
+        let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
+        for claim in &mut claims {
+            claim.grow(usize::try_from(OWN_NOTES_MIN).unwrap()).expect("each layer has some of its own");
+        }
+        claims[0].grow(12 * MIB).expect("it is free");
+        assert_eq!(claims[1].grow(12 * MIB), Err(MemoryError::Busy));
         assert!(layers[1].was_refused() && !layers[0].was_refused());
-        assert!(!claims[2].grow_if_free(6 * MIB) && !layers[2].was_refused());
+        assert!(!claims[2].grow_if_free(12 * MIB) && !layers[2].was_refused());
         assert!(layers[0].holds_shared() && !layers[1].holds_shared());
-        claims[1].grow(3 * MIB).expect("as much is free");
+        claims[1].grow(6 * MIB).expect("as much is free");
         drop((claims, layers));
-        Claim::on(&budget.layer()).grow(10 * MIB).expect("all is free again");
+        Claim::on(&budget.layer(&Arc::default())).grow(16 * MIB).expect("all is free again");
     }
 
     #[test]
     fn one_layer_is_refused_what_no_layer_may_have_and_told_the_limit() {
         let mut claim = Claim::on(&LayerMemory::of_its_own(1 << 20));
         claim.grow(MIB).expect("as much as there is");
-        let limit = (1 << 20) + OWN_NOTES;
+        let limit = (1 << 20) + OWN_NOTES_MIN;
         assert_eq!(claim.grow(MIB), Err(MemoryError::Limit(limit)));
         assert!(MemoryError::Limit(limit).to_string().contains(&limit.to_string()));
         claim.clear();
@@ -316,22 +508,23 @@ mod tests {
 
     #[tokio::test]
     async fn layers_that_were_refused_come_one_after_the_other_and_none_waits_for_ever() {
-        let budget = Arc::new(UnpackBudget::sharing(10 << 20));
-        let first = budget.layer();
+        let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
+        let first = budget.layer(&tenant("first"));
         let mut claim = Claim::on(&first);
-        claim.grow(6 * MIB).expect("it is free");
+        claim.grow(12 * MIB).expect("it is free");
         let waiting: Vec<_> = (0..3)
-            .map(|_| {
+            .map(|number| {
                 let budget = Arc::clone(&budget);
                 tokio::spawn(async move {
-                    let layer = budget.whole_layer().await;
-                    Claim::on(&layer).grow(10 * MIB).expect("the whole share is its own");
+                    let layer = budget.whole_layer(&tenant(&format!("t{number}"))).await;
+                    Claim::on(&layer).grow(16 * MIB).expect("the whole of a tenant is its own");
                 })
             })
             .collect();
         tokio::task::yield_now().await;
+        assert!(first.is_wanted());
         // A later request does not overtake.
-        assert_eq!(Claim::on(&budget.layer()).grow(MIB), Err(MemoryError::Busy));
+        assert_eq!(Claim::on(&budget.layer(&tenant("later"))).grow(MIB), Err(MemoryError::Busy));
         drop((claim, first));
         for task in waiting {
             task.await.expect("no panic");
@@ -339,12 +532,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_otherwise() {
-        let budget = Arc::new(UnpackBudget::sharing(10 << 20));
-        let holder = budget.layer();
+    async fn a_tenant_that_waits_for_its_own_memory_keeps_no_other_waiting() {
+        let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
+        let (holder, other) = (budget.layer(&tenant("a")), budget.layer(&tenant("b")));
         let mut held = Claim::on(&holder);
-        held.grow(9 * MIB).expect("it is free");
-        let layer = budget.layer();
+        held.grow(20 * MIB).expect("it is free");
+        let mut waiting = Box::pin(budget.whole_layer(&holder.tenant));
+        assert!(futures_util::FutureExt::now_or_never(&mut waiting).is_none(), "its tenant has not the whole half");
+        assert!(holder.is_wanted() && !other.is_wanted());
+        Claim::on(&other).grow(30 * MIB).expect("the other half is free");
+        drop(waiting);
+        assert!(!holder.is_wanted(), "a wait that is dropped leaves the line");
+        drop((held, holder, other));
+        assert_eq!(budget.lock().free, 64 << 20);
+    }
+
+    #[tokio::test]
+    async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_otherwise() {
+        let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
+        let holder = budget.layer(&tenant("holder"));
+        let mut held = Claim::on(&holder);
+        held.grow(15 * MIB).expect("it is free");
+        let layer = budget.layer(&tenant("waits"));
         let wait = |cancelled: bool| {
             let layer = Arc::clone(&layer);
             tokio::task::spawn_blocking(move || {
@@ -362,23 +571,8 @@ mod tests {
         assert_eq!(waiting.await.expect("no panic"), Ok(()));
         assert!(!layer.is_awaited() && layer.holds_shared());
         // It holds some, and must not wait for more.
-        let whole = Claim::on(&layer);
-        tokio::task::spawn_blocking(move || whole.wait_for_whole(&AtomicBool::new(false)))
-            .await
-            .expect("no panic")
-            .expect("no wait");
-    }
-
-    #[tokio::test]
-    async fn a_layer_that_waits_for_a_whole_share_has_all_of_it() {
-        let budget = Arc::new(UnpackBudget::sharing(10 << 20));
-        let layer = budget.layer();
-        let claim = Claim::on(&layer);
-        tokio::task::spawn_blocking(move || claim.wait_for_whole(&AtomicBool::new(false)))
-            .await
-            .expect("no panic")
-            .expect("it is free");
-        assert!(layer.holds_shared());
-        assert_eq!(Claim::on(&budget.layer()).grow(MIB), Err(MemoryError::Busy));
+        let mut rest = Claim::on(&layer);
+        let taken = tokio::task::spawn_blocking(move || rest.grow_to(15 << 20, &AtomicBool::new(false)));
+        assert_eq!(taken.await.expect("no panic"), Ok(()));
     }
 }

@@ -109,6 +109,10 @@ impl Layer {
         Self { blob: encoder.finish().expect("memory takes all"), media_type: format!("{PLAIN}+zstd"), ..ended }
     }
 
+    pub(crate) fn tar(&self) -> &[u8] {
+        &self.tar
+    }
+
     pub(crate) fn diff_id(&self) -> Digest {
         self.diff_id.clone().unwrap_or_else(|| Digest::of(&self.tar))
     }
@@ -150,8 +154,10 @@ struct Content {
     paths: Mutex<Vec<String>>,
     /// The range of each request for a layer.
     ranges: Mutex<Vec<Option<String>>>,
-    /// Layers come by a few bytes at a time.
-    trickles: AtomicBool,
+    /// Layers come by so many bytes a tenth of a second; 0: at once.
+    trickle: AtomicUsize,
+    /// Their first bytes, which come at once.
+    burst: AtomicUsize,
     /// Manifests come without `Docker-Content-Digest`.
     hides_digests: AtomicBool,
     /// The answer to each `HEAD`; 0: as to a `GET`.
@@ -187,9 +193,10 @@ impl TestRegistry {
         std::mem::take(&mut *self.content.paths.lock().expect("no panic"))
     }
 
-    /// From now on layers come by a few bytes at a time, or no longer.
-    pub(crate) fn trickle(&self, trickles: bool) {
-        self.content.trickles.store(trickles, Ordering::SeqCst);
+    /// From now on layers come by so many bytes a second after the first ones, or (0) at once.
+    pub(crate) fn trickle(&self, bytes_per_second: usize, burst: usize) {
+        self.content.burst.store(burst, Ordering::SeqCst);
+        self.content.trickle.store(bytes_per_second.div_ceil(10), Ordering::SeqCst);
     }
 
     /// How `HEAD` is answered from now on: by a status (0: as a `GET`), and without a digest.
@@ -336,24 +343,30 @@ async fn serve(
             futures_util::stream::iter([Ok::<_, std::io::Error>(part(at.max(first)))]),
             futures_util::stream::pending(),
         )),
-        None if content.trickles.load(Ordering::SeqCst) && is_layer => trickling(part(end), Arc::clone(&content)),
+        None if content.trickle.load(Ordering::SeqCst) > 0 && is_layer => {
+            let burst = content.burst.load(Ordering::SeqCst).saturating_sub(first);
+            trickling(part(end), burst, Arc::clone(&content))
+        }
         None => Body::from(part(end)),
     };
     (status, head, body).into_response()
 }
 
-/// A few bytes ten times a second while the registry trickles, and then the rest.
-fn trickling(bytes: axum::body::Bytes, content: Arc<Content>) -> Body {
-    Body::from_stream(futures_util::stream::unfold((bytes, content), |(mut left, content)| async move {
+/// The first bytes at once, a few ten times a second while the registry trickles, and then the rest.
+fn trickling(bytes: axum::body::Bytes, burst: usize, content: Arc<Content>) -> Body {
+    Body::from_stream(futures_util::stream::unfold((bytes, burst, content), |(mut left, burst, content)| async move {
         if left.is_empty() {
             return None;
         }
-        let piece = if content.trickles.load(Ordering::SeqCst) {
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-            left.split_to(left.len().min(16))
-        } else {
-            std::mem::take(&mut left)
+        if burst > 0 {
+            let piece = left.split_to(left.len().min(burst));
+            return Some((Ok::<_, std::io::Error>(piece), (left, 0, content)));
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let piece = match content.trickle.load(Ordering::SeqCst) {
+            0 => std::mem::take(&mut left),
+            bytes => left.split_to(left.len().min(bytes)),
         };
-        Some((Ok::<_, std::io::Error>(piece), (left, content)))
+        Some((Ok(piece), (left, 0, content)))
     }))
 }

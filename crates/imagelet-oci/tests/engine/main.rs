@@ -16,6 +16,7 @@ mod listing;
 mod places;
 mod progress;
 mod resume;
+mod slow_tenants;
 mod trust;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};

@@ -6,7 +6,7 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
 };
-use imagelet_oci::{EngineConfig, RegistryConfig, Trickle, UNPACK_MEMORY_MIN};
+use imagelet_oci::{EngineConfig, RegistryConfig, UNPACK_MEMORY_MIN};
 
 use crate::{
     blobs::noise,
@@ -27,11 +27,9 @@ async fn pulls_that_trickle_make_way_for_a_healthy_one_and_end_whole_themselves(
     for registry in [&slow, &healthy] {
         registry.image("app", "v1", &[layer(1001), layer(1002), layer(1003)]);
     }
-    slow.trickle(true);
+    slow.trickle(160, 0);
     let folder = tempfile::tempdir().expect("a folder");
-    let trickle = Some(Trickle { bytes_per_second: 1 << 20, window: Duration::from_secs(1) });
-    let registry = RegistryConfig { trickle, ..RegistryConfig::default() };
-    let engine = open_as(EngineConfig { registry, ..EngineConfig::new(folder.path()) }).await;
+    let engine = open_as(EngineConfig::new(folder.path())).await;
     let pulls: Vec<_> = (0..30)
         .map(|image| {
             let (engine, name) = (Arc::clone(&engine), slow.name(&format!("slow{image}:v1")));
@@ -53,7 +51,7 @@ async fn pulls_that_trickle_make_way_for_a_healthy_one_and_end_whole_themselves(
         .expect("it is healthy");
     assert!(pulls.iter().all(|pull| !pull.is_finished()), "they trickle on");
     slow.take_ranges();
-    slow.trickle(false);
+    slow.trickle(0, 0);
     for pull in pulls {
         tokio::time::timeout(WAIT_MAX, pull).await.expect("it ends").expect("no panic").expect("whole");
     }

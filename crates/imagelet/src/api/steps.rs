@@ -92,7 +92,7 @@ impl Step {
             }
             PullEvent::Committing => Self::Committing,
             PullEvent::Retry { host, at, is_requested } => Self::Retry(PullRetry::new(host, at, is_requested)?),
-            PullEvent::Way(_) | PullEvent::Hosts(_) | PullEvent::Token { .. } => return None,
+            PullEvent::Way(_) | PullEvent::Hosts(_) | PullEvent::Token { .. } | PullEvent::Waits { .. } => return None,
         })
     }
 }

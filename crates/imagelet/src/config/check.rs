@@ -10,6 +10,7 @@ use std::{
 use imagelet_core::{
     credentials::{Gates, ProviderOptions},
     gc::{GcMarks, GcOrder, GcPolicy},
+    hold::HoldPolicy,
     image::{PinnedNames, Reference},
     inventory::{PinPattern, WATCH_GAP_MAX},
     manager::{Compatibility, PullRate, PullSettings},
@@ -20,7 +21,7 @@ use imagelet_core::{
 use imagelet_cri::Endpoint;
 use imagelet_oci::{
     Admission, Bandwidth, Durability, EngineConfig, LayerLimits, LayerSharing, ProxyConfig, ProxyRule, ProxyRules,
-    RegistryConfig, Trickle, UNPACK_MEMORY_MIN,
+    RegistryConfig, UNPACK_MEMORY_MIN,
 };
 
 use super::{
@@ -329,11 +330,9 @@ fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
 
 fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> RegistryConfig {
     const POLICY: &str = "registry.signaturePolicy";
-    let PullsKeys { progress_deadline, retry_budget, trickle_window, trickle_rate, bandwidth, .. } = &own.pulls;
+    let PullsKeys { progress_deadline, retry_budget, bandwidth, .. } = &own.pulls;
     off_or_at_least_second("pulls.progressDeadline", *progress_deadline, found);
     found.rule(retry_budget.0 >= 0, "pulls.retryBudget", *retry_budget, "must not be negative");
-    at_least_second("pulls.trickleWindow", *trickle_window, found);
-    let rate = found.size("pulls.trickleRate", trickle_rate).filter(|rate| *rate > 0);
     let limit = found.size("pulls.bandwidth", bandwidth).unwrap_or_default();
     let is_limit = limit == 0 || limit >= BANDWIDTH_MIN;
     found.rule(is_limit, "pulls.bandwidth", format!("`{bandwidth}`"), "must be 0 or at least 1Ki");
@@ -362,7 +361,6 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
             .and_then(NonZeroUsize::new)
             .unwrap_or(NonZeroUsize::MIN),
         bandwidth: Bandwidth::new(NonZeroU64::new(limit)),
-        trickle: rate.map(|bytes_per_second| Trickle { bytes_per_second, window: trickle_window.to_std() }),
         ..RegistryConfig::default()
     }
 }

@@ -313,10 +313,8 @@ documents! {
         progress_deadline: GoDuration,
         /// Time that all requests of a pull of the embedded store may together spend on retries, waits that a registry requests included. 0: nothing is retried after a wait; other hosts are tried either way.
         retry_budget: GoDuration,
-        /// A pull of the embedded store that receives fewer bytes a second than this, such as `16Ki`, yields its slots to waiting layers of other pulls, and continues when slots are free. 0: never.
-        trickle_rate: String,
-        /// The rate is measured over this time of waiting for the network, at least 1s.
-        trickle_window: GoDuration,
+        /// A layer of the embedded store or of an import that receives fewer bytes a second than this, such as `256Ki`, gives what other pulls wait for (unpack memory, a place, a prefetch) to them within 10s, and continues later. 0: never. See [slow registries](operations.md#slow-registries).
+        rate_min: String,
         /// Bytes a second that all pulls of the embedded store receive together, such as `10Mi`, at least `1Ki`. SIGHUP changes it for running pulls, too. 0: no limit.
         bandwidth: String,
     }
@@ -427,7 +425,7 @@ impl File {
                 durability: "commit".into(),
                 share_layers: "node".into(),
                 admission: "compressed".into(),
-                unpack_memory: "64Mi".into(),
+                unpack_memory: "160Mi".into(),
                 limits: LimitsKeys {
                     expansion_max: 200,
                     expansion_free: "256Mi".into(),
@@ -452,8 +450,7 @@ impl File {
                 resume_for: GoDuration::minutes(24 * 60),
                 progress_deadline: GoDuration::minutes(1),
                 retry_budget: GoDuration::minutes(1),
-                trickle_rate: "16Ki".into(),
-                trickle_window: GoDuration::minutes(1),
+                rate_min: "256Ki".into(),
                 bandwidth: "0".into(),
             },
             import_folder: ImportFolder { directory: PathBuf::new(), pin: true },

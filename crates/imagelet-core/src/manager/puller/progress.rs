@@ -106,7 +106,7 @@ impl Shared {
             }
             PullEvent::Committing => (self.committing, self.retry) = (true, None),
             PullEvent::Retry { .. } => self.retry = Some(event.clone()),
-            PullEvent::Token { .. } => {}
+            PullEvent::Token { .. } | PullEvent::Waits { .. } => {}
             PullEvent::Hosts(hosts) => PullHost::add_all(&mut self.hosts, hosts),
             PullEvent::Way(way) => {
                 // What an import reported before is not what the runtime does now.

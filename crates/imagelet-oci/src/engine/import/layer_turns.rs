@@ -1,25 +1,30 @@
 //! The turns of imports: which one brings a layer into the sink, and which layers there are not synced yet.
 //!
-//! A chain id names a layer and all below it. Of all imports that want one, the first brings it and the others wait for
-//! it, outside of their fetch limits. The holder of a turn waits only for lower layers, so that no circle of waits can
-//! close.
+//! A chain id names a layer and all below it. Imports that want one fetch it once, or each for itself where a registry is
+//! slow; then one after the other looks whether the sink has it, and passes it on. The holder of a turn waits for no
+//! other import, so that no circle of waits can close.
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use imagelet_core::image::Digest;
 use tokio::sync::OwnedMutexGuard;
 
-use crate::store::SyncView;
+use crate::{engine::layer_single_flight::LayerSingleFlight, store::SyncView};
 
 #[derive(Debug, Default)]
-pub(crate) struct LayerTurns(Mutex<Turns>);
+pub(crate) struct LayerTurns {
+    /// The fetches under way. What they bring is of one import alone until the sink has it.
+    pub(crate) fetching: LayerSingleFlight<Infallible>,
+    turns: Mutex<Turns>,
+}
 
 #[derive(Debug, Default)]
 struct Turns {
-    /// One entry per wanted layer; the import that brings it holds the lock.
+    /// One entry per wanted layer; the import that passes it to the sink holds the lock.
     wanted: HashMap<Digest, Arc<tokio::sync::Mutex<()>>>,
     /// Unsynced layers that the sink has, with the views that receive their write errors.
     unsynced: HashMap<Digest, Vec<(u64, Arc<SyncView>)>>,
@@ -65,7 +70,7 @@ impl LayerTurns {
     }
 
     fn lock(&self) -> MutexGuard<'_, Turns> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

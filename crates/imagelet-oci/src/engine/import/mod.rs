@@ -8,7 +8,16 @@
 
 pub(super) mod layer_turns;
 
-use std::{cmp::Reverse, collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
@@ -19,7 +28,10 @@ use imagelet_core::{
         LayerSink, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
     },
 };
-use tokio::sync::{Semaphore, watch};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit, watch},
+    time::Instant,
+};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::layer_turns::UnsyncedLayers;
@@ -27,16 +39,18 @@ use super::{
     Engine,
     admit::Wanted,
     blocking,
+    layer_single_flight::{Landed, Landing, Traveller},
     pull::{LayerFetches, announce, check_layers, tenant},
     report_present,
 };
 use crate::{
     failpoint::import::Step,
     manifest::{Index, ManifestDocument},
-    pipeline::Tenant,
+    pipeline::{LayerPace, Place},
     registry::{Document, Resolved, about},
     scarce,
     store::{LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
+    tenant::Tenant,
 };
 
 const SPARES_PERIOD: Duration = Duration::from_mins(5);
@@ -277,24 +291,19 @@ impl EngineImporter {
 impl Attempt<'_> {
     async fn bring(&self, index: usize, spare: Option<SinkLayer>) -> Result<Vec<Arc<SyncView>>, Ended> {
         let (chain, described) = (&self.described.chains[index], &self.described.image.layers[index]);
-        let turn = self.engine.turns.turn(chain).await;
-        if turn.is_late && self.import.holds(index).await.map_err(handover)? {
-            report_present(self.progress, &described.digest);
-            self.taken.send_modify(|taken| taken[..=index].fill(true));
-            return Ok(self.engine.turns.views(chain));
-        }
-        let mut layer = match spare {
-            Some(spare) => {
-                report_present(self.progress, &described.digest);
-                spare
-            }
-            None => self.fetch(index).await.map_err(fetch)?,
+        let turns = &self.engine.turns;
+        let Some((mut layer, landing)) = self.fetched(index, spare).await? else {
+            return Ok(self.is_present(index));
         };
         self.fetches.reservation.release(chain);
         Step::LayerWhole.reach();
         if layer.has_implicit() {
             let mut taken = self.taken.subscribe();
             taken.wait_for(|taken| taken[..index].iter().all(|is| *is)).await.expect("this attempt has the sender");
+        }
+        let turn = turns.turn(chain).await;
+        if (turn.is_late || landing.is_late()) && self.import.holds(index).await.map_err(handover)? {
+            return Ok(self.is_present(index));
         }
         let tree = layer.tree().map_err(handover)?;
         // As soon as the sink has the layer, other imports may build on it.
@@ -305,6 +314,7 @@ impl Attempt<'_> {
             Taken::BaseGone => return Err(Ended::BaseGone),
         }
         Step::LayerTaken.reach();
+        drop((turn, landing));
         self.taken.send_modify(|taken| taken[index] = true);
         let (media_type, size) = (described.media_type.clone(), described.size);
         let cleared = blocking(move || {
@@ -315,17 +325,57 @@ impl Attempt<'_> {
         Ok(vec![view])
     }
 
-    async fn fetch(&self, index: usize) -> Result<SinkLayer, RuntimeError> {
+    /// Another import has added the layer: the views of its files.
+    fn is_present(&self, index: usize) -> Vec<Arc<SyncView>> {
+        report_present(self.progress, &self.described.image.layers[index].digest);
+        self.taken.send_modify(|taken| taken[..=index].fill(true));
+        self.engine.turns.views(&self.described.chains[index])
+    }
+
+    /// The layer, by a spare or a fetch. `None`: the sink has it.
+    async fn fetched(
+        &self,
+        index: usize,
+        spare: Option<SinkLayer>,
+    ) -> Result<Option<(SinkLayer, Landing<Infallible>)>, Ended> {
         let Described { resolved, image, chains, .. } = self.described;
-        let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, &chains[index]);
-        let job = self.engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
-        let _window = self.window.acquire().await.expect("the window is never closed");
-        let place = self.engine.places.place(job.claim.clone()).await;
-        let unpacked = scarce::retried(|| job.run(&place, self.progress)).await;
-        let unpacked = unpacked
-            .inspect_err(|error| self.fetches.resumption.heed(error))
-            .map_err(|error| job.descriptor.not_fetched(error))?;
-        SinkLayer::new(&self.engine.store, unpacked)
+        let (chain, engine) = (&chains[index], self.engine);
+        let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, chain);
+        let job = engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
+        // Nothing can have changed before the first wait, unless another import builds on the layer.
+        let may_be_present = AtomicBool::new(!engine.turns.views(chain).is_empty());
+        let present = async |_| {
+            let looks = may_be_present.swap(true, Ordering::Relaxed);
+            let is_present = looks && self.import.holds(index).await.map_err(handover)?;
+            Ok(is_present.then_some(()))
+        };
+        let has_spare = spare.is_some();
+        let enter = async || {
+            if has_spare {
+                return (None, Arc::new(LayerPace::new(0, Instant::now())));
+            }
+            let window = self.window.acquire().await.expect("the window is never closed");
+            let place = engine.places.place(job.claim.clone(), job.descriptor.size).await;
+            let pace = Arc::clone(&place.pace);
+            (Some((window, place)), pace)
+        };
+        let fetched = async |entered: Option<(SemaphorePermit<'_>, Place)>| {
+            let Some((_window, place)) = entered else {
+                report_present(self.progress, &job.descriptor.digest);
+                return spare.ok_or_else(|| handover(RuntimeError::defect("a layer has no place and no spare")));
+            };
+            let unpacked = scarce::retried(|| job.run(&place, self.progress)).await;
+            let unpacked = unpacked
+                .inspect_err(|error| self.fetches.resumption.heed(error))
+                .map_err(|error| fetch(job.descriptor.not_fetched(error)))?;
+            SinkLayer::new(&engine.store, unpacked).map_err(fetch)
+        };
+        let traveller = Traveller::of(&job, self.progress);
+        let raced = engine.turns.fetching.race((chain.clone(), None), &traveller, present, enter, fetched);
+        Ok(match Box::pin(raced).await? {
+            Landed::Present(()) => None,
+            Landed::Own(layer, landing) => Some((layer, landing)),
+        })
     }
 }
 

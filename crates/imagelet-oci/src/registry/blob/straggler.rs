@@ -57,7 +57,7 @@ impl ConnectionRates {
     }
 
     /// The median.
-    pub(super) fn usual(&self) -> Option<f64> {
+    pub(crate) fn usual(&self) -> Option<f64> {
         let rates = locked(&self.0);
         let mut sorted: Vec<f64> = rates.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);

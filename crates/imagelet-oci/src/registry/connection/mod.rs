@@ -13,6 +13,7 @@ mod stream;
 mod tls;
 mod transport;
 
+pub use self::proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
 pub(super) use self::{
     host_slots::{HostSlots, Urgency},
     origin::{Origin, Target},
@@ -21,8 +22,4 @@ pub(super) use self::{
     settings::{ConnectionSettings, Identity, TlsSettings},
     tls::Clients,
     transport::{BodyReader, ReadError, Request, Response, Transport, drain},
-};
-pub use self::{
-    proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules},
-    reception::Trickle,
 };

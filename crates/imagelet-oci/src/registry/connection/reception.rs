@@ -1,4 +1,4 @@
-//! The network side of one pull: time without a byte over all connections, and the rate (`docs/spec/pull.md §13.2`).
+//! The network side of one pull: time without a byte over all connections (`docs/spec/pull.md §13.2`).
 //!
 //! Only time in which a request waits for the network counts. Unpacking, the wait for a place and a registry's
 //! `Retry-After` do not count.
@@ -9,20 +9,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::registry::locked;
 
-/// The rate below which a pull trickles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Trickle {
-    /// Bytes per second over all connections of the pull.
-    pub bytes_per_second: u64,
-    /// The rate is measured over this time of waiting for the network.
-    pub window: Duration,
-}
-
 #[derive(Debug)]
 pub(crate) struct Reception {
     /// The longest time without a byte; `None`: only the limit of each connection applies.
     silence_max: Option<Duration>,
-    trickle: Option<Trickle>,
     state: Mutex<Received>,
 }
 
@@ -39,9 +29,6 @@ struct Received {
     waits: usize,
     counted: Instant,
     silent: Duration,
-    waited: Duration,
-    bytes: u64,
-    trickles: bool,
 }
 
 #[derive(Debug)]
@@ -56,17 +43,13 @@ impl Drop for Waiting<'_> {
 }
 
 impl Reception {
-    pub(crate) fn new(silence_max: Option<Duration>, trickle: Option<Trickle>) -> Self {
-        Self { silence_max, trickle, state: Mutex::new(Received::new(Instant::now())) }
+    pub(crate) fn new(silence_max: Option<Duration>) -> Self {
+        Self { silence_max, state: Mutex::new(Received::new(Instant::now())) }
     }
 
-    pub(crate) fn received(&self, bytes: u64) {
-        locked(&self.state).received(bytes, self.trickle, Instant::now());
-    }
-
-    /// Whether the pull has been slow for this time, at least one window.
-    pub(crate) fn trickles_for(&self, time: Duration) -> bool {
-        self.trickle.is_some_and(|trickle| time >= trickle.window) && locked(&self.state).trickles
+    /// A connection of the pull has brought bytes.
+    pub(crate) fn received(&self) {
+        locked(&self.state).received(Instant::now());
     }
 
     pub(crate) fn waiting(&self) -> Waiting<'_> {
@@ -113,28 +96,20 @@ impl Reception {
 
 impl Received {
     fn new(now: Instant) -> Self {
-        Self { waits: 0, counted: now, silent: Duration::ZERO, waited: Duration::ZERO, bytes: 0, trickles: false }
+        Self { waits: 0, counted: now, silent: Duration::ZERO }
     }
 
     /// Adds the time since the last call, once for all waiting requests.
     fn pass(&mut self, now: Instant) {
         if self.waits > 0 {
-            let passed = now.saturating_duration_since(self.counted);
-            self.silent += passed;
-            self.waited += passed;
+            self.silent += now.saturating_duration_since(self.counted);
         }
         self.counted = now;
     }
 
-    fn received(&mut self, bytes: u64, trickle: Option<Trickle>, now: Instant) {
+    fn received(&mut self, now: Instant) {
         self.pass(now);
         self.silent = Duration::ZERO;
-        self.bytes = self.bytes.saturating_add(bytes);
-        let Some(Trickle { bytes_per_second, window }) = trickle else { return };
-        if self.waited >= window {
-            self.trickles = (self.bytes as f64) < bytes_per_second as f64 * self.waited.as_secs_f64();
-            (self.bytes, self.waited) = (0, Duration::ZERO);
-        }
     }
 }
 
@@ -142,7 +117,7 @@ impl Received {
 mod tests {
     use std::{future::pending, sync::Arc};
 
-    use tokio::time::{advance, sleep};
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -151,7 +126,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_ends_after_its_limit_and_the_pull_after_its_own_however_often_it_asks_anew() {
-        let reception = Reception::new(Some(PULL), None);
+        let reception = Reception::new(Some(PULL));
         let began = Instant::now();
         for seconds in [20, 40] {
             assert_eq!(
@@ -178,7 +153,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_byte_anywhere_is_enough_for_the_pull_and_not_for_another_connection() {
-        let reception = Arc::new(Reception::new(Some(PULL), None));
+        let reception = Arc::new(Reception::new(Some(PULL)));
         let began = Instant::now();
         let silent = {
             let reception = Arc::clone(&reception);
@@ -188,7 +163,7 @@ mod tests {
         };
         for _ in 0..5 {
             assert_eq!(reception.within(CONNECTION, Duration::ZERO, sleep(Duration::from_secs(19))).await, Ok(()));
-            reception.received(1);
+            reception.received();
         }
         // A byte each 19 s for 95 s, then none.
         assert_eq!(silent.await.unwrap(), (Err(Silent::Pull(PULL)), Duration::from_secs(155)));
@@ -196,47 +171,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_nothing_is_read_does_not_count() {
-        let reception = Reception::new(Some(PULL), Some(Trickle { bytes_per_second: 1 << 30, window: PULL }));
+        let reception = Reception::new(Some(PULL));
         for _ in 0..100 {
             assert_eq!(reception.within(CONNECTION, Duration::ZERO, sleep(Duration::from_millis(10))).await, Ok(()));
-            reception.received(1);
+            reception.received();
             // A slow disk.
             sleep(Duration::from_secs(50)).await;
         }
-        assert!(!reception.trickles_for(PULL), "it was not the network");
-        let without = Reception::new(None, None);
+        let without = Reception::new(None);
         assert_eq!(
             without.within(CONNECTION, Duration::ZERO, pending::<()>()).await,
             Err(Silent::Connection(CONNECTION))
         );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_pull_trickles_by_its_bytes_over_the_window_and_not_by_how_often_they_come() {
-        let trickle = Trickle { bytes_per_second: 16 << 10, window: PULL };
-        for (what, every, bytes, trickles) in [
-            ("a byte now and then", 10_000, 1, true),
-            ("many ticks of one byte", 10, 1, true),
-            ("just below", 1_000, (16 << 10) - 1, true),
-            ("just enough", 1_000, 16 << 10, false),
-            ("a burst each 15 s that is enough", 15_000, 16 << 14, false),
-        ] {
-            let reception = Reception::new(None, Some(trickle));
-            let began = Instant::now();
-            while began.elapsed() < PULL {
-                assert!(!reception.trickles_for(PULL), "{what}: not before the window ends");
-                let waiting = reception.waiting();
-                advance(Duration::from_millis(every)).await;
-                drop(waiting);
-                reception.received(bytes);
-            }
-            assert_eq!(reception.trickles_for(PULL), trickles, "{what}");
-            // A fast window clears it.
-            let waiting = reception.waiting();
-            advance(PULL).await;
-            drop(waiting);
-            reception.received(1 << 30);
-            assert!(!reception.trickles_for(PULL), "{what}");
-        }
     }
 }

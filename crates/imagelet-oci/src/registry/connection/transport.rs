@@ -221,7 +221,7 @@ impl Transport {
         let client = self.clients.client(target.origin.is_https(), &connection).await?;
         match self.head(&client, request, self.clients.connect_max(&connection), reception).await {
             Ok(Ok(response)) => {
-                reception.received(1);
+                reception.received();
                 match forwards {
                     Some(proxy) if response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
                         Err(proxy_denied(&place, proxy).into())
@@ -344,7 +344,7 @@ impl BodyReader {
             let Ok(chunk) = frame.map_err(|error| ReadError::Cut(HttpError::new(error)))?.into_data() else { continue };
             if !chunk.is_empty() {
                 self.waited = Duration::ZERO;
-                self.reception.received(chunk.len() as u64);
+                self.reception.received();
                 return Ok(Some(chunk));
             }
         }

@@ -1,0 +1,75 @@
+//! The pace of one layer: what its network brought since it got its place and its memory, and what is left.
+
+use std::{
+    pin::pin,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use imagelet_core::hold::{CHECK_PERIOD, HoldMeter};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+
+#[derive(Debug)]
+pub(crate) struct LayerPace {
+    /// All time since the layer got its place.
+    pub(crate) wall: HoldMeter,
+    /// The time in which the layer waits for its registry.
+    pub(crate) network: HoldMeter,
+    left: AtomicU64,
+}
+
+impl LayerPace {
+    /// Of a layer that gets its place now.
+    pub(crate) fn new(size: u64, now: Instant) -> Self {
+        Self { wall: HoldMeter::new(now), network: HoldMeter::new(now), left: AtomicU64::new(size) }
+    }
+
+    /// The layer gets a place again.
+    pub(crate) fn restart(&self, now: Instant) {
+        self.wall.restart(now);
+        self.network.restart(now);
+    }
+
+    pub(crate) fn received(&self, bytes: u64) {
+        self.wall.add(bytes);
+        self.network.add(bytes);
+    }
+
+    /// Compressed bytes that are not here.
+    pub(crate) fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_left(&self, left: u64) {
+        self.left.store(left, Ordering::Relaxed);
+    }
+}
+
+/// The moments at which a layer looks whether others wait for what it holds.
+#[derive(Debug)]
+pub(crate) struct Checks(Interval);
+
+impl Checks {
+    pub(crate) fn new() -> Self {
+        let mut checks = interval_at(Instant::now() + CHECK_PERIOD, CHECK_PERIOD);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self(checks)
+    }
+
+    /// Runs a future until its end, or until a check finds a reason to end it.
+    pub(crate) async fn run<T, C>(
+        &mut self,
+        future: impl Future<Output = T>,
+        mut check: impl FnMut(Instant) -> Option<C>,
+    ) -> Result<T, C> {
+        let mut future = pin!(future);
+        loop {
+            tokio::select! {
+                biased;
+                output = &mut future => return Ok(output),
+                now = self.0.tick() => if let Some(found) = check(now) {
+                    return Err(found);
+                },
+            }
+        }
+    }
+}
