@@ -12,7 +12,7 @@ use imagelet_core::{
 };
 use tokio::sync::Mutex as SlotMutex;
 
-use super::{Engine, LayerSharing, report_present};
+use super::{Engine, report_present};
 use crate::{
     confine::Confinement,
     pipeline::LayerJob,
@@ -89,11 +89,10 @@ impl Engine {
     pub(crate) async fn fetch_layer(
         &self,
         job: LayerJob,
-        sharing: LayerSharing,
+        only_from: Option<&str>,
         progress: &Progress,
     ) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
         let present = || report_present(progress, &job.descriptor.digest);
-        let only_from = sharing.only_from(job.session.reference());
         let is_in_store = || self.store.layer(&job.diff_id).is_some() && self.may_share(only_from, &job.diff_id);
         let fetch = Box::pin(async {
             if let Some(spare) = self.spare(&job, only_from) {

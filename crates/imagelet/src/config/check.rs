@@ -19,8 +19,8 @@ use imagelet_core::{
 };
 use imagelet_cri::Endpoint;
 use imagelet_oci::{
-    Admission, Bandwidth, Durability, EngineConfig, LayerLimits, LayerSharing, ProxyConfig, ProxyRule, ProxyRules,
-    RegistryConfig, Trickle, UNPACK_MEMORY_MIN,
+    Admission, Bandwidth, Durability, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
+    Trickle, UNPACK_MEMORY_MIN,
 };
 
 use super::{
@@ -284,11 +284,9 @@ fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {
     found.absolute("store.directory", &keys.directory);
     found.between("store.layersInFlight", &keys.layers_in_flight, 1..=LAYERS_IN_FLIGHT_MAX);
     let durability = [("commit", Durability::Commit), ("background", Durability::Background)];
-    let sharing = [("node", LayerSharing::Node), ("repository", LayerSharing::Repository)];
     let admission = [("compressed", Admission::Compressed), ("strict", Admission::Strict), ("off", Admission::Off)];
-    let (durability, sharing, admission) = (
+    let (durability, admission) = (
         found.one_of("store.durability", &keys.durability, durability),
-        found.one_of("store.shareLayers", &keys.share_layers, sharing),
         found.one_of("store.admission", &keys.admission, admission),
     );
     let unpack_memory = found.size("store.unpackMemory", &keys.unpack_memory);
@@ -302,7 +300,6 @@ fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {
         layers_in_flight: usize::try_from(keys.layers_in_flight).unwrap_or(1),
         durability,
         keep_blobs: keys.keep_blobs,
-        sharing,
         admission,
         unpack_memory: unpack_memory.unwrap_or(UNPACK_MEMORY_MIN),
         limits: layer_limits(&keys.limits, found),
