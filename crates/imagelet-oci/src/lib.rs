@@ -28,7 +28,7 @@ mod unpack;
 
 pub use admission::Admission;
 pub use confine::Confinement;
-pub use engine::{Engine, EngineConfig, LayerSharing, check_signature_policy};
+pub use engine::{Engine, EngineConfig, check_signature_policy};
 pub use pipeline::LayerLimits;
 pub use registry::{
     Bandwidth, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, RegistryConfig,

@@ -17,6 +17,7 @@ use super::{
     Engine,
     admit::{compression, learned},
     parse_reference,
+    sharing::only_from,
 };
 use crate::{
     admission::Amount,
@@ -127,10 +128,10 @@ impl Engine {
         let id = resolved.image_id();
         let reference = resolved.session.reference();
         let is_here = self.store.is_named_in(&id, reference.repository());
-        let only_from = self.sharing(&resolved.manifest).only_from(reference);
+        let repository = only_from(&resolved.manifest, reference);
         let mut seen: HashSet<&Digest> = HashSet::new();
         let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
-        let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, only_from) };
+        let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, repository) };
         let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
         let learned = learned(&self.store);
         let is_artifact = resolved.manifest.artifact_kind().is_some();

@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{Engine, LayerSharing, report_present};
+use super::{Engine, report_present};
 use crate::{
     confine::Confinement,
     pipeline::{LayerJob, LayerPace, Place},
@@ -269,11 +269,10 @@ impl Engine {
     pub(crate) async fn fetch_layer(
         &self,
         job: LayerJob,
-        sharing: LayerSharing,
+        only_from: Option<&str>,
         progress: &Progress,
     ) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
         let present = || report_present(progress, &job.descriptor.digest);
-        let only_from = sharing.only_from(job.session.reference());
         let is_in_store = || self.store.layer(&job.diff_id).is_some() && self.may_share(only_from, &job.diff_id);
         let key = (job.diff_id.clone(), only_from.map(str::to_owned));
         let traveller = Traveller::of(&job, progress);

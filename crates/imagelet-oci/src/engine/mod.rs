@@ -48,7 +48,6 @@ use crate::{
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
 };
 
-pub use sharing::LayerSharing;
 pub use trust::check_signature_policy;
 
 #[cfg(feature = "fuzzing")]
@@ -78,8 +77,6 @@ pub struct EngineConfig {
     pub keep_blobs: bool,
     /// How long the content of an unfinished pull stays for the next one; zero: it is removed at once.
     pub resume_for: Duration,
-    /// Which present layers a pull need not fetch.
-    pub sharing: LayerSharing,
     /// Limits on what a layer may use of the node.
     pub limits: LayerLimits,
     /// Memory limit for unpacking all layers, in bytes.
@@ -105,7 +102,6 @@ impl EngineConfig {
             durability: Durability::Commit,
             keep_blobs: false,
             resume_for: Duration::from_hours(24),
-            sharing: LayerSharing::default(),
             limits: LayerLimits {
                 expansion_max: 200,
                 expansion_free: 256 << 20,

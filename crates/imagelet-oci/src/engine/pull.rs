@@ -15,7 +15,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Engine, admit::Wanted, estimate::PullTarget, report_present};
+use super::{Engine, admit::Wanted, estimate::PullTarget, report_present, sharing::only_from};
 use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
@@ -139,7 +139,7 @@ impl Engine {
         (descriptor, diff_id, reserved): (&Descriptor, &Digest, &Digest),
         end: LayerEnd,
     ) -> LayerJob {
-        let only_from = self.sharing(&resolved.manifest).only_from(resolved.session.reference());
+        let repository = only_from(&resolved.manifest, resolved.session.reference());
         LayerJob {
             session: resolved.session.clone(),
             descriptor: descriptor.clone(),
@@ -149,9 +149,9 @@ impl Engine {
             end,
             keep_blobs: self.config.keep_blobs,
             resumption: fetches.resumption.clone(),
-            partial: PartialKey::new(&descriptor.digest, only_from),
+            partial: PartialKey::new(&descriptor.digest, repository),
             unreserved_space: self.unreserved_space(),
-            trusts_kept: self.may_share(only_from, diff_id),
+            trusts_kept: self.may_share(repository, diff_id),
             limits: self.config.limits,
             allowance: Arc::clone(&fetches.allowance),
             budget: Arc::clone(&self.budget),
@@ -176,8 +176,7 @@ impl Engine {
         check_layers(resolved, config.diff_ids.len())?;
         self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
-        let sharing = self.sharing(&resolved.manifest);
-        let repository = sharing.only_from(resolved.session.reference());
+        let repository = only_from(&resolved.manifest, resolved.session.reference());
         let end = LayerEnd::Store;
         let wanted = layers.iter().zip(&config.diff_ids);
         let wanted: Vec<Wanted> = wanted
@@ -200,7 +199,7 @@ impl Engine {
             .map(|job| async move {
                 let layer = job.diff_id.clone();
                 let staged =
-                    self.fetch_layer(job, sharing, progress).await.inspect_err(|error| resumption.heed(error))?;
+                    self.fetch_layer(job, repository, progress).await.inspect_err(|error| resumption.heed(error))?;
                 reservation.release(&layer);
                 Ok::<_, RuntimeError>(staged)
             })

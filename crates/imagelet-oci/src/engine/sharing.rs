@@ -10,31 +10,14 @@ use crate::{
     store::{LayerEntry, StagedLayer},
 };
 
-/// Which present layers a pull need not fetch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LayerSharing {
-    /// All: the verified configuration of an image names them by content.
-    #[default]
-    Node,
-    /// Those of images with a name in the same repository. The registry sends the others, so that only a pull with read
-    /// access gets them.
-    Repository,
-}
-
-impl LayerSharing {
-    /// The only repository whose layers, spares and partial blobs a pull may use; `None`: all.
-    pub(super) fn only_from(self, pulled: &Reference) -> Option<&str> {
-        (self == Self::Repository).then(|| pulled.repository())
-    }
+/// The only repository whose layers, spares and partial blobs a pull may use; `None`: any of the node, since the verified
+/// configuration of an image names its layers by content. The layers of an artifact are named by its manifest alone,
+/// which proves nothing.
+pub(super) fn only_from<'a>(manifest: &Manifest, pulled: &'a Reference) -> Option<&'a str> {
+    manifest.artifact_kind().map(|_| pulled.repository())
 }
 
 impl Engine {
-    /// The layers of an artifact are named by its manifest alone, which proves nothing: they are shared in a repository
-    /// only.
-    pub(super) fn sharing(&self, manifest: &Manifest) -> LayerSharing {
-        if manifest.artifact_kind().is_some() { LayerSharing::Repository } else { self.config.sharing }
-    }
-
     pub(super) fn may_share(&self, only_from: Option<&str>, layer: &Digest) -> bool {
         only_from.is_none_or(|repository| self.store.has_layer_of(repository, layer))
     }

@@ -40,7 +40,7 @@ const PARTIAL_SUFFIX: &str = ".partial";
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PartialKey {
     pub(crate) digest: Digest,
-    /// The digest of the repository's name; `None` where repositories share.
+    /// The digest of the repository's name for a file of an artifact; `None`: all repositories share.
     pub(crate) repository: Option<Digest>,
 }
 

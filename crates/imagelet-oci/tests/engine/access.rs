@@ -1,17 +1,15 @@
 //! What another repository has to send before it is given what is here, and what is recorded of what it did not send.
 
-use std::{path::Path, sync::Arc};
-
 use imagelet_core::{
     image::{Digest, ImageSpec},
     runtime::{ImageService as _, LocalStore as _, PullRequest, RuntimeErrorKind},
 };
-use imagelet_oci::{Engine, EngineConfig, LayerSharing};
+use imagelet_oci::Engine;
 use serde_json::{Value, json};
 
 use crate::{
     fixture::{Layer, TestRegistry},
-    open, open_as, pull,
+    open, pull,
 };
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -37,10 +35,6 @@ async fn evil(manifest: &Value, blobs: &[&[u8]]) -> TestRegistry {
         registry.put(&format!("evil/app/blobs/{}", Digest::of(blob)), "layer", blob.to_vec(), None);
     }
     registry
-}
-
-async fn sharing(root: &Path, sharing: LayerSharing, keep_blobs: bool) -> Arc<Engine> {
-    open_as(EngineConfig { sharing, keep_blobs, ..EngineConfig::new(root) }).await
 }
 
 async fn names(engine: &Engine) -> Vec<String> {
@@ -70,48 +64,11 @@ async fn a_manifest_that_only_names_the_id_of_a_private_image_does_not_open_it()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_repositories_share_nothing_each_has_to_send_the_layers_of_what_is_here() {
-    let (registry, manifest, config) = private().await;
-    let layers = secret_layers();
-    let blobs: Vec<&[u8]> = layers.iter().map(Layer::blob).collect();
-    for keep_blobs in [false, true] {
-        let folder = tempfile::tempdir().expect("a folder");
-        let engine = sharing(folder.path(), LayerSharing::Repository, keep_blobs).await;
-        let id = pull(&engine, &registry.name("team/app:v1")).await.expect("the team's pull");
-        // It knows all digests and the configuration, and has no layer.
-        let thief = evil(&manifest, &[&config]).await;
-        let error = pull(&engine, &thief.name("evil/app:v1")).await.expect_err("no layer is served");
-        assert_eq!(error.kind(), RuntimeErrorKind::NotFound, "{}", error.chain());
-        let liar = evil(&manifest, &[&config]).await;
-        for blob in &blobs {
-            let wrong = vec![0; blob.len()];
-            liar.put(&format!("evil/app/blobs/{}", Digest::of(blob)), "layer", wrong, None);
-        }
-        let error = pull(&engine, &liar.name("evil/app:v1")).await.expect_err("other bytes are served");
-        assert_eq!(error.kind(), RuntimeErrorKind::Corrupt, "{}", error.chain());
-        assert_eq!(names(&engine).await, [registry.name("team/app:v1")]);
-        let checked = engine.verify(None, Arc::new(|_, _| {})).await.expect("a check");
-        assert!(!checked.images.iter().any(imagelet_core::runtime::ImageCheck::is_damaged), "{checked:?}");
-        assert_eq!(checked.blobs.count, if keep_blobs { 2 } else { 0 }, "the team's blobs are kept");
-
-        let friend = evil(&manifest, &[&[&config[..]], &blobs[..]].concat()).await;
-        assert_eq!(pull(&engine, &friend.name("evil/app:v1")).await.expect("it has all"), id);
-        // The configuration is counted, too.
-        assert_eq!(friend.take_layer_requests(), 3);
-        // Within one repository a layer that is here is not asked for again.
-        registry.take_layer_requests();
-        registry.image("team/app", "v2", &[&secret_layers()[..], &[Layer::new().file("own", b"o").gzip()]].concat());
-        pull(&engine, &registry.name("team/app:v2")).await.expect("the team's next");
-        assert_eq!(registry.take_layer_requests(), 1);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn within_the_node_the_verified_configuration_opens_the_layers_that_it_names() {
+async fn the_verified_configuration_opens_the_layers_that_it_names() {
     let (registry, manifest, config) = private().await;
     let friend = evil(&manifest, &[&config]).await;
     let folder = tempfile::tempdir().expect("a folder");
-    let engine = sharing(folder.path(), LayerSharing::Node, false).await;
+    let engine = open(folder.path()).await;
     let id = pull(&engine, &registry.name("team/app:v1")).await.expect("the team's pull");
     assert_eq!(pull(&engine, &friend.name("evil/app:v1")).await.expect("its configuration is served"), id);
     assert_eq!(friend.take_layer_requests(), 1, "the configuration");

@@ -3,10 +3,10 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
-    image::ImageSpec,
+    image::{Digest, ImageSpec},
     runtime::{ImageService as _, LocalStore as _, RuntimeErrorKind},
 };
-use imagelet_oci::{Engine, EngineConfig, LayerSharing, RegistryConfig};
+use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 
 use crate::{
     blobs::noise,
@@ -90,19 +90,22 @@ async fn an_unpacked_layer_of_an_unfinished_pull_serves_the_next_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_of_another_repository_is_no_spare_where_repositories_do_not_share() {
+async fn a_file_of_an_artifact_is_no_spare_for_another_repository() {
     let registry = TestRegistry::start().await;
-    let (small, large) = stalling(&registry, "a");
-    registry.image("b", "v1", &[small.clone(), large.clone()]);
+    let (small, large) = (noise(1, 100_000), noise(2, 9_000));
+    let files = [("small", &small[..]), ("large", &large[..])];
+    registry.artifact("a", "v1", &files);
+    registry.artifact("b", "v1", &files);
+    registry.put(&format!("a/blobs/{}", Digest::of(&large)), "layer", large.clone(), Some(4_000));
     let folder = tempfile::tempdir().expect("a folder");
-    let engine = open_as(EngineConfig { sharing: LayerSharing::Repository, ..config(folder.path()) }).await;
+    let engine = open_as(config(folder.path())).await;
     cancel(&engine, folder.path(), registry.name("a:v1")).await;
     registry.take_layer_requests();
     pull(&engine, &registry.name("b:v1")).await.expect("b");
-    assert_eq!(registry.take_layer_requests(), 2, "it sends its layers itself");
-    registry.image("a", "v2", &[small, large]);
+    assert_eq!(registry.take_layer_requests(), 2, "it sends its files itself");
+    registry.artifact("a", "v2", &files);
     pull(&engine, &registry.name("a:v2")).await.expect("a");
-    assert_eq!(registry.take_layer_requests(), 1, "its own layer was unpacked before");
+    assert_eq!(registry.take_layer_requests(), 1, "its own file was written before");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,8 +20,8 @@ use imagelet_core::{
 };
 use imagelet_cri::Endpoint;
 use imagelet_oci::{
-    Admission, Bandwidth, Durability, EngineConfig, LayerLimits, LayerSharing, ProxyConfig, ProxyRule, ProxyRules,
-    RegistryConfig, UNPACK_MEMORY_MIN,
+    Admission, Bandwidth, Durability, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
+    UNPACK_MEMORY_MIN,
 };
 
 use super::{
@@ -258,7 +258,8 @@ fn backend(file: &File, found: &mut Violations) -> Backend {
     let (store, cri) = (&file.own.store, &file.own.image_service.cri);
     let resume_for = file.own.pulls.resume_for;
     off_or_at_least_second("pulls.resumeFor", resume_for, found);
-    let engine = EngineConfig { resume_for: resume_for.to_std(), ..engine(store, found) };
+    let hold = HoldPolicy { rate_min: found.size("pulls.rateMin", &file.own.pulls.rate_min).unwrap_or_default() };
+    let engine = EngineConfig { resume_for: resume_for.to_std(), hold, ..engine(store, found) };
     let stall = cri.pull_stall_timeout;
     off_or_at_least_second("imageService.cri.pullStallTimeout", stall, found);
     let mut endpoint = |key: &str, endpoint: &str| {
@@ -285,11 +286,9 @@ fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {
     found.absolute("store.directory", &keys.directory);
     found.between("store.layersInFlight", &keys.layers_in_flight, 1..=LAYERS_IN_FLIGHT_MAX);
     let durability = [("commit", Durability::Commit), ("background", Durability::Background)];
-    let sharing = [("node", LayerSharing::Node), ("repository", LayerSharing::Repository)];
     let admission = [("compressed", Admission::Compressed), ("strict", Admission::Strict), ("off", Admission::Off)];
-    let (durability, sharing, admission) = (
+    let (durability, admission) = (
         found.one_of("store.durability", &keys.durability, durability),
-        found.one_of("store.shareLayers", &keys.share_layers, sharing),
         found.one_of("store.admission", &keys.admission, admission),
     );
     let unpack_memory = found.size("store.unpackMemory", &keys.unpack_memory);
@@ -303,7 +302,6 @@ fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {
         layers_in_flight: usize::try_from(keys.layers_in_flight).unwrap_or(1),
         durability,
         keep_blobs: keys.keep_blobs,
-        sharing,
         admission,
         unpack_memory: unpack_memory.unwrap_or(UNPACK_MEMORY_MIN),
         limits: layer_limits(&keys.limits, found),

@@ -327,8 +327,6 @@ documents! {
         durability: String,
         /// Keep the compressed blobs as well, so that a layer can be unpacked again without the registry. Beside a runtime: imports put them into its content store, as its own pulls do.
         keep_blobs: bool,
-        /// Which present layers a pull need not fetch: `node`, all; `repository`, those of images with a name in the same repository, so that each repository has to send its layers once. See [the store](store.md#what-pulls-share).
-        share_layers: String,
         /// When a pull is rejected before its first layer for lack of space: `compressed`, when not even its compressed layers fit; `strict`, when they do not fit as large as they are expected to become; `off`, never. See [admission](admission.md).
         admission: String,
         /// The socket of a CRI runtime that runs containers from images of this store, such as `unix:///run/containerd/containerd.sock`: images that its containers use, running or exited, stay, and while it does not answer nothing is removed. Empty: none.
@@ -423,7 +421,6 @@ impl File {
                 directory: environment.store_default(),
                 layers_in_flight: 4,
                 durability: "commit".into(),
-                share_layers: "node".into(),
                 admission: "compressed".into(),
                 unpack_memory: "160Mi".into(),
                 limits: LimitsKeys {

@@ -22,6 +22,9 @@ use crate::nearest::nearest;
 
 /// The key with secrets in its values.
 const PROXIES: &str = "registry.proxies";
+/// Keys of earlier versions, with what holds without them.
+const REMOVED: [(&str, &str); 1] =
+    [("store.shareLayers", "images of all repositories share the layers that are present")];
 const KUBELET_KIND: &str = "KubeletConfiguration";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,8 +183,14 @@ impl<'a> Reader<'a> {
         for (name, field) in fields {
             let key = path_to(above, name);
             let Some(schema) = schema.get(name) else {
-                let near = near_key(above, name, schema).map_or_else(String::new, |near| format!("; `{near}` is near"));
-                self.refuse(&key, field.line, &format!("unknown key `{name}`{near}"));
+                let removed = REMOVED.iter().find(|(removed, _)| *removed == key);
+                let more = match removed {
+                    Some((_, instead)) => format!("; it was removed: {instead}"),
+                    None => {
+                        near_key(above, name, schema).map_or_else(String::new, |near| format!("; `{near}` is near"))
+                    }
+                };
+                self.refuse(&key, field.line, &format!("unknown key `{name}`{more}"));
                 continue;
             };
             match &field.node {

@@ -68,27 +68,10 @@ fn a_private_image_is_not_opened_by_a_registry_that_only_names_its_id() {
     let records = folder.path().join("store/state");
     assert!(is_written(&records, "private"), "the pull of the private image is on record");
     assert!(!is_written(&records.join("image_manager/pulled"), "thief"), "a right is on record for the attacker");
-    // Who serves the configuration as well has the image: `store.shareLayers` is `node`.
+    // A registry that sends the configuration opens the layers that it names.
     let blob = Answer::ok("application/octet-stream", &image.config.bytes);
     evil.answer(&format!("/v2/thief/app/blobs/{}", image.config.digest), blob);
     in_runtime(async { assert_eq!(pull(&connect(&daemon).await, &request(&theirs)).await.unwrap(), image.id()) });
-}
-
-#[test]
-fn where_repositories_share_no_layers_the_configuration_of_a_private_image_does_not_open_it() {
-    let (registry, evil, folder) = (FakeRegistry::start(), FakeRegistry::start(), scratch());
-    let image = Image::marked("private", 1000);
-    let name = registry.put("private:v1", &image);
-    let daemon = daemon(folder.path(), "store: {shareLayers: repository}");
-    daemon.run(["pull", &name]).ok();
-    let theirs = evil.put("thief/app:v1", &image);
-    for layer in &image.layers {
-        evil.spoil("thief/app", &layer.digest, |answer| *answer = Answer::status(404, "{}"));
-    }
-    daemon.run(["pull", &theirs]).refused(&["thief/app", &image.layers[0].digest]);
-    // One that can send all of it is given the image.
-    let friends = evil.put("thief/app:v2", &image);
-    assert_eq!(daemon.run(["pull", &friends]).ok().trim(), image.id());
 }
 
 #[test]

@@ -11,9 +11,10 @@ use imagelet_core::{
 };
 
 use super::super::{
-    CancelOnDrop, Engine, LayerSharing, blocking,
+    CancelOnDrop, Engine, blocking,
     estimate::PullTarget,
     pull::{announce, check_layers},
+    sharing::only_from,
 };
 use crate::{
     image_archive::{
@@ -114,7 +115,7 @@ impl Engine {
             .collect();
         let (config_bytes, config) = self.configuration(&resolved, &target).await?;
         check_layers(&resolved, config.diff_ids.len())?;
-        let may_share = self.sharing(&resolved.manifest) == LayerSharing::Node
+        let may_share = only_from(&resolved.manifest, &references[0]).is_none()
             || references.iter().all(|reference| self.store.is_named_in(&id, reference.repository()));
         if may_share && self.already_here(&resolved, &names, progress).await? {
             return Ok((id, true));

@@ -120,12 +120,11 @@ impl Engine {
         resumption: &Resumption,
     ) -> Result<HashMap<usize, SinkLayer>, RuntimeError> {
         let (image, resumption) = (Arc::clone(&described.image), resumption.clone());
-        let (reference, sharing) = (described.resolved.session.reference().clone(), self.config.sharing);
         self.on_disk(move |store| {
             let missing = image.layers.iter().enumerate().skip(present);
             let spare = |diff_id| {
-                let repository = sharing.only_from(&reference);
-                store.take_sink_spare(&SpareWanted { diff_id, repository, end: LayerEnd::Sink }, &resumption)
+                let wanted = SpareWanted { diff_id, repository: None, end: LayerEnd::Sink };
+                store.take_sink_spare(&wanted, &resumption)
             };
             Ok(missing.filter_map(|(index, layer)| Some((index, spare(&layer.diff_id)?))).collect())
         })
