@@ -105,7 +105,7 @@ impl LayerSink for Containerd {
 }
 
 async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result<bool, ForwardReason> {
-    let plugins = client.snapshotters().await.map_err(|error| ForwardReason::ApiClosed(error.to_string()))?;
+    let plugins = client.snapshotters().await.map_err(|error| ForwardReason::of_api(&error.into()))?;
     let failed = |why: &str| ForwardReason::ApiClosed(format!("the snapshotter `{OVERLAYFS}` is not usable: {why}"));
     let plugin = plugins.into_iter().find(|plugin| plugin.id == OVERLAYFS);
     let plugin = plugin.ok_or_else(|| failed("containerd has no such plug-in"))?;

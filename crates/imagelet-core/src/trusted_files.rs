@@ -5,12 +5,17 @@
 //! name is a symlink (as in a Kubernetes `ConfigMap` mount).
 
 use std::{
-    fs, io,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
+    fs,
+    io::{self, Read as _},
+    os::{
+        fd::{AsFd, AsRawFd as _, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
 };
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, StatVfsMountFlags};
+use zeroize::Zeroizing;
 
 /// Root's user id, and a group id without other members by convention.
 const ROOT: u32 = 0;
@@ -18,6 +23,7 @@ const ROOT: u32 = 0;
 const STICKY: u32 = 0o1000;
 const GROUP_WRITES: u32 = 0o020;
 const EVERYONE_WRITES: u32 = 0o002;
+const EVERYONE_READS: u32 = 0o004;
 
 #[derive(Clone, Copy, Debug)]
 struct Ownership {
@@ -75,6 +81,30 @@ pub fn open(path: &Path) -> io::Result<fs::File> {
     let file = fs::File::open(path)?;
     check(path, &file)?;
     Ok(file)
+}
+
+/// Whether every user may read a file of this mode.
+pub fn is_public(mode: u32) -> bool {
+    mode & EVERYONE_READS != 0
+}
+
+/// Reads the one line of a file with a secret, which the key `name` names; of a longer one, more than `length_max` bytes.
+///
+/// # Errors
+/// When [`open`] fails, every user may read the file, or it is no UTF-8.
+pub fn read_secret(name: &str, path: &Path, length_max: usize) -> io::Result<Zeroizing<String>> {
+    let file = open(path)?;
+    let mode = file.metadata()?.mode();
+    if is_public(mode) {
+        let shown = path.display();
+        let mode = mode & 0o7777;
+        let message = format!("every user may read {name} `{shown}` (mode {mode:04o})\nhint: chmod o-r {shown}");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    }
+    let mut text = Zeroizing::new(String::new());
+    // One byte more than the longest secret with its line end.
+    file.take(length_max as u64 + 3).read_to_string(&mut text)?;
+    Ok(Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned()))
 }
 
 /// Rejects an open file that other users may change or replace.
@@ -214,6 +244,22 @@ mod tests {
         let told = format!("every user may write to `{shown}` (mode 0646)\nhint: chmod go-w {shown}");
         assert_eq!(refused(open(&path).map(drop)), told);
         assert_eq!(refused(check_program(&path)), told);
+    }
+
+    #[test]
+    fn a_secret_that_every_user_may_read_is_refused_and_is_the_one_line_of_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        fs::write(&path, "hunter2\r\n").unwrap();
+        set_mode(&path, 0o604);
+        let refusal = refused(read_secret("passwordFile", &path, 512).map(drop));
+        assert!(refusal.contains("every user may read passwordFile `") && refusal.contains("(mode 0604)"), "{refusal}");
+        set_mode(&path, 0o640);
+        assert_eq!(*read_secret("passwordFile", &path, 512).unwrap(), "hunter2");
+        fs::write(&path, "x".repeat(600)).unwrap();
+        assert!(read_secret("passwordFile", &path, 512).unwrap().len() > 512, "a longer one is not cut to a valid one");
+        fs::write(&path, [0xff]).unwrap();
+        assert_eq!(read_secret("passwordFile", &path, 512).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]

@@ -13,15 +13,15 @@ use imagelet_core::{
 use imagelet_cri::{Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen};
 use imagelet_vectors::vectors;
 use prost::Message as _;
-use tokio::{net::UnixStream, task::JoinHandle};
+use tokio::{io::AsyncReadExt as _, net::UnixStream, sync::Notify, task::JoinHandle};
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{
-    Code, Request,
+    Code, Request, Response, Status,
     service::InterceptorLayer,
     transport::{Channel, Server},
 };
-use wire::{ImageServiceClient, RuntimeServiceClient, v1};
+use wire::{ImageServiceClient, RuntimeService, RuntimeServiceClient, RuntimeServiceServer, Streamed, v1};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -50,6 +50,16 @@ impl Socket {
 
     async fn of(fake: &FakeRuntime) -> Self {
         Self::open(Arc::new(fake.clone()), Handlers::Any, RuntimeServer::without_runtime("1.2.3")).await
+    }
+
+    /// A runtime of the test's own.
+    async fn of_runtime(runtime: impl RuntimeService) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("runtime.sock");
+        let incoming = UnixListenerStream::new(listen(&path).await.unwrap());
+        let server = Server::builder().add_service(RuntimeServiceServer::new(runtime));
+        let task = tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
+        Self { path, task, stop: CancellationToken::new(), _folder: folder }
     }
 
     fn endpoint(&self) -> Endpoint {
@@ -291,6 +301,83 @@ async fn what_asks_for_the_runtime_behind_is_passed_on_and_what_changes_it_is_no
     tokio::time::timeout(PATIENCE, gone).await.expect("it is told");
     let mut images = front.images().await;
     assert_eq!(images.list_images(v1::ListImagesRequest::default()).await.unwrap().into_inner().images.len(), 1);
+}
+
+/// A runtime that answers no call, and a call for events with the first event.
+#[derive(Clone, Default)]
+struct Quiet {
+    asked: Arc<Notify>,
+    happens: Arc<Notify>,
+    ended: Arc<Notify>,
+}
+
+/// Notifies when a stream is dropped.
+struct Ended(Arc<Notify>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+impl RuntimeService for Quiet {
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
+        std::future::pending().await
+    }
+
+    async fn get_container_events(
+        &self,
+        _: Request<v1::Empty>,
+    ) -> Result<Response<Streamed<v1::ContainerEventResponse>>, Status> {
+        let ended = Ended(Arc::clone(&self.ended));
+        self.asked.notify_one();
+        self.happens.notified().await;
+        let event = v1::ContainerEventResponse { container_id: "c".into() };
+        let events = tokio_stream::once(Ok(event)).chain(tokio_stream::pending());
+        Ok(Response::new(Box::pin(events.map(move |event| (event, &ended).0))))
+    }
+}
+
+#[tokio::test]
+async fn events_of_a_quiet_runtime_last_as_long_as_their_client_and_the_runtime() {
+    let quiet = Quiet::default();
+    let behind = Socket::of_runtime(quiet.clone()).await;
+    let runtime = RuntimeServer::behind(&behind.endpoint(), Duration::from_millis(1)).unwrap();
+    let front = Socket::open(Arc::new(fake()), Handlers::Any, runtime).await;
+    let mut client = RuntimeServiceClient::new(front.channel().await);
+    let events = async |mut client: RuntimeServiceClient| client.get_container_events(v1::Empty {}).await;
+
+    let asked = tokio::spawn(events(client.clone()));
+    quiet.asked.notified().await;
+    // Its limit is the same and began later, so that of a call for events has passed.
+    let late = client.version(v1::VersionRequest::default()).await.unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    quiet.happens.notify_one();
+    let mut stream = asked.await.unwrap().expect("it lasts until the first event").into_inner();
+    assert_eq!(stream.message().await.unwrap().unwrap().container_id, "c");
+    drop(stream);
+    tokio::time::timeout(PATIENCE, quiet.ended.notified()).await.expect("the runtime's call ends with its client");
+
+    let asked = tokio::spawn(events(client.clone()));
+    quiet.asked.notified().await;
+    asked.abort();
+    tokio::time::timeout(PATIENCE, quiet.ended.notified()).await.expect("before the first event, too");
+}
+
+#[tokio::test]
+async fn a_call_for_events_ends_with_the_connection_to_the_runtime() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("runtime.sock");
+    let behind = listen(&path).await.unwrap();
+    let runtime = RuntimeServer::behind(&Endpoint::at(&path).unwrap(), Duration::from_millis(1)).unwrap();
+    let front = Socket::open(Arc::new(fake()), Handlers::Any, runtime).await;
+    let mut client = RuntimeServiceClient::new(front.channel().await);
+    let asked = tokio::spawn(async move { client.get_container_events(v1::Empty {}).await });
+    let (mut connection, _) = behind.accept().await.unwrap();
+    connection.read_u8().await.unwrap();
+    drop(connection);
+    let gone = tokio::time::timeout(PATIENCE, asked).await.expect("it ends").unwrap().unwrap_err();
+    assert_eq!(gone.code(), Code::Unavailable, "{gone:?}");
 }
 
 #[tokio::test]

@@ -92,10 +92,18 @@ pub(crate) async fn check_files(settings: &Settings) -> Result<(), Failure> {
     wiring::providers(settings).await.map(drop)
 }
 
+fn settings_of(arguments: &ServeArgs, store: Option<&PathBuf>, environment: &Environment) -> Result<Settings, Failure> {
+    let sources = sources(arguments, store, environment)?;
+    if let Some(warning) = sources.exposed_password() {
+        tracing::warn!("{warning}");
+    }
+    Ok(sources.settings()?)
+}
+
 /// Runs the daemon until SIGTERM or SIGINT.
 pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Environment) -> Result<(), Failure> {
     let store = global.store;
-    let settings = sources(&arguments, store.as_ref(), &environment)?.settings()?;
+    let settings = settings_of(&arguments, store.as_ref(), &environment)?;
     // Refused before anything is opened.
     let access = HttpAccess::load(&settings.http)?;
     let wanted =
@@ -162,7 +170,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
             _ = interrupt.recv() => break false,
             _ = hangup.recv() => {
                 systemd_notify::reloading();
-                let new = sources(&arguments, store.as_ref(), &environment).and_then(|sources| Ok(sources.settings()?));
+                let new = settings_of(&arguments, store.as_ref(), &environment);
                 reload(new, &node, &jobs, &access).await;
                 systemd_notify::ready(&status);
             }

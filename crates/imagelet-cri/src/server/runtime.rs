@@ -42,8 +42,10 @@ const READS: [&str; 19] = [
     "ListMetricDescriptors",
     "ListPodSandboxMetrics",
     "StreamPodSandboxMetrics",
-    "GetContainerEvents",
+    EVENTS,
 ];
+/// The call whose answer begins with the next event: on a quiet node, after any time.
+const EVENTS: &str = "GetContainerEvents";
 const HEADERS_PASSED: [&str; 7] =
     ["content-type", "te", "grpc-timeout", "traceparent", "tracestate", "baggage", "user-agent"];
 /// Exists where systemd is the init system, and so manages cgroups.
@@ -82,14 +84,14 @@ impl RuntimeServer {
             return Status::unimplemented(message).into_http();
         }
         match self.0.as_ref() {
-            Behind::Peer(peer) => pass_on(peer, request).await,
+            Behind::Peer(peer) => pass_on(peer, (call != EVENTS).then_some(peer.timeout), request).await,
             Behind::NoRuntime { version } => answer_for_none(call, version, request).await,
         }
     }
 }
 
-/// Proxies a call. A call without a deadline gets the configured timeout.
-async fn pass_on(peer: &Peer, request: http::Request<Body>) -> http::Response<Body> {
+/// Proxies a call. Without a limit it lasts as long as its client and the runtime.
+async fn pass_on(peer: &Peer, limit: Option<Duration>, request: http::Request<Body>) -> http::Response<Body> {
     let (came, body) = request.into_parts();
     let mut call = http::Request::new(body);
     *call.method_mut() = came.method;
@@ -108,7 +110,11 @@ async fn pass_on(peer: &Peer, request: http::Request<Body>) -> http::Response<Bo
         std::future::poll_fn(|context| channel.poll_ready(context)).await?;
         channel.call(call).await
     };
-    match tokio::time::timeout(peer.timeout, sent).await {
+    let sent = match limit {
+        Some(limit) => tokio::time::timeout(limit, sent).await,
+        None => Ok(sent.await),
+    };
+    match sent {
         Ok(Ok(answer)) => {
             peer.note(None);
             answer
@@ -163,7 +169,7 @@ async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>
         "ContainerStatus" | "PodSandboxStatus" | "ContainerStats" | "PodSandboxStats" => {
             Status::not_found("there are no containers here").into_http()
         }
-        "GetContainerEvents" => Status::unimplemented(format!("`{call}` is not answered here")).into_http(),
+        EVENTS => Status::unimplemented(format!("`{call}` is not answered here")).into_http(),
         // An empty message is an empty list of any type.
         _ => unary(call, request, |()| ready(Ok(()))).await,
     }

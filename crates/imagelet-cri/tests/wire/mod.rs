@@ -203,5 +203,6 @@ service! {
         streams
         "StreamPodSandboxes" stream_pod_sandboxes(StreamPodSandboxesRequest) -> StreamPodSandboxesResponse;
         "StreamContainers" stream_containers(StreamContainersRequest) -> StreamContainersResponse;
+        "GetContainerEvents" get_container_events(Empty) -> ContainerEventResponse;
     }
 }

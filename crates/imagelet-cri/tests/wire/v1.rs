@@ -20,6 +20,12 @@ pub(crate) type RemovePodSandboxRequest = StopPodSandboxRequest;
 pub(crate) struct Empty {}
 
 #[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ContainerEventResponse {
+    #[prost(string, tag = "1")]
+    pub(crate) container_id: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ListContainersRequest {
     #[prost(message, optional, tag = "1")]
     pub(crate) filter: Option<ContainerFilter>,

@@ -259,6 +259,9 @@ api_documents! {
         present: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
         failure: Option<Failure>,
+        /// The image is imported, and these names are not pinned.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        pin_failures: Vec<Failure>,
     }
     VerifyRequest {
         /// Names, ids, or unique prefixes of ids; empty means all images.

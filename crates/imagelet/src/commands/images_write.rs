@@ -137,10 +137,12 @@ pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -
             None if image.present => screen.say(&format!("{} is present", printable(&image.names.join(" ")))),
             None => screen.say(&format!("{} imported", printable(&image.names.join(" ")))),
         }
+        image.pin_failures.iter().for_each(Failure::print);
     }
     let done = imported.images.iter().filter(|image| image.failure.is_none());
     print(format, &imported, |out| done.clone().try_for_each(|image| writeln!(out, "{}", image.id)))?;
-    Ok(ExitCode::from(u8::from(imported.images.iter().any(|image| image.failure.is_some()))))
+    let is_failed = imported.images.iter().any(|image| image.failure.is_some() || !image.pin_failures.is_empty());
+    Ok(ExitCode::from(u8::from(is_failed)))
 }
 
 /// Sends a request, and shows how far it is until it is answered.

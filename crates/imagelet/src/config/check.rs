@@ -8,7 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::{Gates, ProviderOptions},
+    credentials::{Gates, ProviderOptions, Secret},
     gc::{GcMarks, GcOrder, GcPolicy},
     hold::HoldPolicy,
     image::{PinnedNames, Reference},
@@ -17,6 +17,7 @@ use imagelet_core::{
     records::{Allowlist, VerificationPolicy},
     runtime::ImportMode,
     text::{GoDuration, quoted},
+    trusted_files,
 };
 use imagelet_cri::Endpoint;
 use imagelet_oci::{
@@ -43,6 +44,8 @@ const BANDWIDTH_MIN: u64 = 1 << 10;
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
 /// The rules are searched for each request.
 const PROXY_RULES_MAX: usize = 100;
+/// As long as the header of a proxy may be.
+const PASSWORD_BYTES_MAX: usize = 4 << 10;
 /// A shorter limit would end pulls that are only slow to start.
 const SECOND: GoDuration = GoDuration::seconds(1);
 /// A pull waits for the end of a shorter outage.
@@ -373,13 +376,33 @@ fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
         format!("the limit is {PROXY_RULES_MAX}"),
     );
     let mut rules = Vec::new();
-    for (index, ProxyKeys { hosts, proxy: ProxyUrl(proxy) }) in entries.iter().take(PROXY_RULES_MAX).enumerate() {
-        match ProxyRule::new(hosts, proxy) {
+    for (index, entry) in entries.iter().take(PROXY_RULES_MAX).enumerate() {
+        match proxy_rule(entry) {
             Ok(rule) => rules.push(rule),
             Err(error) => found.add(&format!("{KEY}[{index}]"), format!("{KEY}[{index}]: {error}")),
         }
     }
     ProxyRules::new(rules)
+}
+
+/// A rule with the password from its file.
+fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
+    let ProxyKeys { hosts, proxy: ProxyUrl(proxy), password_file } = entry;
+    let rule = ProxyRule::new(hosts, proxy).map_err(|error| error.to_string())?;
+    let Some(path) = password_file else { return Ok(rule) };
+    let shown = path.display();
+    if !path.is_absolute() {
+        return Err(format!("passwordFile `{shown}` must be an absolute path"));
+    }
+    let password = trusted_files::read_secret("passwordFile", path, PASSWORD_BYTES_MAX).map_err(|error| {
+        // The rest is a hint.
+        let text = error.to_string();
+        format!("could not read passwordFile `{shown}`: {}", text.lines().next().unwrap_or_default())
+    })?;
+    if password.is_empty() || password.len() > PASSWORD_BYTES_MAX {
+        return Err(format!("passwordFile `{shown}` must hold one line of 1 to {PASSWORD_BYTES_MAX} bytes"));
+    }
+    rule.with_password(Secret::new(password.as_str())).map_err(|error| error.to_string())
 }
 
 fn pinned(keys: &PinnedKeys, found: &mut Violations) -> PinnedNames {

@@ -201,6 +201,8 @@ documents! {
         hosts: Vec<String>,
         /// The URL of their proxy, `http://`, `https://`, `socks5://` or `socks5h://`, perhaps with user and password, which are never shown; `none` or empty: they are reached directly.
         proxy: ProxyUrl,
+        /// A file with the password of the user that the URL names, on one line. Refused while other users may read or change it; read again on SIGHUP.
+        password_file: Option<PathBuf>,
     }
     CredentialsKeys {
         /// A docker configuration (`config.json`) with the node's own registry credentials; read again every five minutes and on SIGHUP. Absent: `$DOCKER_CONFIG/config.json` where that is set; else a command reads `~/.docker/config.json`, and the daemon looks where the kubelet looks, see [credentials](credentials.md).

@@ -3,10 +3,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
-use imagelet_core::text::GoDuration;
+use imagelet_core::{text::GoDuration, trusted_files};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
@@ -116,6 +117,23 @@ impl Sources {
         self.given.insert(key.to_owned(), given);
     }
 
+    /// A warning where every user may read the password of a proxy in a file.
+    pub(crate) fn exposed_password(&self) -> Option<String> {
+        let Given { value, source: Source::File(path, _), .. } = self.given.get(PROXIES)? else { return None };
+        let mut entries = value.as_array()?.iter();
+        let mode = std::fs::metadata(path).ok()?.mode();
+        let is_exposed =
+            trusted_files::is_public(mode) && entries.any(|entry| entry["proxy"].as_str().is_some_and(has_password));
+        let path = path.display();
+        is_exposed.then(|| {
+            format!(
+                "`{path}` holds the password of a proxy, and every user may read it (mode {:04o}): chmod o-r {path}, or \
+                 use `passwordFile`",
+                mode & 0o7777
+            )
+        })
+    }
+
     fn file(&self) -> Result<File, ConfigError> {
         let mut tree = to_value(&File::defaults(&self.environment));
         for (key, given) in &self.given {
@@ -163,6 +181,13 @@ impl Sources {
             (source, _) => source.clone(),
         })
     }
+}
+
+/// Whether a URL has a password.
+fn has_password(url: &str) -> bool {
+    let (_, rest) = url.split_once("://").unwrap_or(("", url));
+    let user = rest.rsplit_once('@').map_or("", |(user, _)| user);
+    user.split_once(':').is_some_and(|(_, password)| !password.is_empty())
 }
 
 struct Reader<'a> {

@@ -2,9 +2,7 @@
 
 use std::{
     fmt::Write as _,
-    io::Read as _,
     net::IpAddr,
-    os::unix::fs::MetadataExt as _,
     path::Path,
     sync::{Arc, PoisonError, RwLock},
     time::{Duration, SystemTime},
@@ -19,8 +17,6 @@ use crate::{api::since_epoch, config::HttpSettings, failure::Failure};
 
 /// A shorter token could be guessed.
 const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
-/// The read permission of other users.
-const OTHERS_READ: u32 = 0o004;
 /// How long a login in a browser lasts, and a stream that it opened.
 pub(super) const SESSION_MAX: Duration = Duration::from_hours(12);
 /// How far a clock is set back by a correction.
@@ -245,16 +241,7 @@ impl TokenKey {
 fn read_token(path: &Path) -> Result<Zeroizing<String>, Failure> {
     let place = path.display();
     let failed = |error: std::io::Error| Failure::because(format!("could not read http.tokenFile `{place}`"), &error);
-    let file = trusted_files::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.mode();
-    if mode & OTHERS_READ != 0 {
-        let message = format!("every user may read http.tokenFile `{place}` (mode {:04o})", mode & 0o7777);
-        return Err(Failure::new("PermissionDenied", message).or_hint(&format!("chmod o-r {place}")));
-    }
-    let mut text = Zeroizing::new(String::new());
-    // One byte more than the longest token with its line end.
-    file.take(*TOKEN_LENGTH.end() as u64 + 3).read_to_string(&mut text).map_err(failed)?;
-    let token = text.trim_end_matches(['\r', '\n']);
+    let token = trusted_files::read_secret("http.tokenFile", path, *TOKEN_LENGTH.end()).map_err(failed)?;
     if !TOKEN_LENGTH.contains(&token.len()) || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         let (min, max) = (TOKEN_LENGTH.start(), TOKEN_LENGTH.end());
         let message =
@@ -263,7 +250,7 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Failure> {
             Failure::new("InvalidArgument", message).or_hint(&format!("(umask 077; openssl rand -hex 32 > {place})"))
         );
     }
-    Ok(Zeroizing::new(token.to_owned()))
+    Ok(token)
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! The site of imports into containerd: the runtime's properties, the engine that stages layers, and containerd's API.
 
 use std::{
-    path::PathBuf,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -78,6 +80,16 @@ impl ImportSite for RuntimeSite {
         Ok(RuntimeInfo { places: SnapshotterPlace::all(&filesystems), configuration, ..runtime })
     }
 
+    fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A runtime creates its socket anew at each start.
+    fn incarnation(&self) -> Option<String> {
+        let socket = fs::metadata(&self.socket).ok()?;
+        Some(format!("{} {} {}.{}", socket.dev(), socket.ino(), socket.ctime(), socket.ctime_nsec()))
+    }
+
     async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
         let place = runtime.place().ok_or(ForwardReason::SnapshotterUnknown)?;
         let config = ContainerdConfig {
@@ -96,7 +108,7 @@ impl ImportSite for RuntimeSite {
         }
         let engine = self.open_engine(config).await?;
         // The owner of the staging folder runs all imports, so other leases belong to dead processes.
-        let released = containerd.release_stale().await.map_err(|error| ForwardReason::ApiClosed(error.chain()))?;
+        let released = containerd.release_stale().await.map_err(|error| ForwardReason::of_api(&error))?;
         if released > 0 {
             tracing::info!(released, "the runtime released what imports of a former run held");
         }

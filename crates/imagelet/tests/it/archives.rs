@@ -173,3 +173,39 @@ fn a_daemon_imports_what_appears_in_its_folder_pins_it_and_moves_it_away_once() 
     let events = daemon.run(["events"]).ok();
     assert!(events.contains("Imported 1 image from") && events.contains("ImportFailed"), "{events}");
 }
+
+#[test]
+fn an_archive_whose_pin_fails_is_imported_and_filed_as_imported_and_each_name_is_reported() {
+    let (registry, folder) = (FakeRegistry::start(), scratch());
+    let at = |part: &str| folder.path().join(part);
+    let image = image();
+    let name = registry.put("app:v1", &image);
+    with_store(&at("source"), ["pull", "-q", &name]).ok();
+    with_store(&at("source"), ["export", "-q", &name, text(&at("app.tar"))]).ok();
+    drop(registry);
+    fs::create_dir(at("arrivals")).unwrap();
+    let config = at("config.yaml");
+    fs::write(&config, format!("importFolder: {{directory: {}}}\n", at("arrivals").display())).unwrap();
+    let daemon = Daemon::start(folder.path(), ["--store", text(&at("store")), "--config", text(&config)]);
+    // A folder cannot be locked as the file of pins is.
+    let lock = at("store/state/inventory/pins.lock");
+    drop(fs::remove_file(&lock));
+    fs::create_dir(&lock).unwrap();
+
+    fs::copy(at("app.tar"), at("arrivals/.app.tar")).unwrap();
+    fs::rename(at("arrivals/.app.tar"), at("arrivals/app.tar")).unwrap();
+    wait_until("the archive is moved", || !at("arrivals/app.tar").exists());
+    assert!(at("arrivals/done/app.tar").exists() && !at("arrivals/failed").exists());
+    let found = daemon.run(["inspect", "-o", "json", &name]).json();
+    assert_eq!(found["image"]["id"].as_str(), Some(image.id()));
+    let failed = format!("cannot pin `{name}`");
+    let events = daemon.run(["events", "-o", "json"]).ok();
+    assert!(events.contains("Imported 1 image from"), "{events}");
+    assert!(events.contains("PinFailed") && events.contains(&failed), "{events}");
+
+    daemon.run(["import", "--pin", text(&at("app.tar"))]).refused(&["is present", &failed]);
+    fs::remove_dir(&lock).unwrap();
+    daemon.run(["import", "--pin", text(&at("app.tar"))]).ok();
+    let found = daemon.run(["inspect", "-o", "json", &name]).json();
+    assert_eq!(found["image"]["pinnedBy"], serde_json::json!([name]));
+}

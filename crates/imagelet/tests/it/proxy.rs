@@ -1,6 +1,6 @@
 //! A pull through a real proxy.
 
-use std::{fs, net::TcpStream, path::Path, process::Command};
+use std::{fs, net::TcpStream, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
 use rustix::process::Signal;
 
@@ -75,6 +75,13 @@ fn a_pull_uses_the_proxy_of_the_environment_and_names_it_without_its_password() 
     with_rules(&format!("[{{hosts: ['127.1'], proxy: '{}'}}]", url(&login)));
     assert_eq!(pull("ruled", &[("HTTP_PROXY", url("node:wrong-83@"))]).ok().trim(), image.id());
     assert!(proxy.log().matches("/v2/proxied/").count() > by_proxy, "{}", proxy.log());
+    let (password, before) = (folder.path().join("password"), proxy.log().matches("/v2/proxied/").count());
+    fs::write(&password, format!("{}\n", LOGIN.split_once(':').unwrap().1)).unwrap();
+    fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
+    let of_file = format!("proxy: '{}', passwordFile: {}", url("node@"), password.display());
+    with_rules(&format!("[{{hosts: ['127.1'], {of_file}}}]"));
+    assert_eq!(pull("by-file", &[]).ok().trim(), image.id());
+    assert!(proxy.log().matches("/v2/proxied/").count() > before, "{}", proxy.log());
     let mut show = program();
     let shown = run(show.args(["config", "show", "--config"]).arg(&file)).ok();
     assert!(shown.contains(&url("")) && !shown.contains(LOGIN), "{shown}");

@@ -55,19 +55,25 @@ impl Inventory {
 
     /// Pins a reference, 12 or more digits of an id or digest, or a glob with `*`. Returns false for an existing pin.
     /// The pin is on disk on return.
+    ///
+    /// # Errors
+    /// When the pattern is invalid or above the limit, or the pins cannot be read or written.
     pub fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
-        let failed = |source| InventoryError::Pin { pattern: pattern.to_owned(), source };
-        let parsed: PinPattern = pattern.parse().map_err(failed)?;
-        if self.lock().pins.len() >= PATTERNS_MAX {
-            return Err(failed(PinError::TooMuch));
-        }
-        self.change_pins(move |pins| {
-            let is_new = pins.iter().all(|pin| pin.text() != parsed.text());
-            if is_new {
-                pins.push(parsed);
-            }
-            is_new
-        })
+        let pinned = self.pin_all(&[pattern])?.pop().expect("one pattern has one result");
+        pinned.map_err(|source| InventoryError::Pin { pattern: pattern.to_owned(), source })
+    }
+
+    /// Pins patterns in one pass over the file, each as [`Inventory::pin`] does: a rejected one does not affect the others.
+    ///
+    /// # Errors
+    /// When the pins cannot be read or written.
+    pub fn pin_all(&self, patterns: &[impl AsRef<str>]) -> Result<Vec<Result<bool, PinError>>, InventoryError> {
+        let mut pinned = Vec::new();
+        self.change_pins(|pins| {
+            pinned = patterns.iter().map(|pattern| add(pins, pattern.as_ref())).collect();
+            pinned.contains(&Ok(true))
+        })?;
+        Ok(pinned)
     }
 
     /// Removes a pattern, spelled as pinned. Returns false for an absent pin. The change is on disk on return.
@@ -119,6 +125,19 @@ impl Inventory {
             }
         }
     }
+}
+
+/// Adds a pattern; false where it exists.
+fn add(pins: &mut Vec<PinPattern>, pattern: &str) -> Result<bool, PinError> {
+    let pattern: PinPattern = pattern.parse()?;
+    if pins.iter().any(|pin| pin.text() == pattern.text()) {
+        return Ok(false);
+    }
+    if pins.len() >= PATTERNS_MAX {
+        return Err(PinError::TooMuch);
+    }
+    pins.push(pattern);
+    Ok(true)
 }
 
 /// An invalid pattern from a manual edit of the file is logged and skipped.

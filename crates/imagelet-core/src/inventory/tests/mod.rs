@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     image::{ByteSize, ImageId, ImageSpec, ImageUser},
+    inventory::pins::PATTERNS_MAX,
     runtime::{
         Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
         Sandbox,
@@ -318,6 +319,24 @@ async fn pins_hold_across_processes_and_restarts() {
     assert!(!other.unpin("ghcr.io/team/*").unwrap());
     assert!(entry(&inventory.refresh(seconds(1)).await.unwrap(), &id).pinned_by.is_empty());
     assert_eq!(inventory.pin("*").unwrap_err().to_string(), "cannot pin `*`");
+}
+
+#[tokio::test]
+async fn patterns_are_pinned_in_one_pass_and_a_rejected_one_alone_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    inventory.pin("app:v1").unwrap();
+    let pinned = inventory.pin_all(&["web:v1", "*", "app:v1", "web:v1", "db:v1"]).unwrap();
+    assert_eq!(pinned, [Ok(true), Err(PinError::Everything), Ok(false), Ok(false), Ok(true)]);
+    assert_eq!(over(&fake, Some(directory.path())).pins(), ["app:v1", "web:v1", "db:v1"]);
+    let many: Vec<String> = (0..PATTERNS_MAX).map(|number| format!("app:v{number}")).collect();
+    let pinned = inventory.pin_all(&many).unwrap();
+    assert_eq!((&pinned[1], pinned.iter().filter(|pinned| pinned.is_err()).count()), (&Ok(false), 2));
+    assert_eq!((&pinned[PATTERNS_MAX - 1], inventory.pins().len()), (&Err(PinError::TooMuch), PATTERNS_MAX));
+    assert!(!inventory.pin("db:v1").unwrap(), "an existing pin is none too many");
+    std::fs::remove_file(directory.path().join("pins.lock")).unwrap();
+    std::fs::create_dir(directory.path().join("pins.lock")).unwrap();
+    inventory.pin_all(&["db:v1"]).unwrap_err();
 }
 
 #[tokio::test]

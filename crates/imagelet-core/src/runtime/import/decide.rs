@@ -39,7 +39,7 @@ pub enum ImportMode {
 /// The reason against an import.
 pub(super) fn import_target<'a>(
     mode: ImportMode,
-    runtime: &'a Result<RuntimeInfo, String>,
+    runtime: &'a Result<RuntimeInfo, ForwardReason>,
     request: Option<&PullRequest>,
     is_preferred: bool,
 ) -> Result<&'a RuntimeInfo, ForwardReason> {
@@ -49,7 +49,7 @@ pub(super) fn import_target<'a>(
     let runtime = match runtime {
         Ok(runtime) if runtime.is_containerd() => runtime,
         Ok(other) => return Err(ForwardReason::OtherRuntime(other.name.clone())),
-        Err(why) => return Err(ForwardReason::RuntimeUnknown(why.clone())),
+        Err(why) => return Err(why.clone()),
     };
     if runtime.snapshotter() != Some(SNAPSHOTTER) {
         let name = runtime.snapshotter().map(str::to_owned);
@@ -89,6 +89,27 @@ fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), Forward
         }
     }
     Ok(())
+}
+
+/// A successful survey of the runtime.
+#[derive(Debug)]
+pub(super) struct Survey {
+    pub(super) runtime: RuntimeInfo,
+    /// The start of the runtime that it is of.
+    pub(super) incarnation: Option<String>,
+    pub(super) at: Instant,
+}
+
+impl Survey {
+    /// The runtime, where the survey is younger than the limit and of the runtime's present start.
+    pub(super) fn younger_than(
+        &self,
+        limit: Duration,
+        incarnation: Option<&str>,
+        now: Instant,
+    ) -> Option<&RuntimeInfo> {
+        (self.incarnation.as_deref() == incarnation && now < self.at + limit).then_some(&self.runtime)
+    }
 }
 
 /// The next step after a failed import.

@@ -1,6 +1,6 @@
 //! The way of a pull, imported or forwarded, and the reason for a forward.
 
-use crate::runtime::Fault;
+use crate::runtime::{Fault, RuntimeError, RuntimeErrorKind};
 
 /// A registry setting of a runtime that imagelet does not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +64,8 @@ pub enum ForwardReason {
     #[error("layers cannot be staged beside the runtime's own: {0}")]
     Staging(String),
     #[error("the runtime's own interface does not answer: {0}")]
+    ApiAway(String),
+    #[error("the runtime's own interface is not usable: {0}")]
     ApiClosed(String),
     #[error("the image has no name that can be pulled")]
     NameInvalid,
@@ -109,12 +111,25 @@ impl ForwardReason {
             Self::Rights(_) => "rights",
             Self::RootUnreachable(_) => "root-unreachable",
             Self::Staging(_) => "staging",
-            Self::ApiClosed(_) => "api-closed",
+            Self::ApiAway(_) | Self::ApiClosed(_) => "api-closed",
             Self::NameInvalid => "name-invalid",
             Self::SandboxImage => "sandbox-image",
             Self::RegistrySetting { .. } => "registry-setting",
             Self::RegistryPreferred(_) => "registry-preferred",
             Self::Failed { .. } => "import-failed",
         }
+    }
+
+    /// Of a failed call to the runtime's own interface: it fails for good only where the runtime does not know it.
+    pub fn of_api(error: &RuntimeError) -> Self {
+        match error.kind() {
+            RuntimeErrorKind::Unsupported => Self::ApiClosed(error.chain()),
+            _ => Self::ApiAway(error.chain()),
+        }
+    }
+
+    /// Whether the runtime is away or too busy to answer: a later pull may be imported without any change.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Self::RuntimeUnknown(_) | Self::ApiAway(_))
     }
 }

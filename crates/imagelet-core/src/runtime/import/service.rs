@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, SystemTime},
 };
@@ -14,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, PullWay, RegistrySettings, RuntimeInfo,
     SnapshotterPlace,
-    decide::{AfterFailure, PreferredRegistries, after_failure, import_target},
+    decide::{AfterFailure, PreferredRegistries, Survey, after_failure, import_target},
 };
 use crate::{
     image::{Digest, Image, ImageId, ImageSpec, Reference, shown_name},
@@ -25,12 +26,16 @@ use crate::{
     },
 };
 
-/// Time limit of the runtime's report; after it the runtime pulls itself.
+/// Time limit of the runtime's report.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
+/// Pulls use a survey for this long without another one.
+const SURVEY_FRESH: Duration = Duration::from_mins(1);
+/// A survey that failed is replaced by a successful one of this time: a busy runtime is still the same.
+const SURVEY_RECENT: Duration = Duration::from_mins(10);
 /// Time limit to open staging and the runtime's own API.
 const OPEN_MAX: Duration = Duration::from_secs(10);
-/// The interval of checks whether the runtime has changed.
-const LOOK_PERIOD: Duration = Duration::from_mins(1);
+/// The interval of checks whether the runtime has changed: pulls find a fresh survey.
+const LOOK_PERIOD: Duration = Duration::from_secs(50);
 const WAYS_MAX: usize = 32;
 /// An image that is usable is not checked again for this long.
 const USABLE_FOR: Duration = Duration::from_secs(10);
@@ -50,6 +55,12 @@ pub(in crate::runtime) static PULLS: Family = Family {
 pub trait ImportSite: Send + Sync + fmt::Debug {
     /// Reads the runtime's identity and configuration; for a runtime other than containerd, name and version suffice.
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
+
+    /// The runtime's socket, for messages.
+    fn socket(&self) -> &Path;
+
+    /// A text that changes with each start of the runtime, found without a call; `None`: it does not run.
+    fn incarnation(&self) -> Option<String>;
 
     /// Opens staging and the runtime's own API.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason>;
@@ -96,7 +107,7 @@ pub struct ImportStanding {
     /// The configured mode.
     pub mode: ImportMode,
     /// The runtime, or the reason why it is unknown.
-    pub runtime: Result<RuntimeInfo, String>,
+    pub runtime: Result<RuntimeInfo, ForwardReason>,
     /// The reason against imports; `None`: pulls are imported.
     pub obstacle: Option<ForwardReason>,
 }
@@ -116,6 +127,8 @@ pub struct ImportingImages {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// The last successful one.
+    survey: Option<Survey>,
     opened: Option<(SiteKey, OpenedSite)>,
     /// Whether an image without a snapshot there has none at all.
     is_alone: bool,
@@ -177,10 +190,10 @@ impl ImportingImages {
     /// The current state of imports.
     pub async fn standing(&self) -> ImportStanding {
         if self.mode == ImportMode::Never {
-            let runtime = Err("it was not asked".to_owned());
-            return ImportStanding { mode: self.mode, runtime, obstacle: Some(ForwardReason::SwitchedOff) };
+            let off = ForwardReason::SwitchedOff;
+            return ImportStanding { mode: self.mode, runtime: Err(off.clone()), obstacle: Some(off) };
         }
-        let runtime = self.survey().await;
+        let runtime = self.survey(Duration::ZERO).await;
         let obstacle = self.choose(&runtime, None).await.err();
         ImportStanding { mode: self.mode, runtime, obstacle }
     }
@@ -241,17 +254,47 @@ impl ImportingImages {
         self.site.close().await;
     }
 
-    async fn survey(&self) -> Result<RuntimeInfo, String> {
-        match timeout(SURVEY_MAX, self.site.survey()).await {
-            Ok(Ok(facts)) => Ok(facts),
-            Ok(Err(error)) => Err(error.chain()),
-            Err(_) => Err(format!("no answer within {} s", SURVEY_MAX.as_secs())),
+    /// The runtime: of the last survey where that is younger than the limit, else of a new one. One that fails does not
+    /// invalidate a recent one.
+    async fn survey(&self, age_max: Duration) -> Result<RuntimeInfo, ForwardReason> {
+        let incarnation = self.site.incarnation();
+        let known = |age_max| {
+            let shared = self.shared();
+            let survey = shared.survey.as_ref()?;
+            survey.younger_than(age_max, incarnation.as_deref(), Instant::now()).cloned()
+        };
+        if let Some(runtime) = known(age_max) {
+            return Ok(runtime);
         }
+        let socket = self.site.socket().display();
+        let failed = match timeout(SURVEY_MAX, self.site.survey()).await {
+            Ok(Ok(runtime)) => {
+                let survey = Survey { runtime: runtime.clone(), incarnation, at: Instant::now() };
+                self.shared().survey = Some(survey);
+                return Ok(runtime);
+            }
+            Ok(Err(error)) if error.kind() == RuntimeErrorKind::Unsupported => {
+                return Err(ForwardReason::ApiClosed(error.chain()));
+            }
+            // Both name the socket.
+            Ok(Err(error)) if matches!(error.kind(), RuntimeErrorKind::Unavailable | RuntimeErrorKind::TimedOut) => {
+                error.chain()
+            }
+            Ok(Err(error)) => format!("{} at `{socket}`", error.chain()),
+            Err(_) => format!("no answer at `{socket}` within {} s", SURVEY_MAX.as_secs()),
+        };
+        known(SURVEY_RECENT).ok_or(ForwardReason::RuntimeUnknown(failed))
+    }
+
+    /// The runtime may be another one when it is back.
+    fn forget_runtime(&self) {
+        let mut shared = self.shared();
+        (shared.survey, shared.opened) = (None, None);
     }
 
     async fn choose(
         &self,
-        runtime: &Result<RuntimeInfo, String>,
+        runtime: &Result<RuntimeInfo, ForwardReason>,
         request: Option<&PullRequest>,
     ) -> Result<OpenedSite, ForwardReason> {
         let registry = request.and_then(registry_of);
@@ -277,7 +320,8 @@ impl ImportingImages {
         }
         let opened = timeout(OPEN_MAX, self.site.open(runtime)).await;
         let site = opened.unwrap_or_else(|_| {
-            Err(ForwardReason::ApiClosed(format!("it did not open within {} s", OPEN_MAX.as_secs())))
+            let socket = self.site.socket().display();
+            Err(ForwardReason::ApiAway(format!("it did not open at `{socket}` within {} s", OPEN_MAX.as_secs())))
         })?;
         self.shared().opened = Some((key, site.clone()));
         Ok(site)
@@ -303,8 +347,7 @@ impl ImportingImages {
         };
         let ImportError { stage, cause } = failed;
         if cause.kind() == RuntimeErrorKind::Unavailable {
-            // The runtime may be another one when it is back.
-            self.shared().opened = None;
+            self.forget_runtime();
         }
         let fault = cause.fault();
         match after_failure(self.mode, stage, &fault, pull.request) {
@@ -327,6 +370,9 @@ impl ImportingImages {
         let way = PullWay::Forwarded(reason);
         (pull.progress)(PullEvent::Way(way.clone()));
         let pulled = self.inner.pull(pull.request, Arc::clone(&pull.progress)).await;
+        if pulled.as_ref().is_err_and(|error| error.kind() == RuntimeErrorKind::Unavailable) {
+            self.forget_runtime();
+        }
         self.note(pull, way, pulled.as_ref().err());
         pulled
     }
@@ -351,6 +397,18 @@ impl ImportingImages {
     }
 }
 
+/// The error of a pull that may not be forwarded. What ends without a change can be retried.
+fn not_importable(image: &str, reason: &ForwardReason) -> RuntimeError {
+    let (kind, hint) = match reason {
+        ForwardReason::NameInvalid => {
+            (RuntimeErrorKind::InvalidArgument, "give a name such as `registry.example/app:v1`")
+        }
+        reason if reason.is_outage() => (RuntimeErrorKind::Unavailable, "does the runtime run?"),
+        _ => (RuntimeErrorKind::Unsupported, "`imagelet status -v` shows what imports need; no pull is forwarded here"),
+    };
+    RuntimeError::new(kind, format!("could not import `{}`: {reason}", shown_name(image))).with_hint(hint)
+}
+
 fn registry_of(request: &PullRequest) -> Option<String> {
     Some(request.image.image.parse::<Reference>().ok()?.canonical().domain().to_owned())
 }
@@ -373,18 +431,12 @@ impl ImageService for ImportingImages {
         let pull = Pull { request, progress, began: Instant::now() };
         let runtime = match self.mode {
             ImportMode::Never => Ok(RuntimeInfo::default()),
-            _ => self.survey().await,
+            _ => self.survey(SURVEY_FRESH).await,
         };
         match self.choose(&runtime, Some(request)).await {
             Ok(site) => self.import(&pull, &site).await,
             Err(reason) if self.mode == ImportMode::Require => {
-                let image = shown_name(&request.image.image);
-                let kind = match reason {
-                    ForwardReason::NameInvalid => RuntimeErrorKind::InvalidArgument,
-                    _ => RuntimeErrorKind::Unsupported,
-                };
-                let error = RuntimeError::new(kind, format!("could not import `{image}`: {reason}"));
-                let error = error.with_hint("`runtimeImport: auto` forwards such pulls to the runtime");
+                let error = not_importable(&request.image.image, &reason);
                 self.note(&pull, PullWay::Imported, Some(&error));
                 Err(error)
             }

@@ -336,6 +336,63 @@ fn a_signature_policy_is_taken_only_where_every_pull_obeys_it() {
     assert_eq!(defaults().settings().expect("the defaults").registry.signature_policy, None);
 }
 
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("the mode is set");
+}
+
+#[test]
+fn the_password_of_a_proxy_is_read_from_its_file_where_others_neither_read_nor_change_it() {
+    let (_folder, file) = in_file("password", "hunt%40er2\n");
+    let path = file.display().to_string();
+    let settings = |proxy: &str, file: &str| {
+        given(&format!("registry: {{proxies: [{{hosts: ['*'], proxy: '{proxy}', passwordFile: '{file}'}}]}}\n"))
+            .settings()
+    };
+    set_mode(&file, 0o600);
+    let rules = settings("http://user@p", &path).expect("a good file").registry.proxies.rules;
+    let in_url = given("registry: {proxies: [{hosts: ['*'], proxy: 'http://user:hunt%2540er2@p'}]}\n");
+    assert_eq!(rules, in_url.settings().expect("a good URL").registry.proxies.rules);
+    let refusal = |proxy: &str, file: &str| message(&settings(proxy, file).expect_err("refused"));
+    let check = |refusal: String, words: &str| {
+        assert!(refusal.starts_with("f.yaml:1: ") && refusal.contains("registry.proxies[0]: "), "{refusal}");
+        assert!(refusal.contains(words) && !refusal.contains("hunt"), "{refusal}");
+    };
+    check(refusal("http://p", &path), "names no user");
+    check(refusal("http://user:hunter3@p", &path), "has a password, too");
+    check(refusal("none", &path), "have no proxy");
+    check(refusal("http://user@p", "password"), "must be an absolute path");
+    check(refusal("http://user@p", "/nonexistent/password"), "could not read passwordFile `/nonexistent/password`");
+    for (mode, words) in [(0o604, "every user may read"), (0o602, "every user may write")] {
+        set_mode(&file, mode);
+        check(refusal("http://user@p", &path), words);
+    }
+    set_mode(&file, 0o600);
+    std::fs::write(&file, "\n").expect("the file is written");
+    check(refusal("http://user@p", &path), "one line of 1 to");
+}
+
+#[test]
+fn a_file_with_a_password_that_every_user_may_read_is_warned_of() {
+    for (proxy, mode, is_warned) in [
+        ("http://user:hunter2@p", 0o644, true),
+        ("http://user:hunter2@p", 0o640, false),
+        ("http://user:hunter2@p", 0o600, false),
+        ("http://user@p", 0o644, false),
+        ("http://p:3128", 0o644, false),
+        ("none", 0o644, false),
+    ] {
+        let text =
+            format!("registry: {{proxies: [{{hosts: [a], proxy: none}}, {{hosts: ['*'], proxy: '{proxy}'}}]}}\n");
+        let (_folder, path) = in_file("f.yaml", &text);
+        set_mode(&path, mode);
+        let mut sources = defaults();
+        sources.add_file(&path).expect("the file is read");
+        let warning = sources.exposed_password();
+        assert_eq!(warning.is_some(), is_warned, "{proxy} {mode:o}: {warning:?}");
+        assert!(warning.is_none_or(|text| text.contains("f.yaml` holds") && !text.contains("hunter2")));
+    }
+}
+
 #[test]
 fn what_a_store_promises_and_allows_is_said_in_the_file() {
     let settings = given(

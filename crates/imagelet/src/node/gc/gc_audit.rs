@@ -143,13 +143,16 @@ impl LocalNode {
     }
 
     /// The images that an operator's pattern matches. `None`: the listing failed; pins can still change.
-    pub(crate) async fn held_by(&self, pattern: &str) -> Option<Vec<ImageKey>> {
+    pub(crate) async fn held_by(&self, patterns: &[String]) -> Option<Vec<Vec<ImageKey>>> {
         let snapshot = self.refresh().await.inspect_err(|failure| {
             tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
         });
         let snapshot = snapshot.ok()?;
-        let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.iter().any(|by| by == pattern.trim()));
-        Some(held.map(|entry| entry.key()).collect())
+        let held = |pattern: &String| {
+            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.iter().any(|by| by == pattern.trim()));
+            held.map(|entry| entry.key()).collect()
+        };
+        Some(patterns.iter().map(held).collect())
     }
 
     /// Waits until all records are on disk or lost.

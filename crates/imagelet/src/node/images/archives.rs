@@ -1,6 +1,6 @@
 //! `export` and `import`: images to archives and from archives.
 
-use std::time::SystemTime;
+use std::{collections::HashMap, time::SystemTime};
 
 use imagelet_core::{
     audit_log::{Act, ActCode},
@@ -10,10 +10,10 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
+use super::pins::pin_all;
 use crate::{
     api::{
-        ExportRequest, Exported, ImportRequest, Imported, ImportedRow, PinRequest, Steps, milliseconds_of, no_steps,
-        progress,
+        ExportRequest, Exported, ImportRequest, Imported, ImportedRow, PinChanged, Steps, milliseconds_of, progress,
     },
     failure::Failure,
     node::{AnswerTime, Command, LocalNode, gc::act_now},
@@ -77,13 +77,46 @@ pub(super) async fn import(
                 why: format!("from `{}`", request.place.path.display()),
                 ..act_now(ActCode::Imported, &[key], &row.names, by)
             });
-            for name in row.names.iter().filter(|_| request.pin) {
-                PinRequest { pattern: name.clone() }.run(node, no_steps()).await?;
-            }
         }
         imported.images.push(row);
     }
+    if request.pin {
+        pin_names(node, &mut imported.images, by).await;
+    }
     Ok(imported)
+}
+
+/// Pins the names of all imported images in one pass. A failed pin is reported beside its image, which stays imported.
+async fn pin_names(node: &LocalNode, rows: &mut [ImportedRow], by: &str) {
+    let imported = || rows.iter().filter(|row| row.failure.is_none());
+    let names: Vec<String> = imported().flat_map(|row| row.names.iter().cloned()).collect();
+    if names.is_empty() {
+        return;
+    }
+    let mut failures = pin_failures(&names, pin_all(node, names.clone(), by).await);
+    for row in rows.iter_mut().filter(|row| row.failure.is_none()) {
+        row.pin_failures = row.names.iter().filter_map(|name| failures.remove(name)).collect();
+        for failure in &row.pin_failures {
+            tracing::warn!(image = row.id, error = failure.to_string(), "an imported image is not pinned");
+        }
+    }
+}
+
+/// The failure of each name that is not pinned.
+fn pin_failures(
+    names: &[String],
+    pinned: Result<Vec<Result<PinChanged, Failure>>, Failure>,
+) -> HashMap<String, Failure> {
+    let of_all = |mut failure: Failure, name: &str| {
+        failure.causes.insert(0, std::mem::replace(&mut failure.message, format!("cannot pin `{name}`")));
+        failure
+    };
+    match pinned {
+        Ok(pinned) => {
+            names.iter().cloned().zip(pinned).filter_map(|(name, pinned)| Some((name, pinned.err()?))).collect()
+        }
+        Err(failure) => names.iter().map(|name| (name.clone(), of_all(failure.clone(), name))).collect(),
+    }
 }
 
 /// The name that the user shortened, or the id.
@@ -106,7 +139,30 @@ fn core_request(asked: &ImportRequest) -> Result<runtime::ImportRequest, Failure
 fn row_of(image: ImportOutcome) -> ImportedRow {
     let ImportOutcome { names, outcome } = image;
     match outcome {
-        Ok((id, present)) => ImportedRow { id: id.to_string(), names, present, failure: None },
+        Ok((id, present)) => ImportedRow { id: id.to_string(), names, present, ..ImportedRow::default() },
         Err(error) => ImportedRow { names, failure: Some(Failure::of(&error)), ..ImportedRow::default() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_name_without_a_pin_has_its_failure_and_no_other_name_has_one() {
+        let names = ["a:v1", "b:v1", "c:v1"].map(str::to_owned);
+        let pinned = || Ok(PinChanged::default());
+        let rejected = || Err(Failure::new("Failed", "cannot pin `b:v1`"));
+        let failures = pin_failures(&names, Ok(vec![pinned(), rejected(), pinned()]));
+        assert_eq!(failures.keys().collect::<Vec<_>>(), ["b:v1"]);
+        let of_file = Failure::new("Failed", "could not keep the inventory").or_hint("make room");
+        let failures = pin_failures(&names, Err(of_file));
+        assert_eq!(failures.len(), 3);
+        let one = &failures["c:v1"];
+        assert_eq!(
+            (one.message.as_str(), &*one.causes),
+            ("cannot pin `c:v1`", &["could not keep the inventory".to_owned()][..])
+        );
+        assert_eq!(one.hint.as_deref(), Some("make room"));
     }
 }

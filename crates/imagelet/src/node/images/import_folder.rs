@@ -202,6 +202,10 @@ async fn import_one(
         let message = format!("Imported {images} image{plural} from `{}`", path.display());
         tracing::info!("{message}");
         node.record_event(EventKind::Normal, "Imported", message);
+        for failure in imported.iter().flat_map(|imported| &imported.images).flat_map(|row| &row.pin_failures) {
+            let message = format!("An image of `{}` is imported and not pinned: {failure}", path.display());
+            node.record_event(EventKind::Warning, "PinFailed", message);
+        }
     } else {
         let message = format!("Could not import `{}`: {}", path.display(), reason.trim_end());
         tracing::error!("{message}");

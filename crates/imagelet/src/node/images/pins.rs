@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use imagelet_core::{audit_log::ActCode, image::ImageKey};
+use imagelet_core::{audit_log::ActCode, image::ImageKey, inventory::InventoryError};
 
 use crate::{
     api::{PinChanged, PinRequest, PinRow, Pins, PinsRequest, Steps, UnpinRequest},
@@ -15,10 +15,7 @@ impl Command for PinRequest {
     type Answer = PinChanged;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
-        let inventory = Arc::clone(&node.parts.inventory);
-        let changed = change_pin(self.pattern, move |pattern| inventory.pin(pattern)).await?;
-        let held = node.held_by(&changed.pattern).await;
-        Ok(recorded(node, ActCode::Pinned, changed, held))
+        pin_all(node, vec![self.pattern], "command").await?.pop().expect("one pattern has one result")
     }
 }
 
@@ -28,8 +25,10 @@ impl Command for UnpinRequest {
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
         let inventory = Arc::clone(&node.parts.inventory);
-        let held = node.held_by(&self.pattern).await;
-        let changed = change_pin(self.pattern, move |pattern| inventory.unpin(pattern)).await?;
+        let pattern = self.pattern.clone();
+        let held = node.held_by(std::slice::from_ref(&self.pattern)).await.and_then(|mut held| held.pop());
+        let changed = tokio::task::spawn_blocking(move || inventory.unpin(&pattern)).await??;
+        let changed = PinChanged { pattern: self.pattern, changed, images: None };
         if !changed.changed && node.parts.inventory.configured_pins().iter().any(|pin| pin == changed.pattern.trim()) {
             let message = format!("`{}` is pinned by the configuration", changed.pattern);
             return Err(Failure::new("InvalidArgument", message).or_hint("take it out of `gc.keep` and reload"));
@@ -39,28 +38,43 @@ impl Command for UnpinRequest {
             let message = format!("`{}` is pinned by {}", changed.pattern, pin.owner);
             return Err(Failure::new("InvalidArgument", message).or_hint("set its `keep` to false, or delete it"));
         }
-        Ok(recorded(node, ActCode::Unpinned, changed, held))
+        Ok(recorded(node, ActCode::Unpinned, changed, held.as_deref(), "command"))
     }
+}
+
+/// Pins patterns in one pass over the pins and one over the images; `by` is the requester for the log of decisions. A
+/// rejected pattern does not affect the others.
+pub(super) async fn pin_all(
+    node: &LocalNode,
+    patterns: Vec<String>,
+    by: &str,
+) -> Result<Vec<Result<PinChanged, Failure>>, Failure> {
+    let inventory = Arc::clone(&node.parts.inventory);
+    let (patterns, pinned) = tokio::task::spawn_blocking(move || {
+        let pinned = inventory.pin_all(&patterns);
+        (patterns, pinned)
+    })
+    .await?;
+    let pinned = pinned?;
+    let held = node.held_by(&patterns).await;
+    let results = patterns.into_iter().zip(pinned).enumerate().map(|(index, (pattern, pinned))| match pinned {
+        Ok(changed) => {
+            let held = held.as_ref().map(|held| held[index].as_slice());
+            Ok(recorded(node, ActCode::Pinned, PinChanged { pattern, changed, images: None }, held, by))
+        }
+        Err(source) => Err(InventoryError::Pin { pattern, source }.into()),
+    });
+    Ok(results.collect())
 }
 
 /// Records a change in the audit log, and adds the images that the pattern matches.
-fn recorded(node: &LocalNode, code: ActCode, changed: PinChanged, held: Option<Vec<ImageKey>>) -> PinChanged {
+fn recorded(node: &LocalNode, code: ActCode, changed: PinChanged, held: Option<&[ImageKey]>, by: &str) -> PinChanged {
     if changed.changed {
-        let (held, pattern) = (held.as_deref().unwrap_or_default(), changed.pattern.clone());
-        node.parts.decisions.act(act_now(code, held, &[pattern], "command"));
+        let (held, pattern) = (held.unwrap_or_default(), changed.pattern.clone());
+        node.parts.decisions.act(act_now(code, held, &[pattern], by));
     }
     let images = held.map(|held| held.iter().map(|key| key.id().to_string()).collect());
     PinChanged { images, ..changed }
-}
-
-async fn change_pin(
-    pattern: String,
-    change: impl FnOnce(&str) -> Result<bool, imagelet_core::inventory::InventoryError> + Send + 'static,
-) -> Result<PinChanged, Failure> {
-    let task = tokio::task::spawn_blocking(move || {
-        change(&pattern).map(|changed| PinChanged { pattern, changed, images: None })
-    });
-    Ok(task.await??)
 }
 
 impl Command for PinsRequest {

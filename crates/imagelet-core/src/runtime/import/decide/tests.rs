@@ -140,9 +140,43 @@ fn the_mode_decides_first() {
         assert_eq!(ask(mode, &facts, &pull(image)), decision, "{mode} {image}");
     }
     assert_eq!(ask(ImportMode::Require, &facts, &paused), Some(R::SandboxImage));
-    let any = |runtime: &Result<RuntimeInfo, String>| import_target(ImportMode::Auto, runtime, None, false).err();
+    let any = |runtime: &Result<RuntimeInfo, R>| import_target(ImportMode::Auto, runtime, None, false).err();
     assert_eq!(any(&Ok(facts)), None);
-    assert_eq!(any(&Err("it is away".to_owned())), Some(R::RuntimeUnknown("it is away".into())));
+    let away = || R::RuntimeUnknown("it is away".into());
+    assert_eq!(any(&Err(away())), Some(away()));
+}
+
+#[test]
+fn a_survey_is_used_until_it_is_too_old_or_the_runtime_was_started_again() {
+    let at = Instant::now();
+    let survey =
+        |incarnation: Option<&str>| Survey { runtime: containerd(), incarnation: incarnation.map(str::to_owned), at };
+    for (of, present, seconds, is_used) in [
+        (Some("1"), Some("1"), 0, true),
+        (Some("1"), Some("1"), 59, true),
+        (Some("1"), Some("1"), 60, false),
+        (Some("1"), Some("2"), 0, false),
+        (Some("1"), None, 0, false),
+        (None, Some("1"), 0, false),
+        (None, None, 59, true),
+    ] {
+        let survey = survey(of);
+        let used = survey.younger_than(Duration::from_mins(1), present, at + Duration::from_secs(seconds));
+        assert_eq!(used, is_used.then_some(&containerd()), "{of:?} {present:?} after {seconds} s");
+    }
+}
+
+#[test]
+fn an_outage_is_what_ends_without_a_change() {
+    for (reason, is_outage) in [
+        (R::RuntimeUnknown("away".into()), true),
+        (R::ApiAway("away".into()), true),
+        (R::ApiClosed("Unimplemented".into()), false),
+        (R::OtherRuntime("cri-o".into()), false),
+        (R::Rights("none".into()), false),
+    ] {
+        assert_eq!(reason.is_outage(), is_outage, "{reason}");
+    }
 }
 
 #[test]

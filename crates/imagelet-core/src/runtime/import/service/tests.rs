@@ -19,7 +19,9 @@ struct Node {
     /// What the next imports end with.
     failure: Mutex<Option<(ImportStage, RuntimeErrorKind, ErrorClass, Stage)>>,
     refusal: Mutex<Option<ForwardReason>>,
-    is_away: AtomicBool,
+    /// What surveys fail with.
+    survey_failure: Mutex<Option<(RuntimeErrorKind, &'static str)>>,
+    surveys: AtomicUsize,
     is_whole: AtomicBool,
     hangs: AtomicBool,
     opened: AtomicUsize,
@@ -41,12 +43,25 @@ impl Drop for GivenUp<'_> {
 #[async_trait]
 impl ImportSite for Node {
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError> {
-        if self.is_away.load(Ordering::SeqCst) {
-            return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, "no such socket"));
+        self.surveys.fetch_add(1, Ordering::SeqCst);
+        let failure = *self.survey_failure.lock().unwrap();
+        match failure {
+            Some((RuntimeErrorKind::TimedOut, _)) => std::future::pending().await,
+            Some((kind, message)) => return Err(RuntimeError::new(kind, message)),
+            None => {}
         }
         let place = SnapshotterPlace { root: "/c".into(), snapshotter: "overlayfs".into() };
         let version = (*self.version.lock().unwrap()).to_owned();
         Ok(RuntimeInfo { name: "containerd".into(), version, places: vec![place], ..RuntimeInfo::default() })
+    }
+
+    fn socket(&self) -> &Path {
+        Path::new("/run/c.sock")
+    }
+
+    /// Another version was started after the one before it.
+    fn incarnation(&self) -> Option<String> {
+        Some((*self.version.lock().unwrap()).to_owned())
     }
 
     async fn open(&self, _: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
@@ -98,7 +113,8 @@ impl Node {
             version: Mutex::new("1.7.24"),
             failure: Mutex::default(),
             refusal: Mutex::default(),
-            is_away: AtomicBool::new(false),
+            survey_failure: Mutex::default(),
+            surveys: AtomicUsize::new(0),
             is_whole: AtomicBool::new(true),
             hangs: AtomicBool::new(false),
             opened: AtomicUsize::new(0),
@@ -115,6 +131,10 @@ impl Node {
         let site: Arc<dyn ImportSite> = Arc::<Self>::clone(self);
         let inner = Arc::new(self.runtime.clone());
         (Arc::new(ImportingImages::new(inner, site, mode, Arc::clone(&metrics))), metrics)
+    }
+
+    fn go_away(&self) {
+        *self.survey_failure.lock().unwrap() = Some((RuntimeErrorKind::Unavailable, "no such socket"));
     }
 
     fn fail_imports(&self, stage: ImportStage, class: ErrorClass) {
@@ -224,10 +244,10 @@ async fn a_registry_that_limits_is_not_asked_a_second_time() {
 async fn a_runtime_that_comes_and_changes_is_found_by_the_next_pull() {
     let node = Node::new();
     let (images, _) = node.images(ImportMode::Auto);
-    node.is_away.store(true, Ordering::SeqCst);
+    node.go_away();
     pull(&images).await.expect("it is forwarded");
     assert_eq!(last(&images), ("forwarded", Some("runtime-unknown"), false));
-    node.is_away.store(false, Ordering::SeqCst);
+    node.survey_failure.lock().unwrap().take();
     for _ in 0..3 {
         pull(&images).await.expect("it is imported");
     }
@@ -264,10 +284,73 @@ async fn where_import_is_required_nothing_is_forwarded() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn where_import_is_required_an_outage_of_the_runtime_can_be_retried_and_weakens_no_policy() {
+    use RuntimeErrorKind as K;
+    let closed = || Some(ForwardReason::ApiClosed("it answers CRI alone".into()));
+    let away = || Some(ForwardReason::ApiAway("no answer at `/run/c.sock`".into()));
+    for (survey, refusal, kind, text) in [
+        (Some((K::Unavailable, "cannot reach the runtime at `/run/c.sock`")), None, K::Unavailable, "/run/c.sock"),
+        (Some((K::TimedOut, "")), None, K::Unavailable, "no answer at `/run/c.sock` within 5 s"),
+        (Some((K::Other, "not initialized")), None, K::Unavailable, "not initialized at `/run/c.sock`"),
+        (None, away(), K::Unavailable, "/run/c.sock"),
+        (Some((K::Unsupported, "unknown service")), None, K::Unsupported, "unknown service"),
+        (None, closed(), K::Unsupported, "it answers CRI alone"),
+        (None, Some(ForwardReason::Staging("EXDEV".into())), K::Unsupported, "EXDEV"),
+    ] {
+        let node = Node::new();
+        let (images, _) = node.images(ImportMode::Require);
+        *node.survey_failure.lock().unwrap() = survey;
+        *node.refusal.lock().unwrap() = refusal;
+        let error = pull(&images).await.expect_err("it cannot be imported");
+        assert_eq!(error.kind(), kind, "{}", error.chain());
+        assert!(error.chain().contains(text), "{}", error.chain());
+        assert!(!error.hint().unwrap().contains("auto"), "{:?}", error.hint());
+        assert!(node.runtime.pull_requests().is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pulls_of_one_minute_share_a_survey_until_the_connection_breaks_or_the_runtime_starts_again() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    let surveys = async |images: &ImportingImages| {
+        pull(images).await.expect("it is present");
+        node.surveys.swap(0, Ordering::SeqCst)
+    };
+    assert_eq!(surveys(&images).await, 1);
+    tokio::time::advance(Duration::from_secs(59)).await;
+    assert_eq!(surveys(&images).await, 0);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!((surveys(&images).await, surveys(&images).await), (1, 0));
+    *node.version.lock().unwrap() = "2.1.9";
+    assert_eq!((surveys(&images).await, surveys(&images).await), (1, 0), "another start");
+    let broken = (ImportStage::Fetch, RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime);
+    *node.failure.lock().unwrap() = Some(broken);
+    assert_eq!((surveys(&images).await, surveys(&images).await), (0, 1), "after a broken import");
+    images.standing().await;
+    assert_eq!(node.surveys.swap(0, Ordering::SeqCst), 1, "the status is of now");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_is_busy_for_a_moment_is_the_one_of_the_last_survey() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    pull(&images).await.expect("it is imported");
+    *node.survey_failure.lock().unwrap() = Some((RuntimeErrorKind::TimedOut, ""));
+    tokio::time::advance(SURVEY_FRESH).await;
+    pull(&images).await.expect("it is imported");
+    assert_eq!((node.imports(), last(&images)), (2, ("imported", None, false)));
+    assert_eq!(images.standing().await.obstacle, None);
+    tokio::time::advance(SURVEY_RECENT).await;
+    pull(&images).await.expect("it is forwarded");
+    assert_eq!((node.imports(), last(&images)), (0, ("forwarded", Some("runtime-unknown"), false)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn where_import_is_off_neither_runtime_nor_site_is_asked() {
     let node = Node::new();
     let (images, _) = node.images(ImportMode::Never);
-    node.is_away.store(true, Ordering::SeqCst);
+    node.go_away();
     pull(&images).await.expect("it is forwarded");
     assert_eq!(last(&images), ("forwarded", Some("switched-off"), false));
     assert_eq!((node.imports(), node.opened.load(Ordering::SeqCst)), (0, 0));

@@ -111,6 +111,17 @@ impl ProxyRule {
         };
         Ok(Self { hosts, proxy })
     }
+
+    /// The same with the password of the user that the URL names.
+    ///
+    /// # Errors
+    /// The URL names no user, or has a password, or the proxy takes no such password.
+    pub fn with_password(mut self, password: Secret) -> Result<Self, ProxyRuleError> {
+        let bad = |problem| ProxyRuleError(format!("its password cannot be used: {problem}"));
+        let proxy = self.proxy.as_mut().and_then(Arc::get_mut).ok_or_else(|| bad("these hosts have no proxy"))?;
+        proxy.set_password(password).map_err(bad)?;
+        Ok(self)
+    }
 }
 
 impl Proxies {
@@ -291,6 +302,25 @@ mod tests {
             assert!(error.contains(words) && !error.contains("hunter2"), "{error}");
         }
         ProxyRule::new(&vec!["a.example".to_owned(); PATTERNS_MAX + 1], "none").unwrap_err();
+        for (proxy, password, words) in [
+            ("none", "hunter2", "have no proxy"),
+            ("http://p", "hunter2", "names no user"),
+            ("http://u:other@p", "hunter2", "has a password"),
+            ("socks5://u@p", &"hunter2".repeat(50), "longer than 255 bytes"),
+        ] {
+            let rule = ProxyRule::new(&hosts(&["a.example"]), proxy).unwrap();
+            let error = rule.with_password(Secret::new(password)).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains("hunter2") && !error.contains("other"), "{error}");
+        }
+        let rule = ProxyRule::new(&hosts(&["a.example"]), "http://us%3Aer@p").unwrap();
+        let rule = rule.with_password(Secret::new("hunt%40er2")).unwrap();
+        assert!(!format!("{rule:?}").contains("hunt"));
+        let proxies = Proxies::new(&ProxyConfig { rules: ProxyRules::new(vec![rule]), ..ProxyConfig::default() });
+        assert_eq!(
+            proxies.secrets(),
+            [Secret::new("hunt%40er2")],
+            "a file has the password itself, not an encoded one"
+        );
         let good = ["*", "*.a.example", ".a.example", "a_b.example:5000", "10.0.0.0/8", "[fd00::1]:5000", "a.example."];
         ProxyRule::new(&hosts(&good), "none").unwrap();
     }

@@ -64,13 +64,29 @@ impl Proxy {
             text => text.trim_start_matches(':').parse().map_err(|_| "its port is not a port")?,
         };
         let credential = user.map(ProxyCredential::parse).transpose()?;
+        let proxy = Self { kind, host, port, credential };
+        proxy.check_credential()?;
+        Ok(proxy)
+    }
+
+    fn check_credential(&self) -> Result<(), &'static str> {
         let is_too_long = |credential: &ProxyCredential| {
             credential.user.len().max(credential.password.expose().len()) > SOCKS_CREDENTIAL_BYTES_MAX
         };
-        if kind == ProxyKind::Socks && credential.as_ref().is_some_and(is_too_long) {
+        if self.kind == ProxyKind::Socks && self.credential.as_ref().is_some_and(is_too_long) {
             return Err("its user or password is longer than 255 bytes");
         }
-        Ok(Self { kind, host, port, credential })
+        Ok(())
+    }
+
+    /// Sets the password of the user that the URL names.
+    pub(crate) fn set_password(&mut self, password: Secret) -> Result<(), &'static str> {
+        match &mut self.credential {
+            Some(credential) if !credential.password.expose().is_empty() => return Err("the URL has a password, too"),
+            Some(credential) if !credential.user.is_empty() => credential.password = password,
+            _ => return Err("the URL names no user"),
+        }
+        self.check_credential()
     }
 
     /// Reads the URL in a file: the scheme is written, and nothing follows the host.
