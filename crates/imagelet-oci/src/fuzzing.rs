@@ -8,7 +8,7 @@ use std::{
     io::{self, BufRead, Read as _},
     os::fd::BorrowedFd,
     path::Path,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use bytes::Bytes;
@@ -180,7 +180,7 @@ pub fn import_folder(path: &Path) -> Imported {
 }
 
 fn imported(files: ArchiveFiles) -> Imported {
-    let ImageArchive { blobs, images, .. } = ImageArchive::read(files)?;
+    let ImageArchive { blobs, images, .. } = ImageArchive::read(files, &AtomicBool::new(false))?;
     let platform = "linux/amd64".parse().expect("a platform");
     let read = images.into_iter().map(|image| {
         let chosen = choose_archived(&blobs, image.roots, &platform).map(|found| {

@@ -47,17 +47,24 @@ impl Engine {
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
                 .with_hint("leave out `--name`: each image gets its own names"));
         }
-        let mut imported = Vec::new();
+        let (mut imported, mut failed_bytes) = (Vec::new(), 0);
         for image in archive.images {
+            let read_before = archive.blobs.reads().in_all;
             let found = references(&image.names, request.name.as_ref());
             let names = found.iter().flatten().map(ToString::to_string).collect();
             let outcome = match found {
+                Ok(_) if archive.blobs.reads().is_exceeded_by(failed_bytes) => Err(unacceptable(format!(
+                    "images that failed read {failed_bytes} bytes of the archive, many times its size; no further one is read"
+                ))),
                 Ok(references) => self
                     .import_one(&archive.blobs, image, &references, request, progress)
                     .await
                     .map_err(|error| about(error, &format!("could not import `{}`", references[0]))),
                 Err(error) => Err(error),
             };
+            if outcome.is_err() {
+                failed_bytes += archive.blobs.reads().in_all - read_before;
+            }
             imported.push(ImportOutcome { names, outcome });
         }
         Ok(imported)
@@ -78,7 +85,7 @@ impl Engine {
                 let plain = spool::plain(open_file(&place.path)?, folder, limits, &cancelled)?;
                 ArchiveFiles::of_tar(plain, &place.path, &memory)?
             };
-            ImageArchive::read(entries)
+            ImageArchive::read(entries, &cancelled)
         })
         .await
     }
