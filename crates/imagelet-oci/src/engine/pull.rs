@@ -115,7 +115,7 @@ impl Engine {
     ) -> Result<LayerFetches, RuntimeError> {
         // Held until the image is committed or its leftovers are on their way to the trash.
         let reservation = self.admit(wanted).await?;
-        let view = self.on_disk(|store| store.sync_view()).await?;
+        let view = self.on_disk(|store| store.pull_view()).await?;
         let claim = Claim {
             registry: resolved.session.reference().domain().to_owned(),
             tenant,

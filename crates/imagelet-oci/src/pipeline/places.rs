@@ -23,7 +23,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::unpack::LAYERS_MAX;
+use crate::{scarce::DescriptorShare, unpack::LAYERS_MAX};
 
 /// Places for the first layers of pulls, and as many for other layers. The unpack memory is divided by this number
 /// plus the parked layers. Fewer places already saturate any link.
@@ -60,6 +60,8 @@ struct Line {
     held: HashMap<u64, (Claim, Half)>,
     /// In the order of arrival; `true` for a layer that yielded its place.
     waiting: BTreeMap<u64, (Claim, bool)>,
+    /// Of all bounds.
+    share: DescriptorShare,
 }
 
 impl Line {
@@ -97,9 +99,10 @@ impl Line {
         let has_first = self.count(|held, half| held.pull == claim.pull && half == Half::First) > 0;
         let halves = if has_first { &[Half::Further][..] } else { &[Half::First, Half::Further] };
         halves.iter().copied().find(|wanted| {
-            self.count(|_, half| half == *wanted) < PLACES_MAX
-                && self.count(|held, half| half == *wanted && held.registry == claim.registry) < SHARE_MAX
-                && self.count(|held, half| half == *wanted && held.tenant == claim.tenant) < SHARE_MAX
+            self.count(|_, half| half == *wanted) < self.share.of(PLACES_MAX)
+                && self.count(|held, half| half == *wanted && held.registry == claim.registry)
+                    < self.share.of(SHARE_MAX)
+                && self.count(|held, half| half == *wanted && held.tenant == claim.tenant) < self.share.of(SHARE_MAX)
         })
     }
 
@@ -117,7 +120,7 @@ impl Line {
 
     /// Moves a layer behind all that never had a place. `false`: too many layers are parked.
     fn park(&mut self, ticket: u64) -> bool {
-        if self.waiting.values().filter(|(_, is_parked)| *is_parked).count() >= PARKED_MAX {
+        if self.waiting.values().filter(|(_, is_parked)| *is_parked).count() >= self.share.of(PARKED_MAX) {
             return false;
         }
         let Some((claim, _)) = self.held.remove(&ticket) else { return false };
@@ -263,6 +266,15 @@ mod tests {
                 line.leave(ticket);
             }
             assert!(line.start().is_some(), "{what}: what is given back is used");
+        }
+    }
+
+    #[test]
+    fn with_few_descriptors_few_layers_have_places_and_the_others_wait() {
+        for (files, bound) in [(1024, 2 * PLACES_MAX), (256, 6), (128, 2), (0, 2)] {
+            let mut line = Line { share: DescriptorShare::of_limit(files), ..Line::default() };
+            flood(&mut line, 200, 4, |pull| claim(&format!("r{pull}.io"), &format!("t{pull}"), pull));
+            assert_eq!(line.held.len(), bound, "{files}");
         }
     }
 

@@ -56,6 +56,8 @@ use self::{
     rate_limit::RateLimits,
 };
 
+use crate::scarce::DescriptorShare;
+
 pub use self::bandwidth::Bandwidth;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, Trickle};
@@ -153,13 +155,11 @@ impl Registry {
             RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the user agent cannot be sent in a header")
                 .caused_by(error)
         })?;
+        let share = DescriptorShare::default();
+        let connections_per_host = share.of(config.connections_per_host.get());
         let transport = Transport {
-            clients: Clients::new(
-                config.dial_timeout,
-                config.connections_per_host.get(),
-                Proxies::new(&config.proxies),
-            ),
-            slots: HostSlots::new(config.connections_per_host.get()),
+            clients: Clients::new(config.dial_timeout, connections_per_host, Proxies::new(&config.proxies)),
+            slots: HostSlots::new(connections_per_host),
             loopback_tls: Mutex::default(),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
@@ -170,7 +170,7 @@ impl Registry {
             health: Arc::new(HostsHealth::load(config.health_file.clone())),
             rate_limits: RateLimits::default(),
             read_ahead: Arc::new(Semaphore::new(READ_AHEAD_MAX)),
-            extra_connections: Arc::new(Semaphore::new(EXTRA_CONNECTIONS_MAX)),
+            extra_connections: Arc::new(Semaphore::new(share.of(EXTRA_CONNECTIONS_MAX))),
             config,
         };
         Ok(Self { shared: Arc::new(shared) })

@@ -305,6 +305,21 @@ fn an_image_over_a_layer_that_was_found_damaged_during_its_pull_is_not_shown() {
 }
 
 #[test]
+fn pulls_at_one_time_share_a_view_until_it_has_reported_an_error() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Commit);
+    let (one, two) = (store.pull_view().unwrap(), store.pull_view().unwrap());
+    assert!(Arc::ptr_eq(&one, &two));
+    sync_observer::observe(|_| Err(io::Error::other("the disk lost bytes")));
+    one.sync().unwrap_err();
+    sync_observer::observe(|_| Ok(()));
+    let later = store.pull_view().unwrap();
+    assert!(!Arc::ptr_eq(&two, &later), "it began after the error");
+    two.sync().unwrap_err();
+    later.sync().unwrap();
+}
+
+#[test]
 fn in_the_background_the_content_of_each_pull_is_synced_through_its_own_view() {
     let bed = Bed::new();
     let store = bed.open(Durability::Background);

@@ -18,6 +18,8 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 
+use crate::scarce::DescriptorShare;
+
 pub(crate) const LAYERS_MAX: usize = 64;
 /// Each layer's own memory: two blocks between inflater and unpacker, the manifest's buffer, notes.
 const OWN: u64 = 384 << 10;
@@ -52,7 +54,7 @@ impl UnpackBudget {
         Self {
             shared: Arc::new(Semaphore::new(usize::try_from(share_max / UNIT).unwrap_or(Semaphore::MAX_PERMITS))),
             share_max,
-            directories: Arc::new(Semaphore::new(DIRECTORIES_MAX)),
+            directories: Arc::new(Semaphore::new(DescriptorShare::default().of(DIRECTORIES_MAX))),
         }
     }
 

@@ -138,11 +138,16 @@ impl ImageImporter for EngineImporter {
 
 impl EngineImporter {
     async fn import_described(&self, described: &Described, progress: &Progress) -> Result<ImageId, ImportError> {
-        for _ in 0..BEGINS_MAX {
+        let (mut waits, mut begins) = (scarce::waits(), 0);
+        while begins < BEGINS_MAX {
             match self.attempt(described, progress).await {
                 Ok(id) => return Ok(id),
-                Err(Ended::Failed(error)) => return Err(error),
+                Err(Ended::Failed(error)) => match waits.next() {
+                    Some(wait) if scarce::is_caused_by_scarcity(&error.cause) => tokio::time::sleep(wait).await,
+                    _ => return Err(error),
+                },
                 Err(Ended::BaseGone) => {
+                    begins += 1;
                     tracing::info!(image = %described.image.reference, "the runtime has removed layers that an import stands on");
                 }
             }
