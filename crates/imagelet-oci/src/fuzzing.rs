@@ -185,7 +185,8 @@ fn imported(files: ArchiveFiles) -> Imported {
     let read = images.into_iter().map(|image| {
         let chosen = choose_archived(&blobs, image.roots, &platform).map(|found| {
             let layers = found.manifest.layers.iter().map(|layer| blobs.open(layer).map(|_| layer.size)).collect();
-            let documents = [found.root, found.chosen].map(|document| (document.digest, document.bytes));
+            let documents = [found.root, found.chosen]
+                .map(|document| (document.digest, document.bytes.read().expect("it is in memory")));
             OpenedDocuments { documents: documents.into(), layers }
         });
         OpenedImage { references: references(&image.names, None), chosen }

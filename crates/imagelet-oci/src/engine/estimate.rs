@@ -63,7 +63,7 @@ struct CachedResolution {
 
 impl CachedResolution {
     fn bytes(&self) -> usize {
-        self.resolved.root.bytes.len() + self.resolved.chosen.bytes.len()
+        self.resolved.in_memory()
     }
 }
 
@@ -160,6 +160,7 @@ mod tests {
     use crate::{
         manifest::{Descriptor, Manifest},
         registry::{Document, PullSession},
+        store::DocumentBytes,
     };
 
     fn target_of(name: &str) -> PullTarget {
@@ -169,7 +170,8 @@ mod tests {
 
     fn resolved(target: &PullTarget, length: usize) -> Resolved {
         let bytes = Bytes::from(vec![b' '; length]);
-        let document = Document { digest: Digest::of(&bytes), media_type: String::new(), bytes };
+        let document =
+            Document { digest: Digest::of(&bytes), media_type: String::new(), bytes: DocumentBytes::Memory(bytes) };
         let config = Descriptor {
             media_type: String::new(),
             digest: document.digest.clone(),

@@ -54,9 +54,9 @@ pub(crate) struct ArchiveReads {
 }
 
 impl ArchiveReads {
-    /// Whether images that failed have cost more than the archive is worth: they may all lead to its largest file.
-    pub(crate) fn is_exceeded_by(self, failed_bytes: u64) -> bool {
-        failed_bytes > self.distinct.saturating_mul(FAILED_READS_MAX)
+    /// What images that fail may read: they may all lead to the largest file of the archive.
+    pub(crate) fn failed_max(self) -> u64 {
+        self.distinct.saturating_mul(FAILED_READS_MAX)
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) mod tests;
 use std::{
     num::NonZeroUsize,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -56,7 +56,7 @@ use self::{
     rate_limit::RateLimits,
 };
 
-use crate::scarce::DescriptorShare;
+use crate::{scarce::DescriptorShare, store::Store};
 
 pub use self::bandwidth::Bandwidth;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
@@ -75,6 +75,9 @@ pub(crate) use resolve::{Document, Resolved};
 
 /// As many layers of one registry as have places at once, and the further connections of all blobs.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
+
+/// A document is counted when all its bytes are here, so that a slow registry holds none of this.
+const PARSED_BYTES_MAX: usize = 32 << 20;
 
 /// Configuration of the registry client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,6 +150,10 @@ struct Shared {
     /// Bytes and further connections that all blobs share.
     read_ahead: Arc<Semaphore>,
     extra_connections: Arc<Semaphore>,
+    /// Where large documents are kept; in memory without it.
+    documents: OnceLock<Arc<Store>>,
+    /// Bytes of documents that all pulls together verify and parse at once.
+    parsing: Semaphore,
 }
 
 impl Registry {
@@ -171,8 +178,15 @@ impl Registry {
             rate_limits: RateLimits::default(),
             read_ahead: Arc::new(Semaphore::new(READ_AHEAD_MAX)),
             extra_connections: Arc::new(Semaphore::new(share.of(EXTRA_CONNECTIONS_MAX))),
+            documents: OnceLock::new(),
+            parsing: Semaphore::new(PARSED_BYTES_MAX),
             config,
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Keeps large documents in the staging folders of a store from now on.
+    pub(crate) fn keep_documents_in(&self, store: &Arc<Store>) {
+        let _ = self.shared.documents.set(Arc::clone(store));
     }
 }

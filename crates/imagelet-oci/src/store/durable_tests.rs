@@ -13,8 +13,9 @@ use imagelet_core::runtime::Findings;
 use tempfile::TempDir;
 
 use super::{
-    Access, BlobPurpose, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, PartialKey, Resumption,
-    StagedBlob, StagedLayer, Store, StoreOptions, SyncView, files::sync_observer, record::disk_usage::DiskUsage,
+    Access, BlobPurpose, DocumentBytes, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage,
+    PartialKey, Resumption, StagedBlob, StagedLayer, Store, StoreOptions, SyncView, files::sync_observer,
+    record::disk_usage::DiskUsage,
 };
 use crate::manifest::Descriptor;
 
@@ -115,7 +116,7 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
 
 fn new_image(name: &str, layers: &[&str], names: &[&str]) -> NewImage {
     let names = names.iter().map(|&name| name.to_owned()).collect();
-    NewImage { record: record(name, layers), files: vec![("config.json", b"{}".into())], names }
+    NewImage { record: record(name, layers), files: vec![("config.json", DocumentBytes::Memory("{}".into()))], names }
 }
 
 fn pull(store: &Arc<Store>, name: &str, layers: &[&str], brought: &[&str]) -> Result<ImageId, String> {

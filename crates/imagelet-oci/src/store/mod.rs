@@ -61,7 +61,7 @@ pub(crate) use self::{
     resumption::Resumption,
     sink_layer::SinkLayer,
     spare_layers::{LayerEnd, SpareWanted},
-    staging::Staging,
+    staging::{DocumentBytes, DocumentWriter, Staging},
     verify::Watch,
 };
 use self::{

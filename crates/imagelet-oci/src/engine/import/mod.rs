@@ -15,8 +15,8 @@ use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
     image::{Digest, ImageId},
     runtime::{
-        Freed, ImageImporter, ImportError, ImportStage, ImportedDocument, ImportedImage, ImportedLayer, LayerImport,
-        LayerSink, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
+        Freed, ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
+        LayerImport, LayerSink, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
     },
 };
 use tokio::sync::{Semaphore, watch};
@@ -36,7 +36,7 @@ use crate::{
     pipeline::Tenant,
     registry::{Document, Resolved, about},
     scarce,
-    store::{LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
+    store::{DocumentBytes, LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
 };
 
 const SPARES_PERIOD: Duration = Duration::from_mins(5);
@@ -172,11 +172,11 @@ impl EngineImporter {
                 reference: target.reference.clone(),
                 root: document(&resolved.root),
                 manifest: document(&resolved.chosen),
-                config: ImportedDocument {
+                config: document(&Document {
                     digest: resolved.manifest.config.digest.clone(),
                     media_type: resolved.manifest.config.media_type.clone(),
-                    bytes: config[..].into(),
-                },
+                    bytes: config,
+                }),
                 layers: layers
                     .map(|(layer, diff_id)| ImportedLayer {
                         digest: layer.digest.clone(),
@@ -185,7 +185,7 @@ impl EngineImporter {
                         diff_id: diff_id.clone(),
                     })
                     .collect(),
-                index_entries: index_entries(&resolved)?,
+                index_entries: index_entries(&resolved).await?,
             };
             let chains = image.chains();
             Ok((Arc::new(image), chains))
@@ -351,12 +351,13 @@ fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     order
 }
 
-fn index_entries(resolved: &Resolved) -> Result<Vec<Digest>, RuntimeError> {
+async fn index_entries(resolved: &Resolved) -> Result<Vec<Digest>, RuntimeError> {
     let (root, chosen) = (&resolved.root, &resolved.chosen);
     if root.digest == chosen.digest {
         return Ok(Vec::new());
     }
-    let entries: Vec<Digest> = match ManifestDocument::parse(&root.bytes, &root.media_type)? {
+    let parsed = resolved.session.parse(&root.bytes, |bytes| ManifestDocument::parse(bytes, &root.media_type));
+    let entries: Vec<Digest> = match parsed.await?? {
         ManifestDocument::Index(Index { manifests }) => manifests.into_iter().map(|entry| entry.digest).collect(),
         ManifestDocument::Image(_) => Vec::new(),
     };
@@ -371,6 +372,10 @@ fn document(document: &Document) -> ImportedDocument {
     ImportedDocument {
         digest: document.digest.clone(),
         media_type: document.media_type.clone(),
-        bytes: document.bytes[..].into(),
+        size: document.bytes.len() as u64,
+        bytes: match &document.bytes {
+            DocumentBytes::Memory(bytes) => ImportedBytes::Memory(bytes[..].into()),
+            DocumentBytes::Staged(staged) => ImportedBytes::File(Arc::clone(staged) as _),
+        },
     }
 }
