@@ -8,7 +8,7 @@ use std::{
     io::{self, BufRead, Read as _},
     os::fd::BorrowedFd,
     path::Path,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use bytes::Bytes;
@@ -180,12 +180,13 @@ pub fn import_folder(path: &Path) -> Imported {
 }
 
 fn imported(files: ArchiveFiles) -> Imported {
-    let ImageArchive { blobs, images, .. } = ImageArchive::read(files)?;
+    let ImageArchive { blobs, images, .. } = ImageArchive::read(files, &AtomicBool::new(false))?;
     let platform = "linux/amd64".parse().expect("a platform");
     let read = images.into_iter().map(|image| {
         let chosen = choose_archived(&blobs, image.roots, &platform).map(|found| {
             let layers = found.manifest.layers.iter().map(|layer| blobs.open(layer).map(|_| layer.size)).collect();
-            let documents = [found.root, found.chosen].map(|document| (document.digest, document.bytes));
+            let documents = [found.root, found.chosen]
+                .map(|document| (document.digest, document.bytes.read().expect("it is in memory")));
             OpenedDocuments { documents: documents.into(), layers }
         });
         OpenedImage { references: references(&image.names, None), chosen }

@@ -1,9 +1,45 @@
-//! Retries of operations for which the process or the system had no file descriptor left.
+//! File descriptors: how much may be in flight by the process's limit, and retries of operations that got none.
 
 use std::{error::Error, io, iter, thread, time::Duration};
 
 use imagelet_core::runtime::RuntimeError;
-use rustix::io::Errno;
+use rustix::{
+    io::Errno,
+    process::{Resource, getrlimit},
+};
+
+/// The limit of open files from which on all may be in flight that the bounds of each part allow.
+const FILES_FULL: usize = 1024;
+/// Descriptors that are not for pulls: half of 256, of which the listeners of a daemon take most.
+const FILES_RESERVED: usize = 128;
+
+/// The share of a bound that this process may use, by its limit of open files.
+///
+/// The bounds on what is in flight are made for [`FILES_FULL`] descriptors. With fewer, each is this part of itself, and
+/// what exceeds it waits its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DescriptorShare {
+    available: usize,
+}
+
+impl DescriptorShare {
+    pub(crate) fn of_limit(files_max: usize) -> Self {
+        Self { available: files_max.clamp(FILES_RESERVED, FILES_FULL) - FILES_RESERVED }
+    }
+
+    /// At least one, so that work goes on whatever the limit.
+    pub(crate) fn of(self, bound: usize) -> usize {
+        (bound * self.available / (FILES_FULL - FILES_RESERVED)).max(1)
+    }
+}
+
+impl Default for DescriptorShare {
+    /// By the limit of this process.
+    fn default() -> Self {
+        let limit = getrlimit(Resource::Nofile).current;
+        Self::of_limit(limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX))
+    }
+}
 
 /// The first wait; each further one doubles.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
@@ -60,6 +96,16 @@ pub(crate) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Errno>) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bound_is_whole_from_1024_descriptors_on_and_a_part_of_itself_below() {
+        for (files, first, second) in
+            [(usize::MAX, 48, 12), (1024, 48, 12), (576, 24, 6), (256, 6, 1), (128, 1, 1), (0, 1, 1)]
+        {
+            let share = DescriptorShare::of_limit(files);
+            assert_eq!((share.of(48), share.of(12)), (first, second), "{files}");
+        }
+    }
 
     #[test]
     fn the_waits_end_after_ten_seconds() {

@@ -16,7 +16,7 @@ impl ImportRun {
     pub(super) async fn write_blob(&self, index: usize, blob: &Path) -> Result<(), RuntimeError> {
         let layer = &self.image.layers[index];
         let unpacked = Labels::from([("containerd.io/uncompressed".to_owned(), layer.diff_id.to_string())]);
-        self.write_content(Content::Blob(blob), &layer.digest, layer.size, unpacked).await?;
+        self.write_content(Content::File(blob), &layer.digest, layer.size, unpacked).await?;
         Step::ImportBlob.reach();
         Ok(())
     }
@@ -53,17 +53,17 @@ impl ImportRun {
 
 pub(super) enum Content<'a> {
     Document(&'a [u8]),
-    Blob(&'a Path),
+    File(&'a Path),
 }
 
 impl<'a> Content<'a> {
     async fn open(&self) -> Result<Box<dyn AsyncRead + Send + Unpin + 'a>, RuntimeError> {
         match *self {
             Self::Document(bytes) => Ok(Box::new(bytes)),
-            Self::Blob(path) => match File::open(path).await {
+            Self::File(path) => match File::open(path).await {
                 Ok(file) => Ok(Box::new(file)),
                 Err(error) => {
-                    let why = format!("cannot read the packed layer `{}`", path.display());
+                    let why = format!("cannot read `{}`, which is to be imported", path.display());
                     Err(RuntimeError::other(why).caused_by(error))
                 }
             },

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use imagelet_core::{
     image::{ImageId, ImageSpec},
-    runtime::{ErrorClass, Fault, ImportError, ImportStage, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, ImportError, ImportStage, ImportedBytes, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::time::Instant;
 
@@ -38,9 +38,11 @@ impl ImportRun {
         for labelled in records::documents(&self.image, &self.chains, OVERLAYFS) {
             self.check_whole()?;
             let document = labelled.document;
-            let size = document.bytes.len() as u64;
-            let content = Content::Document(&document.bytes);
-            self.write_content(content, &document.digest, size, labelled.references).await?;
+            let content = match &document.bytes {
+                ImportedBytes::Memory(bytes) => Content::Document(bytes),
+                ImportedBytes::File(file) => Content::File((**file).as_ref()),
+            };
+            self.write_content(content, &document.digest, document.size, labelled.references).await?;
             Step::ImportDocument.reach();
         }
         Ok(())

@@ -76,7 +76,7 @@ pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
     let target = Descriptor {
         media_type: image.root.media_type.clone(),
         digest: image.root.digest.to_string(),
-        size: i64::try_from(image.root.bytes.len()).expect("what is in memory has a length of 63 bits"),
+        size: i64::try_from(image.root.size).expect("a document has a length of 63 bits"),
     };
     let (by_tag, by_digest) = image.reference.names_of(&image.root.digest);
     let names = [Some(image.config.digest.to_string()), by_tag, Some(by_digest)].into_iter().flatten();
@@ -116,9 +116,7 @@ pub(crate) fn labels_layers(version: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use imagelet_core::runtime::ImportedLayer;
+    use imagelet_core::runtime::{ImportedBytes, ImportedLayer};
 
     use super::*;
 
@@ -127,7 +125,12 @@ mod tests {
     }
 
     fn document(text: &str) -> ImportedDocument {
-        ImportedDocument { digest: digest(text), media_type: format!("type/{text}"), bytes: Arc::from(text.as_bytes()) }
+        ImportedDocument {
+            digest: digest(text),
+            media_type: format!("type/{text}"),
+            size: text.len() as u64,
+            bytes: ImportedBytes::Memory(text.as_bytes().into()),
+        }
     }
 
     fn image(reference: &str, has_index: bool) -> ImportedImage {

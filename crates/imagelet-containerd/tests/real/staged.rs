@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, sync::Arc};
 use imagelet_containerd::Containerd;
 use imagelet_core::{
     image::{Digest, Platform},
-    runtime::{ImportedDocument, ImportedImage, ImportedLayer, StagedTree},
+    runtime::{ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer, StagedTree},
 };
 use serde_json::json;
 
@@ -70,7 +70,12 @@ fn layer(name: &str) -> ImportedLayer {
 
 fn document(media_type: &str, json: &serde_json::Value) -> ImportedDocument {
     let bytes = json.to_string().into_bytes();
-    ImportedDocument { digest: Digest::of(&bytes), media_type: media_type.to_owned(), bytes: bytes.into() }
+    ImportedDocument {
+        digest: Digest::of(&bytes),
+        media_type: media_type.to_owned(),
+        size: bytes.len() as u64,
+        bytes: ImportedBytes::Memory(bytes.into()),
+    }
 }
 
 /// Unpacks the layer of a name as an archive does that has an entry for each folder.

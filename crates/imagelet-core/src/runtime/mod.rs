@@ -25,8 +25,8 @@ pub use error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
 pub use import::{
     ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, ImportSite, ImportStage, ImportStanding,
-    ImportedDocument, ImportedImage, ImportedLayer, ImportingImages, LayerImport, LayerSink, OpenedSite, PullWay,
-    RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace, StagedTree, Taken,
+    ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer, ImportingImages, LayerImport, LayerSink, OpenedSite,
+    PullWay, RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace, StagedTree, Taken,
     WayTaken,
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};

@@ -10,7 +10,7 @@ use super::{Engine, estimate::PullTarget};
 use crate::{
     manifest::{Manifest, ManifestDocument, corrupt},
     registry::{Document, PullSession, Resolved},
-    store::ImageRecord,
+    store::{DocumentBytes, ImageRecord},
 };
 
 type Read = (Document, ManifestDocument);
@@ -87,7 +87,7 @@ impl Engine {
         session: Option<&PullSession>,
     ) -> Result<Read, RuntimeError> {
         match (self.kept(&record.image_id(), name, digest).await, session) {
-            (Some(bytes), _) => read_document(digest.clone(), bytes),
+            (Some(bytes), _) => self.read_document(digest.clone(), bytes).await,
             (None, Some(session)) => session.fetch_document(digest).await,
             (None, None) => Err(lost(name)),
         }
@@ -95,7 +95,13 @@ impl Engine {
 
     async fn document_here(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Read> {
         let bytes = self.kept(id, name, digest).await?;
-        read_document(digest.clone(), bytes).ok()
+        self.read_document(digest.clone(), bytes).await.ok()
+    }
+
+    async fn read_document(&self, digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
+        let (read, media_type) = ManifestDocument::parse_named(&bytes, "")?;
+        let bytes = self.on_disk(move |store| DocumentBytes::of(bytes.into(), store)).await?;
+        Ok((Document { digest, media_type, bytes }, read))
     }
 
     pub(super) async fn kept(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Vec<u8>> {
@@ -110,9 +116,4 @@ impl Engine {
 
 pub(super) fn lost(name: &str) -> RuntimeError {
     corrupt(format!("its `{name}` in the store is damaged")).with_hint("imagelet verify --repair")
-}
-
-fn read_document(digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
-    let (read, media_type) = ManifestDocument::parse_named(&bytes, "")?;
-    Ok((Document { digest, media_type, bytes: bytes.into() }, read))
 }

@@ -64,7 +64,7 @@ struct CachedResolution {
 
 impl CachedResolution {
     fn bytes(&self) -> usize {
-        self.resolved.root.bytes.len() + self.resolved.chosen.bytes.len()
+        self.resolved.in_memory()
     }
 }
 
@@ -161,6 +161,7 @@ mod tests {
     use crate::{
         manifest::{Descriptor, Manifest},
         registry::{Document, PullSession},
+        store::DocumentBytes,
     };
 
     fn target_of(name: &str) -> PullTarget {
@@ -170,7 +171,8 @@ mod tests {
 
     fn resolved(target: &PullTarget, length: usize) -> Resolved {
         let bytes = Bytes::from(vec![b' '; length]);
-        let document = Document { digest: Digest::of(&bytes), media_type: String::new(), bytes };
+        let document =
+            Document { digest: Digest::of(&bytes), media_type: String::new(), bytes: DocumentBytes::Memory(bytes) };
         let config = Descriptor {
             media_type: String::new(),
             digest: document.digest.clone(),

@@ -157,6 +157,9 @@ impl Engine {
         let store = Arc::new(open_store(&config, tell).await?);
         let health_file = (!store.is_read_only()).then(|| config.root.join(HEALTH_FILE));
         let registry = Registry::new(RegistryConfig { health_file, ..config.registry.clone() })?;
+        if !store.is_read_only() {
+            registry.keep_documents_in(&store);
+        }
         let confinement = blocking(|| Ok(Confinement::of_this_machine())).await?;
         let engine = Arc::new(Self {
             registry,

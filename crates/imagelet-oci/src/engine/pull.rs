@@ -6,7 +6,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     image::{ByteSize, Digest, ImageId, ImageUser},
@@ -22,8 +21,8 @@ use crate::{
     pipeline::{Allowance, Claim, LayerJob},
     registry::{Resolved, about},
     store::{
-        ArtifactRecord, DiskUsage, ImageRecord, LayerEnd, LayerEntry, NewImage, PartialKey, Resumption, SpareWanted,
-        StagedLayer, SyncView,
+        ArtifactRecord, DiskUsage, DocumentBytes, ImageRecord, LayerEnd, LayerEntry, NewImage, PartialKey, Resumption,
+        SpareWanted, StagedLayer, SyncView,
     },
     tenant::Tenant,
 };
@@ -89,20 +88,19 @@ impl Engine {
                 return Ok(id);
             }
         }
-        let (config_bytes, _) = self.configuration(&resolved, &target).await?;
-        self.fetch_layers(&resolved, &config_bytes, names, tenant, progress).await
+        let config = self.configuration(&resolved, &target).await?;
+        self.fetch_layers(&resolved, config, names, tenant, progress).await
     }
 
     pub(super) async fn configuration(
         &self,
         resolved: &Resolved,
         target: &PullTarget,
-    ) -> Result<(Bytes, ImageConfig), RuntimeError> {
+    ) -> Result<(DocumentBytes, ImageConfig), RuntimeError> {
         let described = &resolved.manifest.config;
-        let bytes = resolved.session.fetch_blob_bytes(described, CONFIG_BYTES_MAX).await?;
-        let config = resolved
-            .manifest
-            .read_config(&bytes)
+        let bytes = resolved.session.fetch_document_blob(described, CONFIG_BYTES_MAX).await?;
+        let config = resolved.session.parse(&bytes, |bytes| resolved.manifest.read_config(bytes)).await?;
+        let config = config
             .and_then(|config| check_platform(&config, resolved, target).map(|()| config))
             .map_err(|error| about(error, &format!("the configuration `{}` is refused", described.digest)))?;
         Ok((bytes, config))
@@ -116,7 +114,7 @@ impl Engine {
     ) -> Result<LayerFetches, RuntimeError> {
         // Held until the image is committed or its leftovers are on their way to the trash.
         let reservation = self.admit(wanted).await?;
-        let view = self.on_disk(|store| store.sync_view()).await?;
+        let view = self.on_disk(|store| store.pull_view()).await?;
         let claim = Claim {
             registry: resolved.session.reference().domain().to_owned(),
             tenant,
@@ -166,13 +164,12 @@ impl Engine {
     pub(super) async fn fetch_layers(
         &self,
         resolved: &Resolved,
-        config_bytes: &[u8],
+        (config_bytes, config): (DocumentBytes, ImageConfig),
         names: Vec<String>,
         tenant: Arc<Tenant>,
         progress: &Progress,
     ) -> Result<ImageId, RuntimeError> {
         let layers = &resolved.manifest.layers;
-        let config = resolved.manifest.read_config(config_bytes)?;
         check_layers(resolved, config.diff_ids.len())?;
         self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
@@ -303,7 +300,7 @@ pub(super) fn check_layers(resolved: &Resolved, diff_ids: usize) -> Result<(), R
 fn new_image(
     resolved: &Resolved,
     config: &ImageConfig,
-    config_bytes: &[u8],
+    config_bytes: DocumentBytes,
     layers: Vec<LayerEntry>,
     names: Vec<String>,
 ) -> NewImage {
@@ -323,7 +320,7 @@ fn new_image(
         pulled_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         names: Vec::new(),
     };
-    let mut files = vec![("manifest.json", chosen.bytes.to_vec()), ("config.json", config_bytes.to_vec())];
-    files.extend(index.map(|index| ("index.json", index.bytes.to_vec())));
+    let mut files = vec![("manifest.json", chosen.bytes.clone()), ("config.json", config_bytes)];
+    files.extend(index.map(|index| ("index.json", index.bytes.clone())));
     NewImage { record, files, names }
 }

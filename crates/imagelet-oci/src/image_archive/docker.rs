@@ -1,6 +1,10 @@
 //! The images of `docker save`: its `manifest.json` names a configuration and layers; the manifests are made here.
 
-use std::{collections::HashMap, io::Read as _};
+use std::{
+    collections::HashMap,
+    io::Read as _,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use bytes::Bytes;
 use imagelet_core::{
@@ -10,12 +14,15 @@ use imagelet_core::{
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{ArchiveFiles, ArchivedImage, NAMES_MAX};
+use super::{
+    ArchiveFiles, ArchivedImage, NAMES_MAX, check_cancelled,
+    files::{FileId, FoundFile, read_small},
+};
 use crate::{
     hash::Hash,
     manifest::{
         Bounded, CONFIG_BYTES_MAX, Descriptor, INDEX_ENTRIES_MAX, ImageConfig, LAYERS_MAX, MANIFEST_BYTES_MAX, corrupt,
-        list, printable,
+        list, printable, unacceptable,
     },
     store::storage_error,
 };
@@ -25,6 +32,8 @@ pub(super) const LIST_BYTES_MAX: u64 = MANIFEST_BYTES_MAX;
 const MANIFEST_TYPE: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const CONFIG_TYPE: &str = "application/vnd.docker.container.image.v1+json";
 const LAYER_TYPE: &str = "application/vnd.docker.image.rootfs.diff.tar";
+/// All manifests that are made for an archive: a list of some bytes for each layer must not become far more.
+const MADE_BYTES_MAX: usize = 16 << 20;
 const COPY_BUFFER: usize = 256 << 10;
 
 #[derive(Deserialize)]
@@ -42,9 +51,32 @@ pub(super) struct DockerArchive {
     pub(super) places: HashMap<Digest, String>,
     /// The manifests.
     pub(super) made: HashMap<Digest, Bytes>,
+    made_bytes: usize,
+    /// What was read of each file: once, however many names and images lead to it.
+    configs: HashMap<FileId, Arc<ReadConfig>>,
+    layers: HashMap<FileId, ReadLayer>,
 }
 
-pub(super) fn images(files: &ArchiveFiles, bytes: &[u8]) -> Result<DockerArchive, RuntimeError> {
+struct ReadConfig {
+    digest: Digest,
+    size: usize,
+    diff_ids: Vec<Digest>,
+}
+
+#[derive(Clone)]
+struct ReadLayer {
+    /// `None`: it is plain, and has its diff-id as digest.
+    digest: Option<Digest>,
+    size: u64,
+    /// Of its media type.
+    suffix: &'static str,
+}
+
+pub(super) fn images(
+    files: &ArchiveFiles,
+    bytes: &[u8],
+    cancelled: &AtomicBool,
+) -> Result<DockerArchive, RuntimeError> {
     let saved: Bounded<SavedImage, INDEX_ENTRIES_MAX> =
         list(bytes).map_err(|error| corrupt("`manifest.json` cannot be read").caused_by(error))?;
     let saved = saved.all("archive", "images")?;
@@ -53,66 +85,96 @@ pub(super) fn images(files: &ArchiveFiles, bytes: &[u8]) -> Result<DockerArchive
     }
     let mut archive = DockerArchive::default();
     for image in saved {
-        archive.add(files, image)?;
+        archive.add(files, image, cancelled)?;
     }
     Ok(archive)
 }
 
 impl DockerArchive {
-    fn add(&mut self, files: &ArchiveFiles, saved: SavedImage) -> Result<(), RuntimeError> {
+    fn add(&mut self, files: &ArchiveFiles, saved: SavedImage, cancelled: &AtomicBool) -> Result<(), RuntimeError> {
         let SavedImage { config: config_name, repo_tags, layers } = saved;
         let names = repo_tags.unwrap_or_default().all("image", "names")?;
         let layers = layers.unwrap_or_default().all("image", "layers")?;
-        let config = files.read(&config_name, CONFIG_BYTES_MAX)?.ok_or_else(|| lacks(&config_name))?;
-        let config_digest = Digest::of(&config);
-        check_name(&config_name, &config_digest)?;
-        let diff_ids = ImageConfig::parse(&config)?.diff_ids;
-        if layers.len() != diff_ids.len() {
-            let (layers, diff_ids) = (layers.len(), diff_ids.len());
+        let config = self.config(files, &config_name)?;
+        check_name(&config_name, &config.digest)?;
+        if layers.len() != config.diff_ids.len() {
+            let (layers, diff_ids) = (layers.len(), config.diff_ids.len());
             return Err(corrupt(format!(
                 "`manifest.json` lists {layers} layers of an image and its configuration {diff_ids}"
             )));
         }
         let mut described = Vec::new();
-        for (layer, diff_id) in layers.into_iter().zip(diff_ids) {
-            let (digest, size, suffix) = describe(files, &layer, diff_id)?;
+        for (name, diff_id) in layers.into_iter().zip(&config.diff_ids) {
+            let ReadLayer { digest, size, suffix } = self.layer(files, &name, cancelled)?;
+            let digest = digest.unwrap_or_else(|| diff_id.clone());
             described
                 .push(json!({"mediaType": format!("{LAYER_TYPE}{suffix}"), "size": size, "digest": digest.as_str()}));
-            self.places.insert(digest, layer);
+            self.places.insert(digest, name);
         }
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
-            "config": {"mediaType": CONFIG_TYPE, "size": config.len(), "digest": config_digest.as_str()},
+            "config": {"mediaType": CONFIG_TYPE, "size": config.size, "digest": config.digest.as_str()},
             "layers": described,
         });
         let manifest = Bytes::from(manifest.to_string());
+        self.made_bytes += manifest.len();
+        if self.made_bytes > MADE_BYTES_MAX {
+            return Err(unacceptable(format!("manifests of more than {MADE_BYTES_MAX} bytes describe its images")));
+        }
         let (digest, size) = (Digest::of(&manifest), manifest.len() as u64);
-        self.places.insert(config_digest, config_name);
+        self.places.insert(config.digest.clone(), config_name);
         self.made.insert(digest.clone(), manifest);
         let root = Descriptor { media_type: MANIFEST_TYPE.into(), digest, size, platform: None, annotations: None };
         self.images.push(ArchivedImage { names, roots: vec![root] });
         Ok(())
     }
+
+    fn config(&mut self, files: &ArchiveFiles, name: &str) -> Result<Arc<ReadConfig>, RuntimeError> {
+        let found = files.find(name)?.ok_or_else(|| lacks(name))?;
+        let id = found.id;
+        if let Some(config) = self.configs.get(&id) {
+            return Ok(Arc::clone(config));
+        }
+        files.count(&found);
+        let bytes = read_small(found, name, CONFIG_BYTES_MAX)?;
+        let (digest, diff_ids) = (Digest::of(&bytes), ImageConfig::parse(&bytes)?.diff_ids);
+        let config = Arc::new(ReadConfig { digest, size: bytes.len(), diff_ids });
+        self.configs.insert(id, Arc::clone(&config));
+        Ok(config)
+    }
+
+    fn layer(&mut self, files: &ArchiveFiles, name: &str, cancelled: &AtomicBool) -> Result<ReadLayer, RuntimeError> {
+        check_cancelled(cancelled)?;
+        let found = files.find(name)?.ok_or_else(|| lacks(name))?;
+        let id = found.id;
+        if let Some(layer) = self.layers.get(&id) {
+            return Ok(layer.clone());
+        }
+        files.count(&found);
+        let layer = read_layer(found, name, cancelled)?;
+        self.layers.insert(id, layer.clone());
+        Ok(layer)
+    }
 }
 
-/// Digest and size of a layer's file, and the suffix of its media type. A plain layer has its diff-id as digest.
-fn describe(files: &ArchiveFiles, name: &str, diff_id: Digest) -> Result<(Digest, u64, &'static str), RuntimeError> {
-    let (file, size) = files.open(name)?.ok_or_else(|| lacks(name))?;
+fn read_layer(found: FoundFile, name: &str, cancelled: &AtomicBool) -> Result<ReadLayer, RuntimeError> {
+    let size = found.size;
     let failed = |error| storage_error(format!("could not read `{}` of the archive", printable(name)), error);
-    let (mut file, mut magic) = (file.take(size), Vec::new());
+    let (mut file, mut magic) = (found.file.take(size), Vec::new());
     file.by_ref().take(4).read_to_end(&mut magic).map_err(failed)?;
     let suffix = match &magic[..] {
         [0x1f, 0x8b, ..] => ".gzip",
         [0x28, 0xb5, 0x2f, 0xfd] => ".zstd",
-        _ => return Ok((diff_id, size, "")),
+        _ => return Ok(ReadLayer { digest: None, size, suffix: "" }),
     };
     let mut hash = Hash::new(DigestAlgorithm::Sha256);
     hash.update(&magic);
     let mut buffer = vec![0; COPY_BUFFER];
     loop {
+        check_cancelled(cancelled)?;
         match file.read(&mut buffer).map_err(failed)? {
-            0 => return Ok((hash.finish(), size, suffix)),
+            0 => return Ok(ReadLayer { digest: Some(hash.finish()), size, suffix }),
             read => hash.update(&buffer[..read]),
         }
     }
@@ -130,4 +192,79 @@ fn check_name(name: &str, digest: &Digest) -> Result<(), RuntimeError> {
 
 fn lacks(name: &str) -> RuntimeError {
     corrupt(format!("`manifest.json` names `{}`, which the archive does not have", printable(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use imagelet_core::runtime::RuntimeErrorKind;
+
+    use super::*;
+
+    const LAYERS: usize = 50;
+    const IMAGES: usize = 40;
+
+    /// A folder with one compressed layer under the names `0` to `99`, and one configuration of `LAYERS` layers.
+    fn saved(folder: &Path) -> ArchiveFiles {
+        let blob = [&[0x1f, 0x8b][..], &[7; 64 << 10]].concat();
+        fs::write(folder.join("0"), blob).expect("written");
+        for name in 1..100 {
+            let link = folder.join(name.to_string());
+            if name % 2 == 0 {
+                fs::hard_link(folder.join("0"), link).expect("linked");
+            } else {
+                std::os::unix::fs::symlink("0", link).expect("linked");
+            }
+        }
+        let diff_ids: Vec<String> = (0..LAYERS).map(|layer| Digest::of(&[layer as u8]).to_string()).collect();
+        let config =
+            json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": diff_ids}});
+        fs::write(folder.join("config"), config.to_string()).expect("written");
+        ArchiveFiles::of_folder(folder).expect("a folder")
+    }
+
+    fn list_of(images: usize) -> Vec<u8> {
+        let image = |image: usize| {
+            let names = (0..LAYERS).map(|layer| ((image + layer) % 100).to_string());
+            json!({"Config": "config", "RepoTags": [format!("a:v{image}")], "Layers": names.collect::<Vec<_>>()})
+        };
+        json!((0..images).map(image).collect::<Vec<_>>()).to_string().into_bytes()
+    }
+
+    #[test]
+    fn each_file_of_an_archive_is_read_once_whatever_number_of_names_and_images_lead_to_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = saved(folder.path());
+        let archive = images(&files, &list_of(IMAGES), &AtomicBool::new(false)).expect("an archive");
+        assert_eq!(archive.images.len(), IMAGES);
+        let size = |name: &str| fs::metadata(folder.path().join(name)).expect("a file").len();
+        assert_eq!(files.reads().in_all, size("0") + size("config"));
+    }
+
+    #[test]
+    fn the_layers_of_an_archive_are_not_hashed_for_a_client_that_is_gone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = saved(folder.path());
+        let cancelled = AtomicBool::new(true);
+        let error = images(&files, &list_of(1), &cancelled).err().expect("it ends");
+        assert_eq!(error.kind(), RuntimeErrorKind::Cancelled);
+        let found = files.find("0").expect("no failure").expect("a file");
+        let error = read_layer(found, "0", &cancelled).err().expect("it ends");
+        assert_eq!(error.kind(), RuntimeErrorKind::Cancelled);
+    }
+
+    #[test]
+    fn a_list_whose_manifests_are_far_larger_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = saved(folder.path());
+        let diff_ids = vec![Digest::of(b"").to_string(); LAYERS_MAX];
+        let config =
+            json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": diff_ids}});
+        fs::write(folder.path().join("config"), config.to_string()).expect("written");
+        let image = json!({"Config": "config", "Layers": vec!["0"; LAYERS_MAX]});
+        let list = json!(vec![image; INDEX_ENTRIES_MAX]).to_string();
+        let error = images(&files, list.as_bytes(), &AtomicBool::new(false)).err().expect("too much");
+        assert!(error.chain().contains("more than 16777216 bytes"), "{}", error.chain());
+    }
 }

@@ -1,19 +1,19 @@
 //! The files of an archive by name, each a span of a tar file or a file of a folder.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::File,
     io::{self, BufReader, Read as _, Seek as _, SeekFrom},
-    os::fd::AsRawFd as _,
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
 };
 
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::{
-    manifest::{corrupt, unacceptable},
+    manifest::{corrupt, printable, unacceptable},
     store::storage_error,
     unpack::{LayerMemory, TarKind, read_head},
 };
@@ -26,12 +26,49 @@ const NAME_BYTES_MAX: usize = 1024;
 /// Links that one name may lead through.
 const LINKS_MAX: usize = 8;
 const BLOCK: u64 = 512;
+/// How often images that fail may read the files of an archive: a whole one more often than a good archive needs.
+const FAILED_READS_MAX: u64 = 8;
 const READ_AHEAD: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) struct ArchiveFiles {
     pub(super) place: String,
     kind: FileSource,
+    opened: Mutex<OpenedFiles>,
+}
+
+/// What of the archive was opened, and so can have been read.
+#[derive(Debug, Default)]
+struct OpenedFiles {
+    files: HashSet<FileId>,
+    reads: ArchiveReads,
+}
+
+/// Bytes of an archive that were read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ArchiveReads {
+    /// With those of each file counted as often as it was opened.
+    pub(crate) in_all: u64,
+    /// With those of each file counted once.
+    pub(crate) distinct: u64,
+}
+
+impl ArchiveReads {
+    /// What images that fail may read: they may all lead to the largest file of the archive.
+    pub(crate) fn failed_max(self) -> u64 {
+        self.distinct.saturating_mul(FAILED_READS_MAX)
+    }
+}
+
+/// A file under all its names: its span of the tar file, or its device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FileId(u64, u64);
+
+/// A file at its first byte.
+pub(super) struct FoundFile {
+    pub(super) file: File,
+    pub(super) size: u64,
+    pub(super) id: FileId,
 }
 
 #[derive(Debug)]
@@ -55,7 +92,7 @@ impl ArchiveFiles {
         let place = path.display().to_string();
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(folder) => Ok(Self { place, kind: FileSource::Folder(File::from(folder)) }),
+            Ok(folder) => Ok(Self::new(place, FileSource::Folder(File::from(folder)))),
             Err(error) => Err(unopened(&place, error.into())),
         }
     }
@@ -66,28 +103,47 @@ impl ArchiveFiles {
         let files = index(&file, memory).map_err(|error| {
             RuntimeError::new(error.kind(), format!("could not read the archive `{place}`")).caused_by(error)
         })?;
-        Ok(Self { place, kind: FileSource::Tar { file, files } })
+        Ok(Self::new(place, FileSource::Tar { file, files }))
     }
 
-    /// A file at its first byte, and its size. `None`: the archive has no such file.
-    pub(super) fn open(&self, name: &str) -> Result<Option<(File, u64)>, RuntimeError> {
+    fn new(place: String, kind: FileSource) -> Self {
+        Self { place, kind, opened: Mutex::default() }
+    }
+
+    /// `None`: the archive has no such file.
+    pub(super) fn find(&self, name: &str) -> Result<Option<FoundFile>, RuntimeError> {
         let Some(name) = normalised(name) else { return Ok(None) };
-        let opened = match &self.kind {
+        let found = match &self.kind {
             FileSource::Folder(folder) => open_beneath(folder, &name),
             FileSource::Tar { file, files } => open_span(file, files, &name),
         };
-        opened.map_err(|error| storage_error(format!("could not open a file of the archive `{}`", self.place), error))
+        found.map_err(|error| storage_error(format!("could not open a file of the archive `{}`", self.place), error))
+    }
+
+    /// Finds a file, all bytes of which are to be read.
+    pub(super) fn open(&self, name: &str) -> Result<Option<FoundFile>, RuntimeError> {
+        let found = self.find(name)?;
+        if let Some(found) = &found {
+            self.count(found);
+        }
+        Ok(found)
+    }
+
+    pub(super) fn count(&self, FoundFile { size, id, .. }: &FoundFile) {
+        let mut opened = self.opened.lock().expect("no thread panics while it holds the lock");
+        opened.reads.in_all += size;
+        if opened.files.insert(*id) {
+            opened.reads.distinct += size;
+        }
+    }
+
+    pub(super) fn reads(&self) -> ArchiveReads {
+        self.opened.lock().expect("no thread panics while it holds the lock").reads
     }
 
     /// A small file as a whole.
     pub(super) fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, RuntimeError> {
-        let Some((file, size)) = self.open(name)? else { return Ok(None) };
-        if size > limit {
-            return Err(unacceptable(format!("`{name}` has {size} bytes; more than {limit} are refused")));
-        }
-        read_span(file, size)
-            .map(Some)
-            .map_err(|error| corrupt(format!("could not read `{name}` of the archive")).caused_by(error))
+        self.open(name)?.map(|found| read_small(found, name, limit)).transpose()
     }
 }
 
@@ -113,6 +169,15 @@ pub(crate) fn open_file(path: &Path) -> Result<File, RuntimeError> {
     Ok(file)
 }
 
+pub(super) fn read_small(found: FoundFile, name: &str, limit: u64) -> Result<Vec<u8>, RuntimeError> {
+    let (name, size) = (printable(name), found.size);
+    if size > limit {
+        return Err(unacceptable(format!("`{name}` has {size} bytes; more than {limit} are refused")));
+    }
+    read_span(found.file, size)
+        .map_err(|error| corrupt(format!("could not read `{name}` of the archive")).caused_by(error))
+}
+
 pub(super) fn read_span(file: File, size: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(size).read_to_end(&mut bytes)?;
@@ -129,7 +194,7 @@ fn unopened(place: &str, error: io::Error) -> RuntimeError {
 }
 
 /// Links of the folder stay in it.
-fn open_beneath(folder: &File, name: &str) -> io::Result<Option<(File, u64)>> {
+fn open_beneath(folder: &File, name: &str) -> io::Result<Option<FoundFile>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let file = match rustix::fs::openat2(folder, name, flags, Mode::empty(), how) {
@@ -138,10 +203,11 @@ fn open_beneath(folder: &File, name: &str) -> io::Result<Option<(File, u64)>> {
         Err(error) => return Err(error.into()),
     };
     let metadata = file.metadata()?;
-    Ok(metadata.is_file().then_some((file, metadata.len())))
+    let id = FileId(metadata.dev(), metadata.ino());
+    Ok(metadata.is_file().then_some(FoundFile { file, size: metadata.len(), id }))
 }
 
-fn open_span(file: &File, files: &HashMap<String, TarFile>, name: &str) -> io::Result<Option<(File, u64)>> {
+fn open_span(file: &File, files: &HashMap<String, TarFile>, name: &str) -> io::Result<Option<FoundFile>> {
     let mut name = name;
     for _ in 0..=LINKS_MAX {
         match files.get(name) {
@@ -151,7 +217,7 @@ fn open_span(file: &File, files: &HashMap<String, TarFile>, name: &str) -> io::R
                 // A file of its own: duplicates of a descriptor share their position.
                 let mut own = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
                 own.seek(SeekFrom::Start(*offset))?;
-                return Ok(Some((own, *size)));
+                return Ok(Some(FoundFile { file: own, size: *size, id: FileId(*offset, *size) }));
             }
         }
     }

@@ -9,16 +9,24 @@ mod layout;
 pub(crate) mod spool;
 pub(crate) mod write;
 
-use std::{collections::HashMap, fs::File, sync::Arc};
+use std::{
+    collections::HashMap,
+    fs::File,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use bytes::Bytes;
 use imagelet_core::{
     image::{Digest, Reference},
-    runtime::{ErrorClass, Fault, RuntimeError, Stage},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
+use self::files::FoundFile;
 pub(crate) use self::{
-    files::{ArchiveFiles, open_file, without_links},
+    files::{ArchiveFiles, ArchiveReads, open_file, without_links},
     layout::{LayoutName, blob_name},
 };
 use crate::{
@@ -65,8 +73,9 @@ pub(crate) struct ArchiveBlobs {
 }
 
 impl ImageArchive {
-    /// Reads the table of contents: of the OCI layout where there is one, else of `docker save`.
-    pub(crate) fn read(files: ArchiveFiles) -> Result<Self, RuntimeError> {
+    /// Reads the table of contents: of the OCI layout where there is one, else of `docker save`, whose compressed layers
+    /// are hashed for it.
+    pub(crate) fn read(files: ArchiveFiles, cancelled: &AtomicBool) -> Result<Self, RuntimeError> {
         let place = files.place.clone();
         let in_place = |error: RuntimeError| {
             RuntimeError::new(error.kind(), format!("could not read the archive `{place}`")).caused_by(error)
@@ -77,7 +86,7 @@ impl ImageArchive {
                 return Ok((images, HashMap::new(), HashMap::new(), ArchiveFormat::OciLayout));
             }
             if let Some(list) = files.read(docker::MANIFEST, docker::LIST_BYTES_MAX)? {
-                let docker::DockerArchive { images, places, made } = docker::images(&files, &list)?;
+                let docker::DockerArchive { images, places, made, .. } = docker::images(&files, &list, cancelled)?;
                 return Ok((images, places, made, ArchiveFormat::DockerSave));
             }
             Err(corrupt("it has neither `index.json` (an OCI layout) nor `manifest.json` (`docker save`)"))
@@ -88,11 +97,15 @@ impl ImageArchive {
 }
 
 impl ArchiveBlobs {
+    pub(crate) fn reads(&self) -> ArchiveReads {
+        self.files.reads()
+    }
+
     /// A blob as a file at its first byte. Its size is the described one; its digest is not verified.
     pub(crate) fn open(&self, descriptor: &Descriptor) -> Result<File, RuntimeError> {
         let (digest, place) = (&descriptor.digest, &self.files.place);
         let name = self.places.get(digest).cloned().unwrap_or_else(|| layout::blob_name(digest));
-        let Some((file, size)) = self.files.open(&name)? else {
+        let Some(FoundFile { file, size, .. }) = self.files.open(&name)? else {
             return Err(corrupt(format!("the archive `{place}` lacks blob `{digest}`, at `{}`", printable(&name))));
         };
         if size != descriptor.size {
@@ -149,6 +162,13 @@ pub(crate) fn references(names: &[String], wanted: Option<&Reference>) -> Result
             .with_hint("name it: imagelet import --name REF"));
     }
     Ok(references)
+}
+
+fn check_cancelled(cancelled: &AtomicBool) -> Result<(), RuntimeError> {
+    if cancelled.load(Ordering::Relaxed) {
+        return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, "the import was cancelled"));
+    }
+    Ok(())
 }
 
 fn is_bare_tag(name: &str) -> bool {

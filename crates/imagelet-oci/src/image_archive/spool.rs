@@ -4,11 +4,12 @@ use std::{
     fs::File,
     io::{self, BufReader, Read, Seek as _, SeekFrom, Write as _},
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::AtomicBool,
 };
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::runtime::RuntimeError;
 
+use super::check_cancelled;
 use crate::{
     manifest::{corrupt, unacceptable},
     store::storage_error,
@@ -60,9 +61,7 @@ pub(crate) fn plain(
     std::fs::remove_file(&path).map_err(unwritten)?;
     let (mut buffer, mut written, mut unchecked) = (vec![0; BUFFER], 0_u64, BYTES_BETWEEN_CHECKS);
     loop {
-        if cancelled.load(Ordering::Relaxed) {
-            return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, "the import was cancelled"));
-        }
+        check_cancelled(cancelled)?;
         let read = match inflated.read(&mut buffer) {
             Ok(0) => break,
             Ok(read) => read,

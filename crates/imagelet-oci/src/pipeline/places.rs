@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use super::pace::LayerPace;
-use crate::{tenant::Tenant, unpack::LAYERS_MAX};
+use crate::{scarce::DescriptorShare, tenant::Tenant, unpack::LAYERS_MAX};
 
 /// Places for the first layers of pulls, and as many for other layers. The unpack memory is divided by this number
 /// plus the parked layers. Fewer places already saturate any link.
@@ -81,6 +81,8 @@ struct Line {
     /// In the order of arrival.
     waiting: BTreeMap<u64, Waiting>,
     paces: HashMap<u64, Arc<LayerPace>>,
+    /// Of all bounds.
+    share: DescriptorShare,
 }
 
 impl Line {
@@ -122,9 +124,11 @@ impl Line {
         let has_first = self.count(|held| held.claim.pull == claim.pull && held.half == Half::First) > 0;
         let halves = if has_first { &[Half::Further][..] } else { &[Half::First, Half::Further] };
         halves.iter().copied().find(|wanted| {
-            self.count(|held| held.half == *wanted) < PLACES_MAX
-                && self.count(|held| held.half == *wanted && held.claim.registry == claim.registry) < SHARE_MAX
-                && self.count(|held| held.half == *wanted && held.claim.tenant == claim.tenant) < SHARE_MAX
+            self.count(|held| held.half == *wanted) < self.share.of(PLACES_MAX)
+                && self.count(|held| held.half == *wanted && held.claim.registry == claim.registry)
+                    < self.share.of(SHARE_MAX)
+                && self.count(|held| held.half == *wanted && held.claim.tenant == claim.tenant)
+                    < self.share.of(SHARE_MAX)
         })
     }
 
@@ -163,7 +167,7 @@ impl Line {
     /// Moves a layer behind all that never had a place.
     fn give_way(&mut self, ticket: u64, may_park: bool, now: Instant) -> Option<GivenWay> {
         let parked = self.waiting.values().filter(|waiting| waiting.gave_way == Some(GivenWay::Parked)).count();
-        let gave_way = if may_park && parked < PARKED_MAX { GivenWay::Parked } else { GivenWay::Ended };
+        let gave_way = if may_park && parked < self.share.of(PARKED_MAX) { GivenWay::Parked } else { GivenWay::Ended };
         let Held { claim, .. } = self.held.remove(&ticket)?;
         self.waiting.insert(ticket, Waiting { claim, since: now, gave_way: Some(gave_way) });
         Some(gave_way)
@@ -332,6 +336,15 @@ mod tests {
                 line.leave(ticket);
             }
             assert!(start(&mut line).is_some(), "{what}: what is given back is used");
+        }
+    }
+
+    #[test]
+    fn with_few_descriptors_few_layers_have_places_and_the_others_wait() {
+        for (files, bound) in [(1024, 2 * PLACES_MAX), (256, 6), (128, 2), (0, 2)] {
+            let mut line = Line { share: DescriptorShare::of_limit(files), ..Line::default() };
+            flood(&mut line, 200, 4, |pull| claim(&format!("r{pull}.io"), &format!("t{pull}"), pull));
+            assert_eq!(line.held.len(), bound, "{files}");
         }
     }
 

@@ -41,7 +41,7 @@ pub(crate) mod tests;
 use std::{
     num::NonZeroUsize,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -55,6 +55,8 @@ use self::{
     health::HostsHealth,
     rate_limit::RateLimits,
 };
+
+use crate::{scarce::DescriptorShare, store::Store};
 
 pub use self::bandwidth::Bandwidth;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
@@ -73,6 +75,9 @@ pub(crate) use resolve::{Document, Resolved};
 
 /// As many layers of one registry as have places at once, and the further connections of all blobs.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
+
+/// A document is counted when all its bytes are here, so that a slow registry holds none of this.
+const PARSED_BYTES_MAX: usize = 32 << 20;
 
 /// Configuration of the registry client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,6 +147,10 @@ struct Shared {
     /// Bytes and further connections that all blobs share.
     read_ahead: Arc<Semaphore>,
     extra_connections: Arc<Semaphore>,
+    /// Where large documents are kept; in memory without it.
+    documents: OnceLock<Arc<Store>>,
+    /// Bytes of documents that all pulls together verify and parse at once.
+    parsing: Semaphore,
 }
 
 impl Registry {
@@ -150,13 +159,11 @@ impl Registry {
             RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the user agent cannot be sent in a header")
                 .caused_by(error)
         })?;
+        let share = DescriptorShare::default();
+        let connections_per_host = share.of(config.connections_per_host.get());
         let transport = Transport {
-            clients: Clients::new(
-                config.dial_timeout,
-                config.connections_per_host.get(),
-                Proxies::new(&config.proxies),
-            ),
-            slots: HostSlots::new(config.connections_per_host.get()),
+            clients: Clients::new(config.dial_timeout, connections_per_host, Proxies::new(&config.proxies)),
+            slots: HostSlots::new(connections_per_host),
             loopback_tls: Mutex::default(),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
@@ -167,9 +174,16 @@ impl Registry {
             health: Arc::new(HostsHealth::load(config.health_file.clone())),
             rate_limits: RateLimits::default(),
             read_ahead: Arc::new(Semaphore::new(READ_AHEAD_MAX)),
-            extra_connections: Arc::new(Semaphore::new(EXTRA_CONNECTIONS_MAX)),
+            extra_connections: Arc::new(Semaphore::new(share.of(EXTRA_CONNECTIONS_MAX))),
+            documents: OnceLock::new(),
+            parsing: Semaphore::new(PARSED_BYTES_MAX),
             config,
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Keeps large documents in the staging folders of a store from now on.
+    pub(crate) fn keep_documents_in(&self, store: &Arc<Store>) {
+        let _ = self.shared.documents.set(Arc::clone(store));
     }
 }

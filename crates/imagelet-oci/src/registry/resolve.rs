@@ -14,9 +14,9 @@ use imagelet_core::{
 use tokio::time::Instant;
 
 use super::{
-    PullSession, Registry,
+    PARSED_BYTES_MAX, PullSession, Registry,
     attempts::Attempts,
-    connection::{Response, Urgency},
+    connection::{BodyReader, Response, Urgency},
     error::{Failure, Retry, about},
     hosts, locked,
     request::Query,
@@ -26,6 +26,7 @@ use crate::image_archive::ArchiveBlobs;
 use crate::manifest::{
     Descriptor, INDEX_DEPTH_MAX, MANIFEST_BYTES_MAX, Manifest, ManifestDocument, corrupt, printable, unacceptable,
 };
+use crate::store::{DocumentBytes, DocumentWriter};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
@@ -37,17 +38,22 @@ pub(crate) struct Resolved {
 }
 
 impl Resolved {
+    /// Bytes of its documents that stay in memory.
+    pub(crate) fn in_memory(&self) -> usize {
+        self.root.bytes.in_memory() + self.chosen.bytes.in_memory()
+    }
+
     pub(crate) fn image_id(&self) -> ImageId {
         ImageId::new(self.manifest.id(&self.chosen.digest).as_str())
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Document {
     pub(crate) digest: Digest,
     /// From the document itself or from the registry.
     pub(crate) media_type: String,
-    pub(crate) bytes: Bytes,
+    pub(crate) bytes: DocumentBytes,
 }
 
 impl Registry {
@@ -107,6 +113,28 @@ impl PullSession {
         Err(unacceptable(format!("`{reference}` is an index of more than {INDEX_DEPTH_MAX} levels")))
     }
 
+    /// Reads a document within the bytes that all pulls together may parse at once, and waits for its turn.
+    pub(crate) async fn parse<T>(
+        &self,
+        document: &DocumentBytes,
+        parse: impl FnOnce(&Bytes) -> T,
+    ) -> Result<T, RuntimeError> {
+        if let DocumentBytes::Memory(bytes) = document {
+            return Ok(parse(bytes));
+        }
+        let size = u32::try_from(document.len().min(PARSED_BYTES_MAX)).unwrap_or(u32::MAX);
+        let _turn = self.shared.parsing.acquire_many(size).await.expect("the semaphore is never closed");
+        let document = document.clone();
+        let read = tokio::task::spawn_blocking(move || document.read()).await;
+        let bytes =
+            read.map_err(|error| RuntimeError::defect("reading a document was given up").caused_by(error))??;
+        Ok(parse(&bytes))
+    }
+
+    pub(super) fn document_writer(&self) -> DocumentWriter {
+        DocumentWriter::new(self.shared.documents.get().cloned())
+    }
+
     pub(crate) async fn fetch_document(&self, digest: &Digest) -> Result<(Document, ManifestDocument), RuntimeError> {
         let reference = self.reference().with_digest(digest.clone());
         self.fetch_manifest(&Wanted { reference, entry: None }).await
@@ -161,18 +189,25 @@ impl PullSession {
         let content_type = answer.header("content-type").to_owned();
         let claimed = answer.header("docker-content-digest").to_owned();
         let limit = usize::try_from(MANIFEST_BYTES_MAX).unwrap_or(usize::MAX);
-        let read = self.shared.transport.read(answer.body, limit, &self.reception).await;
-        let (bytes, cut) = read.map_err(|error| error.failure(subject, &place))?;
-        if cut {
-            return Err(
-                unacceptable(format!("the manifest of {subject} is larger than {MANIFEST_BYTES_MAX} bytes")).into()
-            );
+        let mut body = BodyReader::new(answer.body, self.shared.transport.progress_timeout, &self.reception);
+        let mut document = self.document_writer();
+        while let Some(chunk) = body.next().await.map_err(|error| error.failure(subject, &place))? {
+            if document.len() + chunk.len() > limit {
+                let message = format!("the manifest of {subject} is larger than {MANIFEST_BYTES_MAX} bytes");
+                return Err(unacceptable(message).into());
+            }
+            document.push(&chunk).await?;
         }
+        let bytes = document.finish().await?;
         let context = format!("registry `{place}` sent no usable manifest for {subject}");
         let damaged = |error| Failure { error: about(error, &context), retry: Retry::Again { times: 1 } };
-        let digest = wanted.verified(&bytes, &claimed).map_err(damaged)?;
-        let parsed = ManifestDocument::parse_named(&bytes, &content_type);
-        let (read, media_type) = parsed.map_err(|error| about(error, &context))?;
+        let parsed = self.parse(&bytes, |bytes| {
+            let digest = wanted.verified(bytes, &claimed).map_err(damaged)?;
+            let parsed = ManifestDocument::parse_named(bytes, &content_type);
+            let (read, media_type) = parsed.map_err(|error| about(error, &context))?;
+            Ok::<_, Failure>((digest, read, media_type))
+        });
+        let (digest, read, media_type) = parsed.await??;
         if let Some(entry) = wanted.entry.filter(|entry| !read.is_called(&entry.media_type)) {
             let called = printable(&entry.media_type);
             return Err(

@@ -45,8 +45,9 @@ impl PullSession {
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error),
         };
-        let manifest: SignatureManifest = object(&document.bytes)
-            .map_err(|error| corrupt(format!("the signatures `{name}` cannot be read")).caused_by(error))?;
+        let manifest = self.parse(&document.bytes, |bytes| object::<SignatureManifest>(bytes)).await?;
+        let manifest =
+            manifest.map_err(|error| corrupt(format!("the signatures `{name}` cannot be read")).caused_by(error))?;
         let layers = manifest.layers.unwrap_or_default().all("signature manifest", "layers")?;
         let mut signatures = Vec::new();
         let signed = layers.into_iter().filter(|layer| layer.descriptor.media_type == PAYLOAD_TYPE);

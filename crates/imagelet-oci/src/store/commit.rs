@@ -22,7 +22,7 @@ use super::{
     index::{Index, Spare},
     record::{ImageRecord, LayerEntry, LayerRecord, SpareRecord, checksum},
     resumption::Resumption,
-    staging::{Staging, discard},
+    staging::{DocumentBytes, Staging, discard},
     storage_error,
 };
 use crate::{failpoint::Step, manifest::Descriptor};
@@ -108,7 +108,7 @@ impl Drop for StagedLayer {
 pub(crate) struct NewImage {
     pub record: ImageRecord,
     /// File name and bytes: `manifest.json`, `config.json`, `index.json`.
-    pub files: Vec<(&'static str, Vec<u8>)>,
+    pub files: Vec<(&'static str, DocumentBytes)>,
     /// The names to assign; a name of another image moves to this one.
     pub names: Vec<String>,
 }
@@ -133,7 +133,7 @@ impl Store {
         record.names.sort();
         record.names.dedup();
         for (name, bytes) in &new.files {
-            fs::write(staging.path().join(name), bytes).map_err(failed(name))?;
+            bytes.write_to(&staging.path().join(name)).map_err(failed(name))?;
             Step::CommitDocument.reach();
         }
         let record = record.measured(staging.path()).map_err(failed("measure"))?;

@@ -13,8 +13,9 @@ use imagelet_core::runtime::Findings;
 use tempfile::TempDir;
 
 use super::{
-    Access, BlobPurpose, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, PartialKey, Resumption,
-    StagedBlob, StagedLayer, Store, StoreOptions, SyncView, files::sync_observer, record::disk_usage::DiskUsage,
+    Access, BlobPurpose, DocumentBytes, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage,
+    PartialKey, Resumption, StagedBlob, StagedLayer, Store, StoreOptions, SyncView, files::sync_observer,
+    record::disk_usage::DiskUsage,
 };
 use crate::manifest::Descriptor;
 
@@ -115,7 +116,7 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
 
 fn new_image(name: &str, layers: &[&str], names: &[&str]) -> NewImage {
     let names = names.iter().map(|&name| name.to_owned()).collect();
-    NewImage { record: record(name, layers), files: vec![("config.json", b"{}".into())], names }
+    NewImage { record: record(name, layers), files: vec![("config.json", DocumentBytes::Memory("{}".into()))], names }
 }
 
 fn pull(store: &Arc<Store>, name: &str, layers: &[&str], brought: &[&str]) -> Result<ImageId, String> {
@@ -302,6 +303,21 @@ fn an_image_over_a_layer_that_was_found_damaged_during_its_pull_is_not_shown() {
     drop(lease);
     pull(&store, "new", &["base", "top"], &["base", "top"]).unwrap();
     assert!(has(&store, "new"));
+}
+
+#[test]
+fn pulls_at_one_time_share_a_view_until_it_has_reported_an_error() {
+    let bed = Bed::new();
+    let store = bed.open(Durability::Commit);
+    let (one, two) = (store.pull_view().unwrap(), store.pull_view().unwrap());
+    assert!(Arc::ptr_eq(&one, &two));
+    sync_observer::observe(|_| Err(io::Error::other("the disk lost bytes")));
+    one.sync().unwrap_err();
+    sync_observer::observe(|_| Ok(()));
+    let later = store.pull_view().unwrap();
+    assert!(!Arc::ptr_eq(&two, &later), "it began after the error");
+    two.sync().unwrap_err();
+    later.sync().unwrap();
 }
 
 #[test]

@@ -40,7 +40,7 @@ use std::{
     fmt, io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -61,7 +61,7 @@ pub(crate) use self::{
     resumption::Resumption,
     sink_layer::SinkLayer,
     spare_layers::{LayerEnd, SpareWanted},
-    staging::Staging,
+    staging::{DocumentBytes, DocumentWriter, Staging},
     verify::Watch,
 };
 use self::{
@@ -96,6 +96,8 @@ pub(crate) struct Store {
     trash: Mutex<()>,
     /// Views that receive the write errors of all content shown before it is durable; never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
+    /// The view of the pulls under way.
+    pull_view: Mutex<Weak<SyncView>>,
     syncing: Mutex<()>,
     mounting: Mutex<()>,
     in_background: bool,
@@ -164,6 +166,7 @@ impl Store {
                 sequence: AtomicU64::new(first_number()),
                 trash: Mutex::new(()),
                 views: Mutex::default(),
+                pull_view: Mutex::default(),
                 syncing: Mutex::new(()),
                 mounting: Mutex::new(()),
                 in_background,
@@ -225,6 +228,17 @@ impl Store {
 
     pub(crate) fn sync_view(&self) -> Result<Arc<SyncView>, RuntimeError> {
         SyncView::open(&self.root).map(Arc::new).map_err(could_not("open the store", &self.root))
+    }
+
+    /// A view for the files of a pull. Pulls at one time share it: a descriptor for each would bound their number.
+    pub(crate) fn pull_view(&self) -> Result<Arc<SyncView>, RuntimeError> {
+        let mut shared = self.pull_view.lock().expect("no thread panics while it holds the lock");
+        if let Some(view) = shared.upgrade().filter(|view| !view.has_failed()) {
+            return Ok(view);
+        }
+        let view = self.sync_view()?;
+        *shared = Arc::downgrade(&view);
+        Ok(view)
     }
 
     pub(crate) fn check_writable(&self) -> Result<(), RuntimeError> {

@@ -1,16 +1,24 @@
-//! Staging folders below `tmp/`: removed when dropped.
+//! Staging folders below `tmp/`, removed when dropped, and the large documents of pulls in them.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use bytes::{Bytes, BytesMut};
 use imagelet_core::runtime::RuntimeError;
 
 use super::{Store, could_not, files::durable::remove_tree};
 use crate::failpoint::Step;
 
+/// A larger document is in a file from its reception until it is wanted: a pull may last for hours.
+const DOCUMENT_IN_MEMORY_MAX: usize = 64 << 10;
+
 /// A folder under `tmp/` that is removed on drop.
+#[derive(Debug)]
 pub(crate) struct Staging(PathBuf);
 
 impl Staging {
@@ -39,6 +47,128 @@ impl Store {
         fs::create_dir(&folder).map_err(could_not("create", &folder))?;
         Step::StageMade.reach();
         Ok(Staging(folder))
+    }
+}
+
+/// The bytes of a document: in memory, or in a file that is removed with the last clone.
+#[derive(Clone, Debug)]
+pub(crate) enum DocumentBytes {
+    Memory(Bytes),
+    Staged(Arc<StagedDocument>),
+}
+
+#[derive(Debug)]
+pub(crate) struct StagedDocument {
+    path: PathBuf,
+    size: usize,
+    _staging: Staging,
+}
+
+impl AsRef<Path> for StagedDocument {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl StagedDocument {
+    fn new(store: &Store) -> Result<Self, RuntimeError> {
+        let staging = store.stage()?;
+        Ok(Self { path: staging.path().join("document"), size: 0, _staging: staging })
+    }
+
+    /// The file is open for each write alone: what is received slowly holds no descriptor.
+    fn append(&mut self, bytes: &[u8]) -> Result<(), RuntimeError> {
+        let file = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path);
+        file.and_then(|mut file| file.write_all(bytes)).map_err(could_not("write", &self.path))?;
+        self.size += bytes.len();
+        Ok(())
+    }
+}
+
+impl DocumentBytes {
+    /// Blocks. A store that is only read has no staging folder: there, all stays in memory.
+    pub(crate) fn of(bytes: Bytes, store: &Store) -> Result<Self, RuntimeError> {
+        if bytes.len() <= DOCUMENT_IN_MEMORY_MAX || store.is_read_only() {
+            return Ok(Self::Memory(bytes));
+        }
+        let mut staged = StagedDocument::new(store)?;
+        staged.append(&bytes)?;
+        Ok(Self::Staged(Arc::new(staged)))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Memory(bytes) => bytes.len(),
+            Self::Staged(staged) => staged.size,
+        }
+    }
+
+    pub(crate) fn in_memory(&self) -> usize {
+        match self {
+            Self::Memory(bytes) => bytes.len(),
+            Self::Staged(_) => 0,
+        }
+    }
+
+    /// Blocks.
+    pub(crate) fn read(&self) -> Result<Bytes, RuntimeError> {
+        match self {
+            Self::Memory(bytes) => Ok(bytes.clone()),
+            Self::Staged(staged) => fs::read(&staged.path).map(Bytes::from).map_err(could_not("read", &staged.path)),
+        }
+    }
+
+    pub(super) fn write_to(&self, path: &Path) -> io::Result<()> {
+        match self {
+            Self::Memory(bytes) => fs::write(path, bytes),
+            Self::Staged(staged) => io::copy(&mut File::open(&staged.path)?, &mut File::create(path)?).map(drop),
+        }
+    }
+}
+
+/// A document on its way from a registry.
+#[derive(Debug)]
+pub(crate) struct DocumentWriter {
+    /// `None`: all stays in memory.
+    store: Option<Arc<Store>>,
+    memory: BytesMut,
+    staged: Option<StagedDocument>,
+}
+
+impl DocumentWriter {
+    pub(crate) fn new(store: Option<Arc<Store>>) -> Self {
+        Self { store, memory: BytesMut::new(), staged: None }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len() + self.staged.as_ref().map_or(0, |staged| staged.size)
+    }
+
+    pub(crate) async fn push(&mut self, bytes: &[u8]) -> Result<(), RuntimeError> {
+        self.memory.extend_from_slice(bytes);
+        if self.memory.len() > DOCUMENT_IN_MEMORY_MAX { self.write().await } else { Ok(()) }
+    }
+
+    pub(crate) async fn finish(mut self) -> Result<DocumentBytes, RuntimeError> {
+        if self.staged.is_some() {
+            self.write().await?;
+        }
+        Ok(match self.staged {
+            Some(staged) => DocumentBytes::Staged(Arc::new(staged)),
+            None => DocumentBytes::Memory(self.memory.freeze()),
+        })
+    }
+
+    async fn write(&mut self) -> Result<(), RuntimeError> {
+        let Some(store) = self.store.clone() else { return Ok(()) };
+        let (bytes, staged) = (std::mem::take(&mut self.memory), self.staged.take());
+        let written = tokio::task::spawn_blocking(move || {
+            let mut staged = staged.map_or_else(|| StagedDocument::new(&store), Ok)?;
+            staged.append(&bytes).map(|()| staged)
+        });
+        let written = written.await;
+        self.staged = Some(written.map_err(|error| RuntimeError::defect("a write ended early").caused_by(error))??);
+        Ok(())
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
 };
 
-use crate::tenant::Tenant;
+use crate::{scarce::DescriptorShare, tenant::Tenant};
 
 pub(crate) const LAYERS_MAX: usize = 64;
 /// Each layer's own memory beside its notes: two blocks between inflater and unpacker, the manifest's buffer.
@@ -181,7 +181,7 @@ impl UnpackBudget {
             granted: Notify::new(),
             half,
             own_notes,
-            directories: Arc::new(Semaphore::new(DIRECTORIES_MAX)),
+            directories: Arc::new(Semaphore::new(DescriptorShare::default().of(DIRECTORIES_MAX))),
         }
     }
 

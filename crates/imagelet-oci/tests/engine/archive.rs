@@ -370,6 +370,64 @@ async fn a_hostile_archive_changes_nothing_and_says_what_is_wrong() {
 }
 
 #[tokio::test]
+async fn images_that_fail_on_one_file_of_an_archive_are_not_all_tried() {
+    const IMAGES: usize = 60;
+    let folder = tempfile::tempdir().expect("a folder");
+    let layer = Layer::new().file("base", &vec![7; 100_000]).plain();
+    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    // Each configuration lies about the layer in its own way.
+    let config = |number: usize| {
+        let diff_ids = [Digest::of(&number.to_le_bytes()).to_string()];
+        json!({"architecture": architecture, "os": "linux", "rootfs": {"type": "layers", "diff_ids": diff_ids}})
+            .to_string()
+            .into_bytes()
+    };
+    let configs: Vec<Vec<u8>> = (0..IMAGES).map(config).collect();
+    let layout = || {
+        let blob = |bytes: &[u8]| format!("blobs/sha256/{}", Digest::of(bytes).hex());
+        let mut entries = vec![(blob(layer.blob()), layer.blob().to_vec())];
+        let mut listed = Vec::new();
+        for (number, config) in configs.iter().enumerate() {
+            let manifest = json!({
+                "schemaVersion": 2,
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "size": config.len(),
+                    "digest": Digest::of(config).as_str()},
+                "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "size": layer.blob().len(),
+                    "digest": Digest::of(layer.blob()).as_str()}],
+            });
+            let manifest = manifest.to_string().into_bytes();
+            listed.push(json!({
+                "mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": Digest::of(&manifest).as_str(),
+                "size": manifest.len(), "annotations": {"io.containerd.image.name": format!("reg.io/a:v{number}")},
+            }));
+            entries.extend([(blob(config), config.clone()), (blob(&manifest), manifest)]);
+        }
+        entries.push(("index.json".into(), json!({"schemaVersion": 2, "manifests": listed}).to_string().into_bytes()));
+        entries
+    };
+    let docker = || {
+        let mut entries = vec![("layer".to_owned(), layer.blob().to_vec())];
+        let image = |number| json!({"Config": format!("{number}"), "RepoTags": [format!("reg.io/a:v{number}")], "Layers": ["layer"]});
+        let list: Vec<Value> = (0..IMAGES).map(image).collect();
+        entries.extend(configs.iter().enumerate().map(|(number, config)| (number.to_string(), config.clone())));
+        entries.push(("manifest.json".into(), json!(list).to_string().into_bytes()));
+        entries
+    };
+    for entries in [layout(), docker()] {
+        let engine = open(&folder.path().join("store")).await;
+        let place = tar_at(folder.path().join("hostile.tar"));
+        std::fs::write(&place.path, tar_of(&entries)).expect("written");
+        let images = import(&engine, &place).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+        let failures: Vec<String> =
+            images.into_iter().map(|image| image.outcome.expect_err("it lies").chain()).collect();
+        assert_eq!(failures.len(), IMAGES);
+        let tried = failures.iter().filter(|why| !why.contains("images that failed read")).count();
+        assert!((5..30).contains(&tried), "{tried} of {IMAGES} images had the layer read: {}", failures[0]);
+    }
+}
+
+#[tokio::test]
 async fn a_layout_that_lies_about_a_digest_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let registry = TestRegistry::start().await;

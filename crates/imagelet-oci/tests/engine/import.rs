@@ -9,8 +9,8 @@ use std::{
 use imagelet_core::{
     image::{Digest, ImageId, ImageSpec},
     runtime::{
-        ImageImporter, ImageService as _, ImportError, ImportStage, LayerState, Progress, PullEvent, PullRequest,
-        RuntimeErrorKind, no_progress,
+        ImageImporter, ImageService as _, ImportError, ImportStage, ImportedBytes, ImportedDocument, LayerState,
+        Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress,
     },
 };
 use imagelet_oci::{Engine, EngineConfig};
@@ -114,8 +114,8 @@ async fn a_sink_gets_the_documents_and_every_layer_and_nothing_is_left() {
     let (progress, seen) = watched();
     let id = whole(import(&bed.importer, &bed.registry.name("a:v1"), progress).await);
     let image = bed.sink.image(&id).expect("it is named");
-    assert_eq!(Digest::of(&image.config.bytes).as_str(), id.as_str());
-    assert_eq!(Digest::of(&image.manifest.bytes), image.manifest.digest);
+    assert_eq!(Digest::of(&bytes_of(&image.config)).as_str(), id.as_str());
+    assert_eq!(Digest::of(&bytes_of(&image.manifest)), image.manifest.digest);
     assert_eq!((&image.root.digest, image.index_entries.len()), (&image.manifest.digest, 0));
     assert_eq!(image.manifest.media_type, "application/vnd.oci.image.manifest.v1+json");
     let chains = chains_of(&layers);
@@ -133,6 +133,32 @@ async fn a_sink_gets_the_documents_and_every_layer_and_nothing_is_left() {
     let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
     assert_eq!(seen, ["resolved 3", "done", "done", "done", "committing"]);
     assert_eq!(bed.engine.filesystem().await.unwrap().reserved, imagelet_core::runtime::Freed::default());
+}
+
+fn bytes_of(document: &ImportedDocument) -> Vec<u8> {
+    match &document.bytes {
+        ImportedBytes::Memory(bytes) => bytes.to_vec(),
+        ImportedBytes::File(file) => std::fs::read((**file).as_ref()).expect("it stays for as long as the image"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sink_gets_a_large_document_as_a_file() {
+    let bed = Bed::new(|_| {}).await;
+    bed.registry.image("a", "v1", &[Layer::new().file("a", b"a").gzip()]);
+    let mut manifest: serde_json::Value =
+        serde_json::from_slice(&bed.registry.file("a/manifests/v1")).expect("a manifest");
+    manifest["annotations"] = serde_json::json!({"comment": "x".repeat(1 << 20)});
+    let media_type = manifest["mediaType"].as_str().expect("a type").to_owned();
+    let manifest = serde_json::to_vec(&manifest).expect("JSON");
+    bed.registry.put("a/manifests/large", &media_type, manifest.clone(), None);
+    let id = whole(bed.import("a:large").await);
+    let image = bed.sink.image(&id).expect("it is named");
+    assert!(
+        matches!(image.manifest.bytes, ImportedBytes::File(_))
+            && matches!(image.config.bytes, ImportedBytes::Memory(_))
+    );
+    assert_eq!((image.manifest.size, bytes_of(&image.manifest)), (manifest.len() as u64, manifest));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -160,7 +186,7 @@ async fn an_index_comes_with_all_that_it_lists_and_an_index_of_indexes_is_refuse
     let index = put("index", &[other, entry(&manifest, manifest_type, architecture)]);
     let id = whole(bed.import("a:index").await);
     let image = bed.sink.image(&id).expect("it is named");
-    assert_eq!((&image.root.bytes[..], image.root.media_type.as_str()), (&index[..], index_type));
+    assert_eq!((&bytes_of(&image.root)[..], image.root.media_type.as_str()), (&index[..], index_type));
     assert_eq!(image.manifest.digest, Digest::of(&manifest));
     assert_eq!(image.index_entries, [Digest::of(b"another manifest"), Digest::of(&manifest)]);
 

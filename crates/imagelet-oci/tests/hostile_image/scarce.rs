@@ -10,14 +10,15 @@ use std::{
 };
 
 use imagelet_core::runtime::RuntimeErrorKind::Unacceptable;
-use imagelet_oci::UNPACK_MEMORY_MIN;
+use imagelet_oci::{Engine, EngineConfig, UNPACK_MEMORY_MIN};
 
 use super::{
     bombs,
-    case::{Bench, Case, pull, scratch_on_disk},
+    case::{Bench, Case, pull, scratch, scratch_on_disk},
     child, compression, configs, digests, foreign,
     image::{Image, Layer, TAR},
     manifests, media,
+    registry::Registry,
 };
 
 /// What a login shell gives to a program.
@@ -57,6 +58,50 @@ fn eight_pulls_of_four_thousand_folders_a_layer_need_no_more_than_1024_descripto
             })
             .collect();
         for outcome in join_all(names.iter().map(|name| pull(&bench.engine, name))).await {
+            outcome.unwrap_or_else(|error| panic!("{}", error.chain()));
+        }
+    });
+}
+
+/// What a small unit or container may give, and what the listeners of a daemon take of it: a quarter, an eighth, and the
+/// reserve for accepts.
+const DESCRIPTORS_FEW: u64 = 256;
+const DESCRIPTORS_TAKEN: usize = 256 / 4 + 256 / 8 + 8;
+const PULLS_MANY: usize = 60;
+const LAYERS_MANY: usize = 8;
+
+#[test]
+fn sixty_pulls_of_eight_layers_end_well_with_256_descriptors() {
+    const TEST: &str = "scarce::sixty_pulls_of_eight_layers_end_well_with_256_descriptors";
+    let name = |number: usize| format!("few-{number}");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let Some(host) = child::mark() else {
+        // The registry has descriptors of its own.
+        let registry = runtime.block_on(Registry::start());
+        for number in 0..PULLS_MANY {
+            let layers = (0..LAYERS_MANY).map(|layer| {
+                let tar = folders(&format!("{number}-{layer}"), 200);
+                Layer::packed(TAR, tar.clone(), &tar)
+            });
+            registry.put(&name(number), &Image::of(layers));
+        }
+        let status = child::run(TEST, &registry.host());
+        assert!(status.success(), "`{TEST}` failed in its own process: {status}");
+        return;
+    };
+    setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS_FEW), maximum: Some(DESCRIPTORS_FEW) })
+        .expect("limits may be lowered");
+    runtime.block_on(async {
+        let folder = scratch();
+        let mut config = EngineConfig::new(folder.path().join("store"));
+        config.limits.expansion_free = 1 << 30;
+        config.limits.free_inodes_floor = 0;
+        let engine = Engine::open(config).await.unwrap_or_else(|error| panic!("open: {}", error.chain()));
+        let open = || fs::File::open("/dev/null").expect("a descriptor");
+        let _taken: Vec<fs::File> = (0..DESCRIPTORS_TAKEN).map(|_| open()).collect();
+        let names: Vec<String> = (0..PULLS_MANY).map(|number| format!("{host}/{}:v1", name(number))).collect();
+        for outcome in join_all(names.iter().map(|name| pull(&engine, name))).await {
             outcome.unwrap_or_else(|error| panic!("{}", error.chain()));
         }
     });

@@ -42,6 +42,7 @@ const KNOWN: [(&str, &[&str]); 4] = [
             "SystemCallFilter",
             "SystemCallErrorNumber",
             "MemoryHigh",
+            "MemoryMax",
         ],
     ),
     ("Install", &["WantedBy"]),

@@ -6,7 +6,11 @@ mod forward_reason;
 mod runtime_info;
 mod service;
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 
@@ -139,8 +143,19 @@ pub struct ImportedDocument {
     pub digest: Digest,
     /// Its media type.
     pub media_type: String,
+    /// Its length in bytes.
+    pub size: u64,
     /// The bytes from the registry.
-    pub bytes: Arc<[u8]>,
+    pub bytes: ImportedBytes,
+}
+
+/// The bytes of a document.
+#[derive(Clone)]
+pub enum ImportedBytes {
+    /// A small document's.
+    Memory(Arc<[u8]>),
+    /// A large document's, in a file that stays for as long as this does.
+    File(Arc<dyn AsRef<Path> + Send + Sync>),
 }
 
 /// A layer of an image.
@@ -168,8 +183,17 @@ pub struct StagedTree {
     pub blob: Option<PathBuf>,
 }
 
+impl fmt::Debug for ImportedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(bytes) => write!(f, "[{} bytes]", bytes.len()),
+            Self::File(file) => write!(f, "{}", (**file).as_ref().display()),
+        }
+    }
+}
+
 impl fmt::Debug for ImportedDocument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} [{} bytes]", self.media_type, self.digest, self.bytes.len())
+        write!(f, "{} {} [{} bytes]", self.media_type, self.digest, self.size)
     }
 }

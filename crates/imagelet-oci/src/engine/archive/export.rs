@@ -65,7 +65,9 @@ impl Engine {
         let (root, chosen, manifest) = self.recorded(&record, None).await?;
         let config = self.kept(&id, CONFIG, record.config()).await.ok_or_else(|| lost(CONFIG))?;
         let documents = [&root, &chosen].map(|document| (document.digest.clone(), document.bytes.clone()));
-        let documents = documents.into_iter().chain([(record.config().clone(), config.into())]).collect();
+        let read = move || documents.into_iter().map(|(digest, bytes)| Ok((digest, bytes.read()?))).collect();
+        let mut documents: BTreeMap<Digest, Bytes> = blocking(read).await?;
+        documents.insert(record.config().clone(), config.into());
         Ok(Source { id, names, root, documents, manifest })
     }
 

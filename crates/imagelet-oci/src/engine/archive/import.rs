@@ -27,6 +27,7 @@ use crate::{
     },
     pipeline::LayerLimits,
     registry::{Document, Resolved, about},
+    store::DocumentBytes,
 };
 
 impl Engine {
@@ -48,17 +49,25 @@ impl Engine {
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
                 .with_hint("leave out `--name`: each image gets its own names"));
         }
-        let mut imported = Vec::new();
+        let (mut imported, mut failed_bytes) = (Vec::new(), 0);
         for image in archive.images {
+            let read_before = archive.blobs.reads().in_all;
             let found = references(&image.names, request.name.as_ref());
             let names = found.iter().flatten().map(ToString::to_string).collect();
             let outcome = match found {
+                Ok(_) if failed_bytes > archive.blobs.reads().failed_max() => Err(unacceptable(format!(
+                    "images that failed read {failed_bytes} bytes of the archive; the limit is {}",
+                    archive.blobs.reads().failed_max()
+                ))),
                 Ok(references) => self
                     .import_one(&archive.blobs, image, &references, request, progress)
                     .await
                     .map_err(|error| about(error, &format!("could not import `{}`", references[0]))),
                 Err(error) => Err(error),
             };
+            if outcome.is_err() {
+                failed_bytes += archive.blobs.reads().in_all - read_before;
+            }
             imported.push(ImportOutcome { names, outcome });
         }
         Ok(imported)
@@ -79,7 +88,7 @@ impl Engine {
                 let plain = spool::plain(open_file(&place.path)?, folder, limits, &cancelled)?;
                 ArchiveFiles::of_tar(plain, &place.path, &memory)?
             };
-            ImageArchive::read(entries)
+            ImageArchive::read(entries, &cancelled)
         })
         .await
     }
@@ -99,7 +108,14 @@ impl Engine {
             credential: None,
         };
         let (archive, wanted) = (Arc::clone(blobs), target.platform.clone());
-        let found = blocking(move || choose(&archive, image.roots, &wanted)).await?;
+        let found = self.on_disk(move |store| {
+            let mut found = choose(&archive, image.roots, &wanted)?;
+            for document in [&mut found.root, &mut found.chosen] {
+                document.bytes = DocumentBytes::of(document.bytes.read()?, store)?;
+            }
+            Ok(found)
+        });
+        let found = found.await?;
         check_digests(references, &found.root.digest)?;
         let session = self.registry.archive_session(&references[0], Arc::clone(blobs));
         let ChosenImage { root, chosen, manifest } = found;
@@ -113,14 +129,14 @@ impl Engine {
                 by_tag.into_iter().chain([by_digest])
             })
             .collect();
-        let (config_bytes, config) = self.configuration(&resolved, &target).await?;
-        check_layers(&resolved, config.diff_ids.len())?;
+        let config = self.configuration(&resolved, &target).await?;
+        check_layers(&resolved, config.1.diff_ids.len())?;
         let may_share = only_from(&resolved.manifest, &references[0]).is_none()
             || references.iter().all(|reference| self.store.is_named_in(&id, reference.repository()));
         if may_share && self.already_here(&resolved, &names, progress).await? {
             return Ok((id, true));
         }
-        Ok((self.fetch_layers(&resolved, &config_bytes, names, Arc::default(), progress).await?, false))
+        Ok((self.fetch_layers(&resolved, config, names, Arc::default(), progress).await?, false))
     }
 }
 
@@ -156,7 +172,7 @@ fn document(blobs: &ArchiveBlobs, descriptor: &Descriptor) -> Result<(Document, 
     let bytes = blobs.read(descriptor, MANIFEST_BYTES_MAX)?;
     let (read, media_type) = ManifestDocument::parse_named(&bytes, &descriptor.media_type)
         .map_err(|error| about(error, &format!("`{}` is no usable manifest", descriptor.digest)))?;
-    Ok((Document { digest: descriptor.digest.clone(), media_type, bytes }, read))
+    Ok((Document { digest: descriptor.digest.clone(), media_type, bytes: DocumentBytes::Memory(bytes) }, read))
 }
 
 /// A name by digest in an archive has to be true.

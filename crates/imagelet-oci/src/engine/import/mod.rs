@@ -24,8 +24,8 @@ use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
     image::{Digest, ImageId},
     runtime::{
-        Freed, ImageImporter, ImportError, ImportStage, ImportedDocument, ImportedImage, ImportedLayer, LayerImport,
-        LayerSink, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
+        Freed, ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
+        LayerImport, LayerSink, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
     },
 };
 use tokio::{
@@ -49,7 +49,7 @@ use crate::{
     pipeline::{LayerPace, Place},
     registry::{Document, Resolved, about},
     scarce,
-    store::{LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
+    store::{DocumentBytes, LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
     tenant::Tenant,
 };
 
@@ -151,11 +151,16 @@ impl ImageImporter for EngineImporter {
 
 impl EngineImporter {
     async fn import_described(&self, described: &Described, progress: &Progress) -> Result<ImageId, ImportError> {
-        for _ in 0..BEGINS_MAX {
+        let (mut waits, mut begins) = (scarce::waits(), 0);
+        while begins < BEGINS_MAX {
             match self.attempt(described, progress).await {
                 Ok(id) => return Ok(id),
-                Err(Ended::Failed(error)) => return Err(error),
+                Err(Ended::Failed(error)) => match waits.next() {
+                    Some(wait) if scarce::is_caused_by_scarcity(&error.cause) => tokio::time::sleep(wait).await,
+                    _ => return Err(error),
+                },
                 Err(Ended::BaseGone) => {
+                    begins += 1;
                     tracing::info!(image = %described.image.reference, "the runtime has removed layers that an import stands on");
                 }
             }
@@ -180,11 +185,11 @@ impl EngineImporter {
                 reference: target.reference.clone(),
                 root: document(&resolved.root),
                 manifest: document(&resolved.chosen),
-                config: ImportedDocument {
+                config: document(&Document {
                     digest: resolved.manifest.config.digest.clone(),
                     media_type: resolved.manifest.config.media_type.clone(),
-                    bytes: config[..].into(),
-                },
+                    bytes: config,
+                }),
                 layers: layers
                     .map(|(layer, diff_id)| ImportedLayer {
                         digest: layer.digest.clone(),
@@ -193,7 +198,7 @@ impl EngineImporter {
                         diff_id: diff_id.clone(),
                     })
                     .collect(),
-                index_entries: index_entries(&resolved)?,
+                index_entries: index_entries(&resolved).await?,
             };
             let chains = image.chains();
             Ok((Arc::new(image), chains))
@@ -395,12 +400,13 @@ fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     order
 }
 
-fn index_entries(resolved: &Resolved) -> Result<Vec<Digest>, RuntimeError> {
+async fn index_entries(resolved: &Resolved) -> Result<Vec<Digest>, RuntimeError> {
     let (root, chosen) = (&resolved.root, &resolved.chosen);
     if root.digest == chosen.digest {
         return Ok(Vec::new());
     }
-    let entries: Vec<Digest> = match ManifestDocument::parse(&root.bytes, &root.media_type)? {
+    let parsed = resolved.session.parse(&root.bytes, |bytes| ManifestDocument::parse(bytes, &root.media_type));
+    let entries: Vec<Digest> = match parsed.await?? {
         ManifestDocument::Index(Index { manifests }) => manifests.into_iter().map(|entry| entry.digest).collect(),
         ManifestDocument::Image(_) => Vec::new(),
     };
@@ -415,6 +421,10 @@ fn document(document: &Document) -> ImportedDocument {
     ImportedDocument {
         digest: document.digest.clone(),
         media_type: document.media_type.clone(),
-        bytes: document.bytes[..].into(),
+        size: document.bytes.len() as u64,
+        bytes: match &document.bytes {
+            DocumentBytes::Memory(bytes) => ImportedBytes::Memory(bytes[..].into()),
+            DocumentBytes::Staged(staged) => ImportedBytes::File(Arc::clone(staged) as _),
+        },
     }
 }

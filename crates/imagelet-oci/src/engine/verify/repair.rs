@@ -14,6 +14,7 @@ use crate::{
     manifest::{CONFIG_BYTES_MAX, ImageConfig},
     mount,
     registry::{Resolved, about},
+    store::DocumentBytes,
 };
 
 impl Engine {
@@ -72,7 +73,8 @@ impl Engine {
             Some(config) => config,
             None => resolved.session.fetch_blob_bytes(&resolved.manifest.config, CONFIG_BYTES_MAX).await?.to_vec(),
         };
-        let layers = resolved.manifest.layers.iter().zip(resolved.manifest.read_config(&config)?.diff_ids);
+        let read = resolved.manifest.read_config(&config)?;
+        let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
         let lacking = layers.filter(|(_, diff_id)| self.store.layer(diff_id).is_none());
         progress(PullEvent::Resolved {
             manifest: resolved.chosen.digest.clone(),
@@ -84,7 +86,8 @@ impl Engine {
             PullEvent::Layer { state: LayerState::Present, .. } => {}
             event => heard(event),
         });
-        self.fetch_layers(&resolved, &config, target.names.clone(), Arc::default(), &quiet).await.map(drop)
+        let config = (DocumentBytes::Memory(config.into()), read);
+        self.fetch_layers(&resolved, config, target.names.clone(), Arc::default(), &quiet).await.map(drop)
     }
 
     pub(in crate::engine) async fn refuse_if_mounted(&self, layers: &[Digest]) -> Result<(), RuntimeError> {

@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Buf as _, Bytes};
 use futures_util::FutureExt as _;
 use http::{HeaderMap, Method, StatusCode, header};
 use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
@@ -28,7 +28,10 @@ use super::{
     request::Query,
     resolve::verify,
 };
-use crate::manifest::{Descriptor, corrupt, unacceptable};
+use crate::{
+    manifest::{Descriptor, corrupt, unacceptable},
+    store::DocumentBytes,
+};
 
 /// After this many bytes without a break, earlier breaks no longer count.
 const REFILL_BYTES: u64 = 1 << 20;
@@ -40,8 +43,18 @@ const TWICE_MAX: u64 = 1 << 20;
 const AGAIN: Retry = Retry::Again { times: 2 };
 
 impl PullSession {
-    /// Fetches a small blob and verifies its size and digest. A host with wrong content is tried once more, after all others.
+    /// As [`Self::fetch_document_blob`], for a blob that is wanted in memory at once.
     pub(crate) async fn fetch_blob_bytes(&self, descriptor: &Descriptor, limit: u64) -> Result<Bytes, RuntimeError> {
+        let document = self.fetch_document_blob(descriptor, limit).await?;
+        self.parse(&document, Bytes::clone).await
+    }
+
+    /// Fetches a small blob and verifies its size and digest. A host with wrong content is tried once more, after all others.
+    pub(crate) async fn fetch_document_blob(
+        &self,
+        descriptor: &Descriptor,
+        limit: u64,
+    ) -> Result<DocumentBytes, RuntimeError> {
         let digest = &descriptor.digest;
         if descriptor.size > limit {
             let size = descriptor.size;
@@ -49,7 +62,15 @@ impl PullSession {
         }
         if let Some(archive) = self.archive() {
             let (archive, descriptor) = (Arc::clone(archive), descriptor.clone());
-            return tokio::task::spawn_blocking(move || archive.read(&descriptor, limit))
+            let store = self.shared.documents.get().cloned();
+            let read = move || {
+                let bytes = archive.read(&descriptor, limit)?;
+                match store {
+                    Some(store) => DocumentBytes::of(bytes, &store),
+                    None => Ok(DocumentBytes::Memory(bytes)),
+                }
+            };
+            return tokio::task::spawn_blocking(read)
                 .await
                 .map_err(|error| RuntimeError::defect("reading the archive was given up").caused_by(error))?;
         }
@@ -212,16 +233,18 @@ impl BlobSource {
         found && notes.fetches <= hosts.len() && !notes.usable(&hosts).is_empty()
     }
 
-    async fn read_whole(&self) -> Result<Bytes, RuntimeError> {
+    async fn read_whole(&self) -> Result<DocumentBytes, RuntimeError> {
         let digest = &self.descriptor.digest;
         let mut stream = self.stream(0..self.descriptor.size);
         stream.ready().await?;
-        let mut bytes = BytesMut::new();
+        let mut document = self.session.document_writer();
         while let Some(chunk) = stream.next().await? {
-            bytes.extend_from_slice(&chunk);
+            document.push(&chunk).await?;
         }
-        verify(digest, &bytes).map_err(|error| about(error, &format!("blob `{digest}` is not what was asked for")))?;
-        Ok(bytes.freeze())
+        let document = document.finish().await?;
+        let verified = self.session.parse(&document, |bytes| verify(digest, bytes)).await?;
+        verified.map_err(|error| about(error, &format!("blob `{digest}` is not what was asked for")))?;
+        Ok(document)
     }
 
     /// Requests a span from one host; the answer with the bytes to skip before it, and where it ends.

@@ -3,6 +3,7 @@
 mod addresses;
 mod certificates;
 mod credential_table;
+mod documents;
 pub(crate) mod failover;
 pub(crate) mod fake;
 mod hosts_toml;
@@ -77,7 +78,9 @@ async fn an_open_registry_hands_out_an_image() {
     let digest = fake.put_image("v1", &[b"layer one", b"layer two"]);
     let resolved = pull(&fake, None).await.unwrap();
     assert_eq!((&resolved.root.digest, resolved.root.media_type.as_str()), (&digest, OCI_MANIFEST));
-    assert_eq!(resolved.root, resolved.chosen);
+    let [root, chosen] = [&resolved.root, &resolved.chosen]
+        .map(|document| (&document.digest, &document.media_type, document.bytes.read().unwrap()));
+    assert_eq!(root, chosen);
     let config = resolved.session.fetch_blob_bytes(&resolved.manifest.config, CONFIG_BYTES_MAX).await.unwrap();
     assert!(config.starts_with(b"{"));
     assert_eq!(read(&resolved, &resolved.manifest.layers[1]).await.unwrap(), b"layer two");
