@@ -1,4 +1,4 @@
-//! The client of the API server: requests with a bound on time and size, and a new connection after a failure.
+//! The client of the API server: requests with a bound on time and size, and a new connection after a failed one.
 
 use std::{
     fmt,
@@ -93,9 +93,10 @@ impl ApiClient {
         Self::of(SharedClient { access: None, client: Mutex::new(Some(client)) })
     }
 
-    /// Gives the connection up: the next one has the credentials that the files hold then.
-    pub(crate) fn disconnect(&self) {
-        if self.shared.access.is_some() {
+    /// Gives the connection up where the error says that it is of no use: the next one has the credentials that the files
+    /// hold then.
+    pub(crate) fn heed(&self, error: &ApiError) {
+        if error.ends_connection() && self.shared.access.is_some() {
             *self.current() = None;
         }
     }
@@ -204,11 +205,7 @@ impl ApiClient {
         if let (Err(error), Some(metrics)) = (&answer, &self.metrics) {
             metrics.increment(&ERRORS, &[&error.cause()]);
         }
-        if let Err(ApiError::Unreachable(_) | ApiError::Silent(_) | ApiError::Rejected { code: 401 | 403, .. }) = answer
-        {
-            self.disconnect();
-        }
-        answer
+        answer.inspect_err(|error| self.heed(error))
     }
 
     async fn exchange(&self, request: Request<Body>) -> Result<Response<Body>, ApiError> {
@@ -274,4 +271,100 @@ async fn read(body: Body, max: usize) -> Result<Zeroizing<Vec<u8>>, ApiError> {
 /// A text as part of a path or a query.
 pub(crate) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::{
+        testing::{ApiFault, FakeApi, FakeApiOptions},
+        watch::{Collection, ObjectCache, ObjectWatch, WatchHealth, WatchPace},
+    };
+
+    struct Bed {
+        fake: FakeApi,
+        client: ApiClient,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Bed {
+        /// A client that is connected.
+        async fn new() -> Self {
+            let fake = FakeApi::start(FakeApiOptions::default()).await;
+            let folder = tempfile::tempdir().unwrap();
+            let client = ApiClient::new(ApiAccess::Kubeconfig(fake.kubeconfig(folder.path())));
+            let bed = Self { fake, client, _folder: folder };
+            bed.client.get::<Value>("/api/v1/pods").await.unwrap();
+            bed
+        }
+
+        fn is_connected(&self) -> bool {
+            self.client.current().is_some()
+        }
+    }
+
+    /// Objects of which nothing is kept.
+    #[derive(Debug)]
+    struct NoObjects;
+
+    impl ObjectCache for NoObjects {
+        type Object = Value;
+
+        fn replace(&mut self, _objects: Vec<Value>) {}
+
+        fn change(&mut self, _object: &Value) -> bool {
+            false
+        }
+
+        fn remove(&mut self, _object: &Value) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_of_the_api_server_ends_no_connection_unless_it_refuses_the_credentials() {
+        for (code, stays) in
+            [(403, true), (404, true), (409, true), (422, true), (429, true), (500, true), (401, false)]
+        {
+            let bed = Bed::new().await;
+            bed.fake.plant(ApiFault::Status(code, "no".into()));
+            bed.client.get::<Value>("/api/v1/pods").await.unwrap_err();
+            assert_eq!(bed.is_connected(), stays, "{code}");
+        }
+        let bed = Bed::new().await;
+        bed.fake.plant(ApiFault::Text("<html>a login page</html>".into()));
+        bed.client.get::<Value>("/api/v1/pods").await.unwrap_err();
+        assert!(bed.is_connected());
+        let impatient = bed.client.clone().waiting(Duration::from_millis(1));
+        bed.fake.plant(ApiFault::Hang);
+        impatient.get::<Value>("/api/v1/pods").await.unwrap_err();
+        assert!(!bed.is_connected(), "an API server that does not answer may be behind a broken connection");
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_is_refused_leaves_the_connection_to_the_others() {
+        for (code, stays) in [(403, true), (404, true), (500, true), (401, false)] {
+            let bed = Bed::new().await;
+            bed.fake.plant(ApiFault::Status(code, "no".into()));
+            let (collection, health) = (Collection::of("pods", "/api/v1/pods"), Arc::new(WatchHealth::unmeasured()));
+            // After the first failure it waits for longer than the test.
+            let pace = WatchPace {
+                wait_first: Duration::from_hours(1),
+                wait_max: Duration::from_hours(1),
+                absent: Duration::from_hours(1),
+                ..WatchPace::default()
+            };
+            let watch = ObjectWatch { client: bed.client.clone(), collection, pace, health: Arc::clone(&health) };
+            let watching = tokio::spawn(async move { watch.run(NoObjects, |_| {}).await });
+            let until = SystemTime::now() + Duration::from_secs(30);
+            while health.report().restarts == 0 {
+                assert!(SystemTime::now() < until, "{:?}", health.report());
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            assert_eq!(bed.is_connected(), stays, "{code}");
+            watching.abort();
+        }
+    }
 }

@@ -72,6 +72,12 @@ impl ApiError {
         Self::SecretInvalid { what, why: format!("line {} column {}", error.line(), error.column()) }
     }
 
+    /// Whether the next request needs a new connection: this one failed, or the API server refuses the credentials that it
+    /// has (401), which may be newer in their files. Any other answer came over a connection that works.
+    pub(crate) fn ends_connection(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::Silent(_) | Self::Rejected { code: 401, .. })
+    }
+
     /// The cause in one word, or the status of HTTP.
     pub(crate) fn cause(&self) -> String {
         match self {

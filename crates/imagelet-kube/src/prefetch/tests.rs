@@ -21,18 +21,31 @@ const BY_HAND: &str = "prefetch-rbac.yaml";
 /// As the Helm chart is rendered: the agents have the credentials of their nodes.
 const OF_CHART: &str = "imagelet.yaml";
 
-/// What the role of this name grants by this file.
-fn granted(file: &str, role: &str) -> BTreeSet<Right> {
+/// The roles of agents and controller: by hand and in the chart.
+const AGENT: [(&str, &str); 2] = [(BY_HAND, "imagelet-manual-agent"), (OF_CHART, "imagelet-prefetch-agent")];
+const CONTROLLER: [(&str, [&str; 2]); 2] = [
+    (BY_HAND, ["imagelet-manual-controller", "imagelet-manual-controller"]),
+    (OF_CHART, ["imagelet-prefetch-controller", "imagelet-controller"]),
+];
+
+fn documents(file: &str) -> Vec<Value> {
     let path = format!("{}/../../deploy/{file}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
-    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).expect("it is YAML");
-    let is_role = |it: &Value| it["metadata"]["name"] == role && it["rules"].is_array();
-    let role = documents.into_iter().find(is_role).unwrap_or_else(|| panic!("no role `{role}` in {file}"));
+    serde_saphyr::from_multiple(&text).expect("it is YAML")
+}
+
+/// What the roles of this name, of the cluster and of a namespace, grant by this file.
+fn granted(file: &str, role: &str) -> BTreeSet<Right> {
+    let documents = documents(file);
+    let is_role = |it: &&Value| it["metadata"]["name"] == role && it["rules"].is_array();
+    let rules: Vec<&Value> =
+        documents.iter().filter(is_role).flat_map(|role| role["rules"].as_array().unwrap()).collect();
+    assert!(!rules.is_empty(), "no role `{role}` in {file}");
     let list = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
     };
     let mut rights = BTreeSet::new();
-    for rule in role["rules"].as_array().unwrap() {
+    for rule in rules {
         for group in list(&rule["apiGroups"]) {
             for resource in list(&rule["resources"]) {
                 rights.extend(list(&rule["verbs"]).into_iter().map(|verb| (group.clone(), resource.clone(), verb)));
@@ -102,10 +115,11 @@ async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besid
     seconds(30).await;
     agent.abort();
     let of_agent = rights_of(&fake.requests());
-    assert_eq!(of_agent, granted(BY_HAND, "imagelet-prefetch-agent"));
+    let [by_hand, of_chart] = AGENT.map(|(file, role)| granted(file, role));
+    assert_eq!(of_agent, by_hand);
     // Kubernetes itself lets a node read its own Node; secrets are granted by their names.
     let of_sets = of_agent.into_iter().filter(|(group, _, _)| group == "imagelet.dev").collect();
-    assert_eq!(granted(OF_CHART, "imagelet-prefetch-agent"), of_sets);
+    assert_eq!(of_chart, of_sets);
 
     let before = fake.requests().len();
     fake.put(REPORTS, json!({"metadata": {"name": "node-gone"}}));
@@ -117,10 +131,39 @@ async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besid
     seconds(200).await;
     controller.abort();
     let of_controller = rights_of(&fake.requests()[before..]);
-    for file in [BY_HAND, OF_CHART] {
-        let all = granted(file, "imagelet-prefetch-controller");
-        assert_eq!(of_controller, all.union(&granted(file, "imagelet-controller")).cloned().collect(), "{file}");
+    for (file, roles) in CONTROLLER {
+        let all = roles.into_iter().flat_map(|role| granted(file, role)).collect();
+        assert_eq!(of_controller, all, "{file}");
     }
+}
+
+#[test]
+fn the_file_for_service_accounts_changes_nothing_of_the_chart_and_the_chart_nothing_of_it() {
+    // Either may be applied over the other, in any namespace of the chart. A service account alone grants nothing.
+    let names = |file: &str| -> BTreeSet<String> {
+        let documents = documents(file);
+        let named = documents.iter().filter(|it| it["kind"] != "ServiceAccount" && !it.is_null());
+        named.map(|it| format!("{} {}", text(&it["kind"]), text(&it["metadata"]["name"]))).collect()
+    };
+    let (by_hand, of_chart) = (names(BY_HAND), names(OF_CHART));
+    let both: Vec<&String> = by_hand.intersection(&of_chart).collect();
+    assert_eq!(both, [""; 0], "applying one file replaces the rules and subjects of the other");
+    assert!(by_hand.len() >= 6 && of_chart.len() >= 6, "{by_hand:?} {of_chart:?}");
+    // Each binding leads to a role of its own file, and each role of the file is bound.
+    for file in [BY_HAND, OF_CHART] {
+        let documents = documents(file);
+        let roles = documents.iter().filter(|it| it["rules"].is_array());
+        let roles: BTreeSet<(&str, &str)> =
+            roles.map(|it| (text(&it["kind"]), text(&it["metadata"]["name"]))).collect();
+        let bound = documents.iter().filter(|it| it["roleRef"].is_object());
+        let bound: BTreeSet<(&str, &str)> =
+            bound.map(|it| (text(&it["roleRef"]["kind"]), text(&it["roleRef"]["name"]))).collect();
+        assert_eq!(bound, roles, "{file}");
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
 }
 
 #[test]

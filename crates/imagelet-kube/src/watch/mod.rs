@@ -78,8 +78,8 @@ impl ObjectWatch {
             let lived = progress.followed_at.is_some_and(|at| at.elapsed() >= self.pace.life_min);
             let is_unknown = matches!(end, Err(ApiError::Rejected { code: 404, .. }));
             let is_absent = is_unknown || matches!(end, Err(ApiError::Rejected { code: 403, .. }));
-            if !matches!(end, Ok(()) | Err(ApiError::Expired)) {
-                self.client.disconnect();
+            if let Err(error) = &end {
+                self.client.heed(error);
             }
             let is_new = self.health.ended(&end);
             let WatchPace { wait_first, wait_max, absent, .. } = self.pace;
