@@ -6,6 +6,7 @@
 //! progress.
 
 use std::{
+    fmt,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -54,8 +55,19 @@ impl SharedThing {
 pub struct PullWait {
     /// The thing that another pull holds.
     pub thing: SharedThing,
-    /// The image of that pull; `None`: several hold it.
+    /// The image of that pull, or of the one that holds most.
     pub holder: Option<String>,
+}
+
+impl fmt::Display for PullWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let holder = self.holder.as_deref().unwrap_or("other pulls");
+        match self.thing {
+            SharedThing::Memory => write!(f, "waits for memory, most of which the pull of {holder} has"),
+            SharedThing::Place => write!(f, "waits for a place behind the pull of {holder}"),
+            SharedThing::Layer => write!(f, "waits for a layer that the pull of {holder} fetches"),
+        }
+    }
 }
 
 /// The bytes that a holder received since it got what it holds.

@@ -246,7 +246,10 @@ fn in_columns(name: &str, columns: usize) -> String {
 
 pub(crate) fn standing(pull: &PullProgress) -> String {
     let for_so_long = format!("{} s", pull.elapsed_ms / 1000);
-    let retry = pull.retry.as_ref().map_or_else(String::new, |retry| format!(", {}", retry.text()));
+    let mut retry = pull.retry.as_ref().map_or_else(String::new, |retry| format!(", {}", retry.text()));
+    if !pull.waits.is_empty() {
+        retry = format!("{retry}, {}", printable(&pull.waits));
+    }
     let Some(total) = pull.bytes_total else {
         let place = pull.position.map_or_else(String::new, |place| format!(" at place {place}"));
         let estimate = pull.bytes_estimated.map_or_else(String::new, |bytes| format!(", about {}", ByteSize(bytes)));

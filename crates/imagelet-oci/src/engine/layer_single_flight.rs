@@ -279,7 +279,7 @@ impl Engine {
         let staged_or_present = async |staged: Option<Arc<StagedLayer>>| {
             Ok::<_, RuntimeError>(if is_in_store() { Some(None) } else { staged.map(Some) })
         };
-        let place = || self.places.place(job.claim.clone(), job.descriptor.size);
+        let place = || self.places.place(job.claim.clone(), &job.descriptor, progress);
         let enter = async || {
             // A spare needs no place.
             if self.has_spare(&job, only_from) {

@@ -119,6 +119,7 @@ impl Engine {
             registry: resolved.session.reference().domain().to_owned(),
             tenant,
             pull: self.pulls.fetch_add(1, Ordering::Relaxed),
+            image: resolved.session.reference().to_string().into(),
         };
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
         let resumption = self.resumption();

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use imagelet_core::{
-    hold::SharedThing,
+    hold::{PullWait, SharedThing},
     image::ByteSize,
     runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
@@ -101,7 +101,7 @@ impl LayerJob {
                 Ok(bytes) => bytes?,
                 Err(GivenWay::Parked) => {
                     stream.rest();
-                    place.again().await?;
+                    place.again(&self.descriptor, progress).await?;
                     continue;
                 }
                 Err(GivenWay::Ended) => return self.gave_way(intake, copying).await,
@@ -114,6 +114,7 @@ impl LayerJob {
             }
             intake.collect(&bytes);
             // As for places: layers that wait for memory must not have the host's slots that one with memory needs.
+            let mut waits = false;
             let is_read = {
                 let mut taken = pin!(intake.pass(self, bytes, true, progress));
                 loop {
@@ -125,6 +126,9 @@ impl LayerJob {
                     if !memory.is_awaited() {
                         continue;
                     }
+                    if !std::mem::replace(&mut waits, true) {
+                        self.report_wait(Some(memory.holder()), progress);
+                    }
                     stream.rest();
                     // What it has unpacked waits for memory, and cannot wait for a place as well.
                     if self.gives_way(memory, place, false, Instant::now()).is_some() {
@@ -132,6 +136,9 @@ impl LayerJob {
                     }
                 }
             };
+            if waits {
+                self.report_wait(None, progress);
+            }
             match is_read {
                 Some(true) => {}
                 Some(false) => return Ok(Fetched::Unread(intake.unread(Some(stream)))),
@@ -144,6 +151,11 @@ impl LayerJob {
         self.verify(&intake.hash)?;
         let is_read = intake.inflater.frames.send(Frame::End).await.is_ok();
         Ok(if is_read { Fetched::Whole } else { Fetched::Unread(intake.unread(Some(stream))) })
+    }
+
+    fn report_wait(&self, holder: Option<Option<String>>, progress: &Progress) {
+        let wait = holder.map(|holder| PullWait { thing: SharedThing::Memory, holder });
+        progress(PullEvent::Waits { layer: self.descriptor.digest.clone(), wait });
     }
 
     /// Whether the layer gives up its memory or its place, because others wait for it.

@@ -23,7 +23,7 @@ use std::{
 };
 
 use imagelet_core::{
-    hold::HoldPolicy,
+    hold::{HoldPolicy, SharedThing},
     image::Digest,
     runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
@@ -39,7 +39,7 @@ use self::{
     fetch::{BlobCopy, Fetched, Inflater, Unread},
     frames::FrameReader,
     inflate::Bounds,
-    pace::Checks,
+    pace::{Checks, reported},
 };
 use crate::{
     admission::WrittenBytes,
@@ -133,7 +133,7 @@ impl LayerJob {
     pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.session.blob(&self.descriptor);
         let mut disk = DiskUse { reads: true, copies: true };
-        let mut memory = self.budget.layer(&self.claim.tenant);
+        let mut memory = self.budget.layer(&self.claim.tenant, &self.claim.image);
         loop {
             let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
@@ -141,8 +141,8 @@ impl LayerJob {
                 Err(error) => error,
                 Ok(Attempted::GaveWay) => {
                     drop(memory);
-                    place.again().await?;
-                    memory = self.budget.layer(&self.claim.tenant);
+                    place.again(&self.descriptor, progress).await?;
+                    memory = self.budget.layer(&self.claim.tenant, &self.claim.image);
                     continue;
                 }
                 Ok(Attempted::Layer(layer)) => {
@@ -157,7 +157,7 @@ impl LayerJob {
                 // Released before the wait: a waiting layer holds no memory.
                 drop(memory);
                 tracing::debug!(layer = %self.descriptor.digest, "waiting for a whole share of the memory to unpack in");
-                memory = self.whole_memory(place).await?;
+                memory = self.whole_memory(place, progress).await?;
                 continue;
             }
             match error.kind() {
@@ -187,14 +187,16 @@ impl LayerJob {
 
     /// Waits for all the memory that a layer can have, and meanwhile keeps its place only while no other layer has to
     /// wait for it.
-    async fn whole_memory(&self, place: &Place) -> Result<Arc<LayerMemory>, RuntimeError> {
+    async fn whole_memory(&self, place: &Place, progress: &Progress) -> Result<Arc<LayerMemory>, RuntimeError> {
         let mut checks = Checks::new();
         place.pace.network.pause(Instant::now());
         loop {
-            let memory = self.budget.whole_layer(&self.claim.tenant);
-            match checks.run(memory, |now| place.gives_way(self.hold, false, now)).await {
+            let memory = self.budget.whole_layer(&self.claim.tenant, &self.claim.image);
+            let memory = checks.run(memory, |now| place.gives_way(self.hold, false, now));
+            let what = (SharedThing::Memory, &self.descriptor.digest, progress);
+            match reported(what, || self.budget.holder(), memory).await {
                 Ok(memory) => return Ok(memory),
-                Err(_) => place.again().await?,
+                Err(_) => place.again(&self.descriptor, progress).await?,
             }
         }
     }

@@ -5,8 +5,12 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use imagelet_core::hold::{CHECK_PERIOD, HoldMeter};
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use imagelet_core::{
+    hold::{CHECK_PERIOD, HoldMeter, PullWait, SharedThing},
+    image::Digest,
+    runtime::{Progress, PullEvent},
+};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 #[derive(Debug)]
 pub(crate) struct LayerPace {
@@ -42,6 +46,23 @@ impl LayerPace {
     pub(crate) fn set_left(&self, left: u64) {
         self.left.store(left, Ordering::Relaxed);
     }
+}
+
+/// Waits, and reports a wait that lasts; `holder` is the image that holds most of the thing then.
+pub(crate) async fn reported<T>(
+    (thing, layer, progress): (SharedThing, &Digest, &Progress),
+    holder: impl Fn() -> Option<String>,
+    wait: impl Future<Output = T>,
+) -> T {
+    let mut wait = pin!(wait);
+    if let Ok(output) = timeout(CHECK_PERIOD, &mut wait).await {
+        return output;
+    }
+    let report = |wait| progress(PullEvent::Waits { layer: layer.clone(), wait });
+    report(Some(PullWait { thing, holder: holder() }));
+    let output = wait.await;
+    report(None);
+    output
 }
 
 /// The moments at which a layer looks whether others wait for what it holds.

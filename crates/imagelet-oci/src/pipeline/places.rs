@@ -15,16 +15,16 @@ use std::{
 };
 
 use imagelet_core::{
-    hold::{GRACE, HoldPolicy},
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+    hold::{GRACE, HoldPolicy, SharedThing},
+    runtime::{ErrorClass, Fault, Progress, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::{
     sync::Notify,
     time::{Instant, timeout},
 };
 
-use super::pace::LayerPace;
-use crate::{scarce::DescriptorShare, tenant::Tenant, unpack::LAYERS_MAX};
+use super::pace::{LayerPace, reported};
+use crate::{manifest::Descriptor, scarce::DescriptorShare, tenant::Tenant, unpack::LAYERS_MAX};
 
 /// Places for the first layers of pulls, and as many for other layers. The unpack memory is divided by this number
 /// plus the parked layers. Fewer places already saturate any link.
@@ -42,6 +42,7 @@ pub(crate) struct Claim {
     pub(crate) registry: String,
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) pull: u64,
+    pub(crate) image: Arc<str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -188,15 +189,23 @@ pub(crate) struct Place {
 }
 
 impl Places {
-    /// Waits for a place for a layer of this size.
-    pub(crate) async fn place(self: &Arc<Self>, claim: Claim, size: u64) -> Place {
+    /// Waits for a place for a layer.
+    pub(crate) async fn place(self: &Arc<Self>, claim: Claim, layer: &Descriptor, progress: &Progress) -> Place {
         let now = Instant::now();
-        let pace = Arc::new(LayerPace::new(size, now));
+        let pace = Arc::new(LayerPace::new(layer.size, now));
         let ticket = self.change(|line| line.arrive(claim, Arc::clone(&pace), now));
         // Made before the wait, so that cancellation removes it from the queue.
         let place = Place { places: Arc::clone(self), ticket, pace };
-        place.turn().await;
+        place.reported_turn(layer, progress).await;
         place
+    }
+
+    /// The image of the slowest layer.
+    fn slowest(&self) -> Option<String> {
+        let now = Instant::now();
+        let line = self.lock();
+        let slowest = line.held.values().min_by_key(|held| held.pace.wall.rate(now));
+        slowest.map(|held| held.claim.image.to_string())
     }
 
     fn lock(&self) -> MutexGuard<'_, Line> {
@@ -232,13 +241,18 @@ impl Place {
         self.places.change(|line| line.give_way(self.ticket, false, now));
     }
 
-    pub(crate) async fn again(&self) -> Result<(), RuntimeError> {
-        timeout(PARKED_FOR_MAX, self.turn()).await.map_err(|_| {
+    pub(crate) async fn again(&self, layer: &Descriptor, progress: &Progress) -> Result<(), RuntimeError> {
+        timeout(PARKED_FOR_MAX, self.reported_turn(layer, progress)).await.map_err(|_| {
             let minutes = PARKED_FOR_MAX.as_secs() / 60;
             let message = format!("the pull is slow, and other layers had all places for {minutes} min");
             let fault = Fault::new(ErrorClass::TimedOut, Stage::Queue);
             RuntimeError::new(RuntimeErrorKind::TimedOut, message).with_fault(fault)
         })
+    }
+
+    async fn reported_turn(&self, layer: &Descriptor, progress: &Progress) {
+        let what = (SharedThing::Place, &layer.digest, progress);
+        reported(what, || self.places.slowest(), self.turn()).await;
     }
 
     async fn turn(&self) {
@@ -267,7 +281,7 @@ mod tests {
 
     fn claim(registry: &str, namespace: &str, pull: u64) -> Claim {
         let tenant = Arc::new(Tenant { namespace: namespace.into(), credential: None });
-        Claim { registry: registry.into(), tenant, pull }
+        Claim { registry: registry.into(), tenant, pull, image: "image".into() }
     }
 
     type Of = fn(u64) -> Claim;
@@ -403,7 +417,9 @@ mod tests {
     fn a_layer_that_stops_waiting_leaves_the_line() {
         let places = Arc::new(Places::default());
         let of = |pull| claim("r.io", "a", pull);
-        let held: Vec<Place> = (0..100).map_while(|pull| places.place(of(pull), 0).now_or_never()).collect();
+        let layer = Descriptor::of("application/vnd.oci.image.layer.v1.tar", b"");
+        let held: Vec<Place> =
+            (0..100).map_while(|pull| places.place(of(pull), &layer, &no_progress()).now_or_never()).collect();
         assert_eq!(held.len(), 2 * SHARE_MAX);
         assert!(places.lock().waiting.is_empty(), "the one that gave up");
         drop(held);

@@ -7,7 +7,7 @@
 //! ([`imagelet_core::hold`]).
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -59,6 +59,7 @@ struct Pool {
     free: u64,
     half: u64,
     held: Vec<(Arc<Tenant>, u64)>,
+    held_for: BTreeMap<Arc<str>, u64>,
     /// In order of arrival.
     waiting: VecDeque<Waiter>,
     granted: HashSet<u64>,
@@ -69,6 +70,7 @@ struct Pool {
 struct Waiter {
     ticket: u64,
     tenant: Arc<Tenant>,
+    image: Arc<str>,
     bytes: u64,
 }
 
@@ -79,25 +81,28 @@ impl Pool {
     }
 
     /// Takes free memory, unless an earlier layer waits for it.
-    fn take(&mut self, tenant: &Arc<Tenant>, bytes: u64) -> bool {
+    fn take(&mut self, tenant: &Arc<Tenant>, image: &Arc<str>, bytes: u64) -> bool {
         let is_first = !self.waiting.iter().any(|waiter| self.fits_tenant(&waiter.tenant, waiter.bytes));
         let is_free = is_first && bytes <= self.free && self.fits_tenant(tenant, bytes);
         if is_free {
-            self.give(tenant, bytes);
+            self.give(tenant, image, bytes);
         }
         is_free
     }
 
-    fn give(&mut self, tenant: &Arc<Tenant>, bytes: u64) {
+    fn give(&mut self, tenant: &Arc<Tenant>, image: &Arc<str>, bytes: u64) {
         self.free -= bytes;
+        *self.held_for.entry(Arc::clone(image)).or_default() += bytes;
         match self.held.iter_mut().find(|(holder, _)| holder == tenant) {
             Some((_, held)) => *held += bytes,
             None => self.held.push((Arc::clone(tenant), bytes)),
         }
     }
 
-    fn put_back(&mut self, tenant: &Arc<Tenant>, bytes: u64) {
+    fn put_back(&mut self, tenant: &Arc<Tenant>, image: &Arc<str>, bytes: u64) {
         self.free += bytes;
+        self.held_for.entry(Arc::clone(image)).and_modify(|held| *held -= bytes);
+        self.held_for.retain(|_, held| *held > 0);
         for (_, held) in self.held.iter_mut().filter(|(holder, _)| holder == tenant) {
             *held -= bytes;
         }
@@ -112,7 +117,7 @@ impl Pool {
         for waiter in waiting {
             let fits_tenant = self.fits_tenant(&waiter.tenant, waiter.bytes);
             if !is_blocked && fits_tenant && waiter.bytes <= self.free {
-                self.give(&waiter.tenant, waiter.bytes);
+                self.give(&waiter.tenant, &waiter.image, waiter.bytes);
                 has_granted |= self.granted.insert(waiter.ticket);
             } else {
                 is_blocked |= fits_tenant;
@@ -155,11 +160,11 @@ impl Drop for Wait<'_> {
         if self.is_taken {
             return;
         }
-        let Waiter { ticket, tenant, bytes } = &self.waiter;
+        let Waiter { ticket, tenant, image, bytes } = &self.waiter;
         self.budget.change(|pool| {
             pool.waiting.retain(|waiter| waiter.ticket != *ticket);
             if pool.granted.remove(ticket) {
-                pool.put_back(tenant, *bytes);
+                pool.put_back(tenant, image, *bytes);
             }
         });
     }
@@ -185,19 +190,21 @@ impl UnpackBudget {
         }
     }
 
-    pub(crate) fn layer(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Arc<LayerMemory> {
+    /// The memory of a layer of an image.
+    pub(crate) fn layer(self: &Arc<Self>, tenant: &Arc<Tenant>, image: &Arc<str>) -> Arc<LayerMemory> {
         Arc::new(LayerMemory {
             budget: Arc::clone(self),
             tenant: Arc::clone(tenant),
+            image: Arc::clone(image),
             account: Mutex::default(),
             runtime: Handle::try_current().ok(),
         })
     }
 
     /// A whole half for a layer that failed for lack of memory, once it is free.
-    pub(crate) async fn whole_layer(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Arc<LayerMemory> {
-        let layer = self.layer(tenant);
-        self.wait(tenant, self.half).granted().await;
+    pub(crate) async fn whole_layer(self: &Arc<Self>, tenant: &Arc<Tenant>, image: &Arc<str>) -> Arc<LayerMemory> {
+        let layer = self.layer(tenant, image);
+        self.wait(tenant, image, self.half).granted().await;
         layer.account().held = self.half;
         layer
     }
@@ -207,9 +214,16 @@ impl UnpackBudget {
         Arc::clone(&self.directories).try_acquire_owned().ok()
     }
 
-    fn wait(&self, tenant: &Arc<Tenant>, bytes: u64) -> Wait<'_> {
+    /// The image that holds most.
+    pub(crate) fn holder(&self) -> Option<String> {
+        let pool = self.lock();
+        pool.held_for.iter().max_by_key(|(_, held)| **held).map(|(image, _)| image.to_string())
+    }
+
+    fn wait(&self, tenant: &Arc<Tenant>, image: &Arc<str>, bytes: u64) -> Wait<'_> {
+        let (tenant, image) = (Arc::clone(tenant), Arc::clone(image));
         let waiter = self.change(|pool| {
-            let waiter = Waiter { ticket: pool.next, tenant: Arc::clone(tenant), bytes };
+            let waiter = Waiter { ticket: pool.next, tenant, image, bytes };
             pool.next += 1;
             pool.waiting.push_back(waiter.clone());
             waiter
@@ -248,6 +262,7 @@ pub(crate) enum MemoryError {
 pub(crate) struct LayerMemory {
     pub(crate) budget: Arc<UnpackBudget>,
     tenant: Arc<Tenant>,
+    image: Arc<str>,
     account: Mutex<Account>,
     runtime: Option<Handle>,
 }
@@ -265,7 +280,7 @@ impl Drop for LayerMemory {
     fn drop(&mut self) {
         let held = self.account().held;
         if held > 0 {
-            self.budget.change(|pool| pool.put_back(&self.tenant, held));
+            self.budget.change(|pool| pool.put_back(&self.tenant, &self.image, held));
         }
     }
 }
@@ -284,11 +299,16 @@ impl LayerMemory {
     pub(crate) fn of_its_own(bytes: u64) -> Arc<Self> {
         let budget = UnpackBudget { half: bytes, ..UnpackBudget::sharing(bytes, OWN_NOTES_MIN) };
         budget.lock().half = bytes;
-        Arc::new(budget).layer(&Arc::default())
+        Arc::new(budget).layer(&Arc::default(), &"image".into())
     }
 
     pub(crate) fn was_refused(&self) -> bool {
         self.account().was_refused
+    }
+
+    /// The image that holds most of the shared memory.
+    pub(crate) fn holder(&self) -> Option<String> {
+        self.budget.holder()
     }
 
     /// Whether the layer waits for shared memory now.
@@ -310,7 +330,7 @@ impl LayerMemory {
         let missing = used.saturating_sub(account.held + self.budget.own_notes);
         if missing > 0 {
             let step = missing.next_multiple_of(STEP).min(self.budget.half - account.held);
-            if !self.budget.lock().take(&self.tenant, step) {
+            if !self.budget.lock().take(&self.tenant, &self.image, step) {
                 return Err(MemoryError::Busy);
             }
             account.held += step;
@@ -328,7 +348,7 @@ impl LayerMemory {
         let bytes = missing.next_multiple_of(STEP).min(self.budget.half);
         self.account().is_awaited = true;
         let is_granted = runtime.block_on(async {
-            let mut wait = self.budget.wait(&self.tenant, bytes);
+            let mut wait = self.budget.wait(&self.tenant, &self.image, bytes);
             loop {
                 match tokio::time::timeout(CANCEL_POLL, wait.granted()).await {
                     Ok(()) => return true,
@@ -418,6 +438,11 @@ mod tests {
         Arc::new(Tenant { namespace: namespace.into(), credential: None })
     }
 
+    /// A layer of a tenant.
+    fn layer(budget: &Arc<UnpackBudget>, namespace: &str) -> Arc<LayerMemory> {
+        budget.layer(&tenant(namespace), &format!("{namespace}:v1").into())
+    }
+
     #[test]
     fn directories_are_kept_open_up_to_the_bound_and_given_back() {
         let budget = Arc::new(UnpackBudget::new(UNPACK_MEMORY_DEFAULT));
@@ -430,7 +455,7 @@ mod tests {
     #[test]
     fn the_least_budget_holds_the_largest_header_and_the_window_of_every_decoder() {
         let budget = Arc::new(UnpackBudget::new(0));
-        let mut claim = Claim::on(&budget.layer(&Arc::default()));
+        let mut claim = Claim::on(&layer(&budget, "a"));
         let header = crate::unpack::UnpackLimits::default().header_max;
         claim.grow(8 * MIB + 4 * header + (4 << 20)).expect("it fits");
     }
@@ -438,7 +463,7 @@ mod tests {
     #[test]
     fn by_default_each_layer_has_a_mebibyte_of_its_own_and_one_tenant_a_window_of_32() {
         let budget = Arc::new(UnpackBudget::new(UNPACK_MEMORY_DEFAULT));
-        let layers: Vec<_> = (0..LAYERS_MAX).map(|_| budget.layer(&tenant("a"))).collect();
+        let layers: Vec<_> = (0..LAYERS_MAX).map(|_| layer(&budget, "a")).collect();
         let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
         for claim in &mut claims {
             claim.grow(MIB).expect("each layer has it, whatever the others hold");
@@ -450,7 +475,7 @@ mod tests {
     #[test]
     fn a_tenant_that_holds_all_it_can_leaves_the_other_half_to_others() {
         let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
-        let layers: Vec<_> = ["a", "a", "b"].map(|name| budget.layer(&tenant(name))).into();
+        let layers: Vec<_> = ["a", "a", "b"].map(|name| layer(&budget, name)).into();
         let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
         claims[0].grow(20 * MIB).expect("it is free");
         assert_eq!(claims[1].grow(20 * MIB), Err(MemoryError::Busy), "the half of its tenant is used up");
@@ -461,7 +486,7 @@ mod tests {
     #[test]
     fn all_layers_together_take_no_more_than_the_budget_and_what_they_give_back_is_there_again() {
         let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
-        let layers: Vec<_> = (0..4).map(|number| budget.layer(&tenant(&format!("t{number}")))).collect();
+        let layers: Vec<_> = (0..4).map(|number| layer(&budget, &format!("t{number}"))).collect();
         let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
         for claim in &mut claims {
             claim.grow(usize::try_from(OWN_NOTES_MIN).unwrap()).expect("each layer has some of its own");
@@ -473,7 +498,7 @@ mod tests {
         assert!(layers[0].holds_shared() && !layers[1].holds_shared());
         claims[1].grow(6 * MIB).expect("as much is free");
         drop((claims, layers));
-        Claim::on(&budget.layer(&Arc::default())).grow(16 * MIB).expect("all is free again");
+        Claim::on(&layer(&budget, "a")).grow(16 * MIB).expect("all is free again");
     }
 
     #[test]
@@ -509,14 +534,14 @@ mod tests {
     #[tokio::test]
     async fn layers_that_were_refused_come_one_after_the_other_and_none_waits_for_ever() {
         let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
-        let first = budget.layer(&tenant("first"));
+        let first = layer(&budget, "first");
         let mut claim = Claim::on(&first);
         claim.grow(12 * MIB).expect("it is free");
         let waiting: Vec<_> = (0..3)
             .map(|number| {
                 let budget = Arc::clone(&budget);
                 tokio::spawn(async move {
-                    let layer = budget.whole_layer(&tenant(&format!("t{number}"))).await;
+                    let layer = budget.whole_layer(&tenant(&format!("t{number}")), &"image".into()).await;
                     Claim::on(&layer).grow(16 * MIB).expect("the whole of a tenant is its own");
                 })
             })
@@ -524,7 +549,7 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(first.is_wanted());
         // A later request does not overtake.
-        assert_eq!(Claim::on(&budget.layer(&tenant("later"))).grow(MIB), Err(MemoryError::Busy));
+        assert_eq!(Claim::on(&layer(&budget, "later")).grow(MIB), Err(MemoryError::Busy));
         drop((claim, first));
         for task in waiting {
             task.await.expect("no panic");
@@ -534,12 +559,13 @@ mod tests {
     #[tokio::test]
     async fn a_tenant_that_waits_for_its_own_memory_keeps_no_other_waiting() {
         let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
-        let (holder, other) = (budget.layer(&tenant("a")), budget.layer(&tenant("b")));
+        let (holder, other) = (layer(&budget, "a"), layer(&budget, "b"));
         let mut held = Claim::on(&holder);
         held.grow(20 * MIB).expect("it is free");
-        let mut waiting = Box::pin(budget.whole_layer(&holder.tenant));
+        let mut waiting = Box::pin(budget.whole_layer(&holder.tenant, &holder.image));
         assert!(futures_util::FutureExt::now_or_never(&mut waiting).is_none(), "its tenant has not the whole half");
         assert!(holder.is_wanted() && !other.is_wanted());
+        assert_eq!(other.holder().as_deref(), Some("a:v1"));
         Claim::on(&other).grow(30 * MIB).expect("the other half is free");
         drop(waiting);
         assert!(!holder.is_wanted(), "a wait that is dropped leaves the line");
@@ -550,10 +576,10 @@ mod tests {
     #[tokio::test]
     async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_otherwise() {
         let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
-        let holder = budget.layer(&tenant("holder"));
+        let holder = layer(&budget, "holder");
         let mut held = Claim::on(&holder);
         held.grow(15 * MIB).expect("it is free");
-        let layer = budget.layer(&tenant("waits"));
+        let layer = layer(&budget, "waits");
         let wait = |cancelled: bool| {
             let layer = Arc::clone(&layer);
             tokio::task::spawn_blocking(move || {

@@ -52,6 +52,8 @@ api_documents! {
         position: Option<usize>,
         /// A request that waits, because its registry limits requests or did not answer.
         retry: Option<PullRetry>,
+        /// What a layer waits for that another pull holds, and which one; empty without such a wait.
+        waits: String,
         failure: String,
         layers: Vec<LayerProgress>,
         layers_hidden: u64,

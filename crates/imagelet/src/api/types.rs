@@ -333,6 +333,8 @@ api_documents! {
         /// `status.images` of the Node as the kubelet builds it: the largest first, at most `nodeStatusMaxImages`.
         #[cfg_attr(test, schemars(with = "Vec<serde_json::Map<String, serde_json::Value>>"))]
         node_images: Vec<NodeImage>,
+        /// Bytes a second below which a pull gives others what they wait for; 0: never.
+        pull_rate_min: u64,
         gc_high_percent: u8,
         gc_low_percent: u8,
         /// `enforce`, or `shadow`: selected images are reported and not removed.
@@ -395,6 +397,8 @@ api_documents! {
         priority: i32,
         for_ms: u64,
         askers: usize,
+        /// What a layer waits for that another pull holds, and which one; empty without such a wait.
+        waits: String,
     }
     /// An image whose next pull is in back-off, with one of its failures.
     HeldBackRow {

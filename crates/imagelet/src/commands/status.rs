@@ -12,7 +12,7 @@ use crate::{
     api::{ImportStatus, LastCollection, Status, StatusRequest, no_steps},
     failure::Failure,
     node::Node,
-    output::{Format, Table, print},
+    output::{Format, Table, print, printable},
 };
 
 const PODS_SHOWN_MAX: usize = 10;
@@ -35,7 +35,8 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
         let pulls = status.pulls.iter().map(|pull| {
             let place = pull.position.map_or_else(|| "-".into(), |place| place.to_string());
             let (since, priority) = (duration(pull.for_ms), pull.priority.to_string());
-            vec![pull.image.clone(), pull.state.clone(), place, since, priority, pull.askers.to_string()]
+            let waits = if pull.waits.is_empty() { String::new() } else { format!(", {}", printable(&pull.waits)) };
+            vec![pull.image.clone(), format!("{}{waits}", pull.state), place, since, priority, pull.askers.to_string()]
         });
         section(&["PULL", "STATE", "PLACE", "FOR", "PRIORITY", "REQUESTS"], pulls.collect())?;
         let held_back = status.held_back.iter().map(|held| {
@@ -75,6 +76,11 @@ fn overview(status: &Status) -> Table {
     if let Some(unpacking) = &status.unpacking {
         table.row(["Unpacking:", unpacking]);
     }
+    let slow = match status.pull_rate_min {
+        0 => "keep what others wait for".to_owned(),
+        rate => format!("below {}/s give others what they wait for", ByteSize(rate)),
+    };
+    table.row(["Slow pulls:", &slow]);
     let images = format!("{} ({} in use)", status.images, status.in_use);
     table.row(["Images:", if status.images_unknown { "unknown" } else { &images }]);
     let used = status.used_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent}% used"));

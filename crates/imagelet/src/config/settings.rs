@@ -142,6 +142,14 @@ pub(crate) enum Backend {
     Cri(RuntimeSettings),
 }
 
+impl Backend {
+    /// The settings of the engine: that of the store, or of imports.
+    pub(crate) fn engine(&self) -> &EngineConfig {
+        let (Self::Embedded(StoreSettings { engine, .. }) | Self::Cri(RuntimeSettings { engine, .. })) = self;
+        engine
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoreSettings {
     pub(crate) engine: EngineConfig,

@@ -79,7 +79,11 @@ impl Command for QueueRequest {
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Queue, Failure> {
         node.parts.pod_starts.close_finished();
         let pod_starts = PodStartRow::all(&node.parts.pod_starts);
-        Ok(Queue { namespaces: by_namespace(&pod_starts), pod_starts, ..queue(node.parts.manager.status()) })
+        Ok(Queue {
+            namespaces: by_namespace(&pod_starts),
+            pod_starts,
+            ..queue(node.parts.manager.status(), &node.parts.pulls)
+        })
     }
 }
 

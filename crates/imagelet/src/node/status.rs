@@ -55,7 +55,7 @@ impl Command for StatusRequest {
         let pressure = disks.map_err(|problem| problems.push(problem)).ok();
         let disk = pressure.as_ref().and_then(|pressure| pressure.stats.images.disk.as_ref());
         let settings = node.settings();
-        let Queue { pulls, held_back, registries, .. } = queue(node.parts.manager.status());
+        let Queue { pulls, held_back, registries, .. } = queue(node.parts.manager.status(), &node.parts.pulls);
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         problems.dedup();
         Ok(Status {
@@ -75,6 +75,7 @@ impl Command for StatusRequest {
             container_fs: pressure.as_ref().map(|pressure| (&pressure.stats.containers).into()),
             eviction: pressure.map(|pressure| pressure.thresholds).unwrap_or_default(),
             node_images: node_images(&listed, settings.node.status_images_max),
+            pull_rate_min: settings.backend.engine().hold.rate_min,
             gc_high_percent: settings.gc.high().get(),
             gc_low_percent: settings.gc.low().get(),
             gc_mode: settings.collection.mode.name().into(),

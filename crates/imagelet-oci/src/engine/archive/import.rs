@@ -74,7 +74,8 @@ impl Engine {
     }
 
     async fn open_archive(&self, place: &ArchivePlace) -> Result<ImageArchive, RuntimeError> {
-        let (place, memory) = (place.clone(), self.budget.layer(&Arc::default()));
+        let (place, memory) =
+            (place.clone(), self.budget.layer(&Arc::default(), &place.path.display().to_string().into()));
         let LayerLimits { expansion_max, expansion_free, free_bytes_floor, .. } = self.config.limits;
         let limits = SpoolLimits { expansion_max, expansion_free, free_bytes_floor };
         let cancelled = Arc::new(AtomicBool::new(false));

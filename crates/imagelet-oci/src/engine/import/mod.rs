@@ -359,7 +359,7 @@ impl Attempt<'_> {
                 return (None, Arc::new(LayerPace::new(0, Instant::now())));
             }
             let window = self.window.acquire().await.expect("the window is never closed");
-            let place = engine.places.place(job.claim.clone(), job.descriptor.size).await;
+            let place = engine.places.place(job.claim.clone(), &job.descriptor, self.progress).await;
             let pace = Arc::clone(&place.pace);
             (Some((window, place)), pace)
         };

@@ -10,7 +10,8 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{ByteSize, shown_name},
+    hold::PullWait,
+    image::{ByteSize, Digest, shown_name},
     metrics::{Family, MetricKind, Metrics},
     runtime::{LayerState, PullEnd, PullEvent, PullObserver, PullRequest, PullWay},
 };
@@ -27,6 +28,9 @@ families! {
     PULLS = "imagelet_pulls_total",
         "Pulls of the store or runtime that ended, by outcome: pulled, failed, cancelled. Callers that share a pull count once.",
         Counter, &["outcome"];
+    WAITS = "imagelet_pull_waits_total",
+        "Waits of layers for what other pulls hold, by thing: memory, place, layer. Shorter waits than half a second do not count.",
+        Counter, &["thing"];
     RECEIVED = "imagelet_pull_received_bytes_total",
         "Bytes of layers that pulls received, compressed as in the registry; none of pulls by a runtime.", Counter, &[];
 }
@@ -66,6 +70,8 @@ struct Pull {
     counted: u64,
     /// When which host gets the next request, and whether it requested the wait.
     retry: Option<(Instant, String, bool)>,
+    /// What its layers wait for.
+    waits: BTreeMap<Digest, PullWait>,
     version: u64,
     trace: Option<PullTrace>,
 }
@@ -85,6 +91,13 @@ impl PullTracker {
     /// `is_silent`: a runtime pulls and reports no progress.
     pub(crate) fn new(is_silent: bool, metrics: Arc<Metrics>, tracer: Tracer) -> Self {
         Self { pulls: Arc::default(), is_silent, metrics, tracer }
+    }
+
+    /// What running pulls wait for, by image.
+    pub(crate) fn waits(&self) -> BTreeMap<String, String> {
+        let pulls = self.lock();
+        let wait = |pull: &Pull| Some((pull.shown.image.clone(), pull.waits.values().next()?.to_string()));
+        pulls.by_number.values().filter_map(wait).collect()
     }
 
     /// The changes after a version, and the present version. Zero returns every running pull.
@@ -188,6 +201,12 @@ impl Pull {
             }
             PullEvent::Committing => shown.phase = phase::COMMITTING.into(),
             PullEvent::Retry { host, at, is_requested } => self.retry = Some((*at, host.clone(), *is_requested)),
+            PullEvent::Waits { layer, wait: Some(wait) } if self.waits.len() < LAYERS_MAX => {
+                self.waits.insert(layer.clone(), wait.clone());
+            }
+            PullEvent::Waits { layer, .. } => {
+                self.waits.remove(layer);
+            }
             PullEvent::Hosts(_) | PullEvent::Token { .. } => {}
             PullEvent::Way(PullWay::Imported) => shown.phase = phase::RESOLVING.into(),
             PullEvent::Way(PullWay::Forwarded(_)) => {
@@ -209,6 +228,7 @@ impl Pull {
             bytes_per_second: speed,
             remaining_ms: remaining,
             elapsed_ms: milliseconds_of(self.ended.unwrap_or(now).saturating_duration_since(self.began)),
+            waits: self.waits.values().next().map(ToString::to_string).unwrap_or_default(),
             retry: self.retry.clone().and_then(|(at, host, requested)| PullRetry::new(host, at, requested)),
             ..self.shown.clone()
         }
@@ -237,6 +257,7 @@ impl PullObserver for PullTracker {
                 samples: VecDeque::new(),
                 counted: 0,
                 retry: None,
+                waits: BTreeMap::new(),
                 version,
                 trace: self.tracer.pull(&request.image.image),
             };
@@ -254,6 +275,9 @@ impl PullObserver for PullTracker {
             }
             received = pull.newly_received();
         });
+        if let PullEvent::Waits { wait: Some(wait), .. } = event {
+            self.metrics.increment(&WAITS, &[wait.thing.name()]);
+        }
         if received > 0 {
             self.metrics.add(&RECEIVED, &[], received as f64);
         }
@@ -268,6 +292,7 @@ impl PullObserver for PullTracker {
         self.metrics.increment(&PULLS, &[outcome]);
         self.change(pull, |pull| {
             (pull.ended, pull.retry) = (Some(Instant::now()), None);
+            pull.waits.clear();
             if let Some(trace) = pull.trace.take() {
                 trace.end(end);
             }
@@ -292,10 +317,7 @@ impl PullObserver for PullTracker {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::{
-        image::{Digest, ImageSpec},
-        runtime::ForwardReason,
-    };
+    use imagelet_core::{hold::SharedThing, image::ImageSpec, runtime::ForwardReason};
 
     use super::*;
 
@@ -312,6 +334,23 @@ mod tests {
     fn resolved(layers: &[(&str, u64)]) -> PullEvent {
         let layers = layers.iter().map(|(text, size)| (Digest::of(text.as_bytes()), ByteSize(*size))).collect();
         PullEvent::Resolved { manifest: Digest::of(b"m"), layers }
+    }
+
+    #[test]
+    fn a_pull_that_waits_for_another_one_says_for_what_and_for_which_until_the_wait_ends() {
+        let metrics = Arc::new(Metrics::default());
+        let tracker = PullTracker { metrics: Arc::clone(&metrics), ..PullTracker::default() };
+        let pull = tracker.begin(&request("app:v1"));
+        let holder = Some("r.io/slow:v1".to_owned());
+        let wait = |wait| PullEvent::Waits { layer: Digest::of(b"a"), wait };
+        tracker.step(pull, &wait(Some(PullWait { thing: SharedThing::Layer, holder })));
+        let text = "waits for a layer that the pull of r.io/slow:v1 fetches";
+        assert_eq!(tracker.since(0, Instant::now()).1[0].waits, text);
+        assert_eq!(tracker.waits().values().collect::<Vec<_>>(), [text]);
+        assert!(metrics.render().contains("imagelet_pull_waits_total{thing=\"layer\"} 1"));
+        tracker.step(pull, &wait(None));
+        assert_eq!(tracker.since(0, Instant::now()).1[0].waits, "");
+        assert!(tracker.waits().is_empty());
     }
 
     #[test]
