@@ -27,8 +27,9 @@ pub use credentials::ClusterTokens;
 pub use look_ahead::LookAheadParts;
 pub use pods::{BoundPod, PodImageUse, PodRejection, read_pod};
 pub use prefetch::{
-    CRDS, ControllerReport, FetchFailure, ImagePresence, PrefetchAgent, PrefetchApi, PrefetchController, PrefetchNode,
-    SetDocument, SetPin, SetRejection, SetRow, controller_metric_families,
+    CRDS, ControllerReport, FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchAgent,
+    PrefetchApi, PrefetchController, PrefetchNode, SetDocument, SetPin, SetRejection, SetRow,
+    controller_metric_families,
 };
 pub use rollout::{DaemonSetRollout, RolloutProgress};
 pub use watch::{WatchHealth, WatchReport};

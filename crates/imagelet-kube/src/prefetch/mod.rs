@@ -18,5 +18,5 @@ mod tests;
 
 pub use commands::{PrefetchApi, SetDocument, SetRow};
 pub use controller::{ControllerReport, PrefetchController, controller_metric_families};
-pub use node::{FetchFailure, ImagePresence, PrefetchAgent, PrefetchNode, SetPin};
+pub use node::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchAgent, PrefetchNode, SetPin};
 pub use objects::{CRDS, SetRejection};

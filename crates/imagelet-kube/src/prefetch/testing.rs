@@ -9,11 +9,12 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     events::Event,
+    image::{ByteSize, Digest},
     manager::EnsureRequest,
-    runtime::{ErrorClass, Progress, Stage},
+    runtime::{ErrorClass, LayerState, Progress, PullEvent, Stage},
 };
 
-use super::node::{FetchFailure, ImagePresence, PrefetchNode, SetPin};
+use super::node::{FetchConditions, FetchFailure, ImagePresence, PrefetchNode, SetPin};
 
 /// The API group of the sets on the fake API server.
 pub(crate) const GROUP: &str = "/apis/imagelet.dev/v1alpha1";
@@ -29,6 +30,13 @@ pub(crate) struct FakeNode(Arc<Mutex<NodeState>>);
 struct NodeState {
     takes: Duration,
     failing: BTreeMap<String, FetchFailure>,
+    /// Bytes a second and whole size of images whose layer comes over a network.
+    layers: BTreeMap<String, (u64, u64)>,
+    /// What came of these layers, over all attempts.
+    received: BTreeMap<String, u64>,
+    is_queued: bool,
+    /// All attempts, in order.
+    begun: Vec<String>,
     requests: Vec<EnsureRequest>,
     present: BTreeSet<String>,
     pins: Vec<SetPin>,
@@ -50,6 +58,26 @@ impl FakeNode {
             Some(class) => self.lock().failing.insert(image.into(), failure(class)),
             None => self.lock().failing.remove(image),
         };
+    }
+
+    /// Pulls of this image receive so many bytes a second of so many, and continue where the last one was.
+    pub(crate) fn send(&self, image: &str, rate: u64, size: u64) {
+        self.lock().layers.insert(image.into(), (rate, size));
+    }
+
+    /// Pulls wait for their turn, behind those of pods.
+    pub(crate) fn queue(&self, is_queued: bool) {
+        self.lock().is_queued = is_queued;
+    }
+
+    /// The bytes of an image that came over the network.
+    pub(crate) fn received(&self, image: &str) -> u64 {
+        self.lock().received.get(image).copied().unwrap_or_default()
+    }
+
+    /// The images whose pulls began, in order.
+    pub(crate) fn begun(&self) -> Vec<String> {
+        self.lock().begun.clone()
     }
 
     pub(crate) fn requests(&self) -> Vec<EnsureRequest> {
@@ -74,6 +102,23 @@ impl FakeNode {
         self.lock().events.clone()
     }
 
+    async fn receive(&self, image: &str, (rate, size): (u64, u64), progress: &Progress) {
+        let digest = Digest::of(image.as_bytes());
+        progress(PullEvent::Resolved { manifest: digest.clone(), layers: vec![(digest.clone(), ByteSize(size))] });
+        let mut of_attempt = 0;
+        while self.lock().received.get(image).copied().unwrap_or_default() < size {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            if self.lock().is_queued {
+                continue;
+            }
+            *self.lock().received.entry(image.to_owned()).or_default() += rate;
+            of_attempt += rate;
+            let state = LayerState::Fetching { received: ByteSize(of_attempt) };
+            progress(PullEvent::Layer { digest: digest.clone(), state });
+        }
+        progress(PullEvent::Layer { digest, state: LayerState::Done });
+    }
+
     fn lock(&self) -> MutexGuard<'_, NodeState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -85,9 +130,16 @@ impl PrefetchNode for FakeNode {
         ImagePresence::default()
     }
 
-    async fn fetch(&self, request: EnsureRequest, _progress: Progress) -> Result<(), FetchFailure> {
-        let takes = self.lock().takes;
-        tokio::time::sleep(takes).await;
+    async fn fetch(&self, request: EnsureRequest, progress: Progress) -> Result<(), FetchFailure> {
+        let (takes, layer) = {
+            let mut state = self.lock();
+            state.begun.push(request.image.clone());
+            (state.takes, state.layers.get(&request.image).copied())
+        };
+        match layer {
+            Some(layer) => self.receive(&request.image, layer, &progress).await,
+            None => tokio::time::sleep(takes).await,
+        }
         let mut state = self.lock();
         let image = request.image.clone();
         state.requests.push(request);
@@ -96,6 +148,10 @@ impl PrefetchNode for FakeNode {
         }
         state.present.insert(image);
         Ok(())
+    }
+
+    fn conditions(&self) -> FetchConditions {
+        FetchConditions { is_queued: self.lock().is_queued, is_measured: true, ..FetchConditions::default() }
     }
 
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String> {

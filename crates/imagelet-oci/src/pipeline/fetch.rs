@@ -8,7 +8,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use imagelet_core::{
-    hold::{PullWait, SharedThing},
+    hold::{CHECK_PERIOD, PullWait, SharedThing},
     image::ByteSize,
     runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
@@ -67,6 +67,7 @@ impl LayerJob {
             received: 0,
             from_disk: 0,
             reported: 0,
+            reported_at: Instant::now(),
             early: is_copied_late.then(BytesMut::new),
             inflater,
         };
@@ -273,6 +274,7 @@ struct Hashed {
     received: u64,
     from_disk: u64,
     reported: u64,
+    reported_at: Instant,
     /// The first bytes, as long as there is no copy of them.
     early: Option<BytesMut>,
     inflater: Inflater,
@@ -299,8 +301,9 @@ impl Hashed {
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;
         let fetched = self.received - self.from_disk;
-        // The first bytes show that the layer is under way.
-        if fetched - self.reported >= PROGRESS_STEP || (self.reported == 0 && fetched > 0) {
+        // The first bytes show that the layer is under way, and those of a slow layer how slow it is.
+        let is_due = fetched - self.reported >= PROGRESS_STEP || self.reported_at.elapsed() >= CHECK_PERIOD;
+        if fetched > self.reported && (is_due || self.reported == 0) {
             self.report(job, progress);
         }
         self.inflater.frames.send(Frame::Bytes(bytes)).await.is_ok()
@@ -308,6 +311,7 @@ impl Hashed {
 
     fn report(&mut self, job: &LayerJob, progress: &Progress) {
         self.reported = self.received - self.from_disk;
+        self.reported_at = Instant::now();
         progress(PullEvent::Layer {
             digest: job.descriptor.digest.clone(),
             state: LayerState::Fetching { received: ByteSize(self.reported) },

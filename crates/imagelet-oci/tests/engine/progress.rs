@@ -117,3 +117,26 @@ async fn what_a_broken_pull_left_on_the_disk_is_not_counted_as_fetched() {
     assert!(offset > 0);
     assert_eq!(received, layer.blob().len() as u64 - offset);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_layer_reports_what_came_before_it_has_a_step_of_progress() {
+    let registry = TestRegistry::start().await;
+    registry.image("a", "v1", &[Layer::new().file("f", &noise(5, 700_000)).plain()]);
+    registry.trickle(1000, 0);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open_as(EngineConfig::new(folder.path())).await;
+    let (sender, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let progress: Progress = Arc::new(move |event| {
+        if let PullEvent::Layer { state: LayerState::Fetching { received }, .. } = event {
+            let _ = sender.send(received.0);
+        }
+    });
+    let name = registry.name("a:v1");
+    let request = PullRequest { image: ImageSpec::new(&name), ..PullRequest::default() };
+    let pulling = tokio::spawn(async move { engine.pull(&request, progress).await });
+    let three = async { [heard.recv().await, heard.recv().await, heard.recv().await] };
+    let received = tokio::time::timeout(Duration::from_secs(30), three).await.expect("it reports while it trickles");
+    assert!(received.is_sorted_by(|a, b| a < b) && received[2] < Some(700_000), "{received:?}");
+    registry.trickle(0, 0);
+    pulling.await.expect("no panic").expect("the rest comes");
+}

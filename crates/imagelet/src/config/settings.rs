@@ -10,6 +10,7 @@ use imagelet_core::{
     credentials::ProviderOptions,
     eviction::Threshold,
     gc::{GcPolicy, KeepRules},
+    hold::HoldPolicy,
     image::PinnedNames,
     inventory::PinPattern,
     manager::{Compatibility, PullSettings},
@@ -61,6 +62,15 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// The rule for slow pulls.
+    pub(crate) fn hold(&self) -> HoldPolicy {
+        match &self.backend {
+            Backend::Embedded(StoreSettings { engine, .. }) | Backend::Cri(RuntimeSettings { engine, .. }) => {
+                engine.hold
+            }
+        }
+    }
+
     /// The docker configuration that the file or the environment names.
     pub(crate) fn named_docker_config(&self) -> Option<&Path> {
         self.docker_config.as_deref().or(self.environment.docker_config.as_deref())

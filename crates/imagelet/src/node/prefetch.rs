@@ -12,10 +12,10 @@ use imagelet_core::{
     gc::GcPolicy,
     image::{ByteSize, ImageSpec, Reference},
     inventory::{OwnedPin, PinPattern},
-    manager::{EnsureRequest, PullPolicy},
+    manager::{EnsureRequest, PullPolicy, PullState, PullStatus},
     runtime::{ErrorClass, Progress, PullEstimate, Stage},
 };
-use imagelet_kube::{FetchFailure, ImagePresence, PrefetchNode, SetPin};
+use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchNode, SetPin};
 
 use super::{gc::pressure, local::LocalNode};
 use crate::failure::Failure;
@@ -81,6 +81,15 @@ impl PrefetchNode for PrefetchTarget {
         let Err(error) = node.parts.tracer.ensure(&request.image, ensure).await else { return Ok(()) };
         let message = Failure::of_ensure(&error).to_string();
         Err(FetchFailure { class: error.class(), hop: error.hop(), message })
+    }
+
+    fn conditions(&self) -> FetchConditions {
+        let waits = |pull: &PullStatus| pull.priority == PREFETCH_PRIORITY && pull.state != PullState::Running;
+        FetchConditions {
+            policy: self.0.settings().hold(),
+            is_queued: self.0.parts.manager.status().pulls.iter().any(waits),
+            is_measured: self.0.local().is_some(),
+        }
     }
 
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String> {

@@ -13,7 +13,9 @@ use super::{
     waves::SelectedNode,
 };
 use crate::{
-    prefetch::objects::{ImageSet, KnownNodes, KnownReports, KnownSets, Labels, SetReport, SetScope},
+    prefetch::objects::{
+        ImageSet, KnownNodes, KnownReports, KnownSets, Labels, REPORTED_SETS_MAX, SetLimit, SetReport, SetScope,
+    },
     watch::SharedCache,
 };
 
@@ -82,13 +84,17 @@ impl ClusterView {
         }
         let mut plan = PassPlan { reports_known: reports.len(), ..PassPlan::default() };
         let mut busy_now = BTreeSet::new();
-        for set in namespaced.0.sets().chain(of_cluster.0.sets()) {
+        // In the order of the places, so that no namespace takes all writes of a pass.
+        for (set, limit) in of_cluster.0.all().chain(namespaced.0.all()) {
             plan.sets_known += 1;
             let found = of_sets.get(set.uid.as_str());
+            let mut full = 0;
             let selected = nodes.iter().filter(|(_, labels)| set.spec.selects(labels));
             let mut of_set: Vec<NodeReport<'_>> = selected
                 .map(|(name, _)| {
                     let report = found.and_then(|found| found.get(name.as_str()).copied());
+                    let is_full = || reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
+                    full += usize::from(report.is_none() && is_full());
                     let report = report.filter(|report| report.generation == set.generation);
                     let is_stalled = memory.is_stalled(set, name, report, now, &mut busy_now, &mut plan.wait);
                     let (place, phase) = (set.place_of(name), report.map(|report| report.phase));
@@ -96,7 +102,8 @@ impl ClusterView {
                 })
                 .collect();
             of_set.sort_by_key(|(node, _)| (node.place, node.name));
-            let action = decide(set, &of_set, wall);
+            let limit = limit.or_else(|| (full > 0).then_some(SetLimit::Report(full)));
+            let action = decide(set, limit, &of_set, wall);
             if let SetAction::Idle { until } = &action {
                 let deadline = set.deadline().filter(|deadline| *deadline > wall);
                 for at in [*until, deadline].into_iter().flatten() {

@@ -6,7 +6,7 @@ use super::waves::{SelectedNode, wave};
 use crate::{
     names::shown_to,
     prefetch::objects::{
-        Condition, FailureCount, ImagePhase, ImageSet, NodeCounts, SetReport, SetStatus, moment, parse_moment,
+        Condition, FailureCount, ImagePhase, ImageSet, NodeCounts, SetLimit, SetReport, SetStatus, moment, parse_moment,
     },
 };
 
@@ -29,9 +29,9 @@ pub(super) enum SetAction {
 /// One selected node with its report.
 pub(super) type NodeReport<'a> = (SelectedNode<'a>, Option<&'a SetReport>);
 
-/// Decides for one set. `nodes` are in the order of their places, with their reports of this spec.
-pub(super) fn decide(set: &ImageSet, nodes: &[NodeReport<'_>], now: SystemTime) -> SetAction {
-    let status = status(set, nodes, now);
+/// Decides for one set, which may be beyond a limit. `nodes` are in the order of their places, with their reports of this spec.
+pub(super) fn decide(set: &ImageSet, limit: Option<SetLimit>, nodes: &[NodeReport<'_>], now: SystemTime) -> SetAction {
+    let status = status(set, limit, nodes, now);
     if status != set.status {
         return SetAction::Write(Box::new(status));
     }
@@ -44,7 +44,7 @@ pub(super) fn decide(set: &ImageSet, nodes: &[NodeReport<'_>], now: SystemTime) 
     }
 }
 
-fn status(set: &ImageSet, nodes: &[NodeReport<'_>], now: SystemTime) -> SetStatus {
+fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[NodeReport<'_>], now: SystemTime) -> SetStatus {
     let before = &set.status;
     let is_current = before.observed_generation == set.generation;
     let mut counts = NodeCounts { wanted: nodes.len(), ..NodeCounts::default() };
@@ -58,19 +58,21 @@ fn status(set: &ImageSet, nodes: &[NodeReport<'_>], now: SystemTime) -> SetStatu
     let finished_at = before.finished_at.clone().filter(|_| is_current);
     let finished_at = is_finished.then(|| finished_at.unwrap_or_else(|| moment(now)));
     let selected: Vec<SelectedNode<'_>> = nodes.iter().map(|(node, _)| *node).collect();
-    let conditions = conditions(set, &counts, is_complete, is_over);
+    let conditions = conditions(set, limit, &counts, is_over);
     SetStatus {
         observed_generation: set.generation,
         started_at: Some(started_at),
         finished_at,
-        wave: wave(set, &selected),
+        // No node begins what all of them pass over.
+        wave: if limit.is_some_and(SetLimit::is_passed_over) { None } else { wave(set, &selected) },
         nodes: counts,
         failures: failures(nodes),
         conditions: conditions.into_iter().map(|condition| dated(condition, before, now)).collect(),
     }
 }
 
-fn conditions(set: &ImageSet, counts: &NodeCounts, is_complete: bool, is_over: bool) -> [Condition; 3] {
+/// `Complete`, `Progressing`, `Degraded`, and `Limited` for a set that is beyond a limit.
+fn conditions(set: &ImageSet, limit: Option<SetLimit>, counts: &NodeCounts, is_over: bool) -> Vec<Condition> {
     let condition = |name: &str, is_true: bool, reason: &str, message: String| Condition {
         r#type: name.to_owned(),
         status: if is_true { "True" } else { "False" }.to_owned(),
@@ -80,25 +82,31 @@ fn conditions(set: &ImageSet, counts: &NodeCounts, is_complete: bool, is_over: b
         last_transition_time: String::new(),
     };
     let NodeCounts { wanted, ready, failed, .. } = counts;
+    let is_complete = *wanted > 0 && ready == wanted;
+    let passed_over = limit.filter(|limit| limit.is_passed_over());
     let so_far = format!("{ready} of {wanted} nodes have fetched all images");
-    let (progressing, reason) = match () {
-        () if is_complete => (false, "Complete"),
-        () if *wanted == 0 => (false, "NoNodes"),
-        () if is_over => (false, "DeadlineExceeded"),
-        () if set.spec.paused => (false, "Paused"),
-        () => (true, "Pulling"),
+    let (progressing, reason) = match passed_over {
+        _ if is_complete => (false, "Complete"),
+        _ if *wanted == 0 => (false, "NoNodes"),
+        Some(limit) => (false, limit.reason()),
+        None if is_over => (false, "DeadlineExceeded"),
+        None if set.spec.paused => (false, "Paused"),
+        None => (true, "Pulling"),
     };
-    let complete = match *wanted {
-        0 => condition("Complete", false, "NoNodes", "no node has the labels of the selector".to_owned()),
+    let complete = match (*wanted, passed_over) {
+        (0, _) => condition("Complete", false, "NoNodes", "no node has the labels of the selector".to_owned()),
+        (_, Some(limit)) if !is_complete => condition("Complete", false, reason, limit.to_string()),
         _ => condition("Complete", is_complete, reason, so_far.clone()),
     };
     let failures = format!("{failed} of {wanted} nodes failed");
     let degraded = if *failed > 0 { "NodesFailed" } else { "NoFailures" };
-    [
+    let mut conditions = vec![
         complete,
         condition("Progressing", progressing, reason, so_far),
         condition("Degraded", *failed > 0, degraded, failures),
-    ]
+    ];
+    conditions.extend(limit.map(|limit| condition("Limited", true, limit.reason(), limit.to_string())));
+    conditions
 }
 
 /// The condition with the time since when it has its status.

@@ -215,6 +215,25 @@ async fn the_controller_counts_what_it_knows_writes_and_fails_at() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_set_beyond_a_limit_says_so_in_its_status_until_a_place_is_free() {
+    let cluster = Cluster::of(1, Duration::ZERO).await;
+    for at in 0..=100 {
+        cluster.apply(&format!("set-{at:03}"), &json!({"images": images(1)}));
+    }
+    seconds(60).await;
+    let limited = |name: &str| {
+        let conditions = cluster.set(name)["status"]["conditions"].clone();
+        let found = conditions.as_array().into_iter().flatten().find(|it| it["type"] == "Limited").cloned();
+        found.map(|it| it["reason"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!((limited("set-100").as_deref(), limited("set-099")), (Some("NamespaceLimit"), None));
+    assert_eq!((cluster.counts("set-100"), cluster.counts("set-099")), ([1, 0, 0], [1, 1, 0]));
+    cluster.fake.delete(SETS, "shop", "set-007");
+    seconds(60).await;
+    assert_eq!((limited("set-100"), cluster.counts("set-100")), (None, [1, 1, 0]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_finished_is_deleted_after_its_time_and_reports_of_gone_nodes_too() {
     let mut cluster = Cluster::of(2, Duration::from_secs(1)).await;
     cluster.apply("web", &json!({"images": images(1), "ttlAfterFinished": "1ms"}));

@@ -5,6 +5,7 @@ mod port;
 mod progress;
 mod pull_secret;
 mod report_gate;
+mod turns;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,6 +15,7 @@ use std::{
 
 use imagelet_core::{
     events::Event,
+    hold::CHECK_PERIOD,
     manager::{Caller, EnsureRequest},
     runtime::{ErrorClass, Stage},
 };
@@ -24,11 +26,12 @@ use tokio::{
     time::Instant,
 };
 
-pub use self::port::{FetchFailure, ImagePresence, PrefetchNode, SetPin};
+pub use self::port::{FetchConditions, FetchFailure, ImagePresence, PrefetchNode, SetPin};
 use self::{
-    plan::{Plan, PlanInput, Task, TaskKey, TaskState, plan, restored},
+    plan::{Plan, PlanInput, Task, TaskKey, TaskState, Waiting, plan, restored},
     progress::PullBytes,
     report_gate::ReportGate,
+    turns::Turn,
 };
 use super::objects::{ImageSet, KnownNodes, KnownSets, Labels, NodeImages, PREFETCH_GROUP, SetReport, SetScope};
 use crate::{
@@ -48,8 +51,8 @@ const WRITE_RETRY_FIRST: Duration = Duration::from_secs(5);
 const WRITE_RETRY_MAX: Duration = Duration::from_mins(2);
 /// How often the progress of a pull is read, and whether images are still present.
 const TICK: Duration = Duration::from_secs(30);
-/// Pulls of pods come first.
-const PRIORITY: i32 = i32::MIN;
+/// The priority of each pull for a set: those of pods come first.
+pub const PREFETCH_PRIORITY: i32 = i32::MIN;
 
 /// Prefetches the images of the sets that select one node.
 #[derive(Debug)]
@@ -85,7 +88,11 @@ struct AgentWork {
     states: BTreeMap<TaskKey, TaskState>,
     /// Failures in a row, by task.
     failures: BTreeMap<TaskKey, u32>,
+    /// How often a pull gave way to other sets, by task.
+    given_way: BTreeMap<TaskKey, u32>,
     running: Option<RunningPull>,
+    /// The namespace of the last pull that began; empty for a set of the cluster.
+    last: String,
     gate: ReportGate,
     pins: Option<Vec<SetPin>>,
     /// Failed writes in a row, and when the next one is due.
@@ -132,23 +139,42 @@ impl PrefetchAgent {
         let mut work = AgentWork {
             states: restored(&sets, written.as_deref().unwrap_or_default()),
             failures: BTreeMap::new(),
+            given_way: BTreeMap::new(),
             running: None,
+            last: String::new(),
             gate: ReportGate::restored(written),
             pins: None,
             write_failures: 0,
             write_at: None,
         };
         let (finished, mut outcomes) = mpsc::channel(1);
+        // Pulls go on while the API server is slow to answer.
+        let mut writing = None;
         loop {
             let (sets, labels) = inputs.known(&self.node).await;
             let plan = self.step(&mut work, &sets, &labels, &finished).await;
-            let write_at = self.report(&mut work, plan.report).await;
-            let mut until = Instant::now() + TICK;
-            for at in [write_at, plan.retry_at].into_iter().flatten() {
-                until = until.min(at);
+            let now = Instant::now();
+            let mut until = now + TICK;
+            if writing.is_none() {
+                match work.write_due(&plan.report, now) {
+                    Some(at) if at > now => until = until.min(at),
+                    Some(_) => writing = Some(Box::pin(self.write_report(plan.report))),
+                    None => {}
+                }
             }
+            until = plan.retry_at.map_or(until, |at| until.min(at));
+            let written = async {
+                match &mut writing {
+                    Some(writing) => writing.await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
-                () = inputs.changed.notified() => {}
+                biased;
+                (report, answer) = written => {
+                    writing = None;
+                    self.written(&mut work, report, answer);
+                }
                 Some((key, outcome)) = outcomes.recv() => {
                     let event = outcome.as_ref().err().and_then(|failure| failed_event(&key, failure));
                     let was_running = work.finished(key, outcome);
@@ -156,8 +182,30 @@ impl PrefetchAgent {
                         self.target.record(event);
                     }
                 }
+                () = inputs.changed.notified() => {}
+                () = self.turn_ended(&work, plan.waiting.as_ref()) => work.give_way(),
                 () = tokio::time::sleep_until(until) => {}
             }
+        }
+    }
+
+    /// Returns when the running pull is to give way to the images that wait.
+    async fn turn_ended(&self, work: &AgentWork, waiting: Option<&Waiting>) {
+        let Some(RunningPull { key, bytes, .. }) = &work.running else { return std::future::pending().await };
+        let given_way = work.given_way.get(key).copied().unwrap_or_default();
+        loop {
+            let (now, conditions) = (Instant::now(), self.target.conditions());
+            let meter = bytes.meter(conditions.is_queued, now);
+            if let Some(Waiting { image, are_all_slow }) = waiting {
+                let is_measured = bytes.is_measured().unwrap_or(conditions.is_measured);
+                let turn = Turn { given_way, is_measured, are_all_slow: *are_all_slow };
+                if turn.is_over(conditions.policy, meter, now) {
+                    let (slow, rate) = (&key.image.reference, meter.rate(now));
+                    tracing::info!(image = slow, rate, waiting = image, "a slow prefetch gives way to another set");
+                    return;
+                }
+            }
+            tokio::time::sleep(CHECK_PERIOD).await;
         }
     }
 
@@ -171,14 +219,15 @@ impl PrefetchAgent {
     ) -> Plan {
         work.measure();
         let references: BTreeSet<String> = work.states.keys().map(|key| key.image.reference.clone()).collect();
-        let presence = self.target.presence(&references);
+        let (presence, last) = (self.target.presence(&references), work.last.clone());
         let decide = |states: &BTreeMap<TaskKey, TaskState>| {
             let (wall, now) = (SystemTime::now(), Instant::now());
-            plan(&PlanInput { sets, node: &self.node, labels, states, presence: &presence, wall, now })
+            plan(&PlanInput { sets, node: &self.node, labels, states, presence: &presence, last: &last, wall, now })
         };
         let mut plan = decide(&work.states);
         work.states.retain(|key, _| plan.tasks.contains(key));
         work.failures.retain(|key, _| plan.tasks.contains(key));
+        work.given_way.retain(|key, _| plan.tasks.contains(key));
         if work.running.as_ref().is_some_and(|running| !plan.tasks.contains(&running.key)) {
             work.running = None;
         }
@@ -188,17 +237,18 @@ impl PrefetchAgent {
                 Err(error) => tracing::warn!(error, "could not pin the images of sets; the attempt is repeated"),
             }
         }
-        if let Some(task) = plan.next.take().filter(|_| work.running.is_none()) {
+        // Nothing runs, or the plan has dropped what did: the next pull begins at once.
+        if let Some(task) = plan.next.take() {
             self.begin(work, task, finished.clone());
-            let next = decide(&work.states);
-            plan.report = next.report;
+            plan = decide(&work.states);
         }
         plan
     }
 
     fn begin(&self, work: &mut AgentWork, task: Task, finished: mpsc::Sender<(TaskKey, Result<(), FetchFailure>)>) {
-        let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::default());
+        let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(Instant::now()));
         let (key, progress) = (task.key.clone(), bytes.progress());
+        work.last.clone_from(&task.set.namespace);
         work.states.insert(key.clone(), TaskState::Running(None));
         let pull = tokio::spawn(async move {
             let outcome = match request(&client, &task).await {
@@ -211,42 +261,28 @@ impl PrefetchAgent {
         work.running = Some(RunningPull { key, bytes, task: pull.abort_handle() });
     }
 
-    /// Writes the report if that is due. Returns when it is due otherwise.
-    async fn report(&self, work: &mut AgentWork, report: Vec<SetReport>) -> Option<Instant> {
-        let now = Instant::now();
-        let due = work.gate.due(&report, now, random())?;
-        let due = work.write_at.map_or(due, |at| due.max(at));
-        if due > now {
-            return Some(due);
-        }
-        match self.write_report(&report).await {
-            Ok(()) => {
-                work.gate.written(report, Instant::now());
-                (work.write_failures, work.write_at) = (0, None);
-                None
-            }
-            Err(error) => {
-                if work.write_failures == 0 {
-                    let error = error.chain();
-                    tracing::warn!(
-                        error,
-                        node = self.node,
-                        "cannot write the report of this node; the attempt is repeated"
-                    );
-                }
-                let at = Instant::now() + backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, work.write_failures, random());
-                work.write_failures = work.write_failures.saturating_add(1);
-                work.write_at = Some(at);
-                Some(at)
-            }
-        }
-    }
-
-    async fn write_report(&self, report: &[SetReport]) -> Result<(), ApiError> {
+    /// Writes a report, and returns it with the answer.
+    async fn write_report(&self, report: Vec<SetReport>) -> (Vec<SetReport>, Result<(), ApiError>) {
         let object = json!({
             "apiVersion": PREFETCH_GROUP, "kind": "NodeImages", "metadata": {"name": self.node}, "sets": report,
         });
-        self.client.apply(&self.report_path(), FIELD_MANAGER, &object).await
+        let answer = self.client.apply(&self.report_path(), FIELD_MANAGER, &object).await;
+        (report, answer)
+    }
+
+    fn written(&self, work: &mut AgentWork, report: Vec<SetReport>, answer: Result<(), ApiError>) {
+        let now = Instant::now();
+        let Err(error) = answer else {
+            work.gate.written(report, now);
+            (work.write_failures, work.write_at) = (0, None);
+            return;
+        };
+        if work.write_failures == 0 {
+            let error = error.chain();
+            tracing::warn!(error, node = self.node, "cannot write the report of this node; the attempt is repeated");
+        }
+        work.write_at = Some(now + backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, work.write_failures, random()));
+        work.write_failures = work.write_failures.saturating_add(1);
     }
 
     /// The report that the API has; `None`: it is absent.
@@ -285,7 +321,7 @@ impl Inputs {
     fn look(&self, node: &str) -> Option<(Vec<ImageSet>, Labels)> {
         let (namespaced, of_cluster) = (self.namespaced.listed()?, self.of_cluster.listed()?);
         let labels = self.nodes.listed()?.0.0.get(node)?.clone();
-        Some((namespaced.0.sets().chain(of_cluster.0.sets()).cloned().collect(), labels))
+        Some((of_cluster.0.sets().chain(namespaced.0.sets()).cloned().collect(), labels))
     }
 }
 
@@ -297,6 +333,19 @@ impl AgentWork {
         }
     }
 
+    /// When to write this report; `None`: the API has it.
+    fn write_due(&mut self, report: &[SetReport], now: Instant) -> Option<Instant> {
+        let due = self.gate.due(report, now, random())?;
+        Some(self.write_at.map_or(due, |at| due.max(at)))
+    }
+
+    /// Ends the running pull. Its image waits behind others; what it has received stays on the disk for the next attempt.
+    fn give_way(&mut self) {
+        let Some(running) = self.running.take() else { return };
+        *self.given_way.entry(running.key.clone()).or_default() += 1;
+        self.states.insert(running.key.clone(), TaskState::GaveWay { at: Instant::now() });
+    }
+
     /// Returns false for a pull that was cancelled, and ended before it.
     fn finished(&mut self, key: TaskKey, outcome: Result<(), FetchFailure>) -> bool {
         if self.running.as_ref().is_none_or(|running| running.key != key) {
@@ -306,6 +355,7 @@ impl AgentWork {
         let state = match outcome {
             Ok(()) => {
                 self.failures.remove(&key);
+                self.given_way.remove(&key);
                 TaskState::Done { at: SystemTime::now() }
             }
             Err(failure) => {
@@ -337,7 +387,7 @@ async fn request(client: &ApiClient, task: &Task) -> Result<EnsureRequest, Fetch
         caller: Caller::Prefetch { own_credentials: task.set.scope == SetScope::Cluster },
         secrets,
         platform,
-        priority: PRIORITY,
+        priority: PREFETCH_PRIORITY,
         ..EnsureRequest::new(image.reference.clone(), task.policy.for_pull())
     })
 }

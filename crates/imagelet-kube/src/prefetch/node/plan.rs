@@ -7,14 +7,17 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::port::{FetchFailure, ImagePresence, SetPin};
+use super::{
+    port::{FetchFailure, ImagePresence, SetPin},
+    turns::{Candidate, next},
+};
 use crate::{
     names::shown_to,
-    prefetch::objects::{ImagePhase, ImageReport, ImageSet, SetImage, SetName, SetPhase, SetPullPolicy, SetReport},
+    prefetch::objects::{
+        ImagePhase, ImageReport, ImageSet, REPORTED_SETS_MAX, SetImage, SetName, SetPhase, SetPullPolicy, SetReport,
+    },
 };
 
-/// Most sets of one report; an object of the API has 1.5 MB at most.
-pub(super) const REPORTED_SETS_MAX: usize = 128;
 const MESSAGE_LENGTH_MAX: usize = 256;
 /// Most bytes of all messages of one report; further ones are left out.
 const MESSAGES_LENGTH_MAX: usize = 64 << 10;
@@ -40,6 +43,10 @@ pub(super) enum TaskState {
         failure: FetchFailure,
         retry_at: Instant,
     },
+    /// Its pull was slow and ended for other sets; it continues in its turn.
+    GaveWay {
+        at: Instant,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,13 +56,23 @@ pub(super) struct Task {
     pub(super) policy: SetPullPolicy,
 }
 
+impl Task {
+    fn of(candidate: &Candidate<'_>) -> Self {
+        let Candidate { set, image, .. } = candidate;
+        Self { key: key_of(set, image), set: set.name.clone(), policy: set.spec.pull_policy }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct PlanInput<'a> {
+    /// In the order of their places (`objects::known_sets`).
     pub(super) sets: &'a [ImageSet],
     pub(super) node: &'a str,
     pub(super) labels: &'a BTreeMap<String, String>,
     pub(super) states: &'a BTreeMap<TaskKey, TaskState>,
     pub(super) presence: &'a ImagePresence,
+    /// The namespace of the last pull that began.
+    pub(super) last: &'a str,
     pub(super) wall: SystemTime,
     pub(super) now: Instant,
 }
@@ -64,6 +81,8 @@ pub(super) struct PlanInput<'a> {
 pub(super) struct Plan {
     /// The pull to begin; one runs at a time.
     pub(super) next: Option<Task>,
+    /// What waits for the end of the running one.
+    pub(super) waiting: Option<Waiting>,
     pub(super) pins: Vec<SetPin>,
     pub(super) report: Vec<SetReport>,
     /// All tasks of selected sets; states of others are dropped, and their pulls are cancelled.
@@ -71,36 +90,44 @@ pub(super) struct Plan {
     pub(super) retry_at: Option<Instant>,
 }
 
+/// Images of other sets than that of the running pull.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Waiting {
+    /// The next one.
+    pub(super) image: String,
+    /// Each of their sets is slow, too.
+    pub(super) are_all_slow: bool,
+}
+
 pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     let mut plan = Plan::default();
-    let mut selected: Vec<&ImageSet> = input.sets.iter().filter(|set| set.spec.selects(input.labels)).collect();
-    selected.sort_by(|a, b| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
-    let is_running = input.states.values().any(|state| matches!(state, TaskState::Running(_)));
-    let (mut fresh, mut again) = (None, None);
+    let (mut candidates, mut running, mut reports) = (Vec::new(), None, Vec::new());
+    let gave_way = input.states.iter().filter(|(_, state)| matches!(state, TaskState::GaveWay { .. }));
+    let slow: BTreeSet<&str> = gave_way.map(|(key, _)| key.uid.as_str()).collect();
     let mut messages_left = MESSAGES_LENGTH_MAX;
-    for set in selected {
+    for set in input.sets.iter().filter(|set| set.spec.selects(input.labels)) {
         let held = held(set, input);
+        let is_slow = slow.contains(set.uid.as_str());
         let mut images = Vec::with_capacity(set.spec.images.len());
         for image in &set.spec.images {
             let key = key_of(set, image);
             let state = input.states.get(&key);
             images.push(report_of(image, state, set.spec.keep, input.presence, &mut messages_left));
-            if held.is_none() {
-                let task = || Task { key: key.clone(), set: set.name.clone(), policy: set.spec.pull_policy };
-                match state {
-                    None => fresh = fresh.or_else(|| Some(task())),
-                    Some(TaskState::Failed { retry_at, .. }) if *retry_at <= input.now => {
-                        again = again.or_else(|| Some(task()));
+            let mut wait = |since| candidates.push(Candidate { set, image, is_slow, since });
+            match state {
+                Some(TaskState::Running(_)) => running = Some(&set.uid),
+                _ if held.is_some() => {}
+                None => wait(None),
+                Some(TaskState::Failed { retry_at, .. }) if *retry_at > input.now => {
+                    plan.retry_at = Some(plan.retry_at.map_or(*retry_at, |at: Instant| at.min(*retry_at)));
+                }
+                Some(TaskState::Failed { retry_at: since, .. } | TaskState::GaveWay { at: since }) => {
+                    wait(Some(*since));
+                }
+                Some(TaskState::Done { at }) => {
+                    if set.spec.keep && input.presence.is_removed(&image.reference, *at) {
+                        wait(None);
                     }
-                    Some(TaskState::Failed { retry_at, .. }) => {
-                        plan.retry_at = Some(plan.retry_at.map_or(*retry_at, |at: Instant| at.min(*retry_at)));
-                    }
-                    Some(TaskState::Done { at })
-                        if set.spec.keep && input.presence.is_removed(&image.reference, *at) =>
-                    {
-                        fresh = fresh.or_else(|| Some(task()));
-                    }
-                    Some(TaskState::Done { .. } | TaskState::Running(_)) => {}
                 }
             }
             if set.spec.keep {
@@ -110,12 +137,21 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         }
         let report = set_report(set, held, images);
         // A node that waits for its turn writes nothing: it counts as waiting without a report.
-        if is_begun(&report) && plan.report.len() < REPORTED_SETS_MAX {
-            plan.report.push(report);
+        if is_begun(&report) && reports.len() < REPORTED_SETS_MAX {
+            reports.push((set, report));
         }
     }
-    // What was never tried comes before what failed.
-    plan.next = fresh.or(again).filter(|_| !is_running);
+    if let Some(uid) = running {
+        candidates.retain(|candidate| candidate.set.uid != *uid);
+        let are_all_slow = candidates.iter().all(|candidate| candidate.is_slow);
+        let waiting = next(&candidates, input.last);
+        plan.waiting = waiting.map(|it| Waiting { image: it.image.reference.clone(), are_all_slow });
+    } else {
+        plan.next = next(&candidates, input.last).map(Task::of);
+    }
+    // The places of sets change with other sets; the order of the report does not, so that nothing is written for it.
+    reports.sort_by(|(a, _), (b, _)| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
+    plan.report = reports.into_iter().map(|(_, report)| report).collect();
     plan.pins.sort();
     plan.pins.dedup();
     plan
@@ -197,6 +233,10 @@ fn report_of(
     let report = ImageReport { reference: reference.clone(), platform: platform.clone(), ..ImageReport::default() };
     match state {
         None => report,
+        Some(TaskState::GaveWay { .. }) => {
+            let message = "gave way to other sets that wait; it continues in its turn".to_owned();
+            ImageReport { message, ..report }
+        }
         Some(TaskState::Running(bytes)) => {
             let (bytes, bytes_total) = bytes.unzip();
             ImageReport { phase: ImagePhase::Pulling, bytes, bytes_total, ..report }

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, fmt, time::SystemTime};
 use async_trait::async_trait;
 use imagelet_core::{
     events::Event,
+    hold::HoldPolicy,
     manager::EnsureRequest,
     runtime::{ErrorClass, Progress, Stage},
 };
@@ -19,11 +20,25 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
     /// the future cancels the pull.
     async fn fetch(&self, request: EnsureRequest, progress: Progress) -> Result<(), FetchFailure>;
 
+    /// What decides whether a pull of [`Self::fetch`] is slow, at this moment.
+    fn conditions(&self) -> FetchConditions;
+
     /// Pins exactly these images for sets; the pins outlive a restart. Fails with a text for the log.
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String>;
 
     /// Records an event about the node.
     fn record(&self, event: Event);
+}
+
+/// What decides whether a pull is slow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FetchConditions {
+    /// The rate below which a pull gives way to those that wait.
+    pub policy: HoldPolicy,
+    /// The pull waits for its turn, behind pulls of pods.
+    pub is_queued: bool,
+    /// A pull that has not reported anything yet will report its bytes; a runtime reports none.
+    pub is_measured: bool,
 }
 
 /// The images that a pass did not find.

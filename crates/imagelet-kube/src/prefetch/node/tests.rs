@@ -43,6 +43,11 @@ impl TestAgent {
         self.fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": name}, "spec": spec}));
     }
 
+    fn apply_in(&self, namespace: &str, name: &str, references: &[&str]) {
+        let spec = json!({"images": images(references)});
+        self.fake.put(SETS, json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec}));
+    }
+
     fn report(&self) -> Value {
         self.fake.object(REPORTS, "", "node-1").unwrap_or_default()
     }
@@ -220,4 +225,123 @@ async fn a_set_that_ends_cancels_its_pull() {
     test.fake.delete(SETS, "shop", "web");
     seconds(7200).await;
     assert_eq!(test.node.asked(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_that_ends_in_the_middle_of_its_pull_makes_room_for_the_next_one_at_once() {
+    let test = TestAgent::start(FakeNode::taking(Duration::from_secs(1))).await;
+    test.node.send("slow:1", 1 << 20, 1 << 40);
+    test.apply("web", &json!({"images": images(&["slow:1"])}));
+    seconds(2).await;
+    test.apply_in("other", "next", &["a:1"]);
+    seconds(1).await;
+    assert_eq!(test.node.begun(), ["slow:1"]);
+    test.fake.delete(SETS, "shop", "web");
+    seconds(2).await;
+    assert_eq!(test.node.asked(), ["a:1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trickling_set_gives_way_to_others_within_ten_seconds_and_continues_where_it_was() {
+    for rate in [100, 20 << 10] {
+        let test = TestAgent::start(FakeNode::taking(Duration::from_secs(1))).await;
+        let size = rate * 300;
+        test.node.send("slow:1", rate, size);
+        test.apply("web", &json!({"images": images(&["slow:1"])}));
+        seconds(100).await;
+        assert_eq!(test.node.begun(), ["slow:1"], "nothing else waits");
+        test.apply_in("other", "next", &["a:1", "b:1", "c:1"]);
+        // Alone they take three seconds.
+        seconds(3 + 6).await;
+        assert_eq!(test.node.asked(), ["a:1", "b:1", "c:1"], "{rate}");
+        // Again, while the slow one is in its second turn.
+        test.apply_in("third", "next", &["d:1"]);
+        seconds(1 + 11).await;
+        assert_eq!(test.node.asked(), ["a:1", "b:1", "c:1", "d:1"], "{rate}");
+        seconds(200).await;
+        assert_eq!(test.node.asked().last().map(String::as_str), Some("slow:1"), "{:?}", test.node.begun());
+        assert_eq!(test.node.begun().iter().filter(|image| *image == "slow:1").count(), 3, "{:?}", test.node.begun());
+        assert_eq!(test.node.received("slow:1"), size, "what came before its turns ended was not sent again");
+        assert_eq!(test.report()["sets"][0]["phase"], "Ready");
+        assert_eq!(test.node.events().len(), 0, "nothing failed");
+        test.fake.cut_connections();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_good_pull_and_one_behind_those_of_pods_keep_their_turn_although_others_wait() {
+    let test = TestAgent::start(FakeNode::taking(Duration::from_secs(1))).await;
+    test.node.send("good:1", 512 << 10, 60 * (512 << 10));
+    test.apply("web", &json!({"images": images(&["good:1"])}));
+    seconds(2).await;
+    test.apply_in("other", "next", &["a:1"]);
+    seconds(80).await;
+    assert_eq!(test.node.asked(), ["good:1", "a:1"]);
+    test.node.queue(true);
+    test.node.send("queued:1", 512 << 10, 512 << 10);
+    test.apply("queued", &json!({"images": images(&["queued:1"])}));
+    seconds(2).await;
+    test.apply_in("other", "last", &["b:1"]);
+    seconds(600).await;
+    assert_eq!(test.node.begun(), ["good:1", "a:1", "queued:1"]);
+    test.node.queue(false);
+    seconds(10).await;
+    assert_eq!(test.node.asked(), ["good:1", "a:1", "queued:1", "b:1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_sets_share_the_node_and_each_comes_to_its_end() {
+    let test = TestAgent::start(FakeNode::default()).await;
+    for (namespace, image) in [("a", "a:1"), ("b", "b:1"), ("c", "c:1")] {
+        test.node.send(image, 100, 100 * 100);
+        test.apply_in(namespace, "slow", &[image]);
+    }
+    seconds(20).await;
+    assert_eq!(&test.node.begun()[..4], ["a:1", "b:1", "c:1", "a:1"]);
+    seconds(60).await;
+    let report = test.report();
+    let images = report["sets"].as_array().unwrap().iter().map(|set| &set["images"][0]);
+    let waiting =
+        images.filter(|image| image["message"] == "gave way to other sets that wait; it continues in its turn");
+    assert_eq!(waiting.filter(|image| image["phase"] == "Pending").count(), 2, "{report}");
+    seconds(340).await;
+    let mut fetched = test.node.asked();
+    fetched.sort();
+    assert_eq!(fetched, ["a:1", "b:1", "c:1"]);
+    assert!(test.node.begun().len() <= 15, "turns of slow sets become longer: {:?}", test.node.begun());
+    assert!(test.writes() <= 12, "{} writes in seven minutes", test.writes());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_with_many_sets_crowds_out_neither_pins_nor_pulls_of_another_one() {
+    let test = TestAgent::start(FakeNode::taking(Duration::from_secs(1))).await;
+    for at in 0..1000 {
+        let spec = json!({"images": images(&[&format!("many:{at}")]), "keep": true});
+        let metadata = json!({"namespace": "a", "name": format!("set-{at}")});
+        test.fake.put(SETS, json!({"metadata": metadata, "spec": spec}));
+    }
+    let spec = json!({"images": images(&["wanted:1"]), "keep": true});
+    test.fake.put(SETS, json!({"metadata": {"namespace": "z", "name": "web"}, "spec": spec}));
+    seconds(10).await;
+    assert!(test.node.pins().contains(&"wanted:1 by ImageSet z/web".to_owned()));
+    assert_eq!(test.node.pins().len(), 101);
+    assert!(test.node.asked().contains(&"wanted:1".to_owned()), "{:?}", test.node.asked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn pulls_go_on_and_give_way_while_the_api_server_does_not_answer() {
+    let test = TestAgent::start(FakeNode::taking(Duration::from_secs(1))).await;
+    test.node.send("slow:1", 100, 100 * 1000);
+    test.apply("web", &json!({"images": images(&["slow:1"])}));
+    seconds(1).await;
+    test.fake.plant_lasting(Some(ApiFault::Hang));
+    test.apply_in("other", "next", &["a:1", "b:1"]);
+    // The first report is due, and is not answered.
+    seconds(10).await;
+    assert!(test.fake.requests().last().is_some_and(|request| request.starts_with("PATCH")));
+    assert_eq!(test.node.asked(), ["a:1", "b:1"]);
+    test.fake.plant_lasting(None);
+    seconds(200).await;
+    let report = test.report();
+    assert_eq!(report["sets"].as_array().map(Vec::len), Some(2), "{report}");
 }

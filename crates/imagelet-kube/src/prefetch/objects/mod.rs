@@ -18,7 +18,7 @@ pub use self::set_spec::SetRejection;
 pub(crate) use self::values::NodeLimit;
 pub(crate) use self::{
     image_set::{ImageSet, PLACES, SetName, SetObject},
-    known_sets::KnownSets,
+    known_sets::{KnownSets, SetLimit},
     metadata::{KnownNodes, Labels, ObjectMetadata},
     node_images::{ImagePhase, ImageReport, KnownReports, NodeImages, SetPhase, SetReport},
     set_scope::SetScope,
@@ -33,5 +33,5 @@ pub(crate) const PREFETCH_GROUP: &str = "imagelet.dev/v1alpha1";
 pub const CRDS: &str = include_str!("crds.yaml");
 
 pub(crate) const IMAGES_MAX: usize = 64;
-/// Most sets of each kind that a process follows.
-pub(crate) const SETS_MAX: usize = 1000;
+/// Most sets of one report; an object of the API has 1.5 MB at most.
+pub(crate) const REPORTED_SETS_MAX: usize = 128;

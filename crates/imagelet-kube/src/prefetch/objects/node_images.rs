@@ -69,7 +69,7 @@ pub(crate) enum SetPhase {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum ImagePhase {
-    /// Not begun.
+    /// Not begun, or to be continued.
     #[default]
     Pending,
     /// A pull runs.

@@ -34,7 +34,7 @@ type Reports<'a> = Vec<(&'a str, Option<SetReport>)>;
 
 /// The status after the first decision.
 fn written(set: &ImageSet, reports: &[(&str, Option<SetReport>)]) -> SetStatus {
-    match decide(set, &nodes(reports), now()) {
+    match decide(set, None, &nodes(reports), now()) {
         SetAction::Write(status) => *status,
         action => panic!("{action:?}"),
     }
@@ -73,16 +73,16 @@ fn a_status_that_is_written_is_not_written_again() {
     let reports = [("a", Some(report(SetPhase::Ready, &[]))), ("b", Some(report(SetPhase::Failed, &[("x", "y")])))];
     set.status = written(&set, &reports);
     let later = now() + Duration::from_hours(1);
-    assert_eq!(decide(&set, &nodes(&reports), later), SetAction::Idle { until: None });
+    assert_eq!(decide(&set, None, &nodes(&reports), later), SetAction::Idle { until: None });
     assert_eq!(set.status.wave, Some(WaveStatus { cut: PLACES }));
     // A condition keeps its time for as long as it keeps its status.
     let others = [("a", Some(report(SetPhase::Ready, &[]))), ("b", Some(report(SetPhase::Ready, &[])))];
-    let SetAction::Write(status) = decide(&set, &nodes(&others), later) else { panic!("the counts differ") };
+    let SetAction::Write(status) = decide(&set, None, &nodes(&others), later) else { panic!("the counts differ") };
     let times: Vec<&str> = status.conditions.iter().map(|it| &*it.last_transition_time).collect();
     assert_eq!(times, ["2026-01-01T01:01:00Z"; 3], "all three changed");
     set.status = *status;
     let third = [("a", Some(report(SetPhase::Ready, &[]))), ("b", None)];
-    let SetAction::Write(status) = decide(&set, &nodes(&third), later + Duration::from_mins(1)) else {
+    let SetAction::Write(status) = decide(&set, None, &nodes(&third), later + Duration::from_mins(1)) else {
         panic!("counts")
     };
     assert_eq!(status.conditions[2].last_transition_time, "2026-01-01T01:01:00Z", "not degraded before and after");
@@ -96,7 +96,9 @@ fn a_new_spec_starts_anew() {
     set.status = written(&set, &reports);
     set.generation = 2;
     let later = now() + Duration::from_hours(1);
-    let SetAction::Write(status) = decide(&set, &nodes(&[("a", None)]), later) else { panic!("another generation") };
+    let SetAction::Write(status) = decide(&set, None, &nodes(&[("a", None)]), later) else {
+        panic!("another generation")
+    };
     assert_eq!((status.observed_generation, status.started_at.as_deref()), (2, Some("2026-01-01T01:01:00Z")));
     assert_eq!((status.nodes.ready, status.finished_at), (0, None));
 }
@@ -107,12 +109,12 @@ fn a_finished_set_is_deleted_after_its_time_and_not_before() {
     set.spec.ttl_after_finished = "1h".to_owned().try_into().ok();
     let ready = [("a", Some(report(SetPhase::Ready, &[])))];
     set.status = written(&set, &ready);
-    let at = |minutes| decide(&set, &nodes(&ready), now() + Duration::from_mins(minutes));
+    let at = |minutes| decide(&set, None, &nodes(&ready), now() + Duration::from_mins(minutes));
     assert_eq!(at(59), SetAction::Idle { until: Some(now() + Duration::from_hours(1)) });
     assert_eq!(at(60), SetAction::Delete);
     // A node that joins is waited for.
     let joined = [ready[0].clone(), ("b", None)];
-    assert!(matches!(decide(&set, &nodes(&joined), now() + Duration::from_hours(2)), SetAction::Write(_)));
+    assert!(matches!(decide(&set, None, &nodes(&joined), now() + Duration::from_hours(2)), SetAction::Write(_)));
 }
 
 #[test]
@@ -124,7 +126,7 @@ fn after_the_deadline_a_set_is_finished_without_being_complete() {
     set.status = written(&set, &reports);
     assert_eq!(set.status.conditions[0].reason, "DeadlineExceeded");
     assert!(!set.status.has("Complete") && set.status.finished_at.is_some());
-    assert_eq!(decide(&set, &nodes(&reports), now() + Duration::from_hours(1)), SetAction::Delete);
+    assert_eq!(decide(&set, None, &nodes(&reports), now() + Duration::from_hours(1)), SetAction::Delete);
 }
 
 #[test]
@@ -144,4 +146,48 @@ fn failures_are_counted_by_class_with_the_first_node_of_each() {
         (0..20).map(|at| (format!("n{at}"), failed(&[("app:v1", &format!("class-{at}"))]))).collect();
     let many: Vec<(&str, Option<SetReport>)> = many.iter().map(|(name, it)| (name.as_str(), it.clone())).collect();
     assert_eq!(written(&set("web", &["app:v1"]), &many).failures.len(), FAILURES_MAX);
+}
+
+#[test]
+fn a_set_beyond_a_limit_has_a_condition_that_names_it_for_as_long_as_it_is() {
+    let mut set = set("web", &["app:v1"]);
+    set.spec.max_concurrent_nodes = Some(NodeLimit::Count(1));
+    let reports = [("a", None), ("b", None)];
+    let condition = |status: &SetStatus, name: &str| {
+        let found = status.conditions.iter().find(|it| it.r#type == name);
+        found.map(|it| format!("{} {}: {}", it.status, it.reason, it.message))
+    };
+    let write = |set: &ImageSet, limit| match decide(set, limit, &nodes(&reports), now()) {
+        SetAction::Write(status) => *status,
+        action => panic!("{action:?}"),
+    };
+    for (limit, limited, complete, has_wave) in [
+        (
+            SetLimit::OfNamespace,
+            "True NamespaceLimit: no node fetches the set: 100 older sets of its namespace are the limit",
+            "False NamespaceLimit: no node fetches the set: 100 older sets of its namespace are the limit",
+            false,
+        ),
+        (
+            SetLimit::Total,
+            "True TotalLimit: no node fetches the set: 1000 other sets are the limit",
+            "False TotalLimit: no node fetches the set: 1000 other sets are the limit",
+            false,
+        ),
+        (
+            SetLimit::Report(2),
+            "True ReportLimit: the reports of 2 nodes have 128 other sets, which is the limit",
+            "False Pulling: 0 of 2 nodes have fetched all images",
+            true,
+        ),
+    ] {
+        let status = write(&set, Some(limit));
+        assert_eq!(condition(&status, "Limited").as_deref(), Some(limited));
+        assert_eq!(condition(&status, "Complete").as_deref(), Some(complete));
+        assert_eq!(status.wave.is_some(), has_wave, "{limit:?}");
+        let mut seen = set.clone();
+        seen.status = status;
+        assert_eq!(decide(&seen, Some(limit), &nodes(&reports), now()), SetAction::Idle { until: None });
+        assert_eq!(condition(&write(&seen, None), "Limited"), None, "it has a place again");
+    }
 }

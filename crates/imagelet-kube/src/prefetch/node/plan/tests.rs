@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::*;
-use crate::prefetch::objects::{NodeLimit, PLACES, SetStatus, WaveStatus, testing::set};
+use crate::prefetch::objects::{
+    NodeLimit, PLACES, SetScope, SetStatus, WaveStatus,
+    testing::{set, set_of},
+};
 use imagelet_core::runtime::{ErrorClass, Stage};
 
 /// The input of a plan that owns its parts.
@@ -49,7 +52,7 @@ impl Case {
 
     fn plan(&self) -> Plan {
         let Self { sets, labels, states, presence, wall, now } = self;
-        plan(&PlanInput { sets, node: "node-1", labels, states, presence, wall: *wall, now: *now })
+        plan(&PlanInput { sets, node: "node-1", labels, states, presence, last: "", wall: *wall, now: *now })
     }
 
     /// What is pulled next, the phase of the first set, and those of its images.
@@ -229,4 +232,54 @@ async fn a_report_is_bounded_in_sets_and_in_messages() {
     assert!(messages.clone().sum::<usize>() <= MESSAGES_LENGTH_MAX);
     assert_eq!(messages.max(), Some(MESSAGE_LENGTH_MAX));
     assert!(serde_json::to_vec(&report).unwrap().len() < 1_400_000, "an object of the API has 1.5 MB at most");
+}
+
+#[tokio::test(start_paused = true)]
+async fn for_a_running_pull_wait_images_of_other_sets_and_a_set_that_gave_way_is_slow() {
+    let now = Instant::now();
+    let gave_way = || TaskState::GaveWay { at: now };
+    let waiting = |image: &str, are_all_slow| Some(Waiting { image: image.to_owned(), are_all_slow });
+    for (states, expected) in [
+        // Of the first set an image runs; the other one of it does not count.
+        ([running(), done(), done(), done()], None),
+        ([running(), failed(now), gave_way(), done()], waiting("c:1", true)),
+        ([running(), done(), gave_way(), gave_way()], waiting("c:1", true)),
+        ([running(), done(), done(), gave_way()], waiting("d:1", true)),
+        ([running(), done(), gave_way(), failed(now)], waiting("c:1", false)),
+        ([running(), done(), failed(now + Duration::from_mins(1)), done()], None),
+    ] {
+        let of_other = |namespace, image| set_of(SetScope::Namespace, namespace, namespace, &[image]);
+        let mut case = Case::of(vec![set("web", &["a:1", "b:1"]), of_other("x", "c:1"), of_other("a", "d:1")]);
+        for (image, state) in ["a:1", "b:1", "c:1", "d:1"].iter().zip(states) {
+            let of_image = |set: &&ImageSet| set.spec.images.iter().any(|it| it.reference == *image);
+            let set = case.sets.iter().find(of_image).unwrap();
+            let image = set.spec.images.iter().find(|it| it.reference == *image).unwrap();
+            case.states.insert(key_of(set, image), state);
+        }
+        // The last turn was that of `shop`.
+        let Case { sets, labels, states, presence, wall, now } = &case;
+        let input = PlanInput { sets, node: "node-1", labels, states, presence, last: "shop", wall: *wall, now: *now };
+        let plan = plan(&input);
+        assert_eq!((plan.waiting, plan.next), (expected, None), "{states:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_whose_set_is_gone_holds_up_no_other_one() {
+    let case = Case::of(vec![set("web", &["a:1"])]).with(0, running());
+    let case = Case { sets: vec![set("other", &["b:1"])], ..case };
+    assert_eq!(case.outcome().0.as_deref(), Some("b:1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_report_has_the_first_sets_by_their_places_in_an_order_that_does_not_change() {
+    let mut sets: Vec<ImageSet> = (0..140).map(|at| set(&format!("set-{at:03}"), &["a:1"])).collect();
+    sets.reverse();
+    let names = |sets: &[ImageSet]| -> Vec<String> {
+        Case::of(sets.to_vec()).plan().report.into_iter().map(|report| report.name).collect()
+    };
+    let report = names(&sets);
+    assert_eq!((report.len(), report[0].as_str(), report[127].as_str()), (128, "set-012", "set-139"));
+    sets[..100].reverse();
+    assert_eq!(names(&sets), report);
 }
