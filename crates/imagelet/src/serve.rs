@@ -121,24 +121,30 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
             _ = interrupt.recv() => Ok(None),
         }
     };
-    let (node, mut server, _socket) = if let Some(listener) = activation::taken_over(&environment)? {
+    let bind_http = async || match &settings.http.address {
+        Some(address) => http::bind(address, access.has_token()).await.map(Some),
+        None => Ok(None),
+    };
+    // All listeners are bound before one of them serves: a start that fails has answered no call.
+    let (node, mut server, http_listener, _socket) = if let Some(listener) = activation::taken_over(&environment)? {
+        let http_listener = bind_http().await?;
         // Callers may be connected already: they get an answer or a retry.
         let server = tokio::spawn(server(listener));
         let Some(node) = opening().await? else { return Ok(()) };
         drop(readiness.0.set(Arc::clone(&node)));
-        (node, server, None)
+        (node, server, http_listener, None)
     } else {
-        // The store is locked before the socket appears, so that no client races for the store. Nothing slow precedes
-        // the socket; calls to a runtime follow it.
+        // The store is locked before the socket appears, so that no client races for the store, and before the address of
+        // HTTP is bound, which the previous owner of the store may still have. Nothing slow precedes the socket; calls to
+        // a runtime follow it.
         let Some(node) = opening().await? else { return Ok(()) };
         drop(readiness.0.set(Arc::clone(&node)));
-        let listener = imagelet_cri::listen(&settings.socket).await?;
+        let http_listener = bind_http().await?;
+        let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| {
+            Failure::because(format!("could not listen on `{}`", settings.socket.display()), &error)
+        })?;
         let guard = SocketGuard::new(&settings.socket);
-        (node, tokio::spawn(server(listener)), Some(guard))
-    };
-    let http_listener = match &settings.http.address {
-        Some(address) => Some(http::bind(address, access.has_token()).await?),
-        None => None,
+        (node, tokio::spawn(server(listener)), http_listener, Some(guard))
     };
     let mut http = tokio::spawn({
         let (node, access, stop) = (Arc::clone(&node), access.clone(), accepting.clone());
