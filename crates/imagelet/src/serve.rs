@@ -6,6 +6,7 @@ mod filesystems;
 mod images;
 mod imports;
 mod readiness;
+mod reload;
 mod socket;
 mod stop;
 mod systemd_notify;
@@ -30,10 +31,10 @@ use crate::{
     failure::Failure,
     http::{self, HttpAccess},
     jobs::Jobs,
-    node::LocalNode,
 };
 use images::ServedImages;
 use readiness::Readiness;
+use reload::reload;
 use stop::{SocketGuard, Stoppable};
 
 /// Running pulls may end in this time; then they are cancelled. This and the next three waits bound a stop to less than
@@ -128,24 +129,30 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
             _ = interrupt.recv() => Ok(None),
         }
     };
-    let (node, mut server, _socket) = if let Some(listener) = activation::taken_over(&environment)? {
+    let bind_http = async || match &settings.http.address {
+        Some(address) => http::bind(address, access.has_token()).await.map(Some),
+        None => Ok(None),
+    };
+    // All listeners are bound before one of them serves: a start that fails has answered no call.
+    let (node, mut server, http_listener, _socket) = if let Some(listener) = activation::taken_over(&environment)? {
+        let http_listener = bind_http().await?;
         // Callers may be connected already: they get an answer or a retry.
         let server = tokio::spawn(server(listener));
         let Some(node) = opening().await? else { return Ok(()) };
         drop(readiness.0.set(Arc::clone(&node)));
-        (node, server, None)
+        (node, server, http_listener, None)
     } else {
-        // The store is locked before the socket appears, so that no client races for the store. Nothing slow precedes
-        // the socket; calls to a runtime follow it.
+        // The store is locked before the socket appears, so that no client races for the store, and before the address of
+        // HTTP is bound, which the previous owner of the store may still have. Nothing slow precedes the socket; calls to
+        // a runtime follow it.
         let Some(node) = opening().await? else { return Ok(()) };
         drop(readiness.0.set(Arc::clone(&node)));
-        let listener = imagelet_cri::listen(&settings.socket).await?;
+        let http_listener = bind_http().await?;
+        let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| {
+            Failure::because(format!("could not listen on `{}`", settings.socket.display()), &error)
+        })?;
         let guard = SocketGuard::new(&settings.socket);
-        (node, tokio::spawn(server(listener)), Some(guard))
-    };
-    let http_listener = match &settings.http.address {
-        Some(address) => Some(http::bind(address, access.has_token()).await?),
-        None => None,
+        (node, tokio::spawn(server(listener)), http_listener, Some(guard))
     };
     let mut http = tokio::spawn({
         let (node, access, stop) = (Arc::clone(&node), access.clone(), accepting.clone());
@@ -232,58 +239,4 @@ fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Fail
         }
         Backend::Cri(runtime) => Ok((Handlers::Any, behind(&runtime.endpoint, settings.runtime_request_timeout)?)),
     }
-}
-
-/// Puts the settings that were read again in force. Invalid ones change nothing.
-async fn reload(new: Result<Settings, Failure>, node: &LocalNode, jobs: &Jobs, access: &HttpAccess) {
-    let checked = async {
-        let new = new?;
-        // What can still be rejected comes before the first change; the providers check themselves before they change.
-        let policy = access.next(&new.http)?;
-        wiring::configure_providers(&node.parts.providers, &new).await?;
-        Ok::<_, Failure>((new, policy))
-    };
-    let (mut new, policy) = match checked.await {
-        Ok(read) => read,
-        Err(failure) => {
-            let error = failure.to_string();
-            return tracing::error!(error, "the new configuration is refused; the old one stays in force");
-        }
-    };
-    let old = node.settings();
-    // The registry clients share the old rules.
-    let new_rules = std::mem::replace(&mut new.registry.proxies.rules, old.registry.proxies.rules.clone());
-    old.registry.proxies.rules.replace(&new_rules);
-    old.registry.bandwidth.set(new.registry.bandwidth.rate());
-    new.registry.bandwidth = old.registry.bandwidth.clone();
-    let kept = needs_restart(&old, &new);
-    if !kept.is_empty() {
-        tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");
-    }
-    node.parts.keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
-    // Read now, so that errors are reported now.
-    node.parts.keyring.keyring().await;
-    access.replace(policy);
-    node.replace_settings(new);
-    jobs.wake();
-    tracing::info!("configuration reloaded");
-}
-
-fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
-    let changed = [
-        ("socket", old.socket != new.socket),
-        ("http.address", old.http.address != new.http.address),
-        ("http.tokenFile", old.http.token_file.is_some() && new.http.token_file.is_none()),
-        ("store, imageService, runtimeImport", old.backend != new.backend),
-        ("imageService.pinnedImages", old.pinned != new.pinned),
-        ("registry", old.registry != new.registry),
-        ("pull limits", old.pulls != new.pulls),
-        ("gc.decisions", old.collection.decisions_max != new.collection.decisions_max),
-        ("kubernetes", old.kubernetes != new.kubernetes),
-        ("staleOnOutage", old.stale_max != new.stale_max),
-        ("runtimeRequestTimeout", old.runtime_request_timeout != new.runtime_request_timeout),
-        ("imagePullCredentialsVerificationPolicy", old.verification != new.verification),
-        ("credentialRecordMaxAge", old.record_age_max != new.record_age_max),
-    ];
-    changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
 }

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, BufRead as _, BufReader, Write as _},
+    ops::ControlFlow,
     os::unix::fs::{DirBuilderExt as _, FileExt as _},
     path::{Path, PathBuf},
 };
@@ -14,6 +15,8 @@ use crate::failpoint::Step;
 const FILES: u64 = 4;
 const LOCK: &str = "lock";
 const SUFFIX: &str = ".jsonl";
+/// What a reader from the end reads at once, and more for a longer line.
+pub(super) const BLOCK_BYTES: usize = 32 << 10;
 
 #[derive(Debug)]
 pub(super) struct LogFiles {
@@ -136,15 +139,73 @@ pub(super) fn read(directory: &Path, mut take: impl FnMut(u64, Line)) -> io::Res
     for (number, path) in list(directory)? {
         match File::open(&path).and_then(|file| read_file(file, number, &mut damage, &mut take)) {
             Ok(()) => {}
-            // The writing process removed it meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                tracing::warn!(file = %path.display(), %error, "a file of the audit log cannot be read and is skipped");
-                damage.files += 1;
-            }
+            Err(error) => damage.files += u64::from(is_damaged(&path, &error)),
         }
     }
     Ok(damage)
+}
+
+/// Reads lines from the last one backwards, until `take` breaks or `bytes_max` are read. Takes no lock, and skips what is
+/// damaged.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_back(
+    directory: &Path,
+    bytes_max: u64,
+    mut take: impl FnMut(Line) -> ControlFlow<()>,
+) -> io::Result<()> {
+    let mut left = bytes_max;
+    for (_, path) in list(directory)?.into_iter().rev() {
+        match File::open(&path).and_then(|file| read_file_back(&file, &mut left, &mut take)) {
+            Ok(ControlFlow::Break(())) => break,
+            Ok(ControlFlow::Continue(())) => {}
+            Err(error) => {
+                let _ = is_damaged(&path, &error);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read_file_back(
+    file: &File,
+    left: &mut u64,
+    take: &mut impl FnMut(Line) -> ControlFlow<()>,
+) -> io::Result<ControlFlow<()>> {
+    let mut start = file.metadata()?.len();
+    // What is read and not taken: the end of a line that begins before `start`.
+    let mut text = Vec::new();
+    while start > 0 {
+        // Doubled for a long line, so that it is not searched for its beginning once for each block.
+        let length = BLOCK_BYTES.max(text.len()).min(usize::try_from(start.min(*left)).unwrap_or(usize::MAX));
+        if length == 0 {
+            return Ok(ControlFlow::Break(()));
+        }
+        (start, *left) = (start - length as u64, *left - length as u64);
+        let mut block = vec![0; length];
+        file.read_exact_at(&mut block, start)?;
+        block.append(&mut text);
+        text = block;
+        while let Some(end) = text.iter().rposition(|byte| *byte == b'\n') {
+            if let Ok(line) = serde_json::from_slice(&text[end + 1..])
+                && take(line).is_break()
+            {
+                return Ok(ControlFlow::Break(()));
+            }
+            text.truncate(end);
+        }
+    }
+    Ok(serde_json::from_slice(&text).map_or(ControlFlow::Continue(()), take))
+}
+
+/// Whether a file that cannot be read is damaged, which is logged: the writing process may have removed it meanwhile.
+fn is_damaged(path: &Path, error: &io::Error) -> bool {
+    let is_damaged = error.kind() != io::ErrorKind::NotFound;
+    if is_damaged {
+        tracing::warn!(file = %path.display(), %error, "a file of the audit log cannot be read and is skipped");
+    }
+    is_damaged
 }
 
 fn read_file(file: File, number: u64, damage: &mut Damage, take: &mut impl FnMut(u64, Line)) -> io::Result<()> {

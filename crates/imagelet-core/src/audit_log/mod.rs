@@ -42,6 +42,8 @@ use self::{files::LogFiles, write::Writer};
 
 /// Limit of queued acts and collections; more are lost and counted.
 const WAITING_MAX: usize = 256;
+/// How far the last happenings are searched back: a file of a log of the default size. The history of an image has the rest.
+const RECENT_BYTES_MAX: u64 = 4 << 20;
 /// A smaller log cannot hold one collection of an ordinary node.
 pub(crate) const BYTES_MIN: u64 = 64 << 10;
 
@@ -137,13 +139,16 @@ impl AuditLog {
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
     }
 
-    /// The last happenings of all images, the latest first. Blocks.
+    /// The last happenings of all images, the latest first. Reads no more of the log than they need, and at most the last
+    /// few MiB, so that older ones may be missing where collections that removed nothing fill these. Blocks.
     ///
     /// # Errors
     /// As [`Self::history`].
     pub fn recent(&self, max: usize) -> io::Result<Vec<RecentHappening>> {
         self.flush();
-        self.directory.as_deref().map_or_else(|| Ok(Vec::new()), |directory| recent::recent(directory, max))
+        self.directory
+            .as_deref()
+            .map_or_else(|| Ok(Vec::new()), |directory| recent::recent(directory, max, RECENT_BYTES_MAX))
     }
 
     fn send(&self, message: Message) {

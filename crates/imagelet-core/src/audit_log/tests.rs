@@ -20,10 +20,10 @@ const REMOVING: HappeningKind = HappeningKind::Act(ActCode::Removing);
 const ON_REQUEST: HappeningKind = HappeningKind::Act(ActCode::RemovedOnRequest);
 
 /// A deterministic generator (splitmix64).
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn next(&mut self, below: u64) -> u64 {
+    pub(super) fn next(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -31,7 +31,7 @@ impl Dice {
     }
 }
 
-fn at(seconds: u64) -> SystemTime {
+pub(super) fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000 + seconds)
 }
 
@@ -39,7 +39,7 @@ fn id(number: u64) -> String {
     format!("sha256:{}", crate::image::Digest::of(&number.to_le_bytes()).hex())
 }
 
-fn kept(number: u64, code: &str) -> Decision {
+pub(super) fn kept(number: u64, code: &str) -> Decision {
     Decision {
         key: id(number),
         names: vec![format!("registry.example/team-{}/service-{number}:v{}", number % 40, number % 7)],
@@ -51,11 +51,11 @@ fn kept(number: u64, code: &str) -> Decision {
     }
 }
 
-fn goes(number: u64, code: &str) -> Decision {
+pub(super) fn goes(number: u64, code: &str) -> Decision {
     Decision { goes: true, ..kept(number, code) }
 }
 
-fn act(seconds: u64, code: ActCode, number: u64) -> Act {
+pub(super) fn act(seconds: u64, code: ActCode, number: u64) -> Act {
     Act {
         at: at(seconds),
         code,
@@ -74,7 +74,7 @@ fn size(log: &AuditLog) -> u64 {
     files.iter().map(|(_, path)| fs::metadata(path).unwrap().len()).sum()
 }
 
-fn quiet(seconds: u64, decisions: Vec<Decision>) -> Run {
+pub(super) fn quiet(seconds: u64, decisions: Vec<Decision>) -> Run {
     let head = RunHead {
         at: at(seconds),
         until: at(seconds),
@@ -91,7 +91,7 @@ fn all(numbers: impl IntoIterator<Item = u64>) -> Vec<Decision> {
     numbers.into_iter().map(|number| kept(number, "not_needed")).collect()
 }
 
-fn removed(number: u64) -> Outcome {
+pub(super) fn removed(number: u64) -> Outcome {
     Outcome { key: id(number), names: Vec::new(), result: OutcomeResult::Removed(5) }
 }
 
@@ -438,6 +438,7 @@ fn random_damage_never_fails_a_reader_or_a_writer() {
         log.act(act(9000, ActCode::Pinned, 77));
         assert_eq!(lines(&log).0.last(), Some(&Line::Act(act(9000, ActCode::Pinned, 77))), "seed {seed}");
         assert_eq!(log.lost(), 0);
+        assert_eq!(log.recent(1).unwrap()[0].happening.at, at(9000));
         for text in ["app-3:v1", &id(3), "nothing"] {
             log.history(text).unwrap();
         }

@@ -31,7 +31,8 @@ use crate::{
 const PLANS_MAX: usize = 8;
 
 impl ImageGc {
-    /// Collects once.
+    /// Collects once; waits for a running collection. A dry run neither waits for one nor delays one: it plans by the
+    /// snapshot of a pass, which all readers share.
     ///
     /// A failed removal, or an image taken into use meanwhile, is part of the report, and another image is removed
     /// instead. Dropping the future keeps the removals done so far.
@@ -42,7 +43,7 @@ impl ImageGc {
         // Held over the whole pass: two concurrent collections would both count the other's removals and together free
         // more than requested.
         let waiting = Instant::now();
-        let _turn = self.turn.lock().await;
+        let _turn = if request.dry_run { None } else { Some(self.turn.lock().await) };
         let now = now + waiting.elapsed();
         let began = Instant::now();
         if request.policy.is_kubelet() && request.goal == GcGoal::AllUnused {
@@ -74,6 +75,11 @@ impl ImageGc {
         let report = run.report().await;
         self.prune_records(request, &report, mark).await;
         Ok(report)
+    }
+
+    /// Waits for the end of a running collection, whose removals a plan of now would count again.
+    pub async fn settled(&self) {
+        drop(self.turn.lock().await);
     }
 
     /// Records the removal before it starts, in case the process ends before the collection.
@@ -459,7 +465,9 @@ impl<'a> Run<'a> {
         // Only the last plan includes the prevented removals.
         let short = self.last.as_ref().and_then(|(_, plan)| Some((plan.shortfall?, plan.certainty)));
         let Some((shortfall, certainty)) = short else {
-            self.gc.shortfall.clear();
+            if !self.dry_run() {
+                self.gc.shortfall.clear();
+            }
             return;
         };
         let (freed, dry_run) = (self.freed, self.dry_run());

@@ -9,6 +9,8 @@ use crate::api::DiskSample;
 
 /// One sample a minute for a day.
 const SAMPLES_MAX: usize = 24 * 60;
+/// A sample sooner after the last one would only take the place of an older one.
+const SECONDS_BETWEEN_MIN: u64 = 30;
 /// A forecast from less is noise.
 const GROWTH_SECONDS_MIN: u64 = 30 * 60;
 /// A fall by more than this part of the capacity is a collection, and growth counts from there.
@@ -23,9 +25,13 @@ pub(crate) struct DiskHistory(Mutex<VecDeque<DiskSample>>);
 impl DiskHistory {
     pub(crate) fn record(&self, sample: DiskSample) {
         let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if samples.back().is_some_and(|last| last.at >= sample.at) {
-            // The clock was set back.
-            samples.clear();
+        // The clock was set back: samples of its future have no place in a history.
+        while samples.back().is_some_and(|last| last.at > sample.at) {
+            samples.pop_back();
+        }
+        // A reload measures, too.
+        if samples.back().is_some_and(|last| sample.at - last.at < SECONDS_BETWEEN_MIN) {
+            return;
         }
         samples.push_back(sample);
         if samples.len() > SAMPLES_MAX {
@@ -106,6 +112,29 @@ mod tests {
         assert_eq!((all.len(), all[0].used, all[1439].used), (1440, 560, 1999));
         history.record(DiskSample { at: 5, used: 7 });
         assert_eq!(history.all().iter().map(|sample| sample.used).collect::<Vec<_>>(), [7]);
+    }
+
+    fn recorded(samples: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let history = DiskHistory::default();
+        for (at, used) in samples {
+            history.record(DiskSample { at: *at, used: *used });
+        }
+        history.all().iter().map(|sample| (sample.at, sample.used)).collect()
+    }
+
+    #[test]
+    fn no_number_of_reloads_shortens_the_history() {
+        assert_eq!(recorded(&[(60, 1), (120, 2), (120, 3)]), [(60, 1), (120, 2)], "within the second of a sample");
+        assert_eq!(recorded(&[(60, 1), (120, 2), (121, 3), (145, 4)]), [(60, 1), (120, 2)]);
+        assert_eq!(recorded(&[(60, 1), (90, 2), (120, 3)]), [(60, 1), (90, 2), (120, 3)], "the first one starts anew");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_takes_no_more_than_the_samples_of_its_future() {
+        let set_back = |at| recorded(&[(60, 1), (120, 2), (180, 3), (at, 9)]);
+        assert_eq!(set_back(179), [(60, 1), (120, 2), (179, 9)], "by a correction");
+        assert_eq!(set_back(100), [(60, 1), (100, 9)]);
+        assert_eq!(set_back(5), [(5, 9)], "by years");
     }
 
     #[test]

@@ -185,6 +185,15 @@ fn every_route_of_the_document_answers_as_its_schema_says() {
 }
 
 #[test]
+fn the_disk_shows_an_image_as_soon_as_its_pull_ends() {
+    let (folder, port, registry) = (scratch(), Port::choose(), FakeRegistry::start());
+    let daemon = daemon(folder.path(), &port, "");
+    daemon.run(["pull", "-q", &registry.put("app:v1", &Image::marked("app", 100_000))]).ok();
+    let disk = get(&port.address(), "/api/v1/disk").json();
+    assert!(disk["unusedSize"].as_u64() >= Some(100_000), "{disk}");
+}
+
+#[test]
 fn a_document_that_differs_from_its_schema_is_found() {
     let document = json!({ "defs": { "name": { "type": ["string", "null"] } } });
     let schema = json!({

@@ -2,11 +2,12 @@
 
 use std::{
     fs,
+    net::TcpListener,
     os::{
         fd::OwnedFd,
         unix::{
             fs::PermissionsExt as _,
-            net::{UnixDatagram, UnixListener},
+            net::{UnixDatagram, UnixListener, UnixStream},
         },
     },
     path::Path,
@@ -38,13 +39,13 @@ fn images_at(socket: &Path) -> Result<usize, String> {
 }
 
 /// Starts the daemon as systemd does: with a socket as its descriptor 3, and a place to tell how it is.
-fn activated(folder: &Path, listener: &UnixListener, notified: &Path) -> Part {
+fn activated(folder: &Path, listener: &UnixListener, notified: &Path, more: &[&str]) -> Part {
     let serve = program().get_program().to_owned();
     let mut command = Command::new("sh");
     let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=imagelet.socket exec \"$0\" \"$@\"";
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", "/nonexistent");
     command.env("NOTIFY_SOCKET", notified).env("WATCHDOG_USEC", "400000");
-    command.args(["-c", script]).arg(serve).arg("serve").args(arguments(folder));
+    command.args(["-c", script]).arg(serve).arg("serve").args(arguments(folder)).args(more);
     let stdin = Stdio::from(OwnedFd::from(listener.try_clone().unwrap()));
     Part::start_with_stdin(&mut command, stdin, "dash", folder.join("imagelet.log"))
 }
@@ -72,7 +73,7 @@ fn a_socket_of_the_service_manager_outlives_its_daemons() {
             let socket = socket.clone();
             move || images_at(&socket)
         });
-        let mut daemon = activated(folder.path(), &listener, &notified);
+        let mut daemon = activated(folder.path(), &listener, &notified, &[]);
         assert_eq!(early.join().unwrap(), Ok(0), "{}", daemon.log());
         assert!(hear("READY=1").contains("STATUS=serving"));
         hear("WATCHDOG=1");
@@ -88,6 +89,28 @@ fn a_socket_of_the_service_manager_outlives_its_daemons() {
 }
 
 #[test]
+fn a_taken_http_address_ends_the_start_before_any_socket_is_served() {
+    let folder = scratch();
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let run = folder.path().join("run");
+    let mut command = program();
+    command.arg("serve").arg("--socket").arg(run.join("s.sock")).args(["--http", &address]);
+    crate::program::run(command.args(arguments(folder.path()))).refused(&["could not listen on", &address]);
+    assert!(!run.exists(), "the socket was made before the failure");
+
+    let socket = folder.path().join("s.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let _client = UnixStream::connect(&socket).unwrap();
+    let mut daemon = activated(folder.path(), &listener, &folder.path().join("notify"), &["--http", &address]);
+    wait_until("the daemon to end", || daemon.ended().is_some());
+    assert!(!daemon.ended().unwrap().success());
+    assert!(daemon.log().contains(&format!("could not listen on `{address}`")), "{}", daemon.log());
+    listener.set_nonblocking(true).unwrap();
+    listener.accept().expect("the client waits for the next daemon");
+}
+
+#[test]
 fn the_socket_of_a_live_daemon_is_not_taken_and_that_of_a_dead_one_is() {
     let (folder, other) = (scratch(), scratch());
     let mut daemon = Daemon::start(folder.path(), arguments(folder.path()));
@@ -96,7 +119,11 @@ fn the_socket_of_a_live_daemon_is_not_taken_and_that_of_a_dead_one_is() {
     // Another daemon with a store of its own, on the same socket.
     let mut command = program();
     command.arg("serve").arg("--socket").arg(&socket).args(arguments(other.path()));
-    crate::program::run(&mut command).refused(&["another daemon is listening", socket.to_str().unwrap()]);
+    crate::program::run(&mut command).refused(&[
+        "could not listen on",
+        "another daemon is listening",
+        socket.to_str().unwrap(),
+    ]);
     assert_eq!(images_at(&socket), Ok(0));
     daemon.part.kill();
     assert!(socket.exists(), "a killed daemon leaves its socket");

@@ -1,4 +1,6 @@
-//! Tests of changes between plan and removal: pins, names and users.
+//! Tests of changes between plan and removal: pins, names and users; and of plans that are made during a collection.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 use crate::{
@@ -182,4 +184,75 @@ async fn room_that_did_not_come_free_is_not_counted_where_the_base_of_old_images
     let removed: Vec<String> = [&middle, &top, &own].iter().map(|id| format!("remove {id}")).collect();
     assert_eq!(node.removals(), removed, "30 bytes came free by age, so room is still wanted");
     assert_eq!((report.freed.bytes, report.measured), (ByteSize(130), Some(ByteSize(130))));
+}
+
+/// A disk whose first measurement reports its start and waits for its release.
+#[derive(Debug)]
+struct GatedDisk(Mutex<Option<(Sender<()>, Receiver<()>)>>);
+
+impl DiskProbe for GatedDisk {
+    fn look(&self, _directory: &Path) -> io::Result<DiskUse> {
+        let gate = self.0.lock().unwrap().take();
+        if let Some((began, release)) = gate {
+            began.send(()).unwrap();
+            let _ = release.recv();
+        }
+        Ok(DiskUse::of(ByteSize(1000), ByteSize(50)))
+    }
+}
+
+/// Bound of a run that has to end although another one does not.
+const ENDS_WITHIN: Duration = Duration::from_mins(1);
+
+fn all_unused(dry_run: bool) -> GcRequest {
+    let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
+    GcRequest { policy, goal: GcGoal::AllUnused, dry_run }
+}
+
+/// Runs the second request while the first one measures the disk.
+async fn amid(first: GcRequest, second: GcRequest) -> [GcReport; 2] {
+    let node = Node::new(0);
+    node.idle("base:1", 100, 10).await;
+    let ((began, begins), (release, released)) = (channel(), channel());
+    let disk = Arc::new(GatedDisk(Mutex::new(Some((began, released)))));
+    let gc = Arc::new(node.gc.with_probe(disk));
+    let running = tokio::spawn({
+        let gc = Arc::clone(&gc);
+        async move { gc.run(&first, at(10_000)).await.unwrap() }
+    });
+    tokio::task::spawn_blocking(move || begins.recv().unwrap()).await.unwrap();
+    let second = tokio::time::timeout(ENDS_WITHIN, gc.run(&second, at(10_000))).await;
+    drop(release);
+    [running.await.unwrap(), second.expect("it does not wait for the other one").unwrap()]
+}
+
+#[tokio::test]
+async fn a_plan_does_not_wait_for_a_running_collection() {
+    let [collected, planned] = amid(all_unused(false), all_unused(true)).await;
+    assert_eq!(planned.decisions[0].outcome, GcOutcome::Chosen);
+    assert_eq!(collected.decisions[0].outcome, GcOutcome::Removed);
+}
+
+#[tokio::test]
+async fn a_collection_does_not_wait_for_a_plan_that_is_being_made() {
+    let [planned, collected] = amid(all_unused(true), all_unused(false)).await;
+    assert_eq!(planned.decisions[0].outcome, GcOutcome::Chosen);
+    assert_eq!(collected.decisions[0].outcome, GcOutcome::Removed);
+}
+
+#[tokio::test]
+async fn two_collections_wait_for_each_other() {
+    let node = Node::new(0);
+    let running = node.gc.turn.lock().await;
+    let request = all_unused(false);
+    let mut waiting = Box::pin(node.gc.run(&request, at(10_000)));
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    let mut settled = Box::pin(node.gc.settled());
+    assert!(
+        futures_util::poll!(&mut settled).is_pending(),
+        "a pull plans after the removals that it would count again"
+    );
+    drop(running);
+    waiting.await.unwrap();
+    settled.await;
 }

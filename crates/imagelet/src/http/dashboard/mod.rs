@@ -19,7 +19,7 @@ use jiff::Timestamp;
 
 use super::routes::value_of;
 use crate::{
-    api::{CollectRequest, DiskRequest, PullsRequest, QueueRequest, no_steps},
+    api::{CollectRequest, Disk, DiskRequest, ImageRow, PullsRequest, QueueRequest, no_steps},
     failure::Failure,
     node::{Command, DecisionsRequest, LocalNode, WhyRequest, predict_all},
     size::parse_size,
@@ -74,15 +74,22 @@ async fn gather(node: &LocalNode, frame: Frame) -> Overview {
         in_time("the queue", QueueRequest::default().run(node, no_steps())),
         in_time("the decisions", DecisionsRequest { limit: DECISIONS }.run(node, no_steps())),
     );
+    let (disk, images) = (or_problem(disk, &mut problems), or_problem(images, &mut problems));
     Overview {
         frame,
-        disk: or_problem(disk, &mut problems),
-        images: or_problem(images, &mut problems),
+        disk: disk.map(|disk| of_one_reading(disk, images.as_deref())),
+        images,
         pulls: or_problem(pulls, &mut problems).map(|it| it.pulls),
         queue: or_problem(queue, &mut problems),
         decisions: or_problem(decisions, &mut problems).map(|it| it.decisions),
         problems,
     }
+}
+
+/// The disk as held by the images of the map, which were listed for it.
+fn of_one_reading(disk: Disk, images: Option<&[ImageRow]>) -> Disk {
+    let Some(images) = images else { return disk };
+    disk.held_by(images.iter().map(|row| (!row.in_use_by.is_empty(), !row.pinned_by.is_empty(), row.size)))
 }
 
 async fn in_time<T>(what: &str, answer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
@@ -120,5 +127,31 @@ async fn image(node: &LocalNode, frame: &Frame, uri: &Uri) -> Response {
         Err(failure) => {
             (super::routes::status_of(&failure.reason), Html(detail::failed_page(frame, &failure))).into_response()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_of_the_disk_is_of_the_images_of_the_map() {
+        let old = Disk { in_use_size: 1, pinned_size: 2, unused_size: 2_000_000, capacity: 9, ..Disk::default() };
+        let row = |size, in_use_by: &[&str], pinned_by: &[&str]| {
+            let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+            ImageRow { size, in_use_by: texts(in_use_by), pinned_by: texts(pinned_by), ..ImageRow::default() }
+        };
+        let rows = [
+            row(260_000_000, &[], &[]),
+            row(30, &["default/web/app"], &["runtime"]),
+            row(400, &[], &["runtime"]),
+            row(5, &[], &[]),
+        ];
+        let held = |rows| {
+            let disk = of_one_reading(old.clone(), rows);
+            [disk.in_use_size, disk.pinned_size, disk.unused_size, disk.capacity]
+        };
+        assert_eq!(held(Some(&rows)), [30, 400, 260_000_005, 9]);
+        assert_eq!(held(None), [1, 2, 2_000_000, 9], "without a map they are of the last pass");
     }
 }

@@ -161,6 +161,7 @@ impl MakeRoom for SpaceByCollection {
 
 /// Plans first: no image is removed for a pull that is rejected anyway.
 async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
+    node.parts.gc.settled().await;
     let policy = node.settings().gc;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
     let planned = collect(node, &ask(wanted.bytes, true), "pull").await?;

@@ -126,6 +126,21 @@ fn two_files_that_contradict_one_another_are_refused_at_the_one_to_mend() {
 }
 
 #[test]
+fn each_reload_names_what_waits_for_a_restart_and_takes_the_rest() {
+    let folder = scratch();
+    let (config, store) = (folder.path().join("own.yaml"), folder.path().join("store"));
+    fs::write(&config, "imageGCHighThresholdPercent: 90\n").unwrap();
+    let arguments = ["--config", config.to_str().unwrap(), "--store", store.to_str().unwrap()];
+    let daemon = Daemon::start(folder.path(), arguments);
+    for (round, high) in [(1, 91), (2, 92)] {
+        fs::write(&config, format!("compatibility: kubelet\nimageGCHighThresholdPercent: {high}\n")).unwrap();
+        reload(&daemon, TAKEN);
+        assert_eq!(thresholds(&daemon).0, high);
+        assert_eq!(daemon.part.log().matches("\"settings\":\"compatibility\"").count(), round, "{}", daemon.part.log());
+    }
+}
+
+#[test]
 fn credentials_that_do_not_read_leave_the_old_ones_in_force() {
     let folder = scratch();
     let registry = Registry::start_with_login("anna:pw");

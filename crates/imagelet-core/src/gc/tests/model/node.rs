@@ -358,11 +358,13 @@ impl Node {
             self.observing_since = self.whole_since();
             self.observing_from = self.world.lock().seconds;
             self.world.lock().seen[OBSERVER] = 0;
-            let (inventory, now, may_fail) = (Arc::clone(&self.inventory), self.world.now(), self.may_fail);
+            // A reader: a pass, and the plan made from it, which is never part of the collection's turn.
+            let (gc, now, may_fail) = (Arc::clone(&self.gc), self.world.now(), self.may_fail);
+            let request = GcRequest { goal: GcGoal::AllUnused, dry_run: true, ..self.request };
             Box::pin(async move {
-                let seen = inventory.refresh(now).await;
-                assert!(seen.is_ok() || may_fail, "{seen:?}");
-                seen.is_ok()
+                let planned = gc.run(&request, now).await;
+                assert!(planned.is_ok() || may_fail, "{planned:?}");
+                planned.is_ok()
             })
         });
         match self.poll(OBSERVER, &mut observing) {

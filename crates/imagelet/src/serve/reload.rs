@@ -1,0 +1,209 @@
+//! A reload: which settings of the configuration that was read again are put in force, and which wait for the next start.
+
+use imagelet_core::gc::GcPolicy;
+
+use super::wiring::{self, Role};
+use crate::{
+    config::{Backend, Settings},
+    failure::Failure,
+    http::HttpAccess,
+    jobs::Jobs,
+    node::LocalNode,
+};
+
+/// Puts the settings that were read again in force. Invalid ones change nothing.
+pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, jobs: &Jobs, access: &HttpAccess) {
+    let checked = async {
+        let new = new?;
+        // What can still be rejected comes before the first change; the providers check themselves before they change.
+        let policy = access.next(&new.http)?;
+        wiring::configure_providers(&node.parts.providers, &new).await?;
+        Ok::<_, Failure>((new, policy))
+    };
+    let (mut new, policy) = match checked.await {
+        Ok(read) => read,
+        Err(failure) => {
+            let error = failure.to_string();
+            return tracing::error!(error, "the new configuration is refused; the old one stays in force");
+        }
+    };
+    let old = node.settings();
+    // The registry clients share the old rules.
+    let new_rules = std::mem::replace(&mut new.registry.proxies.rules, old.registry.proxies.rules.clone());
+    old.registry.proxies.rules.replace(&new_rules);
+    old.registry.bandwidth.set(new.registry.bandwidth.rate());
+    new.registry.bandwidth = old.registry.bandwidth.clone();
+    let (new, waiting) = in_force(&old, new);
+    if !waiting.is_empty() {
+        tracing::warn!(settings = waiting.join(", "), "these settings take effect with the next start");
+    }
+    node.parts.keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
+    // Read now, so that errors are reported now.
+    node.parts.keyring.keyring().await;
+    access.replace(policy);
+    node.replace_settings(new);
+    jobs.wake();
+    tracing::info!("configuration reloaded");
+}
+
+/// The settings to put in force, and the names of those that differ and wait for the next start. These stay, whole, as the
+/// daemon runs with them, so that the next reload compares with that again.
+fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) {
+    // Without `..`, so that each new setting is decided on.
+    let Settings {
+        gc,
+        collection,
+        node,
+        pulls,
+        compatibility,
+        verification,
+        record_age_max,
+        runtime_request_timeout,
+        socket,
+        callers: _,
+        http,
+        traces,
+        backend,
+        pinned,
+        sandbox_images,
+        registry,
+        docker_config: _,
+        providers: _,
+        environment: _,
+        detection_period: _,
+        import_folder,
+        kubernetes,
+        stale_max,
+    } = running;
+    let (mut new, mut waiting) = (new, Waiting::default());
+    if waiting.keep("compatibility", &mut new.compatibility, compatibility) {
+        // With all that it decides, also by the defaults of other keys.
+        new.pulls.compatibility = *compatibility;
+        new.gc = GcPolicy { order: gc.order, inodes: gc.inodes, relief: gc.relief, ..new.gc };
+        (new.collection.for_pulls, new.collection.lease_for) = (collection.for_pulls, collection.lease_for);
+        new.sandbox_images.clone_from(sandbox_images);
+    }
+    waiting.keep("socket", &mut new.socket, socket);
+    waiting.keep("http.address", &mut new.http.address, &http.address);
+    if new.http.token_file.is_none() {
+        waiting.keep("http.tokenFile", &mut new.http.token_file, &http.token_file);
+    }
+    if waiting.keep("store, imageService, runtimeImport", &mut new.backend, backend) {
+        waiting.keep("importFolder", &mut new.import_folder, import_folder);
+    }
+    if matches!(backend, Backend::Cri(_)) {
+        // Imports use those of the start.
+        waiting.keep("sandboxImage", &mut new.sandbox_images, sandbox_images);
+    }
+    waiting.keep("imageService.pinnedImages", &mut new.pinned, pinned);
+    waiting.keep("registry", &mut new.registry, registry);
+    waiting.keep("pull limits", &mut new.pulls, pulls);
+    waiting.keep("gc.decisions", &mut new.collection.decisions_max, &collection.decisions_max);
+    waiting.keep("kubernetes", &mut new.kubernetes, kubernetes);
+    waiting.keep("staleOnOutage", &mut new.stale_max, stale_max);
+    waiting.keep("runtimeRequestTimeout", &mut new.runtime_request_timeout, runtime_request_timeout);
+    waiting.keep("imagePullCredentialsVerificationPolicy", &mut new.verification, verification);
+    waiting.keep("credentialRecordMaxAge", &mut new.record_age_max, record_age_max);
+    waiting.keep("maxPods", &mut new.node.pods_max, &node.pods_max);
+    waiting.keep("tracing", &mut new.traces, traces);
+    (new, waiting.0)
+}
+
+/// The names of the settings that differ and wait for the next start.
+#[derive(Debug, Default)]
+struct Waiting(Vec<&'static str>);
+
+impl Waiting {
+    /// Keeps what the daemon runs with. Returns whether the new value differs, which is then named.
+    fn keep<T: Clone + PartialEq>(&mut self, name: &'static str, new: &mut T, running: &T) -> bool {
+        let differs = new != running;
+        if differs {
+            new.clone_from(running);
+            self.0.push(name);
+        }
+        differs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use imagelet_core::gc::GcOrder;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::config::{Environment, Sources};
+
+    const RUNTIME: &str = "unix:///run/containerd/containerd.sock";
+
+    fn settings(keys: &[(&str, Value)]) -> Settings {
+        let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
+        for (key, value) in keys {
+            sources.add_flag("--test", key, value.clone());
+        }
+        sources.settings().unwrap_or_else(|error| panic!("{keys:?}: {error}"))
+    }
+
+    #[test]
+    fn each_reload_names_what_waits_for_a_restart_and_switches_no_part_of_it() {
+        let runtime = ("imageService.cri.endpoint", json!(RUNTIME));
+        let cases: &[(&str, &[(&str, Value)], &[(&str, Value)])] = &[
+            ("compatibility", &[], &[("compatibility", json!("kubelet"))]),
+            ("compatibility", &[("compatibility", json!("kubelet"))], &[]),
+            ("socket", &[], &[("socket", json!("/run/other.sock"))]),
+            ("http.address", &[], &[("http.address", json!("127.0.0.1:9000"))]),
+            ("http.tokenFile", &[("http.tokenFile", json!("/etc/token"))], &[]),
+            ("store, imageService, runtimeImport", &[], &[("store.directory", json!("/srv/store"))]),
+            ("store, imageService, runtimeImport", &[], &[runtime.clone()]),
+            (
+                "store, imageService, runtimeImport, importFolder",
+                &[runtime.clone()],
+                &[("importFolder.directory", json!("/srv/arrivals"))],
+            ),
+            ("sandboxImage", &[runtime.clone()], &[runtime, ("sandboxImage", json!("registry.example/pause:1"))]),
+            ("imageService.pinnedImages", &[], &[("imageService.pinnedImages", json!(["registry.example/*"]))]),
+            ("registry", &[], &[("registry.connectionsPerHost", json!(3))]),
+            ("pull limits", &[], &[("registryPullQPS", json!(3))]),
+            ("gc.decisions", &[], &[("gc.decisions.maxBytes", json!("1Mi"))]),
+            ("staleOnOutage", &[("staleOnOutage.enabled", json!(true))], &[("staleOnOutage.enabled", json!(false))]),
+            ("runtimeRequestTimeout", &[], &[("runtimeRequestTimeout", json!("3m0s"))]),
+            (
+                "imagePullCredentialsVerificationPolicy",
+                &[],
+                &[("imagePullCredentialsVerificationPolicy", json!("AlwaysVerify"))],
+            ),
+            ("credentialRecordMaxAge", &[], &[("credentialRecordMaxAge", json!("3h0m0s"))]),
+            ("maxPods", &[], &[("maxPods", json!(7))]),
+            ("tracing", &[], &[("tracing", json!({"endpoint": "127.0.0.1:4317", "samplingRatePerMillion": 1}))]),
+        ];
+        for (names, started_with, read) in cases {
+            let (started_with, read) = (settings(started_with), settings(read));
+            let (first, waiting) = in_force(&started_with, read.clone());
+            assert_eq!(waiting.join(", "), *names);
+            assert_eq!(first, started_with, "{names}: a part of it is switched");
+            let (second, waiting) = in_force(&first, read);
+            assert_eq!(waiting.join(", "), *names, "the second reload");
+            let (_, waiting) = in_force(&second, started_with);
+            assert!(waiting.is_empty(), "{waiting:?} is taken back");
+        }
+    }
+
+    #[test]
+    fn what_waits_for_a_restart_does_not_delay_the_other_settings() {
+        let read = settings(&[
+            ("compatibility", json!("kubelet")),
+            ("imageGCHighThresholdPercent", json!(90)),
+            ("detection.period", json!("20s")),
+            ("http.hostNames", json!(["node.example"])),
+            ("sandboxImage", json!("registry.example/pause:1")),
+        ]);
+        let (next, waiting) = in_force(&settings(&[]), read);
+        assert_eq!(waiting, ["compatibility"]);
+        assert_eq!((next.gc.high().get(), next.gc.order), (90, GcOrder::Cost));
+        assert_eq!(next.detection_period, Duration::from_secs(20));
+        assert_eq!(next.http.host_names, ["node.example"]);
+        let (next, _) = in_force(&settings(&[]), settings(&[("sandboxImage", json!("registry.example/pause:1"))]));
+        assert_eq!(next.sandbox_images.map(|images| images.len()), Some(1), "a store of this process reads them anew");
+    }
+}
