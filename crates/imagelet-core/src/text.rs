@@ -5,7 +5,7 @@ use std::{
     fmt::{self, Write as _},
     marker::PhantomData,
     str::FromStr,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use jiff::Timestamp;
@@ -190,6 +190,12 @@ pub fn file_time_text(seconds: i64, nanoseconds: u32) -> String {
         .map_or_else(|| format!("{seconds} s since 1970"), |at| at.to_string())
 }
 
+/// The time that a file has in seconds since 1970; `None`: it is beyond the years that RFC 3339 can write, as in a damaged
+/// file. Sums with such a time would overflow.
+pub fn file_time(seconds: u64) -> Option<SystemTime> {
+    Timestamp::from_second(i64::try_from(seconds).ok()?).ok().map(SystemTime::from)
+}
+
 /// A duration in Go's text form: `2m0s`, `1.5ms`.
 pub fn duration_text(duration: Duration) -> String {
     let nanos = duration.as_nanos();
@@ -372,6 +378,20 @@ mod tests {
             (i64::MAX, 0, "9223372036854775807 s since 1970"),
         ] {
             assert_eq!(file_time_text(seconds, nanoseconds), text);
+        }
+    }
+
+    #[test]
+    fn a_time_beyond_the_years_of_a_calendar_is_none() {
+        for (seconds, expected) in [
+            (0, Some("1970-01-01T00:00:00Z")),
+            (1_700_000_000, Some("2023-11-14T22:13:20Z")),
+            (1 << 40, None),
+            (u64::MAX / 2, None),
+            (u64::MAX, None),
+        ] {
+            let text = file_time(seconds).map(|time| Timestamp::try_from(time).unwrap().to_string());
+            assert_eq!(text.as_deref(), expected, "{seconds}");
         }
     }
 

@@ -44,11 +44,14 @@ enum Part {
     Collection,
 }
 
-/// The users who can change a part.
+/// The users who can change a file or what is in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Exposure {
+pub enum Exposure {
+    /// Its owner, by user id.
     Owner(u32),
+    /// A group, by group id.
     Group(u32),
+    /// Every user.
     Everyone,
 }
 
@@ -71,6 +74,15 @@ fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     } else {
         None
     }
+}
+
+/// The users other than root and `user` who can replace what is in a folder; `None`: there are none.
+pub fn folder_exposure(folder: &Stat, user: u32) -> Option<Exposure> {
+    exposure(Part::Folder, ownership(folder), user)
+}
+
+fn ownership(stat: &Stat) -> Ownership {
+    Ownership { uid: stat.st_uid, gid: stat.st_gid, mode: stat.st_mode & 0o7777 }
 }
 
 /// Opens a file for reading.
@@ -162,9 +174,8 @@ fn real_folder(file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
 }
 
 fn judge(part: Part, path: &Path, stat: &Stat) -> io::Result<()> {
-    let mode = stat.st_mode & 0o7777;
-    let found = Ownership { uid: stat.st_uid, gid: stat.st_gid, mode };
-    let shown = path.display();
+    let found = ownership(stat);
+    let (mode, shown) = (found.mode, path.display());
     let message = match exposure(part, found, rustix::process::geteuid().as_raw()) {
         None => return Ok(()),
         Some(Exposure::Owner(uid)) => format!("`{shown}` belongs to user {uid}\nhint: chown root {shown}"),

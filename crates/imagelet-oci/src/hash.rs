@@ -25,6 +25,11 @@ impl Hash {
         hash.finish()
     }
 
+    /// Whether bytes have a digest, by its own algorithm.
+    pub(crate) fn matches(wanted: &Digest, bytes: &[u8]) -> bool {
+        Self::digest(wanted.algorithm(), bytes) == *wanted
+    }
+
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.context.update(bytes);
     }

@@ -1,9 +1,6 @@
 //! The kubelet's two record file formats, byte for byte (`docs/spec/pull.md §8.2`).
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeMap, time::SystemTime};
 
 use jiff::Timestamp;
 use serde::{
@@ -14,7 +11,7 @@ use serde::{
 use crate::{
     credentials::ObjectIdentity,
     image::{Digest, Reference},
-    text::{nullable, unique_map},
+    text::{file_time, nullable, unique_map},
 };
 
 const VERSION: &str = "kubelet.config.k8s.io/v1beta1";
@@ -251,8 +248,7 @@ impl<'de> Deserialize<'de> for WireTime {
                 "parsing time \"{text}\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"{text}\" as \"2006\""
             )),
         })?;
-        let seconds = u64::try_from(timestamp.as_second()).unwrap_or_default();
-        Ok(Self(SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))))
+        Ok(Self(file_time(u64::try_from(timestamp.as_second()).unwrap_or_default())))
     }
 }
 

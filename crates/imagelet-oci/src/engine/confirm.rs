@@ -8,6 +8,7 @@ use imagelet_core::{
 
 use super::{Engine, estimate::PullTarget};
 use crate::{
+    hash::Hash,
     manifest::{Manifest, ManifestDocument, corrupt},
     registry::{Document, PullSession, Resolved},
     store::{DocumentBytes, ImageRecord},
@@ -108,7 +109,7 @@ impl Engine {
         let (id, wanted) = (id.clone(), digest.clone());
         let read = self.on_disk(move |store| {
             let bytes = store.image_file(&id, name).unwrap_or_default();
-            Ok((Digest::of(&bytes) == wanted).then_some(bytes))
+            Ok(Hash::matches(&wanted, &bytes).then_some(bytes))
         });
         read.await.unwrap_or_default()
     }

@@ -17,6 +17,8 @@ use crate::{
 
 const MODE: u32 = 0o644;
 const BLOCK: usize = 512;
+/// Bytes of a name in the header of a tar entry.
+const NAME_MAX: usize = 100;
 
 /// Dropped unfinished, it removes what it wrote.
 pub(crate) struct LayoutWriter {
@@ -106,20 +108,35 @@ impl LayoutWriter {
         Ok(())
     }
 
+    /// A name by sha384 or sha512 does not fit a header: GNU's entry before the file has it whole.
     fn begin_entry(&mut self, name: &str, size: u64) -> io::Result<()> {
-        let mut header = tar::Header::new_gnu();
-        header.set_path(name)?;
-        header.set_mode(MODE);
-        header.set_size(size);
-        // The same image gives the same bytes.
-        header.set_mtime(0);
-        header.set_uid(0);
-        header.set_gid(0);
+        if name.len() > NAME_MAX {
+            let whole = [name.as_bytes(), &[0]].concat();
+            let mut header = header(b"././@LongLink", whole.len() as u64);
+            header.set_entry_type(tar::EntryType::GNULongName);
+            header.set_cksum();
+            self.file.write_all(header.as_bytes())?;
+            self.file.write_all(&whole)?;
+            self.file.write_all(&[0; BLOCK][..whole.len().next_multiple_of(BLOCK) - whole.len()])?;
+        }
+        let mut header = header(&name.as_bytes()[..name.len().min(NAME_MAX)], size);
         header.set_cksum();
         self.file.write_all(header.as_bytes())?;
         self.start = self.file.stream_position()?;
         Ok(())
     }
+}
+
+/// The header of a file of at most [`NAME_MAX`] bytes of name. The same image gives the same bytes.
+fn header(name: &[u8], size: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.as_old_mut().name[..name.len()].copy_from_slice(name);
+    header.set_mode(MODE);
+    header.set_size(size);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
 }
 
 impl Drop for LayoutWriter {

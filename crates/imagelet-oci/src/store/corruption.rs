@@ -21,7 +21,10 @@ use super::{
     record::{ImageRecord, checksum},
     storage_error,
 };
-use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig, ManifestDocument};
+use crate::{
+    hash::Hash,
+    manifest::{CONFIG_BYTES_MAX, ImageConfig, ManifestDocument},
+};
 
 impl Index {
     pub(crate) fn admit(&mut self, root: &Path, id: &ImageId, read: Option<ReadRecord<ImageRecord>>) {
@@ -138,12 +141,13 @@ fn write_mark(folder: &Path, findings: &Findings) -> Result<(), RuntimeError> {
 /// The layers of an image whose record is lost, from the document whose digest is its id: the configuration of an image,
 /// or the manifest of an artifact.
 fn layers_by_config(root: &Path, id: &ImageId) -> Vec<Digest> {
+    let Ok(wanted) = id.as_str().parse::<Digest>() else { return Vec::new() };
     let folder = root.join("images").join(super::record::hex(id));
     let read = |name: &str| {
         let path = folder.join(name);
         let is_small = fs::metadata(&path).is_ok_and(|metadata| metadata.len() <= CONFIG_BYTES_MAX);
         let bytes = if is_small { fs::read(&path).ok() } else { None };
-        bytes.filter(|bytes| Digest::of(bytes).as_str() == id.as_str())
+        bytes.filter(|bytes| Hash::matches(&wanted, bytes))
     };
     let config = match (read("config.json"), read("manifest.json")) {
         (Some(config), _) => ImageConfig::parse(&config).ok(),

@@ -8,7 +8,7 @@ use std::{
 
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, ImageSpec, Reference},
+    image::{Digest, DigestAlgorithm, ImageId, ImageSpec, Reference},
     runtime::{
         ArchivePlace, ExportRequest, ExportedImage, ImageService as _, ImportOutcome, ImportRequest, LayerState,
         LocalStore as _, Progress, PullEvent, RuntimeError, RuntimeErrorKind, no_progress,
@@ -63,6 +63,51 @@ async fn names(engine: &Engine, image: &str) -> (Vec<String>, Vec<String>) {
 
 fn two_layers() -> [Layer; 2] {
     [Layer::new().file("base", b"base").gzip(), Layer::new().file("app", &vec![7; 100_000]).zstd()]
+}
+
+#[tokio::test]
+async fn an_image_by_sha512_is_whole_to_a_check_an_export_and_a_repair() {
+    const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    let by_sha512 = |bytes: &[u8]| {
+        let hash = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA512, bytes);
+        Digest::from_hash(DigestAlgorithm::Sha512, hash.as_ref()).to_string()
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let registry = TestRegistry::start().await;
+    registry.image("app", "v1", &two_layers());
+    let mut manifest: Value = serde_json::from_slice(&registry.file("app/manifests/v1")).expect("JSON");
+    let config = registry.file(&format!("app/blobs/{}", manifest["config"]["digest"].as_str().expect("a digest")));
+    let id = by_sha512(&config);
+    manifest["config"]["digest"] = id.clone().into();
+    registry.put(&format!("app/blobs/{id}"), "config", config, None);
+    let manifest = serde_json::to_vec(&manifest).expect("JSON");
+    let name = registry.name(&format!("app@{}", by_sha512(&manifest)));
+    registry.put(&format!("app/manifests/{}", by_sha512(&manifest)), MANIFEST, manifest, None);
+
+    let engine = keeping(&folder.path().join("source")).await;
+    assert_eq!(pull(&engine, &name).await.expect("pulled").as_str(), id);
+    let is_whole = async |engine: &Engine| {
+        let report = engine.verify(None, Arc::new(|_, _| {})).await.expect("checked");
+        report.images.len() == 1 && report.images.iter().all(|image| !image.is_damaged())
+    };
+    assert!(is_whole(&engine).await);
+    let place = tar_at(folder.path().join("file.tar"));
+    export(&engine, &name, &place).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let target = open(&folder.path().join("target")).await;
+    let imported = import_one(&target, &place).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(imported, (id.clone(), false));
+
+    drop(engine);
+    let hex = id.split_once(':').expect("a digest").1;
+    std::fs::write(folder.path().join("source/images").join(hex).join("image.json"), b"rotten").expect("written");
+    let engine = keeping(&folder.path().join("source")).await;
+    engine.sweep(false).await.expect("swept");
+    registry.take_layer_requests();
+    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let repaired = engine.repair(&ImageId::new(&id), &anonymous, no_progress_ref()).await;
+    repaired.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert!(is_whole(&engine).await);
+    assert_eq!(registry.take_layer_requests(), 0, "its configuration names the layers that are here");
 }
 
 #[tokio::test]

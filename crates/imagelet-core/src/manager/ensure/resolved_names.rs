@@ -24,6 +24,7 @@ use crate::{
     image::{ImageId, Platform},
     manager::remove_oldest,
     records::create_folder,
+    text::file_time,
 };
 
 /// Beyond this the names with the oldest answer are dropped.
@@ -157,7 +158,7 @@ fn read(path: &Path) -> io::Result<HashMap<Subject, Resolved>> {
         return Err(io::Error::other(format!("its version is {}, not {VERSION}", document.version)));
     }
     let entry = |line: Line| {
-        let at = UNIX_EPOCH.checked_add(Duration::from_secs(line.verified_at))?;
+        let at = file_time(line.verified_at)?;
         let platform = line.platform.map(|text| text.parse()).transpose().ok()?;
         let subject = Subject { name: line.name, platform, handler: line.handler };
         Some((subject, Resolved { image: ImageId::new(line.image), at, on_disk: Some(at) }))

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use imagelet_core::text::GoDuration;
+use imagelet_core::text::{GoDuration, file_time};
 use serde::{Deserialize, Serialize};
 
 use crate::names::shown;
@@ -110,7 +110,7 @@ pub(crate) fn moment(time: SystemTime) -> String {
 /// A time of the API; `None`: the text is not one.
 pub(crate) fn parse_moment(text: &str) -> Option<SystemTime> {
     let time: jiff::Timestamp = text.parse().ok()?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(u64::try_from(time.as_second()).ok()?))
+    file_time(u64::try_from(time.as_second()).ok()?)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The root folder of a store: found on its path, created, and checked to belong to its owner alone.
 //!
 //! A user that can write to the store can put anything into a container, so every step of the path is checked: folders
-//! are opened one below the other by name, and a link counts only where its owner is root or this process' user. The
-//! store's folder belongs to its owner alone, so no other user can put a link into it.
+//! are opened one below the other by name; each folder, and each link, belongs to root or this process' user, and other
+//! users can write to none of the folders, or it is sticky. The store's folder belongs to its owner alone, so no other
+//! user can put a link into it.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -11,7 +12,10 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    runtime::{RuntimeError, RuntimeErrorKind},
+    trusted_files::{Exposure, folder_exposure},
+};
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, Stat, StatVfsMountFlags},
     io::Errno,
@@ -28,7 +32,8 @@ const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC)
 const PRIVATE: Mode = Mode::RWXU;
 const WRITE_GROUP: u32 = 0o020;
 const WRITE_OTHER: u32 = 0o002;
-const STICKY: u32 = 0o1000;
+/// The owner of files whose owner the user namespace does not map.
+const UNMAPPED: u32 = 65_534;
 
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -40,8 +45,7 @@ pub(crate) struct Place {
 impl Place {
     /// Opens the folder at a path. A missing one is created with `make`; else the result is `None`.
     pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
-        let request =
-            RootRequest { path, user: rustix::process::geteuid().as_raw(), group: rustix::process::getegid().as_raw() };
+        let request = RootRequest { path, user: rustix::process::geteuid().as_raw() };
         let Some((folder, path)) = request.walk(make)? else { return Ok(None) };
         let about = rustix::fs::fstat(&folder).map_err(could_not("open the store", &path))?;
         refuse_strange(&path, "the store", &about, request.user)?;
@@ -77,21 +81,30 @@ impl Place {
 struct RootRequest<'a> {
     path: &'a Path,
     user: u32,
-    group: u32,
 }
 
 impl RootRequest<'_> {
-    /// Whether other users can replace what is in a folder.
-    fn is_open(&self, folder: &Stat) -> bool {
-        let by_group = folder.st_mode & WRITE_GROUP != 0 && folder.st_gid != 0 && folder.st_gid != self.group;
-        (folder.st_mode & WRITE_OTHER != 0 || by_group) && folder.st_mode & STICKY == 0
+    /// The other users who can replace what is in a folder. Where the user namespace maps no root, `/` shows the owner
+    /// that root's folders have.
+    fn exposure(&self, folder: &Stat, top: &Stat) -> Option<Exposure> {
+        let mut folder = *folder;
+        if folder.st_uid == UNMAPPED && top.st_uid == UNMAPPED {
+            folder.st_uid = 0;
+        }
+        folder_exposure(&folder, self.user)
     }
 
-    fn refuse_open(&self, folder: &Path) -> RuntimeError {
+    fn refuse_exposed(&self, folder: &Path, to: Exposure) -> RuntimeError {
         let (store, folder) = (self.path.display(), folder.display());
-        let message = format!("the store `{store}` can be replaced by others, who may write to `{folder}`");
+        let (by, remedy) = match to {
+            Exposure::Owner(user) => (format!("user {user}, the owner of `{folder}`"), format!("chown root {folder}")),
+            Exposure::Group(_) | Exposure::Everyone => {
+                (format!("others, who may write to `{folder}`"), format!("chmod go-w {folder}"))
+            }
+        };
+        let message = format!("the store `{store}` can be replaced by {by}");
         RuntimeError::new(RuntimeErrorKind::Unavailable, message)
-            .with_hint(format!("chmod go-w {folder}, or name another place with --store DIR"))
+            .with_hint(format!("{remedy}, or name another place with --store DIR"))
     }
 
     fn refuse_link(&self, link: &Path, owner: u32) -> RuntimeError {
@@ -105,6 +118,7 @@ impl RootRequest<'_> {
         let path = std::path::absolute(self.path).map_err(could_not("open the store", self.path))?;
         let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(&failed);
         let (mut here, mut at, mut links) = (root()?, PathBuf::from("/"), 0);
+        let top = rustix::fs::fstat(&here).map_err(&failed)?;
         let mut rest = steps(&path);
         // Names left on the path behind a link that is being followed.
         let mut linked = usize::MAX;
@@ -117,8 +131,8 @@ impl RootRequest<'_> {
                 at.pop();
                 continue;
             }
-            if self.is_open(&rustix::fs::fstat(&here).map_err(&failed)?) {
-                return Err(self.refuse_open(&at));
+            if let Some(to) = self.exposure(&rustix::fs::fstat(&here).map_err(&failed)?, &top) {
+                return Err(self.refuse_exposed(&at, to));
             }
             let found = match rustix::fs::openat(&here, &*name, LOOK, Mode::empty()) {
                 Err(Errno::NOENT) if !make => return Ok(None),
@@ -297,22 +311,53 @@ mod tests {
     }
 
     #[test]
+    fn a_store_below_a_folder_of_another_user_is_refused_with_the_folder_and_the_remedy() {
+        let (_folder, path) = scratch();
+        let (home, wanted) = (path.join("home"), path.join("home/ours/store"));
+        Place::find(&wanted, true).unwrap().unwrap().make_folders().unwrap();
+        chown(&home, Some(4711), Some(4711)).unwrap();
+        mode(&home, 0o755);
+        let error = Place::find(&wanted, true).expect_err("its owner can rename what is in it");
+        let (store, home) = (wanted.display(), home.display());
+        assert_eq!(
+            error.to_string(),
+            format!("the store `{store}` can be replaced by user 4711, the owner of `{home}`")
+        );
+        let remedy = format!("chown root {home}, or name another place with --store DIR");
+        assert_eq!(error.hint(), Some(remedy.as_str()));
+        // Sticky or not, its owner can replace it.
+        mode(&path.join("home"), 0o1755);
+        assert!(refused(&wanted).contains("the owner of"), "{}", refused(&wanted));
+        chown(path.join("home"), Some(0), Some(0)).unwrap();
+        Place::find(&wanted, false).unwrap().unwrap();
+    }
+
+    #[test]
     fn only_who_could_replace_a_store_makes_a_folder_on_its_way_unfit() {
-        let request = RootRequest { path: Path::new("/x"), user: 1000, group: 1000 };
-        let about = |mode: u32, group: u32| {
+        let request = RootRequest { path: Path::new("/x"), user: 1000 };
+        let about = |mode: u32, user: u32, group: u32| {
             let mut about = rustix::fs::stat("/").unwrap();
-            (about.st_mode, about.st_gid) = (0o040_000 | mode, group);
+            (about.st_mode, about.st_uid, about.st_gid) = (0o040_000 | mode, user, group);
             about
         };
-        for (mode, group, expected) in [
-            (0o755, 0, false),
-            (0o775, 0, false),
-            (0o775, 1000, false),
-            (0o775, 1001, true),
-            (0o777, 1000, true),
-            (0o1777, 1001, false),
+        for (mode, user, group, top, expected) in [
+            (0o755, 0, 0, 0, false),
+            (0o775, 0, 0, 0, false),
+            (0o775, 0, 1000, 0, false),
+            (0o775, 0, 1001, 0, true),
+            (0o777, 0, 1000, 0, true),
+            (0o1777, 0, 1001, 0, false),
+            (0o755, 1000, 1000, 0, false),
+            (0o755, 1001, 1000, 0, true),
+            (0o1777, 1001, 1001, 0, true),
+            // Without root in the user namespace.
+            (0o755, UNMAPPED, UNMAPPED, UNMAPPED, false),
+            (0o777, UNMAPPED, UNMAPPED, UNMAPPED, true),
+            (0o755, UNMAPPED, UNMAPPED, 0, true),
+            (0o755, 1001, 1001, UNMAPPED, true),
         ] {
-            assert_eq!(request.is_open(&about(mode, group)), expected, "{mode:o} of group {group}");
+            let exposure = request.exposure(&about(mode, user, group), &about(0o755, top, top));
+            assert_eq!(exposure.is_some(), expected, "{mode:o} of user {user} and group {group} below {top}");
         }
     }
 }

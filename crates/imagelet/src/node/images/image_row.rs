@@ -1,15 +1,13 @@
 //! The row of one image.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, time::SystemTime};
 
 use imagelet_core::{
     disks::FsStats,
     image::{ByteSize, Image, ImageId},
     inventory::{ImageEntry, ImageOrigin},
     runtime::{Certainty, ImageDetails, LayerGraph, PulledLayer},
+    text::file_time,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -89,7 +87,7 @@ pub(crate) fn details_of(details: &ImageDetails) -> Option<Box<RawValue>> {
         platform: &pulled.platform,
         artifact_type: pulled.artifact_type.as_deref(),
         layers: &pulled.layers,
-        pulled_at: moment(SystemTime::UNIX_EPOCH + Duration::from_secs(pulled.at)),
+        pulled_at: file_time(pulled.at).and_then(moment),
         config: serde_json::from_str(details.config.as_ref()?.as_str()).ok()?,
     };
     serde_json::value::to_raw_value(&details).ok()
