@@ -189,6 +189,7 @@ impl Hashed {
         if fetched - self.reported >= PROGRESS_STEP || (self.reported == 0 && fetched > 0) {
             self.report(job, progress);
         }
+        job.written_bytes.space().await;
         self.inflater.frames.send(Frame::Bytes(bytes)).await.is_ok()
     }
 

@@ -54,7 +54,10 @@ impl PullTrace {
                     layer.end(None);
                 }
             }
-            PullEvent::Layer { state: LayerState::Present, .. } | PullEvent::Hosts(_) | PullEvent::Retry { .. } => {}
+            PullEvent::Layer { state: LayerState::Present, .. }
+            | PullEvent::Hosts(_)
+            | PullEvent::Retry { .. }
+            | PullEvent::Removed(_) => {}
             PullEvent::Token { service, began, is_granted } => {
                 let mut token = self.pull.sink.below(self.pull.place, "token");
                 token.span.start_time_unix_nano = nanoseconds(SystemTime::now() - began.elapsed());
