@@ -118,6 +118,7 @@ fn line(said: &mut Said, step: &Step) -> Option<String> {
             Some(format!("{} layer{plural}, {total} to fetch at most", resolved.len()))
         }
         Step::Silence { note } => Some(printable(note)),
+        Step::Removed(image) => Some(image.text()),
         Step::Present { digest } => Some(format!("layer {} is present", short(digest))),
         Step::Retry(retry) => {
             let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
@@ -381,6 +382,10 @@ impl Bars {
                 drop(self.screen.println(printable(&note)));
                 return;
             }
+            Step::Removed(image) => {
+                drop(self.screen.println(image.text()));
+                return;
+            }
             Step::Asked { .. } | Step::Image { .. } | Step::Settled { .. } => return,
         }
         self.total.set_position(layers.by_digest.values().map(ProgressBar::position).sum());
@@ -437,7 +442,7 @@ fn style(template: &str) -> ProgressStyle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::LayerProgress;
+    use crate::api::{LayerProgress, RemovedForPull};
 
     #[test]
     fn names_of_pulls_stand_one_under_the_other() {
@@ -512,6 +517,8 @@ mod tests {
         );
         assert_eq!(say(Step::Fetching { digest: digest.clone(), received: 10 }), None);
         assert_eq!(say(Step::Done { digest }).as_deref(), Some("layer abababababab is done (1.5MB)"));
+        let removed = RemovedForPull { names: vec!["old:v1".into(), "old:v2".into()], bytes: 20_000_000 };
+        assert_eq!(say(Step::Removed(removed)).as_deref(), Some("removed old:v1, old:v2 (20MB) to make room"));
         assert_eq!(say(Step::Committing), None);
         let mut wait = |host: &str, remaining_ms, requested| {
             say(Step::Retry(PullRetry { host: host.into(), remaining_ms, requested }))

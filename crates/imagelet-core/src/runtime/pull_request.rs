@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::PullWay;
+use super::{PullWay, RemovedImage};
 use crate::{
     audit_log::PullHost,
     credentials::Credential,
@@ -89,6 +89,8 @@ pub enum PullEvent {
     },
     /// All layers are present; the store syncs and names the image.
     Committing,
+    /// An image was removed, because the disk had no space for the pull.
+    Removed(RemovedImage),
     /// What each host of the registry sent in an attempt that is over, also one that failed.
     Hosts(Vec<PullHost>),
     /// A request of the pull is sent at a later time; other requests of the pull may go on.

@@ -9,7 +9,7 @@ use crate::image::ByteSize;
 /// Frees disk space: the collector, under its usual rules.
 #[async_trait]
 pub trait MakeRoom: Send + Sync + fmt::Debug {
-    /// Frees the requested space as far as possible; removes nothing where the least useful amount is unreachable.
+    /// Frees the space that is needed now; removes nothing where the whole cannot be freed.
     ///
     /// Images that are in use, pinned or leased stay. `None`: no collection for pulls, or a failure, which is logged.
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade>;
@@ -18,17 +18,28 @@ pub trait MakeRoom: Send + Sync + fmt::Debug {
 /// The disk space that a pull requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomWanted {
-    /// With this much more, the pull certainly fits.
-    pub bytes: ByteSize,
-    /// With less than this the pull is rejected, so no image should be removed for it.
-    pub least: ByteSize,
+    /// With this much more, the whole pull fits. Where that is out of reach, no image is removed for it.
+    pub whole: ByteSize,
+    /// What the pull needs now; the rest is requested as its bytes arrive.
+    pub now: ByteSize,
 }
 
 /// The result of a space request: real sizes where the store knows its shared layers, else the listed sizes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoomMade {
     /// Bytes of removed images.
     pub freed: ByteSize,
     /// Bytes of further removable images.
     pub could_free: ByteSize,
+    /// The removed images.
+    pub removed: Vec<RemovedImage>,
+}
+
+/// An image that was removed for a pull.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemovedImage {
+    /// Its names, or its id if it has none.
+    pub names: Vec<String>,
+    /// The bytes that its removal freed.
+    pub bytes: ByteSize,
 }

@@ -11,9 +11,17 @@ mod tests;
 pub(crate) use self::{
     expansion_ratio::{Expansions, Expected},
     refusal_message::refusal,
-    reservations::{Reservation, Reservations, WrittenBytes},
+    reservations::{OpenReservations, Reservation, Reservations, WrittenBytes},
 };
 use crate::manifest::Compression;
+
+/// What a pull holds against others, and asks for at a time.
+const STEP_SECONDS: u64 = 60;
+const STEP_MIN: u64 = 64 << 20;
+/// Packed bytes of a layer that say how it expands.
+const MEASURED_MIN: u64 = 4 << 20;
+/// The least free space of which a pull gets a part: more than what is queued before it is written.
+const PART_MIN: u64 = 4 << 20;
 
 /// When a pull is rejected for lack of space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +47,16 @@ pub(crate) struct Amount {
 
 impl Amount {
     #[must_use]
+    pub(crate) fn min(self, most: Self) -> Self {
+        Self {
+            bytes: self.bytes.min(most.bytes),
+            bytes_min: self.bytes_min.min(most.bytes_min),
+            inodes: self.inodes.min(most.inodes),
+            inodes_min: self.inodes_min.min(most.inodes_min),
+        }
+    }
+
+    #[must_use]
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_add(other.bytes),
@@ -48,21 +66,52 @@ impl Amount {
         }
     }
 
-    /// Inodes shrink in proportion.
+    /// At most so many bytes; inodes in proportion.
     #[must_use]
-    fn after(self, written: u64) -> Self {
-        let bytes = self.bytes.saturating_sub(written);
+    pub(crate) fn at_most(self, bytes: u64) -> Self {
+        self.with_bytes(self.bytes.min(bytes), self.bytes_min.min(bytes))
+    }
+
+    /// The part that a pull needs next: what so many bytes a second write in a minute, and 64 MiB at least.
+    #[must_use]
+    pub(crate) fn step(self, rate: u64) -> Self {
+        self.at_most(rate.saturating_mul(STEP_SECONDS).max(STEP_MIN))
+    }
+
+    /// Inodes change in proportion, and only down.
+    fn with_bytes(self, bytes: u64, bytes_min: u64) -> Self {
         let share = |inodes: u64| {
             let left = u128::from(inodes) * u128::from(bytes) / u128::from(self.bytes.max(1));
-            u64::try_from(left).unwrap_or(inodes)
+            u64::try_from(left).unwrap_or(inodes).min(inodes)
         };
-        Self {
-            bytes,
-            bytes_min: self.bytes_min.saturating_sub(written),
-            inodes: share(self.inodes),
-            inodes_min: share(self.inodes_min),
-        }
+        Self { bytes, bytes_min, inodes: share(self.inodes), inodes_min: share(self.inodes_min) }
     }
+}
+
+/// The state of a layer that is being fetched, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LayerBytes {
+    pub(crate) packed: u64,
+    /// Of the packed bytes.
+    pub(crate) read: u64,
+    pub(crate) written: u64,
+}
+
+impl LayerBytes {
+    pub(crate) fn is_measured(self) -> bool {
+        self.read >= MEASURED_MIN
+    }
+}
+
+/// What a layer of this amount still writes. From [`MEASURED_MIN`] on, its own ratio replaces the estimate.
+pub(crate) fn rest(amount: Amount, layer: LayerBytes) -> Amount {
+    let LayerBytes { packed, read, written } = layer;
+    if !layer.is_measured() {
+        return amount.with_bytes(amount.bytes.saturating_sub(written), amount.bytes_min.saturating_sub(written));
+    }
+    let packed = packed.saturating_sub(read);
+    let unpacked = u128::from(packed) * u128::from(written.max(read)) / u128::from(read);
+    amount.with_bytes(u64::try_from(unpacked).unwrap_or(u64::MAX), packed)
 }
 
 /// The absent layers that no other pull brings.
@@ -83,10 +132,32 @@ pub(crate) struct Space {
     pub(crate) bytes_floor: u64,
     pub(crate) inodes_floor: u64,
     pub(crate) reserved: Amount,
+    /// The part of `reserved` that other tenants hold.
+    pub(crate) others: Amount,
     pub(crate) pulls: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl Space {
+    /// Space that no pull has reserved: what is free and what stays free, in bytes and in inodes.
+    pub(crate) fn new((free_bytes, bytes_floor): (u64, u64), (free_inodes, inodes_floor): (Option<u64>, u64)) -> Self {
+        let (reserved, others) = (Amount::default(), Amount::default());
+        Self { free_bytes, free_inodes, bytes_floor, inodes_floor, reserved, others, pulls: 0 }
+    }
+
+    /// The most that one tenant holds against others: half of what is free.
+    pub(crate) fn share_max(&self) -> Amount {
+        let bytes = self.free_bytes.saturating_sub(self.bytes_floor) / 2;
+        let inodes = self.free_inodes.map_or(u64::MAX, |free| free.saturating_sub(self.inodes_floor) / 2);
+        Amount { bytes, bytes_min: bytes, inodes, inodes_min: inodes }
+    }
+
+    /// Bytes above the floor that no pull holds.
+    pub(crate) fn usable(&self) -> u64 {
+        self.free_bytes.saturating_sub(self.bytes_floor).saturating_sub(self.reserved.bytes)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MissingSpace {
     /// Until the estimate fits.
     pub(crate) bytes: u64,
@@ -122,9 +193,43 @@ pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Op
     (!fits).then_some(missing)
 }
 
-/// Whether to wait for the other pulls to end: only their estimates prevent this pull.
+/// What has to fit into the free space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    Whole,
+    /// The next step: a collection can free space for the others.
+    Step,
+    /// Some of it: whether the whole fits is only estimated, and the bytes of the pull say more.
+    Part,
+}
+
+/// The bytes that a pull may write before it asks again; or what is missing for the whole and for the next step.
+pub(crate) fn grant(
+    admission: Admission,
+    fit: Fit,
+    (demand, whole): (&Demand, &Space),
+    (step, now): (Amount, &Space),
+) -> Result<u64, (MissingSpace, MissingSpace)> {
+    let missing = decide(admission, demand, whole).filter(|_| fit == Fit::Whole);
+    let missing_now = decide(admission, &Demand { amount: step, ..demand.clone() }, now);
+    let usable = now.usable();
+    match (missing, missing_now) {
+        (None, None) => Ok(step.bytes),
+        (_, Some(missing)) if fit == Fit::Part && missing.inodes_least == 0 && usable >= PART_MIN => Ok(usable / 2),
+        // The disk decides.
+        (_, Some(missing)) if fit == Fit::Part && !missing.is_refusal() => Ok(u64::MAX),
+        (missing, missing_now) => {
+            let now = missing_now.unwrap_or_default();
+            Err((missing.unwrap_or(now), now))
+        }
+    }
+}
+
+/// Whether to wait for the other pulls to end: only their estimates prevent this pull. A pull that may proceed without
+/// does not wait for other tenants.
 pub(crate) fn helps_to_wait(admission: Admission, demand: &Demand, space: &Space) -> bool {
-    let alone = Space { reserved: Amount::default(), pulls: 0, ..*space };
+    let stays = if admission == Admission::Strict { Amount::default() } else { space.others };
+    let alone = Space { reserved: stays, ..*space };
     let certain = Amount { bytes: space.reserved.bytes_min, inodes: space.reserved.inodes_min, ..space.reserved };
     let at_best = Space { reserved: certain, ..*space };
     space.pulls > 0

@@ -1,45 +1,126 @@
-//! Reservations of running pulls: each layer once, reduced by every byte of it that is on the disk.
+//! Reservations of running pulls: what each still writes, what it holds against others, and how far its space goes.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
-use imagelet_core::image::Digest;
-use tokio::sync::{Notify, futures::Notified};
+use imagelet_core::{hold::HoldMeter, image::Digest};
+use tokio::{
+    sync::{Notify, futures::Notified, watch},
+    time::Instant,
+};
 
-use super::Amount;
+use super::{Amount, LayerBytes, rest};
 
-#[derive(Debug, Default)]
-pub(crate) struct Reservations {
-    table: Mutex<ReservationTable>,
+/// The least that a pull may write before it asks for more.
+const GRANT_MIN: u64 = 1 << 20;
+
+/// The running pulls of all tenants, which are only compared.
+#[derive(Debug)]
+pub(crate) struct Reservations<T> {
+    table: Mutex<ReservationTable<T>>,
     returned: Notify,
 }
 
-#[derive(Debug, Default)]
-struct ReservationTable {
+#[derive(Debug)]
+struct ReservationTable<T> {
+    next: u64,
+    pulls: BTreeMap<u64, ReservedPull<T>>,
+}
+
+#[derive(Debug)]
+struct ReservedPull<T> {
+    tenant: T,
+    space: Arc<PullSpace>,
     layers: HashMap<Digest, ReservedLayer>,
-    pulls: usize,
 }
 
 #[derive(Debug)]
 struct ReservedLayer {
     amount: Amount,
-    written: WrittenBytes,
-    pulls: usize,
+    packed: u64,
+    progress: Arc<LayerProgress>,
 }
 
-pub(crate) struct OpenReservations<'a> {
-    reservations: &'a Arc<Reservations>,
-    table: MutexGuard<'a, ReservationTable>,
+#[derive(Debug, Default)]
+struct LayerProgress {
+    read: AtomicU64,
+    written: AtomicU64,
+    is_over: AtomicBool,
 }
 
-impl Reservations {
+/// How far a pull may write. It stops there until it has more.
+#[derive(Debug)]
+struct PullSpace {
+    meter: HoldMeter,
+    grant: watch::Sender<Grant>,
+    wanted: Notify,
+}
+
+/// In bytes that the pull has written since its begin, also those of a layer that it began again.
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    asks_at: u64,
+    ends_at: u64,
+}
+
+/// What a pull still writes, and its next step.
+struct PullRest<'a, T> {
+    number: u64,
+    pull: &'a ReservedPull<T>,
+    rest: Amount,
+    step: Amount,
+}
+
+/// A running pull that asks for space.
+#[derive(Debug)]
+pub(crate) struct RunningPull<T> {
+    pub(crate) tenant: T,
+    /// Layers that are not unpacked yet, and their packed bytes that are not read yet.
+    pub(crate) layers: usize,
+    pub(crate) packed: u64,
+    /// A layer says by itself how it expands.
+    pub(crate) is_measured: bool,
+    pub(crate) rest: Amount,
+    pub(crate) step: Amount,
+}
+
+/// What other pulls have reserved, as one of them sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OthersReserved {
+    /// What its tenant's pulls still write, and their next steps.
+    pub(crate) rests: Amount,
+    pub(crate) steps: Amount,
+    pub(crate) pulls: usize,
+    /// The next steps of the pulls of each other tenant.
+    by_tenant: Vec<Amount>,
+}
+
+impl OthersReserved {
+    /// What the other tenants hold, each `share_max` at most.
+    pub(crate) fn others(&self, share_max: Amount) -> Amount {
+        self.by_tenant.iter().map(|held| held.min(share_max)).fold(Amount::default(), Amount::plus)
+    }
+}
+
+pub(crate) struct OpenReservations<'a, T> {
+    reservations: &'a Arc<Reservations<T>>,
+    table: MutexGuard<'a, ReservationTable<T>>,
+}
+
+impl<T> Default for Reservations<T> {
+    fn default() -> Self {
+        Self { table: Mutex::new(ReservationTable { next: 0, pulls: BTreeMap::new() }), returned: Notify::new() }
+    }
+}
+
+impl<T> Reservations<T> {
     /// Locks the reservations; no other pull reserves meanwhile.
-    pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_> {
+    pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_, T> {
         OpenReservations { reservations: self, table: self.lock() }
     }
 
@@ -47,106 +128,221 @@ impl Reservations {
         self.returned.notified()
     }
 
-    fn lock(&self) -> MutexGuard<'_, ReservationTable> {
+    fn lock(&self) -> MutexGuard<'_, ReservationTable<T>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl OpenReservations<'_> {
-    /// The total that is reserved and not on the disk yet, and the number of pulls.
-    pub(crate) fn reserved(&self) -> (Amount, usize) {
-        let left = self.table.layers.values().map(|held| held.amount.after(held.written.bytes()));
-        (left.fold(Amount::default(), Amount::plus), self.table.pulls)
+impl<T> ReservationTable<T> {
+    /// The rests of all pulls. A layer of several pulls counts for the first, and for those that
+    /// fetch it themselves.
+    fn rests(&self) -> Vec<PullRest<'_, T>> {
+        let (mut counted, now) = (HashSet::new(), Instant::now());
+        let mut rests = Vec::with_capacity(self.pulls.len());
+        for (number, pull) in &self.pulls {
+            let own = pull.layers.iter().filter(|(digest, layer)| counted.insert(*digest) || layer.is_fetched());
+            let rest = own.map(|(_, layer)| layer.rest()).fold(Amount::default(), Amount::plus);
+            rests.push(PullRest { number: *number, pull, rest, step: rest.step(pull.space.meter.rate(now)) });
+        }
+        rests
+    }
+}
+
+impl<T: Clone + PartialEq> OpenReservations<'_, T> {
+    /// The next steps of all pulls.
+    pub(crate) fn steps(&self) -> Amount {
+        self.table.rests().into_iter().map(|of| of.step).fold(Amount::default(), Amount::plus)
+    }
+
+    /// What a tenant's pull sees of the others.
+    pub(crate) fn seen(&self, tenant: &T, itself: Option<u64>) -> OthersReserved {
+        let (mut seen, mut others) = (OthersReserved::default(), Vec::<(&T, Amount)>::new());
+        for PullRest { number, pull, rest, step } in self.table.rests() {
+            if Some(number) == itself {
+                continue;
+            }
+            seen.pulls += 1;
+            if pull.tenant == *tenant {
+                (seen.rests, seen.steps) = (seen.rests.plus(rest), seen.steps.plus(step));
+            } else if let Some((_, held)) = others.iter_mut().find(|(other, _)| **other == pull.tenant) {
+                *held = held.plus(step);
+            } else {
+                others.push((&pull.tenant, step));
+            }
+        }
+        seen.by_tenant = others.into_iter().map(|(_, held)| held).collect();
+        seen
     }
 
     pub(crate) fn brings(&self, layer: &Digest) -> bool {
-        self.table.layers.contains_key(layer)
+        self.table.pulls.values().any(|pull| pull.layers.contains_key(layer))
     }
 
-    /// Reserves layers for a pull; a layer of another pull is only counted as shared.
-    pub(crate) fn reserve(mut self, layers: impl IntoIterator<Item = (Digest, Amount)>) -> Reservation {
-        let mut reserved: HashMap<Digest, WrittenBytes> = HashMap::new();
-        for (layer, amount) in layers {
-            if reserved.contains_key(&layer) {
-                continue;
-            }
-            let held = self.table.layers.entry(layer.clone()).or_insert(ReservedLayer {
-                amount,
-                written: WrittenBytes::default(),
-                pulls: 0,
-            });
-            held.pulls += 1;
-            reserved.insert(layer, held.written.clone());
+    pub(crate) fn running(&self, number: u64) -> Option<RunningPull<T>> {
+        let PullRest { pull, rest, step, .. } = self.table.rests().into_iter().find(|of| of.number == number)?;
+        let layers = || pull.layers.values().filter(|layer| !layer.progress.is_over.load(Ordering::Relaxed));
+        let packed = layers().map(ReservedLayer::bytes).map(|bytes| bytes.packed.saturating_sub(bytes.read));
+        let packed = packed.fold(0, u64::saturating_add);
+        let is_measured = pull.layers.values().any(|layer| layer.bytes().is_measured());
+        Some(RunningPull { tenant: pull.tenant.clone(), layers: layers().count(), packed, is_measured, rest, step })
+    }
+
+    /// Reserves layers, with their packed sizes, for a pull, which may write `granted` bytes before it asks for more.
+    pub(crate) fn reserve(
+        mut self,
+        tenant: T,
+        layers: impl IntoIterator<Item = (Digest, u64, Amount)>,
+        granted: u64,
+    ) -> Reservation<T> {
+        let number = self.table.next;
+        let layer = |(digest, packed, amount)| (digest, ReservedLayer { amount, packed, progress: Arc::default() });
+        let layers: HashMap<_, _> = layers.into_iter().map(layer).collect();
+        let space = Arc::new(PullSpace::new(granted));
+        let progress = layers.iter().map(|(digest, layer)| (digest.clone(), Arc::clone(&layer.progress))).collect();
+        if !layers.is_empty() {
+            self.table.next += 1;
+            self.table.pulls.insert(number, ReservedPull { tenant, space: Arc::clone(&space), layers });
         }
-        if !reserved.is_empty() {
-            self.table.pulls += 1;
+        Reservation { reservations: Arc::clone(self.reservations), number, space, layers: progress }
+    }
+
+    /// Lets a running pull write so many more bytes.
+    pub(crate) fn grant(&self, number: u64, bytes: u64) {
+        if let Some(pull) = self.table.pulls.get(&number) {
+            pull.space.grant.send_replace(Grant::of(pull.space.meter.bytes(), bytes));
         }
-        Reservation { reservations: Arc::clone(self.reservations), layers: reserved }
+    }
+}
+
+impl ReservedLayer {
+    fn is_fetched(&self) -> bool {
+        self.progress.read.load(Ordering::Relaxed) > 0
+    }
+
+    fn bytes(&self) -> LayerBytes {
+        let LayerProgress { read, written, .. } = &*self.progress;
+        let (read, written) = (read.load(Ordering::Relaxed), written.load(Ordering::Relaxed));
+        LayerBytes { packed: self.packed, read, written }
+    }
+
+    fn rest(&self) -> Amount {
+        if self.progress.is_over.load(Ordering::Relaxed) {
+            return Amount::default();
+        }
+        rest(self.amount, self.bytes())
+    }
+}
+
+impl Grant {
+    fn of(written: u64, bytes: u64) -> Self {
+        let bytes = bytes.max(GRANT_MIN);
+        Self { asks_at: written.saturating_add(bytes / 2), ends_at: written.saturating_add(bytes) }
+    }
+}
+
+impl PullSpace {
+    fn new(granted: u64) -> Self {
+        let grant = watch::Sender::new(Grant::of(0, granted));
+        Self { meter: HoldMeter::new(Instant::now()), grant, wanted: Notify::new() }
+    }
+
+    /// Waits where the pull has written all that it may.
+    async fn wait(&self) {
+        if self.meter.bytes() < self.grant.borrow().asks_at {
+            return;
+        }
+        self.wanted.notify_one();
+        let mut grant = self.grant.subscribe();
+        grant.wait_for(|grant| self.meter.bytes() < grant.ends_at).await.expect("the space has the sender");
     }
 }
 
 /// A pull's share of the reservations, released on drop.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
-pub(crate) struct Reservation {
-    reservations: Arc<Reservations>,
-    layers: HashMap<Digest, WrittenBytes>,
+pub(crate) struct Reservation<T> {
+    reservations: Arc<Reservations<T>>,
+    number: u64,
+    space: Arc<PullSpace>,
+    layers: HashMap<Digest, Arc<LayerProgress>>,
 }
 
-impl Reservation {
+impl<T> Reservation<T> {
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Waits until the pull asks for more space.
+    pub(crate) async fn asks(&self) {
+        self.space.wanted.notified().await;
+    }
+
     pub(crate) fn written_bytes(&self, layer: &Digest) -> WrittenBytes {
-        self.layers.get(layer).cloned().unwrap_or_default()
+        let layer = self.layers.get(layer).cloned();
+        let space = layer.is_some().then(|| Arc::clone(&self.space));
+        WrittenBytes { layer: layer.unwrap_or_default(), space }
     }
 
     /// Releases the rest of the estimate once a layer is unpacked.
     pub(crate) fn release(&self, layer: &Digest) {
-        if let Some(written_bytes) = self.layers.get(layer) {
-            written_bytes.0.store(u64::MAX, Ordering::Relaxed);
+        if let Some(layer) = self.layers.get(layer) {
+            layer.is_over.store(true, Ordering::Relaxed);
             self.reservations.returned.notify_waiters();
         }
     }
 }
 
-impl Drop for Reservation {
+impl<T> Drop for Reservation<T> {
     fn drop(&mut self) {
-        if self.layers.is_empty() {
-            return;
+        if !self.layers.is_empty() {
+            self.reservations.lock().pulls.remove(&self.number);
+            self.reservations.returned.notify_waiters();
         }
-        let mut table = self.reservations.lock();
-        for layer in self.layers.keys() {
-            if let Some(held) = table.layers.get_mut(layer) {
-                held.pulls -= 1;
-                if held.pulls == 0 {
-                    table.layers.remove(layer);
-                }
-            }
-        }
-        table.pulls -= 1;
-        drop(table);
-        self.reservations.returned.notify_waiters();
     }
 }
 
+/// Counts the bytes of a layer that a pull reads and writes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WrittenBytes(Arc<AtomicU64>);
+pub(crate) struct WrittenBytes {
+    layer: Arc<LayerProgress>,
+    /// `None`: the layer is not reserved.
+    space: Option<Arc<PullSpace>>,
+}
 
 impl WrittenBytes {
     pub(crate) fn add(&self, bytes: u64) {
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        self.layer.written.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(space) = &self.space {
+            space.meter.add(bytes);
+        }
+    }
+
+    /// Counts packed bytes that are inflated.
+    pub(crate) fn read(&self, bytes: u64) {
+        self.layer.read.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Waits where the pull has written all that it may.
+    pub(crate) async fn space(&self) {
+        if let Some(space) = &self.space {
+            space.wait().await;
+        }
     }
 
     pub(crate) fn restart(&self) {
-        self.0.store(0, Ordering::Relaxed);
-    }
-
-    fn bytes(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.layer.written.store(0, Ordering::Relaxed);
+        self.layer.read.store(0, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
+
+    type Reservations = super::Reservations<&'static str>;
+    type Reservation = super::Reservation<&'static str>;
 
     fn layer(name: &str) -> Digest {
         Digest::of(name.as_bytes())
@@ -157,17 +353,22 @@ mod tests {
     }
 
     fn reserve(reservations: &Arc<Reservations>, layers: &[(&str, u64)]) -> Reservation {
-        reservations.open().reserve(layers.iter().map(|(name, bytes)| (layer(name), amount(*bytes))))
+        reserve_as(reservations, "", layers)
+    }
+
+    fn reserve_as(reservations: &Arc<Reservations>, tenant: &'static str, layers: &[(&str, u64)]) -> Reservation {
+        let layers = layers.iter().map(|(name, bytes)| (layer(name), bytes / 3, amount(*bytes)));
+        reservations.open().reserve(tenant, layers, u64::MAX)
     }
 
     fn reserved(reservations: &Arc<Reservations>) -> (u64, usize) {
-        let (amount, pulls) = reservations.open().reserved();
-        (amount.bytes, pulls)
+        let seen = reservations.open().seen(&"", None);
+        (seen.rests.bytes, seen.pulls)
     }
 
     #[test]
     fn a_drop_releases_a_reservation() {
-        let reservations = Arc::default();
+        let reservations: Arc<Reservations> = Arc::default();
         let first = reserve(&reservations, &[("a", 100), ("b", 50)]);
         let second = reserve(&reservations, &[("c", 10)]);
         assert_eq!(reserved(&reservations), (160, 2));
@@ -175,12 +376,12 @@ mod tests {
         assert_eq!(reserved(&reservations), (10, 1));
         drop(second);
         assert_eq!(reserved(&reservations), (0, 0));
-        assert!(reservations.lock().layers.is_empty());
+        assert!(reservations.lock().pulls.is_empty());
     }
 
     #[test]
     fn a_layer_that_two_pulls_bring_counts_once_until_both_are_over() {
-        let reservations = Arc::default();
+        let reservations: Arc<Reservations> = Arc::default();
         let first = reserve(&reservations, &[("base", 100), ("a", 10), ("a", 10)]);
         assert!(reservations.open().brings(&layer("base")));
         let second = reserve(&reservations, &[("base", 100), ("b", 20)]);
@@ -198,7 +399,7 @@ mod tests {
         let pull = reserve(&reservations, &[("a", 1_000)]);
         let written_bytes = pull.written_bytes(&layer("a"));
         written_bytes.add(400);
-        let (left, _) = reservations.open().reserved();
+        let left = reservations.open().seen(&"", None).rests;
         assert_eq!((left.bytes, left.bytes_min, left.inodes), (600, 100, 60));
         written_bytes.add(5_000);
         assert_eq!(reserved(&reservations), (0, 1), "more than expected is no credit");
@@ -209,6 +410,55 @@ mod tests {
         drop(pull);
         WrittenBytes::default().add(1);
         assert_eq!(reserved(&reservations), (0, 0));
+    }
+
+    #[test]
+    fn another_tenant_holds_its_next_step_and_half_of_what_is_free_at_most_and_its_own_pulls_see_it_all() {
+        const MIB: u64 = 1 << 20;
+        let reservations: Arc<Reservations> = Arc::default();
+        let _claims = [448, 300].map(|mib| reserve_as(&reservations, "a", &[(&mib.to_string(), mib * MIB)]));
+        let _other = reserve_as(&reservations, "b", &[("b", 10 * MIB)]);
+        let share_max = |mib| Amount { bytes: mib * MIB, bytes_min: mib * MIB, inodes: u64::MAX, inodes_min: u64::MAX };
+        let page = reservations.open();
+        for (tenant, free_half, own, held) in
+            [("a", 500, 748, 10), ("b", 500, 10, 128), ("c", 500, 0, 138), ("c", 50, 0, 60)]
+        {
+            let seen = page.seen(&tenant, None);
+            let others = seen.others(share_max(free_half));
+            assert_eq!(
+                (seen.rests.bytes / MIB, others.bytes / MIB, seen.pulls),
+                (own, held, 3),
+                "{tenant}, {free_half}"
+            );
+        }
+        assert_eq!(page.seen(&"b", Some(2)).rests, Amount::default(), "a pull does not see itself");
+        assert_eq!(page.steps().bytes, 138 * MIB);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_stops_where_its_space_ends_and_continues_with_more() {
+        const MIB: u64 = 1 << 20;
+        let reservations: Arc<Reservations> = Arc::default();
+        let pull = reservations.open().reserve("a", [(layer("a"), 9 * MIB, amount(30 * MIB))], 8 * MIB);
+        let bytes = pull.written_bytes(&layer("a"));
+        bytes.add(3 * MIB);
+        bytes.read(MIB);
+        bytes.space().await;
+        assert!(pull.asks().now_or_never().is_none(), "half of it is left");
+        bytes.add(2 * MIB);
+        bytes.read(MIB);
+        bytes.space().now_or_never().expect("it goes on while it asks");
+        pull.asks().now_or_never().expect("it asks");
+        bytes.add(3 * MIB);
+        bytes.read(3 * MIB);
+        let mut stopped = Box::pin(bytes.space());
+        assert!(stopped.as_mut().now_or_never().is_none(), "all is written");
+        reservations.open().grant(pull.number(), 8 * MIB);
+        stopped.await;
+        let running = reservations.open().running(pull.number()).expect("it runs");
+        assert_eq!((running.layers, running.packed, running.rest.bytes), (1, 4 * MIB, 4 * MIB * 8 / 5));
+        drop(bytes);
+        assert!(WrittenBytes::default().space().now_or_never().is_some(), "without a reservation nothing waits");
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ fn demand(bytes: u64, bytes_min: u64, inodes: u64, inodes_min: u64) -> Demand {
 
 fn space(free_bytes: u64, free_inodes: impl Into<Option<u64>>) -> Space {
     let free_inodes = free_inodes.into();
-    Space { free_bytes, free_inodes, bytes_floor: 10, inodes_floor: 5, reserved: Amount::default(), pulls: 0 }
+    Space::new((free_bytes, 10), (free_inodes, 5))
 }
 
 fn beside(reserved: (u64, u64, u64, u64), space: Space) -> Space {
@@ -102,6 +102,7 @@ fn a_refusal_does_the_arithmetic() {
         bytes_floor: tenths(10),
         inodes_floor: 1_000,
         reserved,
+        others: Amount::default(),
         pulls: 2,
     };
     let refused = |admission, pull: &Demand, place: &Space, could_free: Option<u64>| {
@@ -145,4 +146,83 @@ fn a_refusal_does_the_arithmetic() {
             .to_string()
             .contains("at least 18 inodes (3 layers not here, about 40000")
     );
+}
+
+#[test]
+fn a_pull_holds_what_its_rate_writes_in_a_minute_at_least_64_mib_and_never_more_than_its_rest() {
+    const MIB: u64 = 1 << 20;
+    let rest = |bytes, bytes_min, inodes| Amount { bytes, bytes_min, inodes, inodes_min: 6 };
+    for (claim, rate, held) in [
+        (rest(448 * MIB, 448 * MIB, 7_000), 0, rest(64 * MIB, 64 * MIB, 1_000)),
+        (rest(448 * MIB, 448 * MIB, 7_000), 100, rest(64 * MIB, 64 * MIB, 1_000)),
+        (rest(448 * MIB, 200 * MIB, 7_000), 2 * MIB, rest(120 * MIB, 120 * MIB, 1_875)),
+        (rest(448 * MIB, 40 * MIB, 7_000), MIB, rest(64 * MIB, 40 * MIB, 1_000)),
+        (rest(448 * MIB, 448 * MIB, 7_000), u64::MAX, rest(448 * MIB, 448 * MIB, 7_000)),
+        (rest(20 * MIB, 10 * MIB, 70), 0, rest(20 * MIB, 10 * MIB, 70)),
+        (Amount::default(), MIB, Amount::default()),
+    ] {
+        let step = claim.step(rate);
+        assert_eq!(Amount { inodes_min: held.inodes_min, ..step }, held, "{claim:?} at {rate} B/s");
+        assert!(step.inodes_min <= claim.inodes_min, "{step:?}");
+    }
+}
+
+#[test]
+fn from_its_fourth_mebibyte_on_a_layer_is_expected_to_expand_as_it_does() {
+    const MIB: u64 = 1 << 20;
+    let estimate = Amount { bytes: 300 * MIB, bytes_min: 105 * MIB, inodes: 900, inodes_min: 6 };
+    for (read, written, bytes, bytes_min) in [
+        (0, 0, 300, 105),
+        (3, 9, 291, 96),
+        (3, 200, 100, 0),
+        // As estimated, less, more, and not less than what comes.
+        (10, 30, 270, 90),
+        (10, 10, 90, 90),
+        (10, 100, 900, 90),
+        (10, 2, 90, 90),
+        (100, 400, 0, 0),
+    ] {
+        let bytes_of = LayerBytes { packed: 100 * MIB, read: read * MIB, written: written * MIB };
+        let rest = rest(estimate, bytes_of);
+        assert_eq!((rest.bytes / MIB, rest.bytes_min / MIB), (bytes, bytes_min), "{read} MiB are {written} MiB");
+        assert!(rest.inodes <= estimate.inodes && rest.inodes_min <= estimate.inodes_min, "{rest:?}");
+    }
+}
+
+#[test]
+fn a_pull_gets_its_next_step_once_its_whole_fits_or_can_be_made_to_fit() {
+    let whole = demand(300 << 20, 100 << 20, 60, 6);
+    let at = |free: u64| Space::new((free << 20, 0), (None, 0));
+    let step = whole.amount.step(0);
+    for (free, fit, admission, granted) in [
+        (300, Fit::Whole, Compressed, Some(64 << 20)),
+        (299, Fit::Whole, Compressed, None),
+        (64, Fit::Step, Compressed, Some(64 << 20)),
+        (63, Fit::Step, Compressed, None),
+        // The half of what is free, until that says nothing more.
+        (299, Fit::Part, Compressed, Some(64 << 20)),
+        (40, Fit::Part, Compressed, Some(20 << 20)),
+        (40, Fit::Part, Strict, Some(20 << 20)),
+        (0, Fit::Part, Compressed, None),
+        (0, Fit::Whole, Off, Some(64 << 20)),
+    ] {
+        let got = grant(admission, fit, (&whole, &at(free)), (step, &at(free)));
+        assert_eq!(got.ok(), granted, "{fit:?} of {free} MiB");
+    }
+    let small = demand(900 << 10, 100 << 10, 60, 6);
+    let space = Space::new((500 << 10, 0), (None, 0));
+    let got = grant(Compressed, Fit::Part, (&small, &space), (small.amount, &space));
+    assert_eq!(got, Ok(u64::MAX), "its certain part fits, so the disk decides");
+    let full = Space::new((40 << 20, 0), (Some(0), 0));
+    let got = grant(Compressed, Fit::Part, (&whole, &full), (step, &full));
+    assert!(got.is_err_and(|(_, now)| now.inodes_least > 0), "no byte is written without an inode");
+}
+
+#[test]
+fn a_pull_that_may_proceed_does_not_wait_for_another_tenant() {
+    let pull = demand(300, 100, 60, 6);
+    let own = beside((200, 20, 4, 1), space(400, 90));
+    let others = Space { others: own.reserved, ..own };
+    assert_eq!([own, others].map(|space| helps_to_wait(Compressed, &pull, &space)), [true, false]);
+    assert!(helps_to_wait(Strict, &pull, &others), "it would be refused");
 }

@@ -1,26 +1,33 @@
-//! Reserves space for a pull before its first layer byte: requests more, waits for other pulls, or rejects.
+//! Reserves space for a pull before its first layer byte, and gets it more as its bytes arrive: requests it, waits for other
+//! pulls, or rejects.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use imagelet_core::{
     image::{ByteSize, Digest},
-    runtime::{RoomMade, RoomWanted, RuntimeError},
+    runtime::{Progress, PullEvent, RoomMade, RoomWanted, RuntimeError},
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Engine, EngineConfig};
 use crate::{
     admission::{
-        Admission, Amount, Demand, Expansions, Expected, MissingSpace, Reservation, Reservations, Space, decide,
+        self, Admission, Amount, Demand, Expansions, Expected, Fit, MissingSpace, OpenReservations, Space, grant,
         helps_to_wait, refusal,
     },
     manifest::{Compression, Descriptor, LayerKind, Manifest},
-    store::{Store, could_not},
+    pipeline::{LayerLimits, Tenant},
+    store::{Resumption, Store, could_not},
 };
+
+pub(super) type Reservations = admission::Reservations<Arc<Tenant>>;
+pub(super) type Reservation = admission::Reservation<Arc<Tenant>>;
 
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
 /// Space requests while each frees some: removed images may share layers with the remaining ones.
 const ROOM_ROUNDS_MAX: usize = 3;
+/// What is removed at most for the first bytes of a pull, which say how its layers expand.
+const PROBE_MAX: ByteSize = ByteSize(16 << 20);
 
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
@@ -31,44 +38,92 @@ pub(super) struct Wanted {
     is_fetched: bool,
 }
 
+/// What gets space.
+#[derive(Clone)]
+enum SpaceFor {
+    /// The layers of a pull that begins.
+    Layers(Arc<[Wanted]>, Arc<Tenant>),
+    /// What a running pull still writes.
+    Rest(u64),
+}
+
 /// Why nothing was reserved.
 struct NoSpace {
     missing: MissingSpace,
+    /// Missing for the next step.
+    now: MissingSpace,
     demand: Demand,
     space: Space,
 }
 
 impl Engine {
     /// Reserves space for the layers that no other pull brings, until the guard is dropped.
-    pub(super) async fn admit(&self, wanted: &[Wanted]) -> Result<Reservation, RuntimeError> {
+    pub(super) async fn admit(
+        &self,
+        wanted: &[Wanted],
+        tenant: Arc<Tenant>,
+        progress: &Progress,
+    ) -> Result<Reservation, RuntimeError> {
+        let reservation = self.space(&SpaceFor::Layers(wanted.into(), tenant), progress).await?;
+        Ok(reservation.expect("a pull that begins gets a reservation"))
+    }
+
+    /// Fetches with more and more space; ends the fetches where the pull does not get it.
+    pub(super) async fn with_space<T, E>(
+        &self,
+        (reservation, resumption): (&Reservation, &Resumption),
+        progress: &Progress,
+        refused: impl FnOnce(RuntimeError) -> E,
+        fetching: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let requests = async {
+            loop {
+                reservation.asks().await;
+                if let Err(error) = self.space(&SpaceFor::Rest(reservation.number()), progress).await {
+                    resumption.heed(&error);
+                    return error;
+                }
+            }
+        };
+        tokio::select! {
+            fetched = fetching => fetched,
+            error = requests => Err(refused(error)),
+        }
+    }
+
+    async fn space(&self, of: &SpaceFor, progress: &Progress) -> Result<Option<Reservation>, RuntimeError> {
         let deadline = Instant::now() + self.config.admission_wait;
-        let (mut rounds, mut made) = (0, None::<RoomMade>);
+        let (mut fit, mut rounds, mut is_helped, mut could_free) = (Fit::Whole, 0, true, None);
+        let mut is_probed = false;
         loop {
             // Created before the check, so that no release in between is missed.
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
-            let NoSpace { missing, demand, space } = match self.reserve(wanted, false).await? {
+            let NoSpace { missing, now, demand, space } = match self.reserve(of, fit).await? {
                 Ok(reservation) => return Ok(reservation),
                 Err(no_space) => no_space,
             };
-            let short = if missing.inodes > 0 { u64::MAX } else { missing.bytes };
-            let freed = self.on_disk(move |store| match store.free_unfinished(short)? {
-                freed if freed >= short => Ok(freed),
-                freed => Ok(freed + store.revoke_partials()?),
-            });
-            if freed.await? > 0 {
+            if self.free_unfinished(&now).await? > 0 {
                 continue;
             }
-            let helped = rounds == 0 || made.is_some_and(|made| made.freed > ByteSize::ZERO);
-            if rounds < ROOM_ROUNDS_MAX && helped {
+            let ((whole, least), (step, _)) = (self.in_bytes(&missing), self.in_bytes(&now));
+            if rounds < ROOM_ROUNDS_MAX && is_helped {
                 rounds += 1;
-                let freed = self.request_space(&demand, &missing).await;
-                made = freed.or(made);
-                if freed.is_some_and(|made| made.freed > ByteSize::ZERO) {
+                is_helped = false;
+                if let Some(made) = self.request_space(&demand, RoomWanted { whole, now: step }, progress).await {
+                    is_helped = made.freed > ByteSize::ZERO;
+                    could_free = Some(made.could_free);
+                    if made.freed + made.could_free >= whole {
+                        fit = Fit::Step;
+                        continue;
+                    }
+                }
+                if is_helped {
                     continue;
                 }
             }
-            if Instant::now() < deadline && helps_to_wait(self.config.admission, &demand, &space) {
+            let is_new = matches!(of, SpaceFor::Layers(..));
+            if is_new && Instant::now() < deadline && helps_to_wait(self.config.admission, &demand, &space) {
                 tracing::info!(
                     wanted = demand.amount.bytes,
                     free = space.free_bytes,
@@ -79,64 +134,95 @@ impl Engine {
                 let _ = timeout_at(deadline, returned).await;
                 continue;
             }
-            if missing.is_refusal() {
-                let could_free = made.map(|made| made.could_free);
-                return Err(refusal(self.config.admission, &demand, &space, &missing, could_free));
-            }
-            tracing::warn!(
-                expected = demand.amount.bytes,
-                compressed = demand.compressed,
-                free = space.free_bytes,
-                "a pull proceeds that may not fit: its size unpacked is only expected"
-            );
-            if let Ok(reservation) = self.reserve(wanted, true).await? {
+            let removable = could_free.unwrap_or_default();
+            let is_reachable = removable > ByteSize::ZERO && least <= removable;
+            if (is_reachable || !missing.is_refusal())
+                && let Ok(reservation) = self.reserve(of, Fit::Part).await?
+            {
+                if is_new {
+                    tracing::warn!(
+                        expected = demand.amount.bytes,
+                        compressed = demand.compressed,
+                        free = space.free_bytes,
+                        "a pull proceeds that may not fit: its size unpacked is only expected"
+                    );
+                }
                 return Ok(reservation);
             }
-            // Another pull has reserved the rest.
-            rounds = ROOM_ROUNDS_MAX;
+            // An assumed size is no reason to refuse a pull whose minimum is in reach.
+            if is_reachable && !demand.is_measured && !is_probed {
+                is_probed = true;
+                let wanted = RoomWanted { whole: least, now: least.min(PROBE_MAX) };
+                let made = self.request_space(&demand, wanted, progress).await;
+                if let Some(made) = made.filter(|made| made.freed > ByteSize::ZERO) {
+                    could_free = Some(made.could_free);
+                    continue;
+                }
+            }
+            let unfinished = ByteSize(self.store.unfinished_bytes());
+            if least <= removable + unfinished && self.free_unfinished(&missing).await? > 0 {
+                continue;
+            }
+            return Err(refusal(self.config.admission, &demand, &space, &missing, could_free));
         }
     }
 
-    /// Reserves if the free space less all reservations suffices; with `proceeds`, also where only the estimate does
-    /// not.
-    async fn reserve(&self, wanted: &[Wanted], proceeds: bool) -> Result<Result<Reservation, NoSpace>, RuntimeError> {
-        let (reservations, config, wanted) = (self.reservations.clone(), self.config.clone(), wanted.to_vec());
-        self.on_disk(move |store| reserve_now(store, &reservations, &config, &wanted, proceeds)).await
+    /// Removes what unfinished pulls left, as far as space is missing.
+    async fn free_unfinished(&self, missing: &MissingSpace) -> Result<u64, RuntimeError> {
+        let short = if missing.inodes > 0 { u64::MAX } else { missing.bytes };
+        if short == 0 {
+            return Ok(0);
+        }
+        self.on_disk(move |store| match store.free_unfinished(short)? {
+            freed if freed >= short => Ok(freed),
+            freed => Ok(freed + store.revoke_partials()?),
+        })
+        .await
     }
 
-    /// Whether so many bytes that no pull has reserved are free.
+    /// Reserves what has to fit if the free space less all reservations suffices.
+    async fn reserve(&self, of: &SpaceFor, fit: Fit) -> Result<Result<Option<Reservation>, NoSpace>, RuntimeError> {
+        let (reservations, config, of) = (self.reservations.clone(), self.config.clone(), of.clone());
+        self.on_disk(move |store| match of {
+            SpaceFor::Layers(wanted, tenant) => reserve_layers(store, &reservations, &config, (&wanted, tenant), fit),
+            SpaceFor::Rest(pull) => grant_more(store, &reservations, &config, pull, fit),
+        })
+        .await
+    }
+
+    /// Whether so many bytes are free beside those that pulls write next.
     pub(super) fn unreserved_space(&self) -> Arc<dyn Fn(u64) -> bool + Send + Sync> {
         let (store, reservations) = (Arc::clone(&self.store), Arc::clone(&self.reservations));
         let floor = self.config.limits.free_bytes_floor;
         Arc::new(move |bytes| {
-            let (reserved, _) = reservations.open().reserved();
-            let taken = reserved.bytes.saturating_add(floor).saturating_add(bytes);
+            let taken = reservations.open().steps().bytes.saturating_add(floor).saturating_add(bytes);
             store.free().is_ok_and(|(free, _)| free >= taken)
         })
     }
 
-    async fn request_space(&self, demand: &Demand, missing: &MissingSpace) -> Option<RoomMade> {
+    async fn request_space(&self, demand: &Demand, wanted: RoomWanted, progress: &Progress) -> Option<RoomMade> {
         let room = self.room.get()?;
-        let wanted = self.in_bytes(missing);
-        let (bytes, least) = (wanted.bytes.0, wanted.least.0);
-        tracing::info!(wanted = bytes, least, layers = demand.layers, "a pull requests space");
+        let (whole, now) = (wanted.whole.0, wanted.now.0);
+        tracing::info!(whole, now, layers = demand.layers, "a pull requests space");
         let made = timeout(ROOM_WAIT_MAX, room.make_room(wanted)).await;
         if made.is_err() {
             tracing::warn!(seconds = ROOM_WAIT_MAX.as_secs(), "no space was freed in time");
         }
-        made.ok().flatten()
+        let made = made.ok().flatten()?;
+        made.removed.iter().cloned().map(PullEvent::Removed).for_each(|removed| progress(removed));
+        Some(made)
     }
 
-    /// Space as a collection counts it: inodes converted to the bytes they use here on average.
-    fn in_bytes(&self, missing: &MissingSpace) -> RoomWanted {
+    /// Space as a collection counts it, estimated and certain: inodes converted to the bytes they use here on average.
+    fn in_bytes(&self, missing: &MissingSpace) -> (ByteSize, ByteSize) {
         let sizes = self.store.layer_sizes();
         let entries: u64 = sizes.iter().map(|layer| layer.entries).sum();
         let bytes: u64 = sizes.iter().map(|layer| layer.on_disk).sum();
         let of_inodes = |inodes: u64| inodes.saturating_mul(bytes.div_ceil(entries.max(1)));
-        RoomWanted {
-            bytes: ByteSize(missing.bytes.max(of_inodes(missing.inodes))),
-            least: ByteSize(missing.bytes_least.max(of_inodes(missing.inodes_least))),
-        }
+        (
+            ByteSize(missing.bytes.max(of_inodes(missing.inodes))),
+            ByteSize(missing.bytes_least.max(of_inodes(missing.inodes_least))),
+        )
     }
 }
 
@@ -147,15 +233,17 @@ impl Wanted {
     }
 }
 
-fn reserve_now(
+type Reserved = Result<Result<Option<Reservation>, NoSpace>, RuntimeError>;
+
+fn reserve_layers(
     store: &Store,
     reservations: &Arc<Reservations>,
     config: &EngineConfig,
-    wanted: &[Wanted],
-    proceeds: bool,
-) -> Result<Result<Reservation, NoSpace>, RuntimeError> {
+    (wanted, tenant): (&[Wanted], Arc<Tenant>),
+    fit: Fit,
+) -> Reserved {
     if config.admission == Admission::Off {
-        return Ok(Ok(reservations.open().reserve([])));
+        return Ok(Ok(Some(reservations.open().reserve(tenant, [], u64::MAX))));
     }
     let (learned, mut seen) = (learned(store), HashSet::new());
     let absent: Vec<(&Wanted, Expected)> = wanted
@@ -173,21 +261,53 @@ fn reserve_now(
         is_measured: own.iter().all(|(_, expected)| expected.is_measured),
         keeps_blobs: config.keep_blobs,
     };
-    // Reservations are read first, then free space: bytes written in between count twice rather than not at all.
-    let (reserved, pulls) = page.reserved();
-    let (free_bytes, free_inodes) = store.free().map_err(could_not("measure the disk of", store.root()))?;
-    let space = Space {
-        free_bytes,
-        free_inodes,
-        bytes_floor: config.limits.free_bytes_floor,
-        inodes_floor: config.limits.free_inodes_floor,
-        reserved,
-        pulls,
+    let step = demand.amount.step(0);
+    let granted = match granted(store, config, &page, (&tenant, None), (demand, step), fit)? {
+        Ok(granted) => granted,
+        Err(no_space) => return Ok(Err(no_space)),
     };
-    Ok(match decide(config.admission, &demand, &space) {
-        Some(missing) if missing.is_refusal() || !proceeds => Err(NoSpace { missing, demand, space }),
-        _ => Ok(page.reserve(absent.iter().map(|(layer, expected)| (layer.id.clone(), expected.amount)))),
-    })
+    let layers = absent.iter().map(|(layer, expected)| (layer.id.clone(), layer.packed, expected.amount));
+    Ok(Ok(Some(page.reserve(tenant, layers, granted))))
+}
+
+fn grant_more(store: &Store, reservations: &Arc<Reservations>, config: &EngineConfig, pull: u64, fit: Fit) -> Reserved {
+    let page = reservations.open();
+    let Some(running) = page.running(pull) else { return Ok(Ok(None)) };
+    let demand = Demand {
+        layers: running.layers,
+        compressed: running.packed,
+        amount: running.rest,
+        is_measured: running.is_measured,
+        keeps_blobs: config.keep_blobs,
+    };
+    let granted = granted(store, config, &page, (&running.tenant, Some(pull)), (demand, running.step), fit)?;
+    Ok(granted.map(|granted| {
+        page.grant(pull, granted);
+        None
+    }))
+}
+
+/// How many bytes a pull may write before it asks again.
+fn granted(
+    store: &Store,
+    config: &EngineConfig,
+    page: &OpenReservations<'_, Arc<Tenant>>,
+    (tenant, running): (&Arc<Tenant>, Option<u64>),
+    (demand, step): (Demand, Amount),
+    fit: Fit,
+) -> Result<Result<u64, NoSpace>, RuntimeError> {
+    // Reservations are read first, then free space: bytes written in between count twice rather than not at all.
+    let seen = page.seen(tenant, running);
+    let (free_bytes, free_inodes) = store.free().map_err(could_not("measure the disk of", store.root()))?;
+    let LayerLimits { free_bytes_floor, free_inodes_floor, .. } = config.limits;
+    let free = Space::new((free_bytes, free_bytes_floor), (free_inodes, free_inodes_floor));
+    let others = seen.others(free.share_max());
+    let beside = |own: Amount| Space { reserved: own.plus(others), others, pulls: seen.pulls, ..free };
+    let now = beside(seen.steps);
+    // A pull that is admitted does not wait for what later ones have reserved.
+    let space = if running.is_some() { now } else { beside(seen.rests) };
+    let granted = grant(config.admission, fit, (&demand, &space), (step, &now));
+    Ok(granted.map_err(|(missing, now)| NoSpace { missing, now, demand, space }))
 }
 
 pub(super) fn learned(store: &Store) -> Expansions {

@@ -36,9 +36,11 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSingleFlight};
+use self::{
+    admit::Reservations, estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSingleFlight,
+};
 use crate::{
-    admission::{Admission, Reservations},
+    admission::Admission,
     confine::Confinement,
     mount::{self, MountUses},
     pipeline::{LayerLimits, Places},
@@ -227,8 +229,9 @@ impl Engine {
         blocking(move || work(&store)).await
     }
 
+    /// What running pulls write next, which a collection leaves to them.
     fn reserved(&self) -> Freed {
-        let (amount, _) = self.reservations.open().reserved();
+        let amount = self.reservations.open().steps();
         Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     cmp::Reverse,
+    convert::identity,
     sync::{Arc, atomic::Ordering},
     time::{Duration, SystemTime},
 };
@@ -14,9 +15,14 @@ use imagelet_core::{
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Engine, admit::Wanted, estimate::PullTarget, report_present, sharing::only_from};
+use super::{
+    Engine,
+    admit::{Reservation, Wanted},
+    estimate::PullTarget,
+    report_present,
+    sharing::only_from,
+};
 use crate::{
-    admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
     pipeline::{Allowance, Claim, LayerJob},
     registry::{Resolved, about},
@@ -111,9 +117,10 @@ impl Engine {
         resolved: &Resolved,
         wanted: &[Wanted],
         tenant: Arc<Tenant>,
+        progress: &Progress,
     ) -> Result<LayerFetches, RuntimeError> {
         // Held until the image is committed or its leftovers are on their way to the trash.
-        let reservation = self.admit(wanted).await?;
+        let reservation = self.admit(wanted, Arc::clone(&tenant), progress).await?;
         let view = self.on_disk(|store| store.pull_view()).await?;
         let claim = Claim {
             registry: resolved.session.reference().domain().to_owned(),
@@ -184,7 +191,7 @@ impl Engine {
                 Wanted::of((&resolved.manifest, layer), diff_id.clone(), is_fetched)
             })
             .collect();
-        let fetches = self.begin_fetches(resolved, &wanted, tenant).await?;
+        let fetches = self.begin_fetches(resolved, &wanted, tenant, progress).await?;
         let jobs = layers
             .iter()
             .zip(&config.diff_ids)
@@ -193,7 +200,7 @@ impl Engine {
         // The largest layer determines the duration of a pull; it must not start last.
         jobs.sort_by_key(|job| Reverse(job.descriptor.size));
         let LayerFetches { reservation, resumption, .. } = &fetches;
-        let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
+        let staging = stream::iter(jobs)
             .map(|job| async move {
                 let layer = job.diff_id.clone();
                 let staged =
@@ -202,8 +209,9 @@ impl Engine {
                 Ok::<_, RuntimeError>(staged)
             })
             .buffer_unordered(self.config.layers_in_flight.max(1))
-            .try_collect()
-            .await?;
+            .try_collect();
+        let staged: Vec<Option<Arc<StagedLayer>>> =
+            self.with_space((reservation, resumption), progress, identity, staging).await?;
         if ImageUser::of_config(&config.user).is_out_of_range() {
             tracing::warn!(image = %resolved.image_id(), user = printable(&config.user), "the image's user is a number that no system has");
         }

@@ -306,6 +306,7 @@ impl Hashed {
         if fetched > self.reported && (is_due || self.reported == 0) {
             self.report(job, progress);
         }
+        job.written_bytes.space().await;
         self.inflater.frames.send(Frame::Bytes(bytes)).await.is_ok()
     }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::{sync::mpsc, time::Instant};
 
 use super::buffer_pool::read_buffered;
-use crate::registry::ReaderWait;
+use crate::{admission::WrittenBytes, registry::ReaderWait};
 
 #[derive(Debug)]
 pub(crate) enum Frame {
@@ -18,6 +18,7 @@ pub(crate) enum Frame {
 pub(crate) struct FrameReader {
     frames: mpsc::Receiver<Frame>,
     reader_wait: ReaderWait,
+    read_bytes: WrittenBytes,
     current: Bytes,
     ended: bool,
     pub(crate) cut: bool,
@@ -25,7 +26,19 @@ pub(crate) struct FrameReader {
 
 impl FrameReader {
     pub(crate) fn new(frames: mpsc::Receiver<Frame>, reader_wait: ReaderWait) -> Self {
-        Self { frames, reader_wait, current: Bytes::new(), ended: false, cut: false }
+        Self {
+            frames,
+            reader_wait,
+            read_bytes: WrittenBytes::default(),
+            current: Bytes::new(),
+            ended: false,
+            cut: false,
+        }
+    }
+
+    /// Counts what is read.
+    pub(crate) fn counted_by(self, read_bytes: WrittenBytes) -> Self {
+        Self { read_bytes, ..self }
     }
 
     /// The next bytes without consuming them, at least `length` unless fewer are left.
@@ -59,6 +72,7 @@ impl BufRead for FrameReader {
     }
 
     fn consume(&mut self, amount: usize) {
+        self.read_bytes.read(amount as u64);
         let _ = self.current.split_to(amount);
     }
 }

@@ -289,6 +289,7 @@ impl LayerJob {
         };
         let reader_wait = ReaderWait::default();
         let compressed = FrameReader::new(frames_out, reader_wait.clone());
+        let compressed = compressed.counted_by(self.written_bytes.clone());
         let (copy, mut copying) = copy.map(|writer| BlobCopy::start(writer, self.written_bytes.clone())).unzip();
         let confinement = self.confinement.clone();
         let is_archive = self.file.is_none();

@@ -79,7 +79,8 @@ impl<'a> Gauge<'a> {
         if self.bytes > self.limits.bytes_max {
             return Err(Fault::limit(format!("files of more than {} bytes in all", self.limits.bytes_max)));
         }
-        if stored > BYTES_BETWEEN_CHECKS { self.check_space(stored) } else { Ok(()) }
+        // Space for the rest of a large file may be freed while it is written, and is checked again then.
+        if stored > BYTES_BETWEEN_CHECKS { self.check_space(BYTES_BETWEEN_CHECKS) } else { Ok(()) }
     }
 
     pub(crate) fn wrote(&mut self, bytes: usize) -> Result<(), Fault> {

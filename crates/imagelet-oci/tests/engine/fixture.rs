@@ -11,7 +11,7 @@ use std::{
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, Bytes},
     extract::{Path, State},
     http::{HeaderMap, Method, StatusCode, header},
     response::{IntoResponse as _, Response},
@@ -27,13 +27,22 @@ pub(crate) struct Layer {
     media_type: String,
     diff_id: Option<Digest>,
     stall: Option<usize>,
+    claim: Option<usize>,
 }
 
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 
 impl Layer {
     pub(crate) fn new() -> Self {
-        Self { tar: Vec::new(), blob: Vec::new(), served: None, media_type: PLAIN.into(), diff_id: None, stall: None }
+        Self {
+            tar: Vec::new(),
+            blob: Vec::new(),
+            served: None,
+            media_type: PLAIN.into(),
+            diff_id: None,
+            stall: None,
+            claim: None,
+        }
     }
 
     pub(crate) fn file(self, path: &str, bytes: &[u8]) -> Self {
@@ -140,10 +149,15 @@ impl Layer {
     pub(crate) fn stalling_at(self, bytes: usize) -> Self {
         Self { stall: Some(bytes), ..self }
     }
+
+    /// Described with another size, of which no byte comes.
+    pub(crate) fn claiming(self, bytes: usize) -> Self {
+        Self { claim: Some(bytes), stall: Some(0), ..self }
+    }
 }
 
 /// Media type, bytes, and where sending stops for good.
-type Served = (String, Vec<u8>, Option<usize>);
+type Served = (String, Bytes, Option<usize>);
 
 #[derive(Default)]
 struct Content {
@@ -231,9 +245,10 @@ impl TestRegistry {
         for layer in layers {
             let digest = Digest::of(&layer.blob);
             described.push(serde_json::json!({
-                "mediaType": layer.media_type, "digest": digest.as_str(), "size": layer.blob.len(),
+                "mediaType": layer.media_type, "digest": digest.as_str(), "size": layer.claim.unwrap_or(layer.blob.len()),
             }));
-            let bytes = layer.served.clone().unwrap_or_else(|| layer.blob.clone());
+            let bytes = layer.claim.map(|size| vec![0; size]).or_else(|| layer.served.clone());
+            let bytes = bytes.unwrap_or_else(|| layer.blob.clone());
             self.put(&format!("{name}/blobs/{digest}"), "layer", bytes, layer.stall);
         }
         let config_digest = Digest::of(&config);
@@ -285,7 +300,7 @@ impl TestRegistry {
 
     /// What is served at a path below `/v2/`.
     pub(crate) fn file(&self, path: &str) -> Vec<u8> {
-        self.content.files.lock().expect("no panic").get(path).expect("it is served").1.clone()
+        self.content.files.lock().expect("no panic").get(path).expect("it is served").1.to_vec()
     }
 
     /// Serves nothing at a path any more.
@@ -294,7 +309,7 @@ impl TestRegistry {
     }
 
     pub(crate) fn put(&self, path: &str, media_type: &str, bytes: Vec<u8>, stall: Option<usize>) {
-        self.content.files.lock().expect("no panic").insert(path.into(), (media_type.into(), bytes, stall));
+        self.content.files.lock().expect("no panic").insert(path.into(), (media_type.into(), bytes.into(), stall));
     }
 }
 
@@ -337,7 +352,7 @@ async fn serve(
     }
     let status = if asked.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
     let end = bytes.len().min(last + 1);
-    let part = |end: usize| axum::body::Bytes::copy_from_slice(&bytes[first..end]);
+    let part = |end: usize| bytes.slice(first..end);
     let body = match stall.filter(|at| *at < end) {
         Some(at) => Body::from_stream(futures_util::StreamExt::chain(
             futures_util::stream::iter([Ok::<_, std::io::Error>(part(at.max(first)))]),
@@ -353,7 +368,7 @@ async fn serve(
 }
 
 /// The first bytes at once, a few ten times a second while the registry trickles, and then the rest.
-fn trickling(bytes: axum::body::Bytes, burst: usize, content: Arc<Content>) -> Body {
+fn trickling(bytes: Bytes, burst: usize, content: Arc<Content>) -> Body {
     Body::from_stream(futures_util::stream::unfold((bytes, burst, content), |(mut left, burst, content)| async move {
         if left.is_empty() {
             return None;

@@ -55,6 +55,8 @@ api_documents! {
         /// What a layer waits for that another pull holds, and which one; empty without such a wait.
         waits: String,
         failure: String,
+        /// Images that were removed, because the disk had no space for the pull.
+        removed: Vec<RemovedForPull>,
         layers: Vec<LayerProgress>,
         layers_hidden: u64,
     }
@@ -65,6 +67,13 @@ api_documents! {
         remaining_ms: u64,
         /// The registry has requested the wait: it limits requests.
         requested: bool,
+    }
+    #[derive(PartialEq, Eq)]
+    RemovedForPull {
+        /// Its names, or its id if it has none.
+        names: Vec<String>,
+        /// Bytes that its removal freed.
+        bytes: u64,
     }
     LayerProgress {
         digest: String,

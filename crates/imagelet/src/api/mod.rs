@@ -28,7 +28,7 @@ mod types;
 #[rustfmt::skip]
 mod v1;
 
-pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress, PullRetry};
+pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress, PullRetry, RemovedForPull};
 pub(crate) use fields::{Hidden, milliseconds_of, moment, since_epoch};
 pub(crate) use overview::{
     Disk, DiskRequest, DiskSample, ImagePage, NamespaceWaitRow, OpenCircuits, PullsRequest, Queue, QueueRequest,

@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::ByteSize,
-    runtime::{LayerState, Progress, PullEvent},
+    runtime::{LayerState, Progress, PullEvent, RemovedImage},
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::{events::PullRetry, fields::milliseconds_of, pods::PodImageRow};
+use super::{
+    events::{PullRetry, RemovedForPull},
+    fields::milliseconds_of,
+    pods::PodImageRow,
+};
 use crate::output::printable;
 
 /// Receives the progress of a command. Must not block.
@@ -57,6 +61,8 @@ pub(crate) enum Step {
     Done { digest: String },
     /// All layers are here; the store makes them durable and records the name.
     Committing,
+    /// An image was removed, because the disk had no space for the pull.
+    Removed(RemovedForPull),
     /// The next request to a host is sent later.
     Retry(PullRetry),
     /// Bytes read so far, of about `total`.
@@ -91,9 +97,23 @@ impl Step {
                 }
             }
             PullEvent::Committing => Self::Committing,
+            PullEvent::Removed(image) => Self::Removed(image.into()),
             PullEvent::Retry { host, at, is_requested } => Self::Retry(PullRetry::new(host, at, is_requested)?),
             PullEvent::Way(_) | PullEvent::Hosts(_) | PullEvent::Token { .. } | PullEvent::Waits { .. } => return None,
         })
+    }
+}
+
+impl From<RemovedImage> for RemovedForPull {
+    fn from(image: RemovedImage) -> Self {
+        Self { names: image.names, bytes: image.bytes.0 }
+    }
+}
+
+impl RemovedForPull {
+    /// `removed old:v1 (20MB) to make room`.
+    pub(crate) fn text(&self) -> String {
+        format!("removed {} ({}) to make room", printable(&self.names.join(", ")), ByteSize(self.bytes))
     }
 }
 

@@ -10,7 +10,10 @@ use imagelet_core::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::fields::{Hidden, laid_out};
+use super::{
+    events::RemovedForPull,
+    fields::{Hidden, laid_out},
+};
 use crate::failure::Failure;
 
 api_documents! {
@@ -55,6 +58,8 @@ api_documents! {
         took_ms: u64,
         /// The image is usable, but something is wrong: its registry is unreachable.
         warning: Option<String>,
+        /// Images that were removed, because the disk had no space for the pull.
+        removed: Vec<RemovedForPull>,
     }
     ListRequest {
         /// Omits fields that are slow with very many images: unique and shared sizes, digests of tagged images.

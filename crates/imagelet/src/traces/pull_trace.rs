@@ -57,7 +57,8 @@ impl PullTrace {
             PullEvent::Layer { state: LayerState::Present, .. }
             | PullEvent::Hosts(_)
             | PullEvent::Retry { .. }
-            | PullEvent::Waits { .. } => {}
+            | PullEvent::Waits { .. }
+            | PullEvent::Removed(_) => {}
             PullEvent::Token { service, began, is_granted } => {
                 let mut token = self.pull.sink.below(self.pull.place, "token");
                 token.span.start_time_unix_nano = nanoseconds(SystemTime::now() - began.elapsed());

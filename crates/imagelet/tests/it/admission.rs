@@ -191,10 +191,35 @@ fn a_collection_makes_room_for_a_pull_under_the_usual_rules() {
     assert!(node.has(&name), "an image went for a pull that was refused all the same");
 
     let other = node.registry.put("new:again", &new);
-    node.pull(&other).ok();
+    let outcome = node.daemon.run(["pull", "-o", "json", &other]);
+    let told = format!("{other}: removed {name} (21");
+    assert!(outcome.stderr.contains(&told) && outcome.stderr.contains(") to make room"), "{}", outcome.stderr);
+    let removed = &outcome.json()["images"][0]["removed"];
+    assert_eq!(removed[0]["names"], serde_json::json!([name]), "{removed}");
+    assert!(removed[0]["bytes"].as_u64() > Some(20 << 20) && removed.as_array().unwrap().len() == 1, "{removed}");
     assert!(node.has(&other) && !node.has(&name), "{}", node.daemon.part.log());
     assert!(node.daemon.part.log().contains("made room for a pull"), "{}", node.daemon.part.log());
     node.daemon.stop(Signal::TERM);
+}
+
+#[test]
+fn no_image_is_removed_for_a_pull_that_turns_out_not_to_fit() {
+    let node = Node::start(64, "");
+    let names = ["one:v1", "two:v1"].map(|name| node.registry.put(name, &image(name, 10)));
+    for name in &names {
+        node.pull(name).ok();
+    }
+    node.daemon.run(["ls"]).ok();
+    // Packed it fits if both are removed; unpacked it is three times as large as the layers before let expect.
+    let noise = noise("large", 22 * MEBIBYTE);
+    let content = noise.chunks(32 << 10).flat_map(|part| [part, &[0; 64 << 10]].concat()).collect::<Vec<u8>>();
+    let large = node.registry.put("large:v1", &Image::oci(&[Layer::gzip().file("large", content, 0o644)]));
+    let outcome = node.daemon.run(["pull", "-o", "json", &large]);
+    let answer: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(answer["failures"][0]["removed"], serde_json::json!([]), "{answer}");
+    let stderr = outcome.refused(&["not enough free space"]);
+    assert!(!stderr.contains("removed"), "{stderr}");
+    assert!(names.iter().all(|name| node.has(name)), "{}", node.daemon.part.log());
 }
 
 #[test]

@@ -8,10 +8,11 @@ use std::{
 use crate::{
     audit_log::PullHost,
     image::{ByteSize, Digest},
-    runtime::{LayerState, Progress, PullEvent, PullWay},
+    runtime::{LayerState, Progress, PullEvent, PullWay, RemovedImage},
 };
 
 const LAYERS_MAX: usize = 512;
+const REMOVED_MAX: usize = 64;
 
 #[derive(Clone, Default)]
 pub(crate) struct Broadcast {
@@ -28,6 +29,8 @@ struct Shared {
     /// The last announced wait.
     retry: Option<PullEvent>,
     hosts: Vec<PullHost>,
+    /// Images removed for the pull, also by an attempt that is over.
+    removed: Vec<RemovedImage>,
     listeners: HashMap<u64, Progress>,
     next: u64,
 }
@@ -106,7 +109,8 @@ impl Shared {
             }
             PullEvent::Committing => (self.committing, self.retry) = (true, None),
             PullEvent::Retry { .. } => self.retry = Some(event.clone()),
-            PullEvent::Token { .. } | PullEvent::Waits { .. } => {}
+            PullEvent::Removed(image) if self.removed.len() < REMOVED_MAX => self.removed.push(image.clone()),
+            PullEvent::Token { .. } | PullEvent::Waits { .. } | PullEvent::Removed(_) => {}
             PullEvent::Hosts(hosts) => PullHost::add_all(&mut self.hosts, hosts),
             PullEvent::Way(way) => {
                 // What an import reported before is not what the runtime does now.
@@ -144,7 +148,9 @@ impl Shared {
             self.layers.iter().map(|(digest, state)| PullEvent::Layer { digest: digest.clone(), state: *state });
         let committing = self.committing.then_some(PullEvent::Committing);
         let way = self.way.clone().map(PullEvent::Way);
-        way.into_iter().chain(self.resolved.clone()).chain(layers).chain(committing).chain(self.retry.clone()).collect()
+        let removed = self.removed.iter().cloned().map(PullEvent::Removed);
+        let story = way.into_iter().chain(self.resolved.clone()).chain(removed).chain(layers).chain(committing);
+        story.chain(self.retry.clone()).collect()
     }
 }
 

@@ -268,7 +268,7 @@ impl EngineImporter {
         let (manifest, chains) = (&described.resolved.manifest, &described.chains);
         let wanted = missing.map(|index| Wanted::of((manifest, &manifest.layers[index]), chains[index].clone(), true));
         let wanted: Vec<Wanted> = wanted.collect();
-        let fetches = engine.begin_fetches(&described.resolved, &wanted, Arc::clone(&described.tenant));
+        let fetches = engine.begin_fetches(&described.resolved, &wanted, Arc::clone(&described.tenant), progress);
         let fetches = fetches.await.map_err(fetch)?;
         let attempt = Attempt {
             engine,
@@ -284,9 +284,13 @@ impl EngineImporter {
         let mut bringing: FuturesUnordered<_> =
             order.map(|index| attempt.bring(index, spares.remove(&index))).collect();
         let mut views = vec![Arc::clone(&fetches.view)];
-        while let Some(brought) = bringing.next().await {
-            views.extend(brought?);
-        }
+        let brings = async {
+            while let Some(brought) = bringing.next().await {
+                views.extend(brought?);
+            }
+            Ok(())
+        };
+        engine.with_space((&fetches.reservation, &fetches.resumption), progress, fetch, brings).await?;
         Step::LayersTaken.reach();
         Ok(views)
     }

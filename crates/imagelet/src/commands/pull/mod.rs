@@ -7,6 +7,7 @@ use std::{
     io::{BufRead as _, Read as _},
     path::Path,
     process::ExitCode,
+    sync::{Arc, Mutex},
 };
 
 use futures_util::{StreamExt as _, stream};
@@ -20,15 +21,14 @@ pub(super) use self::{
     doctor::doctor,
     registry_login::{log_in, log_out},
 };
-use super::images_write::ask_shown;
 use crate::{
-    api::{Hidden, Login, PullRequest, Pulled},
+    api::{Hidden, Login, PullRequest, Pulled, RemovedForPull, Step},
     cli::{LoginArgs, PullArgs},
     config::Environment,
     failure::Failure,
     node::Node,
     output::{Format, print, printable},
-    progress::Screen,
+    progress::{Screen, lock},
 };
 
 /// Images of one command requested at once; the node has its own limits.
@@ -107,15 +107,15 @@ pub(super) async fn run(
     let outcomes = stream::iter(requests)
         .map(|request| pull(node, request, screen.clone()))
         .buffered(REQUESTS_AT_ONCE)
-        .collect::<Vec<Result<Pulled, (String, Failure)>>>()
+        .collect::<Vec<Result<Pulled, NotPulled>>>()
         .await;
     let (mut pulled, mut failures) = (Vec::new(), Vec::new());
     for outcome in outcomes {
         match outcome {
             Ok(one) => pulled.push(one),
-            Err((image, failure)) => {
+            Err(NotPulled { image, failure, removed }) => {
                 failure.print();
-                failures.push(json!({ "image": image, "failure": failure }));
+                failures.push(json!({ "image": image, "failure": failure, "removed": removed }));
             }
         }
     }
@@ -125,12 +125,37 @@ pub(super) async fn run(
     Ok(ExitCode::from(u8::from(!failures.is_empty())))
 }
 
-async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulled, (String, Failure)> {
+/// A pull that failed, and the images that were removed for it all the same.
+struct NotPulled {
+    image: String,
+    failure: Failure,
+    removed: Vec<RemovedForPull>,
+}
+
+async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulled, NotPulled> {
     let image = request.image.clone();
-    let outcome = ask_shown(node, &screen, &image, request).await;
-    let pulled = outcome.map_err(|failure| (image, failure))?;
-    screen.say(&outcome_line(&pulled));
-    Ok(pulled)
+    let removed = Arc::<Mutex<Vec<RemovedForPull>>>::default();
+    let shown = screen.show(&image, None);
+    let steps = {
+        let (removed, steps) = (Arc::clone(&removed), Arc::clone(&shown.steps));
+        move |step| {
+            if let Step::Removed(image) = &step {
+                lock(&removed).push(image.clone());
+            }
+            steps(step);
+        }
+    };
+    let outcome = node.ask(request, Arc::new(steps)).await;
+    drop(shown);
+    let removed = std::mem::take(&mut *lock(&removed));
+    match outcome {
+        Ok(pulled) => {
+            let pulled = Pulled { removed, ..pulled };
+            screen.say(&outcome_line(&pulled));
+            Ok(pulled)
+        }
+        Err(failure) => Err(NotPulled { image, failure, removed }),
+    }
 }
 
 fn outcome_line(pulled: &Pulled) -> String {

@@ -11,7 +11,7 @@ use imagelet_core::{
     gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest, RunTrigger},
     image::ByteSize,
     inventory::VANISHED_WAIT,
-    runtime::{Certainty, MakeRoom, RoomMade, RoomWanted},
+    runtime::{Certainty, MakeRoom, RemovedImage, RoomMade, RoomWanted},
 };
 use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
@@ -159,19 +159,24 @@ impl MakeRoom for SpaceByCollection {
     }
 }
 
-/// Plans first: no image is removed for a pull that is rejected anyway.
+/// Plans first: no image is removed for a pull that cannot fit anyway, and none before its space is needed.
 async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
     node.parts.gc.settled().await;
     let policy = node.settings().gc;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
-    let planned = collect(node, &ask(wanted.bytes, true), "pull").await?;
-    let could_free = planned.could_free;
-    if could_free == ByteSize::ZERO || could_free < wanted.least {
-        return Ok(RoomMade { freed: ByteSize::ZERO, could_free });
+    let could_free = collect(node, &ask(wanted.whole, true), "pull").await?.could_free;
+    if wanted.now == ByteSize::ZERO || could_free < wanted.whole {
+        return Ok(RoomMade { could_free, ..RoomMade::default() });
     }
-    let freed = collect(node, &ask(wanted.bytes.min(could_free), false), "pull").await?.freed.bytes;
-    tracing::info!(wanted = wanted.bytes.0, freed = freed.0, "made room for a pull");
-    Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed) })
+    let report = collect(node, &ask(wanted.now, false), "pull").await?;
+    let freed = report.freed.bytes;
+    tracing::info!(whole = wanted.whole.0, now = wanted.now.0, freed = freed.0, "made room for a pull");
+    let removed = report.removed().map(|it| {
+        let (image, names) = (&it.entry.image, it.entry.image.names());
+        let names = if names.is_empty() { vec![image.id.to_string()] } else { names.to_vec() };
+        RemovedImage { names, bytes: it.frees }
+    });
+    Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed), removed: removed.collect() })
 }
 
 /// Bytes that all allowed removals free, whatever the thresholds are, with their certainty.

@@ -34,7 +34,15 @@ impl Command for PullRequest {
         };
         let took_ms = milliseconds_of(took);
         let warning = matches!(ensured.origin, Origin::Stale { .. }).then_some(ensured.message);
-        Ok(Pulled { image: self.image, id: ensured.id.to_string(), present, size, took_ms, warning })
+        Ok(Pulled {
+            image: self.image,
+            id: ensured.id.to_string(),
+            present,
+            size,
+            took_ms,
+            warning,
+            removed: Vec::new(),
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 
 use crate::{
-    api::{LayerProgress, PullProgress, PullRetry, milliseconds_of},
+    api::{LayerProgress, PullProgress, PullRetry, RemovedForPull, milliseconds_of},
     traces::{PullTrace, Tracer},
 };
 
@@ -37,6 +37,7 @@ families! {
 
 const PULLS_MAX: usize = 512;
 const LAYERS_MAX: usize = 256;
+const REMOVED_MAX: usize = 64;
 const OVER_MAX: usize = 32;
 const SPEED_OVER: Duration = Duration::from_secs(5);
 /// The least interval of the speed's samples.
@@ -199,6 +200,10 @@ impl Pull {
                 }
                 self.sample(now);
             }
+            PullEvent::Removed(image) if shown.removed.len() < REMOVED_MAX => {
+                shown.removed.push(RemovedForPull::from(image.clone()));
+            }
+            PullEvent::Removed(_) => {}
             PullEvent::Committing => shown.phase = phase::COMMITTING.into(),
             PullEvent::Retry { host, at, is_requested } => self.retry = Some((*at, host.clone(), *is_requested)),
             PullEvent::Waits { layer, wait: Some(wait) } if self.waits.len() < LAYERS_MAX => {
@@ -317,7 +322,11 @@ impl PullObserver for PullTracker {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::{hold::SharedThing, image::ImageSpec, runtime::ForwardReason};
+    use imagelet_core::{
+        hold::SharedThing,
+        image::ImageSpec,
+        runtime::{ForwardReason, RemovedImage},
+    };
 
     use super::*;
 
@@ -460,6 +469,19 @@ mod tests {
             tracker.end(seen, PullEnd::Cancelled);
         }
         assert_eq!(tracker.lock().by_number.len(), OVER_MAX);
+    }
+
+    #[test]
+    fn a_pull_names_what_was_removed_for_it() {
+        let tracker = PullTracker::default();
+        let pull = tracker.begin(&request("app:v1"));
+        let removed = RemovedImage { names: vec!["old:v1".into()], bytes: ByteSize(20 * MEGABYTE) };
+        tracker.step(pull, &PullEvent::Removed(removed));
+        tracker.step(pull, &resolved(&[("a", MEGABYTE)]));
+        tracker.end(pull, PullEnd::Failed(&imagelet_core::runtime::RuntimeError::other("no")));
+        let progress = tracker.since(1, Instant::now()).1.remove(0);
+        let shown = serde_json::to_value(&progress).expect("JSON");
+        assert_eq!(shown["removed"], serde_json::json!([{ "names": ["old:v1"], "bytes": 20 * MEGABYTE }]), "{shown}");
     }
 
     #[test]
