@@ -70,6 +70,9 @@ pub(crate) struct PodInstallArgs {
     /// Copy this token to the host, as `/opt/imagelet/http-token`.
     #[arg(long, value_name = "FILE", conflicts_with = "uninstall")]
     pub(crate) http_token: Option<PathBuf>,
+    /// Copy this password to the host, as `/opt/imagelet/proxy-password`, for `registry.proxies` of the configuration.
+    #[arg(long, value_name = "FILE", conflicts_with = "uninstall")]
+    pub(crate) proxy_password: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) install: InstallArgs,
 }

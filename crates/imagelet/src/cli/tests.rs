@@ -28,7 +28,7 @@ fn contradictions_and_unknown_words_are_usage_errors() {
         "install --role node",
         "install --uninstall --root /mnt",
         "install --role between --node-name a --kubeconfig /k",
-        "pod install --host-namespace=/n --role=node --http-token=/t --base-configuration=/c",
+        "pod install --host-namespace=/n --role=node --http-token=/t --proxy-password=/p --base-configuration=/c",
     ] {
         assert!(read(line).is_ok(), "{line}");
     }
@@ -67,6 +67,7 @@ fn contradictions_and_unknown_words_are_usage_errors() {
         "pod install --host-namespace=/n --role=node --root=/r",
         "pod install --host-namespace=/n --role=node --dry-run",
         "pod install --host-namespace=/n --uninstall --http-token=/t",
+        "pod install --host-namespace=/n --uninstall --proxy-password=/p",
         "pod remove --namespace=a --daemon-set=b",
         "pod",
     ] {

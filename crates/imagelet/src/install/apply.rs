@@ -6,7 +6,12 @@ use imagelet_cri::Endpoint;
 use serde::Serialize;
 use tokio::{process::Command, time::Instant};
 
-use super::{CONFIGURATION, SOCKET, Step, host::below, owned_file};
+use super::{
+    CONFIGURATION, SOCKET, Step,
+    host::below,
+    owned_file::{self, PRIVATE},
+    plan::mode_of,
+};
 use crate::{
     failure::Failure,
     node::{Probed, RemoteNode},
@@ -27,7 +32,7 @@ const SHOWN_MAX: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Outcome {
-    /// `probe`, `write`, `keep`, `remove`, `check`, `run`, `await` or `advice`.
+    /// `probe`, `write`, `keep`, `protect`, `remove`, `check`, `run`, `await` or `advice`.
     pub(super) step: &'static str,
     /// A path, an endpoint or a command.
     pub(super) target: String,
@@ -69,6 +74,7 @@ fn shown(step: &Step) -> (&'static str, String, String) {
         Step::ProbeRuntime(endpoint) => ("probe", endpoint.clone(), "a runtime has to answer".into()),
         Step::Write { path, .. } => ("write", path.display().to_string(), String::new()),
         Step::Keep { path, why } => ("keep", path.display().to_string(), (*why).into()),
+        Step::Protect(path) => ("protect", (*path).into(), "only root may read it: it may hold passwords".into()),
         Step::Remove(path) => ("remove", path.display().to_string(), String::new()),
         Step::RemoveFolder(path) => ("remove", (*path).into(), "if it is empty".into()),
         Step::CheckConfiguration(_) => ("check", CONFIGURATION.into(), "as `imagelet config check` does".into()),
@@ -81,13 +87,14 @@ fn shown(step: &Step) -> (&'static str, String, String) {
 async fn run(step: &Step, root: &Path, check: &impl AsyncFn(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
     match step {
         Step::ProbeRuntime(endpoint) => probe_runtime(endpoint).await,
-        Step::Write { path, content } => owned_file::write(&below(root, path)?, content),
+        Step::Write { path, content } => owned_file::write(&below(root, path)?, content, mode_of(path)),
+        Step::Protect(path) => owned_file::protect(&below(root, Path::new(path))?),
         Step::Remove(path) => owned_file::remove(&below(root, path)?),
         Step::RemoveFolder(path) => owned_file::remove_empty_folder(&below(root, Path::new(path))?),
         Step::CheckConfiguration(None) => check(&below(root, Path::new(CONFIGURATION))?).await,
         Step::CheckConfiguration(Some(content)) => {
             let path = below(root, Path::new(UNCHECKED))?;
-            owned_file::write(&path, content)?;
+            owned_file::write(&path, content, PRIVATE)?;
             let checked = check(&path).await;
             owned_file::remove(&path)?;
             checked

@@ -14,6 +14,10 @@ use crate::failure::Failure;
 /// `#` begins a comment in units of systemd and in YAML.
 const BEGINNING: &str =
     "# Written by `imagelet install`; `imagelet install --uninstall` removes this file while it is unchanged: ";
+/// The mode of the daemon's configuration, in which passwords of proxies may be.
+pub(super) const PRIVATE: u32 = 0o600;
+/// The mode of units, which systemd shows to every user.
+pub(super) const PUBLIC: u32 = 0o644;
 /// A longer file is not ours.
 const LENGTH_MAX: usize = 1 << 20;
 
@@ -72,9 +76,18 @@ pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>
 }
 
 /// Replaces a file with this content and the digest of it, as [`replace`] does.
-pub(super) fn write(path: &Path, content: &str) -> Result<(), Failure> {
-    // Users may read what the daemon does.
-    replace(path, text(content).as_bytes(), 0o644)
+pub(super) fn write(path: &Path, content: &str, mode: u32) -> Result<(), Failure> {
+    replace(path, text(content).as_bytes(), mode)
+}
+
+/// The permissions of a file; 0 without one.
+pub(super) fn mode(path: &Path) -> u32 {
+    fs::metadata(path).map_or(0, |file| file.permissions().mode() & 0o7777)
+}
+
+/// Leaves a file to its owner. Its content stays.
+pub(super) fn protect(path: &Path) -> Result<(), Failure> {
+    fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE)).map_err(|error| of_path("protect", path, &error))
 }
 
 /// Replaces a file durably, as a whole, and creates its folder. A crash leaves the former file.
@@ -144,11 +157,15 @@ mod tests {
         let path = folder.path().join("a/b/config.yaml");
         let state = || FileState::of(&path).unwrap();
         assert_eq!(state(), FileState::Absent);
-        for content in ["key: 1\n", "", "key: 2\n"] {
-            write(&path, content).unwrap();
+        assert_eq!(mode(&path), 0);
+        for (content, wanted) in [("key: 1\n", PUBLIC), ("", PRIVATE), ("key: 2\n", PUBLIC)] {
+            write(&path, content, wanted).unwrap();
             assert_eq!(state(), FileState::Unchanged(content.into()));
-            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+            assert_eq!(mode(&path), wanted);
         }
+        protect(&path).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        assert_eq!(state(), FileState::Unchanged("key: 2\n".into()));
         let written = fs::read_to_string(&path).unwrap();
         for (text, expected) in [
             (format!("{written}more: 1\n"), FileState::Changed),
@@ -178,7 +195,7 @@ mod tests {
         let (path, other) = (folder.path().join("config.yaml"), folder.path().join("other"));
         fs::write(&other, "of another program").unwrap();
         std::os::unix::fs::symlink(&other, folder.path().join("config.yaml.new")).unwrap();
-        write(&path, "key: 1\n").unwrap();
+        write(&path, "key: 1\n", PUBLIC).unwrap();
         assert_eq!(fs::read_to_string(&other).unwrap(), "of another program");
         assert_eq!(FileState::of(&path).unwrap(), FileState::Unchanged("key: 1\n".into()));
     }

@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use imagelet_core::trusted_files;
+
 use super::{
     CONFIGURATION, CONFIGURATION_FOLDER, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
     KUBELET_UNIT_FOLDER, Role, SERVICE_UNIT, SOCKET, SOCKET_FOLDER, SOCKET_UNIT, contents,
     host::{HostFacts, Systemd},
-    owned_file::FileState,
+    owned_file::{FileState, PRIVATE, PUBLIC},
 };
 
 const START: &[&str] = &["start", "imagelet.service"];
@@ -21,6 +23,8 @@ pub(super) enum Step {
         path: PathBuf,
         content: String,
     },
+    /// A file that others may read is left to root alone; its content stays.
+    Protect(&'static str),
     /// The file stays as it is.
     Keep {
         path: PathBuf,
@@ -94,7 +98,14 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
         _ => None,
     };
     steps.push(Step::CheckConfiguration(content));
+    let is_kept = matches!(configuration, Step::Keep { .. });
     steps.push(configuration);
+    if is_kept
+        && trusted_files::is_public(host.configuration_mode)
+        && host.state(Path::new(CONFIGURATION)) != FileState::Foreign
+    {
+        steps.push(Step::Protect(CONFIGURATION));
+    }
     let units =
         [(SOCKET_UNIT, contents::SOCKET_UNIT.to_owned()), (SERVICE_UNIT, contents::service_unit(&host.program))];
     for (path, content) in units {
@@ -122,6 +133,11 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
         Role::Between => steps.extend(between(request, host, is_live)?),
     }
     Ok(steps)
+}
+
+/// The mode of a file that is written.
+pub(super) fn mode_of(path: &Path) -> u32 {
+    if path == Path::new(CONFIGURATION) { PRIVATE } else { PUBLIC }
 }
 
 fn has_writes(steps: &[Step]) -> bool {

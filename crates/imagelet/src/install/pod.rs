@@ -4,6 +4,7 @@
 //! /opt/imagelet/imagelet        the program; while it is there, the host belongs to the pod's installation
 //! /opt/imagelet/config.yaml     what the pod has of the daemon's configuration
 //! /opt/imagelet/http-token      the token of the HTTP server
+//! /opt/imagelet/proxy-password  the password for the proxies that the configuration names
 //! /opt/imagelet/installed       a digest of the above and of the arguments: the last installation that succeeded
 //! /usr/local/bin/imagelet       a link to the program, where nothing else is
 //! ```
@@ -41,12 +42,13 @@ const FOLDER: &str = "/opt/imagelet";
 const PROGRAM: &str = "/opt/imagelet/imagelet";
 const BASE_CONFIGURATION: &str = "/opt/imagelet/config.yaml";
 const HTTP_TOKEN: &str = "/opt/imagelet/http-token";
+const PROXY_PASSWORD: &str = "/opt/imagelet/proxy-password";
 const INSTALLED: &str = "/opt/imagelet/installed";
 const LINK: &str = "/usr/local/bin/imagelet";
 /// Where the programs of a host are, `systemctl` among them.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const PROGRAM_LENGTH_MAX: usize = 512 << 20;
-const TOKEN_LENGTH_MAX: usize = 4096;
+const SECRET_LENGTH_MAX: usize = 4096;
 
 /// What the pod brings to the host.
 #[derive(Debug)]
@@ -54,6 +56,18 @@ struct HostFiles {
     program: Vec<u8>,
     configuration: Option<Vec<u8>>,
     http_token: Option<Vec<u8>>,
+    proxy_password: Option<Vec<u8>>,
+}
+
+impl HostFiles {
+    /// What is written beside the program, for root alone, or removed where the pod has none.
+    fn private(&self) -> [(&'static str, Option<&[u8]>); 3] {
+        [
+            (BASE_CONFIGURATION, self.configuration.as_deref()),
+            (HTTP_TOKEN, self.http_token.as_deref()),
+            (PROXY_PASSWORD, self.proxy_password.as_deref()),
+        ]
+    }
 }
 
 /// Sets the host up, or takes it back, as the arguments say.
@@ -63,13 +77,14 @@ struct HostFiles {
 /// # Errors
 /// When the namespace cannot be entered, the host was set up by other means, or the program fails there.
 pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<ExitCode, Failure> {
-    let PodInstallArgs { host_namespace, http_token, install } = arguments;
+    let PodInstallArgs { host_namespace, http_token, proxy_password, install } = arguments;
     let read =
         |path: &Path, length_max: usize| read_bounded(path, length_max).map_err(|error| of_path("read", path, &error));
     let files = HostFiles {
         program: read(Path::new("/proc/self/exe"), PROGRAM_LENGTH_MAX)?,
         configuration: install.base_configuration.as_deref().map(|path| read(path, BASE_LENGTH_MAX)).transpose()?,
-        http_token: http_token.as_deref().map(|path| read(path, TOKEN_LENGTH_MAX)).transpose()?,
+        http_token: http_token.as_deref().map(|path| read(path, SECRET_LENGTH_MAX)).transpose()?,
+        proxy_password: proxy_password.as_deref().map(|path| read(path, SECRET_LENGTH_MAX)).transpose()?,
     };
     enter(&host_namespace)?;
     if !Path::new("/run/systemd/system").is_dir() {
@@ -113,7 +128,7 @@ fn set_up(install: &InstallArgs, files: &HostFiles, format: Format) -> Result<Ex
     if !is_unchanged {
         replace(Path::new(PROGRAM), &files.program, 0o755)?;
     }
-    for (path, content) in [(BASE_CONFIGURATION, &files.configuration), (HTTP_TOKEN, &files.http_token)] {
+    for (path, content) in files.private() {
         match content {
             Some(content) => replace(Path::new(path), content, 0o600)?,
             None => remove(Path::new(path))?,
@@ -138,7 +153,7 @@ fn take_back(install: &InstallArgs, format: Format) -> Result<ExitCode, Failure>
     if fs::read_link(LINK).is_ok_and(|target| target == Path::new(PROGRAM)) {
         remove(Path::new(LINK))?;
     }
-    remove_files(&[INSTALLED, BASE_CONFIGURATION, HTTP_TOKEN, PROGRAM])
+    remove_files(&[INSTALLED, BASE_CONFIGURATION, HTTP_TOKEN, PROXY_PASSWORD, PROGRAM])
 }
 
 /// Removes files of the folder, what an interrupted attempt left of them, and the folder.
@@ -190,8 +205,7 @@ fn output(format: Format) -> Option<OsString> {
 
 fn record(files: &HostFiles, arguments: &[OsString]) -> String {
     let mut parts = vec![Digest::of(&files.program)];
-    parts
-        .extend([&files.configuration, &files.http_token].map(|content| Digest::of(content.as_deref().unwrap_or(b""))));
+    parts.extend(files.private().map(|(_, content)| Digest::of(content.unwrap_or(b""))));
     parts.extend(arguments.iter().map(|argument| Digest::of(argument.as_encoded_bytes())));
     parts.iter().map(Digest::as_str).collect::<Vec<_>>().join("\n")
 }
@@ -235,12 +249,14 @@ mod tests {
     #[test]
     fn the_program_on_the_host_gets_the_arguments_that_it_reads_and_those_of_the_pod_stay() {
         let line = "imagelet pod install --host-namespace=/host/mnt --role=between --node-name=-n --kubeconfig=/k \
-                    --kubelet-config-dir=/d --runtime-endpoint=unix:///r --base-configuration=/pod/c --http-token=/pod/t";
+                    --kubelet-config-dir=/d --runtime-endpoint=unix:///r --base-configuration=/pod/c --http-token=/pod/t \
+                    --proxy-password=/pod/p";
         let given = read(line);
         let files = |configuration: Option<&str>| HostFiles {
             program: b"program".to_vec(),
             configuration: configuration.map(|text| text.as_bytes().to_vec()),
             http_token: None,
+            proxy_password: None,
         };
         let arguments = child_arguments(&given.install, &files(Some("a: 1")), Format::Table);
         let line = [vec!["imagelet".into()], arguments.clone()].concat();
@@ -256,6 +272,8 @@ mod tests {
         assert_eq!(one, record(&files(Some("a: 1")), &arguments));
         assert_ne!(one, record(&files(Some("a: 2")), &arguments));
         assert_ne!(one, record(&files(Some("a: 1")), &arguments[1..]));
+        let with_password = HostFiles { proxy_password: Some(b"hunter2".to_vec()), ..files(Some("a: 1")) };
+        assert_ne!(one, record(&with_password, &arguments), "another password is another installation");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{
     host::{HostFacts, Kubelet, Systemd},
     owned_file::FileState,
-    plan::Refusal,
+    plan::{Refusal, mode_of},
     *,
 };
 
@@ -56,6 +56,7 @@ fn short(steps: &[Step]) -> Vec<String> {
         Step::ProbeRuntime(endpoint) => format!("probe {endpoint}"),
         Step::Write { path, .. } => format!("write {}", name(path)),
         Step::Keep { path, .. } => format!("keep {}", name(path)),
+        Step::Protect(path) => format!("protect {path}"),
         Step::Remove(path) => format!("remove {}", name(path)),
         Step::RemoveFolder(path) => format!("remove {path}/"),
         Step::CheckConfiguration(_) => "check".into(),
@@ -197,6 +198,31 @@ fn what_an_administrator_or_a_package_has_stays() {
         "{steps:?}"
     );
     assert_eq!(short(&plan(&request(None), &packaged).unwrap()), ["advice the", "advice /var/lib/imagelet"]);
+}
+
+#[test]
+fn a_configuration_is_roots_alone_and_one_that_every_user_may_read_is_tightened_where_it_is_ours() {
+    assert_eq!(
+        [CONFIGURATION, SERVICE_UNIT, KUBELET_CONFIG].map(|path| mode_of(Path::new(path))),
+        [0o600, 0o644, 0o644]
+    );
+    let node = request(Some(Role::Node));
+    let there =
+        HostFacts { configured_endpoint: Some(CONTAINERD.into()), ..after(&host(), &plan(&node, &host()).unwrap()) };
+    for (state, configuration_mode, is_tightened) in [
+        (None, 0o644, true),
+        (None, 0o640, false),
+        (None, 0o600, false),
+        (Some(FileState::Changed), 0o644, true),
+        (Some(FileState::Foreign), 0o644, false),
+        // It is written with its mode.
+        (Some(FileState::Unchanged("other: 1\n".into())), 0o644, false),
+    ] {
+        let host = HostFacts { configuration_mode, ..there.clone() };
+        let host = state.clone().map_or(host.clone(), |state| with(host, CONFIGURATION, state));
+        let steps = plan(&node, &host).unwrap();
+        assert_eq!(steps.contains(&Step::Protect(CONFIGURATION)), is_tightened, "{state:?} {configuration_mode:o}");
+    }
 }
 
 #[test]

@@ -66,6 +66,7 @@ fn the_rendered_manifests_are_those_of_the_chart() {
         "networkPolicy.enabled=true",
         r#"node={"role":"between","pullSecrets":[{"namespace":"shop","names":["login"]}]}"#,
         r#"node.nodeSelector={"pool":null}"#,
+        r#"node.proxyPasswordSecret={"name":"proxy","key":"word"}"#,
     ];
     let mut arguments = RENDER[..5].to_vec();
     arguments.extend(values.iter().flat_map(|value| ["--set-json", *value]));
@@ -83,6 +84,14 @@ fn the_rendered_manifests_are_those_of_the_chart() {
     assert_eq!(*secrets, expected);
     let selector = &object(&all, "DaemonSet", "imagelet-node")["spec"]["template"]["spec"]["nodeSelector"];
     assert_eq!(*selector, json!({"kubernetes.io/os": "linux"}), "`null` takes a key out");
+    let pod = &object(&all, "DaemonSet", "imagelet-node")["spec"]["template"]["spec"];
+    let volume =
+        list(&pod["volumes"]).find(|volume| volume["name"] == "proxy-password").expect("the secret is mounted");
+    assert_eq!(volume["secret"]["secretName"], "proxy");
+    let install = &pod["initContainers"][0];
+    let mount = list(&install["volumeMounts"]).find(|mount| mount["name"] == "proxy-password").unwrap();
+    let read = format!("--proxy-password={}/word", mount["mountPath"].as_str().unwrap());
+    assert!(list(&install["args"]).any(|argument| *argument == read), "{install}");
     let monitor = &object(&all, "ServiceMonitor", "imagelet")["spec"];
     let service = object(&all, "Service", "imagelet-node");
     assert_eq!(monitor["endpoints"][0]["port"], service["spec"]["ports"][0]["name"]);

@@ -73,7 +73,8 @@ fn another_root_file_system_is_prepared_and_taken_back_but_for_what_was_changed(
         assert!(with_result(&done, "done").contains(&format!("/{file}")), "{file} is not in {done}");
         let text = fs::read_to_string(root.join(file)).unwrap();
         assert!(text.starts_with("# Written by `imagelet install`"), "{text}");
-        assert_eq!(fs::metadata(root.join(file)).unwrap().permissions().mode() & 0o777, 0o644, "{file}");
+        let mode = if file == FILES[0] { 0o600 } else { 0o644 };
+        assert_eq!(fs::metadata(root.join(file)).unwrap().permissions().mode() & 0o777, mode, "{file}");
     }
     for link in WANTED_BY {
         assert!(root.join(link).is_symlink(), "systemd does not start {link}");
@@ -85,6 +86,10 @@ fn another_root_file_system_is_prepared_and_taken_back_but_for_what_was_changed(
     assert!(with_result(&again, "unchanged").len() == FILES.len(), "{again}");
 
     let config = root.join(FILES[0]);
+    let mode = || fs::metadata(&config).unwrap().permissions().mode() & 0o777;
+    fs::set_permissions(&config, fs::Permissions::from_mode(0o644)).unwrap();
+    let tightened = install(&root, &["--role=between", runtime]).json();
+    assert_eq!((mode(), with_result(&tightened, "unchanged").len()), (0o600, FILES.len()), "{tightened}");
     let changed = fs::read_to_string(&config).unwrap() + "imageGCHighThresholdPercent: 90\n";
     fs::write(&config, &changed).unwrap();
     install(&root, &["--uninstall"]).ok();
@@ -280,14 +285,18 @@ fn a_pod_sets_its_host_up_keeps_what_runs_and_takes_the_host_back() {
     let (base, token) = (folder.path().join("config.yaml"), folder.path().join("token"));
     let set = |high: &str| {
         let text = format!("http: {{address: '{}', tokenFile: /opt/imagelet/http-token}}\n{high}\n", port.address());
-        fs::write(&base, text).unwrap();
+        let proxies = "[{hosts: [a.example], proxy: 'http://node@p', passwordFile: /opt/imagelet/proxy-password}]";
+        fs::write(&base, format!("{text}registry: {{proxies: {proxies}}}\n")).unwrap();
     };
     set("imageGCHighThresholdPercent: 90");
+    let password = folder.path().join("password");
+    fs::write(&password, "open-sesame-47").unwrap();
     fs::write(&token, "a-token-of-more-than-32-characters-0123456789").unwrap();
     let runtime = format!("--runtime-endpoint={}", containerd.endpoint());
     let of_base = format!("--base-configuration={}", base.display());
     let of_token = format!("--http-token={}", token.display());
-    let arguments = ["--role=between", &runtime, &of_base, &of_token];
+    let of_password = format!("--proxy-password={}", password.display());
+    let arguments = ["--role=between", &runtime, &of_base, &of_token, &of_password];
     let read = |path: &str| fs::read_to_string(host.path(path)).unwrap_or_default();
 
     // A host that is set up otherwise, or not at all, is not changed.
@@ -307,7 +316,8 @@ fn a_pod_sets_its_host_up_keeps_what_runs_and_takes_the_host_back() {
     assert!(config.contains("imageGCHighThresholdPercent: 90") && config.contains(&containerd.endpoint()), "{config}");
     assert!(read(FILES[2]).contains("\nExecStart=/opt/imagelet/imagelet serve "));
     assert_eq!(fs::read_link(host.path("usr/local/bin/imagelet")).unwrap(), Path::new("/opt/imagelet/imagelet"));
-    for (file, mode) in [("imagelet", 0o755), ("http-token", 0o600), ("config.yaml", 0o600)] {
+    for (file, mode) in [("imagelet", 0o755), ("http-token", 0o600), ("proxy-password", 0o600), ("config.yaml", 0o600)]
+    {
         let metadata = fs::metadata(host.path("opt/imagelet").join(file)).unwrap();
         assert_eq!(metadata.permissions().mode() & 0o777, mode, "{file}");
     }
