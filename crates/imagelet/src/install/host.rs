@@ -14,7 +14,7 @@ use imagelet_core::trusted_files;
 use super::{
     BaseConfiguration, CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
     SERVICE_UNIT, SOCKET, SOCKET_UNIT,
-    owned_file::{FileState, is_exposed, of_path},
+    owned_file::{FileState, mode, of_path},
 };
 use crate::failure::Failure;
 
@@ -57,8 +57,8 @@ pub(super) struct HostFacts {
     /// The service's socket is there, open or not.
     pub(super) has_socket: bool,
     pub(super) program: PathBuf,
-    /// Every user may read the configuration that is there.
-    pub(super) is_exposed: bool,
+    /// The mode of the configuration that is there; 0: there is none.
+    pub(super) configuration_mode: u32,
     /// The runtime in a configuration that is there.
     pub(super) configured_endpoint: Option<String>,
     /// The endpoints of the runtimes whose sockets are there.
@@ -116,7 +116,7 @@ pub(super) fn gather(
         has_state: there(STATE),
         has_socket: is_live && is_socket(Path::new(SOCKET)),
         program: if request.role.is_some() { program(root, is_live)? } else { PathBuf::new() },
-        is_exposed: is_exposed(&below(root, Path::new(CONFIGURATION))?),
+        configuration_mode: mode(&below(root, Path::new(CONFIGURATION))?),
         configured_endpoint,
         runtimes: runtimes.map(|path| format!("unix://{path}")).collect(),
         kubelet,

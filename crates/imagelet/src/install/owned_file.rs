@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_core::{image::Digest, trusted_files};
+use imagelet_core::image::Digest;
 
 use crate::failure::Failure;
 
@@ -80,9 +80,9 @@ pub(super) fn write(path: &Path, content: &str, mode: u32) -> Result<(), Failure
     replace(path, text(content).as_bytes(), mode)
 }
 
-/// Whether every user may read a file.
-pub(super) fn is_exposed(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|file| trusted_files::is_public(file.permissions().mode()))
+/// The permissions of a file; 0 without one.
+pub(super) fn mode(path: &Path) -> u32 {
+    fs::metadata(path).map_or(0, |file| file.permissions().mode() & 0o7777)
 }
 
 /// Leaves a file to its owner. Its content stays.
@@ -157,14 +157,14 @@ mod tests {
         let path = folder.path().join("a/b/config.yaml");
         let state = || FileState::of(&path).unwrap();
         assert_eq!(state(), FileState::Absent);
-        for (content, mode) in [("key: 1\n", PUBLIC), ("", PRIVATE), ("key: 2\n", PUBLIC)] {
-            write(&path, content, mode).unwrap();
+        assert_eq!(mode(&path), 0);
+        for (content, wanted) in [("key: 1\n", PUBLIC), ("", PRIVATE), ("key: 2\n", PUBLIC)] {
+            write(&path, content, wanted).unwrap();
             assert_eq!(state(), FileState::Unchanged(content.into()));
-            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+            assert_eq!(mode(&path), wanted);
         }
-        assert!(is_exposed(&path));
         protect(&path).unwrap();
-        assert!(!is_exposed(&path));
+        assert_eq!(mode(&path), 0o600);
         assert_eq!(state(), FileState::Unchanged("key: 2\n".into()));
         let written = fs::read_to_string(&path).unwrap();
         for (text, expected) in [

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use imagelet_core::trusted_files;
+
 use super::{
     CONFIGURATION, CONFIGURATION_FOLDER, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
     KUBELET_UNIT_FOLDER, Role, SERVICE_UNIT, SOCKET, SOCKET_FOLDER, SOCKET_UNIT, contents,
@@ -98,7 +100,10 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     steps.push(Step::CheckConfiguration(content));
     let is_kept = matches!(configuration, Step::Keep { .. });
     steps.push(configuration);
-    if is_kept && host.is_exposed && host.state(Path::new(CONFIGURATION)) != FileState::Foreign {
+    if is_kept
+        && trusted_files::is_public(host.configuration_mode)
+        && host.state(Path::new(CONFIGURATION)) != FileState::Foreign
+    {
         steps.push(Step::Protect(CONFIGURATION));
     }
     let units =

@@ -209,18 +209,19 @@ fn a_configuration_is_roots_alone_and_one_that_every_user_may_read_is_tightened_
     let node = request(Some(Role::Node));
     let there =
         HostFacts { configured_endpoint: Some(CONTAINERD.into()), ..after(&host(), &plan(&node, &host()).unwrap()) };
-    for (state, is_exposed, is_tightened) in [
-        (None, true, true),
-        (None, false, false),
-        (Some(FileState::Changed), true, true),
-        (Some(FileState::Foreign), true, false),
+    for (state, configuration_mode, is_tightened) in [
+        (None, 0o644, true),
+        (None, 0o640, false),
+        (None, 0o600, false),
+        (Some(FileState::Changed), 0o644, true),
+        (Some(FileState::Foreign), 0o644, false),
         // It is written with its mode.
-        (Some(FileState::Unchanged("other: 1\n".into())), true, false),
+        (Some(FileState::Unchanged("other: 1\n".into())), 0o644, false),
     ] {
-        let host = HostFacts { is_exposed, ..there.clone() };
+        let host = HostFacts { configuration_mode, ..there.clone() };
         let host = state.clone().map_or(host.clone(), |state| with(host, CONFIGURATION, state));
         let steps = plan(&node, &host).unwrap();
-        assert_eq!(steps.contains(&Step::Protect(CONFIGURATION)), is_tightened, "{state:?} {is_exposed}");
+        assert_eq!(steps.contains(&Step::Protect(CONFIGURATION)), is_tightened, "{state:?} {configuration_mode:o}");
     }
 }
 
