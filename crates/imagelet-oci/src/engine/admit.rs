@@ -16,8 +16,9 @@ use crate::{
         helps_to_wait, refusal,
     },
     manifest::{Compression, Descriptor, LayerKind, Manifest},
-    pipeline::{LayerLimits, Tenant},
+    pipeline::LayerLimits,
     store::{Resumption, Store, could_not},
+    tenant::Tenant,
 };
 
 pub(super) type Reservations = admission::Reservations<Arc<Tenant>>;
