@@ -226,3 +226,16 @@ fn a_pull_that_may_proceed_does_not_wait_for_another_tenant() {
     assert_eq!([own, others].map(|space| helps_to_wait(Compressed, &pull, &space)), [true, false]);
     assert!(helps_to_wait(Strict, &pull, &others), "it would be refused");
 }
+
+#[test]
+fn one_tenant_holds_half_of_what_is_free_above_the_floors_at_most_against_others() {
+    let half = |bytes, inodes| Amount { bytes, bytes_min: bytes, inodes, inodes_min: inodes };
+    for (place, most) in [
+        (space(110, 25), half(50, 10)),
+        (space(10, 5), half(0, 0)),
+        (space(9, 4), half(0, 0)),
+        (space(110, None), half(50, u64::MAX)),
+    ] {
+        assert_eq!(place.share_max(), most, "{place:?}");
+    }
+}
