@@ -315,7 +315,7 @@ documents! {
         progress_deadline: GoDuration,
         /// Time that all requests of a pull of the embedded store may together spend on retries, waits that a registry requests included. 0: nothing is retried after a wait; other hosts are tried either way.
         retry_budget: GoDuration,
-        /// A layer of the embedded store or of an import that receives fewer bytes a second than this, such as `256Ki`, gives what other pulls wait for (unpack memory, a place, a prefetch) to them within 10s, and continues later. 0: never. See [slow registries](operations.md#slow-registries).
+        /// A layer of the embedded store or of an import that receives fewer bytes a second than this, such as `256Ki`, gives what other pulls wait for (unpack memory, a place, a prefetch) to them within 10s, and continues later. 0: never. See [what pulls share](operations.md#what-pulls-share).
         rate_min: String,
         /// Bytes a second that all pulls of the embedded store receive together, such as `10Mi`, at least `1Ki`. SIGHUP changes it for running pulls, too. 0: no limit.
         bandwidth: String,
