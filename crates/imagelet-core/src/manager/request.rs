@@ -14,7 +14,7 @@ use crate::{
     credentials::{Credential, CredentialQuery, PullSecret},
     events::EventSubject,
     image::{ByteSize, ImageId, ImageKey, ImageSpec, Platform, Reference, ReferenceError},
-    runtime::{EncodedPod, SandboxConfig},
+    runtime::{EncodedPod, Patience, SandboxConfig},
 };
 
 /// Most of a failure's text that is recorded, in bytes; it comes from a registry or a runtime.
@@ -228,6 +228,8 @@ pub struct EnsureRequest {
     pub platform: Option<Platform>,
     /// The higher goes first where pulls wait. Without effect with [`Compatibility::Kubelet`].
     pub priority: i32,
+    /// How long a pull retries at a registry that serves nothing.
+    pub patience: Patience,
 }
 
 impl EnsureRequest {

@@ -21,7 +21,7 @@ pub use containers::{
 pub(crate) use details::chain_ids;
 pub use details::{ImageDetails, JsonText, LayerDetails, PulledLayer, PulledManifest};
 pub(crate) use error::error_chain;
-pub use error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
+pub use error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage};
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
 pub use import::{
     ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, ImportSite, ImportStage, ImportStanding,
@@ -37,7 +37,9 @@ pub use local_store::{
 };
 pub use manager::{Pod, RuntimeManager};
 pub use pull_observer::{PullEnd, PullObserver};
-pub use pull_request::{EncodedPod, LayerState, Progress, PullEvent, PullRequest, SandboxConfig, no_progress};
+pub use pull_request::{
+    EncodedPod, LayerState, Patience, Progress, PullEvent, PullRequest, SandboxConfig, no_progress,
+};
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};
 pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
 

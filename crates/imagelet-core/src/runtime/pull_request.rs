@@ -1,6 +1,6 @@
 //! The parameters of a pull, and its progress events.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -23,6 +23,37 @@ pub struct PullRequest {
     pub sandbox: Option<SandboxConfig>,
     /// `None`: the platform of this node. CRI has no field for it.
     pub platform: Option<Platform>,
+    /// How long it retries at a registry that serves nothing.
+    pub patience: Patience,
+}
+
+/// How long a pull retries while its registry has served nothing; then it has the whole retry budget of its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Patience {
+    /// An attempt that takes longer is not repeated.
+    pub attempt_max: Duration,
+    /// Over all retries.
+    pub retries_max: Duration,
+    /// The same where the registry requests a wait; the store's retry budget holds, too.
+    pub requested_max: Duration,
+}
+
+/// The first backoff of a store is at most 200 ms, and the first two are at least 450 ms.
+const ONE_BACKOFF: Duration = Duration::from_millis(250);
+
+impl Patience {
+    /// Of a client that repeats its request by itself, and whose other requests may wait meanwhile, as a kubelet: one retry,
+    /// where the first attempt failed quickly.
+    pub const BRIEF: Self = Self { attempt_max: ONE_BACKOFF, retries_max: ONE_BACKOFF, requested_max: ONE_BACKOFF };
+    /// Of a command: a registry that restarts is back by then; one that is away for longer is reported soon.
+    pub const FULL: Self =
+        Self { attempt_max: Duration::MAX, retries_max: Duration::from_secs(10), requested_max: Duration::MAX };
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self::FULL
+    }
 }
 
 /// The pod of a pull.

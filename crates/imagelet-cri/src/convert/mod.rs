@@ -15,7 +15,7 @@ pub(crate) use checks::{check_container_status, check_sandbox_status, check_stat
 use imagelet_core::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     runtime::{
-        Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, PullRequest, RuntimeError,
+        Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, Patience, PullRequest, RuntimeError,
         RuntimeErrorKind, Sandbox, SandboxConfig,
     },
 };
@@ -124,7 +124,8 @@ pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers)
         let v1::PodSandboxMetadata { name, namespace, uid, .. } = config.metadata.unwrap_or_default();
         SandboxConfig { name, namespace, uid, encoded: request.sandbox_config.as_deref().map(EncodedPod::new) }
     });
-    Ok(PullRequest { image, credential, sandbox, platform: None })
+    // A kubelet repeats a request that failed.
+    Ok(PullRequest { image, credential, sandbox, platform: None, patience: Patience::BRIEF })
 }
 
 /// Fills both lists and every field: a kubelet reads the first entries without a check.

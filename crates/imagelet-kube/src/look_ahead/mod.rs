@@ -12,7 +12,7 @@ use imagelet_core::{
     image::{ImageSpec, Reference, default_tag},
     manager::{Caller, EnsureError, EnsureRequest, ImageManager, PodRole, PullPolicy},
     metrics::{Family, MetricKind, Metrics},
-    runtime::{ErrorClass, RuntimeManager, no_progress},
+    runtime::{ErrorClass, Patience, RuntimeManager, no_progress},
 };
 use tokio::{
     sync::watch,
@@ -155,6 +155,8 @@ impl LookAhead {
             container: fetch.image.field().into(),
             secrets,
             priority: PRIORITY + i32::from(is_for_start),
+            // The kubelet's own request follows, and may join this pull.
+            patience: Patience::BRIEF,
             ..EnsureRequest::new(image, fetch.image.policy.clone())
         };
         self.parts.manager.ensure(&request, no_progress()).await.map(|_| "pulled")

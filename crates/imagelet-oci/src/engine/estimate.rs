@@ -9,7 +9,7 @@ use std::{
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, Platform, Reference},
-    runtime::{Progress, PullEstimate, PullEvent, PullRequest, RuntimeError},
+    runtime::{Patience, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError},
 };
 use tokio::time::Instant;
 
@@ -38,6 +38,7 @@ pub(super) struct PullTarget {
     /// The caller named the platform; otherwise it is the node's.
     pub(super) is_platform_given: bool,
     pub(super) credential: Option<Credential>,
+    pub(super) patience: Patience,
 }
 
 impl PullTarget {
@@ -47,6 +48,7 @@ impl PullTarget {
             platform: request.platform.clone().unwrap_or_else(Platform::host),
             is_platform_given: request.platform.is_some(),
             credential: request.credential.clone(),
+            patience: request.patience,
         })
     }
 }
@@ -94,7 +96,7 @@ impl Engine {
         progress: Option<&Progress>,
     ) -> Result<Resolved, RuntimeError> {
         // One session for both ways: a token serves both, and a refused credential is presented once.
-        let session = self.registry.session(&target.reference, target.credential.as_ref()).await?;
+        let session = self.registry.session(&target.reference, target.credential.as_ref(), target.patience).await?;
         if let Some(progress) = progress {
             session.report_to(progress);
         }

@@ -6,7 +6,7 @@
 
 use std::{hash::BuildHasher as _, time::Duration};
 
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::runtime::{Party, RuntimeError};
 use tokio::time::Instant;
 
 use super::error::{Failure, Retry};
@@ -36,6 +36,7 @@ struct Candidate {
     due: Option<Instant>,
     /// The registry requested the wait.
     is_requested: bool,
+    is_redirected: bool,
     is_out: bool,
     error: Option<RuntimeError>,
 }
@@ -52,6 +53,8 @@ pub(crate) struct Next {
     pub(crate) host: usize,
     pub(crate) wait: Duration,
     pub(crate) is_requested: bool,
+    /// The target of the host's redirect failed, not the host.
+    pub(crate) is_redirected: bool,
 }
 
 impl Attempts {
@@ -75,6 +78,7 @@ impl Attempts {
                 host: candidate.host,
                 wait: due.saturating_duration_since(now),
                 is_requested: is_held || candidate.is_requested,
+                is_redirected: candidate.is_redirected,
             };
             let expected = next.wait + if is_bad { BAD_HEALTH_DELAY } else { Duration::ZERO };
             ((expected, candidate.failures), next)
@@ -106,6 +110,7 @@ impl Attempts {
         };
         candidate.failures += 1;
         candidate.is_requested = matches!(failure.retry, Retry::After(_));
+        candidate.is_redirected = failure.error.fault().party == Party::RedirectTarget;
         candidate.error = Some(failure.error);
         candidate.is_out = wait.is_none();
         // An immediate second try is not a temporary failure that a wait may end.
@@ -224,7 +229,8 @@ mod tests {
         let next = attempts.next(now, |host| if host == 0 { held(30) } else { BAD }).unwrap();
         assert_eq!((next.host, next.wait), (1, Duration::ZERO), "rather a bad host than none");
         let next = attempts.next(now, |host| held(30 + host as u64)).unwrap();
-        assert_eq!(next, Next { host: 0, wait: Duration::from_secs(30), is_requested: true });
+        let wait = Duration::from_secs(30);
+        assert_eq!(next, Next { host: 0, wait, is_requested: true, is_redirected: false });
         let over = attempts.next(now + Duration::from_secs(31), |host| held(30 + host as u64)).unwrap();
         assert_eq!((over.host, over.wait), (0, Duration::ZERO));
     }

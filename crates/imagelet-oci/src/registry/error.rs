@@ -4,7 +4,7 @@ use std::{sync::LazyLock, time::Duration};
 
 use imagelet_core::{
     credentials::{Secret, spellings},
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
 };
 use regex_lite::Regex;
 
@@ -41,6 +41,16 @@ impl Failure {
         let fault = if has_stage { fault } else { Fault { hop, ..fault } };
         Self { error: self.error.with_fault(fault), retry: self.retry }
     }
+
+    /// Records that another party than the registry failed.
+    pub(crate) fn of(self, party: Party) -> Self {
+        let fault = Fault { party, ..self.error.fault() };
+        Self { error: self.error.with_fault(fault), retry: self.retry }
+    }
+
+    pub(crate) fn of_redirect(self, is_redirected: bool) -> Self {
+        if is_redirected { self.of(Party::RedirectTarget) } else { self }
+    }
 }
 
 impl From<RuntimeError> for Failure {
@@ -67,7 +77,7 @@ pub(crate) fn status_fault(status: u16, hop: Stage, retry_after: Option<Duration
         408 | 425 | 500..=599 => ErrorClass::RegistryFailed,
         _ => ErrorClass::AnswerInvalid,
     };
-    Fault { class, hop, retry_after }
+    Fault { retry_after, ..Fault::new(class, hop) }
 }
 
 /// Prefixes an error with its context; kind and hint stay.

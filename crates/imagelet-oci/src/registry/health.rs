@@ -1,7 +1,7 @@
 //! The health of registry hosts, shared by all pulls of the process and kept on disk for the next one
 //! (`docs/spec/pull.md §13.4`).
 //!
-//! A host in bad health is tried last. After a while, longer with each failure, a probe beside the pulls asks it; if it
+//! A host in bad health is tried last: for all repositories after failures of two, or of the host itself. After a while, longer with each failure, a probe beside the pulls asks it; if it
 //! answers, the next request is its trial.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::runtime::{ErrorClass, Fault};
+use imagelet_core::runtime::{ErrorClass, Fault, Party};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -25,28 +25,57 @@ use super::{
 const PROBE_FIRST: Duration = Duration::from_secs(10);
 const PROBE_MAX: Duration = Duration::from_mins(5);
 const HOSTS_MAX: usize = 256;
-const FILE_BYTES_MAX: u64 = 64 << 10;
+const FILE_BYTES_MAX: u64 = 256 << 10;
 
-/// Whether a failure proves that a host does not work: no connection, no answer, or an answer of a broken server.
-pub(crate) fn proves_bad(fault: &Fault) -> bool {
-    matches!(
-        fault.class,
-        ErrorClass::CertificateInvalid
-            | ErrorClass::ConnectionLost
-            | ErrorClass::ConnectionRefused
-            | ErrorClass::HostNotFound
-            | ErrorClass::ProxyFailed
-            | ErrorClass::RegistryFailed
-            | ErrorClass::TimedOut
-            | ErrorClass::TlsFailed
-            | ErrorClass::Unreachable
-    )
+/// What a failure proves of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bad {
+    /// It does not work: no connection.
+    Host,
+    /// It does not work for the repository, and maybe for no other: no answer, or one of a broken server.
+    Repository,
+    /// The target of its redirect does not work.
+    Redirect,
+}
+
+/// What a failure proves; `None`: nothing of the host.
+pub(crate) fn proof(fault: &Fault) -> Option<Bad> {
+    let is_lost = fault.class == ErrorClass::ConnectionLost;
+    if !is_lost && !fault.is_unreached() && !matches!(fault.class, ErrorClass::RegistryFailed | ErrorClass::TimedOut) {
+        return None;
+    }
+    Some(match fault.party {
+        Party::RedirectTarget => Bad::Redirect,
+        Party::Registry if is_lost || fault.is_unreached() => Bad::Host,
+        Party::Registry | Party::TokenService => Bad::Repository,
+    })
+}
+
+/// A host for one repository, or for all of them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct HealthKey {
+    origin: Origin,
+    repository: Option<String>,
+}
+
+impl HealthKey {
+    fn of_host(origin: &Origin) -> Self {
+        Self { origin: origin.clone(), repository: None }
+    }
+
+    fn of_repository(origin: &Origin, repository: &str) -> Self {
+        Self { origin: origin.clone(), repository: Some(repository.to_owned()) }
+    }
+
+    fn all(origin: &Origin, repository: &str) -> [Self; 2] {
+        [Self::of_host(origin), Self::of_repository(origin, repository)]
+    }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct HostsHealth {
     table: Mutex<Table>,
-    probes: Mutex<HashMap<Origin, AbortOnDropHandle<()>>>,
+    probes: Mutex<HashMap<HealthKey, AbortOnDropHandle<()>>>,
     /// `None`: health is not kept.
     file: Option<PathBuf>,
 }
@@ -59,47 +88,53 @@ impl HostsHealth {
         Self { table: Mutex::new(table.unwrap_or_default()), probes: Mutex::default(), file }
     }
 
-    pub(crate) fn is_bad(&self, origin: &Origin) -> bool {
-        locked(&self.table).is_bad(origin)
+    pub(crate) fn is_bad(&self, origin: &Origin, repository: &str) -> bool {
+        let table = locked(&self.table);
+        HealthKey::all(origin, repository).iter().any(|key| table.is_bad(key))
     }
 
     /// Records the failure of a request that began at `began`.
-    pub(crate) fn failed(&self, origin: &Origin, began: Instant) {
-        let now = Instant::now();
-        let changed = locked(&self.table).failed(origin, began, now);
+    pub(crate) fn failed(&self, origin: &Origin, repository: &str, bad: Bad, began: Instant) {
+        let changed = locked(&self.table).failed_with(origin, repository, bad, began, Instant::now());
         if changed {
-            tracing::debug!(host = %origin, "a registry host failed; it is tried last until it answers again");
+            tracing::debug!(host = %origin, ?bad, "a registry host failed; it is tried last until it answers again");
             self.save();
         }
     }
 
-    pub(crate) fn succeeded(&self, origin: &Origin, began: Instant) {
-        let changed = locked(&self.table).succeeded(origin, began);
-        if changed {
+    pub(crate) fn succeeded(&self, origin: &Origin, repository: &str, began: Instant) {
+        let changed = {
+            let mut table = locked(&self.table);
+            table.forget_evidence(origin, began);
+            HealthKey::all(origin, repository).map(|key| table.succeeded(&key, began))
+        };
+        if changed.contains(&true) {
             tracing::debug!(host = %origin, "a registry host works again");
             self.save();
         }
     }
 
     /// Starts `probe` if the host's probe is due. The task ends with this table.
-    pub(crate) fn probe_if_due<F>(self: &Arc<Self>, origin: &Origin, probe: impl FnOnce() -> F)
+    pub(crate) fn probe_if_due<F>(self: &Arc<Self>, origin: &Origin, repository: &str, probe: impl Fn() -> F)
     where
         F: Future<Output = bool> + Send + 'static,
     {
-        if !locked(&self.table).take_probe(origin, Instant::now()) {
-            return;
-        }
-        let (answered, health, host) = (probe(), Arc::downgrade(self), origin.clone());
-        let task = tokio::spawn(async move {
-            if answered.await
-                && let Some(health) = health.upgrade()
-            {
-                locked(&health.table).answered(&host);
+        for key in HealthKey::all(origin, repository) {
+            if !locked(&self.table).take_probe(&key, Instant::now()) {
+                continue;
             }
-        });
-        let mut probes = locked(&self.probes);
-        probes.retain(|_, probe| !probe.is_finished());
-        probes.insert(origin.clone(), AbortOnDropHandle::new(task));
+            let (answered, health, probed) = (probe(), Arc::downgrade(self), key.clone());
+            let task = tokio::spawn(async move {
+                if answered.await
+                    && let Some(health) = health.upgrade()
+                {
+                    locked(&health.table).answered(&probed);
+                }
+            });
+            let mut probes = locked(&self.probes);
+            probes.retain(|_, probe| !probe.is_finished());
+            probes.insert(key, AbortOnDropHandle::new(task));
+        }
     }
 
     /// Writes the table beside and renames it. Health is advice: a write that fails loses nothing else.
@@ -117,7 +152,7 @@ impl HostsHealth {
 
 #[derive(Debug, Default)]
 struct Table {
-    hosts: HashMap<Origin, HostHealth>,
+    hosts: HashMap<HealthKey, HostHealth>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,49 +162,87 @@ struct HostHealth {
     probe_at: Instant,
     /// It answered a probe; a request in its usual turn decides.
     on_trial: bool,
+    /// The host itself failed, and has served no other repository since: that says something of all repositories.
+    is_evidence: bool,
 }
 
 impl Table {
-    fn is_bad(&self, origin: &Origin) -> bool {
-        self.hosts.get(origin).is_some_and(|host| !host.on_trial)
+    fn is_bad(&self, key: &HealthKey) -> bool {
+        self.hosts.get(key).is_some_and(|host| !host.on_trial)
+    }
+
+    /// A second repository that fails at the same time proves that the host does.
+    fn failed_with(&mut self, origin: &Origin, repository: &str, bad: Bad, began: Instant, now: Instant) -> bool {
+        let (host, own) = (HealthKey::of_host(origin), HealthKey::of_repository(origin, repository));
+        if bad == Bad::Host {
+            return self.failed(&host, began, now);
+        }
+        let fails_too = |(key, host): (&HealthKey, &HostHealth)| {
+            key.origin == *origin && key.repository.is_some() && *key != own && host.is_evidence && !host.on_trial
+        };
+        let is_general = bad == Bad::Repository && self.hosts.iter().any(fails_too);
+        let changed = self.failed(&own, began, now);
+        if let Some(marked) = self.hosts.get_mut(&own) {
+            marked.is_evidence = bad == Bad::Repository;
+        }
+        (is_general && self.failed(&host, began, now)) || changed
     }
 
     /// A request that began before the mark says nothing new. `true`: the table changed.
-    fn failed(&mut self, origin: &Origin, began: Instant, now: Instant) -> bool {
-        let strikes = match self.hosts.get(origin) {
+    fn failed(&mut self, key: &HealthKey, began: Instant, now: Instant) -> bool {
+        let strikes = match self.hosts.get(key).copied() {
             Some(host) if began < host.marked => return false,
             Some(host) => host.strikes.saturating_add(1),
-            None if self.hosts.len() >= HOSTS_MAX => return false,
+            None if self.hosts.len() >= HOSTS_MAX && !self.forget_a_repository() => return false,
             None => 1,
         };
-        let host = HostHealth { strikes, marked: now, probe_at: now + probe_wait(strikes), on_trial: false };
-        self.hosts.insert(origin.clone(), host);
+        let host = HostHealth {
+            strikes,
+            marked: now,
+            probe_at: now + probe_wait(strikes),
+            on_trial: false,
+            is_evidence: true,
+        };
+        self.hosts.insert(key.clone(), host);
         true
     }
 
-    fn succeeded(&mut self, origin: &Origin, began: Instant) -> bool {
-        let is_news = self.hosts.get(origin).is_some_and(|host| began >= host.marked);
-        is_news && self.hosts.remove(origin).is_some()
+    /// Makes room: what is known of a host goes before what is known of its repositories.
+    fn forget_a_repository(&mut self) -> bool {
+        let repositories = self.hosts.iter().filter(|(key, _)| key.repository.is_some());
+        let oldest = repositories.min_by_key(|(_, host)| host.marked).map(|(key, _)| key.clone());
+        oldest.is_some_and(|key| self.hosts.remove(&key).is_some())
+    }
+
+    fn succeeded(&mut self, key: &HealthKey, began: Instant) -> bool {
+        let is_news = self.hosts.get(key).is_some_and(|host| began >= host.marked);
+        is_news && self.hosts.remove(key).is_some()
+    }
+
+    fn forget_evidence(&mut self, origin: &Origin, began: Instant) {
+        let of_host = self.hosts.iter_mut().filter(|(key, host)| key.origin == *origin && began >= host.marked);
+        of_host.for_each(|(_, host)| host.is_evidence = false);
     }
 
     /// Whether a probe is due, which then belongs to the caller.
-    fn take_probe(&mut self, origin: &Origin, now: Instant) -> bool {
-        let Some(host) = self.hosts.get_mut(origin).filter(|host| !host.on_trial && now >= host.probe_at) else {
+    fn take_probe(&mut self, key: &HealthKey, now: Instant) -> bool {
+        let Some(host) = self.hosts.get_mut(key).filter(|host| !host.on_trial && now >= host.probe_at) else {
             return false;
         };
         host.probe_at = now + probe_wait(host.strikes);
         true
     }
 
-    fn answered(&mut self, origin: &Origin) {
-        if let Some(host) = self.hosts.get_mut(origin) {
+    fn answered(&mut self, key: &HealthKey) {
+        if let Some(host) = self.hosts.get_mut(key) {
             host.on_trial = true;
         }
     }
 
     fn encode(&self, now: Instant, clock: SystemTime) -> Vec<u8> {
-        let line = |(origin, host): (&Origin, &HostHealth)| HealthLine {
-            origin: origin.to_string(),
+        let line = |(key, host): (&HealthKey, &HostHealth)| HealthLine {
+            origin: key.origin.to_string(),
+            repository: key.repository.clone(),
             strikes: host.strikes,
             probe_at: unix(clock + host.probe_at.saturating_duration_since(now)),
         };
@@ -184,7 +257,9 @@ impl Table {
             let origin = Target::parse(&line.origin).ok()?.origin;
             // A clock that was wrong then or is wrong now delays no probe beyond the usual.
             let wait = Duration::from_secs(line.probe_at.saturating_sub(clock)).min(probe_wait(line.strikes));
-            Some((origin, HostHealth { strikes: line.strikes, marked: now, probe_at: now + wait, on_trial: false }))
+            let (strikes, probe_at) = (line.strikes, now + wait);
+            let health = HostHealth { strikes, marked: now, probe_at, on_trial: false, is_evidence: false };
+            Some((HealthKey { origin, repository: line.repository }, health))
         };
         Self { hosts: file.hosts.into_iter().take(HOSTS_MAX).filter_map(host).collect() }
     }
@@ -198,6 +273,8 @@ struct HealthFile {
 #[derive(Deserialize, Serialize)]
 struct HealthLine {
     origin: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    repository: Option<String>,
     strikes: u32,
     /// Seconds since 1970.
     probe_at: u64,
@@ -225,6 +302,51 @@ mod tests {
         Target::parse(&format!("https://{name}.example")).unwrap().origin
     }
 
+    fn whole(name: &str) -> HealthKey {
+        HealthKey::of_host(&origin(name))
+    }
+
+    #[test]
+    fn a_host_is_bad_for_all_repositories_after_failures_of_two_or_of_its_own_connection() {
+        use ErrorClass::{ConnectionRefused, RateLimited, RegistryFailed, TimedOut};
+        use imagelet_core::runtime::Stage;
+        let of = |party, hop, class| Fault { party, ..Fault::new(class, hop) };
+        let own = |class| of(Party::Registry, Stage::Manifest, class);
+        let store = |class| of(Party::RedirectTarget, Stage::Connect, class);
+        for (what, failures, one, another) in [
+            ("a limit", vec![("one", own(RateLimited))], false, false),
+            ("500s of one", vec![("one", own(RegistryFailed)); 9], true, false),
+            ("500s of two", vec![("one", own(RegistryFailed)), ("two", own(TimedOut))], true, true),
+            ("a refused redirect", vec![("one", store(ConnectionRefused)); 9], true, false),
+            ("redirects of two", vec![("one", store(ConnectionRefused)), ("two", store(TimedOut))], true, false),
+            ("a redirect and a 500", vec![("one", store(TimedOut)), ("two", own(RegistryFailed))], true, false),
+            ("a refused connection", vec![("one", own(ConnectionRefused))], true, true),
+        ] {
+            let health = HostsHealth::default();
+            for (repository, fault) in failures {
+                if let Some(bad) = proof(&fault) {
+                    health.failed(&origin("a"), repository, bad, Instant::now());
+                }
+            }
+            let is_bad = |repository| health.is_bad(&origin("a"), repository);
+            assert_eq!((is_bad("one"), is_bad("three")), (one, another), "{what}");
+            health.succeeded(&origin("a"), "one", Instant::now());
+            assert!(!is_bad("one") && !is_bad("three"), "{what}, then a success");
+            health.failed(&origin("a"), "four", Bad::Repository, Instant::now());
+            assert!(!is_bad("three"), "{what}, then a success, and a failure of one more");
+        }
+    }
+
+    #[test]
+    fn repositories_that_fail_leave_room_for_hosts() {
+        let (mut table, now) = (Table::default(), Instant::now());
+        for index in 0..2 * HOSTS_MAX {
+            table.failed(&HealthKey::of_repository(&origin("a"), &index.to_string()), now, now);
+        }
+        assert!(table.failed(&whole("b"), now, now) && table.is_bad(&whole("b")));
+        assert_eq!(table.hosts.len(), HOSTS_MAX);
+    }
+
     /// A step at a second: a failure or success of a request that began at another, a probe, or its answer.
     enum Step {
         Fails { began: u64 },
@@ -237,7 +359,7 @@ mod tests {
     fn a_host_is_bad_from_a_failure_to_a_success_and_probed_less_and_less_often() {
         use Step::{Answers, Fails, Probe, Works};
         let began = Instant::now();
-        let host = origin("a");
+        let host = whole("a");
         for (what, steps) in [
             ("one failure", vec![(1, Fails { began: 0 }, true), (10, Probe { due: false }, true)]),
             (
@@ -300,7 +422,7 @@ mod tests {
                     Answers => table.answered(&host),
                 }
                 assert_eq!(table.is_bad(&host), is_bad, "{what}: at {second}");
-                assert!(!table.is_bad(&origin("b")), "{what}: another host");
+                assert!(!table.is_bad(&whole("b")), "{what}: another host");
             }
         }
     }
@@ -312,13 +434,14 @@ mod tests {
         let load = || HostsHealth::load(Some(file.clone()));
         let health = load();
         for name in ["a", "b"] {
-            health.failed(&origin(name), Instant::now());
+            health.failed(&origin(name), "app", Bad::Repository, Instant::now());
         }
-        health.succeeded(&origin("b"), Instant::now());
+        health.succeeded(&origin("b"), "app", Instant::now());
         let again = load();
-        assert!(again.is_bad(&origin("a")) && !again.is_bad(&origin("b")));
-        again.succeeded(&origin("a"), Instant::now());
-        assert!(!load().is_bad(&origin("a")), "the restarted process clears it");
+        assert!(again.is_bad(&origin("a"), "app") && !again.is_bad(&origin("b"), "app"));
+        assert!(!again.is_bad(&origin("a"), "other"));
+        again.succeeded(&origin("a"), "app", Instant::now());
+        assert!(!load().is_bad(&origin("a"), "app"), "the restarted process clears it");
         for damage in ["", "{", "[]", r#"{"hosts":[{"origin":"file:///x","strikes":1,"probe_at":1}]}"#, "\u{0}"] {
             std::fs::write(&file, damage).unwrap();
             assert_eq!(locked(&load().table).hosts.len(), 0, "{damage}");
@@ -326,8 +449,8 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         std::fs::create_dir(&file).unwrap();
         let health = load();
-        health.failed(&origin("a"), Instant::now());
-        assert!(health.is_bad(&origin("a")), "without a file it is known to this process");
+        health.failed(&origin("a"), "app", Bad::Host, Instant::now());
+        assert!(health.is_bad(&origin("a"), "app"), "without a file it is known to this process");
     }
 
     #[test]
@@ -345,7 +468,7 @@ mod tests {
         ] {
             let bytes = format!(r#"{{"hosts":[{{"origin":"https://a.example","strikes":1,"probe_at":{probe_at}}}]}}"#);
             let table = Table::decode(bytes.as_bytes(), now, clock);
-            assert_eq!(table.hosts[&origin("a")].probe_at - now, Duration::from_secs(wait), "{probe_at}");
+            assert_eq!(table.hosts[&whole("a")].probe_at - now, Duration::from_secs(wait), "{probe_at}");
         }
     }
 }

@@ -12,7 +12,7 @@ use imagelet_core::{
     audit_log::PullHost,
     credentials::{Credential, CredentialKind, Secret},
     image::{Reference, is_docker_hub},
-    runtime::{ErrorClass, Progress, PullEvent, RuntimeError},
+    runtime::{ErrorClass, Patience, Progress, PullEvent, RuntimeError},
 };
 
 use zeroize::Zeroizing;
@@ -40,6 +40,8 @@ pub(crate) struct SessionState {
     pub(super) shared: Arc<Shared>,
     pub(super) reference: Reference,
     pub(super) hosts: Vec<SessionHost>,
+    /// The origins of all hosts.
+    pub(super) listed: Arc<[Origin]>,
     pub(crate) reception: Arc<Reception>,
     /// Where the content comes from instead of hosts.
     pub(super) archive: Option<Arc<ArchiveBlobs>>,
@@ -114,10 +116,11 @@ impl SessionState {
     fn new(shared: Arc<Shared>, reference: Reference, hosts: Vec<Host>, credential: Option<&Credential>) -> Self {
         let host = |host| SessionHost::new(host, &reference, credential, &shared.rate_limits);
         Self {
+            listed: hosts.iter().map(|host| host.origin.clone()).collect(),
             hosts: hosts.into_iter().map(host).collect(),
             reception: Arc::new(Reception::new(shared.config.silence_max)),
             archive: None,
-            retry_budget: RetryBudget::new(shared.config.retry_budget),
+            retry_budget: RetryBudget::new(shared.config.retry_budget, Patience::FULL),
             rates: ConnectionRates::default(),
             reports: Mutex::default(),
             shared,
@@ -132,8 +135,10 @@ impl PullSession {
         reference: Reference,
         hosts: Vec<Host>,
         credential: Option<&Credential>,
+        patience: Patience,
     ) -> Self {
-        Self(Arc::new(SessionState::new(shared, reference, hosts, credential)))
+        let retry_budget = RetryBudget::new(shared.config.retry_budget, patience);
+        Self(Arc::new(SessionState { retry_budget, ..SessionState::new(shared, reference, hosts, credential) }))
     }
 
     /// A session that checks this credential and no other at the registry itself.
@@ -154,7 +159,7 @@ impl PullSession {
     #[cfg(test)]
     pub(crate) fn nowhere(reference: Reference) -> Self {
         let registry = super::Registry::new(super::RegistryConfig::default()).expect("a user agent");
-        Self::new(registry.shared, reference, Vec::new(), None)
+        Self::new(registry.shared, reference, Vec::new(), None, Patience::FULL)
     }
 
     pub(crate) fn archive(&self) -> Option<&Arc<ArchiveBlobs>> {

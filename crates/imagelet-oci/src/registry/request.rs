@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use imagelet_core::runtime::{ErrorClass, Fault, PullEvent, RuntimeError, RuntimeErrorKind, Stage};
+use imagelet_core::runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::Instant;
 
 use super::{
@@ -75,7 +75,8 @@ impl PullSession {
                 return Err(self.given_up(attempts, subject, None));
             };
             if !next.wait.is_zero() {
-                if self.retry_budget.left(next.is_requested) < next.wait {
+                let (_, tried) = attempts.spent(Instant::now());
+                if !self.retry_budget.permits(&next, tried) {
                     return Err(self.given_up(attempts, subject, Some(next)));
                 }
                 retrying.get_or_insert_with(|| self.retry_budget.retrying());
@@ -111,15 +112,16 @@ impl PullSession {
         let (origin, fault) = (&host.host.origin, failure.error.fault());
         tracing::debug!(host = %origin, error = failure.error.chain(), "a request to a registry host failed");
         host.count_failure(fault.class);
-        if health::proves_bad(&fault) {
-            self.shared.health.failed(origin, began);
+        if let Some(bad) = health::proof(&fault) {
+            self.shared.health.failed(origin, self.reference.repository(), bad, began);
         }
         let now = Instant::now();
         let due = attempts.failed(index, failure, now);
-        // What its token service requests holds back no request that has a token.
+        // What its token service requests holds back no request that has a token, and a store's limit is its own.
         let is_limited = fault.class == ErrorClass::RateLimited || fault.retry_after.is_some();
         if is_limited
             && fault.hop != Stage::Token
+            && fault.party != Party::RedirectTarget
             && let Some(end) = due.or_else(|| Some(now + fault.retry_after?.min(RETRY_AFTER_MAX)))
         {
             self.shared.rate_limits.hold(origin, host.account, end);
@@ -128,16 +130,17 @@ impl PullSession {
 
     /// Records that a host has sent all that a request that began at `began` was for.
     pub(crate) fn record_success(&self, index: usize, began: Instant) {
-        self.retry_budget.begin();
-        self.shared.health.succeeded(&self.hosts[index].host.origin, began);
+        self.retry_budget.served(false);
+        self.shared.health.succeeded(&self.hosts[index].host.origin, self.reference.repository(), began);
     }
 
     pub(crate) fn standing(&self, index: usize) -> Standing {
         let (host, shared) = (&self.hosts[index], &self.shared);
         let origin = &host.host.origin;
-        shared.health.probe_if_due(origin, || self.clone().probe(index));
+        let repository = self.reference.repository();
+        shared.health.probe_if_due(origin, repository, || self.clone().probe(index));
         Standing {
-            is_bad: shared.health.is_bad(origin),
+            is_bad: shared.health.is_bad(origin, repository),
             held_until: shared.rate_limits.held_until(origin, host.account),
         }
     }
@@ -156,13 +159,19 @@ impl PullSession {
         let (count, time) = attempts.spent(Instant::now());
         let (last, mirrors) = std::mem::replace(attempts, Attempts::new([])).into_errors();
         let error = last.unwrap_or_else(|| self.held_back(next, subject));
-        if count <= 1 && mirrors.is_empty() {
-            return error;
+        let mut parts = Vec::new();
+        if count > 1 || !mirrors.is_empty() {
+            parts.push(format!("{count} attempts in {:.1} s failed", time.as_secs_f32()));
         }
-        let mut parts = vec![format!("{subject}: {count} attempts in {:.1} s failed", time.as_secs_f32())];
-        if let Some(next) = next {
-            let total = self.retry_budget.allowed(next.is_requested).as_secs_f32();
-            parts.push(format!("the pull retries for at most {total} s"));
+        match next.map(|next| (next, self.retry_budget.allowed(&next).as_secs_f32())) {
+            Some((next, total)) if next.is_requested && count > 0 => {
+                let wait = next.wait.as_secs_f32().ceil();
+                parts.push(format!(
+                    "the registry requests a wait of {wait} s, and the pull waits for at most {total} s"
+                ));
+            }
+            Some((_, total)) if count > 1 => parts.push(format!("the pull retries for at most {total} s")),
+            _ => {}
         }
         let words = mirrors
             .iter()
@@ -175,7 +184,7 @@ impl PullSession {
             Some(hint) if error.hint().is_none() => error.with_hint(hint),
             _ => error,
         };
-        about(error, &parts.join("; "))
+        if parts.is_empty() { error } else { about(error, &format!("{subject}: {}", parts.join("; "))) }
     }
 
     /// The error of a request that was not sent because its registry has limited requests.
@@ -184,7 +193,7 @@ impl PullSession {
             return RuntimeError::other(format!("no host is left for {subject}"));
         };
         let (place, seconds) = (self.hosts[host].host.origin.authority(), wait.as_secs_f32().ceil());
-        let fault = Fault { class: ErrorClass::RateLimited, hop: Stage::Manifest, retry_after: Some(wait) };
+        let fault = Fault { retry_after: Some(wait), ..Fault::new(ErrorClass::RateLimited, Stage::Manifest) };
         unavailable(format!(
             "registry `{place}` takes no request for {subject} in the next {seconds} s: it limits requests"
         ))
@@ -202,6 +211,7 @@ impl PullSession {
                 open: open_headers(query),
                 method: query.method.clone(),
                 may_stray: true,
+                listed: Arc::clone(&self.listed),
                 hop: query.hop(),
                 urgency: Some(Arc::clone(&query.urgency)),
                 ..Request::get(host.target(&query.path), host.host.connection.clone())
@@ -225,10 +235,11 @@ impl PullSession {
         let Response { status, headers, body, target, strayed } = answer;
         let place = target.origin.authority();
         let subject = &query.subject;
-        // The status decides; an unreadable body is treated as empty.
+        // The status decides; an unreadable body is treated as empty. A registry may redirect to any host: what another
+        // origin answers is not shown.
         let words = match self.shared.transport.read(body, ERROR_BYTES_MAX, &self.reception).await {
-            Ok((body, cut)) => explanation(&kind, &body, cut, &self.secrets()),
-            Err(_) => None,
+            Ok((body, cut)) if !strayed => explanation(&kind, &body, cut, &self.secrets()),
+            _ => None,
         };
         let wait = match status.as_u16() {
             429 | 503 => requested_wait(&headers, SystemTime::now()),
@@ -269,7 +280,7 @@ impl PullSession {
             },
             _ => RuntimeError::other(format!("registry `{place}` answered {status} for {subject}{detail}")),
         };
-        Failure { error: error.with_fault(fault), retry }
+        Failure { error: error.with_fault(fault), retry }.of_redirect(strayed)
     }
 }
 

@@ -8,7 +8,7 @@ use http::{Method, StatusCode};
 use imagelet_core::{
     credentials::Credential,
     image::{Digest, DigestError, ImageId, Platform, Reference},
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, Patience, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use tokio::time::Instant;
@@ -63,7 +63,7 @@ impl Registry {
         credential: Option<&Credential>,
         platform: &Platform,
     ) -> Result<Resolved, RuntimeError> {
-        self.session(reference, credential).await?.resolve(reference, platform).await
+        self.session(reference, credential, Patience::FULL).await?.resolve(reference, platform).await
     }
 
     /// A session for content that is known by digest.
@@ -71,9 +71,10 @@ impl Registry {
         &self,
         reference: &Reference,
         credential: Option<&Credential>,
+        patience: Patience,
     ) -> Result<PullSession, RuntimeError> {
         let hosts = self.hosts(reference).await?;
-        Ok(PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, credential))
+        Ok(PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, credential, patience))
     }
 
     /// A session whose content comes from an archive.
@@ -191,7 +192,9 @@ impl PullSession {
         let limit = usize::try_from(MANIFEST_BYTES_MAX).unwrap_or(usize::MAX);
         let mut body = BodyReader::new(answer.body, self.shared.transport.progress_timeout, &self.reception);
         let mut document = self.document_writer();
-        while let Some(chunk) = body.next().await.map_err(|error| error.failure(subject, &place))? {
+        while let Some(chunk) =
+            body.next().await.map_err(|error| error.failure(subject, &place).of_redirect(answer.strayed))?
+        {
             if document.len() + chunk.len() > limit {
                 let message = format!("the manifest of {subject} is larger than {MANIFEST_BYTES_MAX} bytes");
                 return Err(unacceptable(message).into());
@@ -201,18 +204,24 @@ impl PullSession {
         let bytes = document.finish().await?;
         let context = format!("registry `{place}` sent no usable manifest for {subject}");
         let damaged = |error| Failure { error: about(error, &context), retry: Retry::Again { times: 1 } };
+        // Parts of a document that another origin sent are not shown.
+        let unusable = |error: RuntimeError| {
+            if answer.strayed {
+                RuntimeError::new(error.kind(), &context).with_fault(error.fault())
+            } else {
+                about(error, &context)
+            }
+        };
         let parsed = self.parse(&bytes, |bytes| {
             let digest = wanted.verified(bytes, &claimed).map_err(damaged)?;
             let parsed = ManifestDocument::parse_named(bytes, &content_type);
-            let (read, media_type) = parsed.map_err(|error| about(error, &context))?;
+            let (read, media_type) = parsed.map_err(unusable)?;
             Ok::<_, Failure>((digest, read, media_type))
         });
         let (digest, read, media_type) = parsed.await??;
         if let Some(entry) = wanted.entry.filter(|entry| !read.is_called(&entry.media_type)) {
             let called = printable(&entry.media_type);
-            return Err(
-                about(corrupt(format!("it is `{media_type}`, not `{called}` as the index says")), &context).into()
-            );
+            return Err(unusable(corrupt(format!("it is `{media_type}`, not `{called}` as the index says"))).into());
         }
         self.record_success(index, began);
         locked(&self.hosts[index].sent).manifest = true;

@@ -8,20 +8,20 @@ use std::{
     time::Duration,
 };
 
+use imagelet_core::runtime::Patience;
 use tokio::time::Instant;
 
-use super::locked;
-
-/// A registry that restarts is back by then; one that is away for longer is reported soon.
-const BEGIN_MAX: Duration = Duration::from_secs(10);
+use super::{attempts::Next, locked};
 
 /// Time passes while at least one request of the pull is between a failure and its next success; requests that fail at
 /// the same time spend it once.
 #[derive(Debug)]
 pub(crate) struct RetryBudget {
     total: Duration,
-    /// A request of the pull has succeeded.
-    has_begun: AtomicBool,
+    /// Holds until the party that failed has served something.
+    patience: Patience,
+    hosts_served: AtomicBool,
+    redirects_served: AtomicBool,
     spent: Mutex<Spent>,
 }
 
@@ -37,26 +37,42 @@ struct Spent {
 pub(crate) struct Retrying<'a>(&'a RetryBudget);
 
 impl RetryBudget {
-    pub(crate) fn new(total: Duration) -> Self {
+    pub(crate) fn new(total: Duration, patience: Patience) -> Self {
         let spent = Spent { time: Duration::ZERO, running: 0, counted: Instant::now() };
-        Self { total, has_begun: AtomicBool::new(false), spent: Mutex::new(spent) }
+        let (hosts_served, redirects_served) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { total, patience, hosts_served, redirects_served, spent: Mutex::new(spent) }
     }
 
-    pub(crate) fn begin(&self) {
-        self.has_begun.store(true, Ordering::Relaxed);
+    /// A host, or the target of its redirect, has served something of the pull: it is worth the whole budget.
+    pub(crate) fn served(&self, is_redirected: bool) {
+        self.served_by(is_redirected).store(true, Ordering::Relaxed);
     }
 
-    /// The time of all retries: less than the total while the pull has received nothing and may as well begin anew,
-    /// unless the wait is one that the registry requests.
-    pub(crate) fn allowed(&self, is_requested: bool) -> Duration {
-        let is_whole = is_requested || self.has_begun.load(Ordering::Relaxed);
-        if is_whole { self.total } else { self.total.min(BEGIN_MAX) }
+    fn served_by(&self, is_redirected: bool) -> &AtomicBool {
+        if is_redirected { &self.redirects_served } else { &self.hosts_served }
     }
 
-    pub(crate) fn left(&self, is_requested: bool) -> Duration {
+    /// The time of all retries before this one: less than the total while nothing was served, as the pull may as well
+    /// begin anew.
+    pub(crate) fn allowed(&self, next: &Next) -> Duration {
+        let Patience { retries_max, requested_max, .. } = self.patience;
+        match (self.served_by(next.is_redirected).load(Ordering::Relaxed), next.is_requested) {
+            (true, _) => self.total,
+            (false, true) => self.total.min(requested_max),
+            (false, false) => self.total.min(retries_max),
+        }
+    }
+
+    /// Whether the wait fits; `tried` is the time since the request's first attempt.
+    pub(crate) fn permits(&self, next: &Next, tried: Duration) -> bool {
+        let has_served = self.served_by(next.is_redirected).load(Ordering::Relaxed);
+        (has_served || tried <= self.patience.attempt_max) && self.left(next) >= next.wait
+    }
+
+    fn left(&self, next: &Next) -> Duration {
         let mut spent = locked(&self.spent);
         spent.pass(Instant::now());
-        self.allowed(is_requested).saturating_sub(spent.time)
+        self.allowed(next).saturating_sub(spent.time)
     }
 
     pub(crate) fn retrying(&self) -> Retrying<'_> {
@@ -90,22 +106,50 @@ mod tests {
 
     use super::*;
 
+    fn next(is_requested: bool, is_redirected: bool) -> Next {
+        Next { host: 0, wait: Duration::ZERO, is_requested, is_redirected }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn requests_that_retry_at_the_same_time_spend_the_budget_once() {
-        let budget = RetryBudget::new(Duration::from_mins(1));
+        let budget = RetryBudget::new(Duration::from_mins(1), Patience::FULL);
+        let left = |is_requested| budget.left(&next(is_requested, false)).as_secs();
         advance(Duration::from_mins(9)).await;
-        assert_eq!(budget.left(true).as_secs(), 60, "nothing failed");
-        assert_eq!(budget.left(false).as_secs(), 10, "a pull that has received nothing");
+        assert_eq!(left(true), 60, "nothing failed");
+        assert_eq!(left(false), 10, "a pull that has received nothing");
         let (first, second) = (budget.retrying(), budget.retrying());
         advance(Duration::from_secs(20)).await;
         drop(first);
-        assert_eq!(budget.left(true).as_secs(), 40);
+        assert_eq!(left(true), 40);
         advance(Duration::from_secs(5)).await;
         drop(second);
         advance(Duration::from_mins(9)).await;
-        assert_eq!(budget.left(true).as_secs(), 35, "a success ends it");
+        assert_eq!(left(true), 35, "a success ends it");
         let _third = budget.retrying();
         advance(Duration::from_mins(9)).await;
-        assert_eq!(budget.left(true), Duration::ZERO);
+        assert_eq!(left(true), 0);
+    }
+
+    #[test]
+    fn patience_bounds_the_retries_at_a_party_that_has_served_nothing() {
+        let (seconds, brief) = (Duration::from_secs, Patience::BRIEF.retries_max);
+        for (patience, served, redirected, failure, requested) in [
+            (Patience::FULL, None, false, seconds(10), seconds(60)),
+            (Patience::FULL, None, true, seconds(10), seconds(60)),
+            (Patience::FULL, Some(false), false, seconds(60), seconds(60)),
+            (Patience::FULL, Some(false), true, seconds(10), seconds(60)),
+            (Patience::FULL, Some(true), true, seconds(60), seconds(60)),
+            (Patience::BRIEF, None, false, brief, brief),
+            (Patience::BRIEF, Some(false), false, seconds(60), seconds(60)),
+            (Patience::BRIEF, Some(false), true, brief, brief),
+            (Patience::BRIEF, Some(true), true, seconds(60), seconds(60)),
+        ] {
+            let budget = RetryBudget::new(Duration::from_mins(1), patience);
+            served.into_iter().for_each(|is_redirected| budget.served(is_redirected));
+            let allowed = [false, true].map(|is_requested| budget.allowed(&next(is_requested, redirected)));
+            assert_eq!(allowed, [failure, requested], "{patience:?}, {served:?} served, redirected: {redirected}");
+            let is_repeated = budget.permits(&next(false, redirected), seconds(5));
+            assert_eq!(is_repeated, allowed[0] > brief, "after an attempt of 5 s");
+        }
     }
 }

@@ -416,7 +416,7 @@ api_documents! {
     }
     OpenCircuitRow {
         registry: String,
-        /// Which pulls wait: `all-pulls`, those with certain `credentials`, or those of certain `images`.
+        /// Which pulls wait: `all-pulls`, those from a `repository`, those with certain `credentials`, or those of certain `images`.
         pulls: String,
         /// Class of the last failure; see `docs/errors.md`.
         class: String,

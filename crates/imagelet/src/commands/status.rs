@@ -53,6 +53,7 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
         let registries = status.registries.iter().map(|open| {
             let pulls = match open.pulls.as_str() {
                 "all-pulls" => "all pulls",
+                "repository" => "pulls of some repositories",
                 "credentials" => "pulls with some credentials",
                 _ => "pulls of some images",
             };

@@ -59,6 +59,7 @@ impl ServedImages {
             annotations: if is_embedded { Vec::new() } else { asked.image.annotations.clone() },
             credentials: asked.credential.iter().cloned().collect(),
             platform: asked.platform.clone(),
+            patience: asked.patience,
             ..EnsureRequest::new(image, PullPolicy::Always)
         }
     }
@@ -186,19 +187,22 @@ impl ImageService for ServedImages {
 
 #[cfg(test)]
 mod tests {
+    use imagelet_core::runtime::Patience;
+
     use super::*;
 
     #[test]
     fn an_embedded_store_gets_the_canonical_name_and_none_of_the_pods_annotations() {
         let annotations = vec![("team".to_owned(), "shop".to_owned())];
         let image = ImageSpec { annotations: annotations.clone(), ..ImageSpec::new("app:v1") };
-        let asked = PullRequest { image, credential: None, sandbox: None, platform: None };
+        let asked = PullRequest { image, patience: Patience::BRIEF, ..PullRequest::default() };
         let callers = CriCallers { limit_pulls: false, remove_in_use: false };
         for (is_embedded, name, expected) in
             [(true, "docker.io/library/app:v1", vec![]), (false, "app:v1", annotations)]
         {
             let request = ServedImages::request(&asked, is_embedded, callers);
             assert_eq!((request.image.as_str(), request.annotations), (name, expected));
+            assert_eq!(request.patience, Patience::BRIEF, "as the caller asked");
         }
     }
 }

@@ -157,7 +157,7 @@ fn check_relays(bytes: &[u8]) {
         server_address: "a.example".to_owned(),
     };
     let image = ImageSpec::new("a.example/app:v1");
-    let pull = PullRequest { image, credential: Some(credential), sandbox: None, platform: None };
+    let pull = PullRequest { image, credential: Some(credential), ..PullRequest::default() };
     assert!(!fuzzing::shown_refusal(&text, &pull).contains(PASSWORD));
 }
 

@@ -47,7 +47,7 @@ fn pull_over_cri(daemon: &Daemon, image: &str) {
         let endpoint = daemon.endpoint().parse().unwrap();
         let images = RemoteImageService::connect(&endpoint, Duration::from_mins(1)).await.unwrap();
         let credential = Some(Credential::basic("", USER, Secret::new(PASSWORD)));
-        let request = PullRequest { image: ImageSpec::new(image), credential, sandbox: None, platform: None };
+        let request = PullRequest { image: ImageSpec::new(image), credential, ..PullRequest::default() };
         images.pull(&request, no_progress()).await.unwrap();
     });
 }

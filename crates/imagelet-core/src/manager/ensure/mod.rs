@@ -90,7 +90,9 @@ impl<'a> Ensuring<'a> {
     }
 
     fn pull_request(&self, image: ImageSpec, credential: Option<Credential>) -> PullRequest {
-        PullRequest { image, credential, sandbox: self.request.sandbox(), platform: self.request.platform.clone() }
+        let EnsureRequest { platform, patience, .. } = self.request;
+        let (platform, patience) = (platform.clone(), *patience);
+        PullRequest { image, credential, sandbox: self.request.sandbox(), platform, patience }
     }
 
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {

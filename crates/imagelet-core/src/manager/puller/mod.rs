@@ -32,7 +32,7 @@ use super::{
 use crate::{
     events::{Event, EventCause, EventKind, EventSink, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    runtime::{Progress, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
+    runtime::{Party, Progress, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
 };
 
 /// Most credentials tried for one pull. Each costs the registry a round of requests. The kubelet tries all there are.
@@ -265,6 +265,9 @@ pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
         return last;
     }
     let joined = RuntimeError::new(last.kind(), format!("[{}]", texts.join(", ")));
+    // The joined text does not say which party failed.
+    let fault = last.fault();
+    let joined = if fault.party == Party::Registry { joined } else { joined.with_fault(fault) };
     // Where one credential was refused, the registry was there.
     let joined = if is_outage { joined } else { joined.not_an_outage() };
     match hint {

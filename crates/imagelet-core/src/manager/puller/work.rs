@@ -52,6 +52,7 @@ impl Work {
     pub(super) fn circuit_key(&self) -> CircuitKey {
         CircuitKey {
             registry: self.reference.domain().to_owned(),
+            repository: self.reference.path().to_owned(),
             credentials: self.credential_hashes(),
             image: self.request.image.image.clone(),
         }

@@ -363,7 +363,8 @@ async fn an_open_circuit_shows_no_tenant_what_another_tenant_pulls() {
         fake.fail("pull", RuntimeErrorKind::RegistryUnavailable, &secret_text);
         let node = node(fake.clone(), Wanted::default().settings);
         for index in 0..3 {
-            let mut own = request("reg.io/team-a/secret-project:v7");
+            // Answers to one repository hold back no other.
+            let mut own = request(&format!("reg.io/team-a/secret-project{}:v7", index % 2));
             own.pod = PodIdentity { namespace: "team-a".into(), name: "a".into(), uid: format!("a-{index}").into() };
             let error = node.ensure(&own).await.unwrap_err();
             assert!(error.message().contains("secret-project"), "its own failure: {}", error.message());

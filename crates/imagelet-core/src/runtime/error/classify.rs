@@ -3,7 +3,7 @@
 use std::{error::Error, io};
 
 use super::{
-    error_class::{ErrorClass, Fault, Stage},
+    error_class::{ErrorClass, Fault, Party, Stage},
     runtime_error::{RuntimeError, RuntimeErrorKind},
 };
 
@@ -87,10 +87,20 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
             (C::ImageUnknown, Some(Stage::Blob)) => C::BlobUnknown,
             (class, _) => *class,
         };
-        return Fault::new(class, hop.or(place).unwrap_or(Stage::Manifest));
+        let fault = Fault::new(class, hop.or(place).unwrap_or(Stage::Manifest));
+        return Fault { party: party(fault.hop, place), ..fault };
     }
     let (class, hop) = of_kind(kind);
     Fault::new(class, place.unwrap_or(hop))
+}
+
+/// The party that was not reached: for a blob it may be the target of a redirect, and the registry has served the manifest.
+fn party(hop: Stage, place: Option<Stage>) -> Party {
+    match (hop, place) {
+        (Stage::Dns | Stage::Connect | Stage::Tls, Some(Stage::Blob)) => Party::RedirectTarget,
+        (Stage::Dns | Stage::Connect | Stage::Tls, Some(Stage::Token)) => Party::TokenService,
+        _ => Party::Registry,
+    }
 }
 
 fn of_kind(kind: RuntimeErrorKind) -> (ErrorClass, Stage) {
@@ -324,6 +334,28 @@ mod tests {
         ] {
             let text = format!("{before}{text}");
             assert_eq!(from_text(RuntimeErrorKind::Other, &text), Fault::new(class, hop), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_not_reached_for_a_blob_or_a_token_may_be_another_than_the_registry() {
+        let pull = "failed to pull and unpack image \"r.io/a:v1\": ";
+        for (text, party) in [
+            (
+                "failed to copy: httpReadSeeker: failed open: failed to do request: Get \"http://127.0.0.1:1/x\": dial tcp 127.0.0.1:1: connect: connection refused",
+                Party::RedirectTarget,
+            ),
+            (
+                "failed to authorize: failed to fetch anonymous token: Get \"https://auth.r.io/token\": dial tcp 10.0.0.1:443: connect: connection refused",
+                Party::TokenService,
+            ),
+            (
+                "failed to do request: Head \"https://r.io/v2/a/manifests/v1\": dial tcp 10.0.0.1:443: connect: connection refused",
+                Party::Registry,
+            ),
+        ] {
+            let fault = from_text(RuntimeErrorKind::Other, &format!("{pull}{text}"));
+            assert_eq!((fault.class, fault.party), (C::ConnectionRefused, party), "{text}");
         }
     }
 

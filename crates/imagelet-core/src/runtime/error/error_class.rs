@@ -90,6 +90,18 @@ words! {
     }
 }
 
+/// Which party to a pull failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Party {
+    /// The registry itself, one of its mirrors, or none of the parties below.
+    #[default]
+    Registry,
+    /// A token service with an origin of its own.
+    TokenService,
+    /// The target of a redirect to another origin.
+    RedirectTarget,
+}
+
 /// The class and the stage of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
@@ -99,12 +111,28 @@ pub struct Fault {
     pub hop: Stage,
     /// The time that the registry requests before a retry.
     pub retry_after: Option<Duration>,
+    /// The party that failed.
+    pub party: Party,
 }
 
 impl Fault {
     /// A fault without a wait.
     pub fn new(class: ErrorClass, hop: Stage) -> Self {
-        Self { class, hop, retry_after: None }
+        Self { class, hop, retry_after: None, party: Party::Registry }
+    }
+
+    /// Whether the party was not reached at all, and so for no repository: by name, connection, TLS or proxy.
+    pub fn is_unreached(&self) -> bool {
+        match self.class {
+            ErrorClass::HostNotFound
+            | ErrorClass::ConnectionRefused
+            | ErrorClass::Unreachable
+            | ErrorClass::CertificateInvalid
+            | ErrorClass::TlsFailed
+            | ErrorClass::ProxyFailed => true,
+            ErrorClass::TimedOut => matches!(self.hop, Stage::Connect | Stage::Tls),
+            _ => false,
+        }
     }
 }
 

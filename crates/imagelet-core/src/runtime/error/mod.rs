@@ -4,6 +4,6 @@ mod classify;
 mod error_class;
 mod runtime_error;
 
-pub use error_class::{ErrorClass, Fault, Stage};
+pub use error_class::{ErrorClass, Fault, Party, Stage};
 pub(crate) use runtime_error::error_chain;
 pub use runtime_error::{RuntimeError, RuntimeErrorKind};

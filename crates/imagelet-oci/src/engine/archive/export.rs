@@ -11,7 +11,8 @@ use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, ImageId, Reference},
     runtime::{
-        Credentials, ExportRequest, ExportedImage, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind,
+        Credentials, ExportRequest, ExportedImage, LayerState, Patience, Progress, PullEvent, RuntimeError,
+        RuntimeErrorKind,
     },
 };
 use tokio::sync::mpsc;
@@ -133,7 +134,7 @@ impl Engine {
         to: &Writer,
     ) -> Result<(), RuntimeError> {
         let fetch = |reference: Reference, credential: Option<Credential>| async move {
-            let session = self.registry.session(&reference, credential.as_ref()).await?;
+            let session = self.registry.session(&reference, credential.as_ref(), Patience::FULL).await?;
             write_blob(&session.blob(layer), layer, to).await
         };
         first_source(names, credentials, fetch).await.unwrap_or_else(|error| {

@@ -7,7 +7,7 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId, Platform, Reference},
-    runtime::{ArchivePlace, ImportOutcome, ImportRequest, Progress, RuntimeError, RuntimeErrorKind},
+    runtime::{ArchivePlace, ImportOutcome, ImportRequest, Patience, Progress, RuntimeError, RuntimeErrorKind},
 };
 
 use super::super::{
@@ -107,6 +107,7 @@ impl Engine {
             platform: request.platform.clone().unwrap_or_else(Platform::host),
             is_platform_given: request.platform.is_some(),
             credential: None,
+            patience: Patience::FULL,
         };
         let (archive, wanted) = (Arc::clone(blobs), target.platform.clone());
         let found = self.on_disk(move |store| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, ImageId, Platform, Reference},
-    runtime::{Credentials, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+    runtime::{Credentials, LayerState, Patience, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 
 use super::Target;
@@ -54,7 +54,7 @@ impl Engine {
             None => None,
         };
         let resolved = if let Some(record) = &target.image.record {
-            let session = self.registry.session(reference, credential).await?;
+            let session = self.registry.session(reference, credential, Patience::FULL).await?;
             let (root, chosen, manifest) = self.recorded(record, Some(&session)).await?;
             Resolved { session, root, chosen, manifest }
         } else {

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
-    runtime::{ErrorClass, Fault, PullEvent, RuntimeError, Stage},
+    runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, Stage},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 
 use self::challenge::{Challenge, challenges};
 use super::{
-    connection::{Origin, Request, Target, Urgency},
+    connection::{Origin, Request, Target, Urgency, listing_hint, may_send_on},
     error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
     locked,
     path_check::steps::record,
@@ -72,7 +72,7 @@ impl PullSession {
     }
 
     async fn token(&self, host: &SessionHost, challenge: &Challenge) -> Result<Secret, Failure> {
-        let target = check_realm(challenge.parameter("realm").unwrap_or_default(), &host.host.origin)?;
+        let target = check_realm(challenge.parameter("realm").unwrap_or_default(), &host.host.origin, &self.listed)?;
         let (service, began) = (target.origin.authority(), Instant::now());
         let token = self.token_from(target, host, challenge).await;
         self.report(PullEvent::Token { service, began, is_granted: token.is_ok() });
@@ -92,6 +92,8 @@ impl PullSession {
         let _slot = self.shared.transport.slots.acquire(&target.origin, &Urgency::is_next()).await;
         // One deadline for both forms and the body: a request that needs a token fails over as early as another.
         let timeout = self.shared.transport.header_timeout;
+        let is_own = target.origin == host.host.origin;
+        let of_service = |failure: Failure| if is_own { failure } else { failure.of(Party::TokenService) };
         let began = Instant::now();
         let exchange = async {
             match (self.exchange_token(host, request, &place).await, as_form) {
@@ -103,9 +105,9 @@ impl PullSession {
         let Ok(answer) = tokio::time::timeout(timeout, exchange).await else {
             let message = format!("token service `{place}` did not end its answer within {} s", timeout.as_secs_f32());
             let error = unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Stage::Token));
-            return Err(Failure { error, retry: Retry::Soon });
+            return Err(of_service(Failure { error, retry: Retry::Soon }));
         };
-        let token = answer.map_err(|failure| failure.at(Stage::Token))?;
+        let token = answer.map_err(|failure| of_service(failure.at(Stage::Token)))?;
         let token = token.ok_or_else(|| unusable(&place, "does not serve this kind of request"))?;
         let kind = if credential.is_some() { "with the credential" } else { "anonymous" };
         record(Stage::Token, began, &place, kind.to_owned());
@@ -141,6 +143,8 @@ impl PullSession {
         let has_token = body.windows(6).any(|part| part == b"token\"");
         let shown: &[u8] = if has_token { &[] } else { &body[..body.len().min(ERROR_BYTES_MAX)] };
         let words = explanation(&kind, shown, body.len() > ERROR_BYTES_MAX, &self.secrets());
+        // A registry may name any host as its service: what another origin answers is not shown.
+        let words = words.filter(|_| answer.target.origin == host.host.origin);
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
         let message = format!("token service `{place}` answered {}{words}", answer.status);
         let status = answer.status.as_u16();
@@ -212,8 +216,8 @@ fn may_see(service: &Origin, registry: &Origin) -> bool {
 /// The target of a token request, if it is allowed.
 ///
 /// The realm may be another host (Docker Hub's is). It must be encrypted, unless it is the host of an unencrypted
-/// registry. It must not be an internal address, unless the registry has one.
-fn check_realm(realm: &str, registry: &Origin) -> Result<Target, RuntimeError> {
+/// registry. It must not be an internal address, unless the registry has one or the configuration lists it.
+fn check_realm(realm: &str, registry: &Origin, listed: &[Origin]) -> Result<Target, RuntimeError> {
     let place = registry.authority();
     let refuse = |why: String| denied(format!("registry `{place}` names a token service that is not asked: {why}"));
     if realm.is_empty() {
@@ -229,8 +233,9 @@ fn check_realm(realm: &str, registry: &Origin) -> Result<Target, RuntimeError> {
     if !service.is_https() && (registry.is_https() || !beside) {
         return Err(refuse(format!("`{service}` is not encrypted")));
     }
-    if service.is_internal() && !registry.is_internal() {
-        return Err(refuse(format!("`{service}` is inside the network, and the registry is not")));
+    if !may_send_on(registry, service, listed) {
+        let error = refuse(format!("`{service}` is inside the network, and the registry is not"));
+        return Err(error.with_hint(listing_hint(service)));
     }
     Ok(target)
 }
@@ -276,7 +281,7 @@ mod tests {
             ("https://10.0.0.1:5000", "https://10.0.0.2/token", true),
         ] {
             let origin = Target::parse(registry).unwrap().origin;
-            assert_eq!(check_realm(realm, &origin).is_ok(), allowed, "{registry} -> {realm}");
+            assert_eq!(check_realm(realm, &origin, &[]).is_ok(), allowed, "{registry} -> {realm}");
         }
     }
 
@@ -293,7 +298,7 @@ mod tests {
             ("http://127.0.0.1:5000", "http://127.0.0.1:5001/token", false),
         ] {
             let origin = Target::parse(registry).unwrap().origin;
-            let service = check_realm(realm, &origin).expect(realm).origin;
+            let service = check_realm(realm, &origin, &[]).expect(realm).origin;
             assert_eq!(may_see(&service, &origin), shown, "{registry} -> {realm}");
         }
     }

@@ -165,6 +165,7 @@ impl BlobSource {
             body: None,
             place: String::new(),
             host: 0,
+            is_redirected: false,
             began: Instant::now(),
             reached: span.start,
             skip: 0,
@@ -291,6 +292,8 @@ pub(crate) struct BlobStream {
     /// The sender, and its index in the session's list.
     place: String,
     host: usize,
+    /// The sender is the target of the host's redirect.
+    is_redirected: bool,
     /// When the current request began.
     began: Instant,
     reached: u64,
@@ -394,7 +397,7 @@ impl BlobStream {
         let what = format!("blob `{digest}` past byte {} of {size}", self.reached);
         let is_silent = matches!(problem, Some(ReadError::Silent(Silent::Connection(_))));
         let failure = match problem {
-            Some(error) => error.failure(&what, &self.place),
+            Some(error) => error.failure(&what, &self.place).of_redirect(self.is_redirected),
             None => Failure { error: self.wrong_size("only"), retry: AGAIN },
         };
         let Some(attempts) = &mut self.attempts else { return };
@@ -466,8 +469,11 @@ impl BlobStream {
         locked(&self.source.notes).served.insert(index);
         self.is_counted = false;
         (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
-        (self.skip, self.end) = (skip, end);
+        (self.skip, self.end, self.is_redirected) = (skip, end, answer.strayed);
         let session = &self.source.session;
+        if answer.strayed {
+            session.retry_budget.served(true);
+        }
         self.body = Some(BodyReader::new(answer.body, session.shared.transport.progress_timeout, &session.reception));
         self.ticket = session.shared.config.bandwidth.ticket(0);
     }

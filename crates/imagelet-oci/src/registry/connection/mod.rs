@@ -16,7 +16,7 @@ mod transport;
 pub use self::proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
 pub(super) use self::{
     host_slots::{HostSlots, Urgency},
-    origin::{Origin, Target},
+    origin::{Origin, Target, listing_hint, may_send_on},
     proxy::{Proxies, Proxy},
     reception::{Reception, Silent},
     settings::{ConnectionSettings, Identity, TlsSettings},

@@ -101,6 +101,16 @@ impl Origin {
     }
 }
 
+/// Whether a host may send requests on to an origin, as the token service of a challenge or the target of a redirect: from
+/// outside the network into it only where the registry's configuration lists the origin.
+pub(crate) fn may_send_on(from: &Origin, to: &Origin, listed: &[Origin]) -> bool {
+    !to.is_internal() || from.is_internal() || listed.contains(to)
+}
+
+pub(crate) fn listing_hint(origin: &Origin) -> String {
+    format!("if that is meant, list it in the registry's `hosts.toml`: `[host.\"{origin}\"]` with `capabilities = []`")
+}
+
 fn default_port(is_https: bool) -> u16 {
     if is_https { 443 } else { 80 }
 }
@@ -289,6 +299,27 @@ mod tests {
         }
         for location in ["file:///etc/passwd", "data:x", "", "http://", "/\u{0}"] {
             assert!(base.join(location).is_err(), "{location}");
+        }
+    }
+
+    #[test]
+    fn a_host_outside_sends_requests_to_no_place_inside_that_is_not_listed() {
+        let origin = |url: &str| target(url).origin;
+        let listed = [origin("http://10.0.0.5:9000")];
+        for (from, to, allowed) in [
+            ("https://r.example", "https://store.example/x", true),
+            ("https://r.example", "http://10.0.0.5:9000/x", true),
+            ("https://r.example", "http://10.0.0.5:9001/x", false),
+            ("https://r.example", "https://127.0.0.1/x", false),
+            ("https://r.example", "http://169.254.169.254/latest", false),
+            ("https://r.example", "http://[::1]/x", false),
+            ("https://r.example", "http://localhost:5000/x", false),
+            ("https://8.8.8.8", "http://192.168.0.1/x", false),
+            ("http://10.0.0.1:5000", "http://169.254.169.254/latest", true),
+            ("http://127.0.0.1:5000", "http://127.0.0.1:5001/x", true),
+            ("http://127.0.0.1:5000", "https://store.example/x", true),
+        ] {
+            assert_eq!(may_send_on(&origin(from), &origin(to), &listed), allowed, "{from} -> {to}");
         }
     }
 

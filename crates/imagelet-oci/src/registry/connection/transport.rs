@@ -20,7 +20,7 @@ use super::{
     failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
     host_slots::{HostSlot, HostSlots, Urgency},
     http_error::HttpError,
-    origin::{Origin, Target},
+    origin::{Origin, Target, listing_hint, may_send_on},
     proxy::Proxy,
     reception::{Reception, Silent},
     settings::ConnectionSettings,
@@ -62,6 +62,8 @@ pub(crate) struct Request {
     pub(crate) form: Option<String>,
     /// Redirects to other origins, without credentials, are followed.
     pub(crate) may_stray: bool,
+    /// Origins inside the network that a host outside may redirect to.
+    pub(crate) listed: Arc<[Origin]>,
     pub(crate) hop: Stage,
     /// `None`: the caller has a slot of the target's origin.
     pub(crate) urgency: Option<Arc<Urgency>>,
@@ -95,6 +97,7 @@ impl Request {
             method: Method::GET,
             form: None,
             may_stray: false,
+            listed: Arc::default(),
             hop: Stage::Manifest,
             urgency: Some(Urgency::is_next()),
         }
@@ -125,7 +128,8 @@ impl Transport {
                 Some(urgency) => Some(self.slots.acquire(&target.origin, urgency).await),
                 None => None,
             };
-            let response = self.exchange(&target, connection, headers, &request, reception).await?;
+            let response = self.exchange(&target, connection, headers, &request, reception).await;
+            let response = response.map_err(|failure| failure.of_redirect(strayed))?;
             let (head, incoming) = response.into_parts();
             let body = ResponseBody { incoming, _slot: slot };
             if !is_redirect(head.status) {
@@ -138,6 +142,10 @@ impl Transport {
                 let problem = if is_followed { "is not encrypted" } else { "is not followed here" };
                 let what = format!("sends on to `{}`, which {problem}", next.origin);
                 return Err(refused(&target, request.hop, &what).into());
+            }
+            if !may_send_on(&target.origin, &next.origin, &request.listed) {
+                let what = format!("sends on to `{}`, which is inside the network, and it is not", next.origin);
+                return Err(refused(&target, request.hop, &what).with_hint(listing_hint(&next.origin)).into());
             }
             drain(body).await;
             strayed |= next.origin != origin;

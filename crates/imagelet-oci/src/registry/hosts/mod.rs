@@ -251,6 +251,6 @@ mod tests {
             );
             hosts_found.extend(hosts.into_iter().filter(|host| host.is_mirror));
         }
-        assert_eq!(hosts_found.len(), 6, "one mirror per example");
+        assert_eq!(hosts_found.len(), 7, "one mirror per example");
     }
 }

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use imagelet_core::{
     credentials::Credential,
     image::{Platform, Reference},
-    runtime::{ErrorClass, RuntimeError, Stage},
+    runtime::{ErrorClass, Patience, RuntimeError, Stage},
 };
 use tokio::time::Instant;
 
@@ -75,8 +75,9 @@ impl Walk<'_> {
         if !host.can_pull || !can_resolve {
             return self.passed("configuration", Duration::ZERO, "not asked: its capabilities do not allow it".into());
         }
-        let session = PullSession::new(Arc::clone(&registry.shared), reference.canonical(), vec![host], credential);
-        let (resolved, took) = match self.timed(session.clone().resolve(reference, platform)).await {
+        let (shared, reference) = (Arc::clone(&registry.shared), reference.canonical());
+        let session = PullSession::new(shared, reference.clone(), vec![host], credential, Patience::FULL);
+        let (resolved, took) = match self.timed(session.clone().resolve(&reference, platform)).await {
             Ok(found) => found,
             Err((_, took, error)) if error.fault().class == ErrorClass::PlatformMissing => {
                 self.passed(Stage::Manifest.word(), took, String::new());

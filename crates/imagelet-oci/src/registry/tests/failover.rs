@@ -2,15 +2,21 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use imagelet_core::{
     image::{Digest, Platform},
-    runtime::{ErrorClass, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Party, Patience, RuntimeError, RuntimeErrorKind},
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::fake::{FakeRegistry, Trick};
 use crate::{
-    registry::{Registry, RegistryConfig, Resolved},
+    registry::{
+        PullSession, Registry, RegistryConfig, Resolved,
+        attempts::Attempts,
+        error::{Failure, Retry, unavailable},
+        hosts::Host,
+    },
     testing::{FAULTS, FaultRegistry, RegistryFault, TestImage},
 };
 
@@ -239,5 +245,122 @@ async fn a_mirror_that_recovers_is_used_again_after_a_probe() {
         assert!(began.elapsed() < Duration::from_mins(1), "the mirror is not used again");
         resolve(&registry, &fake).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The address of a port that refuses connections.
+async fn refusing() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+async fn resolve_as(registry: &Registry, name: &str, patience: Patience) -> Result<Resolved, RuntimeError> {
+    let (reference, platform) = (name.parse().unwrap(), "linux/amd64".parse().unwrap());
+    registry.session(&reference, None, patience).await?.resolve(&reference, &platform).await
+}
+
+/// Attempts as an error counts them.
+fn attempts_of(error: &RuntimeError) -> usize {
+    let text = error.chain();
+    let before = text.split(" attempts in ").next().filter(|before| before.len() < text.len());
+    before.and_then(|before| before.rsplit(' ').next()?.parse().ok()).unwrap_or(1)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_repeats_by_itself_gets_one_quick_retry_and_a_command_keeps_its_patience() {
+    let millis = Duration::from_millis;
+    let reference: imagelet_core::image::Reference = "127.0.0.1:1/team/app:v1".parse().unwrap();
+    for (what, patience, retry, takes, count, time) in [
+        ("refused", Patience::BRIEF, Retry::Soon, millis(5), 2..=2, millis(155)..=millis(1000)),
+        ("slow", Patience::BRIEF, Retry::Soon, millis(600), 1..=1, millis(600)..=millis(600)),
+        ("limited", Patience::BRIEF, Retry::After(millis(4500)), millis(5), 1..=1, millis(5)..=millis(5)),
+        ("refused", Patience::FULL, Retry::Soon, millis(5), 6..=7, millis(4500)..=millis(10_500)),
+        ("slow", Patience::FULL, Retry::Soon, millis(600), 5..=6, millis(4500)..=millis(11_500)),
+    ] {
+        let shared = Registry::new(RegistryConfig::default()).unwrap().shared;
+        let hosts = vec![Host::own("127.0.0.1:1").unwrap()];
+        let session = PullSession::new(shared, reference.clone(), hosts, None, patience);
+        let attempt = |_| {
+            async move {
+                sleep(takes).await;
+                Err::<(), _>(Failure { error: unavailable("the registry is away"), retry })
+            }
+            .boxed()
+        };
+        let began = Instant::now();
+        let error = session.first_success(&mut Attempts::new([0]), "an image", attempt).await.unwrap_err();
+        let (found, took) = (attempts_of(&error), began.elapsed());
+        assert!(count.contains(&found), "{what}: {}", error.chain());
+        assert!(time.contains(&took), "{what}: {took:?}, {}", error.chain());
+        let names_wait = error.chain().contains("the registry requests a wait of 5 s");
+        assert_eq!(names_wait, what == "limited", "{}", error.chain());
+    }
+}
+
+#[tokio::test]
+async fn five_good_pods_behind_three_bad_ones_wait_for_one_quick_retry_of_each() {
+    let (good, failing) = (FakeRegistry::start().await, FakeRegistry::start().await);
+    good.put_image("v1", &[b"layer"]);
+    failing.trick("/v1", 99, answer(503, &[]));
+    let registry = Registry::new(RegistryConfig::default()).unwrap();
+    let places = [refusing().await, "registry.example:5000".to_owned(), failing.address.to_string()];
+    for place in places {
+        let error = resolve_as(&registry, &format!("{place}/team/app:v1"), Patience::BRIEF).await.unwrap_err();
+        assert!(attempts_of(&error) <= 2, "{place}: {}", error.chain());
+        assert!(error.is_outage(), "{place}: {}", error.chain());
+    }
+    assert!((1..=2).contains(&failing.seen().len()));
+    for _ in 0..5 {
+        let name = good.reference("team/app:v1").to_string();
+        resolve_as(&registry, &name, Patience::BRIEF).await.unwrap();
+    }
+    assert_eq!(good.seen().len(), 5);
+}
+
+#[tokio::test]
+async fn a_refused_redirect_target_fails_as_soon_as_a_refused_registry_and_is_not_held_against_it() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"layer"]);
+    let (registry, _folder) = client(&fake, &[], quick());
+    let name = fake.reference("team/app:v1").to_string();
+    let digest = Digest::of(b"layer");
+    fake.trick(digest.as_str(), 99, answer(307, &[("location", &format!("http://{}/blob", refusing().await))]));
+    let resolved = resolve_as(&registry, &name, Patience::BRIEF).await.unwrap();
+    fake.seen();
+    let error = layer(&resolved, 0).await.unwrap_err();
+    assert!((1..=2).contains(&fake.seen().len()), "{}", error.chain());
+    assert_eq!((error.fault().class, error.fault().party), (ErrorClass::ConnectionRefused, Party::RedirectTarget));
+    let (health, origin) = (&registry.shared.health, &resolved.session.hosts[0].host.origin);
+    assert!(!health.is_bad(origin, &format!("{}/team/other", fake.address)));
+
+    // A store that has served bytes of the pull is worth the whole budget.
+    let store = FakeRegistry::start().await;
+    store.put_blob(&b"layer"[..]);
+    fake.clear_tricks();
+    let location = format!("http://{}/blobs/{digest}", store.address);
+    fake.trick(digest.as_str(), 99, answer(307, &[("location", &location)]));
+    let resolved = resolve_as(&registry, &name, Patience::BRIEF).await.unwrap();
+    layer(&resolved, 0).await.unwrap();
+    store.trick(digest.as_str(), 3, answer(503, &[]));
+    assert_eq!(layer(&resolved, 0).await.unwrap(), b"layer");
+}
+
+#[tokio::test]
+async fn no_body_of_another_origin_appears_in_a_message() {
+    let (fake, other) = (FakeRegistry::start().await, FakeRegistry::start().await);
+    fake.put_image("v1", &[b"layer"]);
+    let config = RegistryConfig { retry_budget: Duration::ZERO, ..quick() };
+    let registry = Registry::new(config).unwrap();
+    let name = fake.reference("team/app:v1").to_string();
+    let manifest = r#"{"schemaVersion": 2, "config": "an internal secret"}"#;
+    for (status, body) in
+        [(403, "an internal secret"), (404, "an internal secret"), (500, "an internal secret"), (200, manifest)]
+    {
+        fake.trick("/v1", 99, answer(307, &[("location", &format!("http://{}/x", other.address))]));
+        other.trick("/x", 99, Trick::Answer(status, vec![], body.into()));
+        let text = resolve_as(&registry, &name, Patience::FULL).await.unwrap_err().chain();
+        assert!(!text.contains("secret") && text.contains(&other.address.to_string()), "{status}: {text}");
+        fake.clear_tricks();
+        other.clear_tricks();
     }
 }

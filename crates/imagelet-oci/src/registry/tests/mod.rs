@@ -18,7 +18,7 @@ use std::time::Duration;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     image::{Digest, Platform},
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, Patience, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
@@ -195,7 +195,7 @@ async fn a_manifest_is_confirmed_to_who_may_pull_it_without_its_bytes() {
     fake.guard(bearer());
     let (registry, reference) = (registry(), fake.reference("team/app"));
     let confirm = async |credential: Option<&Credential>, digest: &Digest| {
-        let session = registry.session(&reference, credential).await?;
+        let session = registry.session(&reference, credential, Patience::FULL).await?;
         session.confirm(&reference.with_digest(digest.clone()), digest).await
     };
     assert!(confirm(Some(&credential("hunter2pass")), &digest).await.unwrap());
@@ -392,7 +392,7 @@ async fn passing_trouble_is_waited_out_and_lasting_trouble_named() {
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
     assert!(error.to_string().contains("86400 s"), "{error}");
     let retry_after = Some(Duration::from_hours(24));
-    assert_eq!(error.fault(), Fault { class: ErrorClass::RateLimited, hop: Stage::Manifest, retry_after });
+    assert_eq!(error.fault(), Fault { retry_after, ..Fault::new(ErrorClass::RateLimited, Stage::Manifest) });
     assert!(error.is_outage());
     assert_eq!(fake.seen().len(), 1);
 
@@ -412,7 +412,7 @@ async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks_by_all_of_a
     let fake = FakeRegistry::start().await;
     let reference = fake.reference("team/app:v1");
     let registry = registry();
-    let session = registry.session(&reference, None).await.unwrap();
+    let session = registry.session(&reference, None, Patience::FULL).await.unwrap();
     let query = Query {
         path: "manifests/v1".to_owned(),
         method: http::Method::GET,

@@ -303,6 +303,29 @@ async fn a_hosts_own_proxy_carries_neither_its_redirects_nor_its_token_service()
 }
 
 #[tokio::test]
+async fn a_registry_outside_redirects_to_no_address_inside_unless_its_configuration_lists_it() {
+    let (fake, folder) = registry(false).await;
+    let inside = FakeRegistry::start().await;
+    inside.put_image("v1", &[]);
+    let own = FakeProxy::start(Kind::Http, fake.address, None).await;
+    let place = format!("http://{}", inside.address);
+    let server = format!("server = \"http://{NAME}\"\nproxy = \"http://{}\"\n", own.address);
+    let listed = format!("{server}[host.\"{place}\"]\ncapabilities = []\n");
+    fake.guard(Guard::Open);
+    let location = format!("{place}/v2/team/app/manifests/v1");
+    fake.trick("/v1", 99, answer(307, &[("location", &location)], ""));
+    for (hosts, is_followed) in [(server, false), (listed, true)] {
+        std::fs::write(folder.path().join(NAME).join("hosts.toml"), hosts).unwrap();
+        let found = resolve(&client(&folder, "", "", ProxyRules::default())).await;
+        assert_eq!((found.is_ok(), inside.seen().len()), (is_followed, usize::from(is_followed)));
+        if let Err(error) = found {
+            assert!(error.chain().contains("is inside the network"), "{}", error.chain());
+            assert!(error.hint().is_some_and(|hint| hint.contains("capabilities = []")), "{}", error.chain());
+        }
+    }
+}
+
+#[tokio::test]
 async fn changed_rules_hold_for_the_next_request_and_no_connection_by_another_proxy_is_reused() {
     for encrypted in [true, false] {
         let (fake, folder) = registry(encrypted).await;

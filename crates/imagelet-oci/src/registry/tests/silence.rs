@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use imagelet_core::{
     credentials::{Credential, Secret},
     image::Platform,
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -119,7 +119,8 @@ async fn a_token_service_that_never_answers_or_never_ends_does_not_hang_the_pull
         fake.guard(Guard::Bearer { shown: None, form: None, realm: Some(format!("http://{service}/token")) });
         let name = format!("{}/team/app:v1", fake.address);
         let error = resolve(&registry(CONNECTION, Some(PULL)), &name).await.unwrap_err();
-        assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Token), "{what}: {}", error.chain());
+        let fault = Fault { party: Party::TokenService, ..Fault::new(ErrorClass::TimedOut, Stage::Token) };
+        assert_eq!(error.fault(), fault, "{what}: {}", error.chain());
         let is_late = error.chain().contains("did not end its answer within 2 s");
         assert!(is_late || what != "never ends", "{}", error.chain());
     }
@@ -141,7 +142,8 @@ async fn a_store_behind_a_redirect_that_never_answers_ends_the_pull() {
     fake.trick(digest, 9, Trick::Answer(307, vec![elsewhere], "".into()));
     let resolved = resolve(&registry, &format!("{}/team/app:v1", fake.address)).await.unwrap();
     let error = read(&resolved).await.unwrap_err();
-    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Blob), "{}", error.chain());
+    let fault = Fault { party: Party::RedirectTarget, ..Fault::new(ErrorClass::TimedOut, Stage::Blob) };
+    assert_eq!(error.fault(), fault, "{}", error.chain());
 }
 
 #[tokio::test]

@@ -114,7 +114,7 @@ async fn a_token_request_that_waits_for_a_slot_of_its_host_is_not_late() {
     };
     let (read, ()) = tokio::join!(reading, long);
     assert_eq!(read.unwrap_or_else(|error| panic!("{}", error.chain())), b"layer");
-    assert!(!registry.shared.health.is_bad(&origin));
+    assert!(!registry.shared.health.is_bad(&origin, reference.repository()));
 }
 
 #[tokio::test]

@@ -71,7 +71,7 @@ fn work(client: Client) -> Work {
     let image = format!("registry.example/app{}:v1", client.image);
     Work {
         reference: image.parse().expect("it is valid"),
-        request: PullRequest { image: ImageSpec::new(image), credential: None, sandbox: None, platform: None },
+        request: PullRequest { image: ImageSpec::new(image), ..PullRequest::default() },
         credentials: Vec::new(),
         tenant: "a".into(),
         priority: client.priority,
