@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::ByteSize,
+    printable::printable,
     runtime::{LayerState, Progress, PullEvent},
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{events::PullRetry, fields::milliseconds_of, pods::PodImageRow};
-use crate::output::printable;
 
 /// Receives the progress of a command. Must not block.
 pub(crate) type Steps = Arc<dyn Fn(Step) + Send + Sync>;

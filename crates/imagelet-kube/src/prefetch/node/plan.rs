@@ -5,12 +5,12 @@ use std::{
     time::SystemTime,
 };
 
+use imagelet_core::printable::printable_start;
 use tokio::time::Instant;
 
 use super::port::{FetchFailure, ImagePresence, SetPin};
-use crate::{
-    names::shown_to,
-    prefetch::objects::{ImagePhase, ImageReport, ImageSet, SetImage, SetName, SetPhase, SetPullPolicy, SetReport},
+use crate::prefetch::objects::{
+    ImagePhase, ImageReport, ImageSet, SetImage, SetName, SetPhase, SetPullPolicy, SetReport,
 };
 
 /// Most sets of one report; an object of the API has 1.5 MB at most.
@@ -209,7 +209,7 @@ fn report_of(
             ImageReport { phase, message: message.to_owned(), ..report }
         }
         Some(TaskState::Failed { failure: FetchFailure { class, hop, message }, .. }) => {
-            let message = shown_to(message, MESSAGE_LENGTH_MAX);
+            let message = printable_start(message, MESSAGE_LENGTH_MAX);
             let message = if message.len() <= *messages_left { message } else { String::new() };
             *messages_left -= message.len();
             let (class, hop) = (class.to_string(), hop.to_string());
