@@ -3,6 +3,7 @@
 use std::{error::Error, path::Path};
 
 use imagelet_core::{
+    printable::is_unprintable,
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     text::quoted,
 };
@@ -101,7 +102,7 @@ fn refusal(status: &Status) -> ContainerdRefusal {
 /// containerd's text for a log: of bounded length, on one line.
 fn shown(text: &str) -> String {
     let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
-    if text.chars().any(char::is_control) { quoted(text) } else { text.to_owned() }
+    if text.contains(is_unprintable) { quoted(text) } else { text.to_owned() }
 }
 
 #[cfg(test)]

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use imagelet_core::printable::one_line;
 use serde::Deserialize;
-
-use crate::names::cut;
 
 /// Most of a server's message that is kept.
 const MESSAGE_LENGTH_MAX: usize = 512;
@@ -127,6 +126,7 @@ impl ApiStatus {
         if code == 410 || is_ahead || matches!(self.reason.as_str(), "Expired" | "Gone") {
             return ApiError::Expired;
         }
-        ApiError::Rejected { code, message: cut(&self.message, MESSAGE_LENGTH_MAX, ' ') }
+        let end = self.message.floor_char_boundary(MESSAGE_LENGTH_MAX);
+        ApiError::Rejected { code, message: one_line(&self.message[..end]) }
     }
 }

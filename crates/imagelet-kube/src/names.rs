@@ -1,5 +1,7 @@
 //! Names of objects of the API, and texts of other processes as they are shown.
 
+use imagelet_core::printable::printable_start;
+
 /// Longest namespace, and longest name of an object of the API.
 pub(crate) const NAMESPACE_LENGTH_MAX: usize = 63;
 pub(crate) const NAME_LENGTH_MAX: usize = 253;
@@ -14,18 +16,7 @@ pub(crate) fn is_name(text: &str, length_max: usize) -> bool {
     text.len() <= length_max && has_ends && text.bytes().all(is_of_name)
 }
 
-/// A text from outside, cut, without control characters.
+/// A text from outside, cut, printable.
 pub(crate) fn shown(text: &str) -> String {
-    shown_to(text, SHOWN_MAX)
-}
-
-/// The same, with another limit in bytes.
-pub(crate) fn shown_to(text: &str, length_max: usize) -> String {
-    cut(text, length_max, '?')
-}
-
-/// The first bytes of a text, with a letter for each control character.
-pub(crate) fn cut(text: &str, length_max: usize, for_control: char) -> String {
-    let cut = &text[..text.floor_char_boundary(length_max)];
-    cut.chars().map(|letter| if letter.is_control() { for_control } else { letter }).collect()
+    printable_start(text, SHOWN_MAX)
 }

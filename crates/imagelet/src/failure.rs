@@ -4,11 +4,12 @@ use std::{error::Error, fmt, io::Write as _};
 
 use imagelet_core::{
     manager::EnsureError,
+    printable::printable,
     runtime::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage},
 };
 use serde::{Deserialize, Serialize};
 
-use crate::output::{fitted_to_stderr, printable};
+use crate::output::fitted_to_stderr;
 
 const CAUSES_MAX: usize = 16;
 

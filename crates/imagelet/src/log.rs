@@ -1,7 +1,11 @@
 //! Logging: a daemon's log, or lines for people on a command's stderr.
 
-use std::{fmt, io::IsTerminal as _};
+use std::{
+    fmt,
+    io::{self, IsTerminal as _},
+};
 
+use imagelet_core::printable::{escape_unprintable, printable};
 use tracing::field::Field;
 use tracing_subscriber::{
     filter::{LevelFilter, Targets},
@@ -10,7 +14,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-use crate::{config::Environment, output::printable};
+use crate::config::Environment;
 
 /// Starts logging. A daemon logs its decisions. A command logs only what would otherwise be lost, because its errors
 /// are printed to stderr anyway; with `IMAGELET_LOG` it logs like a daemon.
@@ -19,14 +23,28 @@ pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     let default = if is_daemon { "info,kube_client=off" } else { "error" };
     let wanted = environment.log.as_deref().unwrap_or(default);
     let filter = wanted.parse().unwrap_or_else(|_| default.parse::<Targets>().unwrap_or_default());
-    let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(|| LogWriter(io::stderr()));
     if !is_daemon && environment.log.is_none() {
         let builder = builder.without_time().with_level(false).with_target(false).with_ansi(false);
         builder.fmt_fields(debug_fn(for_people)).finish().with(filter).init();
-    } else if std::io::stderr().is_terminal() {
+    } else if io::stderr().is_terminal() {
         builder.with_target(false).with_ansi(!environment.no_color).finish().with(filter).init();
     } else {
         builder.json().flatten_event(true).finish().with(filter).init();
+    }
+}
+
+/// Escapes what texts from elsewhere have and is not printable. An event is one write.
+struct LogWriter<W>(W);
+
+impl<W: io::Write> io::Write for LogWriter<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        self.0.write_all(escape_unprintable(&String::from_utf8_lossy(event)).as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 
@@ -43,10 +61,7 @@ fn for_people(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) ->
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io,
-        sync::{Arc, Mutex},
-    };
+    use std::sync::{Arc, Mutex};
 
     use super::*;
 
@@ -60,6 +75,28 @@ mod tests {
 
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
+        }
+    }
+
+    #[test]
+    fn a_text_from_elsewhere_cannot_reverse_a_line_of_the_log_nor_end_it() {
+        let text = "of \u{202e}gpj.exe\u{2028}forged";
+        for is_json in [true, false] {
+            let kept = Kept::default();
+            let writer = kept.clone();
+            let builder = tracing_subscriber::fmt().with_ansi(false).with_writer(move || LogWriter(writer.clone()));
+            let say = || tracing::warn!(error = text, why = %text, "{text}");
+            if is_json {
+                tracing::subscriber::with_default(builder.json().flatten_event(true).finish(), say);
+            } else {
+                tracing::subscriber::with_default(builder.finish(), say);
+            }
+            let said = String::from_utf8(kept.0.lock().expect("no panic").clone()).expect("it is text");
+            assert!(!said.contains(['\u{202e}', '\u{2028}']) && said.lines().count() == 1, "{said}");
+            if is_json {
+                let event: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+                assert_eq!([&event["message"], &event["why"]], [text, text], "a reader of JSON gets the text");
+            }
         }
     }
 

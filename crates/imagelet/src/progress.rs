@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::image::ByteSize;
+use imagelet_core::{image::ByteSize, printable::printable};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use rustix::termios::tcgetwinsize;
 use tokio::time::Instant;
@@ -15,7 +15,6 @@ use tokio::time::Instant;
 use crate::{
     api::{LayerSize, PullProgress, PullRetry, Step, Steps, no_steps},
     config::has_dumb_terminal,
-    output::printable,
 };
 
 /// Layers with a bar of their own; the total covers the others. A low terminal has fewer.

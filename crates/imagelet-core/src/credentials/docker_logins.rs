@@ -22,7 +22,10 @@ use super::{
     docker_config::{DOCKER_CONFIG_LENGTH_MAX, read_document, server_of},
     provider::{CredentialHelpers, HelperError},
 };
-use crate::image::{DOCKER_HUB, is_docker_hub, shown_name};
+use crate::{
+    image::{DOCKER_HUB, is_docker_hub, shown_name},
+    printable::printable_start,
+};
 
 const AUTHS: &str = "auths";
 const HOST_LENGTH_MAX: usize = 255;
@@ -78,9 +81,7 @@ pub fn registry_host(text: &str) -> Result<String, LoginError> {
     let is_of_host = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);
     let is_host = (1..=HOST_LENGTH_MAX).contains(&host.len()) && host.bytes().all(is_of_host);
     if !is_host || !matches!(path.trim_end_matches('/'), "" | "v1" | "v2") {
-        return Err(LoginError::Registry(
-            shown_name(text).chars().filter(|c| !c.is_control()).take(HOST_LENGTH_MAX).collect(),
-        ));
+        return Err(LoginError::Registry(printable_start(&shown_name(text), HOST_LENGTH_MAX)));
     }
     let host = host.to_ascii_lowercase();
     Ok(match host.as_str() {

@@ -13,6 +13,7 @@ use http::Method;
 use imagelet_core::{
     events::{Event, EventCause, EventKind, EventSubject, LogEvents},
     image::Reference,
+    printable::one_line,
     runtime::{ErrorClass, Stage},
 };
 use jiff::Timestamp;
@@ -24,12 +25,7 @@ use tokio::{
 };
 
 use self::series::{EventAction, EventText, SeriesTable};
-use crate::{
-    access::ApiAccess,
-    api_client::ApiClient,
-    api_error::ApiError,
-    names::{cut, shown},
-};
+use crate::{access::ApiAccess, api_client::ApiClient, api_error::ApiError, names::shown};
 
 /// The reasons that are sent, of events about the node.
 const REASONS: [&str; 6] =
@@ -142,7 +138,11 @@ fn text(event: &Event) -> Option<EventText> {
         return None;
     }
     let text = event.note.as_deref().unwrap_or(&event.message);
-    Some(EventText { kind: event.kind, reason: event.reason, note: cut(text, NOTE_LENGTH_MAX, ' ') })
+    Some(EventText {
+        kind: event.kind,
+        reason: event.reason,
+        note: one_line(&text[..text.floor_char_boundary(NOTE_LENGTH_MAX)]),
+    })
 }
 
 /// The event about a pull that failed at a step. Readers of the whole cluster get the registry and no name of a tenant.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use imagelet_core::printable::printable;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use crate::{
     access::ApiAccess,
     api_client::{ApiClient, encoded},
     api_error::ApiError,
-    names::{shown, shown_to},
+    names::shown,
     watch::{Collection, ListSource},
 };
 
@@ -191,7 +192,7 @@ fn row(object: &SetObject, scope: SetScope) -> SetRow {
         let FailureCount { class, hop, nodes, node, image, message } = it;
         let plural = if *nodes == 1 { "" } else { "s" };
         let text = format!("{class} at {hop} on {nodes} node{plural}, first {node}: {image}: {message}");
-        shown_to(&text, text.len())
+        printable(&text)
     };
     SetRow {
         images: set.spec.images.len(),

@@ -12,6 +12,7 @@ use std::{fmt, str::FromStr};
 
 use imagelet_core::{
     image::{Digest, Platform},
+    printable::{is_unprintable, printable_start},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 use serde::{
@@ -316,7 +317,7 @@ pub(crate) fn unacceptable(message: impl Into<String>) -> RuntimeError {
 
 /// Hostile text for a message: bounded, and on one line.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().filter(|character| !character.is_control()).take(128).collect()
+    printable_start(text, 128)
 }
 
 /// Parses a JSON object. Serde would accept an array for a struct; Go would not.
@@ -364,12 +365,11 @@ fn shortened(error: serde_json::Error) -> serde_json::Error {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let reason = text.strip_suffix(&place).unwrap_or(&text);
-    if reason.len() <= REASON_MAX && !reason.contains(char::is_control) {
+    if reason.len() <= REASON_MAX && !reason.contains(is_unprintable) {
         return error;
     }
-    let end = reason.floor_char_boundary(REASON_MAX);
-    let more = if end < reason.len() { "…" } else { "" };
-    let shown: String = reason[..end].chars().filter(|character| !character.is_control()).collect();
+    let more = if reason.len() > REASON_MAX { "…" } else { "" };
+    let shown = printable_start(reason, REASON_MAX);
     serde_json::Error::custom(format!("{shown}{more}{place}"))
 }
 

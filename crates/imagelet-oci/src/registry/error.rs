@@ -4,6 +4,7 @@ use std::{sync::LazyLock, time::Duration};
 
 use imagelet_core::{
     credentials::{Secret, spellings},
+    printable::is_unprintable,
     runtime::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
 };
 use regex_lite::Regex;
@@ -94,10 +95,10 @@ pub(crate) fn about(error: RuntimeError, context: &str) -> RuntimeError {
 ///
 /// With `cut`, more text followed; the last bytes are dropped because they may hold half a secret.
 pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[Secret]) -> String {
-    let printable = |text: &str| text.chars().filter(|character| !is_hidden(*character)).collect::<String>();
-    // Control characters are removed first: a secret with one in its middle would be restored afterwards.
-    let mut text = printable(&String::from_utf8_lossy(body));
-    let mut secrets: Vec<Secret> = secrets.iter().flat_map(|secret| spellings(&printable(secret.expose()))).collect();
+    // What is not printable is removed, and first: a secret with such a character in its middle would be restored by a reader.
+    let bare = |text: &str| text.replace(is_unprintable, "");
+    let mut text = bare(&String::from_utf8_lossy(body));
+    let mut secrets: Vec<Secret> = secrets.iter().flat_map(|secret| spellings(&bare(secret.expose()))).collect();
     secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
     if cut {
         let unsafe_tail = secrets.first().map_or(0, |secret| secret.expose().len());
@@ -162,10 +163,6 @@ fn without_authorization(text: &str) -> String {
         follows_scheme = bare.ends_with("bearer") || bare.ends_with("basic");
     }
     kept
-}
-
-fn is_hidden(character: char) -> bool {
-    character.is_control() || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{feff}')
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::{fmt::Write as _, io};
 
+use imagelet_core::printable::is_unprintable;
 use rustix::io::Errno;
 
 use super::budget::MemoryError;
@@ -116,7 +117,7 @@ pub(crate) fn shown(name: &[u8]) -> String {
         for letter in chunk.valid().chars() {
             match letter {
                 '`' | '\\' => text.extend(['\\', letter]),
-                _ if letter.is_control() => text.extend(letter.escape_default()),
+                _ if is_unprintable(letter) => text.extend(letter.escape_default()),
                 _ => text.push(letter),
             }
         }
@@ -137,6 +138,7 @@ mod tests {
     #[test]
     fn a_name_is_shown_byte_for_byte_up_to_the_bound() {
         assert_eq!(shown(b"a\xff\xfe`b\\\n"), r"a\xff\xfe\`b\\\n");
+        assert_eq!(shown("a\u{202e}gpj.exe\u{2028}".as_bytes()), r"a\u{202e}gpj.exe\u{2028}");
         let longest = "x".repeat(NAME_SHOWN_MAX);
         assert_eq!(shown(longest.as_bytes()), longest);
         assert_eq!(shown(format!("{longest}x").as_bytes()), format!("{longest}…"));

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::ByteSize,
+    printable::printable,
     runtime::{LayerState, Progress, PullEvent, RemovedImage},
 };
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,6 @@ use super::{
     fields::milliseconds_of,
     pods::PodImageRow,
 };
-use crate::output::printable;
 
 /// Receives the progress of a command. Must not block.
 pub(crate) type Steps = Arc<dyn Fn(Step) + Send + Sync>;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream};
-use imagelet_core::image::ByteSize;
+use imagelet_core::{image::ByteSize, printable::printable};
 use serde_json::json;
 
 use super::pull::{read_file, seconds};
@@ -18,7 +18,7 @@ use crate::{
     failure::Failure,
     manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
     node::Node,
-    output::{Format, Table, id, or_dash, print, printable, size},
+    output::{Format, Table, id, or_dash, print, size},
     progress::{Screen, Shown, lock},
 };
 

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use imagelet_core::printable::printable;
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
@@ -15,7 +16,7 @@ use crate::{
     cli::{EventsArgs, Since, Template},
     failure::Failure,
     node::Node,
-    output::{Format, Table, printable, printable_layout, printed},
+    output::{Format, Table, printable_layout, printed},
     progress::{PullScreen, lock},
 };
 

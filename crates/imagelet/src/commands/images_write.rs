@@ -6,7 +6,10 @@ use std::{
     process::ExitCode,
 };
 
-use imagelet_core::{image::ByteSize, runtime::ArchivePlace};
+use imagelet_core::{
+    printable::printable,
+    {image::ByteSize, runtime::ArchivePlace},
+};
 use serde_json::json;
 
 use crate::{
@@ -17,7 +20,7 @@ use crate::{
     cli::{ExportArgs, ImportArgs, MountArgs},
     failure::Failure,
     node::{Command, Node},
-    output::{Format, Table, fitted_to_stderr, print, printable},
+    output::{Format, Table, fitted_to_stderr, print},
     progress::Screen,
 };
 

@@ -6,13 +6,13 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{gc::ShadowCounts, image::ByteSize, text::duration_text};
+use imagelet_core::{gc::ShadowCounts, image::ByteSize, printable::printable, text::duration_text};
 
 use crate::{
     api::{ImportStatus, LastCollection, Status, StatusRequest, no_steps},
     failure::Failure,
     node::Node,
-    output::{Format, Table, print, printable},
+    output::{Format, Table, print},
 };
 
 const PODS_SHOWN_MAX: usize = 10;

@@ -5,7 +5,10 @@ use std::{
     process::ExitCode,
 };
 
-use imagelet_core::image::{ByteSize, ImageId};
+use imagelet_core::{
+    image::{ByteSize, ImageId},
+    printable::printable,
+};
 
 use super::images_write::{ask_shown, note};
 use crate::{
@@ -13,7 +16,7 @@ use crate::{
     cli::{Intent, VerifyArgs},
     failure::Failure,
     node::Node,
-    output::{Format, Table, id, names, print, printable},
+    output::{Format, Table, id, names, print},
     progress::Screen,
 };
 

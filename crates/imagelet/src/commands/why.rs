@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{image::ByteSize, text::duration_text};
+use imagelet_core::{
+    printable::printable,
+    {image::ByteSize, text::duration_text},
+};
 
 use jiff::Timestamp;
 
@@ -15,7 +18,7 @@ use crate::{
     cli::Since,
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
-    output::{Format, Table, id, milliseconds, names, print, printable},
+    output::{Format, Table, id, milliseconds, names, print},
 };
 
 const PODS_SHOWN_MAX: usize = 3;

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_core::image::Percent;
+use imagelet_core::{image::Percent, printable::is_unprintable};
 
 use crate::size::parse_size;
 
@@ -44,9 +44,9 @@ impl ConfigError {
     }
 }
 
-/// A message without the control characters that a file may have in its texts.
+/// A message without what a file may have in its texts and is not printable.
 fn escaped(message: String) -> String {
-    let is_odd = |letter: char| letter.is_control() && letter != '\n';
+    let is_odd = |letter: char| is_unprintable(letter) && letter != '\n';
     if !message.contains(is_odd) {
         return message;
     }

@@ -2,6 +2,7 @@
 
 use std::{io::Write as _, path::Path, time::Duration};
 
+use imagelet_core::printable::printable;
 use imagelet_kube::WatchReport;
 use rustix::fs::{Mode, OFlags};
 
@@ -69,8 +70,8 @@ pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool
     }
     let lines = checks.iter().map(|(name, checked)| match checked {
         Ok(more) if more.is_empty() => format!("[+]{name} ok\n"),
-        Ok(more) => format!("[+]{name} ok: {}\n", crate::output::printable(more)),
-        Err(why) => format!("[-]{name} failed: {}\n", crate::output::printable(why)),
+        Ok(more) => format!("[+]{name} ok: {}\n", printable(more)),
+        Err(why) => format!("[-]{name} failed: {}\n", printable(why)),
     });
     let end = if is_ok { "passed" } else { "failed" };
     (is_ok, lines.chain([format!("{probe} check {end}\n")]).collect())

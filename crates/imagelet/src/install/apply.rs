@@ -2,6 +2,7 @@
 
 use std::{path::Path, process::Stdio, time::Duration};
 
+use imagelet_core::printable::printable;
 use imagelet_cri::Endpoint;
 use serde::Serialize;
 use tokio::{process::Command, time::Instant};
@@ -15,7 +16,6 @@ use super::{
 use crate::{
     failure::Failure,
     node::{Probed, RemoteNode},
-    output::printable,
 };
 
 /// How long a runtime may take to answer a first call.

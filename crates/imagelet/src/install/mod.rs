@@ -14,6 +14,7 @@ mod tests;
 
 use std::{path::Path, process::ExitCode};
 
+use imagelet_core::printable::printable;
 use serde_json::json;
 
 pub(crate) use self::pod::set_host_up;
@@ -28,7 +29,7 @@ use crate::{
     cli::{InstallArgs, Role, ServeArgs},
     config::{Backend, Environment},
     failure::Failure,
-    output::{Format, Table, or_dash, print, printable},
+    output::{Format, Table, or_dash, print},
     serve::{check_files, sources},
 };
 

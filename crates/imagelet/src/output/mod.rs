@@ -12,6 +12,7 @@ use std::{
 use clap::ValueEnum;
 use imagelet_core::{
     image::{ByteSize, ImageId},
+    printable::{escape_unprintable, is_unprintable},
     text::duration_text,
 };
 use jiff::Timestamp;
@@ -43,14 +44,9 @@ impl Format {
     }
 }
 
-/// Untrusted text, safe on a terminal.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-}
-
-/// The same, with the tabs and line ends of a user's template.
+/// Untrusted text, safe on a terminal, with the tabs and line ends of a user's template.
 pub(crate) fn printable_layout(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && !matches!(c, '\t' | '\n') { '?' } else { c }).collect()
+    text.replace(|c: char| is_unprintable(c) && !matches!(c, '\t' | '\n'), "?")
 }
 
 /// Prints a result to stdout, as a document or through `human`.
@@ -63,7 +59,8 @@ pub(crate) fn print<T: Serialize>(
     let written = match format {
         Format::Table | Format::Wide => human(&mut out),
         Format::Json => {
-            serde_json::to_writer_pretty(&mut out, result).map_err(io::Error::from).and_then(|()| writeln!(out))
+            let text = serde_json::to_string_pretty(result).map_err(io::Error::from);
+            text.and_then(|text| writeln!(out, "{}", escape_unprintable(&text)))
         }
         Format::Yaml => {
             serde_saphyr::to_string(result).map_err(io::Error::other).and_then(|text| write!(out, "{text}"))

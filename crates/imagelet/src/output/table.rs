@@ -5,10 +5,9 @@ use std::{
     os::fd::AsFd,
 };
 
+use imagelet_core::printable::printable;
 use rustix::termios::tcgetwinsize;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr};
-
-use super::printable;
 
 const GAP: usize = 3;
 /// Between columns where a table has to be made narrower.

@@ -21,6 +21,7 @@ use imagelet_core::{
     inventory::{Inventory, MemoryRules},
     manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
+    printable::printable,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
         CombinedContainers, ContainerService, ImageFilesystems, ImageService, ImportSite, ImportingImages, LayerSource,
@@ -36,7 +37,6 @@ use crate::{
     config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
     node::{LocalNode, NodeParts, PullTracker, SpaceByCollection, declare_metrics},
-    output::printable,
     traces::Tracer,
 };
 

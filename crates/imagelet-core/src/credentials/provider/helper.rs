@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     credentials::{Credential, CredentialKind, Secret},
+    printable::{one_line, printable_start},
     trusted_files,
 };
 
@@ -33,7 +34,7 @@ pub(crate) struct CredentialHelpers {
 /// A helper failed. Its text shows no secret.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HelperError {
-    #[error("`{}` names no credential helper", shown(.0))]
+    #[error("`{}` names no credential helper", printable_start(.0, NAME_LENGTH_MAX))]
     Name(String),
     #[error("the credential helper `{program}` is in no folder of the PATH of imagelet (`{path}`)")]
     Missing { program: String, path: String },
@@ -109,10 +110,6 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-fn shown(name: &str) -> String {
-    name.chars().filter(|character| !character.is_control()).take(NAME_LENGTH_MAX).collect()
-}
-
 /// The first program of this name in a `PATH` that only root and this user may change. Relative folders are skipped.
 fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
@@ -155,8 +152,7 @@ fn finish(
             let known = texts_of(&answer);
             let complaint = Zeroizing::new([&answer[..], &output.stderr].join(&b' '));
             let text = redact(&complaint, known.iter().chain(secret).map(Secret::expose));
-            let line: String =
-                text.trim().chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
+            let line = one_line(text.trim());
             let said = if line.is_empty() { line } else { format!(": {line}") };
             Err(HelperError::Failed { program, error: error.to_string(), said })
         }
@@ -247,7 +243,8 @@ mod tests {
         };
         assert!(confirmed("credentials not found in native keychain\n"));
         assert!(!confirmed("locked"));
-        assert_eq!(shown("a\tb\u{1b}[1m"), "ab[1m");
+        let refused = HelperError::Name("a\tb\u{1b}[1m\u{202e}".to_owned()).to_string();
+        assert!(refused.contains("`a?b?[1m?`"), "{refused}");
     }
 
     #[tokio::test]

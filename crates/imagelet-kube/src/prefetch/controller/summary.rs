@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeMap, time::SystemTime};
 
+use imagelet_core::printable::printable_start;
+
 use super::waves::{SelectedNode, wave};
-use crate::{
-    names::shown_to,
-    prefetch::objects::{
-        Condition, FailureCount, ImagePhase, ImageSet, NodeCounts, SetLimit, SetReport, SetStatus, moment, parse_moment,
-    },
+use crate::prefetch::objects::{
+    Condition, FailureCount, ImagePhase, ImageSet, NodeCounts, SetLimit, SetReport, SetStatus, moment, parse_moment,
 };
 
 /// Most classes of failures in a status.
@@ -127,12 +126,12 @@ fn failures(nodes: &[NodeReport<'_>]) -> Vec<FailureCount> {
         }
         for ((class, hop), (image, message)) in of_node {
             let of_node = |nodes| FailureCount {
-                class: shown_to(class, MESSAGE_LENGTH_MAX),
-                hop: shown_to(hop, MESSAGE_LENGTH_MAX),
+                class: printable_start(class, MESSAGE_LENGTH_MAX),
+                hop: printable_start(hop, MESSAGE_LENGTH_MAX),
                 nodes,
                 node: node.name.to_owned(),
-                image: shown_to(image, 1024),
-                message: shown_to(message, MESSAGE_LENGTH_MAX),
+                image: printable_start(image, 1024),
+                message: printable_start(message, MESSAGE_LENGTH_MAX),
             };
             let failure = found.entry((class, hop)).or_insert_with(|| of_node(0));
             failure.nodes += 1;

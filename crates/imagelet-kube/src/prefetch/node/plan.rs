@@ -5,17 +5,15 @@ use std::{
     time::SystemTime,
 };
 
+use imagelet_core::printable::printable_start;
 use tokio::time::Instant;
 
 use super::{
     port::{FetchFailure, ImagePresence, SetPin},
     turns::{Candidate, next},
 };
-use crate::{
-    names::shown_to,
-    prefetch::objects::{
-        ImagePhase, ImageReport, ImageSet, REPORTED_SETS_MAX, SetImage, SetName, SetPhase, SetPullPolicy, SetReport,
-    },
+use crate::prefetch::objects::{
+    ImagePhase, ImageReport, ImageSet, REPORTED_SETS_MAX, SetImage, SetName, SetPhase, SetPullPolicy, SetReport,
 };
 
 const MESSAGE_LENGTH_MAX: usize = 256;
@@ -249,7 +247,7 @@ fn report_of(
             ImageReport { phase, message: message.to_owned(), ..report }
         }
         Some(TaskState::Failed { failure: FetchFailure { class, hop, message }, .. }) => {
-            let message = shown_to(message, MESSAGE_LENGTH_MAX);
+            let message = printable_start(message, MESSAGE_LENGTH_MAX);
             let message = if message.len() <= *messages_left { message } else { String::new() };
             *messages_left -= message.len();
             let (class, hop) = (class.to_string(), hop.to_string());

@@ -6,7 +6,10 @@ use std::{
     path::Path,
 };
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    printable::printable,
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
 use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock},
     io::Errno,
@@ -40,7 +43,7 @@ fn holder(file: &mut File) -> String {
     let mut holder = String::new();
     let _ = file.rewind();
     let _ = file.take(HOLDER_LENGTH_MAX).read_to_string(&mut holder);
-    holder.chars().filter(|character| !character.is_control()).collect()
+    printable(&holder)
 }
 
 fn held_by_another(root: &Path, holder: &str) -> RuntimeError {

@@ -2,6 +2,7 @@
 
 use std::{path::Path, process::ExitCode};
 
+use imagelet_core::printable::printable;
 use imagelet_kube::{ApiError, CRDS, PrefetchApi, SetDocument, SetRow};
 use serde_json::{Value, json};
 
@@ -11,7 +12,7 @@ use crate::{
     commands::pull::read_file,
     config::Environment,
     failure::Failure,
-    output::{Format, Table, or_dash, print, printable},
+    output::{Format, Table, or_dash, print},
 };
 
 /// The longest file of sets.

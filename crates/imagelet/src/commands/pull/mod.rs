@@ -14,6 +14,7 @@ use futures_util::{StreamExt as _, stream};
 use imagelet_core::{
     credentials::Secret,
     image::{ByteSize, Reference, shown_name},
+    printable::printable,
 };
 use serde_json::json;
 
@@ -27,7 +28,7 @@ use crate::{
     config::Environment,
     failure::Failure,
     node::Node,
-    output::{Format, print, printable},
+    output::{Format, print},
     progress::{Screen, lock},
 };
 

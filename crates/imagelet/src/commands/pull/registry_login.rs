@@ -9,6 +9,7 @@ use std::{
 use imagelet_core::{
     credentials::{Credential, DockerLogins, LoginPlace, Secret, registry_host},
     image::DOCKER_HUB,
+    printable::printable,
     text::duration_text,
 };
 use imagelet_oci::{LoginCheck, check_login};
@@ -21,7 +22,7 @@ use crate::{
     commands::{images_write::note, target::sources_of},
     config::{Environment, Settings},
     failure::Failure,
-    output::{print, printable},
+    output::print,
     serve::HELPER_MAX,
 };
 

@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 
-use imagelet_core::image::{ByteSize, ImageId, shown_name};
+use imagelet_core::{
+    image::{ByteSize, ImageId, shown_name},
+    printable::printable,
+};
 use jiff::Timestamp;
 use serde::Serialize;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
@@ -10,7 +13,7 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 use crate::{
     api::{Disk, PullProgress, Queue},
     node::DecisionRow,
-    output::{age, milliseconds, printable},
+    output::{age, milliseconds},
 };
 
 /// Columns of an image's name at most, and at least where the line has room.

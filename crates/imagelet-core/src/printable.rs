@@ -1,0 +1,73 @@
+//! Text from elsewhere, safe for a terminal, a log and a message.
+
+use std::fmt::Write as _;
+
+/// Whether a character is not shown, but changes what is: controls, ends of lines and paragraphs, and marks that reverse
+/// the direction of text or take no place.
+pub fn is_unprintable(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+        )
+}
+
+/// A text with `?` for each character that is not printable.
+pub fn printable(text: &str) -> String {
+    text.replace(is_unprintable, "?")
+}
+
+/// The first bytes of a text, printable: a message has a bounded length.
+pub fn printable_start(text: &str, bytes_max: usize) -> String {
+    printable(&text[..text.floor_char_boundary(bytes_max)])
+}
+
+/// The lines of a text on one line, with a blank for each character that is not printable.
+pub fn one_line(text: &str) -> String {
+    text.replace(is_unprintable, " ")
+}
+
+/// A JSON text or a line of a log, with escapes for what is not printable in it. Their own line ends, tabs and colours
+/// are controls, which stay: each writer escapes those of a value.
+pub fn escape_unprintable(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        if is_unprintable(character) && !character.is_control() {
+            write!(escaped, "\\u{:04x}", u32::from(character)).expect("writing to a string cannot fail");
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn controls_ends_of_lines_and_marks_of_direction_are_not_printable_and_letters_of_all_scripts_are() {
+        let hidden = "\0\t\n\u{1b}\u{7f}\u{85}\u{9b}\u{61c}\u{200b}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202b}\
+                      \u{202c}\u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}\u{feff}";
+        assert_eq!(hidden.chars().find(|hidden| !is_unprintable(*hidden)), None);
+        assert_eq!(printable(hidden), "?".repeat(hidden.chars().count()));
+        let shown = "a B-9:/@ üß 東京 שלום مرحبا é \u{1f600}…–`";
+        assert_eq!((printable(shown).as_str(), one_line(shown).as_str()), (shown, shown));
+    }
+
+    #[test]
+    fn a_text_is_cut_before_a_letter_that_does_not_fit_and_its_lines_become_one() {
+        assert_eq!(printable_start("aü\u{202e}b", 2), "a");
+        assert_eq!(printable_start("aü\u{202e}b", 6), "aü?");
+        assert_eq!(printable_start("a", 9), "a");
+        assert_eq!(one_line("a\nb\u{2028}c"), "a b c");
+    }
+
+    #[test]
+    fn an_escaped_json_text_has_the_same_value() {
+        let value = serde_json::json!({"a": "x\u{202e}y\u{2028}\n", "ü": [1]});
+        let text = escape_unprintable(&serde_json::to_string_pretty(&value).unwrap());
+        assert!(text.contains("x\\u202ey\\u2028\\n") && text.contains('\n'), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+    }
+}
