@@ -32,7 +32,7 @@ pub(crate) fn image(reference: &str, note: &str, layers: &[&str]) -> Arc<Importe
         &json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "config": {"mediaType": CONFIG, "digest": config.digest.as_str(), "size": config.bytes.len()},
+            "config": {"mediaType": CONFIG, "digest": config.digest.as_str(), "size": config.size},
             "layers": layers.iter().map(described).collect::<Vec<_>>(),
         }),
     );
@@ -44,7 +44,7 @@ pub(crate) fn image(reference: &str, note: &str, layers: &[&str]) -> Arc<Importe
             "mediaType": INDEX,
             "manifests": [
                 {
-                    "mediaType": MANIFEST, "digest": manifest.digest.as_str(), "size": manifest.bytes.len(),
+                    "mediaType": MANIFEST, "digest": manifest.digest.as_str(), "size": manifest.size,
                     "platform": {"os": "linux", "architecture": Platform::host().architecture},
                 },
                 {

@@ -207,7 +207,7 @@ mod tests {
 
     /// A folder with one compressed layer under the names `0` to `99`, and one configuration of `LAYERS` layers.
     fn saved(folder: &Path) -> ArchiveFiles {
-        let blob = [&[0x1f, 0x8b][..], &[7; 64 << 10]].concat();
+        let blob = [vec![0x1f, 0x8b], vec![7; 64 << 10]].concat();
         fs::write(folder.join("0"), blob).expect("written");
         for name in 1..100 {
             let link = folder.join(name.to_string());
@@ -217,7 +217,8 @@ mod tests {
                 std::os::unix::fs::symlink("0", link).expect("linked");
             }
         }
-        let diff_ids: Vec<String> = (0..LAYERS).map(|layer| Digest::of(&[layer as u8]).to_string()).collect();
+        let diff_ids: Vec<String> =
+            (0..LAYERS).map(|layer: usize| Digest::of(&layer.to_le_bytes()).to_string()).collect();
         let config =
             json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": diff_ids}});
         fs::write(folder.join("config"), config.to_string()).expect("written");

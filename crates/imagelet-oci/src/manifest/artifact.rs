@@ -26,6 +26,12 @@ pub(crate) struct FileAnnotations {
     model_path: Option<String>,
 }
 
+impl FileAnnotations {
+    pub(super) fn texts(&self) -> impl Iterator<Item = &String> {
+        self.title.iter().chain(&self.model_path)
+    }
+}
+
 impl Manifest {
     /// The type of an artifact; `None`: it is an image. As in the runtimes, the configuration's type decides.
     pub(crate) fn artifact_kind(&self) -> Option<&str> {

@@ -6,7 +6,7 @@ use imagelet_core::{
 };
 use serde::Deserialize;
 
-use super::{Bounded, DescriptorPlatform, LAYERS_MAX, corrupt, platform, printable, unacceptable};
+use super::{Bounded, DescriptorPlatform, LAYERS_MAX, check_texts, corrupt, platform, printable, unacceptable};
 
 pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
@@ -58,13 +58,16 @@ impl ImageConfig {
             super::object(bytes).map_err(|error| corrupt("the image configuration cannot be read").caused_by(error))?;
         let rootfs = raw.rootfs.ok_or_else(|| corrupt("the image configuration has no `rootfs`"))?;
         let diff_ids = rootfs.diff_ids.unwrap_or_default().all("image configuration", "diff ids")?;
-        Ok(Self {
+        let config = Self {
             architecture: raw.architecture.unwrap_or_default(),
             os: raw.os.unwrap_or_default(),
             variant: raw.variant.unwrap_or_default(),
             user: raw.config.and_then(|config| config.user).unwrap_or_default(),
             diff_ids: diff_ids.into_iter().map(|DiffId(digest)| digest).collect(),
-        })
+        };
+        let Self { architecture, os, variant, user, .. } = &config;
+        check_texts("image configuration", [architecture, os, variant, user])?;
+        Ok(config)
     }
 
     pub(crate) fn has_system_of(&self, wanted: &Platform) -> bool {

@@ -36,6 +36,8 @@ pub(crate) const LAYER_BYTES_MAX: u64 = 256 << 30;
 /// Maximum nesting of a document: more than any tool writes, and within every parser's limit.
 pub(crate) const NESTING_MAX: usize = 128;
 
+/// The texts of a descriptor or a configuration together, which stay in memory for a pull: a type, a platform, two paths.
+const TEXT_BYTES_MAX: usize = 4096;
 const REASON_MAX: usize = 256;
 
 /// Identifies content by digest, size and media type.
@@ -209,7 +211,7 @@ impl Manifest {
                 )));
             }
         }
-        Ok(())
+        [&self.config].into_iter().chain(&self.layers).try_for_each(Descriptor::check_texts)
     }
 }
 
@@ -231,7 +233,26 @@ impl Index {
     }
 }
 
+/// What the program keeps of a document is bounded beside the document itself.
+fn check_texts<'a>(of: &str, texts: impl IntoIterator<Item = &'a String>) -> Result<(), RuntimeError> {
+    let bytes: usize = texts.into_iter().map(String::len).sum();
+    if bytes > TEXT_BYTES_MAX {
+        return Err(unacceptable(format!(
+            "the texts of the {of} have {bytes} bytes; more than {TEXT_BYTES_MAX} are refused"
+        )));
+    }
+    Ok(())
+}
+
 impl Descriptor {
+    pub(crate) fn check_texts(&self) -> Result<(), RuntimeError> {
+        let platform = self.platform.as_ref();
+        let platform = platform.map(|platform| [&platform.os, &platform.architecture, &platform.variant]);
+        let annotations = self.annotations.iter().flat_map(FileAnnotations::texts);
+        let texts = [&self.media_type].into_iter().chain(platform.into_iter().flatten()).chain(annotations);
+        check_texts(&format!("descriptor `{}`", self.digest), texts)
+    }
+
     /// Explains why this layer could not be fetched: a registry need not have a foreign layer, and links to other sites
     /// are not followed.
     pub(crate) fn not_fetched(&self, error: RuntimeError) -> RuntimeError {

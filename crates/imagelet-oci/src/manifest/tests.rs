@@ -239,3 +239,35 @@ fn a_document_is_nested_128_levels_at_most_also_where_nothing_reads_it() {
         read(&hidden).expect_err("the text ends before the levels");
     }
 }
+
+#[test]
+fn what_is_kept_of_a_document_has_few_texts_whatever_its_size() {
+    let long = "x".repeat(TEXT_BYTES_MAX);
+    let manifest = |config: &str, layer: &str| {
+        let text = format!(
+            r#"{{"schemaVersion":2,"mediaType":"{OCI}","config":{{"digest":"sha256:{HEX}","size":1{config}}},
+                "layers":[{{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"sha256:{HEX}","size":1{layer}}}]}}"#
+        );
+        match ManifestDocument::parse(text.as_bytes(), "").expect("a manifest") {
+            ManifestDocument::Image(manifest) => manifest.check_layers(),
+            ManifestDocument::Index(_) => panic!("it has layers"),
+        }
+    };
+    let config =
+        |fields: &str| ImageConfig::parse(format!(r#"{{"rootfs":{{"diff_ids":[]}}{fields}}}"#).as_bytes()).map(drop);
+    let title =
+        |text: &str| format!(r#","annotations":{{"org.opencontainers.image.title":"{text}","other":"{long}"}}"#);
+    let user = |text: &str| format!(r#","config":{{"User":"{text}"}},"other":"{long}""#);
+    manifest("", &title("short")).and_then(|()| config(&user("short"))).expect("what is not kept does not count");
+    for refused in [
+        manifest("", &title(&long)),
+        manifest("", &format!(r#","platform":{{"os":"{long}"}}"#)),
+        manifest(&format!(r#","platform":{{"variant":"{long}x"}}"#), ""),
+        config(&user(&format!("{long}x"))),
+        config(&format!(r#","variant":"{long}","os":"linux""#)),
+    ] {
+        let error = refused.expect_err("it would stay in memory");
+        assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
+        assert!(error.to_string().contains("more than 4096 are refused"), "{error}");
+    }
+}

@@ -1,5 +1,8 @@
 //! Resolves a reference to the manifest of a platform; the digest of each document is verified.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -104,9 +107,12 @@ impl PullSession {
                 ManifestDocument::Image(manifest) => return Ok(Resolved { session: self, root, chosen, manifest }),
                 ManifestDocument::Index(_) if depth == INDEX_DEPTH_MAX => break,
                 ManifestDocument::Index(index) => {
-                    let entry = index.choose(platform).map_err(|error| about(error, &format!("`{reference}`")))?;
+                    let entry = index.choose(platform).and_then(|entry| entry.check_texts().map(|()| entry.clone()));
+                    let entry = entry.map_err(|error| about(error, &format!("`{reference}`")))?;
+                    // The other entries may be many, and the next document slow.
+                    drop(index);
                     let reference = self.reference().with_digest(entry.digest.clone());
-                    let wanted = Wanted { reference, entry: Some(entry) };
+                    let wanted = Wanted { reference, entry: Some(&entry) };
                     (chosen, read) = self.fetch_manifest(&wanted).await?;
                 }
             }

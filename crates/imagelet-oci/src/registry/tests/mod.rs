@@ -3,7 +3,6 @@
 mod addresses;
 mod certificates;
 mod credential_table;
-mod documents;
 pub(crate) mod failover;
 pub(crate) mod fake;
 mod hosts_toml;

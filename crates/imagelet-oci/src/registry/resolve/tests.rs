@@ -1,14 +1,16 @@
 //! Large documents: in a staging folder until they are wanted, and parsed in turn.
 
-use std::{path::Path, pin::pin, sync::Arc, time::Duration};
+use std::{path::Path, pin::pin, time::Duration};
 
-use bytes::Bytes;
-use imagelet_core::image::Digest;
 use serde_json::json;
 
 use super::*;
 use crate::{
-    registry::PARSED_BYTES_MAX,
+    manifest::CONFIG_BYTES_MAX,
+    registry::{
+        RegistryConfig,
+        tests::fake::{FakeRegistry, OCI_INDEX, OCI_MANIFEST},
+    },
     store::{Store, StoreOptions},
 };
 
@@ -38,9 +40,13 @@ fn put_large(fake: &FakeRegistry) -> [Bytes; 3] {
 
 fn keeping(folder: &Path) -> (Registry, Arc<Store>) {
     let store = Arc::new(Store::open(folder, StoreOptions::for_tests()).unwrap());
-    let registry = registry();
+    let registry = Registry::new(RegistryConfig::default()).unwrap();
     registry.keep_documents_in(&store);
     (registry, store)
+}
+
+fn platform() -> Platform {
+    "linux/amd64".parse().unwrap()
 }
 
 /// Bytes of the files in the staging folders of a store.
