@@ -37,7 +37,7 @@ const EARLY_MAX: usize = 256 << 10;
 pub(super) enum Fetched {
     Whole,
     /// The inflater stopped, and knows the cause.
-    Unread(Unread),
+    Unread(Box<Unread>),
     /// Another layer has the place or the memory now.
     GaveWay,
 }
@@ -128,7 +128,8 @@ impl LayerJob {
                         continue;
                     }
                     if !std::mem::replace(&mut waits, true) {
-                        self.report_wait(Some(memory.holder()), progress);
+                        let wait = PullWait { thing: SharedThing::Memory, holder: memory.holder() };
+                        self.report_wait(Some(wait), progress);
                     }
                     stream.rest();
                     // What it has unpacked waits for memory, and cannot wait for a place as well.
@@ -154,8 +155,7 @@ impl LayerJob {
         Ok(if is_read { Fetched::Whole } else { Fetched::Unread(intake.unread(Some(stream))) })
     }
 
-    fn report_wait(&self, holder: Option<Option<String>>, progress: &Progress) {
-        let wait = holder.map(|holder| PullWait { thing: SharedThing::Memory, holder });
+    fn report_wait(&self, wait: Option<PullWait>, progress: &Progress) {
         progress(PullEvent::Waits { layer: self.descriptor.digest.clone(), wait });
     }
 
@@ -216,9 +216,9 @@ impl LayerJob {
     }
 
     /// Reads the rest and verifies the digest of the whole blob.
-    pub(super) async fn read_rest(&self, unread: Unread) -> Result<(), RuntimeError> {
+    pub(super) async fn read_rest(&self, unread: Box<Unread>) -> Result<(), RuntimeError> {
         // A failure in the bytes from the disk needs no diagnosis: the blob is fetched again.
-        let Unread { stream: Some(mut stream), mut hash, .. } = unread else { return Ok(()) };
+        let Unread { stream: Some(mut stream), mut hash, .. } = *unread else { return Ok(()) };
         while let Some(bytes) = stream.next().await? {
             hash.update(&bytes);
         }
@@ -319,8 +319,8 @@ impl Hashed {
         });
     }
 
-    fn unread(self, stream: Option<RangedStream>) -> Unread {
-        Unread { stream, hash: self.hash, received: self.received }
+    fn unread(self, stream: Option<RangedStream>) -> Box<Unread> {
+        Box::new(Unread { stream, hash: self.hash, received: self.received })
     }
 }
 

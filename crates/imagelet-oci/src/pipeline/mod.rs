@@ -340,7 +340,7 @@ impl LayerJob {
     }
 
     /// Reads the rest of a blob that does not unpack, to check whether its digest is right.
-    async fn blame(&self, unread: Unread, error: RuntimeError) -> RuntimeError {
+    async fn blame(&self, unread: Box<Unread>, error: RuntimeError) -> RuntimeError {
         if self.descriptor.size.saturating_sub(unread.received) > UNREAD_BYTES_MAX {
             return error;
         }

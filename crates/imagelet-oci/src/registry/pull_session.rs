@@ -172,6 +172,7 @@ impl PullSession {
 
     /// The usual rate of the pull's connections, in bytes per second.
     pub(crate) fn usual_rate(&self) -> Option<u64> {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of bytes, not below zero")]
         self.rates.usual().map(|rate| rate as u64)
     }
 
