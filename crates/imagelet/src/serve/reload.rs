@@ -137,7 +137,9 @@ mod tests {
 
     const RUNTIME: &str = "unix:///run/containerd/containerd.sock";
 
-    fn settings(keys: &[(&str, Value)]) -> Settings {
+    type Keys<'a> = &'a [(&'a str, Value)];
+
+    fn settings(keys: Keys<'_>) -> Settings {
         let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
         for (key, value) in keys {
             sources.add_flag("--test", key, value.clone());
@@ -147,21 +149,21 @@ mod tests {
 
     #[test]
     fn each_reload_names_what_waits_for_a_restart_and_switches_no_part_of_it() {
-        let runtime = ("imageService.cri.endpoint", json!(RUNTIME));
-        let cases: &[(&str, &[(&str, Value)], &[(&str, Value)])] = &[
+        let runtime = [("imageService.cri.endpoint", json!(RUNTIME))];
+        let cases: &[(&str, Keys<'_>, Keys<'_>)] = &[
             ("compatibility", &[], &[("compatibility", json!("kubelet"))]),
             ("compatibility", &[("compatibility", json!("kubelet"))], &[]),
             ("socket", &[], &[("socket", json!("/run/other.sock"))]),
             ("http.address", &[], &[("http.address", json!("127.0.0.1:9000"))]),
             ("http.tokenFile", &[("http.tokenFile", json!("/etc/token"))], &[]),
             ("store, imageService, runtimeImport", &[], &[("store.directory", json!("/srv/store"))]),
-            ("store, imageService, runtimeImport", &[], &[runtime.clone()]),
+            ("store, imageService, runtimeImport", &[], &runtime),
             (
                 "store, imageService, runtimeImport, importFolder",
-                &[runtime.clone()],
+                &runtime,
                 &[("importFolder.directory", json!("/srv/arrivals"))],
             ),
-            ("sandboxImage", &[runtime.clone()], &[runtime, ("sandboxImage", json!("registry.example/pause:1"))]),
+            ("sandboxImage", &runtime, &[runtime[0].clone(), ("sandboxImage", json!("registry.example/pause:1"))]),
             ("imageService.pinnedImages", &[], &[("imageService.pinnedImages", json!(["registry.example/*"]))]),
             ("registry", &[], &[("registry.connectionsPerHost", json!(3))]),
             ("pull limits", &[], &[("registryPullQPS", json!(3))]),
