@@ -219,6 +219,8 @@ fn expected(bytes: u64, rate: u64) -> Duration {
 mod tests {
     use super::*;
 
+    type JoinCase = (&'static str, u64, u64, u64, Option<u64>, bool);
+
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
 
@@ -263,7 +265,7 @@ mod tests {
     fn a_fetch_of_another_tenant_is_waited_for_while_it_ends_soon_or_sooner_than_twice_an_own_one() {
         let policy = HoldPolicy::default();
         // Rate of the fetch, bytes left, size, own rate.
-        let cases: [(&str, u64, u64, u64, Option<u64>, bool); 11] = [
+        let cases: [JoinCase; 11] = [
             ("a junk blob at 120 B/s", 120, 30 * MIB, 30 * MIB, None, false),
             ("20 KiB/s", 20 * KIB, 30 * MIB, 30 * MIB, None, false),
             ("20 KiB/s, nearly whole", 20 * KIB, 80 * KIB, 30 * MIB, None, true),

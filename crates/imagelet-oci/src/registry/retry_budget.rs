@@ -145,7 +145,9 @@ mod tests {
             (Patience::BRIEF, Some(true), true, seconds(60), seconds(60)),
         ] {
             let budget = RetryBudget::new(Duration::from_mins(1), patience);
-            served.into_iter().for_each(|is_redirected| budget.served(is_redirected));
+            if let Some(is_redirected) = served {
+                budget.served(is_redirected);
+            }
             let allowed = [false, true].map(|is_requested| budget.allowed(&next(is_requested, redirected)));
             assert_eq!(allowed, [failure, requested], "{patience:?}, {served:?} served, redirected: {redirected}");
             let is_repeated = budget.permits(&next(false, redirected), seconds(5));

@@ -99,7 +99,7 @@ async fn a_public_layer_is_not_held_by_a_tenant_whose_registry_sends_it_slowly()
         let (slow, healthy) = (TestRegistry::start().await, TestRegistry::start().await);
         let public = Layer::new().file("base", &noise(9, 100_000)).gzip();
         slow.image("trap", "v1", &[junk(&public, 4)]);
-        healthy.image("app", "v1", &[public.clone()]);
+        healthy.image("app", "v1", std::slice::from_ref(&public));
         slow.trickle(rate, 0);
         let folder = tempfile::tempdir().expect("a folder");
         let engine = open_as(EngineConfig::new(folder.path())).await;

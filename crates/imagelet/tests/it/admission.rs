@@ -212,7 +212,8 @@ fn no_image_is_removed_for_a_pull_that_turns_out_not_to_fit() {
     node.daemon.run(["ls"]).ok();
     // Packed it fits if both are removed; unpacked it is three times as large as the layers before let expect.
     let noise = noise("large", 22 * MEBIBYTE);
-    let content = noise.chunks(32 << 10).flat_map(|part| [part, &[0; 64 << 10]].concat()).collect::<Vec<u8>>();
+    let zeros = vec![0; 64 << 10];
+    let content = noise.chunks(32 << 10).flat_map(|part| [part, &zeros].concat()).collect::<Vec<u8>>();
     let large = node.registry.put("large:v1", &Image::oci(&[Layer::gzip().file("large", content, 0o644)]));
     let outcome = node.daemon.run(["pull", "-o", "json", &large]);
     let answer: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
