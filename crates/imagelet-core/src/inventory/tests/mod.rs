@@ -333,7 +333,7 @@ async fn patterns_are_pinned_in_one_pass_and_a_rejected_one_alone_is_not() {
     let pinned = inventory.pin_all(&many).unwrap();
     assert_eq!((&pinned[1], pinned.iter().filter(|pinned| pinned.is_err()).count()), (&Ok(false), 2));
     assert_eq!((&pinned[PATTERNS_MAX - 1], inventory.pins().len()), (&Err(PinError::TooMuch), PATTERNS_MAX));
-    assert!(!inventory.pin("db:v1").unwrap(), "an existing pin is none too many");
+    assert!(!inventory.pin("db:v1").unwrap(), "an existing pin is not one too many");
     std::fs::remove_file(directory.path().join("pins.lock")).unwrap();
     std::fs::create_dir(directory.path().join("pins.lock")).unwrap();
     inventory.pin_all(&["db:v1"]).unwrap_err();

@@ -189,7 +189,7 @@ fn one_probe_goes_through_and_decides_for_all() {
 
     let mut failed = circuits.clone_for_test();
     failed.failed(&own, &fault(ErrorClass::HostNotFound), then);
-    let refusal = failed.admit(&other, then).expect_err("left alone for longer");
+    let refusal = failed.admit(&other, then).expect_err("the wait is longer");
     assert_eq!((refusal.remaining, refusal.class), (FIRST * 2, ErrorClass::HostNotFound));
     circuits.answered(&own);
     assert_eq!((circuits.admit(&other, then), circuits.open(then)), (Ok(()), vec![]));
