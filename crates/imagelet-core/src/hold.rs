@@ -36,6 +36,8 @@ pub enum SharedThing {
     Place,
     /// The fetch of the same layer.
     Layer,
+    /// Space on the disk that other pulls have reserved.
+    Space,
 }
 
 impl SharedThing {
@@ -46,6 +48,7 @@ impl SharedThing {
             SharedThing::Memory => "memory",
             SharedThing::Place => "place",
             SharedThing::Layer => "layer",
+            SharedThing::Space => "space",
         }
     }
 }
@@ -61,11 +64,12 @@ pub struct PullWait {
 
 impl fmt::Display for PullWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let holder = self.holder.as_deref().unwrap_or("other pulls");
+        let holder = self.holder.as_ref().map_or("another pull".into(), |image| format!("the pull of {image}"));
         match self.thing {
-            SharedThing::Memory => write!(f, "waits for memory, most of which the pull of {holder} has"),
-            SharedThing::Place => write!(f, "waits for a place behind the pull of {holder}"),
-            SharedThing::Layer => write!(f, "waits for a layer that the pull of {holder} fetches"),
+            SharedThing::Memory => write!(f, "waits for memory, most of which {holder} has"),
+            SharedThing::Place => write!(f, "waits for a place behind {holder}"),
+            SharedThing::Layer => write!(f, "waits for a layer that {holder} fetches"),
+            SharedThing::Space => write!(f, "waits for space on the disk that {holder} reserved"),
         }
     }
 }

@@ -44,7 +44,7 @@ enum Part {
     Collection,
 }
 
-/// The users who can change a file or what is in a folder.
+/// The users with the right to change a file or what is in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
     /// Its owner, by user id.

@@ -4,6 +4,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use imagelet_core::{
+    hold::SharedThing,
     image::{ByteSize, Digest},
     runtime::{Progress, PullEvent, RoomMade, RoomWanted, RuntimeError},
 };
@@ -16,7 +17,7 @@ use crate::{
         helps_to_wait, refusal,
     },
     manifest::{Compression, Descriptor, LayerKind, Manifest},
-    pipeline::LayerLimits,
+    pipeline::{LayerLimits, reported},
     store::{Resumption, Store, could_not},
     tenant::Tenant,
 };
@@ -124,7 +125,11 @@ impl Engine {
                 }
             }
             let is_new = matches!(of, SpaceFor::Layers(..));
-            if is_new && Instant::now() < deadline && helps_to_wait(self.config.admission, &demand, &space) {
+            if let SpaceFor::Layers(wanted, _) = of
+                && let Some(layer) = wanted.first()
+                && Instant::now() < deadline
+                && helps_to_wait(self.config.admission, &demand, &space)
+            {
                 tracing::info!(
                     wanted = demand.amount.bytes,
                     free = space.free_bytes,
@@ -132,7 +137,8 @@ impl Engine {
                     pulls = space.pulls,
                     "a pull waits for the space that others have reserved"
                 );
-                let _ = timeout_at(deadline, returned).await;
+                let what = (SharedThing::Space, &layer.id, progress);
+                let _ = reported(what, || None, timeout_at(deadline, returned)).await;
                 continue;
             }
             let removable = could_free.unwrap_or_default();

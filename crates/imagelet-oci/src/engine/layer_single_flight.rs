@@ -400,7 +400,7 @@ mod tests {
 
     const SIZE: u64 = 30 << 20;
 
-    /// A pull of a tenant whose registry brings so many bytes a second; returns who fetched the layer it has, and when.
+    /// A pull of a tenant whose registry brings so many bytes a second; returns the tenant whose fetch brought its layer, and when.
     async fn raced(
         flights: &LayerSingleFlight<&'static str>,
         namespace: &'static str,

@@ -31,7 +31,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 pub(crate) use self::{
     buffer_pool::Allowance,
-    pace::LayerPace,
+    pace::{LayerPace, reported},
     places::{Claim, Place, Places},
 };
 use self::{
@@ -39,7 +39,7 @@ use self::{
     fetch::{BlobCopy, Fetched, Inflater, Unread},
     frames::FrameReader,
     inflate::Bounds,
-    pace::{Checks, reported},
+    pace::Checks,
 };
 use crate::{
     admission::WrittenBytes,

@@ -46,7 +46,7 @@ pub(crate) fn proof(fault: &Fault) -> Option<Bad> {
     }
     Some(match fault.party {
         Party::RedirectTarget => Bad::Redirect,
-        Party::Registry if is_lost || fault.is_unreached() => Bad::Host,
+        Party::Registry if fault.is_unreached() => Bad::Host,
         Party::Registry | Party::TokenService => Bad::Repository,
     })
 }

@@ -58,7 +58,7 @@ api_documents! {
         took_ms: u64,
         /// The image is usable, but something is wrong: its registry is unreachable.
         warning: Option<String>,
-        /// Images that were removed, because the disk had no space for the pull.
+        /// Images that were removed, because the disk had no space for the pull; a daemon reports each as a step, and none here.
         removed: Vec<RemovedForPull>,
     }
     ListRequest {

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::printable::printable;
+use imagelet_core::printable::{escape_unprintable, printable};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
@@ -16,7 +16,7 @@ use crate::{
     cli::{EventsArgs, Since, Template},
     failure::Failure,
     node::Node,
-    output::{Format, Table, printable_layout, printed},
+    output::{Format, Table, printable_layout, printed, yaml},
     progress::{PullScreen, lock},
 };
 
@@ -195,9 +195,11 @@ async fn wait_for(node: &Node) {
 /// One JSON document per line, or YAML documents after `---`.
 fn line(entry: &EventLine, format: Format) -> Vec<u8> {
     if format == Format::Yaml {
-        return serde_saphyr::to_string(entry).map(|text| format!("---\n{text}").into_bytes()).unwrap_or_default();
+        return serde_saphyr::to_string(entry)
+            .map(|text| format!("---\n{}", yaml(&text)).into_bytes())
+            .unwrap_or_default();
     }
-    let mut line = serde_json::to_vec(entry).unwrap_or_default();
+    let mut line = escape_unprintable(&serde_json::to_string(entry).unwrap_or_default()).into_bytes();
     line.push(b'\n');
     line
 }

@@ -201,7 +201,7 @@ documents! {
         hosts: Vec<String>,
         /// The URL of their proxy, `http://`, `https://`, `socks5://` or `socks5h://`, perhaps with user and password, which are never shown; `none` or empty: they are reached directly.
         proxy: ProxyUrl,
-        /// A file with the password of the user that the URL names, on one line. Refused while other users may read or change it; read again on SIGHUP.
+        /// A file with the password of the user that the URL names, on one line. Refused while every user may read it or another one may change it; read again on SIGHUP.
         password_file: Option<PathBuf>,
     }
     CredentialsKeys {

@@ -64,11 +64,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// The rule for slow pulls.
     pub(crate) fn hold(&self) -> HoldPolicy {
-        match &self.backend {
-            Backend::Embedded(StoreSettings { engine, .. }) | Backend::Cri(RuntimeSettings { engine, .. }) => {
-                engine.hold
-            }
-        }
+        self.backend.engine().hold
     }
 
     /// The docker configuration that the file or the environment names.

@@ -24,8 +24,11 @@ use crate::nearest::nearest;
 /// The key with secrets in its values.
 const PROXIES: &str = "registry.proxies";
 /// Keys of earlier versions, with what holds without them.
-const REMOVED: [(&str, &str); 1] =
-    [("store.shareLayers", "images of all repositories share the layers that are present")];
+const REMOVED: [(&str, &str); 3] = [
+    ("store.shareLayers", "images of all repositories share the layers that are present"),
+    ("pulls.trickleRate", "`pulls.rateMin` is the rate of slow pulls"),
+    ("pulls.trickleWindow", "`pulls.rateMin` is the rate of slow pulls"),
+];
 const KUBELET_KIND: &str = "KubeletConfiguration";
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -23,7 +23,7 @@ pub(super) enum Step {
         path: PathBuf,
         content: String,
     },
-    /// A file that others may read is left to root alone; its content stays.
+    /// A file that every user may read becomes readable for root alone; its content stays.
     Protect(&'static str),
     /// The file stays as it is.
     Keep {

@@ -75,7 +75,7 @@ impl Command for StatusRequest {
             container_fs: pressure.as_ref().map(|pressure| (&pressure.stats.containers).into()),
             eviction: pressure.map(|pressure| pressure.thresholds).unwrap_or_default(),
             node_images: node_images(&listed, settings.node.status_images_max),
-            pull_rate_min: settings.backend.engine().hold.rate_min,
+            pull_rate_min: settings.hold().rate_min,
             gc_high_percent: settings.gc.high().get(),
             gc_low_percent: settings.gc.low().get(),
             gc_mode: settings.collection.mode.name().into(),

@@ -49,6 +49,11 @@ pub(crate) fn printable_layout(text: &str) -> String {
     text.replace(|c: char| is_unprintable(c) && !matches!(c, '\t' | '\n'), "?")
 }
 
+/// A document of YAML, safe on a terminal: its writer escapes control characters, and no marks of direction.
+pub(crate) fn yaml(text: &str) -> String {
+    text.replace(|c: char| is_unprintable(c) && c != '\n', "?")
+}
+
 /// Prints a result to stdout, as a document or through `human`.
 pub(crate) fn print<T: Serialize>(
     format: Format,
@@ -63,7 +68,7 @@ pub(crate) fn print<T: Serialize>(
             text.and_then(|text| writeln!(out, "{}", escape_unprintable(&text)))
         }
         Format::Yaml => {
-            serde_saphyr::to_string(result).map_err(io::Error::other).and_then(|text| write!(out, "{text}"))
+            serde_saphyr::to_string(result).map_err(io::Error::other).and_then(|text| write!(out, "{}", yaml(&text)))
         }
     };
     printed(written.and_then(|()| out.flush()))

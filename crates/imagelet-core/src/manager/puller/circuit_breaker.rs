@@ -18,6 +18,8 @@ use crate::{
 };
 
 const OPENS_AFTER: u32 = 3;
+/// A closed circuit forgets its failures when the last one is older.
+const STALE_AFTER: Duration = Duration::from_mins(15);
 /// The longest window without a registry's request: a recovered registry should not wait for long.
 const WINDOW_MAX: Duration = Duration::from_mins(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
@@ -245,6 +247,9 @@ impl Circuits {
         }
         let first = self.window_first;
         let circuit = self.circuits.entry(key.clone()).or_insert_with(|| Circuit::closed(route, fault.class, now));
+        if circuit.until.is_none() && now.saturating_duration_since(circuit.touched) > STALE_AFTER {
+            *circuit = Circuit::closed(route, fault.class, now);
+        }
         circuit.failures = circuit.failures.saturating_add(1);
         circuit.touched = now;
         circuit.class = fault.class;

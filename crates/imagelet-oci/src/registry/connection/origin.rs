@@ -108,7 +108,9 @@ pub(crate) fn may_send_on(from: &Origin, to: &Origin, listed: &[Origin]) -> bool
 }
 
 pub(crate) fn listing_hint(origin: &Origin) -> String {
-    format!("if that is meant, list it in the registry's `hosts.toml`: `[host.\"{origin}\"]` with `capabilities = []`")
+    format!(
+        "if that is meant, list it in the registry's `hosts.toml`: `[host.\"{origin}\"]` with `capabilities = [\"push\"]`"
+    )
 }
 
 fn default_port(is_https: bool) -> u16 {

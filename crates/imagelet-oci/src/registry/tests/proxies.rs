@@ -310,7 +310,7 @@ async fn a_registry_outside_redirects_to_no_address_inside_unless_its_configurat
     let own = FakeProxy::start(Kind::Http, fake.address, None).await;
     let place = format!("http://{}", inside.address);
     let server = format!("server = \"http://{NAME}\"\nproxy = \"http://{}\"\n", own.address);
-    let listed = format!("{server}[host.\"{place}\"]\ncapabilities = []\n");
+    let listed = format!("{server}[host.\"{place}\"]\ncapabilities = [\"push\"]\n");
     fake.guard(Guard::Open);
     let location = format!("{place}/v2/team/app/manifests/v1");
     fake.trick("/v1", 99, answer(307, &[("location", &location)], ""));
@@ -320,7 +320,7 @@ async fn a_registry_outside_redirects_to_no_address_inside_unless_its_configurat
         assert_eq!((found.is_ok(), inside.seen().len()), (is_followed, usize::from(is_followed)));
         if let Err(error) = found {
             assert!(error.chain().contains("is inside the network"), "{}", error.chain());
-            assert!(error.hint().is_some_and(|hint| hint.contains("capabilities = []")), "{}", error.chain());
+            assert!(error.hint().is_some_and(|hint| hint.contains("capabilities = [\"push\"]")), "{}", error.chain());
         }
     }
 }

@@ -84,7 +84,7 @@ struct RootRequest<'a> {
 }
 
 impl RootRequest<'_> {
-    /// The other users who can replace what is in a folder. Where the user namespace maps no root, `/` shows the owner
+    /// The other users with the right to replace what is in a folder. Where the user namespace maps no root, `/` shows the owner
     /// that root's folders have.
     fn exposure(&self, folder: &Stat, top: &Stat) -> Option<Exposure> {
         let mut folder = *folder;
@@ -99,7 +99,7 @@ impl RootRequest<'_> {
         let (by, remedy) = match to {
             Exposure::Owner(user) => (format!("user {user}, the owner of `{folder}`"), format!("chown root {folder}")),
             Exposure::Group(_) | Exposure::Everyone => {
-                (format!("others, who may write to `{folder}`"), format!("chmod go-w {folder}"))
+                (format!("others with write access to `{folder}`"), format!("chmod go-w {folder}"))
             }
         };
         let message = format!("the store `{store}` can be replaced by {by}");

@@ -29,7 +29,7 @@ families! {
         "Pulls of the store or runtime that ended, by outcome: pulled, failed, cancelled. Callers that share a pull count once.",
         Counter, &["outcome"];
     WAITS = "imagelet_pull_waits_total",
-        "Waits of layers for what other pulls hold, by thing: memory, place, layer. Shorter waits than half a second do not count.",
+        "Waits of layers for what other pulls hold, by thing: memory, place, layer, space. Of memory, places and space, waits of less than a quarter of a second do not count.",
         Counter, &["thing"];
     RECEIVED = "imagelet_pull_received_bytes_total",
         "Bytes of layers that pulls received, compressed as in the registry; none of pulls by a runtime.", Counter, &[];
