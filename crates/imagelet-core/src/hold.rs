@@ -24,8 +24,10 @@ pub const GRACE: Duration = Duration::from_secs(5);
 pub const CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// A fetch of another tenant that ends within this time is always waited for.
 pub const JOIN_WAIT: Duration = Duration::from_secs(5);
-/// The rate of a fetch that has not begun, in bytes per second, beside one below its minimum.
-const RATE_ASSUMED: u64 = 8 << 20;
+/// The rate that an own fetch reaches at least, in bytes per second, where nothing is known of its registry.
+const RATE_ASSUMED: u64 = 1 << 20;
+/// After this wait of another pull the slowest holder gives up, whatever its rate.
+pub const WAIT_FAIR: Duration = Duration::from_secs(10);
 
 /// What one pull holds and another one waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -198,16 +200,26 @@ impl HoldPolicy {
     /// Whether a pull that wants `size` bytes waits for another tenant's fetch of them, which has `left` bytes to go.
     ///
     /// `own_rate` is what the waiting pull's own registry brings; where that is not known yet, an own fetch is expected
-    /// to be as fast as one above the minimum. A fetch that has just begun is waited for: its rate says nothing yet.
+    /// to be as fast as the other one, and to bring a mebibyte a second at least. A fetch that has just begun is waited for: its rate says nothing yet.
     #[must_use]
     pub fn waits_for(&self, fetch: &HoldMeter, left: u64, size: u64, own_rate: Option<u64>, now: Instant) -> bool {
         if self.rate_min == 0 || fetch.held_for(now) < GRACE / 5 {
             return true;
         }
         let rate = fetch.rate(now);
-        let own_rate = own_rate.unwrap_or(if rate < self.rate_min { RATE_ASSUMED } else { rate });
-        expected(left, rate) <= JOIN_WAIT.max(expected(size, own_rate).saturating_mul(2))
+        expected(left, rate) <= own_expected(size, own_rate.unwrap_or(rate.max(RATE_ASSUMED)))
     }
+
+    /// The same for a fetch that has been whole for this time: something other than its registry holds it up.
+    #[must_use]
+    pub fn waits_for_whole(&self, whole_for: Duration, size: u64, own_rate: Option<u64>) -> bool {
+        self.rate_min == 0 || whole_for <= own_expected(size, own_rate.unwrap_or(RATE_ASSUMED))
+    }
+}
+
+/// How long a pull waits for another one rather than to fetch `size` bytes itself.
+fn own_expected(size: u64, rate: u64) -> Duration {
+    JOIN_WAIT.max(expected(size, rate).saturating_mul(2))
 }
 
 /// The time that `bytes` take at a rate.
@@ -269,7 +281,7 @@ mod tests {
     fn a_fetch_of_another_tenant_is_waited_for_while_it_ends_soon_or_sooner_than_twice_an_own_one() {
         let policy = HoldPolicy::default();
         // Rate of the fetch, bytes left, size, own rate.
-        let cases: [JoinCase; 11] = [
+        let cases: [JoinCase; 12] = [
             ("a junk blob at 120 B/s", 120, 30 * MIB, 30 * MIB, None, false),
             ("20 KiB/s", 20 * KIB, 30 * MIB, 30 * MIB, None, false),
             ("20 KiB/s, nearly whole", 20 * KIB, 80 * KIB, 30 * MIB, None, true),
@@ -281,6 +293,7 @@ mod tests {
             ("a registry that is much faster", MIB, 900 * MIB, 1000 * MIB, Some(100 * MIB), false),
             ("silent", 0, 1, MIB, None, false),
             ("whole, and being unpacked", 0, 0, MIB, None, true),
+            ("a small layer just above the minimum", 257 * KIB, 30 * MIB, 30 * MIB, None, false),
         ];
         for (what, rate, left, size, own_rate, expected) in cases {
             let (meter, now) = metered([rate; 6]);
@@ -288,6 +301,10 @@ mod tests {
         }
         let (meter, now) = metered([]);
         assert!(policy.waits_for(&meter, MIB, MIB, None, now), "it has just begun");
+        for (seconds, size, expected) in [(5, MIB, true), (6, MIB, false), (59, 30 * MIB, true), (61, 30 * MIB, false)]
+        {
+            assert_eq!(policy.waits_for_whole(after(seconds), size, None), expected, "{seconds} s");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use imagelet_core::{
 };
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep},
+    time::{Instant, timeout},
 };
 
 use super::{Engine, report_present};
@@ -28,6 +28,9 @@ use crate::{
     store::{SpareWanted, StagedLayer},
     tenant::Tenant,
 };
+
+/// After so many fetches of other tenants that brought nothing a pull waits for none.
+const FAILED_MAX: u32 = 2;
 
 /// The layers that are being fetched, or staged by a pull and not in the store yet. It knows
 /// neither registry nor store, so that its tests need none.
@@ -86,11 +89,31 @@ impl Traveller {
         })
     }
 
-    /// Whether a fetch is worth waiting for.
-    fn waits_for(&self, flight: &Flight, now: Instant) -> bool {
+    /// Whether a fetch is worth waiting for; `may_wait`: also one of another tenant.
+    fn waits_for(&self, flight: &Flight, may_wait: bool, now: Instant) -> bool {
         let Flight { traveller: other, pace, .. } = flight;
-        let is_same = self.tenant == other.tenant && self.repository == other.repository;
-        is_same || self.hold.waits_for(&pace.wall, pace.left(), self.size, (self.rate)(), now)
+        if self.tenant == other.tenant && self.repository == other.repository {
+            return true;
+        }
+        may_wait
+            && match pace.whole_for(now) {
+                Some(time) => self.hold.waits_for_whole(time, self.size, (self.rate)()),
+                None => self.hold.waits_for(&pace.wall, pace.left(), self.size, (self.rate)(), now),
+            }
+    }
+
+    /// Reports the wait until the guard is dropped.
+    fn waits_for_holder(self: &Arc<Self>, holder: String) -> WaitReport {
+        (self.waits)(Some(holder));
+        WaitReport(Arc::clone(self))
+    }
+}
+
+struct WaitReport(Arc<Traveller>);
+
+impl Drop for WaitReport {
+    fn drop(&mut self) {
+        (self.0.waits)(None);
     }
 }
 
@@ -141,23 +164,45 @@ impl<T> LayerSlot<T> {
         self.lock().staged.upgrade()
     }
 
+    /// How many fetches have ended.
+    fn ended(&self) -> u64 {
+        self.lock().ended
+    }
+
+    /// Waits until more fetches have ended than these.
+    async fn ended_since(&self, seen: u64) {
+        loop {
+            // Made before the check: it sees every later notification.
+            let ended = self.ended.notified();
+            if self.ended() != seen {
+                return;
+            }
+            ended.await;
+        }
+    }
+
     /// The pull whose fetch is worth waiting for.
-    fn awaited(&self, traveller: &Traveller) -> Option<String> {
+    fn awaited(&self, traveller: &Traveller, may_wait: bool) -> Option<String> {
         let now = Instant::now();
         let state = self.lock();
-        let flight = state.flights.iter().find(|flight| traveller.waits_for(flight, now));
+        let flight = state.flights.iter().find(|flight| traveller.waits_for(flight, may_wait, now));
         flight.map(|flight| flight.traveller.reference.clone())
     }
 
-    /// Begins a fetch, unless another one is worth waiting for.
-    fn begin(self: &Arc<Self>, traveller: &Arc<Traveller>, pace: Arc<LayerPace>) -> Option<Landing<T>> {
+    /// Begins a fetch, unless another one is worth waiting for or has ended since the last look.
+    fn begin(
+        self: &Arc<Self>,
+        traveller: &Arc<Traveller>,
+        pace: Arc<LayerPace>,
+        (ended, may_wait): (u64, bool),
+    ) -> Option<Landing<T>> {
         let now = Instant::now();
         let mut state = self.lock();
-        if state.flights.iter().any(|flight| traveller.waits_for(flight, now)) {
+        if state.ended != ended || state.flights.iter().any(|flight| traveller.waits_for(flight, may_wait, now)) {
             return None;
         }
         state.begun += 1;
-        let (number, ended) = (state.begun, state.ended);
+        let number = state.begun;
         if let Some(other) = state.flights.first() {
             tracing::info!(
                 reference = traveller.reference,
@@ -203,46 +248,55 @@ impl<T> LayerSingleFlight<T> {
         Fetch: Future<Output = Result<F, E>>,
     {
         let slot = self.slot(key);
-        let mut waits = false;
+        // Reports the wait, and its end also where it is dropped.
+        let mut waits = None;
+        let (mut seen, mut failed) = (slot.ended(), 0);
         let (entered, landing) = loop {
-            let mut ended = pin!(slot.ended.notified());
-            // From here on no end is missed.
-            ended.as_mut().enable();
             if let Some(present) = present(slot.staged()).await? {
                 return Ok(Landed::Present(present));
             }
-            if let Some(holder) = slot.awaited(traveller) {
-                if !std::mem::replace(&mut waits, true) {
-                    (traveller.waits)(Some(holder));
-                }
-                tokio::select! {
-                    () = ended => {}
-                    () = sleep(CHECK_PERIOD) => {}
-                }
+            // A row of fetches that bring nothing is no reason to wait on.
+            let may_wait = failed < FAILED_MAX;
+            if let Some(holder) = slot.awaited(traveller, may_wait) {
+                waits.get_or_insert_with(|| traveller.waits_for_holder(holder));
+                let ended = slot.ended_since(seen);
+                failed += u32::from(timeout(CHECK_PERIOD, ended).await.is_ok());
+                seen = slot.ended();
                 continue;
             }
-            let (entered, pace) = tokio::select! {
-                biased;
-                entered = enter() => entered,
-                () = ended.as_mut() => continue,
+            // A place in the line is kept while others end.
+            let mut entering = pin!(enter());
+            let (entered, pace) = loop {
+                let entered = tokio::select! {
+                    biased;
+                    () = slot.ended_since(seen) => None,
+                    entered = &mut entering => Some(entered),
+                };
+                if slot.ended() != seen {
+                    (seen, failed) = (slot.ended(), failed + 1);
+                    if let Some(present) = present(slot.staged()).await? {
+                        return Ok(Landed::Present(present));
+                    }
+                }
+                if let Some(entered) = entered {
+                    break entered;
+                }
             };
-            if let Some(landing) = slot.begin(traveller, pace) {
+            if let Some(landing) = slot.begin(traveller, pace, (seen, failed < FAILED_MAX)) {
                 break (entered, landing);
             }
         };
-        if waits {
-            (traveller.waits)(None);
-        }
+        drop(waits);
         let mut fetch = pin!(fetch(entered));
         loop {
-            let mut ended = pin!(slot.ended.notified());
-            ended.as_mut().enable();
             tokio::select! {
                 biased;
                 fetched = &mut fetch => return fetched.map(|fetched| Landed::Own(fetched, landing)),
-                () = ended => if let Some(present) = present(slot.staged()).await? {
-                    return Ok(Landed::Present(present));
-                },
+                () = slot.ended_since(seen) => {}
+            }
+            seen = slot.ended();
+            if let Some(present) = present(slot.staged()).await? {
+                return Ok(Landed::Present(present));
             }
         }
     }
@@ -279,11 +333,12 @@ impl Engine {
         let staged_or_present = async |staged: Option<Arc<StagedLayer>>| {
             Ok::<_, RuntimeError>(if is_in_store() { Some(None) } else { staged.map(Some) })
         };
+        let spare_pace = Arc::new(LayerPace::new(0, Instant::now()));
         let place = || self.places.place(job.claim.clone(), &job.descriptor, progress);
         let enter = async || {
             // A spare needs no place.
             if self.has_spare(&job, only_from) {
-                return (None, Arc::new(LayerPace::new(0, Instant::now())));
+                return (None, Arc::clone(&spare_pace));
             }
             let place = place().await;
             let pace = Arc::clone(&place.pace);
@@ -296,7 +351,11 @@ impl Engine {
             }
             let place = match entered {
                 Some(place) => place,
-                None => place().await,
+                // Another pull has taken the spare.
+                None => {
+                    spare_pace.set_left(job.descriptor.size);
+                    place().await
+                }
             };
             let staged = scarce::retried(|| job.run(&place, progress)).await;
             staged.map_err(|error| job.descriptor.not_fetched(error))
@@ -333,6 +392,8 @@ mod tests {
         sync::atomic::{AtomicBool, AtomicUsize, Ordering},
         time::Duration,
     };
+
+    use tokio::time::sleep;
 
     use futures_util::{
         FutureExt as _,
@@ -464,6 +525,36 @@ mod tests {
         );
         assert_eq!(quick.0, "quick");
         assert!(quick.1 <= Duration::from_secs(3 + 6), "{:?}", quick.1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_row_of_fetches_that_fail_and_one_that_is_whole_and_stands_still_keep_no_other_tenant_waiting() {
+        let flights = Arc::new(LayerSingleFlight::default());
+        // Each begins as the one before it fails.
+        let failing = {
+            let flights = Arc::clone(&flights);
+            tokio::spawn(async move {
+                for number in 0..100 {
+                    let begin = flights.slot(key()).begin(
+                        &traveller(&format!("t{number}")),
+                        Arc::new(LayerPace::new(SIZE, Instant::now())),
+                        (number, false),
+                    );
+                    sleep(Duration::from_millis(900)).await;
+                    drop(begin);
+                }
+            })
+        };
+        let quick = raced(&flights, "quick", 10 << 20, Duration::from_millis(1)).await;
+        assert!(quick.1 <= Duration::from_secs(3 + 6), "{:?}", quick.1);
+        failing.abort();
+
+        let flights = LayerSingleFlight::<&'static str>::default();
+        let pace = Arc::new(LayerPace::new(SIZE, Instant::now()));
+        pace.set_left(0);
+        let _stands = flights.slot(key()).begin(&traveller("whole"), pace, (0, true)).expect("no other");
+        let quick = raced(&flights, "quick", 10 << 20, Duration::from_secs(1)).await;
+        assert!(quick.1 <= Duration::from_secs(1 + 60 + 4), "{:?}", quick.1);
     }
 
     #[tokio::test(start_paused = true)]

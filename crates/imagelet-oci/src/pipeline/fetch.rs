@@ -82,8 +82,10 @@ impl LayerJob {
                     RuntimeError::new(RuntimeErrorKind::Corrupt, message).caused_by(error)
                 })?;
                 intake.from_disk += bytes.len() as u64;
-                if !intake.pass(self, bytes, !is_in_copy, progress).await {
-                    return Ok(Fetched::Unread(intake.unread(None)));
+                match self.passed(&mut intake, (bytes, !is_in_copy), (memory, place), None, progress).await {
+                    Some(true) => {}
+                    Some(false) => return Ok(Fetched::Unread(intake.unread(None))),
+                    None => return Ok(Fetched::GaveWay),
                 }
             }
             tracing::debug!(blob = %self.descriptor.digest, offset, "resuming a partial blob");
@@ -93,58 +95,36 @@ impl LayerJob {
         let mut checks = Checks::new();
         let opening = source.open_ranged(offset, &intake.inflater.reader_wait);
         let opened = checks.run(opening, |now| self.gives_way(memory, place, false, now)).await;
-        let Ok(stream) = opened else { return self.gave_way(intake, copying).await };
+        let Ok(stream) = opened else { return Ok(self.gave_way(intake, copying).await) };
         let mut stream = stream?;
         loop {
-            let may_park = stream.can_rest();
+            let may_park = stream.can_rest() && !memory.is_awaited();
             let next = checks.run(stream.next(), |now| self.gives_way(memory, place, may_park, now)).await;
             let bytes = match next {
                 Ok(bytes) => bytes?,
                 Err(GivenWay::Parked) => {
                     stream.rest();
-                    place.again(&self.descriptor, progress).await?;
+                    let again = place.again(&self.descriptor, progress);
+                    match checks.run(again, |_| memory.is_wanted().then_some(())).await {
+                        Ok(again) => again?,
+                        Err(()) => return Ok(self.gave_way(intake, copying).await),
+                    }
                     continue;
                 }
-                Err(GivenWay::Ended) => return self.gave_way(intake, copying).await,
+                Err(GivenWay::Ended) => return Ok(self.gave_way(intake, copying).await),
             };
             let Some(bytes) = bytes else { break };
             pace.received(bytes.len() as u64);
             pace.network.pause(Instant::now());
             if intake.is_beyond_early() {
-                self.copy_late(&mut intake, place, copying).await?;
+                self.copy_late(&mut intake, (memory, place), copying).await?;
             }
             intake.collect(&bytes);
-            // As for places: layers that wait for memory must not have the host's slots that one with memory needs.
-            let mut waits = false;
-            let is_read = {
-                let mut taken = pin!(intake.pass(self, bytes, true, progress));
-                loop {
-                    tokio::select! {
-                        biased;
-                        is_read = &mut taken => break Some(is_read),
-                        () = tokio::time::sleep(CONNECTED_WAIT_MAX) => {}
-                    }
-                    if !memory.is_awaited() {
-                        continue;
-                    }
-                    if !std::mem::replace(&mut waits, true) {
-                        let wait = PullWait { thing: SharedThing::Memory, holder: memory.holder() };
-                        self.report_wait(Some(wait), progress);
-                    }
-                    stream.rest();
-                    // What it has unpacked waits for memory, and cannot wait for a place as well.
-                    if self.gives_way(memory, place, false, Instant::now()).is_some() {
-                        break None;
-                    }
-                }
-            };
-            if waits {
-                self.report_wait(None, progress);
-            }
+            let is_read = self.passed(&mut intake, (bytes, true), (memory, place), Some(&mut stream), progress).await;
             match is_read {
                 Some(true) => {}
                 Some(false) => return Ok(Fetched::Unread(intake.unread(Some(stream)))),
-                None => return self.gave_way(intake, copying).await,
+                None => return Ok(self.gave_way(intake, copying).await),
             }
             pace.set_left(self.descriptor.size.saturating_sub(intake.received));
             pace.network.resume(Instant::now());
@@ -155,13 +135,59 @@ impl LayerJob {
         Ok(if is_read { Fetched::Whole } else { Fetched::Unread(intake.unread(Some(stream))) })
     }
 
+    /// Passes bytes on. While that waits, the layer gives way like any other. `None`: it did.
+    async fn passed(
+        &self,
+        intake: &mut Hashed,
+        (bytes, copies): (Bytes, bool),
+        (memory, place): (&LayerMemory, &Place),
+        mut stream: Option<&mut RangedStream>,
+        progress: &Progress,
+    ) -> Option<bool> {
+        let mut waits = false;
+        let is_read = {
+            let mut taken = pin!(intake.pass(self, bytes, copies, progress));
+            loop {
+                tokio::select! {
+                    biased;
+                    is_read = &mut taken => break Some(is_read),
+                    () = tokio::time::sleep(CONNECTED_WAIT_MAX) => {}
+                }
+                if memory.is_awaited() {
+                    if !std::mem::replace(&mut waits, true) {
+                        let wait = PullWait { thing: SharedThing::Memory, holder: memory.holder() };
+                        self.report_wait(Some(wait), progress);
+                    }
+                    // Layers that wait for memory must not have the host's slots that one with memory needs.
+                    if let Some(stream) = &mut stream {
+                        stream.rest();
+                    }
+                }
+                // What it has unpacked waits as well, and cannot be parked.
+                if self.gives_way(memory, place, false, Instant::now()).is_some() {
+                    break None;
+                }
+            }
+        };
+        if waits {
+            self.report_wait(None, progress);
+        }
+        is_read
+    }
+
     fn report_wait(&self, wait: Option<PullWait>, progress: &Progress) {
         progress(PullEvent::Waits { layer: self.descriptor.digest.clone(), wait });
     }
 
     /// Whether the layer gives up its memory or its place, because others wait for it.
-    fn gives_way(&self, memory: &LayerMemory, place: &Place, may_park: bool, now: Instant) -> Option<GivenWay> {
-        let gives_memory = memory.is_wanted() && self.hold.gives_up(&place.pace.network, now);
+    pub(super) fn gives_way(
+        &self,
+        memory: &LayerMemory,
+        place: &Place,
+        may_park: bool,
+        now: Instant,
+    ) -> Option<GivenWay> {
+        let gives_memory = memory.gives_way(self.hold, &place.pace.network, now);
         let gave_way = if gives_memory {
             place.leave(now);
             Some(GivenWay::Ended)
@@ -180,19 +206,21 @@ impl LayerJob {
     }
 
     /// The bytes so far stay on the disk, so that the layer resumes by range.
-    async fn gave_way(&self, mut intake: Hashed, copying: &mut Option<BlobCopy>) -> Result<Fetched, RuntimeError> {
-        self.start_copy(&mut intake, copying).await?;
-        Ok(Fetched::GaveWay)
+    async fn gave_way(&self, mut intake: Hashed, copying: &mut Option<BlobCopy>) -> Fetched {
+        if let Err(error) = self.start_copy(&mut intake, copying).await {
+            tracing::warn!(blob = %self.descriptor.digest, error = error.chain(), "could not keep the first bytes of a slow layer");
+        }
+        Fetched::GaveWay
     }
 
-    /// Starts the copy of a small layer that is slow; a fast one is as quickly fetched again.
+    /// Starts the copy of a small layer that is slow, or has memory to give up; another one is as quickly fetched again.
     async fn copy_late(
         &self,
         intake: &mut Hashed,
-        place: &Place,
+        (memory, place): (&LayerMemory, &Place),
         copying: &mut Option<BlobCopy>,
     ) -> Result<(), RuntimeError> {
-        if place.pace.network.rate(Instant::now()) < self.hold.rate_min {
+        if memory.holds_shared() || place.pace.network.rate(Instant::now()) < self.hold.rate_min {
             self.start_copy(intake, copying).await?;
         }
         intake.early = None;

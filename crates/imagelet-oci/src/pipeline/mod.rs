@@ -15,6 +15,7 @@ mod unpacking;
 mod zstd_window;
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -27,7 +28,10 @@ use imagelet_core::{
     image::Digest,
     runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
 
 pub(crate) use self::{
     buffer_pool::Allowance,
@@ -67,6 +71,8 @@ const INFLATED_BYTES_MAX: u64 = 256 << 30;
 
 /// The most that is read of a blob after a failed unpack, to find the cause.
 const UNREAD_BYTES_MAX: u64 = 64 << 20;
+/// How long that may take: the layer still has its place and its memory.
+const BLAME_MAX: Duration = Duration::from_secs(10);
 
 /// Limits of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +139,7 @@ impl LayerJob {
     pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.session.blob(&self.descriptor);
         let mut disk = DiskUse { reads: true, copies: true };
-        let mut memory = self.budget.layer(&self.claim.tenant, &self.claim.image);
+        let mut memory = self.memory(place);
         loop {
             let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
@@ -141,8 +147,11 @@ impl LayerJob {
                 Err(error) => error,
                 Ok(Attempted::GaveWay) => {
                     drop(memory);
+                    place.pace.set_left(self.descriptor.size);
+                    // What it has copied is its own.
+                    disk.reads = true;
                     place.again(&self.descriptor, progress).await?;
-                    memory = self.budget.layer(&self.claim.tenant, &self.claim.image);
+                    memory = self.memory(place);
                     continue;
                 }
                 Ok(Attempted::Layer(layer)) => {
@@ -153,6 +162,7 @@ impl LayerJob {
                     return Ok(*layer);
                 }
             };
+            place.pace.set_left(self.descriptor.size);
             if memory.was_refused() {
                 // Released before the wait: a waiting layer holds no memory.
                 drop(memory);
@@ -185,13 +195,17 @@ impl LayerJob {
         }
     }
 
+    fn memory(&self, place: &Place) -> Arc<LayerMemory> {
+        self.budget.layer(&self.claim.tenant, &self.claim.image, &place.pace.wall)
+    }
+
     /// Waits for all the memory that a layer can have, and meanwhile keeps its place only while no other layer has to
     /// wait for it.
     async fn whole_memory(&self, place: &Place, progress: &Progress) -> Result<Arc<LayerMemory>, RuntimeError> {
         let mut checks = Checks::new();
-        place.pace.network.pause(Instant::now());
         loop {
-            let memory = self.budget.whole_layer(&self.claim.tenant, &self.claim.image);
+            place.pace.network.pause(Instant::now());
+            let memory = self.budget.whole_layer(self.memory(place));
             let memory = checks.run(memory, |now| place.gives_way(self.hold, false, now));
             let what = (SharedThing::Memory, &self.descriptor.digest, progress);
             match reported(what, || self.budget.holder(), memory).await {
@@ -217,7 +231,9 @@ impl LayerJob {
                 }
                 None if disk.reads => {
                     let whole = if job.trusts_kept { job.store.open_blob(digest, *size) } else { None };
-                    whole.or_else(|| job.store.open_partial(&job.partial, *size))
+                    // The bytes of a running pull may turn out to be wrong.
+                    let partial = || job.store.open_partial(&job.partial, *size);
+                    whole.or_else(|| if job.store.is_written(digest) { None } else { partial() })
                 }
                 None => None,
             };
@@ -305,10 +321,22 @@ impl LayerJob {
 
         let inflation = Inflater { frames, reader_wait, copy };
         let fetched = self.fetch(source, on_disk, inflation, &mut copying, (memory, place), progress).await;
-        let gave_way = matches!(fetched, Ok(Fetched::GaveWay));
-        let _cancel = if gave_way { None } else { Some(cancel) };
-        let inflated = inflater.await.map_err(panicked)?;
-        let unpacked = unpacker.await.map_err(panicked)?;
+        let mut gave_way = matches!(fetched, Ok(Fetched::GaveWay));
+        if gave_way || fetched.is_err() {
+            cancel.0.store(true, Ordering::Relaxed);
+        }
+        // The threads may still wait for memory.
+        let mut ended = pin!(async { (inflater.await, unpacker.await) });
+        let waits = |now| memory.is_awaited().then(|| self.gives_way(memory, place, false, now)).flatten();
+        let (inflated, unpacked) = match Checks::new().run(&mut ended, waits).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                gave_way = true;
+                cancel.0.store(true, Ordering::Relaxed);
+                ended.await
+            }
+        };
+        let (inflated, unpacked) = (inflated.map_err(panicked)?, unpacked.map_err(panicked)?);
         let mut copied = match copying {
             Some(copying) => Some(copying.end().await?),
             None => None,
@@ -318,6 +346,7 @@ impl LayerJob {
         }
         // The stage nearest the source knows the cause; later stages only see a closed queue.
         let unread = match fetched? {
+            _ if gave_way => return Ok(Attempted::GaveWay),
             Fetched::Whole => None,
             Fetched::Unread(unread) => Some(unread),
             Fetched::GaveWay => return Ok(Attempted::GaveWay),
@@ -344,8 +373,8 @@ impl LayerJob {
         if self.descriptor.size.saturating_sub(unread.received) > UNREAD_BYTES_MAX {
             return error;
         }
-        match self.read_rest(unread).await {
-            Err(rest) if rest.kind() == RuntimeErrorKind::Corrupt => rest,
+        match timeout(BLAME_MAX, self.read_rest(unread)).await {
+            Ok(Err(rest)) if rest.kind() == RuntimeErrorKind::Corrupt => rest,
             _ => error,
         }
     }

@@ -2,7 +2,11 @@
 
 use std::{
     pin::pin,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use imagelet_core::{
@@ -15,16 +19,23 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 #[derive(Debug)]
 pub(crate) struct LayerPace {
     /// All time since the layer got its place.
-    pub(crate) wall: HoldMeter,
+    pub(crate) wall: Arc<HoldMeter>,
     /// The time in which the layer waits for its registry.
     pub(crate) network: HoldMeter,
     left: AtomicU64,
+    /// When all compressed bytes were here.
+    whole_since: Mutex<Option<Instant>>,
 }
 
 impl LayerPace {
     /// Of a layer that gets its place now.
     pub(crate) fn new(size: u64, now: Instant) -> Self {
-        Self { wall: HoldMeter::new(now), network: HoldMeter::new(now), left: AtomicU64::new(size) }
+        Self {
+            wall: Arc::new(HoldMeter::new(now)),
+            network: HoldMeter::new(now),
+            left: AtomicU64::new(size),
+            whole_since: Mutex::default(),
+        }
     }
 
     /// The layer gets a place again.
@@ -45,6 +56,14 @@ impl LayerPace {
 
     pub(crate) fn set_left(&self, left: u64) {
         self.left.store(left, Ordering::Relaxed);
+        let mut whole_since = self.whole_since.lock().unwrap_or_else(PoisonError::into_inner);
+        *whole_since = if left == 0 { whole_since.or(Some(Instant::now())) } else { None };
+    }
+
+    /// How long all compressed bytes have been here.
+    pub(crate) fn whole_for(&self, now: Instant) -> Option<Duration> {
+        let whole_since = *self.whole_since.lock().unwrap_or_else(PoisonError::into_inner);
+        whole_since.map(|since| now.saturating_duration_since(since))
     }
 }
 
@@ -58,11 +77,21 @@ pub(crate) async fn reported<T>(
     if let Ok(output) = timeout(CHECK_PERIOD, &mut wait).await {
         return output;
     }
-    let report = |wait| progress(PullEvent::Waits { layer: layer.clone(), wait });
-    report(Some(PullWait { thing, holder: holder() }));
-    let output = wait.await;
-    report(None);
-    output
+    progress(PullEvent::Waits { layer: layer.clone(), wait: Some(PullWait { thing, holder: holder() }) });
+    let _ended = WaitEnd { layer, progress };
+    wait.await
+}
+
+/// Reports the end of a wait, also of one that is dropped.
+struct WaitEnd<'a> {
+    layer: &'a Digest,
+    progress: &'a Progress,
+}
+
+impl Drop for WaitEnd<'_> {
+    fn drop(&mut self) {
+        (self.progress)(PullEvent::Waits { layer: self.layer.clone(), wait: None });
+    }
 }
 
 /// The moments at which a layer looks whether others wait for what it holds.
@@ -86,10 +115,11 @@ impl Checks {
         loop {
             tokio::select! {
                 biased;
-                output = &mut future => return Ok(output),
+                // First: a future that is always ready must not keep others waiting.
                 now = self.0.tick() => if let Some(found) = check(now) {
                     return Err(found);
                 },
+                output = &mut future => return Ok(output),
             }
         }
     }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use imagelet_core::{
-    hold::{GRACE, HoldPolicy, SharedThing},
+    hold::{CHECK_PERIOD, GRACE, HoldPolicy, SharedThing, WAIT_FAIR},
     runtime::{ErrorClass, Fault, Progress, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::{
@@ -34,8 +34,6 @@ const SHARE_MAX: usize = 18;
 const PARKED_MAX: usize = LAYERS_MAX - 2 * PLACES_MAX;
 /// A layer that gave its place away fails after this wait.
 const PARKED_FOR_MAX: Duration = Duration::from_mins(5);
-/// After this wait of a layer the slowest one gives its place away.
-const WAIT_FAIR: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
@@ -73,6 +71,8 @@ struct Held {
     claim: Claim,
     half: Half,
     pace: Arc<LayerPace>,
+    /// When the layer last looked whether others wait.
+    looked: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -106,7 +106,7 @@ impl Line {
         let Waiting { claim, .. } = self.waiting.remove(&ticket)?;
         let pace = Arc::clone(self.paces.get(&ticket)?);
         pace.restart(now);
-        self.held.insert(ticket, Held { claim, half, pace });
+        self.held.insert(ticket, Held { claim, half, pace, looked: now });
         Some(ticket)
     }
 
@@ -147,9 +147,17 @@ impl Line {
 
     /// Whether this layer is the one that gives its place to a waiting layer now.
     fn gives_way(&mut self, ticket: u64, policy: HoldPolicy, now: Instant) -> bool {
+        if let Some(own) = self.held.get_mut(&ticket) {
+            own.looked = now;
+        }
+        if self.waiting.is_empty() {
+            return false;
+        }
         let Some(successor) = self.successor(ticket) else { return false };
         let (own, waits) = (&self.held[&ticket], &self.waiting[&successor]);
-        if policy.gives_up(&own.pace.network, now) {
+        // Slow layers take turns with one another, and not too short ones: each turn connects anew.
+        let turn = if waits.gave_way.is_some() { 6 * GRACE } else { GRACE };
+        if policy.gives_up(&own.pace.network, now) && own.pace.wall.held_for(now) >= turn {
             return true;
         }
         let is_fair = waits.gave_way.is_none() && now.saturating_duration_since(waits.since) >= WAIT_FAIR;
@@ -158,7 +166,9 @@ impl Line {
             return false;
         }
         let slower = |(other, held): (&u64, &Held)| {
-            let is_due = *other != ticket && held.pace.wall.held_for(now) >= GRACE;
+            // A layer that does not look cannot give way.
+            let looks = now.saturating_duration_since(held.looked) < 4 * CHECK_PERIOD;
+            let is_due = *other != ticket && looks && held.pace.wall.held_for(now) >= GRACE;
             (is_due && (held.pace.wall.rate(now), *other) < (rate, ticket)).then_some(*other)
         };
         let slower: Vec<u64> = self.held.iter().filter_map(slower).collect();
@@ -230,10 +240,8 @@ impl Place {
     /// Gives the place to a layer that waits for it, if it is this layer's turn to do so. The layer then waits in
     /// [`Place::again`]; it may keep what it has unpacked only if it holds no memory that others wait for.
     pub(crate) fn gives_way(&self, policy: HoldPolicy, may_park: bool, now: Instant) -> Option<GivenWay> {
-        self.places.change(|line| {
-            let is_due = line.gives_way(self.ticket, policy, now);
-            is_due.then(|| line.give_way(self.ticket, may_park, now)).flatten()
-        })
+        let is_due = self.places.lock().gives_way(self.ticket, policy, now);
+        is_due.then(|| self.places.change(|line| line.give_way(self.ticket, may_park, now))).flatten()
     }
 
     /// Gives the place away for another reason: its layer starts again later.
@@ -451,6 +459,10 @@ mod tests {
     }
 
     fn giving(line: &mut Line, held: &[u64], now: Instant) -> Vec<u64> {
+        // Each looks before one decides.
+        for held in line.held.values_mut() {
+            held.looked = now;
+        }
         let gives = |ticket: &u64| line.gives_way(*ticket, HoldPolicy::default(), now);
         held.iter().copied().filter(gives).collect()
     }
@@ -471,6 +483,16 @@ mod tests {
             let expected: Vec<u64> = expected.into_iter().map(|number: usize| held[number]).collect();
             assert_eq!(giving(&mut line, &held, now), expected, "{waited:?}");
         }
+    }
+
+    #[test]
+    fn a_slowest_layer_that_does_not_look_keeps_no_other_from_giving_way() {
+        let (mut line, held, now) = full_line(WAIT_FAIR, |number| (2 + number) * MIB);
+        for ticket in &held[1..] {
+            line.held.get_mut(ticket).unwrap().looked = now;
+        }
+        assert!(!line.gives_way(held[2], HoldPolicy::default(), now), "it is not the slowest of those that look");
+        assert!(line.gives_way(held[1], HoldPolicy::default(), now));
     }
 
     #[test]

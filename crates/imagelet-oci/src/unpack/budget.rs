@@ -15,9 +15,11 @@ use std::{
     time::Duration,
 };
 
+use imagelet_core::hold::{GRACE, HoldMeter, HoldPolicy, WAIT_FAIR};
 use tokio::{
     runtime::Handle,
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    time::Instant,
 };
 
 use crate::{scarce::DescriptorShare, tenant::Tenant};
@@ -60,6 +62,8 @@ struct Pool {
     half: u64,
     held: Vec<(Arc<Tenant>, u64)>,
     held_for: BTreeMap<Arc<str>, u64>,
+    /// The layers that hold some, with what their registries bring.
+    holders: Vec<(u64, Arc<HoldMeter>)>,
     /// In order of arrival.
     waiting: VecDeque<Waiter>,
     granted: HashSet<u64>,
@@ -72,6 +76,7 @@ struct Waiter {
     tenant: Arc<Tenant>,
     image: Arc<str>,
     bytes: u64,
+    since: Instant,
 }
 
 impl Pool {
@@ -127,9 +132,16 @@ impl Pool {
         has_granted
     }
 
-    /// Whether memory of this tenant is what a waiting layer lacks.
-    fn is_wanted_of(&self, tenant: &Tenant) -> bool {
-        self.waiting.iter().any(|waiter| *waiter.tenant == *tenant || self.fits_tenant(&waiter.tenant, waiter.bytes))
+    /// The first waiting layer that lacks memory of this tenant.
+    fn lacks(&self, tenant: &Tenant) -> Option<&Waiter> {
+        let lacks = |waiter: &&Waiter| *waiter.tenant == *tenant || self.fits_tenant(&waiter.tenant, waiter.bytes);
+        self.waiting.iter().find(lacks)
+    }
+
+    /// Whether no other holder, of those that had the time to be fast, is slower.
+    fn is_slowest(&self, own: u64, now: Instant) -> bool {
+        let due = self.holders.iter().filter(|(_, meter)| meter.held_for(now) >= GRACE);
+        due.min_by_key(|(number, meter)| (meter.rate(now), *number)).is_some_and(|(number, _)| *number == own)
     }
 }
 
@@ -191,9 +203,18 @@ impl UnpackBudget {
     }
 
     /// The memory of a layer of an image.
-    pub(crate) fn layer(self: &Arc<Self>, tenant: &Arc<Tenant>, image: &Arc<str>) -> Arc<LayerMemory> {
+    pub(crate) fn layer(
+        self: &Arc<Self>,
+        tenant: &Arc<Tenant>,
+        image: &Arc<str>,
+        meter: &Arc<HoldMeter>,
+    ) -> Arc<LayerMemory> {
+        let mut pool = self.lock();
+        pool.next += 1;
         Arc::new(LayerMemory {
             budget: Arc::clone(self),
+            number: pool.next,
+            meter: Arc::clone(meter),
             tenant: Arc::clone(tenant),
             image: Arc::clone(image),
             account: Mutex::default(),
@@ -202,10 +223,9 @@ impl UnpackBudget {
     }
 
     /// A whole half for a layer that failed for lack of memory, once it is free.
-    pub(crate) async fn whole_layer(self: &Arc<Self>, tenant: &Arc<Tenant>, image: &Arc<str>) -> Arc<LayerMemory> {
-        let layer = self.layer(tenant, image);
-        self.wait(tenant, image, self.half).granted().await;
-        layer.account().held = self.half;
+    pub(crate) async fn whole_layer(&self, layer: Arc<LayerMemory>) -> Arc<LayerMemory> {
+        self.wait(&layer.tenant, &layer.image, self.half).granted().await;
+        layer.hold(&mut layer.account(), self.half);
         layer
     }
 
@@ -223,7 +243,7 @@ impl UnpackBudget {
     fn wait(&self, tenant: &Arc<Tenant>, image: &Arc<str>, bytes: u64) -> Wait<'_> {
         let (tenant, image) = (Arc::clone(tenant), Arc::clone(image));
         let waiter = self.change(|pool| {
-            let waiter = Waiter { ticket: pool.next, tenant, image, bytes };
+            let waiter = Waiter { ticket: pool.next, tenant, image, bytes, since: Instant::now() };
             pool.next += 1;
             pool.waiting.push_back(waiter.clone());
             waiter
@@ -261,8 +281,11 @@ pub(crate) enum MemoryError {
 #[derive(Debug)]
 pub(crate) struct LayerMemory {
     pub(crate) budget: Arc<UnpackBudget>,
+    number: u64,
     tenant: Arc<Tenant>,
     image: Arc<str>,
+    /// What the layer's registry brings.
+    meter: Arc<HoldMeter>,
     account: Mutex<Account>,
     runtime: Option<Handle>,
 }
@@ -280,7 +303,10 @@ impl Drop for LayerMemory {
     fn drop(&mut self) {
         let held = self.account().held;
         if held > 0 {
-            self.budget.change(|pool| pool.put_back(&self.tenant, &self.image, held));
+            self.budget.change(|pool| {
+                pool.holders.retain(|(number, _)| *number != self.number);
+                pool.put_back(&self.tenant, &self.image, held);
+            });
         }
     }
 }
@@ -292,14 +318,33 @@ impl LayerMemory {
 
     /// Whether the layer holds memory that another layer waits for.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.holds_shared() && self.budget.lock().is_wanted_of(&self.tenant)
+        self.holds_shared() && self.budget.lock().lacks(&self.tenant).is_some()
+    }
+
+    /// Whether the layer gives up the memory that another one waits for: its registry is slow, or it is the slowest
+    /// holder and the other one has waited for long.
+    pub(crate) fn gives_way(&self, policy: HoldPolicy, network: &HoldMeter, now: Instant) -> bool {
+        if !self.holds_shared() {
+            return false;
+        }
+        let pool = self.budget.lock();
+        let Some(waiter) = pool.lacks(&self.tenant) else { return false };
+        let has_waited = now.saturating_duration_since(waiter.since) >= WAIT_FAIR;
+        policy.gives_up(network, now) || (has_waited && pool.is_slowest(self.number, now))
+    }
+
+    fn hold(&self, account: &mut Account, bytes: u64) {
+        if account.held == 0 {
+            self.budget.lock().holders.push((self.number, Arc::clone(&self.meter)));
+        }
+        account.held += bytes;
     }
 
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of_its_own(bytes: u64) -> Arc<Self> {
         let budget = UnpackBudget { half: bytes, ..UnpackBudget::sharing(bytes, OWN_NOTES_MIN) };
         budget.lock().half = bytes;
-        Arc::new(budget).layer(&Arc::default(), &"image".into())
+        Arc::new(budget).layer(&Arc::default(), &"image".into(), &Arc::new(HoldMeter::new(Instant::now())))
     }
 
     pub(crate) fn was_refused(&self) -> bool {
@@ -333,7 +378,7 @@ impl LayerMemory {
             if !self.budget.lock().take(&self.tenant, &self.image, step) {
                 return Err(MemoryError::Busy);
             }
-            account.held += step;
+            self.hold(&mut account, step);
         }
         account.used = used;
         Ok(())
@@ -361,7 +406,7 @@ impl LayerMemory {
         if !is_granted {
             return Err(MemoryError::Cancelled);
         }
-        self.account().held += bytes;
+        self.hold(&mut self.account(), bytes);
         Ok(())
     }
 }

@@ -73,9 +73,13 @@ impl Engine {
         Ok(imported)
     }
 
+    fn archive_memory(&self, place: &ArchivePlace) -> Arc<LayerMemory> {
+        let meter = Arc::new(HoldMeter::new(Instant::now()));
+        self.budget.layer(&Arc::default(), &place.path.display().to_string().into(), &meter)
+    }
+
     async fn open_archive(&self, place: &ArchivePlace) -> Result<ImageArchive, RuntimeError> {
-        let (place, memory) =
-            (place.clone(), self.budget.layer(&Arc::default(), &place.path.display().to_string().into()));
+        let (place, memory) = (place.clone(), self.archive_memory(place));
         let LayerLimits { expansion_max, expansion_free, free_bytes_floor, .. } = self.config.limits;
         let limits = SpoolLimits { expansion_max, expansion_free, free_bytes_floor };
         let cancelled = Arc::new(AtomicBool::new(false));

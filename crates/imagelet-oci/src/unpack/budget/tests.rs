@@ -10,7 +10,14 @@ fn tenant(namespace: &str) -> Arc<Tenant> {
 
 /// A layer of a tenant.
 fn layer(budget: &Arc<UnpackBudget>, namespace: &str) -> Arc<LayerMemory> {
-    budget.layer(&tenant(namespace), &format!("{namespace}:v1").into())
+    metered(budget, namespace, 0)
+}
+
+/// A layer whose registry brings so many bytes a second, for ten seconds now.
+fn metered(budget: &Arc<UnpackBudget>, namespace: &str, rate: u64) -> Arc<LayerMemory> {
+    let meter = Arc::new(HoldMeter::new(Instant::now() - Duration::from_secs(10)));
+    meter.add(10 * rate);
+    budget.layer(&tenant(namespace), &format!("{namespace}:v1").into(), &meter)
 }
 
 #[test]
@@ -111,7 +118,7 @@ async fn layers_that_were_refused_come_one_after_the_other_and_none_waits_for_ev
         .map(|number| {
             let budget = Arc::clone(&budget);
             tokio::spawn(async move {
-                let layer = budget.whole_layer(&tenant(&format!("t{number}")), &"image".into()).await;
+                let layer = budget.whole_layer(layer(&budget, &format!("t{number}"))).await;
                 Claim::on(&layer).grow(16 * MIB).expect("the whole of a tenant is its own");
             })
         })
@@ -132,7 +139,7 @@ async fn a_tenant_that_waits_for_its_own_memory_keeps_no_other_waiting() {
     let (holder, other) = (layer(&budget, "a"), layer(&budget, "b"));
     let mut held = Claim::on(&holder);
     held.grow(20 * MIB).expect("it is free");
-    let mut waiting = Box::pin(budget.whole_layer(&holder.tenant, &holder.image));
+    let mut waiting = Box::pin(budget.whole_layer(layer(&budget, "a")));
     assert!(futures_util::FutureExt::now_or_never(&mut waiting).is_none(), "its tenant has not the whole half");
     assert!(holder.is_wanted() && !other.is_wanted());
     assert_eq!(other.holder().as_deref(), Some("a:v1"));
@@ -170,4 +177,30 @@ async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_ot
     let mut rest = Claim::on(&layer);
     let taken = tokio::task::spawn_blocking(move || rest.grow_to(15 << 20, &AtomicBool::new(false)));
     assert_eq!(taken.await.expect("no panic"), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_fast_holders_the_slowest_gives_way_once_a_layer_has_waited_ten_seconds_and_a_slow_one_at_once() {
+    let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
+    let holders = [("a", 9 << 20), ("b", 2 << 20)].map(|(name, rate)| metered(&budget, name, rate));
+    let mut claims: Vec<_> = holders.iter().map(Claim::on).collect();
+    for claim in &mut claims {
+        claim.grow(31 * MIB).expect("it is free");
+    }
+    let network = HoldMeter::new(Instant::now() - Duration::from_secs(10));
+    network.add(100 << 20);
+    let give_way = |network: &HoldMeter| {
+        let gives = |layer: &Arc<LayerMemory>| layer.gives_way(HoldPolicy::default(), network, Instant::now());
+        [gives(&holders[0]), gives(&holders[1])]
+    };
+    let slow = HoldMeter::new(Instant::now() - Duration::from_secs(10));
+    assert_eq!(give_way(&slow), [false, false], "nothing waits");
+    let mut waiting = Box::pin(budget.whole_layer(layer(&budget, "c")));
+    assert!(futures_util::FutureExt::now_or_never(&mut waiting).is_none(), "all is held");
+    assert_eq!(give_way(&network), [false, false]);
+    assert_eq!(give_way(&slow), [true, true]);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    assert_eq!(give_way(&network), [false, true], "the slowest");
+    drop(waiting);
+    assert_eq!(give_way(&network), [false, false]);
 }
