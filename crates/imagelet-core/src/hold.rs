@@ -17,13 +17,13 @@ use std::{
 use tokio::time::Instant;
 
 /// The default minimum rate, in bytes per second.
-pub const RATE_MIN_DEFAULT: u64 = 256 << 10;
+const RATE_MIN_DEFAULT: u64 = 256 << 10;
 /// The time in which a holder can reach its rate: connections start slowly.
 pub const GRACE: Duration = Duration::from_secs(5);
 /// The longest time without a decision: a holder below its rate gives up within twice [`GRACE`].
 pub const CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// A fetch of another tenant that ends within this time is always waited for.
-pub const JOIN_WAIT: Duration = Duration::from_secs(5);
+const JOIN_WAIT: Duration = Duration::from_secs(5);
 /// The rate that an own fetch reaches at least, in bytes per second, where nothing is known of its registry.
 const RATE_ASSUMED: u64 = 1 << 20;
 /// After this wait of another pull the slowest holder gives up, whatever its rate.

@@ -78,7 +78,7 @@ impl ImageGc {
     }
 
     /// Waits for the end of a running collection, whose removals a plan of now would count again.
-    pub async fn settled(&self) {
+    pub async fn wait_for_running(&self) {
         drop(self.turn.lock().await);
     }
 

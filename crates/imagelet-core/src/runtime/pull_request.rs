@@ -44,7 +44,7 @@ const ONE_BACKOFF: Duration = Duration::from_millis(250);
 impl Patience {
     /// Of a client that repeats its request by itself, and whose other requests may wait meanwhile, as a kubelet: one retry,
     /// where the first attempt failed quickly.
-    pub const BRIEF: Self = Self { attempt_max: ONE_BACKOFF, retries_max: ONE_BACKOFF, requested_max: ONE_BACKOFF };
+    pub const ONE_RETRY: Self = Self { attempt_max: ONE_BACKOFF, retries_max: ONE_BACKOFF, requested_max: ONE_BACKOFF };
     /// Of a command: a registry that restarts is back by then; one that is away for longer is reported soon.
     pub const FULL: Self =
         Self { attempt_max: Duration::MAX, retries_max: Duration::from_secs(10), requested_max: Duration::MAX };

@@ -156,7 +156,7 @@ impl LookAhead {
             secrets,
             priority: PRIORITY + i32::from(is_for_start),
             // The kubelet's own request follows, and may join this pull.
-            patience: Patience::BRIEF,
+            patience: Patience::ONE_RETRY,
             ..EnsureRequest::new(image, fetch.image.policy.clone())
         };
         self.parts.manager.ensure(&request, no_progress()).await.map(|_| "pulled")

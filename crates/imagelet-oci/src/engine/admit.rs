@@ -280,6 +280,11 @@ fn reserve_layers(
 fn grant_more(store: &Store, reservations: &Arc<Reservations>, config: &EngineConfig, pull: u64, fit: Fit) -> Reserved {
     let page = reservations.open();
     let Some(running) = page.running(pull) else { return Ok(Ok(None)) };
+    if running.rest.bytes == 0 {
+        // Nothing more is expected of it. What it writes all the same is bounded by the floors.
+        page.grant(pull, u64::MAX);
+        return Ok(Ok(None));
+    }
     let demand = Demand {
         layers: running.layers,
         compressed: running.packed,

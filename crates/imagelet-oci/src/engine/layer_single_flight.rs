@@ -46,20 +46,20 @@ struct LayerSlot<T> {
 }
 
 struct SlotState<T> {
-    flights: Vec<Flight>,
+    fetches: Vec<LayerFetch>,
     staged: Weak<T>,
     begun: u64,
     ended: u64,
 }
 
-struct Flight {
+struct LayerFetch {
     number: u64,
-    traveller: Arc<Traveller>,
+    caller: Arc<LayerCaller>,
     pace: Arc<LayerPace>,
 }
 
 /// A pull that wants a layer.
-pub(crate) struct Traveller {
+pub(crate) struct LayerCaller {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) repository: String,
     pub(crate) reference: String,
@@ -72,7 +72,7 @@ pub(crate) struct Traveller {
     pub(crate) waits: Box<dyn Fn(Option<String>) + Send + Sync>,
 }
 
-impl Traveller {
+impl LayerCaller {
     pub(crate) fn of(job: &LayerJob, progress: &Progress) -> Arc<Self> {
         let (session, progress, layer) = (job.session.clone(), Arc::clone(progress), job.descriptor.digest.clone());
         Arc::new(Self {
@@ -90,8 +90,8 @@ impl Traveller {
     }
 
     /// Whether a fetch is worth waiting for; `may_wait`: also one of another tenant.
-    fn waits_for(&self, flight: &Flight, may_wait: bool, now: Instant) -> bool {
-        let Flight { traveller: other, pace, .. } = flight;
+    fn waits_for(&self, fetch: &LayerFetch, may_wait: bool, now: Instant) -> bool {
+        let LayerFetch { caller: other, pace, .. } = fetch;
         if self.tenant == other.tenant && self.repository == other.repository {
             return true;
         }
@@ -109,7 +109,7 @@ impl Traveller {
     }
 }
 
-struct WaitReport(Arc<Traveller>);
+struct WaitReport(Arc<LayerCaller>);
 
 impl Drop for WaitReport {
     fn drop(&mut self) {
@@ -118,21 +118,21 @@ impl Drop for WaitReport {
 }
 
 /// What became of a pull that wanted a layer.
-pub(crate) enum Landed<F, P, T> {
+pub(crate) enum RaceOutcome<F, P, T> {
     /// It is where it should be, or another pull has brought it.
     Present(P),
-    Own(F, Landing<T>),
+    Own(F, FetchGuard<T>),
 }
 
 /// A fetch under way. Dropped, the fetch is over, and those that wait look again.
-pub(crate) struct Landing<T> {
+pub(crate) struct FetchGuard<T> {
     slot: Arc<LayerSlot<T>>,
     number: u64,
     /// Fetches that had ended by its begin.
     ended: u64,
 }
 
-impl<T> Landing<T> {
+impl<T> FetchGuard<T> {
     /// Whether another fetch of the layer has ended since this one began.
     pub(crate) fn is_late(&self) -> bool {
         self.slot.lock().ended != self.ended
@@ -144,10 +144,10 @@ impl<T> Landing<T> {
     }
 }
 
-impl<T> Drop for Landing<T> {
+impl<T> Drop for FetchGuard<T> {
     fn drop(&mut self) {
         let mut state = self.slot.lock();
-        state.flights.retain(|flight| flight.number != self.number);
+        state.fetches.retain(|fetch| fetch.number != self.number);
         state.ended += 1;
         drop(state);
         self.slot.ended.notify_waiters();
@@ -182,38 +182,38 @@ impl<T> LayerSlot<T> {
     }
 
     /// The pull whose fetch is worth waiting for.
-    fn awaited(&self, traveller: &Traveller, may_wait: bool) -> Option<String> {
+    fn awaited(&self, caller: &LayerCaller, may_wait: bool) -> Option<String> {
         let now = Instant::now();
         let state = self.lock();
-        let flight = state.flights.iter().find(|flight| traveller.waits_for(flight, may_wait, now));
-        flight.map(|flight| flight.traveller.reference.clone())
+        let fetch = state.fetches.iter().find(|fetch| caller.waits_for(fetch, may_wait, now));
+        fetch.map(|fetch| fetch.caller.reference.clone())
     }
 
     /// Begins a fetch, unless another one is worth waiting for or has ended since the last look.
     fn begin(
         self: &Arc<Self>,
-        traveller: &Arc<Traveller>,
+        caller: &Arc<LayerCaller>,
         pace: Arc<LayerPace>,
         (ended, may_wait): (u64, bool),
-    ) -> Option<Landing<T>> {
+    ) -> Option<FetchGuard<T>> {
         let now = Instant::now();
         let mut state = self.lock();
-        if state.ended != ended || state.flights.iter().any(|flight| traveller.waits_for(flight, may_wait, now)) {
+        if state.ended != ended || state.fetches.iter().any(|fetch| caller.waits_for(fetch, may_wait, now)) {
             return None;
         }
         state.begun += 1;
         let number = state.begun;
-        if let Some(other) = state.flights.first() {
+        if let Some(other) = state.fetches.first() {
             tracing::info!(
-                reference = traveller.reference,
-                other = other.traveller.reference,
+                reference = caller.reference,
+                other = other.caller.reference,
                 rate = other.pace.wall.rate(now),
                 left = other.pace.left(),
                 "another tenant's fetch of the same layer is slow: the pull fetches it as well"
             );
         }
-        state.flights.push(Flight { number, traveller: Arc::clone(traveller), pace });
-        Some(Landing { slot: Arc::clone(self), number, ended })
+        state.fetches.push(LayerFetch { number, caller: Arc::clone(caller), pace });
+        Some(FetchGuard { slot: Arc::clone(self), number, ended })
     }
 }
 
@@ -237,11 +237,11 @@ impl<T> LayerSingleFlight<T> {
     pub(crate) async fn race<E, P, S, F, Present, Enter, Fetch>(
         &self,
         key: LayerKey,
-        traveller: &Arc<Traveller>,
+        caller: &Arc<LayerCaller>,
         present: impl Fn(Option<Arc<T>>) -> Present,
         enter: impl Fn() -> Enter,
         fetch: impl FnOnce(S) -> Fetch,
-    ) -> Result<Landed<F, P, T>, E>
+    ) -> Result<RaceOutcome<F, P, T>, E>
     where
         Present: Future<Output = Result<Option<P>, E>>,
         Enter: Future<Output = (S, Arc<LayerPace>)>,
@@ -251,14 +251,14 @@ impl<T> LayerSingleFlight<T> {
         // Reports the wait, and its end also where it is dropped.
         let mut waits = None;
         let (mut seen, mut failed) = (slot.ended(), 0);
-        let (entered, landing) = loop {
+        let (entered, guard) = loop {
             if let Some(present) = present(slot.staged()).await? {
-                return Ok(Landed::Present(present));
+                return Ok(RaceOutcome::Present(present));
             }
             // A row of fetches that bring nothing is no reason to wait on.
             let may_wait = failed < FAILED_MAX;
-            if let Some(holder) = slot.awaited(traveller, may_wait) {
-                waits.get_or_insert_with(|| traveller.waits_for_holder(holder));
+            if let Some(holder) = slot.awaited(caller, may_wait) {
+                waits.get_or_insert_with(|| caller.waits_for_holder(holder));
                 let ended = slot.ended_since(seen);
                 failed += u32::from(timeout(CHECK_PERIOD, ended).await.is_ok());
                 seen = slot.ended();
@@ -275,15 +275,15 @@ impl<T> LayerSingleFlight<T> {
                 if slot.ended() != seen {
                     (seen, failed) = (slot.ended(), failed + 1);
                     if let Some(present) = present(slot.staged()).await? {
-                        return Ok(Landed::Present(present));
+                        return Ok(RaceOutcome::Present(present));
                     }
                 }
                 if let Some(entered) = entered {
                     break entered;
                 }
             };
-            if let Some(landing) = slot.begin(traveller, pace, (seen, failed < FAILED_MAX)) {
-                break (entered, landing);
+            if let Some(guard) = slot.begin(caller, pace, (seen, failed < FAILED_MAX)) {
+                break (entered, guard);
             }
         };
         drop(waits);
@@ -291,12 +291,12 @@ impl<T> LayerSingleFlight<T> {
         loop {
             tokio::select! {
                 biased;
-                fetched = &mut fetch => return fetched.map(|fetched| Landed::Own(fetched, landing)),
+                fetched = &mut fetch => return fetched.map(|fetched| RaceOutcome::Own(fetched, guard)),
                 () = slot.ended_since(seen) => {}
             }
             seen = slot.ended();
             if let Some(present) = present(slot.staged()).await? {
-                return Ok(Landed::Present(present));
+                return Ok(RaceOutcome::Present(present));
             }
         }
     }
@@ -306,7 +306,7 @@ impl<T> LayerSingleFlight<T> {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         slots.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().staged.strong_count() > 0);
         let slot = || {
-            let state = SlotState { flights: Vec::new(), staged: Weak::new(), begun: 0, ended: 0 };
+            let state = SlotState { fetches: Vec::new(), staged: Weak::new(), begun: 0, ended: 0 };
             Arc::new(LayerSlot { state: Mutex::new(state), ended: Notify::new() })
         };
         Arc::clone(slots.entry(key).or_insert_with(slot))
@@ -329,7 +329,7 @@ impl Engine {
         let present = || report_present(progress, &job.descriptor.digest);
         let is_in_store = || self.store.layer(&job.diff_id).is_some() && self.may_share(only_from, &job.diff_id);
         let key = (job.diff_id.clone(), only_from.map(str::to_owned));
-        let traveller = Traveller::of(&job, progress);
+        let caller = LayerCaller::of(&job, progress);
         let staged_or_present = async |staged: Option<Arc<StagedLayer>>| {
             Ok::<_, RuntimeError>(if is_in_store() { Some(None) } else { staged.map(Some) })
         };
@@ -349,25 +349,24 @@ impl Engine {
                 present();
                 return Ok(spare);
             }
-            let place = match entered {
-                Some(place) => place,
+            let place = if let Some(place) = entered {
+                place
+            } else {
                 // Another pull has taken the spare.
-                None => {
-                    spare_pace.set_left(job.descriptor.size);
-                    place().await
-                }
+                spare_pace.set_left(job.descriptor.size);
+                place().await
             };
             let staged = scarce::retried(|| job.run(&place, progress)).await;
             staged.map_err(|error| job.descriptor.not_fetched(error))
         };
-        match Box::pin(self.fetching.race(key, &traveller, staged_or_present, enter, fetch)).await? {
-            Landed::Present(staged) => {
+        match Box::pin(self.fetching.race(key, &caller, staged_or_present, enter, fetch)).await? {
+            RaceOutcome::Present(staged) => {
                 present();
                 Ok(staged)
             }
-            Landed::Own(staged, landing) => {
+            RaceOutcome::Own(staged, guard) => {
                 let staged = Arc::new(staged);
-                landing.publish(&staged);
+                guard.publish(&staged);
                 Ok(Some(staged))
             }
         }
@@ -446,9 +445,9 @@ mod tests {
         }
     }
 
-    fn traveller(namespace: &str) -> Arc<Traveller> {
+    fn caller(namespace: &str) -> Arc<LayerCaller> {
         let tenant = Arc::new(Tenant { namespace: namespace.into(), credential: None });
-        Arc::new(Traveller {
+        Arc::new(LayerCaller {
             tenant,
             repository: "repo".into(),
             reference: format!("{namespace}/repo:v1"),
@@ -463,7 +462,7 @@ mod tests {
 
     /// A pull of a tenant whose registry brings so many bytes a second; returns the tenant whose fetch brought its layer, and when.
     async fn raced(
-        flights: &LayerSingleFlight<&'static str>,
+        fetches: &LayerSingleFlight<&'static str>,
         namespace: &'static str,
         rate: u64,
         delay: Duration,
@@ -486,11 +485,11 @@ mod tests {
             Ok::<_, ()>(namespace)
         };
         let present = async |staged: Option<Arc<&'static str>>| Ok(staged);
-        let layer = match flights.race(key(), &traveller(namespace), present, enter, fetch).await.unwrap() {
-            Landed::Present(staged) => staged,
-            Landed::Own(fetched, landing) => {
+        let layer = match fetches.race(key(), &caller(namespace), present, enter, fetch).await.unwrap() {
+            RaceOutcome::Present(staged) => staged,
+            RaceOutcome::Own(fetched, guard) => {
                 let staged = Arc::new(fetched);
-                landing.publish(&staged);
+                guard.publish(&staged);
                 staged
             }
         };
@@ -504,10 +503,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn another_tenant_fetches_a_slow_layer_itself_and_the_slow_one_shares_what_came_first() {
         for slow in [0, 100, 20 << 10] {
-            let flights = LayerSingleFlight::default();
+            let fetches = LayerSingleFlight::default();
             let (slow, quick) = tokio::join!(
-                raced(&flights, "slow", slow, Duration::ZERO),
-                raced(&flights, "quick", 10 << 20, Duration::from_secs(30)),
+                raced(&fetches, "slow", slow, Duration::ZERO),
+                raced(&fetches, "quick", 10 << 20, Duration::from_secs(30)),
             );
             assert_eq!((slow.0, quick.0), ("quick", "quick"));
             let (alone, took) = (Duration::from_secs(3), quick.1.saturating_sub(Duration::from_secs(30)));
@@ -518,10 +517,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pull_that_came_just_after_a_slow_one_waits_no_more_than_six_seconds_longer_than_alone() {
-        let flights = LayerSingleFlight::default();
+        let fetches = LayerSingleFlight::default();
         let (_, quick) = tokio::join!(
-            raced(&flights, "slow", 100, Duration::ZERO),
-            raced(&flights, "quick", 10 << 20, Duration::from_millis(1)),
+            raced(&fetches, "slow", 100, Duration::ZERO),
+            raced(&fetches, "quick", 10 << 20, Duration::from_millis(1)),
         );
         assert_eq!(quick.0, "quick");
         assert!(quick.1 <= Duration::from_secs(3 + 6), "{:?}", quick.1);
@@ -529,14 +528,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_row_of_fetches_that_fail_and_one_that_is_whole_and_stands_still_keep_no_other_tenant_waiting() {
-        let flights = Arc::new(LayerSingleFlight::default());
+        let fetches = Arc::new(LayerSingleFlight::default());
         // Each begins as the one before it fails.
         let failing = {
-            let flights = Arc::clone(&flights);
+            let fetches = Arc::clone(&fetches);
             tokio::spawn(async move {
                 for number in 0..100 {
-                    let begin = flights.slot(key()).begin(
-                        &traveller(&format!("t{number}")),
+                    let begin = fetches.slot(key()).begin(
+                        &caller(&format!("t{number}")),
                         Arc::new(LayerPace::new(SIZE, Instant::now())),
                         (number, false),
                     );
@@ -545,30 +544,30 @@ mod tests {
                 }
             })
         };
-        let quick = raced(&flights, "quick", 10 << 20, Duration::from_millis(1)).await;
+        let quick = raced(&fetches, "quick", 10 << 20, Duration::from_millis(1)).await;
         assert!(quick.1 <= Duration::from_secs(3 + 6), "{:?}", quick.1);
         failing.abort();
 
-        let flights = LayerSingleFlight::<&'static str>::default();
+        let fetches = LayerSingleFlight::<&'static str>::default();
         let pace = Arc::new(LayerPace::new(SIZE, Instant::now()));
         pace.set_left(0);
-        let _stands = flights.slot(key()).begin(&traveller("whole"), pace, (0, true)).expect("no other");
-        let quick = raced(&flights, "quick", 10 << 20, Duration::from_secs(1)).await;
+        let _stands = fetches.slot(key()).begin(&caller("whole"), pace, (0, true)).expect("no other");
+        let quick = raced(&fetches, "quick", 10 << 20, Duration::from_secs(1)).await;
         assert!(quick.1 <= Duration::from_secs(1 + 60 + 4), "{:?}", quick.1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_layer_that_comes_well_is_fetched_once_for_all_tenants_and_a_slow_one_once_for_its_own() {
-        let flights = LayerSingleFlight::default();
+        let fetches = LayerSingleFlight::default();
         let (first, second) = tokio::join!(
-            raced(&flights, "first", 1 << 20, Duration::ZERO),
-            raced(&flights, "second", 10 << 20, Duration::from_secs(2)),
+            raced(&fetches, "first", 1 << 20, Duration::ZERO),
+            raced(&fetches, "second", 10 << 20, Duration::from_secs(2)),
         );
         assert_eq!((first.0, second.0), ("first", "first"));
-        let flights = LayerSingleFlight::default();
+        let fetches = LayerSingleFlight::default();
         let (first, again) = tokio::join!(
-            raced(&flights, "same", 100 << 10, Duration::ZERO),
-            raced(&flights, "same", 10 << 20, Duration::from_secs(10)),
+            raced(&fetches, "same", 100 << 10, Duration::ZERO),
+            raced(&fetches, "same", 10 << 20, Duration::from_secs(10)),
         );
         assert_eq!(first.1, again.1, "one fetch");
     }
@@ -578,8 +577,8 @@ mod tests {
     }
 
     /// A pull of the layer: it fetches or shares it, fetches another layer, and puts both into the store.
-    fn pull(flights: &Arc<LayerSingleFlight<Staged>>, layer: &Arc<Layer>, way: Fetch) -> BoxFuture<'static, ()> {
-        let (flights, layer) = (Arc::clone(flights), Arc::clone(layer));
+    fn pull(fetches: &Arc<LayerSingleFlight<Staged>>, layer: &Arc<Layer>, way: Fetch) -> BoxFuture<'static, ()> {
+        let (fetches, layer) = (Arc::clone(fetches), Arc::clone(layer));
         let pulls = async move {
             let fetch = async {
                 layer.fetched_by.fetch_add(1, Ordering::SeqCst);
@@ -593,12 +592,12 @@ mod tests {
                 Ok(if is_in_store { Some(None) } else { staged.map(Some) })
             };
             let enter = async || ((), Arc::new(LayerPace::new(0, Instant::now())));
-            let Ok(landed) = flights.race(key(), &traveller("a"), present, enter, |()| fetch).await else { return };
-            let staged = match landed {
-                Landed::Present(staged) => staged,
-                Landed::Own(staged, landing) => {
+            let Ok(outcome) = fetches.race(key(), &caller("a"), present, enter, |()| fetch).await else { return };
+            let staged = match outcome {
+                RaceOutcome::Present(staged) => staged,
+                RaceOutcome::Own(staged, guard) => {
                     let staged = Arc::new(staged);
-                    landing.publish(&staged);
+                    guard.publish(&staged);
                     Some(staged)
                 }
             };
@@ -621,8 +620,8 @@ mod tests {
     }
 
     fn story(ways: &[Fetch]) -> InterleavedStory {
-        let (flights, layer) = (Arc::new(LayerSingleFlight::default()), Arc::new(Layer::default()));
-        let tasks = ways.iter().map(|way| pull(&flights, &layer, *way)).collect();
+        let (fetches, layer) = (Arc::new(LayerSingleFlight::default()), Arc::new(Layer::default()));
+        let tasks = ways.iter().map(|way| pull(&fetches, &layer, *way)).collect();
         let invariant = {
             let layer = Arc::clone(&layer);
             move || match (layer.fetching.load(Ordering::SeqCst), layer.staged.load(Ordering::SeqCst)) {
@@ -639,8 +638,8 @@ mod tests {
             if succeed == pulls && fetched != 1 {
                 return Err(format!("{pulls} pulls fetched the layer {fetched} times"));
             }
-            drop(flights.slot((Digest::of(b"other"), None)));
-            let slots = flights.0.lock().unwrap().len();
+            drop(fetches.slot((Digest::of(b"other"), None)));
+            let slots = fetches.0.lock().unwrap().len();
             if slots == 1 { Ok(()) } else { Err(format!("{slots} slots remain of one that is wanted")) }
         };
         InterleavedStory { tasks, invariant: Box::new(invariant), at_end: Box::new(at_end) }

@@ -328,13 +328,12 @@ impl LayerJob {
         // The threads may still wait for memory.
         let mut ended = pin!(async { (inflater.await, unpacker.await) });
         let waits = |now| memory.is_awaited().then(|| self.gives_way(memory, place, false, now)).flatten();
-        let (inflated, unpacked) = match Checks::new().run(&mut ended, waits).await {
-            Ok(ended) => ended,
-            Err(_) => {
-                gave_way = true;
-                cancel.0.store(true, Ordering::Relaxed);
-                ended.await
-            }
+        let (inflated, unpacked) = if let Ok(ended) = Checks::new().run(&mut ended, waits).await {
+            ended
+        } else {
+            gave_way = true;
+            cancel.0.store(true, Ordering::Relaxed);
+            ended.await
         };
         let (inflated, unpacked) = (inflated.map_err(panicked)?, unpacked.map_err(panicked)?);
         let mut copied = match copying {

@@ -67,7 +67,7 @@ struct Waiting {
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldPlace {
     claim: Claim,
     half: Half,
     pace: Arc<LayerPace>,
@@ -78,7 +78,7 @@ struct Held {
 #[derive(Debug, Default)]
 struct Line {
     next: u64,
-    held: HashMap<u64, Held>,
+    held: HashMap<u64, HeldPlace>,
     /// In the order of arrival.
     waiting: BTreeMap<u64, Waiting>,
     paces: HashMap<u64, Arc<LayerPace>>,
@@ -106,7 +106,7 @@ impl Line {
         let Waiting { claim, .. } = self.waiting.remove(&ticket)?;
         let pace = Arc::clone(self.paces.get(&ticket)?);
         pace.restart(now);
-        self.held.insert(ticket, Held { claim, half, pace, looked: now });
+        self.held.insert(ticket, HeldPlace { claim, half, pace, looked: now });
         Some(ticket)
     }
 
@@ -133,7 +133,7 @@ impl Line {
         })
     }
 
-    fn count(&self, counts: impl Fn(&Held) -> bool) -> usize {
+    fn count(&self, counts: impl Fn(&HeldPlace) -> bool) -> usize {
         self.held.values().filter(|held| counts(held)).count()
     }
 
@@ -165,7 +165,7 @@ impl Line {
         if !is_fair || own.pace.wall.held_for(now) < GRACE {
             return false;
         }
-        let slower = |(other, held): (&u64, &Held)| {
+        let slower = |(other, held): (&u64, &HeldPlace)| {
             // A layer that does not look cannot give way.
             let looks = now.saturating_duration_since(held.looked) < 4 * CHECK_PERIOD;
             let is_due = *other != ticket && looks && held.pace.wall.held_for(now) >= GRACE;
@@ -179,7 +179,7 @@ impl Line {
     fn give_way(&mut self, ticket: u64, may_park: bool, now: Instant) -> Option<GivenWay> {
         let parked = self.waiting.values().filter(|waiting| waiting.gave_way == Some(GivenWay::Parked)).count();
         let gave_way = if may_park && parked < self.share.of(PARKED_MAX) { GivenWay::Parked } else { GivenWay::Ended };
-        let Held { claim, .. } = self.held.remove(&ticket)?;
+        let HeldPlace { claim, .. } = self.held.remove(&ticket)?;
         self.waiting.insert(ticket, Waiting { claim, since: now, gave_way: Some(gave_way) });
         Some(gave_way)
     }

@@ -132,17 +132,17 @@ mod tests {
 
     #[test]
     fn patience_bounds_the_retries_at_a_party_that_has_served_nothing() {
-        let (seconds, brief) = (Duration::from_secs, Patience::BRIEF.retries_max);
+        let (seconds, brief) = (Duration::from_secs, Patience::ONE_RETRY.retries_max);
         for (patience, served, redirected, failure, requested) in [
             (Patience::FULL, None, false, seconds(10), seconds(60)),
             (Patience::FULL, None, true, seconds(10), seconds(60)),
             (Patience::FULL, Some(false), false, seconds(60), seconds(60)),
             (Patience::FULL, Some(false), true, seconds(10), seconds(60)),
             (Patience::FULL, Some(true), true, seconds(60), seconds(60)),
-            (Patience::BRIEF, None, false, brief, brief),
-            (Patience::BRIEF, Some(false), false, seconds(60), seconds(60)),
-            (Patience::BRIEF, Some(false), true, brief, brief),
-            (Patience::BRIEF, Some(true), true, seconds(60), seconds(60)),
+            (Patience::ONE_RETRY, None, false, brief, brief),
+            (Patience::ONE_RETRY, Some(false), false, seconds(60), seconds(60)),
+            (Patience::ONE_RETRY, Some(false), true, brief, brief),
+            (Patience::ONE_RETRY, Some(true), true, seconds(60), seconds(60)),
         ] {
             let budget = RetryBudget::new(Duration::from_mins(1), patience);
             if let Some(is_redirected) = served {

@@ -172,7 +172,7 @@ impl Drop for Wait<'_> {
         if self.is_taken {
             return;
         }
-        let Waiter { ticket, tenant, image, bytes } = &self.waiter;
+        let Waiter { ticket, tenant, image, bytes, .. } = &self.waiter;
         self.budget.change(|pool| {
             pool.waiting.retain(|waiter| waiter.ticket != *ticket);
             if pool.granted.remove(ticket) {

@@ -195,14 +195,14 @@ mod tests {
     fn an_embedded_store_gets_the_canonical_name_and_none_of_the_pods_annotations() {
         let annotations = vec![("team".to_owned(), "shop".to_owned())];
         let image = ImageSpec { annotations: annotations.clone(), ..ImageSpec::new("app:v1") };
-        let asked = PullRequest { image, patience: Patience::BRIEF, ..PullRequest::default() };
+        let asked = PullRequest { image, patience: Patience::ONE_RETRY, ..PullRequest::default() };
         let callers = CriCallers { limit_pulls: false, remove_in_use: false };
         for (is_embedded, name, expected) in
             [(true, "docker.io/library/app:v1", vec![]), (false, "app:v1", annotations)]
         {
             let request = ServedImages::request(&asked, is_embedded, callers);
             assert_eq!((request.image.as_str(), request.annotations), (name, expected));
-            assert_eq!(request.patience, Patience::BRIEF, "as the caller asked");
+            assert_eq!(request.patience, Patience::ONE_RETRY, "as the caller asked");
         }
     }
 }

@@ -247,12 +247,12 @@ async fn two_collections_wait_for_each_other() {
     let request = all_unused(false);
     let mut waiting = Box::pin(node.gc.run(&request, at(10_000)));
     assert!(futures_util::poll!(&mut waiting).is_pending());
-    let mut settled = Box::pin(node.gc.settled());
+    let mut ended = Box::pin(node.gc.wait_for_running());
     assert!(
-        futures_util::poll!(&mut settled).is_pending(),
+        futures_util::poll!(&mut ended).is_pending(),
         "a pull plans after the removals that it would count again"
     );
     drop(running);
     waiting.await.unwrap();
-    settled.await;
+    ended.await;
 }

@@ -6,9 +6,11 @@ use std::{
 };
 
 use imagelet_core::{
+    hold::HoldMeter,
     image::{Digest, ImageId, Platform, Reference},
     runtime::{ArchivePlace, ImportOutcome, ImportRequest, Patience, Progress, RuntimeError, RuntimeErrorKind},
 };
+use tokio::time::Instant;
 
 use super::super::{
     CancelOnDrop, Engine, blocking,
@@ -28,6 +30,7 @@ use crate::{
     pipeline::LayerLimits,
     registry::{Document, Resolved, about},
     store::DocumentBytes,
+    unpack::LayerMemory,
 };
 
 impl Engine {

@@ -39,7 +39,7 @@ use super::{
     Engine,
     admit::Wanted,
     blocking,
-    layer_single_flight::{Landed, Landing, Traveller},
+    layer_single_flight::{FetchGuard, LayerCaller, RaceOutcome},
     pull::{LayerFetches, announce, check_layers, tenant},
     report_present,
 };
@@ -300,7 +300,7 @@ impl Attempt<'_> {
     async fn bring(&self, index: usize, spare: Option<SinkLayer>) -> Result<Vec<Arc<SyncView>>, Ended> {
         let (chain, described) = (&self.described.chains[index], &self.described.image.layers[index]);
         let turns = &self.engine.turns;
-        let Some((mut layer, landing)) = self.fetched(index, spare).await? else {
+        let Some((mut layer, guard)) = self.fetched(index, spare).await? else {
             return Ok(self.is_present(index));
         };
         self.fetches.reservation.release(chain);
@@ -310,7 +310,7 @@ impl Attempt<'_> {
             taken.wait_for(|taken| taken[..index].iter().all(|is| *is)).await.expect("this attempt has the sender");
         }
         let turn = turns.turn(chain).await;
-        if (turn.is_late || landing.is_late()) && self.import.holds(index).await.map_err(handover)? {
+        if (turn.is_late || guard.is_late()) && self.import.holds(index).await.map_err(handover)? {
             return Ok(self.is_present(index));
         }
         let tree = layer.tree().map_err(handover)?;
@@ -322,7 +322,7 @@ impl Attempt<'_> {
             Taken::BaseGone => return Err(Ended::BaseGone),
         }
         Step::LayerTaken.reach();
-        drop((turn, landing));
+        drop((turn, guard));
         self.taken.send_modify(|taken| taken[index] = true);
         let (media_type, size) = (described.media_type.clone(), described.size);
         let cleared = blocking(move || {
@@ -345,7 +345,7 @@ impl Attempt<'_> {
         &self,
         index: usize,
         spare: Option<SinkLayer>,
-    ) -> Result<Option<(SinkLayer, Landing<Infallible>)>, Ended> {
+    ) -> Result<Option<(SinkLayer, FetchGuard<Infallible>)>, Ended> {
         let Described { resolved, image, chains, .. } = self.described;
         let (chain, engine) = (&chains[index], self.engine);
         let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, chain);
@@ -378,11 +378,11 @@ impl Attempt<'_> {
                 .map_err(|error| fetch(job.descriptor.not_fetched(error)))?;
             SinkLayer::new(&engine.store, unpacked).map_err(fetch)
         };
-        let traveller = Traveller::of(&job, self.progress);
-        let raced = engine.turns.fetching.race((chain.clone(), None), &traveller, present, enter, fetched);
+        let caller = LayerCaller::of(&job, self.progress);
+        let raced = engine.turns.fetching.race((chain.clone(), None), &caller, present, enter, fetched);
         Ok(match Box::pin(raced).await? {
-            Landed::Present(()) => None,
-            Landed::Own(layer, landing) => Some((layer, landing)),
+            RaceOutcome::Present(()) => None,
+            RaceOutcome::Own(layer, guard) => Some((layer, guard)),
         })
     }
 }

@@ -271,9 +271,9 @@ async fn a_client_that_repeats_by_itself_gets_one_quick_retry_and_a_command_keep
     let millis = Duration::from_millis;
     let reference: imagelet_core::image::Reference = "127.0.0.1:1/team/app:v1".parse().unwrap();
     for (what, patience, retry, takes, count, time) in [
-        ("refused", Patience::BRIEF, Retry::Soon, millis(5), 2..=2, millis(155)..=millis(1000)),
-        ("slow", Patience::BRIEF, Retry::Soon, millis(600), 1..=1, millis(600)..=millis(600)),
-        ("limited", Patience::BRIEF, Retry::After(millis(4500)), millis(5), 1..=1, millis(5)..=millis(5)),
+        ("refused", Patience::ONE_RETRY, Retry::Soon, millis(5), 2..=2, millis(155)..=millis(1000)),
+        ("slow", Patience::ONE_RETRY, Retry::Soon, millis(600), 1..=1, millis(600)..=millis(600)),
+        ("limited", Patience::ONE_RETRY, Retry::After(millis(4500)), millis(5), 1..=1, millis(5)..=millis(5)),
         ("refused", Patience::FULL, Retry::Soon, millis(5), 6..=7, millis(4500)..=millis(10_500)),
         ("slow", Patience::FULL, Retry::Soon, millis(600), 5..=6, millis(4500)..=millis(11_500)),
     ] {
@@ -305,14 +305,14 @@ async fn five_good_pods_behind_three_bad_ones_wait_for_one_quick_retry_of_each()
     let registry = Registry::new(RegistryConfig::default()).unwrap();
     let places = [refusing().await, "registry.example:5000".to_owned(), failing.address.to_string()];
     for place in places {
-        let error = resolve_as(&registry, &format!("{place}/team/app:v1"), Patience::BRIEF).await.unwrap_err();
+        let error = resolve_as(&registry, &format!("{place}/team/app:v1"), Patience::ONE_RETRY).await.unwrap_err();
         assert!(attempts_of(&error) <= 2, "{place}: {}", error.chain());
         assert!(error.is_outage(), "{place}: {}", error.chain());
     }
     assert!((1..=2).contains(&failing.seen().len()));
     for _ in 0..5 {
         let name = good.reference("team/app:v1").to_string();
-        resolve_as(&registry, &name, Patience::BRIEF).await.unwrap();
+        resolve_as(&registry, &name, Patience::ONE_RETRY).await.unwrap();
     }
     assert_eq!(good.seen().len(), 5);
 }
@@ -325,7 +325,7 @@ async fn a_refused_redirect_target_fails_as_soon_as_a_refused_registry_and_is_no
     let name = fake.reference("team/app:v1").to_string();
     let digest = Digest::of(b"layer");
     fake.trick(digest.as_str(), 99, answer(307, &[("location", &format!("http://{}/blob", refusing().await))]));
-    let resolved = resolve_as(&registry, &name, Patience::BRIEF).await.unwrap();
+    let resolved = resolve_as(&registry, &name, Patience::ONE_RETRY).await.unwrap();
     fake.seen();
     let error = layer(&resolved, 0).await.unwrap_err();
     assert!((1..=2).contains(&fake.seen().len()), "{}", error.chain());
@@ -339,7 +339,7 @@ async fn a_refused_redirect_target_fails_as_soon_as_a_refused_registry_and_is_no
     fake.clear_tricks();
     let location = format!("http://{}/blobs/{digest}", store.address);
     fake.trick(digest.as_str(), 99, answer(307, &[("location", &location)]));
-    let resolved = resolve_as(&registry, &name, Patience::BRIEF).await.unwrap();
+    let resolved = resolve_as(&registry, &name, Patience::ONE_RETRY).await.unwrap();
     layer(&resolved, 0).await.unwrap();
     store.trick(digest.as_str(), 3, answer(503, &[]));
     assert_eq!(layer(&resolved, 0).await.unwrap(), b"layer");

@@ -161,7 +161,7 @@ impl MakeRoom for SpaceByCollection {
 
 /// Plans first: no image is removed for a pull that cannot fit anyway, and none before its space is needed.
 async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
-    node.parts.gc.settled().await;
+    node.parts.gc.wait_for_running().await;
     let policy = node.settings().gc;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
     let could_free = collect(node, &ask(wanted.whole, true), "pull").await?.could_free;
