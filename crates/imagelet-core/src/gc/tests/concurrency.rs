@@ -248,10 +248,7 @@ async fn two_collections_wait_for_each_other() {
     let mut waiting = Box::pin(node.gc.run(&request, at(10_000)));
     assert!(futures_util::poll!(&mut waiting).is_pending());
     let mut ended = Box::pin(node.gc.wait_for_running());
-    assert!(
-        futures_util::poll!(&mut ended).is_pending(),
-        "a pull plans after the removals that it would count again"
-    );
+    assert!(futures_util::poll!(&mut ended).is_pending(), "a pull plans after the removals that it would count again");
     drop(running);
     waiting.await.unwrap();
     ended.await;

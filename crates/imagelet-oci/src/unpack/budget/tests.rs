@@ -182,7 +182,8 @@ async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_ot
 #[tokio::test(start_paused = true)]
 async fn of_fast_holders_the_slowest_gives_way_once_a_layer_has_waited_ten_seconds_and_a_slow_one_at_once() {
     let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
-    let holders = [("a", 9 << 20), ("b", 2 << 20)].map(|(name, rate)| metered(&budget, name, rate));
+    let (fast, slower) = (9 << 20, 2 << 20);
+    let holders = [("a", fast), ("b", slower)].map(|(name, rate)| metered(&budget, name, rate));
     let mut claims: Vec<_> = holders.iter().map(Claim::on).collect();
     for claim in &mut claims {
         claim.grow(31 * MIB).expect("it is free");
@@ -200,6 +201,10 @@ async fn of_fast_holders_the_slowest_gives_way_once_a_layer_has_waited_ten_secon
     assert_eq!(give_way(&network), [false, false]);
     assert_eq!(give_way(&slow), [true, true]);
     tokio::time::advance(Duration::from_secs(10)).await;
+    network.add(100 << 20);
+    for (holder, rate) in holders.iter().zip([fast, slower]) {
+        holder.meter.add(10 * rate);
+    }
     assert_eq!(give_way(&network), [false, true], "the slowest");
     drop(waiting);
     assert_eq!(give_way(&network), [false, false]);
