@@ -225,7 +225,7 @@ fn b063() -> Vec<Case> {
         Case::new("B063", "an entry that is missing", nested(1).manifest(|index| index["manifests"][0]["digest"] = Image::good("never put").digest().into()))
             .fails(imagelet_core::runtime::RuntimeErrorKind::NotFound, &[&Image::good("never put").digest()]),
         Case::new("B063", "a platform of control characters", Image::good("x").below_index(&json!({"os": "a\u{7}\nb", "architecture": "c"})))
-            .fails(Unacceptable, &["ab/c"]),
+            .fails(Unacceptable, &["a??b/c"]),
         Case::new("B063", "a thousand long platforms", Image::good("x").with_manifest({
             let entries: Vec<Value> = (0..1000).map(|number| json!({"mediaType": MANIFEST, "digest": Image::good("x").digest(), "size": 1, "platform": {"os": format!("os{number}"), "architecture": "x".repeat(2000)}})).collect();
             json!({"manifests": entries}).to_string()

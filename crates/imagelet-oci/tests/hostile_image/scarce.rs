@@ -14,7 +14,7 @@ use imagelet_oci::{Engine, EngineConfig, UNPACK_MEMORY_MIN};
 
 use super::{
     bombs,
-    case::{Bench, Case, pull, scratch, scratch_on_disk},
+    case::{Bench, Case, content, pull, scratch, scratch_on_disk, settled},
     child, compression, configs, digests, foreign,
     image::{Image, Layer, TAR},
     manifests, media,
@@ -205,10 +205,13 @@ fn images_that_want_all_memory_are_refused_one_beside_the_other_and_the_process_
                 .enumerate()
                 .map(|(at, image)| bench.registry.put(&format!("hungry-{at}"), image))
                 .collect();
+            let before = content(&bench.root());
             for outcome in join_all(names.iter().map(|name| pull(&bench.engine, name))).await {
                 let error = outcome.expect_err("no layer is what it says it is");
                 eprintln!("{}", error.chain());
             }
+            // Threads of layers beside the one that failed may still clear up.
+            assert_eq!(settled(&bench.root(), &before).await, before, "something is left behind");
             let folders = Image::of([hungry("alone", 1_000, 0)]);
             let words = &["sha256:", "store.unpackMemory", "the limit is"];
             bench.hold(vec![Case::new("B048", "folders alone", folders).fails(Unacceptable, words)]).await;
