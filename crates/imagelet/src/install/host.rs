@@ -57,7 +57,7 @@ pub(super) struct HostFacts {
     /// The service's socket is there, open or not.
     pub(super) has_socket: bool,
     pub(super) program: PathBuf,
-    /// The mode of the configuration that is there; 0: there is none.
+    /// The mode of the configuration that is there; 0 without one.
     pub(super) configuration_mode: u32,
     /// The runtime in a configuration that is there.
     pub(super) configured_endpoint: Option<String>,

@@ -192,8 +192,8 @@ fn a_collection_makes_room_for_a_pull_under_the_usual_rules() {
 
     let other = node.registry.put("new:again", &new);
     let outcome = node.daemon.run(["pull", "-o", "json", &other]);
-    let told = format!("{other}: removed {name} (21");
-    assert!(outcome.stderr.contains(&told) && outcome.stderr.contains(") to make room"), "{}", outcome.stderr);
+    let removal = format!("{other}: removed {name} (21");
+    assert!(outcome.stderr.contains(&removal) && outcome.stderr.contains(") to make room"), "{}", outcome.stderr);
     let removed = &outcome.json()["images"][0]["removed"];
     assert_eq!(removed[0]["names"], serde_json::json!([name]), "{removed}");
     assert!(removed[0]["bytes"].as_u64() > Some(20 << 20) && removed.as_array().unwrap().len() == 1, "{removed}");
