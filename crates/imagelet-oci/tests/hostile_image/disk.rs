@@ -66,8 +66,18 @@ impl Disk {
         self.mountpoint.join("store")
     }
 
+    /// Waits for files that are still open for writing: threads of a closed engine, and children of other tests between
+    /// their fork and their exec.
     fn read_only(&self) {
-        rustix::mount::mount_remount(&self.mountpoint, MountFlags::RDONLY, "").expect("a remount");
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        loop {
+            match rustix::mount::mount_remount(&self.mountpoint, MountFlags::RDONLY, "") {
+                Err(rustix::io::Errno::BUSY) if std::time::Instant::now() < until => {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                outcome => return outcome.expect("a remount"),
+            }
+        }
     }
 
     fn free(&self) -> u64 {

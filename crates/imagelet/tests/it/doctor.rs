@@ -27,7 +27,14 @@ fn a_healthy_path_is_walked_without_a_trace() {
     let doctor = || run(program().arg("--store").arg(&store).args(["doctor", &name, "-o", "json"]));
     let diagnosis = doctor().json();
     assert_eq!((&diagnosis["healthy"], &diagnosis["served"]), (&true.into(), &true.into()), "{diagnosis:#}");
-    let words: Vec<String> = steps(&diagnosis).iter().map(|step| step.split(' ').next().unwrap().to_owned()).collect();
+    let mut words: Vec<String> = Vec::new();
+    for step in steps(&diagnosis) {
+        let word = step.split(' ').next().unwrap().to_owned();
+        // A connection that is not given back yet is followed by another one to the same host.
+        if !(["dns", "connect"].contains(&word.as_str()) && words.contains(&word)) {
+            words.push(word);
+        }
+    }
     let expected =
         ["name", "configuration", "credentials", "mirrors", "dns", "connect", "manifest", "blob", "platform"];
     assert_eq!(words[..expected.len()], expected);
