@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use imagelet_core::printable::printable;
+use imagelet_oci::check_registry_files;
 use serde_json::json;
 
 use super::images_write::note;
@@ -41,6 +43,12 @@ pub(super) async fn run(
     if is_check {
         check_files(&settings).await?;
         let mut result = json!({ "valid": true });
+        // A pull says them, too; none keeps the daemon from its start.
+        let warnings = check_registry_files(&settings.registry.hosts_dirs);
+        warnings.iter().for_each(|warning| note(&format!("warning: {}", printable(warning))));
+        if !warnings.is_empty() {
+            result["warnings"] = json!(warnings);
+        }
         let mut files = Vec::new();
         for (key, file) in [
             ("kubeletConfig", &arguments.kubelet_config),
