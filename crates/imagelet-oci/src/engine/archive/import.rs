@@ -93,7 +93,8 @@ impl Engine {
             } else {
                 let staging = store.stage()?;
                 let folder: &Path = staging.path();
-                let plain = spool::plain(open_file(&place.path)?, folder, limits, &cancelled)?;
+                let plain = spool::plain(open_file(&place.path)?, folder, limits, &cancelled)
+                    .map_err(|error| about(error, &format!("could not read the archive `{}`", place.path.display())))?;
                 ArchiveFiles::of_tar(plain, &place.path, &memory)?
             };
             ImageArchive::read(entries, &cancelled)
