@@ -101,8 +101,8 @@ impl ManifestDocument {
         Self::parse_named(bytes, content_type).map(|(document, _)| document)
     }
 
-    /// Parses a document. `content_type` is the transport's, empty if unset. The media type is the transport's, the
-    /// document's own, or that of its kind.
+    /// Parses a document. `content_type` is the transport's, empty if unset. The media type is the document's own, the
+    /// transport's, or that of its kind: Docker and OCI name the same kinds.
     pub(crate) fn parse_named(bytes: &[u8], content_type: &str) -> Result<(Self, String), RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {MANIFEST_BYTES_MAX} bytes")));
@@ -118,7 +118,7 @@ impl ManifestDocument {
         })?;
         let own = media_type_base(raw.media_type.as_deref().unwrap_or_default());
         let document = raw.decide(&content_type, &own)?;
-        let named = [content_type, own].into_iter().find(|media_type| !media_type.is_empty());
+        let named = [own, content_type].into_iter().find(|media_type| !media_type.is_empty());
         let media_type = named.unwrap_or_else(|| match document {
             Self::Image(_) => media::OCI_MANIFEST.to_owned(),
             Self::Index(_) => media::OCI_INDEX.to_owned(),
@@ -141,7 +141,9 @@ impl Raw {
         if self.schema_version == Some(1) || self.fs_layers.is_some() {
             return Err(schema1());
         }
-        if !content_type.is_empty() && !media_type.is_empty() && content_type != media_type {
+        let is_one_kind =
+            || DocumentKind::of(content_type).is_some_and(|kind| Some(kind) == DocumentKind::of(media_type));
+        if !content_type.is_empty() && !media_type.is_empty() && content_type != media_type && !is_one_kind() {
             return Err(corrupt(format!(
                 "the registry calls the manifest `{}`, but it calls itself `{}`",
                 printable(content_type),

@@ -97,6 +97,37 @@ fn a_document_is_what_it_and_its_transport_agree_on() {
 }
 
 #[test]
+fn docker_and_oci_names_of_one_kind_are_one_kind_and_the_document_says_which() {
+    let image = |media: &str| format!(r#"{{"mediaType":"{media}","config":{}}}"#, entry(""));
+    let index = |media: &str| format!(r#"{{"mediaType":"{media}","manifests":[{}]}}"#, entry(""));
+    let (docker, list) = (
+        "application/vnd.docker.distribution.manifest.v2+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+    );
+    for (of, own, transport, is_taken) in [
+        (&index as &dyn Fn(&str) -> String, INDEX, list, true),
+        (&index, list, INDEX, true),
+        (&index, INDEX, "application/vnd.docker.distribution.manifest.list.v2+json; charset=utf-8", true),
+        (&image, OCI, docker, true),
+        (&image, docker, OCI, true),
+        (&image, docker, list, false),
+        (&image, OCI, list, false),
+        (&index, INDEX, docker, false),
+        (&index, list, OCI, false),
+    ] {
+        let read = ManifestDocument::parse_named(of(own).as_bytes(), transport);
+        assert_eq!(
+            read.as_ref().ok().map(|(_, media_type)| &**media_type),
+            is_taken.then_some(own),
+            "{own} {transport}"
+        );
+        if let Err(error) = read {
+            assert_eq!(error.kind(), RuntimeErrorKind::Corrupt, "{own} {transport}");
+        }
+    }
+}
+
+#[test]
 fn hostile_documents_are_refused() {
     let many = |count: usize| vec![entry(""); count].join(",");
     let descriptor =
