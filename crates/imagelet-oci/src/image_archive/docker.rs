@@ -126,8 +126,12 @@ impl DockerArchive {
         let (digest, size) = (Digest::of(&manifest), manifest.len() as u64);
         self.places.insert(config.digest.clone(), config_name);
         self.made.insert(digest.clone(), manifest);
-        let root = Descriptor { media_type: MANIFEST_TYPE.into(), digest, size, platform: None, annotations: None };
-        self.images.push(ArchivedImage { names, roots: vec![root] });
+        let root = Descriptor::new(MANIFEST_TYPE, digest, size);
+        match self.images.iter_mut().find(|image| !names.is_empty() && image.names == names) {
+            // As in Docker, the last one of equal images gets the name.
+            Some(image) => image.roots.insert(0, root),
+            None => self.images.push(ArchivedImage { names, roots: vec![root] }),
+        }
         Ok(())
     }
 
