@@ -11,7 +11,7 @@ use http::{Method, StatusCode};
 use imagelet_core::{
     credentials::Credential,
     image::{Digest, DigestError, ImageId, Platform, Reference},
-    runtime::{ErrorClass, Fault, Patience, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, Patience, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use tokio::time::Instant;
@@ -21,7 +21,8 @@ use super::{
     attempts::Attempts,
     connection::{BodyReader, Response, Urgency},
     error::{Failure, Retry, about},
-    hosts, locked,
+    hosts::{self, ConfiguredHosts},
+    locked,
     request::Query,
 };
 use crate::hash::Hash;
@@ -100,8 +101,10 @@ impl Registry {
         credential: Option<&Credential>,
         patience: Patience,
     ) -> Result<PullSession, RuntimeError> {
-        let hosts = self.hosts(reference).await?;
-        Ok(PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, credential, patience))
+        let ConfiguredHosts { hosts, warnings } = self.configured_hosts(reference).await?;
+        let session = PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, credential, patience);
+        warnings.into_iter().for_each(|text| session.report(PullEvent::Warning { text }));
+        Ok(session)
     }
 
     /// A session whose content comes from an archive.
@@ -110,6 +113,10 @@ impl Registry {
     }
 
     pub(super) async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
+        self.configured_hosts(reference).await.map(|found| found.hosts)
+    }
+
+    pub(super) async fn configured_hosts(&self, reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
         if reference.domain().is_empty() {
             let message = format!("`{reference}` names no registry");
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message));

@@ -13,7 +13,10 @@ use tokio::time::Instant;
 
 pub use self::steps::PathStep;
 use self::steps::recording;
-use super::{PullSession, Registry, RegistryConfig, Resolved, hosts::Host};
+use super::{
+    PullSession, Registry, RegistryConfig, Resolved,
+    hosts::{ConfiguredHosts, Host},
+};
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// What a pull of the image needs and gets.
@@ -40,14 +43,17 @@ pub async fn check_path(
     let registry = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
     let began = Instant::now();
     let mut walk = Walk { report, place: String::new(), found: PathReport::default() };
-    let hosts = match registry.hosts(reference).await {
-        Ok(hosts) => hosts,
+    let ConfiguredHosts { hosts, warnings } = match registry.configured_hosts(reference).await {
+        Ok(found) => found,
         Err(error) => {
             walk.failed("configuration", began.elapsed(), error);
             return Ok(walk.found);
         }
     };
     let places: Vec<String> = hosts.iter().map(|host| host.origin.to_string()).collect();
+    for warning in warnings {
+        walk.passed("configuration", Duration::ZERO, format!("warning: {warning}"));
+    }
     walk.passed("mirrors", began.elapsed(), format!("in this order: {}", places.join(", ")));
     for host in hosts {
         walk.place = host.origin.authority();
