@@ -176,6 +176,10 @@ impl PullSession {
         let attempt = |index| self.head_of(index, &query).boxed();
         let mut attempts = Attempts::new(query.hosts(self)?);
         let answer = self.first_success(&mut attempts, &query.subject, attempt).await?;
+        // A page has no manifest of any digest.
+        if answer.header("content-type").starts_with("text/html") {
+            return Ok(false);
+        }
         if answer.status == StatusCode::OK {
             return Ok(!query.is_tag || answer.header("docker-content-digest") == digest.to_string());
         }
@@ -241,6 +245,13 @@ impl PullSession {
             }
         };
         let parsed = self.parse(&bytes, |bytes| {
+            if is_page(bytes) {
+                let fault = Fault::new(ErrorClass::AnswerInvalid, Stage::Manifest);
+                let page = if content_type.is_empty() { "a page".into() } else { printable(&content_type) };
+                return Err(unusable(corrupt(format!("the answer is `{page}`, and no manifest")).with_fault(fault))
+                    .with_hint(PAGE_HINT)
+                    .into());
+            }
             let digest = wanted.verified(bytes, &claimed).map_err(damaged)?;
             let parsed = ManifestDocument::parse_named(bytes, &content_type);
             let (read, media_type) = parsed.map_err(unusable)?;
@@ -274,6 +285,15 @@ impl DocumentSource for PullSession {
         let bytes = self.fetch_document_blob(&manifest.config, CONFIG_BYTES_MAX).await?;
         self.parse(&bytes, |bytes| ImageConfig::parse(bytes)).await?
     }
+}
+
+const PAGE_HINT: &str =
+    "check the address: a page, such as that of a login or of a proxy, answers in place of the registry";
+
+/// Whether an answer is markup, as of a login page, and not a JSON document.
+fn is_page(bytes: &[u8]) -> bool {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    bytes.trim_ascii_start().first() == Some(&b'<')
 }
 
 /// A manifest by tag or digest, with the index's entry that led to it.
