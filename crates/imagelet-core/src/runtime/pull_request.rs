@@ -145,6 +145,13 @@ pub enum PullEvent {
         /// The warning, in one line.
         text: String,
     },
+    /// A host has a request of the pull and has not begun its answer for a while, or (`false`) no longer.
+    Head {
+        /// Host and port.
+        host: String,
+        /// Whether the answer is waited for.
+        is_awaited: bool,
+    },
     /// A request for a token is over.
     Token {
         /// The token service.

@@ -78,6 +78,14 @@ impl Host {
         }
     }
 
+    /// The same place by the other scheme, which is asked where this one is not spoken.
+    pub(crate) fn is_twin(&self, other: &Self) -> bool {
+        self.origin.is_same_place(&other.origin)
+            && self.origin.is_https() != other.origin.is_https()
+            && (self.is_mirror, &self.base_path, &self.repository)
+                == (other.is_mirror, &other.base_path, &other.repository)
+    }
+
     /// The registry itself, without configuration.
     pub(crate) fn own(registry: &str) -> Result<Self, String> {
         let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };

@@ -109,10 +109,12 @@ impl Walk<'_> {
         let described = &resolved.manifest.config;
         let (bytes, took) = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
         self.passed(Stage::Blob.word(), took, format!("configuration {}", described.digest));
-        let fits = resolved.manifest.read_config(&bytes).and_then(|config| config.check_platform(platform));
-        let fits = fits.and_then(|()| resolved.manifest.check_layers());
-        fits.map_err(|error| ("platform", Duration::ZERO, error))?;
-        self.passed("platform", Duration::ZERO, platform.to_string());
+        let config = resolved.manifest.read_config(&bytes);
+        let fits = config.and_then(|config| resolved.check_platform(&config, platform, true));
+        let fits = fits.and_then(|other| resolved.manifest.check_layers().map(|()| other));
+        let other = fits.map_err(|error| ("platform", Duration::ZERO, error))?;
+        let other = other.map(|other| format!(", by the index; {other}")).unwrap_or_default();
+        self.passed("platform", Duration::ZERO, format!("{platform}{other}"));
         for layer in &resolved.manifest.layers {
             let (first, took) = self.timed(first_byte(session, layer)).await?;
             let read = if first { "first byte" } else { "empty" };
