@@ -103,7 +103,9 @@ impl Registry {
     ) -> Result<PullSession, RuntimeError> {
         let ConfiguredHosts { hosts, warnings } = self.configured_hosts(reference).await?;
         let session = PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, credential, patience);
-        warnings.into_iter().for_each(|text| session.report(PullEvent::Warning { text }));
+        for text in warnings {
+            session.report(PullEvent::Warning { text });
+        }
         Ok(session)
     }
 
