@@ -108,7 +108,7 @@ impl<'a> Ensuring<'a> {
             .manager
             .parts
             .runtime
-            .status(spec)
+            .usable(spec)
             .await
             .map_err(|source| self.reported("InspectFailed", self.error(Cause::Inspect(Arc::new(source)))))?;
         self.tally.present = Some(found.is_some());

@@ -41,14 +41,6 @@ pub trait ImageImporter: Send + Sync + fmt::Debug {
     fn reserved(&self) -> Freed;
 }
 
-/// Checks whether the content of an image is still in a runtime's stores.
-#[async_trait]
-pub trait ImageBacking: Send + Sync + fmt::Debug {
-    /// Whether an image can start containers: the chain of all its layers has a snapshot, or the runtime has all blobs
-    /// to unpack them again.
-    async fn is_usable(&self, image: &ImageId, chain: &Digest) -> Result<bool, RuntimeError>;
-}
-
 /// A failed import.
 #[derive(Debug)]
 pub struct ImportError {
