@@ -106,6 +106,7 @@ impl Drop for Shown {
 struct Said {
     sizes: BTreeMap<String, ByteSize>,
     retry: Option<(String, Instant)>,
+    warnings: BTreeSet<String>,
 }
 
 fn line(said: &mut Said, step: &Step) -> Option<String> {
@@ -118,6 +119,8 @@ fn line(said: &mut Said, step: &Step) -> Option<String> {
         }
         Step::Silence { note } => Some(printable(note)),
         Step::Removed(image) => Some(image.text()),
+        // Each attempt of a pull warns anew.
+        Step::Warning { text } => said.warnings.insert(text.clone()).then(|| warning(text)),
         Step::Present { digest } => Some(format!("layer {} is present", short(digest))),
         Step::Retry(retry) => {
             let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
@@ -133,6 +136,10 @@ fn line(said: &mut Said, step: &Step) -> Option<String> {
         }
         _ => None,
     }
+}
+
+fn warning(text: &str) -> String {
+    format!("warning: {}", printable(text))
 }
 
 fn short(digest: &str) -> &str {
@@ -282,6 +289,7 @@ struct LayerBars {
     visible: BTreeSet<String>,
     done: usize,
     retry: Option<Countdown>,
+    warnings: BTreeSet<String>,
 }
 
 /// A line below the total that counts down to the next request.
@@ -379,6 +387,13 @@ impl Bars {
             // The steps of a pod's images arrive one by one, each on a screen of its own.
             Step::Silence { note } => {
                 drop(self.screen.println(printable(&note)));
+                return;
+            }
+            Step::Warning { text } => {
+                let line = warning(&text);
+                if layers.warnings.insert(text) {
+                    drop(self.screen.println(line));
+                }
                 return;
             }
             Step::Removed(image) => {
@@ -519,6 +534,9 @@ mod tests {
         let removed = RemovedForPull { names: vec!["old:v1".into(), "old:v2".into()], bytes: 20_000_000 };
         assert_eq!(say(Step::Removed(removed)).as_deref(), Some("removed old:v1, old:v2 (20MB) to make room"));
         assert_eq!(say(Step::Committing), None);
+        let warning = || Step::Warning { text: "`servr` is no key\u{1b}".into() };
+        assert_eq!(say(warning()).as_deref(), Some("warning: `servr` is no key?"));
+        assert_eq!(say(warning()), None, "each warning once");
         let mut wait = |host: &str, remaining_ms, requested| {
             say(Step::Retry(PullRetry { host: host.into(), remaining_ms, requested }))
         };

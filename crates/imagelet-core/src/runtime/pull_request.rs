@@ -152,6 +152,11 @@ pub enum PullEvent {
         /// What it waits for.
         wait: Option<PullWait>,
     },
+    /// Something that the pull does all the same, and that its caller should know, such as a key without effect.
+    Warning {
+        /// The warning, in one line.
+        text: String,
+    },
     /// A request for a token is over.
     Token {
         /// The token service.

@@ -176,18 +176,13 @@ mod tests {
         let bytes = Bytes::from(vec![b' '; length]);
         let document =
             Document { digest: Digest::of(&bytes), media_type: String::new(), bytes: DocumentBytes::Memory(bytes) };
-        let config = Descriptor {
-            media_type: String::new(),
-            digest: document.digest.clone(),
-            size: 0,
-            platform: None,
-            annotations: None,
-        };
+        let config = Descriptor::new("", document.digest.clone(), 0);
         Resolved {
             session: PullSession::nowhere(target.reference.clone()),
             root: document.clone(),
             chosen: document,
             manifest: Manifest { config, layers: Vec::new(), artifact_type: None },
+            is_named: false,
         }
     }
 

@@ -467,7 +467,9 @@ fn report_present(progress: &Progress, layer: &Digest) {
 fn parse_reference(name: &str) -> Result<Reference, RuntimeError> {
     name.parse().map_err(|error: ReferenceError| {
         let message = format!("`{}` names no image", shown_name(name));
-        RuntimeError::new(RuntimeErrorKind::InvalidArgument, message).caused_by(error)
+        let hint = error.hint().map(str::to_owned);
+        let refused = RuntimeError::new(RuntimeErrorKind::InvalidArgument, message).caused_by(error);
+        hint.into_iter().fold(refused, RuntimeError::with_hint)
     })
 }
 

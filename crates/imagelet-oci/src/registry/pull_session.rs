@@ -60,7 +60,8 @@ impl Deref for PullSession {
     }
 }
 
-/// Sends the events of requests to the pull. A token obtained before the pull begins is reported when it does.
+/// Sends the events of requests to the pull. A token obtained before the pull begins is reported when it does, and so are
+/// warnings about the configuration.
 #[derive(Default)]
 struct Reports {
     listener: Option<Progress>,
@@ -183,7 +184,7 @@ impl PullSession {
         self.rates.usual().map(|rate| rate as u64)
     }
 
-    /// Reports waits and requests for tokens from now on, and the tokens so far.
+    /// Reports waits and requests for tokens from now on, and the tokens and warnings so far.
     pub(crate) fn report_to(&self, progress: &Progress) {
         let missed = {
             let mut reports = locked(&self.reports);
@@ -198,7 +199,8 @@ impl PullSession {
     pub(super) fn report(&self, event: PullEvent) {
         let listener = {
             let mut reports = locked(&self.reports);
-            let is_kept = reports.missed.len() < REPORTS_MAX && matches!(event, PullEvent::Token { .. });
+            let is_kept = matches!(event, PullEvent::Token { .. } | PullEvent::Warning { .. });
+            let is_kept = is_kept && reports.missed.len() < REPORTS_MAX;
             if reports.listener.is_none() && is_kept {
                 reports.missed.push(event.clone());
             }

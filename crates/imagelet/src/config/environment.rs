@@ -1,6 +1,6 @@
 //! The environment variables of the process; no other file reads any.
 
-use std::path::PathBuf;
+use std::{ffi::OsStr, path::PathBuf};
 
 use imagelet_core::credentials::{Secret, Variables};
 use imagelet_oci::ProxyConfig;
@@ -52,6 +52,11 @@ pub(crate) fn has_dumb_terminal() -> bool {
     std::env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
+/// Whether a variable is set and empty, which counts as unset.
+pub(crate) fn is_empty_variable(name: impl AsRef<OsStr>) -> bool {
+    std::env::var_os(name).is_some_and(|value| value.is_empty())
+}
+
 impl Environment {
     pub(crate) fn of_process() -> Self {
         let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -74,7 +79,7 @@ impl Environment {
             docker_config: directory("DOCKER_CONFIG").map(|folder| folder.join("config.json")),
             containers_auth: auth.files(),
             creds: text("IMAGELET_CREDS").map(Secret::new),
-            has_tunables: std::env::var_os("GLIBC_TUNABLES").is_some(),
+            has_tunables: text("GLIBC_TUNABLES").is_some(),
             listen_names: text("LISTEN_FDNAMES"),
             config: std::env::var_os("IMAGELET_CONFIG").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             variables: Variables(
@@ -88,7 +93,7 @@ impl Environment {
 
     /// Kubernetes sets the variable in each container of a pod.
     pub(crate) fn is_in_cluster(&self) -> bool {
-        self.variables.0.iter().any(|(name, _)| name == "KUBERNETES_SERVICE_HOST")
+        self.variables.0.iter().any(|(name, value)| name == "KUBERNETES_SERVICE_HOST" && !value.is_empty())
     }
 
     pub(crate) fn socket_default(&self) -> PathBuf {

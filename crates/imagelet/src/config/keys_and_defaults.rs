@@ -40,6 +40,9 @@ pub(super) const ZERO_IS_DEFAULT: [&str; 10] = [
     "containerRuntimeEndpoint",
 ];
 
+/// The one of them for which a 0 in a file of ours means 0, as with the kubelet's flag.
+pub(super) const ZERO_IS_MEANT: &str = "imageMinimumGCAge";
+
 documents! {
     File {
         /// Version of this format: `imagelet.dev/v1alpha1`.
@@ -59,7 +62,7 @@ documents! {
         /// Collect until it is no fuller than this, in percent. Must be lower than the high threshold.
         #[serde(rename = "imageGCLowThresholdPercent")]
         image_gc_low_threshold_percent: i32,
-        /// An image is not collected before it was known for this long. An explicit 0 becomes the default.
+        /// An image is not collected before it was known for this long. 0 is no minimum here and as a flag; in a kubelet's file it becomes the default, as with the kubelet.
         #[serde(rename = "imageMinimumGCAge")]
         image_minimum_gc_age: GoDuration,
         /// An image unused for longer than this is collected even when there is room. 0 is off.

@@ -58,6 +58,7 @@ impl PullTrace {
             | PullEvent::Hosts(_)
             | PullEvent::Retry { .. }
             | PullEvent::Waits { .. }
+            | PullEvent::Warning { .. }
             | PullEvent::Removed(_) => {}
             PullEvent::Token { service, began, is_granted } => {
                 let mut token = self.pull.sink.below(self.pull.place, "token");

@@ -168,13 +168,8 @@ impl Source {
 
     /// All files but the layers; blobs in the order of their digests.
     fn files(&self, names: &[String]) -> Vec<(String, Bytes)> {
-        let root = Descriptor {
-            media_type: self.root.media_type.clone(),
-            digest: self.root.digest.clone(),
-            size: self.root.bytes.len() as u64,
-            platform: None,
-            annotations: None,
-        };
+        let Document { media_type, digest, bytes } = &self.root;
+        let root = Descriptor::new(media_type, digest.clone(), bytes.len() as u64);
         let layers = self.manifest.layers.iter().map(|layer| blob_name(&layer.digest)).collect();
         // `docker load` reads images only.
         let is_image = self.manifest.artifact_kind().is_none();

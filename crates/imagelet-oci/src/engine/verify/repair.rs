@@ -56,11 +56,19 @@ impl Engine {
         let resolved = if let Some(record) = &target.image.record {
             let session = self.registry.session(reference, credentials, Patience::FULL).await?;
             let (root, chosen, manifest) = self.recorded(record, Some(&session)).await?;
-            Resolved { session, root, chosen, manifest }
+            Resolved { session, root, chosen, manifest, is_named: false }
         } else {
             let own = config.as_deref().and_then(|bytes| ImageConfig::parse(bytes).ok());
-            let platform = own.and_then(|config| format!("{}/{}", config.os, config.architecture).parse().ok());
-            self.registry.resolve(reference, credentials, &platform.unwrap_or_else(Platform::host)).await?
+            let own = own.and_then(|config| format!("{}/{}", config.os, config.architecture).parse().ok());
+            // The index may have named another platform than the configuration.
+            let resolve = async |platform| self.registry.resolve(reference, credentials, &platform).await;
+            match own {
+                Some(own) if own != Platform::host() => match resolve(own).await {
+                    Ok(resolved) if resolved.image_id() == target.id => resolved,
+                    _ => resolve(Platform::host()).await?,
+                },
+                _ => resolve(Platform::host()).await?,
+            }
         };
         if resolved.image_id() != target.id {
             return Err(RuntimeError::new(

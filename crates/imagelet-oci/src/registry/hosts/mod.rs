@@ -130,20 +130,65 @@ fn target_at(place: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, Stri
 
 /// The hosts to try for an image, in order; the registry itself is the last. Reads files; the first source that knows
 /// the registry decides.
-pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<Vec<Host>, RuntimeError> {
+pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
     let registry = reference.domain();
+    let mut warnings = Vec::new();
     for source in sources {
-        let found = match source.extension().and_then(OsStr::to_str) {
-            Some("conf") => registries_conf::load(source, reference)?,
-            Some("yaml" | "yml") => registries_yaml::load(source, reference)?,
-            _ => certs_d::load(source, registry)?,
+        let found = match kind_of(source) {
+            SourceKind::RegistriesConf => registries_conf::load(source, reference, &mut warnings)?,
+            SourceKind::RegistriesYaml => registries_yaml::load(source, reference, &mut warnings)?,
+            SourceKind::CertsD => certs_d::load(source, registry, &mut warnings)?,
         };
-        if let Some(hosts) = found {
-            return Ok(hosts);
+        if let Some(mut hosts) = found {
+            if kind_of(source) == SourceKind::RegistriesConf {
+                hosts.iter_mut().try_for_each(|host| certs_d::add_certificates(sources, host))?;
+            }
+            return Ok(ConfiguredHosts { hosts, warnings });
         }
     }
-    let own = Host::own(registry).map_err(|problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem))?;
-    Ok(vec![own])
+    let own = Host::own(registry).map_err(|problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem));
+    let mut own = own?;
+    if sources.iter().any(|source| kind_of(source) == SourceKind::RegistriesConf) {
+        certs_d::add_certificates(sources, &mut own)?;
+    }
+    Ok(ConfiguredHosts { hosts: vec![own], warnings })
+}
+
+/// The hosts of an image, and warnings about the files that were read for it.
+#[derive(Debug)]
+pub(crate) struct ConfiguredHosts {
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) warnings: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SourceKind {
+    CertsD,
+    RegistriesConf,
+    RegistriesYaml,
+}
+
+fn kind_of(source: &Path) -> SourceKind {
+    match source.extension().and_then(OsStr::to_str) {
+        Some("conf") => SourceKind::RegistriesConf,
+        Some("yaml" | "yml") => SourceKind::RegistriesYaml,
+        _ => SourceKind::CertsD,
+    }
+}
+
+/// Reads all files of the sources of hosts, whatever registry they are about: the keys and values that have no effect, and
+/// files that cannot be used. An absent source is none.
+pub fn check_registry_files(sources: &[PathBuf]) -> Vec<String> {
+    let mut found = Vec::new();
+    for source in sources.iter().filter(|source| source.exists()) {
+        let checked = match kind_of(source) {
+            SourceKind::RegistriesConf => registries_conf::check(source, &mut found),
+            SourceKind::RegistriesYaml => registries_yaml::check(source, &mut found),
+            SourceKind::CertsD => certs_d::check(source, &mut found),
+        };
+        found.extend(checked.err().map(|error| error.chain()));
+    }
+    found
 }
 
 /// What the text of a file with this extension says, without other files.
@@ -212,11 +257,12 @@ fn complaint(path: &Path, problem: &str) -> RuntimeError {
         .with_hint(hint)
 }
 
-/// Logs each warning once in the life of the process: the files are read again for each pull.
-fn warn_once(path: &Path, warnings: Vec<String>) {
+/// Adds each warning to those found, and logs it once in the life of the process: the files are read again for each pull.
+fn warn_once(path: &Path, warnings: Vec<String>, found: &mut Vec<String>) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     for warning in warnings.into_iter().take(WARNINGS_MAX) {
         let message = format!("registry configuration `{}`: {warning}", path.display());
+        found.push(message.clone());
         let mut warned = locked(&WARNED);
         if warned.len() >= WARNED_MAX {
             warned.clear();
@@ -278,7 +324,7 @@ mod tests {
                 std::fs::write(own.join("hosts.toml"), example).unwrap();
                 folder.path().to_owned()
             };
-            let hosts = load(&[source], &reference).expect(example);
+            let hosts = load(&[source], &reference).expect(example).hosts;
             assert_eq!(
                 hosts.last().map(|host| host.origin.to_string()).as_deref(),
                 Some("https://registry-1.docker.io")

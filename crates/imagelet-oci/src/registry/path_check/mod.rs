@@ -13,7 +13,10 @@ use tokio::time::Instant;
 
 pub use self::steps::PathStep;
 use self::steps::recording;
-use super::{PullSession, Registry, RegistryConfig, Resolved, hosts::Host};
+use super::{
+    PullSession, Registry, RegistryConfig, Resolved,
+    hosts::{ConfiguredHosts, Host},
+};
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// What a pull of the image needs and gets.
@@ -49,14 +52,17 @@ pub async fn check_path(
     let registry = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
     let began = Instant::now();
     let mut walk = Walk { report, place: String::new(), found: PathReport::default() };
-    let hosts = match registry.hosts(reference).await {
-        Ok(hosts) => hosts,
+    let ConfiguredHosts { hosts, warnings } = match registry.configured_hosts(reference).await {
+        Ok(found) => found,
         Err(error) => {
             walk.failed("configuration", began.elapsed(), error);
             return Ok(walk.found);
         }
     };
     let places: Vec<String> = hosts.iter().map(|host| host.origin.to_string()).collect();
+    for warning in warnings {
+        walk.passed("configuration", Duration::ZERO, format!("warning: {warning}"));
+    }
     walk.passed("mirrors", began.elapsed(), format!("in this order: {}", places.join(", ")));
     for host in hosts {
         walk.place = host.origin.authority();
@@ -112,10 +118,12 @@ impl Walk<'_> {
         let described = &resolved.manifest.config;
         let (bytes, took) = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
         self.passed(Stage::Blob.word(), took, format!("configuration {}", described.digest));
-        let fits = resolved.manifest.read_config(&bytes).and_then(|config| config.check_platform(platform));
-        let fits = fits.and_then(|()| resolved.manifest.check_layers());
-        fits.map_err(|error| ("platform", Duration::ZERO, error))?;
-        self.passed("platform", Duration::ZERO, platform.to_string());
+        let config = resolved.manifest.read_config(&bytes);
+        let fits = config.and_then(|config| resolved.check_platform(&config, platform, true));
+        let fits = fits.and_then(|other| resolved.manifest.check_layers().map(|()| other));
+        let other = fits.map_err(|error| ("platform", Duration::ZERO, error))?;
+        let other = other.map(|other| format!(", by the index; {other}")).unwrap_or_default();
+        self.passed("platform", Duration::ZERO, format!("{platform}{other}"));
         for layer in &resolved.manifest.layers {
             let (first, took) = self.timed(first_byte(session, layer)).await?;
             let read = if first { "first byte" } else { "empty" };

@@ -212,7 +212,7 @@ impl Pull {
             PullEvent::Waits { layer, .. } => {
                 self.waits.remove(layer);
             }
-            PullEvent::Hosts(_) | PullEvent::Token { .. } => {}
+            PullEvent::Hosts(_) | PullEvent::Token { .. } | PullEvent::Warning { .. } => {}
             PullEvent::Way(PullWay::Imported) => shown.phase = phase::RESOLVING.into(),
             PullEvent::Way(PullWay::Forwarded(_)) => {
                 // The runtime does not reuse what an import fetched.
