@@ -84,7 +84,7 @@ impl Manifest {
 
 impl Descriptor {
     fn file_path(&self) -> String {
-        let mut named = self.annotations.iter().flat_map(FileAnnotations::texts).filter(|name| !name.is_empty());
+        let mut named = self.annotations.iter().flat_map(|names| names.texts()).filter(|name| !name.is_empty());
         named.next().cloned().unwrap_or_else(|| self.digest.hex().to_owned())
     }
 }

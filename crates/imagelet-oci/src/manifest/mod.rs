@@ -57,7 +57,7 @@ pub(crate) struct Descriptor {
     pub(crate) platform: Option<DescriptorPlatform>,
     /// Of an artifact, or of the image's configuration.
     pub(crate) artifact_type: Option<String>,
-    pub(crate) annotations: Option<FileAnnotations>,
+    pub(crate) annotations: Option<Box<FileAnnotations>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -246,7 +246,7 @@ impl Descriptor {
     pub(crate) fn check_texts(&self) -> Result<(), RuntimeError> {
         let platform = self.platform.as_ref();
         let platform = platform.map(|platform| [&platform.os, &platform.architecture, &platform.variant]);
-        let annotations = self.annotations.iter().flat_map(FileAnnotations::texts);
+        let annotations = self.annotations.iter().flat_map(|names| names.texts());
         let texts = [&self.media_type].into_iter().chain(&self.artifact_type);
         let texts = texts.chain(platform.into_iter().flatten()).chain(annotations);
         check_texts(&format!("descriptor `{}`", self.digest), texts)

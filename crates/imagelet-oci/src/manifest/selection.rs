@@ -2,7 +2,7 @@
 //! configurations do.
 
 use imagelet_core::{
-    image::Platform,
+    image::{Digest, Platform},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
@@ -92,6 +92,12 @@ impl Index {
         }
     }
 
+    /// Whether containerd finds the chosen image too: of entries without a platform it looks at the first alone.
+    pub(crate) fn leads_runtimes_to(&self, chosen: &Digest, platform: &Platform) -> bool {
+        let first = || self.manifests.iter().find(|entry| entry.platform.is_none());
+        matches!(self.choose(platform), IndexChoice::Named(_)) || first().is_some_and(|entry| entry.digest == *chosen)
+    }
+
     fn names_platforms(&self) -> bool {
         self.manifests.iter().filter_map(|entry| entry.platform.as_ref()).any(DescriptorPlatform::is_of_a_machine)
     }
@@ -108,7 +114,7 @@ pub(crate) async fn select<S: DocumentSource>(
     wanted: &Platform,
 ) -> Result<Selected<S::Document>, RuntimeError> {
     let mut search = Search { wanted, pending: Vec::new(), looks: 0, found: Found::default() };
-    search.open(index, Place { levels, first: None, is_named: false, is_only: true });
+    search.open(&index, Place { levels, first: None, is_named: false, is_only: true });
     while let Some((entry, place)) = search.pending.pop() {
         if !place.is_only && !source.may_have(&entry) {
             continue;
@@ -124,7 +130,7 @@ pub(crate) async fn select<S: DocumentSource>(
                 return Err(source.about(unacceptable(message)));
             }
             ManifestDocument::Index(index) => {
-                search.open(index, Place { levels: place.levels + 1, first: Some(first), ..place });
+                search.open(&index, Place { levels: place.levels + 1, first: Some(first), ..place });
             }
             ManifestDocument::Image(manifest) => {
                 let image = Selected { first, chosen: document, manifest, is_named: place.is_named };
@@ -165,7 +171,7 @@ struct Search<'a, D> {
 
 impl<D: Clone> Search<'_, D> {
     /// Adds what an index leads to.
-    fn open(&mut self, index: Index, place: Place<D>) {
+    fn open(&mut self, index: &Index, place: Place<D>) {
         self.found.is_offered |= index.names_platforms();
         index.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| self.found.offered.add(it));
         match index.choose(self.wanted) {

@@ -135,7 +135,7 @@ impl PullSession {
         let (chosen, manifest, is_named) = match read {
             ManifestDocument::Image(manifest) => (root.clone(), manifest, false),
             ManifestDocument::Index(index) => {
-                let Selected { chosen, manifest, is_named, .. } = select(&self, index, 1, platform).await?;
+                let Selected { chosen, manifest, is_named, .. } = Box::pin(select(&self, index, 1, platform)).await?;
                 (chosen, manifest, is_named)
             }
         };

@@ -5,8 +5,8 @@ use std::path::Path;
 use imagelet_core::{
     image::{Digest, ImageId, ImageSpec, Platform},
     runtime::{
-        ArchivePlace, ErrorClass, ImageService as _, ImportOutcome, ImportRequest, LocalStore as _, PullRequest,
-        RuntimeError, no_progress,
+        ArchivePlace, ErrorClass, ImageService as _, ImportOutcome, ImportRequest, ImportStage, LocalStore as _,
+        PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
     },
 };
 use imagelet_oci::Engine;
@@ -181,6 +181,15 @@ async fn a_cross_built_image_is_imported_into_a_runtime_and_repaired_without_its
     let root = content.index(&[image, other], &Value::Null);
     let name = content.serve(&bed.registry, "cross", &root);
     assert_eq!(whole(bed.import("cross:v1").await).as_str(), id);
+    // containerd looks at the first of entries without a platform alone, so that it pulls such an image itself.
+    let mut unnamed = |architecture: &str| content.image(&linux(architecture), &Value::Null);
+    let (later, first) = ([unnamed(OTHER), unnamed(HERE)], [unnamed(HERE), unnamed(OTHER)]);
+    let (later, first) = (content.index(&later, &Value::Null), content.index(&first, &Value::Null));
+    content.serve(&bed.registry, "later", &later);
+    content.serve(&bed.registry, "first", &first);
+    let error = bed.import("later:v1").await.expect_err("its record would lead nowhere");
+    assert_eq!((error.stage, error.cause.kind()), (ImportStage::Fetch, RuntimeErrorKind::Unsupported));
+    whole(bed.import("first:v1").await);
 
     let folder = tempfile::tempdir().expect("a folder");
     let engine = open(folder.path()).await;
@@ -339,6 +348,31 @@ async fn of_an_archives_manifests_of_one_name_the_one_for_the_machine_is_importe
             let found = found.map_or_else(|| "platform-missing".into(), |image| image.id.to_string());
             assert_eq!(found, expected, "case {number}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_images_of_one_name_that_docker_saved_the_one_for_the_machine_is_imported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (number, (architectures, chosen)) in [([OTHER, HERE], 1), ([HERE, OTHER], 0)].into_iter().enumerate() {
+        let saved = folder.path().join(format!("saved-{number}"));
+        std::fs::create_dir(&saved).expect("a folder");
+        let images = architectures.map(|architecture| {
+            let layer = Layer::new().file("which", architecture.as_bytes()).plain();
+            let mut config = linux(architecture);
+            config["rootfs"] = json!({"type": "layers", "diff_ids": [layer.diff_id().to_string()]});
+            let names = [format!("{architecture}.json"), format!("{architecture}.tar")];
+            std::fs::write(saved.join(&names[0]), config.to_string()).expect("written");
+            std::fs::write(saved.join(&names[1]), layer.blob()).expect("written");
+            let described = json!({"Config": names[0], "RepoTags": ["reg.io/app:v1"], "Layers": [names[1]]});
+            (described, Digest::of(config.to_string().as_bytes()).to_string())
+        });
+        let list = json!(images.each_ref().map(|(described, _)| described)).to_string();
+        std::fs::write(saved.join("manifest.json"), list).expect("written");
+        let engine = open(&folder.path().join(format!("store-{number}"))).await;
+        let imported = import(&engine, &saved, None).await;
+        let outcomes: Vec<String> = imported.iter().map(|it| outcome(it.outcome.as_ref().map(|(id, _)| id))).collect();
+        assert_eq!(outcomes, [images[chosen].1.clone()]);
     }
 }
 
