@@ -1,6 +1,8 @@
 //! What a collection says it frees is what the disk has again, on a real file system and with layers shared every way.
 
 mod containerd;
+mod remaining;
+mod split_disk;
 
 use std::{
     fs::{self, File},

@@ -5,6 +5,7 @@ mod concurrency;
 mod layers;
 mod model;
 mod records;
+mod remaining;
 mod vectors;
 
 use std::{
