@@ -23,7 +23,7 @@ const BARS_MAX: usize = 24;
 const LINES_RESERVED: usize = 4;
 /// Columns of a name before a bar, so that the line fits 80.
 const BAR_NAME_COLUMNS: usize = 28;
-const ASKING: &str = "asking the registry";
+const RESOLVING: &str = "asking the registry";
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 const DIGITS: usize = 12;
 /// Waits that end within this time of each other are one.
@@ -354,7 +354,7 @@ impl Bars {
     fn new(screen: MultiProgress, image: String, layers_max: usize) -> Self {
         let total = screen.add(ProgressBar::new_spinner().with_style(style("{spinner} {prefix} {wide_msg}")));
         total.set_prefix(image);
-        total.set_message(ASKING);
+        total.set_message(RESOLVING);
         total.enable_steady_tick(Duration::from_millis(120));
         Self { screen, total, layers_max, layers: Mutex::default() }
     }
@@ -405,7 +405,7 @@ impl Bars {
             }
             Step::Waiting { host, over } => {
                 let message = match unanswered(&mut layers.unanswered, &host, over) {
-                    (_, 0) if layers.by_digest.is_empty() => ASKING.to_owned(),
+                    (_, 0) if layers.by_digest.is_empty() => RESOLVING.to_owned(),
                     (_, 0) => String::new(),
                     _ => waiting_for(&host),
                 };
