@@ -30,8 +30,8 @@ use imagelet_core::{
     runtime::{
         ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
         ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, LayerState, Listing, LocalStore,
-        MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError,
-        RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
+        MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRequest, RegistryHost,
+        RuntimeError, RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
     },
 };
 use tokio::time::Instant;
@@ -273,6 +273,10 @@ impl ImageService for Engine {
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
         scarce::retried(|| self.pull_once(request, &progress)).await
+    }
+
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        self.registry.other_hosts(image).await
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {

@@ -11,7 +11,7 @@ use http::{Method, StatusCode};
 use imagelet_core::{
     credentials::Credential,
     image::{Digest, DigestError, ImageId, Platform, Reference},
-    runtime::{ErrorClass, Fault, Patience, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, Patience, PullEvent, RegistryHost, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use tokio::time::Instant;
@@ -88,21 +88,22 @@ impl Registry {
     pub(crate) async fn resolve(
         &self,
         reference: &Reference,
-        credential: Option<&Credential>,
+        credentials: impl IntoIterator<Item = &Credential>,
         platform: &Platform,
     ) -> Result<Resolved, RuntimeError> {
-        self.session(reference, credential, Patience::FULL).await?.resolve(reference, platform).await
+        self.session(reference, credentials, Patience::FULL).await?.resolve(reference, platform).await
     }
 
     /// A session for content that is known by digest.
     pub(crate) async fn session(
         &self,
         reference: &Reference,
-        credential: Option<&Credential>,
+        credentials: impl IntoIterator<Item = &Credential>,
         patience: Patience,
     ) -> Result<PullSession, RuntimeError> {
+        let credentials: Vec<Credential> = credentials.into_iter().cloned().collect();
         let ConfiguredHosts { hosts, warnings } = self.configured_hosts(reference).await?;
-        let session = PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, credential, patience);
+        let session = PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, &credentials, patience);
         warnings.into_iter().for_each(|text| session.report(PullEvent::Warning { text }));
         Ok(session)
     }
@@ -110,6 +111,12 @@ impl Registry {
     /// A session whose content comes from an archive.
     pub(crate) fn archive_session(&self, reference: &Reference, archive: Arc<ArchiveBlobs>) -> PullSession {
         PullSession::of_archive(Arc::clone(&self.shared), reference.canonical(), archive)
+    }
+
+    /// The hosts beside the registry of an image; none where the configuration cannot be used, as the pull itself reports.
+    pub(crate) async fn other_hosts(&self, reference: &Reference) -> Vec<RegistryHost> {
+        let reference = reference.canonical();
+        self.hosts(&reference).await.map(|hosts| hosts::other_hosts(&hosts, &reference)).unwrap_or_default()
     }
 
     pub(super) async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
@@ -176,6 +183,10 @@ impl PullSession {
         let attempt = |index| self.head_of(index, &query).boxed();
         let mut attempts = Attempts::new(query.hosts(self)?);
         let answer = self.first_success(&mut attempts, &query.subject, attempt).await?;
+        // A page has no manifest of any digest.
+        if answer.header("content-type").starts_with("text/html") {
+            return Ok(false);
+        }
         if answer.status == StatusCode::OK {
             return Ok(!query.is_tag || answer.header("docker-content-digest") == digest.to_string());
         }
@@ -241,6 +252,13 @@ impl PullSession {
             }
         };
         let parsed = self.parse(&bytes, |bytes| {
+            if is_page(bytes) {
+                let fault = Fault::new(ErrorClass::AnswerInvalid, Stage::Manifest);
+                let page = if content_type.is_empty() { "a page".into() } else { printable(&content_type) };
+                return Err(unusable(corrupt(format!("the answer is `{page}`, and no manifest")).with_fault(fault))
+                    .with_hint(PAGE_HINT)
+                    .into());
+            }
             let digest = wanted.verified(bytes, &claimed).map_err(damaged)?;
             let parsed = ManifestDocument::parse_named(bytes, &content_type);
             let (read, media_type) = parsed.map_err(unusable)?;
@@ -274,6 +292,15 @@ impl DocumentSource for PullSession {
         let bytes = self.fetch_document_blob(&manifest.config, CONFIG_BYTES_MAX).await?;
         self.parse(&bytes, |bytes| ImageConfig::parse(bytes)).await?
     }
+}
+
+const PAGE_HINT: &str =
+    "check the address: a page, such as that of a login or of a proxy, answers in place of the registry";
+
+/// Whether an answer is markup, as of a login page, and not a JSON document.
+fn is_page(bytes: &[u8]) -> bool {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    bytes.trim_ascii_start().first() == Some(&b'<')
 }
 
 /// A manifest by tag or digest, with the index's entry that led to it.

@@ -59,6 +59,7 @@ impl PullTrace {
             | PullEvent::Retry { .. }
             | PullEvent::Waits { .. }
             | PullEvent::Warning { .. }
+            | PullEvent::Head { .. }
             | PullEvent::Removed(_) => {}
             PullEvent::Token { service, began, is_granted } => {
                 let mut token = self.pull.sink.below(self.pull.place, "token");

@@ -116,7 +116,7 @@ impl Engine {
             reference: references[0].clone(),
             platform: request.platform.clone().unwrap_or_else(Platform::host),
             is_platform_given: request.platform.is_some(),
-            credential: None,
+            credentials: Vec::new(),
             patience: Patience::FULL,
         };
         let (archive, wanted) = (Arc::clone(blobs), request.platform.clone());

@@ -194,7 +194,12 @@ impl Registry {
             hosts_at(&self.location, rest, self.insecure)?
         };
         let kept = reference.path();
-        let named = |host: Host| Host { repository: host.repository.filter(|repository| repository != kept), ..host };
+        // A location elsewhere is not the registry that the name is of.
+        let registry = Host::own(reference.domain()).map_err(|problem| printable(&problem))?.origin;
+        let named = |host: Host| {
+            let is_mirror = !host.origin.is_same_place(&registry);
+            Host { repository: host.repository.filter(|repository| repository != kept), is_mirror, ..host }
+        };
         hosts.extend(own.into_iter().map(named));
         if has_blocked && !hosts.iter().any(|host| host.can_resolve || reference.digest().is_some()) {
             return Err(format!(
@@ -313,7 +318,7 @@ mod tests {
                     ][..],
                 ),
             ),
-            ("docker.io/library/app:v1", Some(&["https://own.example/copies/app"])),
+            ("docker.io/library/app:v1", Some(&["~https://own.example/copies/app"])),
             (
                 "docker.io/libraryx/app:v1",
                 Some(&[
