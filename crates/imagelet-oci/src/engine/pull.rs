@@ -285,12 +285,10 @@ pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), R
 
 fn check_platform(config: &ImageConfig, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
     if let Some(other) = resolved.check_platform(config, &target.platform, target.is_platform_given)? {
-        let message = if resolved.is_named {
-            "the index names this platform, and the configuration another one; the index counts"
-        } else {
-            "taking an image for another architecture"
-        };
-        tracing::warn!(image = %target.reference, why = other.chain(), "{message}");
+        let why = if resolved.is_named { "its index names that platform" } else { "it has no index" };
+        let text = format!("{other}; it is taken, since {why}");
+        tracing::warn!(image = %target.reference, "{text}");
+        resolved.session.report(PullEvent::Warning { text });
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use serde_json::json;
 use super::{
     ArchiveFiles, ArchivedImage, NAMES_MAX, check_cancelled,
     files::{FileId, FoundFile, read_small},
-    spool::{MAGIC_BYTES, refuse_packed},
+    spool::{MAGIC_BYTES, check_compression},
 };
 use crate::{
     hash::Hash,
@@ -172,7 +172,7 @@ fn read_layer(found: FoundFile, name: &str, cancelled: &AtomicBool) -> Result<Re
         [0x1f, 0x8b, ..] => ".gzip",
         [0x28, 0xb5, 0x2f, 0xfd, ..] => ".zstd",
         _ => {
-            refuse_packed(&format!("layer `{}`", printable(name)), &magic)?;
+            check_compression(&format!("layer `{}`", printable(name)), &magic)?;
             return Ok(ReadLayer { digest: None, size, suffix: "" });
         }
     };

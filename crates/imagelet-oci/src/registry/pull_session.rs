@@ -196,7 +196,7 @@ impl PullSession {
         }
     }
 
-    pub(super) fn report(&self, event: PullEvent) {
+    pub(crate) fn report(&self, event: PullEvent) {
         let listener = {
             let mut reports = locked(&self.reports);
             let is_kept = matches!(event, PullEvent::Token { .. } | PullEvent::Warning { .. });

@@ -130,6 +130,7 @@ impl Engine {
         let found = found.await?;
         check_digests(references, &found.first.digest)?;
         let session = self.registry.archive_session(&references[0], Arc::clone(blobs));
+        session.report_to(progress);
         let Selected { first, chosen, manifest, is_named } = found;
         let resolved = Resolved { session, root: first, chosen, manifest, is_named };
         announce(&resolved, progress)?;
