@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::{
-    program::{program, run},
+    fake_registry::FakeRegistry,
+    images::Image,
+    program::{Daemon, program, run},
     testbed::scratch,
 };
 
@@ -130,4 +132,69 @@ fn a_variable_that_is_set_and_empty_is_as_one_that_is_not_set() {
         };
         assert_eq!(outcome(program().env(variable, "")), outcome(&mut program()), "{variable}");
     }
+}
+
+#[test]
+fn a_misspelt_key_of_hosts_toml_shows_in_pull_doctor_and_config_check_and_a_newer_capability_refuses_no_pull() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let name = registry.put("team/app:v1", &Image::marked("hosts", 3000));
+    let host = name.split('/').next().unwrap();
+    let [certs, config, store] = ["certs.d", "config.yaml", "store"].map(|name| folder.path().join(name));
+    std::fs::create_dir_all(certs.join(host)).unwrap();
+    // As for containerd 2.2, with a capability of no version and a key that is misspelt.
+    let text = format!(
+        "server = \"http://{host}\"\n[host.\"http://{host}\"]\nskip-verify = true\n\
+         capabilities = [\"pull\", \"resolve\", \"referrers\", \"fly\"]\n"
+    );
+    std::fs::write(certs.join(host).join("hosts.toml"), text).unwrap();
+    std::fs::write(&config, format!("registry: {{configPath: {}}}\n", certs.display())).unwrap();
+    let words = [
+        format!("{}/{host}/hosts.toml`: `skip-verify` of host `http://{host}` is no key that is read", certs.display()),
+        format!("capability `fly` of host `http://{host}` is unknown and grants nothing"),
+    ];
+    let warns = |what: &str, text: &str| {
+        for word in &words {
+            assert_eq!(text.matches(word.as_str()).count(), 1, "{what}: {text}");
+        }
+    };
+    let with_config = || {
+        let mut command = program();
+        command.env("IMAGELET_CONFIG", &config).arg("--store").arg(&store);
+        command
+    };
+    let check = run(program().args(["config", "check", "-o", "json"]).arg(&config));
+    warns("config check", &check.stderr);
+    let checked = check.json();
+    assert_eq!((&checked["valid"], checked["warnings"].as_array().map(Vec::len)), (&true.into(), Some(2)), "{checked}");
+    let doctor = run(with_config().args(["doctor", "-o", "json", &name]));
+    warns("doctor", &doctor.stdout);
+    assert_eq!(doctor.code, 0, "{}", doctor.stderr);
+    let pull = run(with_config().args(["pull", &name]));
+    warns("pull", &pull.stderr);
+    assert_eq!(pull.code, 0, "{}", pull.stderr);
+    // And through a daemon, where the name is absent.
+    let arguments = ["--config", config.to_str().unwrap(), "--store", store.to_str().unwrap()];
+    let daemon = Daemon::start(folder.path(), arguments);
+    let absent = name.replace("app:v1", "absent:v1");
+    warns("a failed pull of a daemon", &daemon.run(["pull", &absent]).refused(&["absent:v1"]));
+    assert_eq!(daemon.run(["pull", "-q", "--policy", "Always", &name]).stderr, "");
+}
+
+#[test]
+fn a_disconnected_node_pulls_from_the_mirror_of_a_registry_that_is_blocked() {
+    let (folder, mirror) = (scratch(), FakeRegistry::start());
+    let name = mirror.put("ocp/release/app:v1", &Image::marked("blocked", 3000));
+    let host = name.split('/').next().unwrap();
+    let [file, config, store] = ["registries.conf", "config.yaml", "store"].map(|name| folder.path().join(name));
+    let text = format!(
+        "[[registry]]\nprefix = \"quay.invalid\"\nlocation = \"quay.invalid\"\nblocked = true\n\
+         [[registry.mirror]]\nlocation = \"{host}/ocp\"\ninsecure = true\n\
+         [[registry]]\nlocation = \"closed.invalid\"\nblocked = true\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    std::fs::write(&config, format!("registry: {{configPath: {}}}\n", file.display())).unwrap();
+    let pull =
+        |name: &str| run(program().env("IMAGELET_CONFIG", &config).arg("--store").arg(&store).args(["pull", name]));
+    assert!(pull("quay.invalid/release/app:v1").ok().starts_with("sha256:"));
+    pull("closed.invalid/release/app:v1").refused(&["it blocks `closed.invalid`", "registries.conf"]);
 }
