@@ -11,7 +11,7 @@ mod platform;
 use std::{fmt, str::FromStr};
 
 use imagelet_core::{
-    image::{Digest, Platform},
+    image::{ByteSize, Digest, Platform},
     printable::{is_unprintable, printable_start},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
@@ -105,7 +105,7 @@ impl ManifestDocument {
     /// document's own, or that of its kind.
     pub(crate) fn parse_named(bytes: &[u8], content_type: &str) -> Result<(Self, String), RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
-            return Err(unacceptable(format!("the manifest is larger than {MANIFEST_BYTES_MAX} bytes")));
+            return Err(unacceptable(format!("the manifest is larger than {}", ByteSize(MANIFEST_BYTES_MAX))));
         }
         let content_type = media_type_base(content_type);
         if DocumentKind::of(&content_type) == Some(DocumentKind::Schema1) {
@@ -205,10 +205,8 @@ impl Manifest {
                 layer.layer_compression()?;
             }
             if layer.size > LAYER_BYTES_MAX {
-                let (digest, size) = (&layer.digest, layer.size);
-                return Err(unacceptable(format!(
-                    "layer `{digest}` has {size} bytes; more than {LAYER_BYTES_MAX} are refused"
-                )));
+                let (digest, size, limit) = (&layer.digest, ByteSize(layer.size), ByteSize(LAYER_BYTES_MAX));
+                return Err(unacceptable(format!("layer `{digest}` has {size}; the limit is {limit}")));
             }
         }
         [&self.config].into_iter().chain(&self.layers).try_for_each(Descriptor::check_texts)
@@ -237,9 +235,8 @@ impl Index {
 fn check_texts<'a>(of: &str, texts: impl IntoIterator<Item = &'a String>) -> Result<(), RuntimeError> {
     let bytes: usize = texts.into_iter().map(String::len).sum();
     if bytes > TEXT_BYTES_MAX {
-        return Err(unacceptable(format!(
-            "the texts of the {of} have {bytes} bytes; more than {TEXT_BYTES_MAX} are refused"
-        )));
+        let (size, limit) = (ByteSize(bytes as u64), ByteSize(TEXT_BYTES_MAX as u64));
+        return Err(unacceptable(format!("the texts of the {of} have {size}; the limit is {limit}")));
     }
     Ok(())
 }
