@@ -225,7 +225,8 @@ fuzz: ## Fuzzes all targets side by side, FUZZ_SECONDS each; wants a C++ compile
 	$(CARGO) fuzz build "$${options[@]}"
 	for target in $(FUZZ_TARGETS); do
 	  mkdir -p corpus/$$target artifacts/$$target regressions/$$target
-	  nice -n 19 $(CARGO) fuzz run "$${options[@]}" $$target "$$here"/{corpus,seeds,regressions}/$$target -- \
+	  tar -xf seeds/$$target.tar -C corpus/$$target
+	  nice -n 19 $(CARGO) fuzz run "$${options[@]}" $$target "$$here"/{corpus,regressions}/$$target -- \
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -timeout=20 -rss_limit_mb=1024 -print_final_stats=1 \
 	    >artifacts/$$target.log 2>&1 &
 	done

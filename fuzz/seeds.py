@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes the seeds that fuzzing starts from: small archives, documents and streams as builders and registries make them.
 
-`python3 fuzz/seeds.py` writes the same bytes each time, into `fuzz/seeds/TARGET/`. What fuzzing added there is left as it
-is. GNU tar makes the sparse archives, the `zstd` program the compressed frames; all else is written here.
+`python3 fuzz/seeds.py` writes the same bytes each time, into `fuzz/seeds/TARGET.tar`. What fuzzing added there stays; a
+file of a corpus is added by `python3 fuzz/seeds.py TARGET FILE…`, named by its hash. GNU tar makes the sparse archives, the
+`zstd` program the compressed frames; all else is written here.
 """
 
 import base64
@@ -14,6 +15,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tarfile
 import tempfile
 import zlib
@@ -25,10 +27,25 @@ OCI = "application/vnd.oci.image."
 DOCKER = "application/vnd.docker."
 
 
+made = {}
+
+
 def write(target, name, content):
-    folder = SEEDS / target
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(content)
+    made.setdefault(target, {})[name] = content
+
+
+def keep():
+    """Puts what was made into the archives, beside what they have."""
+    for target, files in made.items():
+        path = SEEDS / f"{target}.tar"
+        if path.exists():
+            with tarfile.open(path) as tar:
+                files = {member.name: tar.extractfile(member).read() for member in tar} | files
+        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+            for name in sorted(files):
+                info = tarfile.TarInfo(name)
+                info.size, info.mtime = len(files[name]), TIME
+                tar.addfile(info, io.BytesIO(files[name]))
 
 
 # Archives.
@@ -557,6 +574,12 @@ def containerd_lists():
 
 
 if __name__ == "__main__":
-    os.umask(0o022)
-    for make in [archives, documents, streams, recipes, names, challenges, registries, policies, imports, answers, states, configurations, cri_messages, containerd_lists]:
-        make()
+    if sys.argv[1:]:
+        for path in sys.argv[2:]:
+            content = pathlib.Path(path).read_bytes()
+            write(sys.argv[1], hashlib.sha1(content).hexdigest(), content)
+    else:
+        os.umask(0o022)
+        for make in [archives, documents, streams, recipes, names, challenges, registries, policies, imports, answers, states, configurations, cri_messages, containerd_lists]:
+            make()
+    keep()

@@ -62,7 +62,7 @@ pub fn manifest(bytes: &[u8], content_type: &str, platforms: &[Platform]) -> Res
         }
         ManifestDocument::Index(index) => (
             index.manifests.iter().collect(),
-            platforms.iter().filter_map(|platform| index.choose(platform).err()).collect(),
+            platforms.iter().filter_map(|platform| index.refusal(platform)).collect(),
         ),
     };
     Ok(Document {
@@ -181,11 +181,11 @@ pub fn import_folder(path: &Path) -> Imported {
 
 fn imported(files: ArchiveFiles) -> Imported {
     let ImageArchive { blobs, images, .. } = ImageArchive::read(files, &AtomicBool::new(false))?;
-    let platform = "linux/amd64".parse().expect("a platform");
+    let platform: Platform = "linux/amd64".parse().expect("a platform");
     let read = images.into_iter().map(|image| {
-        let chosen = choose_archived(&blobs, image.roots, &platform).map(|found| {
+        let chosen = choose_archived(&blobs, image.roots, Some(&platform)).map(|found| {
             let layers = found.manifest.layers.iter().map(|layer| blobs.open(layer).map(|_| layer.size)).collect();
-            let documents = [found.root, found.chosen]
+            let documents = [found.first, found.chosen]
                 .map(|document| (document.digest, document.bytes.read().expect("it is in memory")));
             OpenedDocuments { documents: documents.into(), layers }
         });

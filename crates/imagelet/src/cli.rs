@@ -4,6 +4,7 @@ mod cluster;
 mod help;
 mod image_filter;
 mod install;
+mod kubelet_options;
 mod pages;
 mod serve;
 mod template;
@@ -14,7 +15,11 @@ mod values;
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, FromArgMatches, Parser, Subcommand, builder::ArgPredicate, parser::ValueSource};
+use clap::{
+    Arg, Args, FromArgMatches, Parser, Subcommand,
+    builder::{ArgPredicate, Resettable},
+    parser::ValueSource,
+};
 use imagelet_core::image::{ByteSize, Percent, Platform};
 
 pub(crate) use self::{
@@ -29,7 +34,7 @@ pub(crate) use self::{
 };
 
 use self::values::{parse_log, parse_percent, parse_wait};
-use crate::{output::Format, size::parse_size};
+use crate::{config::is_empty_variable, output::Format, size::parse_size};
 
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]
@@ -56,6 +61,9 @@ pub(crate) struct Global {
     /// The store is opened in this process. The variable IMAGELET_STORE stands for it.
     #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", hide_env = true, hide_short_help = true)]
     pub(crate) store: Option<PathBuf>,
+    /// The store is named by the flag, not by the variable.
+    #[arg(skip)]
+    pub(crate) is_store_typed: bool,
     /// How long to wait for another process that changes the store: `30s`, `2m`, 0 for not at all. Commands that change
     /// the store wait for 30 s, `serve` for 10 s; those that only read need not wait.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, hide_short_help = true)]
@@ -499,11 +507,14 @@ pub(crate) enum ConfigCommand {
     #[command(after_help = "Example: imagelet config check /etc/imagelet/config.yaml")]
     Check {
         /// The file.
-        #[arg(value_name = "FILE", required_unless_present = "kubelet_config")]
+        #[arg(value_name = "FILE", required_unless_present_any = ["kubelet_config", "kubelet_config_dir"])]
         file: Option<PathBuf>,
         /// A kubelet's configuration file.
         #[arg(long, value_name = "FILE")]
         kubelet_config: Option<PathBuf>,
+        /// The folder of its drop-ins.
+        #[arg(long, alias = "config-dir", value_name = "DIR")]
+        kubelet_config_dir: Option<PathBuf>,
     },
     /// Print the effective configuration and where each value comes from.
     #[command(after_help = "Example: imagelet config show --config /etc/imagelet/config.yaml")]
@@ -517,10 +528,11 @@ impl Cli {
         I: IntoIterator<Item = T>,
         T: Into<std::ffi::OsString> + Clone,
     {
-        let mut command = command();
+        let mut command = without_empty_variables(kubelet_options::accept_ignored(command()));
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let typed = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
+        cli.global.is_store_typed = typed("store");
         let mut conflict = |message: &str| Err(command.error(clap::error::ErrorKind::ArgumentConflict, message));
         match (typed("endpoint"), typed("store")) {
             (true, true) => {
@@ -540,6 +552,16 @@ impl Cli {
             let message = format!("no command or page is named '{}'; `imagelet help` lists them", topic.join(" "));
             return Err(command.error(clap::error::ErrorKind::InvalidSubcommand, message));
         }
+        if let Command::Gc(GcArgs { high: Some(high), low: Some(low), .. }) = &cli.command
+            && low > high
+        {
+            return conflict(&format!("the argument '--low {}' must not be above '--high {}'", low.get(), high.get()));
+        }
+        match &mut cli.command {
+            Command::Serve(serve) => serve.ignored = kubelet_options::ignored(&matches),
+            Command::Config(ConfigCommand::Show(serve)) => serve.ignored = kubelet_options::ignored(&matches),
+            _ => {}
+        }
         if let Command::Serve(serve) = &cli.command {
             if typed("endpoint") {
                 return conflict(
@@ -557,4 +579,12 @@ impl Cli {
         }
         Ok(cli)
     }
+}
+
+/// A variable of the environment that is set and empty counts as unset.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |argument: &Arg| argument.get_env().is_some_and(is_empty_variable);
+    command
+        .mut_args(|argument| if is_empty(&argument) { argument.env(Resettable::Reset) } else { argument })
+        .mut_subcommands(without_empty_variables)
 }

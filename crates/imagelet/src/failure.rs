@@ -3,6 +3,7 @@
 use std::{error::Error, fmt, io::Write as _};
 
 use imagelet_core::{
+    image::ReferenceError,
     manager::EnsureError,
     printable::printable,
     runtime::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage},
@@ -57,6 +58,8 @@ impl Failure {
             if failure.causes.last().is_none_or(|last| last != text) && failure.causes.len() <= CAUSES_MAX {
                 failure.causes.push(text.to_owned());
             }
+            let name = error.downcast_ref::<ReferenceError>();
+            failure.hint = failure.hint.or_else(|| name.and_then(ReferenceError::hint).map(str::to_owned));
             if let Some(refusal) = runtime_error(error) {
                 failure.hint = failure.hint.or_else(|| refusal.hint().map(str::to_owned));
                 kind = kind.or(Some(refusal.kind()));

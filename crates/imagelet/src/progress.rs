@@ -26,6 +26,7 @@ const BARS_MAX: usize = 24;
 const LINES_RESERVED: usize = 4;
 /// Columns of a name before a bar, so that the line fits 80.
 const BAR_NAME_COLUMNS: usize = 28;
+const ASKING: &str = "asking the registry";
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 const DIGITS: usize = 12;
 /// Waits that end within this time of each other are one.
@@ -109,6 +110,8 @@ impl Drop for Shown {
 struct Said {
     sizes: BTreeMap<String, ByteSize>,
     retry: Option<(String, Instant)>,
+    warnings: BTreeSet<String>,
+    unanswered: BTreeMap<String, usize>,
 }
 
 fn line(said: &mut Said, step: &Step) -> Option<String> {
@@ -119,7 +122,13 @@ fn line(said: &mut Said, step: &Step) -> Option<String> {
             Some(format!("{}, {total} to fetch at most", counted(resolved.len(), "layer")))
         }
         Step::Silence { note } => Some(printable(note)),
+        Step::Waiting { host, over } => {
+            let (was, is) = unanswered(&mut said.unanswered, host, *over);
+            (was == 0 && is == 1).then(|| waiting_for(host))
+        }
         Step::Removed(image) => Some(image.text()),
+        // Each attempt of a pull warns anew.
+        Step::Warning { text } => said.warnings.insert(text.clone()).then(|| warning(text)),
         Step::Present { digest } => Some(format!("layer {} is present", short(digest))),
         Step::Retry(retry) => {
             let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
@@ -135,6 +144,22 @@ fn line(said: &mut Said, step: &Step) -> Option<String> {
         }
         _ => None,
     }
+}
+
+fn warning(text: &str) -> String {
+    format!("warning: {}", printable(text))
+}
+
+/// How many requests a host had not answered, and has not now.
+fn unanswered(hosts: &mut BTreeMap<String, usize>, host: &str, over: bool) -> (usize, usize) {
+    let was = hosts.get(host).copied().unwrap_or_default();
+    let is = if over { was.saturating_sub(1) } else { was + 1 };
+    hosts.insert(host.to_owned(), is);
+    (was, is)
+}
+
+fn waiting_for(host: &str) -> String {
+    format!("waiting for {}", printable(host))
 }
 
 fn short(digest: &str) -> &str {
@@ -285,6 +310,8 @@ struct LayerBars {
     visible: BTreeSet<String>,
     done: usize,
     retry: Option<Countdown>,
+    warnings: BTreeSet<String>,
+    unanswered: BTreeMap<String, usize>,
 }
 
 /// A line below the total that counts down to the next request.
@@ -330,7 +357,7 @@ impl Bars {
     fn new(screen: MultiProgress, image: String, layers_max: usize) -> Self {
         let total = screen.add(ProgressBar::new_spinner().with_style(style("{spinner} {prefix} {wide_msg}")));
         total.set_prefix(image);
-        total.set_message("asking the registry");
+        total.set_message(ASKING);
         total.enable_steady_tick(Duration::from_millis(120));
         Self { screen, total, layers_max, layers: Mutex::default() }
     }
@@ -379,9 +406,25 @@ impl Bars {
                 self.total.set_position(read);
                 return;
             }
+            Step::Waiting { host, over } => {
+                let message = match unanswered(&mut layers.unanswered, &host, over) {
+                    (_, 0) if layers.by_digest.is_empty() => ASKING.to_owned(),
+                    (_, 0) => String::new(),
+                    _ => waiting_for(&host),
+                };
+                self.total.set_message(message);
+                return;
+            }
             // The steps of a pod's images arrive one by one, each on a screen of its own.
             Step::Silence { note } => {
                 drop(self.screen.println(printable(&note)));
+                return;
+            }
+            Step::Warning { text } => {
+                let line = warning(&text);
+                if layers.warnings.insert(text) {
+                    drop(self.screen.println(line));
+                }
                 return;
             }
             Step::Removed(image) => {
@@ -522,6 +565,15 @@ mod tests {
         let removed = RemovedForPull { names: vec!["old:v1".into(), "old:v2".into()], bytes: 20_000_000 };
         assert_eq!(say(Step::Removed(removed)).as_deref(), Some("removed old:v1, old:v2 (20MB) to make room"));
         assert_eq!(say(Step::Committing), None);
+        let warning = || Step::Warning { text: "`servr` is no key\u{1b}".into() };
+        assert_eq!(say(warning()).as_deref(), Some("warning: `servr` is no key?"));
+        assert_eq!(say(warning()), None, "each warning once");
+        let mut waiting = |over| say(Step::Waiting { host: "zot.test".into(), over });
+        assert_eq!(
+            [false, false, true, true].map(&mut waiting),
+            [Some("waiting for zot.test".into()), None, None, None]
+        );
+        assert!(waiting(false).is_some(), "for the next answer");
         let mut wait = |host: &str, remaining_ms, requested| {
             say(Step::Retry(PullRetry { host: host.into(), remaining_ms, requested }))
         };

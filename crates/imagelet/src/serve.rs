@@ -47,14 +47,14 @@ const CLOSE_MAX: Duration = Duration::from_millis(700);
 /// The previous owner of the store may still be stopping.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
-pub(crate) fn sources(
-    arguments: &ServeArgs,
-    store: Option<&PathBuf>,
-    environment: &Environment,
-) -> Result<Sources, Failure> {
+pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Environment) -> Result<Sources, Failure> {
     let mut sources = Sources::new(environment.clone());
+    let store = global.store.as_ref();
     if let Some(file) = &arguments.kubelet_config {
         sources.add_kubelet_file(file)?;
+    }
+    if let Some(folder) = &arguments.kubelet_config_dir {
+        sources.add_kubelet_folder(folder)?;
     }
     if let Some(file) = &arguments.config {
         sources.add_file(file)?;
@@ -65,7 +65,16 @@ pub(crate) fn sources(
         text.map(Some).map_err(|path| Failure::new("InvalidArgument", format!("`{}` is not UTF-8", path.display())))
     };
     // A store on the command line overrides the file's runtime.
-    if store.is_some() && arguments.runtime_endpoint.is_none() && arguments.config.is_some() {
+    if let Some(store) = store
+        && arguments.runtime_endpoint.is_none()
+        && arguments.config.is_some()
+    {
+        if let Some((endpoint, place)) = sources.runtime_of_file().filter(|_| !global.is_store_typed) {
+            let store = store.display();
+            let message = format!("IMAGELET_STORE names the store `{store}`, and {place} the runtime `{endpoint}`");
+            let hint = format!("unset IMAGELET_STORE, or give `--store {store}` to use that store without the runtime");
+            return Err(Failure::new("InvalidArgument", message).or_hint(&hint));
+        }
         sources.add_flag("--store", "imageService.cri.endpoint", "");
     }
     let provider_config = absolute(arguments.image_credential_provider_config.as_ref())?;
@@ -93,8 +102,11 @@ pub(crate) async fn check_files(settings: &Settings) -> Result<(), Failure> {
     wiring::providers(settings).await.map(drop)
 }
 
-fn settings_of(arguments: &ServeArgs, store: Option<&PathBuf>, environment: &Environment) -> Result<Settings, Failure> {
-    let sources = sources(arguments, store, environment)?;
+fn settings_of(arguments: &ServeArgs, global: &Global, environment: &Environment) -> Result<Settings, Failure> {
+    let sources = sources(arguments, global, environment)?;
+    if let Some(warning) = arguments.ignored_options() {
+        tracing::warn!("{warning}");
+    }
     if let Some(warning) = sources.exposed_password() {
         tracing::warn!("{warning}");
     }
@@ -103,8 +115,7 @@ fn settings_of(arguments: &ServeArgs, store: Option<&PathBuf>, environment: &Env
 
 /// Runs the daemon until SIGTERM or SIGINT.
 pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Environment) -> Result<(), Failure> {
-    let store = global.store;
-    let settings = settings_of(&arguments, store.as_ref(), &environment)?;
+    let settings = settings_of(&arguments, &global, &environment)?;
     // Refused before anything is opened.
     let access = HttpAccess::load(&settings.http)?;
     let wanted =
@@ -177,7 +188,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
             _ = interrupt.recv() => break false,
             _ = hangup.recv() => {
                 systemd_notify::reloading();
-                let new = settings_of(&arguments, store.as_ref(), &environment);
+                let new = settings_of(&arguments, &global, &environment);
                 reload(new, &node, &jobs, &access).await;
                 systemd_notify::ready(&status);
             }

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read as _,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
 };
@@ -107,13 +108,13 @@ fn lists_of_containerd_give_each_image_the_parts_that_it_reaches() {
 
 #[test]
 fn every_target_is_replayed_and_has_a_binary() {
-    let mut folders: Vec<_> = names(&fuzz().join("seeds"));
+    let mut archives: Vec<_> = names(&fuzz().join("seeds"));
     let mut binaries = names(&fuzz().join("fuzz_targets"));
     let mut targets: Vec<_> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
     targets.sort();
-    folders.sort();
+    archives.sort();
     binaries.sort();
-    assert_eq!(folders, targets);
+    assert_eq!(archives, targets.iter().map(|name| format!("{name}.tar")).collect::<Vec<_>>());
     assert_eq!(binaries, targets.iter().map(|name| format!("{name}.rs")).collect::<Vec<_>>());
     let manifest = fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
     let tests = include_str!("fuzz_replay.rs");
@@ -175,15 +176,22 @@ fn attempt(run: impl Fn(&[u8]), bytes: &[u8], kept: &Path) -> Option<String> {
 
 /// Seeds and findings of a target; a target without seeds is a mistake.
 fn files(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
-    let seeds = fuzz().join("seeds").join(name);
-    let regressions = fuzz().join("regressions").join(name);
-    let mut paths: Vec<PathBuf> = names(&seeds).iter().map(|file| seeds.join(file)).collect();
-    assert!(!paths.is_empty(), "`{}` is empty", seeds.display());
-    if regressions.exists() {
-        paths.extend(names(&regressions).iter().map(|file| regressions.join(file)));
+    let seeds = fuzz().join("seeds").join(format!("{name}.tar"));
+    let mut archive = tar::Archive::new(fs::File::open(&seeds).unwrap());
+    let mut found = Vec::new();
+    for entry in archive.entries().unwrap() {
+        let (mut entry, mut bytes) = (entry.unwrap(), Vec::new());
+        entry.read_to_end(&mut bytes).unwrap();
+        found.push((seeds.join(entry.path().unwrap()), bytes));
     }
-    paths.sort();
-    paths.into_iter().map(|path| (path.clone(), fs::read(&path).unwrap())).collect()
+    assert!(!found.is_empty(), "`{}` is empty", seeds.display());
+    let regressions = fuzz().join("regressions").join(name);
+    if regressions.exists() {
+        let paths = names(&regressions).into_iter().map(|file| regressions.join(file));
+        found.extend(paths.map(|path| (path.clone(), fs::read(&path).unwrap())));
+    }
+    found.sort();
+    found
 }
 
 fn names(folder: &Path) -> Vec<String> {

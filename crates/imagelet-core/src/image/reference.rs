@@ -12,6 +12,8 @@ const TAG_LENGTH_MAX: usize = 128;
 /// The default registry's namespace for names of one component.
 const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
+/// Where other tools have images, as they write it before a path or name.
+const PLACES: [&str; 6] = ["oci", "oci-archive", "docker-archive", "docker-daemon", "containers-storage", "dir"];
 
 /// A normalised name: repository with domain, and a tag, a digest, or both.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,6 +30,12 @@ pub enum ReferenceError {
     /// The text does not match the grammar.
     #[error("invalid reference format")]
     Format,
+    /// The text begins with a scheme, which no reference has.
+    #[error("invalid reference format")]
+    Scheme {
+        /// What to write instead.
+        hint: String,
+    },
     /// The repository has capital letters, in this part.
     #[error("invalid reference format: repository name ({0}) must be lowercase")]
     NameUppercase(String),
@@ -46,6 +54,32 @@ pub enum ReferenceError {
     /// The digest is invalid.
     #[error(transparent)]
     Digest(#[from] DigestError),
+}
+
+impl ReferenceError {
+    /// What to write instead, where that is known.
+    pub fn hint(&self) -> Option<&str> {
+        if let Self::Scheme { hint } = self { Some(hint) } else { None }
+    }
+
+    /// Names the scheme of a text in the wrong format. The rest of the text is shown if it is a reference: it may hold a
+    /// password.
+    fn with_scheme(self, text: &str) -> Self {
+        let is_scheme = |scheme: &&str| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        let url = text.split_once("://").filter(|(scheme, _)| !scheme.is_empty() && is_scheme(scheme));
+        let place = text.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| PLACES.contains(scheme));
+        let hint = match (&self, url, place) {
+            (Self::Format, Some((scheme, rest)), _) => {
+                let name = rest.parse::<Reference>().map(|_| format!(": {rest}")).unwrap_or_default();
+                format!("a name has no scheme; leave out `{scheme}://`{name}")
+            }
+            (Self::Format, None, Some(place)) => {
+                format!("`{place}:` is a place of other tools; an image of an archive comes by imagelet import FILE")
+            }
+            _ => return self,
+        };
+        Self::Scheme { hint }
+    }
 }
 
 impl Reference {
@@ -100,7 +134,7 @@ impl FromStr for Reference {
     /// Normalises: expands short names; the tag defaults to `latest` where neither tag nor digest is given.
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
         let full = full_name(text)?;
-        let parts = Parts::parse(&full)?;
+        let parts = Parts::parse(&full).map_err(|error| error.with_scheme(text))?;
         let tag = parts.tag.map(str::to_owned);
         let digest = parts.digest.map(str::parse).transpose()?;
         let tag = if tag.is_none() && digest.is_none() { Some(DEFAULT_TAG.to_owned()) } else { tag };
@@ -152,7 +186,7 @@ pub fn shown_name(text: &str) -> Cow<'_, str> {
 /// # Errors
 /// When the text is not a reference.
 pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
-    Parts::parse(&full_name(text)?)?;
+    Parts::parse(&full_name(text)?).map_err(|error| error.with_scheme(text))?;
     // A parsed name ends in its last path component; a colon after the last slash starts a tag.
     let last = text.rsplit('/').next().unwrap_or(text);
     let bare = !text.contains('@') && !last.contains(':');
@@ -311,6 +345,34 @@ mod tests {
     use imagelet_vectors::vectors;
 
     use super::*;
+
+    #[test]
+    fn a_scheme_before_a_name_is_named_with_what_to_write_instead() {
+        for (text, hint) in [
+            ("docker://nginx:1.25", Some("leave out `docker://`: nginx:1.25")),
+            ("docker://r.io/app@sha256:00", Some("leave out `docker://`")),
+            ("https://r.io/team/app:v1", Some("leave out `https://`: r.io/team/app:v1")),
+            ("http://r.io:5000/app", Some("leave out `http://`: r.io:5000/app")),
+            ("oci://r.io/charts/app:1", Some("leave out `oci://`: r.io/charts/app:1")),
+            ("https://user:pw@r.io/app", Some("leave out `https://`")),
+            ("https://r.io/app?token=pw", Some("leave out `https://`")),
+            ("docker-daemon:nginx:latest", Some("`docker-daemon:` is a place of other tools")),
+            ("docker-archive:/tmp/app.tar", Some("imagelet import")),
+            ("oci:/srv/layout:v1", Some("imagelet import")),
+            ("containers-storage:localhost/app:v1", Some("`containers-storage:`")),
+            ("a b", None),
+            ("a b://c", None),
+            ("r.io/app:v1:v2", None),
+            ("", None),
+        ] {
+            let error = text.parse::<Reference>().expect_err(text);
+            let found = error.hint();
+            assert_eq!(found.is_some(), hint.is_some(), "{text}: {found:?}");
+            assert!(found.unwrap_or_default().contains(hint.unwrap_or_default()), "{text}: {found:?}");
+            assert!(!found.unwrap_or_default().contains("pw"), "{text}: {found:?}");
+            assert_eq!(default_tag(text).expect_err(text), error, "{text}");
+        }
+    }
 
     #[test]
     fn an_address_taken_for_a_name_is_shown_without_its_secrets() {

@@ -152,7 +152,10 @@ impl EnsureError {
 
     /// The remedy for the user.
     pub fn hint(&self) -> Option<&str> {
-        self.runtime_error().and_then(RuntimeError::hint)
+        match &self.cause {
+            Cause::InvalidName(error) => error.hint(),
+            _ => self.runtime_error().and_then(RuntimeError::hint),
+        }
     }
 
     /// The error class, in a stable word (`docs/errors.md`).

@@ -11,11 +11,11 @@ use tokio::time::Instant;
 
 use super::{
     Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
-    LocalStore, Progress, PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage,
+    LocalStore, Progress, PullEstimate, PullRequest, RegistryHost, RuntimeError, Sandbox, SandboxImage,
     pull_observer::{ObservedPull, PullObserver},
 };
 use crate::{
-    image::{Image, ImageId, ImageSpec, PinnedNames},
+    image::{Image, ImageId, ImageSpec, PinnedNames, Reference},
     metrics::{Family, MetricKind, Metrics},
 };
 
@@ -151,6 +151,11 @@ impl RuntimeManager {
         let outcome = self.counted("pull_image", self.images.pull(request, observed.progress(progress))).await;
         observed.end(&outcome);
         outcome
+    }
+
+    /// The hosts beside an image's registry; see [`ImageService::registry_hosts`].
+    pub(crate) async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        self.images.registry_hosts(image).await
     }
 
     /// The store in this process; see [`ImageService::local`].

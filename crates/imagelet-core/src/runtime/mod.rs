@@ -38,7 +38,7 @@ pub use local_store::{
 pub use manager::{Pod, RuntimeManager};
 pub use pull_observer::{PullEnd, PullObserver};
 pub use pull_request::{
-    EncodedPod, LayerState, Patience, Progress, PullEvent, PullRequest, SandboxConfig, no_progress,
+    EncodedPod, LayerState, Patience, Progress, PullEvent, PullRequest, RegistryHost, SandboxConfig, no_progress,
 };
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};
 pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};

@@ -2,6 +2,7 @@
 
 #![allow(clippy::missing_panics_doc, reason = "a test helper panics to fail its test")]
 
+mod debug_text;
 pub(crate) mod dice;
 mod fake;
 mod way;
@@ -9,5 +10,6 @@ mod way;
 pub mod conformance;
 pub mod interleavings;
 
+pub use debug_text::debug_text;
 pub use fake::FakeRuntime;
 pub use way::WaySettings;

@@ -26,9 +26,11 @@ impl Engine {
         session: &PullSession,
     ) -> Result<Option<Resolved>, RuntimeError> {
         let Some(digest) = self.digest_here(target) else { return Ok(None) };
-        let Some((root, chosen, manifest)) = self.documents_here(target, &digest).await else { return Ok(None) };
+        let Some((root, chosen, manifest, is_named)) = self.documents_here(target, &digest).await else {
+            return Ok(None);
+        };
         match session.confirm(&target.reference, &digest).await {
-            Ok(true) => Ok(Some(Resolved { session: session.clone(), root, chosen, manifest })),
+            Ok(true) => Ok(Some(Resolved { session: session.clone(), root, chosen, manifest, is_named })),
             Ok(false) => Ok(None),
             // A token service answers both in the same words.
             Err(error) if error.is_outage() || error.fault().hop == Stage::Token => Err(error),
@@ -46,18 +48,23 @@ impl Engine {
         Some(record.index.as_ref().unwrap_or(&record.manifest).clone())
     }
 
-    /// The documents from a digest to the image for the platform, if the disk has them all.
-    async fn documents_here(&self, target: &PullTarget, digest: &Digest) -> Option<(Document, Document, Manifest)> {
+    /// The documents from a digest to the image for the platform, if the disk has them all, and whether an index names the
+    /// platform.
+    async fn documents_here(
+        &self,
+        target: &PullTarget,
+        digest: &Digest,
+    ) -> Option<(Document, Document, Manifest, bool)> {
         let (_, name) = target.reference.names_of(digest);
         let id = self.store.resolve(&name).ok()??;
         let root = match self.document_here(&id, "manifest.json", digest).await {
-            Some((root, ManifestDocument::Image(manifest))) => return Some((root.clone(), root, manifest)),
+            Some((root, ManifestDocument::Image(manifest))) => return Some((root.clone(), root, manifest, false)),
             _ => self.document_here(&id, "index.json", digest).await?,
         };
         let (root, ManifestDocument::Index(index)) = root else { return None };
-        let entry = index.choose(&target.platform).ok()?;
+        let (entry, is_named) = index.chosen_alone(&target.platform)?;
         match self.document_here(&id, "manifest.json", &entry.digest).await? {
-            (chosen, ManifestDocument::Image(manifest)) => Some((root, chosen, manifest)),
+            (chosen, ManifestDocument::Image(manifest)) => Some((root, chosen, manifest, is_named)),
             (_, ManifestDocument::Index(_)) => None,
         }
     }

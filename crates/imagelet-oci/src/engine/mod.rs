@@ -30,8 +30,8 @@ use imagelet_core::{
     runtime::{
         ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
         ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, LayerState, Listing, LocalStore,
-        MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError,
-        RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
+        MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRequest, RegistryHost,
+        RuntimeError, RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
     },
 };
 use tokio::time::Instant;
@@ -289,6 +289,10 @@ impl ImageService for Engine {
         scarce::retried(|| self.pull_once(request, &progress)).await
     }
 
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        self.registry.other_hosts(image).await
+    }
+
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let found = self.store.resolve(&spec.image)?.or_else(|| self.store.resolve_damaged(&spec.image));
         let Some(id) = found else { return Ok(()) };
@@ -483,7 +487,9 @@ fn report_present(progress: &Progress, layer: &Digest) {
 fn parse_reference(name: &str) -> Result<Reference, RuntimeError> {
     name.parse().map_err(|error: ReferenceError| {
         let message = format!("`{}` names no image", shown_name(name));
-        RuntimeError::new(RuntimeErrorKind::InvalidArgument, message).caused_by(error)
+        let hint = error.hint().map(str::to_owned);
+        let refused = RuntimeError::new(RuntimeErrorKind::InvalidArgument, message).caused_by(error);
+        hint.into_iter().fold(refused, RuntimeError::with_hint)
     })
 }
 

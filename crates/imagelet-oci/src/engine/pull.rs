@@ -283,17 +283,16 @@ pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), R
     Ok(())
 }
 
-/// As in the runtimes, an image without an index is taken for another architecture, unless the caller named a platform:
-/// its label may be wrong, and the node may emulate it.
 fn check_platform(config: &ImageConfig, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
-    let is_only_one = resolved.root.digest == resolved.chosen.digest;
-    match config.check_platform(&target.platform) {
-        Err(error) if is_only_one && !target.is_platform_given && config.has_system_of(&target.platform) => {
-            tracing::warn!(image = %target.reference, why = error.chain(), "taking an image for another architecture");
-            Ok(())
-        }
-        checked => checked,
+    if let Some(other) = resolved.check_platform(config, &target.platform, target.is_platform_given)? {
+        let message = if resolved.is_named {
+            "the index names this platform, and the configuration another one; the index counts"
+        } else {
+            "taking an image for another architecture"
+        };
+        tracing::warn!(image = %target.reference, why = other.chain(), "{message}");
     }
+    Ok(())
 }
 
 pub(super) fn check_layers(resolved: &Resolved, diff_ids: usize) -> Result<(), RuntimeError> {

@@ -17,6 +17,7 @@ use serde_json::json;
 use super::{
     ArchiveFiles, ArchivedImage, NAMES_MAX, check_cancelled,
     files::{FileId, FoundFile, read_small},
+    spool::{MAGIC_BYTES, refuse_packed},
 };
 use crate::{
     hash::Hash,
@@ -127,8 +128,12 @@ impl DockerArchive {
         let (digest, size) = (Digest::of(&manifest), manifest.len() as u64);
         self.places.insert(config.digest.clone(), config_name);
         self.made.insert(digest.clone(), manifest);
-        let root = Descriptor { media_type: MANIFEST_TYPE.into(), digest, size, platform: None, annotations: None };
-        self.images.push(ArchivedImage { names, roots: vec![root] });
+        let root = Descriptor::new(MANIFEST_TYPE, digest, size);
+        match self.images.iter_mut().find(|image| !names.is_empty() && image.names == names) {
+            // As in Docker, the last one of equal images gets the name.
+            Some(image) => image.roots.insert(0, root),
+            None => self.images.push(ArchivedImage { names, roots: vec![root] }),
+        }
         Ok(())
     }
 
@@ -164,11 +169,14 @@ fn read_layer(found: FoundFile, name: &str, cancelled: &AtomicBool) -> Result<Re
     let size = found.size;
     let failed = |error| storage_error(format!("could not read `{}` of the archive", printable(name)), error);
     let (mut file, mut magic) = (found.file.take(size), Vec::new());
-    file.by_ref().take(4).read_to_end(&mut magic).map_err(failed)?;
+    file.by_ref().take(MAGIC_BYTES).read_to_end(&mut magic).map_err(failed)?;
     let suffix = match &magic[..] {
         [0x1f, 0x8b, ..] => ".gzip",
-        [0x28, 0xb5, 0x2f, 0xfd] => ".zstd",
-        _ => return Ok(ReadLayer { digest: None, size, suffix: "" }),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => ".zstd",
+        _ => {
+            refuse_packed(&format!("layer `{}`", printable(name)), &magic)?;
+            return Ok(ReadLayer { digest: None, size, suffix: "" });
+        }
     };
     let mut hash = Hash::new(DigestAlgorithm::Sha256);
     hash.update(&magic);

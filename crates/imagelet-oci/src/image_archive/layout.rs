@@ -1,5 +1,7 @@
 //! The images of an OCI layout, by its `index.json`.
 
+use std::collections::HashSet;
+
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 use serde::{Deserialize, Serialize};
 
@@ -38,22 +40,33 @@ impl LayoutName {
     }
 }
 
-/// ArchiveFiles of one name are one image for several platforms; entries of one digest are one image with several names.
+/// Entries of one name are one image for several platforms; entries of one digest are one image with several names.
 pub(super) fn images(bytes: &[u8]) -> Result<Vec<ArchivedImage>, RuntimeError> {
     let index: Index = object(bytes).map_err(|error| corrupt("`index.json` cannot be read").caused_by(error))?;
     let entries = index.manifests.unwrap_or_default().all("archive", "images")?;
-    let mut images: Vec<ArchivedImage> = Vec::new();
+    let mut named: Vec<(Option<String>, Vec<Descriptor>)> = Vec::new();
     for LayoutEntry { descriptor, annotations } in entries {
         let name = annotations.unwrap_or_default().name();
-        let of_digest = images.iter_mut().find(|image| image.roots == [descriptor.clone()]);
-        if let Some(image) = of_digest {
-            image.names.extend(name);
-            continue;
+        match named.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, roots)) if roots.contains(&descriptor) => {}
+            Some((_, roots)) => roots.push(descriptor),
+            None => named.push((name, vec![descriptor])),
         }
-        let of_name = images.iter_mut().find(|image| image.names.len() < 2 && image.names.first() == name.as_ref());
-        match of_name {
-            Some(image) => image.roots.push(descriptor),
-            None => images.push(ArchivedImage { names: name.into_iter().collect(), roots: vec![descriptor] }),
+    }
+    let mut images: Vec<ArchivedImage> = Vec::new();
+    let in_names: HashSet<Digest> = named
+        .iter()
+        .filter(|(name, _)| name.is_some())
+        .flat_map(|(_, roots)| roots)
+        .map(|it| it.digest.clone())
+        .collect();
+    for (name, mut roots) in named {
+        // What has a name needs no entry without one.
+        roots.retain(|root| name.is_some() || !in_names.contains(&root.digest));
+        match images.iter_mut().find(|image| image.roots == roots) {
+            Some(image) => image.names.extend(name),
+            None if roots.is_empty() => {}
+            None => images.push(ArchivedImage { names: name.into_iter().collect(), roots }),
         }
     }
     if images.is_empty() {

@@ -101,10 +101,18 @@ impl ArchiveBlobs {
         self.files.reads()
     }
 
+    pub(crate) fn has(&self, digest: &Digest) -> bool {
+        self.made.contains_key(digest) || matches!(self.files.find(&self.name_of(digest)), Ok(Some(_)))
+    }
+
+    fn name_of(&self, digest: &Digest) -> String {
+        self.places.get(digest).cloned().unwrap_or_else(|| layout::blob_name(digest))
+    }
+
     /// A blob as a file at its first byte. Its size is the described one; its digest is not verified.
     pub(crate) fn open(&self, descriptor: &Descriptor) -> Result<File, RuntimeError> {
         let (digest, place) = (&descriptor.digest, &self.files.place);
-        let name = self.places.get(digest).cloned().unwrap_or_else(|| layout::blob_name(digest));
+        let name = self.name_of(digest);
         let Some(FoundFile { file, size, .. }) = self.files.open(&name)? else {
             return Err(corrupt(format!("the archive `{place}` lacks blob `{digest}`, at `{}`", printable(&name))));
         };

@@ -1,8 +1,8 @@
 //! Artifacts: manifests whose layers are files and not file systems (OCI image spec 1.1, KEP-4639).
 //!
 //! Each blob becomes one file of the mounted directory, named by its `org.opencontainers.image.title`, else by its
-//! `org.cnai.model.filepath` (model packs), else by the hex digits of its digest. The names are checked before any byte
-//! of a blob is fetched.
+//! `org.cncf.model.filepath` (`ModelPack`; `org.cnai.model.filepath` before), else by the hex digits of its digest. The
+//! names are checked before any byte of a blob is fetched.
 
 use std::collections::BTreeSet;
 
@@ -22,13 +22,15 @@ const WHITEOUT_PREFIX: &str = ".wh.";
 pub(crate) struct FileAnnotations {
     #[serde(rename = "org.opencontainers.image.title")]
     title: Option<String>,
-    #[serde(rename = "org.cnai.model.filepath")]
+    #[serde(rename = "org.cncf.model.filepath")]
     model_path: Option<String>,
+    #[serde(rename = "org.cnai.model.filepath")]
+    older_model_path: Option<String>,
 }
 
 impl FileAnnotations {
     pub(super) fn texts(&self) -> impl Iterator<Item = &String> {
-        self.title.iter().chain(&self.model_path)
+        self.title.iter().chain(&self.model_path).chain(&self.older_model_path)
     }
 }
 
@@ -82,8 +84,7 @@ impl Manifest {
 
 impl Descriptor {
     fn file_path(&self) -> String {
-        let named = self.annotations.iter().flat_map(|names| [&names.title, &names.model_path]);
-        let mut named = named.flatten().filter(|name| !name.is_empty());
+        let mut named = self.annotations.iter().flat_map(|names| names.texts()).filter(|name| !name.is_empty());
         named.next().cloned().unwrap_or_else(|| self.digest.hex().to_owned())
     }
 }
@@ -163,10 +164,14 @@ mod tests {
 
     #[test]
     fn a_file_is_named_by_its_title_else_by_its_path_in_a_model_else_by_its_digest() {
-        let (title, path) = ("org.opencontainers.image.title", "org.cnai.model.filepath");
+        let (title, path) = ("org.opencontainers.image.title", "org.cncf.model.filepath");
+        let older = "org.cnai.model.filepath";
         for (annotations, expected) in [
-            (json!({title: "weights.bin", path: "other"}), "weights.bin"),
+            (json!({title: "weights.bin", path: "other", older: "older"}), "weights.bin"),
             (json!({title: "", path: "a/b"}), "a/b"),
+            (json!({path: "a/b", older: "c/d"}), "a/b"),
+            (json!({path: "", older: "c/d"}), "c/d"),
+            (json!({path: null, older: "c/d"}), "c/d"),
             (json!({title: null}), Digest::of(b"x").hex()),
             (json!({"org.example": "y"}), Digest::of(b"x").hex()),
             (json!(null), Digest::of(b"x").hex()),

@@ -6,7 +6,7 @@ use imagelet_core::{
 };
 use serde::Deserialize;
 
-use super::{Bounded, DescriptorPlatform, LAYERS_MAX, check_texts, corrupt, platform, printable, unacceptable};
+use super::{Bounded, DescriptorPlatform, LAYERS_MAX, check_texts, corrupt, printable, unacceptable};
 
 pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
@@ -71,26 +71,24 @@ impl ImageConfig {
         Ok(config)
     }
 
-    pub(crate) fn has_system_of(&self, wanted: &Platform) -> bool {
-        self.os.is_empty() || self.os.eq_ignore_ascii_case(&wanted.os)
+    /// The platform that it names; without an architecture it names none.
+    pub(super) fn platform(&self) -> DescriptorPlatform {
+        let Self { os, architecture, variant, .. } = self.clone();
+        DescriptorPlatform { os, architecture, variant }
     }
 
-    /// Checks that the image runs on a platform. An unset field matches any.
+    pub(crate) fn has_system_of(&self, wanted: &Platform) -> bool {
+        self.platform().has_system_of(wanted)
+    }
+
+    /// Checks that the image runs on a platform. An absent system is the host's; an absent architecture matches any.
     pub(crate) fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
-        let or = |own: &String, wanted: &str| if own.is_empty() { wanted.to_owned() } else { own.clone() };
-        let own = DescriptorPlatform {
-            os: or(&self.os, &wanted.os),
-            architecture: or(&self.architecture, &wanted.architecture),
-            variant: if self.architecture.is_empty() {
-                wanted.variant.clone().unwrap_or_default()
-            } else {
-                self.variant.clone()
-            },
-        };
-        if platform::rank(&own, wanted).is_some() {
+        let own = self.platform();
+        if own.rank(wanted).is_some() || own.may_be_for(wanted) {
             return Ok(());
         }
-        let (os, architecture) = (printable(&own.os), printable(&own.architecture));
+        let or = |own: &str, absent: String| if own.is_empty() { absent } else { printable(own) };
+        let (os, architecture) = (or(&own.os, Platform::host().os), or(&own.architecture, wanted.architecture.clone()));
         let fault = Fault::new(ErrorClass::PlatformMissing, Stage::Manifest);
         Err(unacceptable(format!("the image is for `{os}/{architecture}`, not for `{wanted}`")).with_fault(fault))
     }

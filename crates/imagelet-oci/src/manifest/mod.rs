@@ -7,11 +7,12 @@ mod artifact;
 mod config;
 mod media;
 mod platform;
+mod selection;
 
 use std::{fmt, str::FromStr};
 
 use imagelet_core::{
-    image::{ByteSize, Digest, Platform},
+    image::{ByteSize, Digest},
     printable::{is_unprintable, printable_start},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
@@ -24,6 +25,7 @@ pub(crate) use artifact::FileAnnotations;
 pub(crate) use config::{CONFIG_BYTES_MAX, ImageConfig};
 pub(crate) use media::{Compression, LayerKind};
 pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
+pub(crate) use selection::{DocumentSource, Selected, select};
 
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 pub(crate) const INDEX_ENTRIES_MAX: usize = 1000;
@@ -53,7 +55,9 @@ pub(crate) struct Descriptor {
     #[serde(default, deserialize_with = "size")]
     pub(crate) size: u64,
     pub(crate) platform: Option<DescriptorPlatform>,
-    pub(crate) annotations: Option<FileAnnotations>,
+    /// Of an artifact, or of the image's configuration.
+    pub(crate) artifact_type: Option<String>,
+    pub(crate) annotations: Option<Box<FileAnnotations>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -101,8 +105,8 @@ impl ManifestDocument {
         Self::parse_named(bytes, content_type).map(|(document, _)| document)
     }
 
-    /// Parses a document. `content_type` is the transport's, empty if unset. The media type is the transport's, the
-    /// document's own, or that of its kind.
+    /// Parses a document. `content_type` is the transport's, empty if unset. The media type is the document's own, the
+    /// transport's, or that of its kind: Docker and OCI name the same kinds.
     pub(crate) fn parse_named(bytes: &[u8], content_type: &str) -> Result<(Self, String), RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {}", ByteSize(MANIFEST_BYTES_MAX))));
@@ -118,7 +122,7 @@ impl ManifestDocument {
         })?;
         let own = media_type_base(raw.media_type.as_deref().unwrap_or_default());
         let document = raw.decide(&content_type, &own)?;
-        let named = [content_type, own].into_iter().find(|media_type| !media_type.is_empty());
+        let named = [own, content_type].into_iter().find(|media_type| !media_type.is_empty());
         let media_type = named.unwrap_or_else(|| match document {
             Self::Image(_) => media::OCI_MANIFEST.to_owned(),
             Self::Index(_) => media::OCI_INDEX.to_owned(),
@@ -141,7 +145,9 @@ impl Raw {
         if self.schema_version == Some(1) || self.fs_layers.is_some() {
             return Err(schema1());
         }
-        if !content_type.is_empty() && !media_type.is_empty() && content_type != media_type {
+        let is_one_kind =
+            || DocumentKind::of(content_type).is_some_and(|kind| Some(kind) == DocumentKind::of(media_type));
+        if !content_type.is_empty() && !media_type.is_empty() && content_type != media_type && !is_one_kind() {
             return Err(corrupt(format!(
                 "the registry calls the manifest `{}`, but it calls itself `{}`",
                 printable(content_type),
@@ -213,24 +219,6 @@ impl Manifest {
     }
 }
 
-impl Index {
-    /// The entry for a platform.
-    ///
-    /// The best match wins; among equals the first. As in containerd, an entry without a platform is the fallback.
-    pub(crate) fn choose(&self, platform: &Platform) -> Result<&Descriptor, RuntimeError> {
-        let ranked = self.manifests.iter().filter_map(|entry| match &entry.platform {
-            Some(offered) => platform::rank(offered, platform).map(|rank| (rank, entry)),
-            None => DocumentKind::may_lead_to_image(&entry.media_type).then_some((usize::MAX, entry)),
-        });
-        ranked.min_by_key(|(rank, _)| *rank).map(|(_, entry)| entry).ok_or_else(|| {
-            let offered = platform::offered(&self.manifests);
-            unacceptable(format!("the image is not offered for `{platform}`, only for: {offered}"))
-                .with_hint("ask for one of these with --platform, or use another tag")
-                .with_fault(Fault::new(ErrorClass::PlatformMissing, Stage::Manifest))
-        })
-    }
-}
-
 /// What the program keeps of a document is bounded beside the document itself.
 fn check_texts<'a>(of: &str, texts: impl IntoIterator<Item = &'a String>) -> Result<(), RuntimeError> {
     let bytes: usize = texts.into_iter().map(String::len).sum();
@@ -242,11 +230,22 @@ fn check_texts<'a>(of: &str, texts: impl IntoIterator<Item = &'a String>) -> Res
 }
 
 impl Descriptor {
+    pub(crate) fn new(media_type: &str, digest: Digest, size: u64) -> Self {
+        let media_type = media_type.to_owned();
+        Self { media_type, digest, size, platform: None, artifact_type: None, annotations: None }
+    }
+
+    /// Whether an index calls it an artifact.
+    fn is_artifact(&self) -> bool {
+        self.artifact_type.as_ref().is_some_and(|kind| !media::may_be_image_config(kind))
+    }
+
     pub(crate) fn check_texts(&self) -> Result<(), RuntimeError> {
         let platform = self.platform.as_ref();
         let platform = platform.map(|platform| [&platform.os, &platform.architecture, &platform.variant]);
-        let annotations = self.annotations.iter().flat_map(FileAnnotations::texts);
-        let texts = [&self.media_type].into_iter().chain(platform.into_iter().flatten()).chain(annotations);
+        let annotations = self.annotations.iter().flat_map(|names| names.texts());
+        let texts = [&self.media_type].into_iter().chain(&self.artifact_type);
+        let texts = texts.chain(platform.into_iter().flatten()).chain(annotations);
         check_texts(&format!("descriptor `{}`", self.digest), texts)
     }
 

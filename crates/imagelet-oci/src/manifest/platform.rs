@@ -1,42 +1,74 @@
 //! Which index entry runs on which machine, best first, as containerd's `platforms.Only` orders them.
 
-use std::ops::RangeInclusive;
+use std::{fmt, ops::RangeInclusive};
 
 use imagelet_core::image::Platform;
 
-use super::{Descriptor, DescriptorPlatform, printable};
+use super::{DescriptorPlatform, printable};
 
 const OFFERED_MAX: usize = 20;
 const NAME_SHOWN_MAX: usize = 40;
 
-/// The rank of an offered platform: 0 is exact, `None` cannot run.
-pub(super) fn rank(offered: &DescriptorPlatform, wanted: &Platform) -> Option<usize> {
-    let os = normalised_os(&offered.os);
-    if os != normalised_os(&wanted.os) {
-        return None;
+impl DescriptorPlatform {
+    /// The rank of an offered platform: 0 is exact, `None` cannot run.
+    pub(super) fn rank(&self, wanted: &Platform) -> Option<usize> {
+        if !self.has_system_of(wanted) {
+            return None;
+        }
+        let offer = normalised(&self.architecture, &self.variant);
+        acceptable(wanted).iter().position(|accepted| *accepted == offer)
     }
-    let offer = normalised(&offered.architecture, &offered.variant);
-    acceptable(wanted).iter().position(|accepted| *accepted == offer)
+
+    /// Whether it names a machine; a system alone does not.
+    pub(super) fn is_named(&self) -> bool {
+        !self.architecture.is_empty()
+    }
+
+    /// Builders mark what runs nowhere as `unknown`.
+    pub(super) fn is_of_a_machine(&self) -> bool {
+        self.is_named() && self.architecture != "unknown"
+    }
+
+    /// Whether it leaves to the configuration what the image is for.
+    pub(super) fn may_be_for(&self, wanted: &Platform) -> bool {
+        !self.is_named() && self.has_system_of(wanted)
+    }
+
+    /// An absent system is the host's.
+    pub(super) fn has_system_of(&self, wanted: &Platform) -> bool {
+        normalised_os(&self.os) == normalised_os(&wanted.os)
+    }
 }
 
-pub(super) fn offered(entries: &[Descriptor]) -> String {
-    let mut names: Vec<String> = Vec::new();
-    for platform in entries.iter().filter_map(|entry| entry.platform.as_ref()) {
-        let mut name = format!("{}/{}", printable(&platform.os), printable(&platform.architecture));
+/// The names of what an image is offered for, as many as a message shows.
+#[derive(Default)]
+pub(super) struct OfferedPlatforms(Vec<String>);
+
+impl OfferedPlatforms {
+    pub(super) fn add(&mut self, platform: &DescriptorPlatform) {
+        if self.0.len() > OFFERED_MAX || (platform.os.is_empty() && !platform.is_named()) {
+            return;
+        }
+        let os = if platform.os.is_empty() { Platform::host().os } else { printable(&platform.os) };
+        let mut name = format!("{os}/{}", printable(&platform.architecture));
         if !platform.variant.is_empty() {
             name = format!("{name}/{}", printable(&platform.variant));
         }
-        name = name.chars().take(NAME_SHOWN_MAX).collect();
-        if !names.contains(&name) {
-            names.push(name);
-        }
-        if names.len() > OFFERED_MAX {
-            names.pop();
-            names.push("…".to_owned());
-            break;
+        let name: String = name.chars().take(NAME_SHOWN_MAX).collect();
+        if !self.0.contains(&name) {
+            self.0.push(name);
         }
     }
-    if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+}
+
+impl fmt::Display for OfferedPlatforms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.get(..OFFERED_MAX) {
+            _ if self.0.is_empty() => f.write_str("nothing"),
+            Some(shown) if self.0.len() > OFFERED_MAX => write!(f, "{}, …", shown.join(", ")),
+            _ => f.write_str(&self.0.join(", ")),
+        }
+    }
 }
 
 /// Architecture and variant pairs that a machine runs, best first.
@@ -59,6 +91,7 @@ fn acceptable(wanted: &Platform) -> Vec<(String, String)> {
 
 fn normalised_os(os: &str) -> String {
     match os.to_ascii_lowercase().as_str() {
+        "" => Platform::host().os,
         "macos" => "darwin".to_owned(),
         other => other.to_owned(),
     }

@@ -1,8 +1,11 @@
 //! Valid and invalid documents as registries send them.
 
-use imagelet_core::runtime::RuntimeErrorKind::{self, Corrupt, Unacceptable};
+use imagelet_core::{
+    image::Platform,
+    runtime::RuntimeErrorKind::{self, Corrupt, Unacceptable},
+};
 
-use super::*;
+use super::{selection::IndexChoice, *};
 
 const HEX: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -45,7 +48,7 @@ fn the_best_entry_for_a_platform_is_chosen() {
     ] {
         let index = index(&offered);
         let wanted: Platform = wanted.parse().unwrap();
-        let found = index.choose(&wanted).ok().map(|found| {
+        let found = index.chosen_alone(&wanted).map(|(found, _)| {
             index.manifests.iter().position(|entry| std::ptr::eq(entry, found)).expect("chosen from the index")
         });
         assert_eq!(found, chosen, "{wanted} of {offered:?}");
@@ -54,7 +57,7 @@ fn the_best_entry_for_a_platform_is_chosen() {
 
 #[test]
 fn a_platform_that_is_not_offered_is_refused_with_those_that_are() {
-    let error = index(&["linux/arm64/v8", "linux/s390x"]).choose(&"linux/amd64".parse().unwrap()).unwrap_err();
+    let error = index(&["linux/arm64/v8", "linux/s390x"]).refusal(&"linux/amd64".parse().unwrap()).unwrap();
     assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
     assert!(error.to_string().contains("linux/arm64/v8, linux/s390x"), "{error}");
 }
@@ -64,9 +67,12 @@ fn an_entry_without_platform_is_the_last_resort() {
     let text =
         format!(r#"{{"manifests":[{},{}]}}"#, entry(""), entry(r#","platform":{"os":"linux","architecture":"amd64"}"#));
     let ManifestDocument::Index(index) = ManifestDocument::parse(text.as_bytes(), INDEX).unwrap() else { panic!() };
-    let chosen = |platform: &str| index.choose(&platform.parse().unwrap()).unwrap().platform.is_some();
-    assert!(chosen("linux/amd64"));
-    assert!(!chosen("linux/s390x"));
+    let is_named = |platform: &str| match index.choose(&platform.parse().unwrap()) {
+        IndexChoice::Named(entry) => entry.platform.is_some(),
+        IndexChoice::Unnamed(entries) => entries[0].platform.is_some(),
+    };
+    assert!(is_named("linux/amd64"));
+    assert!(!is_named("linux/s390x"));
 }
 
 #[test]
@@ -94,6 +100,37 @@ fn a_document_is_what_it_and_its_transport_agree_on() {
     assert!(error.to_string().contains(OCI) && error.to_string().contains(INDEX), "{error}");
     let error = ManifestDocument::parse(body("application/x").as_bytes(), "").unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
+}
+
+#[test]
+fn docker_and_oci_names_of_one_kind_are_one_kind_and_the_document_says_which() {
+    let image = |media: &str| format!(r#"{{"mediaType":"{media}","config":{}}}"#, entry(""));
+    let index = |media: &str| format!(r#"{{"mediaType":"{media}","manifests":[{}]}}"#, entry(""));
+    let (docker, list) = (
+        "application/vnd.docker.distribution.manifest.v2+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+    );
+    for (of, own, transport, is_taken) in [
+        (&index as &dyn Fn(&str) -> String, INDEX, list, true),
+        (&index, list, INDEX, true),
+        (&index, INDEX, "application/vnd.docker.distribution.manifest.list.v2+json; charset=utf-8", true),
+        (&image, OCI, docker, true),
+        (&image, docker, OCI, true),
+        (&image, docker, list, false),
+        (&image, OCI, list, false),
+        (&index, INDEX, docker, false),
+        (&index, list, OCI, false),
+    ] {
+        let read = ManifestDocument::parse_named(of(own).as_bytes(), transport);
+        assert_eq!(
+            read.as_ref().ok().map(|(_, media_type)| &**media_type),
+            is_taken.then_some(own),
+            "{own} {transport}"
+        );
+        if let Err(error) = read {
+            assert_eq!(error.kind(), RuntimeErrorKind::Corrupt, "{own} {transport}");
+        }
+    }
 }
 
 #[test]

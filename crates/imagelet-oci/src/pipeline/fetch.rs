@@ -93,10 +93,8 @@ impl LayerJob {
         pace.set_left(self.descriptor.size.saturating_sub(offset));
         pace.network.resume(Instant::now());
         let mut checks = Checks::new();
-        let opening = source.open_ranged(offset, &intake.inflater.reader_wait);
-        let opened = checks.run(opening, |now| self.gives_way(memory, place, false, now)).await;
-        let Ok(stream) = opened else { return Ok(self.gave_way(intake, copying).await) };
-        let mut stream = stream?;
+        let opened = self.opened(source, (offset, &intake.inflater.reader_wait), (memory, place), progress).await?;
+        let Some(mut stream) = opened else { return Ok(self.gave_way(intake, copying).await) };
         loop {
             let may_park = stream.can_rest() && !memory.is_awaited();
             let next = checks.run(stream.next(), |now| self.gives_way(memory, place, may_park, now)).await;
@@ -133,6 +131,43 @@ impl LayerJob {
         self.verify(&intake.hash)?;
         let is_read = intake.inflater.frames.send(Frame::End).await.is_ok();
         Ok(if is_read { Fetched::Whole } else { Fetched::Unread(intake.unread(Some(stream))) })
+    }
+
+    /// Opens the blob. A request whose answer has not begun goes on while another layer has the place: a registry that
+    /// has to get the content first would begin anew. `None`: the layer gave way and starts again.
+    async fn opened(
+        &self,
+        source: &BlobSource,
+        (offset, reader_wait): (u64, &ReaderWait),
+        (memory, place): (&LayerMemory, &Place),
+        progress: &Progress,
+    ) -> Result<Option<RangedStream>, RuntimeError> {
+        let mut checks = Checks::new();
+        let mut opening = pin!(source.open_ranged(offset, reader_wait));
+        loop {
+            let may_park = !memory.is_awaited();
+            match checks.run(opening.as_mut(), |now| self.gives_way(memory, place, may_park, now)).await {
+                Ok(stream) => return stream.map(Some),
+                Err(GivenWay::Ended) => return Ok(None),
+                Err(GivenWay::Parked) => {}
+            }
+            let again = async {
+                let mut again = pin!(place.again(&self.descriptor, progress));
+                let mut stream = tokio::select! {
+                    biased;
+                    again = &mut again => return again.map(|()| None),
+                    stream = &mut opening => stream?,
+                };
+                // The content is there now; the host's slot is for a layer with a place.
+                stream.rest();
+                again.await.map(|()| Some(stream))
+            };
+            match checks.run(again, |_| memory.is_wanted().then_some(())).await {
+                Ok(Ok(None)) => {}
+                Ok(stream) => return stream,
+                Err(()) => return Ok(None),
+            }
+        }
     }
 
     /// Passes bytes on. While that waits, the layer gives way like any other. `None`: it did.

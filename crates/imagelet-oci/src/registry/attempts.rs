@@ -46,6 +46,8 @@ struct Candidate {
 pub(crate) struct Standing {
     pub(crate) is_bad: bool,
     pub(crate) held_until: Option<Instant>,
+    /// An attempt there is under way: no other one begins.
+    pub(crate) is_asked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,13 +67,14 @@ impl Attempts {
 
     /// The next attempt; `None`: none is left.
     pub(crate) fn next(&self, now: Instant, standing: impl Fn(usize) -> Standing) -> Option<Next> {
-        let left = || self.hosts.iter().filter(|host| !host.is_out);
+        let left = self.hosts.iter().filter(|host| !host.is_out).map(|host| (host, standing(host.host)));
+        let left: Vec<(&Candidate, Standing)> = left.filter(|(_, standing)| !standing.is_asked).collect();
         let registry_is_final = self.hosts.last().is_some_and(|host| host.is_out);
-        if registry_is_final && !self.is_underway && left().all(|host| host.due.is_some()) {
+        if registry_is_final && !self.is_underway && left.iter().all(|(host, _)| host.due.is_some()) {
             return None;
         }
-        let plan = |candidate: &Candidate| {
-            let Standing { is_bad, held_until } = standing(candidate.host);
+        let plan = |(candidate, standing): (&Candidate, Standing)| {
+            let Standing { is_bad, held_until, .. } = standing;
             let is_held = held_until > candidate.due;
             let due = candidate.due.max(held_until).unwrap_or(now);
             let next = Next {
@@ -84,7 +87,7 @@ impl Attempts {
             ((expected, candidate.failures), next)
         };
         // The first of equals: the order of the configuration.
-        left().map(plan).min_by_key(|(key, _)| *key).map(|(_, next)| next)
+        left.into_iter().map(plan).min_by_key(|(key, _)| *key).map(|(_, next)| next)
     }
 
     pub(crate) fn began(&mut self, now: Instant) {
@@ -118,6 +121,11 @@ impl Attempts {
         candidate.due
     }
 
+    /// Whether an attempt at the host has failed since the last progress.
+    pub(crate) fn has_failed(&self, host: usize) -> bool {
+        self.hosts.iter().any(|candidate| candidate.host == host && candidate.failures > 0)
+    }
+
     /// After progress, earlier failures no longer count; what is final stays so.
     pub(crate) fn refill(&mut self) {
         (self.first, self.count) = (None, 0);
@@ -131,11 +139,16 @@ impl Attempts {
         (self.count, self.first.map(|first| now.saturating_duration_since(first)).unwrap_or_default())
     }
 
+    /// Leaves hosts out, as if they had not been configured.
+    pub(crate) fn remove(&mut self, is_removed: impl Fn(usize) -> bool) {
+        self.hosts.retain(|candidate| !is_removed(candidate.host));
+    }
+
     /// The registry's failure, or the last mirror's, and the failures of the other hosts before it.
-    pub(crate) fn into_errors(self) -> (Option<RuntimeError>, Vec<(usize, RuntimeError)>) {
+    pub(crate) fn into_errors(self) -> (Option<(usize, RuntimeError)>, Vec<(usize, RuntimeError)>) {
         let errors = self.hosts.into_iter().filter_map(|candidate| Some((candidate.host, candidate.error?)));
         let mut errors: Vec<(usize, RuntimeError)> = errors.collect();
-        (errors.pop().map(|(_, error)| error), errors)
+        (errors.pop(), errors)
     }
 }
 
@@ -162,7 +175,7 @@ fn random_share() -> f64 {
 mod tests {
     use super::*;
 
-    const BAD: Standing = Standing { is_bad: true, held_until: None };
+    const BAD: Standing = Standing { is_bad: true, held_until: None, is_asked: false };
 
     fn failure(retry: Retry) -> Failure {
         Failure { error: RuntimeError::other("no"), retry }
@@ -222,7 +235,7 @@ mod tests {
     #[test]
     fn a_limited_account_waits_and_another_host_does_not() {
         let now = Instant::now();
-        let held = |second| Standing { is_bad: false, held_until: Some(now + Duration::from_secs(second)) };
+        let held = |second| Standing { held_until: Some(now + Duration::from_secs(second)), ..Standing::default() };
         let attempts = Attempts::new([0, 1]);
         let next = attempts.next(now, |host| if host == 0 { held(30) } else { Standing::default() }).unwrap();
         assert_eq!((next.host, next.wait), (1, Duration::ZERO));

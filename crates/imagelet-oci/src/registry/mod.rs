@@ -61,8 +61,9 @@ use crate::{scarce::DescriptorShare, store::Store};
 pub use self::bandwidth::Bandwidth;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
+pub use self::hosts::check_registry_files;
 pub use self::login::{LoginCheck, check_login};
-pub use self::path_check::{PathReport, PathStep, check_path};
+pub use self::path_check::{PathReport, PathStep, check_path, registry_hosts};
 pub(crate) use self::pull_session::PullSession;
 #[cfg(feature = "fuzzing")]
 pub(crate) use self::{
@@ -88,7 +89,7 @@ pub struct RegistryConfig {
     pub proxies: ProxyConfig,
     /// Time for a TCP connection: the lookup of the name and all addresses. `dial_timeout` of a host goes before.
     pub dial_timeout: Duration,
-    /// Time from a request on its connection to the head of the response.
+    /// Time from a request on its connection to the head of the response; at most 10 s before another host is asked beside.
     pub header_timeout: Duration,
     /// Time without a byte in a body after which the connection is closed.
     pub progress_timeout: Duration,
@@ -114,7 +115,7 @@ impl Default for RegistryConfig {
             hosts_dirs: Vec::new(),
             proxies: ProxyConfig::default(),
             dial_timeout: Duration::from_secs(5),
-            header_timeout: Duration::from_secs(10),
+            header_timeout: Duration::from_secs(30),
             progress_timeout: Duration::from_secs(20),
             silence_max: Some(Duration::from_mins(1)),
             connections_per_host: CONNECTIONS_PER_HOST,
@@ -165,6 +166,7 @@ impl Registry {
             clients: Clients::new(config.dial_timeout, connections_per_host, Proxies::new(&config.proxies)),
             slots: HostSlots::new(connections_per_host),
             loopback_tls: Mutex::default(),
+            plain_warned: Mutex::default(),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
             user_agent,

@@ -1,17 +1,19 @@
 //! One request to mirrors and registry in order, with retries.
 
+mod first_success;
+
 use std::{
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::Instant;
 
 use super::{
     attempts::{Attempts, Next, Standing},
+    auth::challenge::is_answerable,
     connection::{Reception, Request, Response, Target, Urgency, drain},
     error::{ERROR_BYTES_MAX, Failure, Retry, about, denied, explanation, scrubbed, status_fault, unavailable},
     health,
@@ -61,38 +63,6 @@ impl Query {
 }
 
 impl PullSession {
-    /// Tries the hosts, each in its turn, until one succeeds, none is left, or the pull's retry budget is spent.
-    /// The caller reports the success of a host when the content is complete.
-    pub(crate) async fn first_success<'a, T>(
-        &self,
-        attempts: &mut Attempts,
-        subject: &str,
-        attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
-    ) -> Result<T, RuntimeError> {
-        let mut retrying = None;
-        loop {
-            let Some(next) = attempts.next(Instant::now(), |index| self.standing(index)) else {
-                return Err(self.given_up(attempts, subject, None));
-            };
-            if !next.wait.is_zero() {
-                let (_, tried) = attempts.spent(Instant::now());
-                if !self.retry_budget.permits(&next, tried) {
-                    return Err(self.given_up(attempts, subject, Some(next)));
-                }
-                retrying.get_or_insert_with(|| self.retry_budget.retrying());
-                self.pause(next).await;
-                // Meanwhile another request may have learned more.
-                continue;
-            }
-            let began = Instant::now();
-            attempts.began(began);
-            match attempt(next.host).await {
-                Ok(found) => return Ok(found),
-                Err(failure) => self.record_failure(attempts, next.host, failure, began),
-            }
-        }
-    }
-
     /// A backoff counts as silence, a wait that the registry requests does not.
     async fn pause(&self, next: Next) {
         if next.wait >= REPORTED_WAIT_MIN {
@@ -116,6 +86,9 @@ impl PullSession {
             self.shared.health.failed(origin, self.reference.repository(), bad, began);
         }
         let now = Instant::now();
+        if is_answer(&fault) {
+            attempts.remove(|other| host.host.is_twin(&self.hosts[other].host));
+        }
         let due = attempts.failed(index, failure, now);
         // What its token service requests holds back no request that has a token, and a store's limit is its own.
         let is_limited = fault.class == ErrorClass::RateLimited || fault.retry_after.is_some();
@@ -142,6 +115,7 @@ impl PullSession {
         Standing {
             is_bad: shared.health.is_bad(origin, repository),
             held_until: shared.rate_limits.held_until(origin, host.account),
+            is_asked: false,
         }
     }
 
@@ -157,8 +131,13 @@ impl PullSession {
     /// The error of a request that is not attempted again: what was tried, where, and for how long.
     fn given_up(&self, attempts: &mut Attempts, subject: &str, next: Option<Next>) -> RuntimeError {
         let (count, time) = attempts.spent(Instant::now());
-        let (last, mirrors) = std::mem::replace(attempts, Attempts::new([])).into_errors();
-        let error = last.unwrap_or_else(|| self.held_back(next, subject));
+        let (last, mut mirrors) = std::mem::replace(attempts, Attempts::new([])).into_errors();
+        if let Some((last, _)) = &last {
+            // One host under two schemes, or as its own mirror, is named once.
+            let last = &self.hosts[*last].host.origin;
+            mirrors.retain(|(index, _)| !self.hosts[*index].host.origin.is_same_place(last));
+        }
+        let error = last.map_or_else(|| self.held_back(next, subject), |(_, error)| error);
         let mut parts = Vec::new();
         if count > 1 || !mirrors.is_empty() {
             parts.push(format!("{count} attempts in {:.1} s failed", time.as_secs_f32()));
@@ -170,7 +149,13 @@ impl PullSession {
                     "the registry requests a wait of {wait} s, and the pull waits for at most {total} s"
                 ));
             }
-            Some((_, total)) if count > 1 => parts.push(format!("the pull retries for at most {total} s")),
+            Some((next, total)) if count > 1 => {
+                let (spent, due) = (self.retry_budget.spent().as_secs_f32(), next.wait.as_secs_f32());
+                parts.push(format!(
+                    "{spent:.1} s of them were retries, the next one is due in {due:.1} s, and the pull retries for at \
+                     most {total} s"
+                ));
+            }
             _ => {}
         }
         let words = mirrors
@@ -220,6 +205,17 @@ impl PullSession {
             if answer.status.is_success() {
                 return Ok(answer);
             }
+            let is_refusal = matches!(answer.status.as_u16(), 401 | 403 | 404) && !answer.strayed;
+            let has_challenge = answer.status == StatusCode::UNAUTHORIZED && is_answerable(&answer.headers);
+            if is_refusal && !has_challenge && host.has_unshown_credential() && !is_second {
+                // Some registries refuse what a client without a credential may not see, in place of asking for one.
+                let challenge = host.challenge.get_or_init(|| self.challenge_of(host)).await;
+                if let Some(challenge) = challenge {
+                    drain(answer.body).await;
+                    self.authenticate(host, challenge, shown).await?;
+                    continue;
+                }
+            }
             // A 401 of another origin may ask for credentials that belong elsewhere.
             if answer.status != StatusCode::UNAUTHORIZED || answer.strayed || is_second {
                 return Err(self.refusal(host, query, answer).await);
@@ -228,6 +224,19 @@ impl PullSession {
             self.authenticate(host, &answer.headers, shown).await?;
             is_second = true;
         }
+    }
+
+    /// The headers of a host's answer to a request without a credential for no repository, where they ask for one.
+    async fn challenge_of(&self, host: &SessionHost) -> Option<HeaderMap> {
+        let base = &host.host.base_path;
+        let root = if base.starts_with("/v2/") { "/v2" } else { base };
+        let target = Target { origin: host.host.origin.clone(), path_and_query: format!("{root}/") };
+        let bound = host.host.headers.clone();
+        let request = Request { bound, ..Request::get(target, host.host.connection.clone()) };
+        let answer = self.shared.transport.send(request, &self.reception).await.ok()?;
+        let asks = answer.status == StatusCode::UNAUTHORIZED && !answer.strayed && is_answerable(&answer.headers);
+        drain(answer.body).await;
+        asks.then_some(answer.headers)
     }
 
     async fn refusal(&self, host: &SessionHost, query: &Query, answer: Response) -> Failure {
@@ -282,6 +291,13 @@ impl PullSession {
         };
         Failure { error: error.with_fault(fault), retry }.of_redirect(strayed)
     }
+}
+
+/// Whether a host has answered: then it is not asked by another scheme.
+fn is_answer(fault: &Fault) -> bool {
+    fault.party == Party::Registry
+        && matches!(fault.hop, Stage::Manifest | Stage::Blob)
+        && !matches!(fault.class, ErrorClass::TimedOut | ErrorClass::ConnectionLost | ErrorClass::AnswerInvalid)
 }
 
 fn open_headers(query: &Query) -> HeaderMap {

@@ -11,7 +11,7 @@ use http::{Method, StatusCode};
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, DigestError, ImageId, Platform, Reference},
-    runtime::{ErrorClass, Fault, Patience, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, Patience, PullEvent, RegistryHost, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use tokio::time::Instant;
@@ -21,13 +21,15 @@ use super::{
     attempts::Attempts,
     connection::{BodyReader, Response, Urgency},
     error::{Failure, Retry, about},
-    hosts, locked,
+    hosts::{self, ConfiguredHosts},
+    locked,
     request::Query,
 };
 use crate::hash::Hash;
 use crate::image_archive::ArchiveBlobs;
 use crate::manifest::{
-    Descriptor, INDEX_DEPTH_MAX, MANIFEST_BYTES_MAX, Manifest, ManifestDocument, corrupt, printable, unacceptable,
+    CONFIG_BYTES_MAX, Descriptor, DocumentSource, ImageConfig, MANIFEST_BYTES_MAX, Manifest, ManifestDocument,
+    Selected, corrupt, printable, select, unacceptable,
 };
 use crate::store::{DocumentBytes, DocumentWriter};
 
@@ -38,9 +40,32 @@ pub(crate) struct Resolved {
     /// The image manifest; equal to `root` where there is no index.
     pub(crate) chosen: Document,
     pub(crate) manifest: Manifest,
+    /// An index names the platform, so the configuration has no veto.
+    pub(crate) is_named: bool,
 }
 
 impl Resolved {
+    /// Checks the configuration against the platform; `Some`: the image is taken, although the configuration names another
+    /// one.
+    ///
+    /// As in the runtimes, the index decides where it names a platform: the label of a cross-built image is often wrong.
+    /// Without an index the image is taken for another architecture too, unless the caller named the platform: the node
+    /// may emulate it.
+    pub(crate) fn check_platform(
+        &self,
+        config: &ImageConfig,
+        platform: &Platform,
+        is_given: bool,
+    ) -> Result<Option<RuntimeError>, RuntimeError> {
+        let is_without_index = self.root.digest == self.chosen.digest;
+        match config.check_platform(platform) {
+            Ok(()) => Ok(None),
+            Err(error) if self.is_named => Ok(Some(error)),
+            Err(error) if is_without_index && !is_given && config.has_system_of(platform) => Ok(Some(error)),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Bytes of its documents that stay in memory.
     pub(crate) fn in_memory(&self) -> usize {
         self.root.bytes.in_memory() + self.chosen.bytes.in_memory()
@@ -63,21 +88,24 @@ impl Registry {
     pub(crate) async fn resolve(
         &self,
         reference: &Reference,
-        credential: Option<&Credential>,
+        credentials: impl IntoIterator<Item = &Credential>,
         platform: &Platform,
     ) -> Result<Resolved, RuntimeError> {
-        self.session(reference, credential, Patience::FULL).await?.resolve(reference, platform).await
+        self.session(reference, credentials, Patience::FULL).await?.resolve(reference, platform).await
     }
 
     /// A session for content that is known by digest.
     pub(crate) async fn session(
         &self,
         reference: &Reference,
-        credential: Option<&Credential>,
+        credentials: impl IntoIterator<Item = &Credential>,
         patience: Patience,
     ) -> Result<PullSession, RuntimeError> {
-        let hosts = self.hosts(reference).await?;
-        Ok(PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, credential, patience))
+        let credentials: Vec<Credential> = credentials.into_iter().cloned().collect();
+        let ConfiguredHosts { hosts, warnings } = self.configured_hosts(reference).await?;
+        let session = PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, &credentials, patience);
+        warnings.into_iter().for_each(|text| session.report(PullEvent::Warning { text }));
+        Ok(session)
     }
 
     /// A session whose content comes from an archive.
@@ -85,7 +113,17 @@ impl Registry {
         PullSession::of_archive(Arc::clone(&self.shared), reference.canonical(), archive)
     }
 
+    /// The hosts beside the registry of an image; none where the configuration cannot be used, as the pull itself reports.
+    pub(crate) async fn other_hosts(&self, reference: &Reference) -> Vec<RegistryHost> {
+        let reference = reference.canonical();
+        self.hosts(&reference).await.map(|hosts| hosts::other_hosts(&hosts, &reference)).unwrap_or_default()
+    }
+
     pub(super) async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
+        self.configured_hosts(reference).await.map(|found| found.hosts)
+    }
+
+    pub(super) async fn configured_hosts(&self, reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
         if reference.domain().is_empty() {
             let message = format!("`{reference}` names no registry");
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message));
@@ -100,24 +138,15 @@ impl Registry {
 impl PullSession {
     /// The manifest of a platform, from the session's hosts.
     pub(crate) async fn resolve(self, reference: &Reference, platform: &Platform) -> Result<Resolved, RuntimeError> {
-        let (root, mut read) = self.fetch_manifest(&Wanted { reference: reference.clone(), entry: None }).await?;
-        let mut chosen = root.clone();
-        for depth in 0..=INDEX_DEPTH_MAX {
-            match read {
-                ManifestDocument::Image(manifest) => return Ok(Resolved { session: self, root, chosen, manifest }),
-                ManifestDocument::Index(_) if depth == INDEX_DEPTH_MAX => break,
-                ManifestDocument::Index(index) => {
-                    let entry = index.choose(platform).and_then(|entry| entry.check_texts().map(|()| entry.clone()));
-                    let entry = entry.map_err(|error| about(error, &format!("`{reference}`")))?;
-                    // The other entries may be many, and the next document slow.
-                    drop(index);
-                    let reference = self.reference().with_digest(entry.digest.clone());
-                    let wanted = Wanted { reference, entry: Some(&entry) };
-                    (chosen, read) = self.fetch_manifest(&wanted).await?;
-                }
+        let (root, read) = self.fetch_manifest(&Wanted { reference: reference.clone(), entry: None }).await?;
+        let (chosen, manifest, is_named) = match read {
+            ManifestDocument::Image(manifest) => (root.clone(), manifest, false),
+            ManifestDocument::Index(index) => {
+                let Selected { chosen, manifest, is_named, .. } = Box::pin(select(&self, index, 1, platform)).await?;
+                (chosen, manifest, is_named)
             }
-        }
-        Err(unacceptable(format!("`{reference}` is an index of more than {INDEX_DEPTH_MAX} levels")))
+        };
+        Ok(Resolved { session: self, root, chosen, manifest, is_named })
     }
 
     /// Reads a document within the bytes that all pulls together may parse at once, and waits for its turn.
@@ -154,6 +183,10 @@ impl PullSession {
         let attempt = |index| self.head_of(index, &query).boxed();
         let mut attempts = Attempts::new(query.hosts(self)?);
         let answer = self.first_success(&mut attempts, &query.subject, attempt).await?;
+        // A page has no manifest of any digest.
+        if answer.header("content-type").starts_with("text/html") {
+            return Ok(false);
+        }
         if answer.status == StatusCode::OK {
             return Ok(!query.is_tag || answer.header("docker-content-digest") == digest.to_string());
         }
@@ -220,6 +253,13 @@ impl PullSession {
             }
         };
         let parsed = self.parse(&bytes, |bytes| {
+            if is_page(bytes) {
+                let fault = Fault::new(ErrorClass::AnswerInvalid, Stage::Manifest);
+                let page = if content_type.is_empty() { "a page".into() } else { printable(&content_type) };
+                return Err(unusable(corrupt(format!("the answer is `{page}`, and no manifest")).with_fault(fault))
+                    .with_hint(PAGE_HINT)
+                    .into());
+            }
             let digest = wanted.verified(bytes, &claimed).map_err(damaged)?;
             let parsed = ManifestDocument::parse_named(bytes, &content_type);
             let (read, media_type) = parsed.map_err(unusable)?;
@@ -234,6 +274,34 @@ impl PullSession {
         locked(&self.hosts[index].sent).manifest = true;
         Ok((Document { digest, media_type, bytes }, read))
     }
+}
+
+impl DocumentSource for PullSession {
+    type Document = Document;
+
+    fn about(&self, error: RuntimeError) -> RuntimeError {
+        about(error, &format!("`{}`", self.reference()))
+    }
+
+    async fn manifest(&self, entry: &Descriptor) -> Result<(Document, ManifestDocument), RuntimeError> {
+        entry.check_texts().map_err(|error| self.about(error))?;
+        let reference = self.reference().with_digest(entry.digest.clone());
+        self.fetch_manifest(&Wanted { reference, entry: Some(entry) }).await
+    }
+
+    async fn config(&self, manifest: &Manifest) -> Result<ImageConfig, RuntimeError> {
+        let bytes = self.fetch_document_blob(&manifest.config, CONFIG_BYTES_MAX).await?;
+        self.parse(&bytes, |bytes| ImageConfig::parse(bytes)).await?
+    }
+}
+
+const PAGE_HINT: &str =
+    "check the address: a page, such as that of a login or of a proxy, answers in place of the registry";
+
+/// Whether an answer is markup, as of a login page, and not a JSON document.
+fn is_page(bytes: &[u8]) -> bool {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    bytes.trim_ascii_start().first() == Some(&b'<')
 }
 
 /// A manifest by tag or digest, with the index's entry that led to it.

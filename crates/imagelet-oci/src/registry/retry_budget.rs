@@ -70,9 +70,14 @@ impl RetryBudget {
     }
 
     fn left(&self, next: &Next) -> Duration {
+        self.allowed(next).saturating_sub(self.spent())
+    }
+
+    /// The time of the retries so far.
+    pub(crate) fn spent(&self) -> Duration {
         let mut spent = locked(&self.spent);
         spent.pass(Instant::now());
-        self.allowed(next).saturating_sub(spent.time)
+        spent.time
     }
 
     pub(crate) fn retrying(&self) -> Retrying<'_> {

@@ -103,13 +103,8 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
     let record = serde_json::json!({ "diff_id": layer_id(layer), "entries": 1, "disk_bytes": 1 });
     let record =
         LayerRecord { unsettled: store.unsettled_mark(LayerEnd::Store), ..serde_json::from_value(record).unwrap() };
-    let packed = Descriptor {
-        media_type: "application/vnd.oci.image.layer.v1.tar".into(),
-        digest: Digest::of(BLOB),
-        size: BLOB.len() as u64,
-        platform: None,
-        annotations: None,
-    };
+    let media_type = "application/vnd.oci.image.layer.v1.tar";
+    let packed = Descriptor::new(media_type, Digest::of(BLOB), BLOB.len() as u64);
     let staged = StagedLayer::new(staging, &packed, record, Arc::clone(view)).unwrap();
     Arc::new(staged.with_blob(blob))
 }

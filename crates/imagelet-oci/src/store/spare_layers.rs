@@ -205,13 +205,7 @@ mod tests {
             "diff_id": diff_id, "entries": 1, "disk_bytes": 4096, "for_sink": true,
             "unsettled": store.unsettled_mark(LayerEnd::Sink), "sums": { "implicit.json": sum },
         });
-        let blob = Descriptor {
-            media_type: String::new(),
-            digest: diff_id.clone(),
-            size: 1,
-            platform: None,
-            annotations: None,
-        };
+        let blob = Descriptor::new("", diff_id.clone(), 1);
         let view = store.sync_view().unwrap();
         let layer = StagedLayer::new(staging, &blob, serde_json::from_value(record).unwrap(), view);
         let layer = layer.unwrap().resumable(store, "registry.example/app", &Resumption::new(true)).unwrap();

@@ -113,7 +113,7 @@ pub const FAULTS: &[RegistryFault] = &[
     heals("token-post-only", &[always(Token, Act::PostOnly)]),
     heals("token-expired-in-the-pull", &[once(Config, Act::ExpireTokens)]),
     // The body of the manifest.
-    fails("manifest-html", (Class::ContentInvalid, Stage::Manifest), &[always(Manifest, Act::Page("text/html", b"<html>log in</html>"))]),
+    fails("manifest-html", (Class::AnswerInvalid, Stage::Manifest), &[always(Manifest, Act::Page("text/html", b"<html>log in</html>"))]),
     fails("manifest-empty", (Class::ContentInvalid, Stage::Manifest), &[always(Manifest, Act::Page("application/json", b""))]),
     fails("manifest-wrong-type", (Class::ContentInvalid, Stage::Manifest),
         &[always(Manifest, Act::Header("content-type", "application/vnd.oci.image.index.v1+json"))]),

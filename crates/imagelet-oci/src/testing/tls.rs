@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 use rustls::{
-    RootCertStore, ServerConfig, SupportedProtocolVersion, pki_types::CertificateDer, server::WebPkiClientVerifier,
+    RootCertStore, ServerConfig, SupportedProtocolVersion,
+    pki_types::CertificateDer,
+    server::WebPkiClientVerifier,
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 use tokio_rustls::TlsAcceptor;
 
@@ -33,14 +36,17 @@ pub(crate) fn self_signed(
         Some(ClientCertificates { authority, is_required }) => {
             let mut roots = RootCertStore::empty();
             roots.add(authority).expect("a certificate");
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
             let verifier = if is_required { verifier } else { verifier.allow_unauthenticated() };
             config.with_client_cert_verifier(verifier.build().expect("a verifier"))
         }
         None => config.with_no_client_auth(),
     };
     let private = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
-    let mut config = config.with_single_cert(vec![own.der().clone()], private).expect("a server configuration");
+    let private = provider.key_provider.load_private_key(private).expect("a key");
+    // Not compared with its key: a certificate may be one that rustls does not read.
+    let certified = CertifiedKey::new(vec![own.der().clone()], private);
+    let mut config = config.with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
     // Each handshake is a whole one.
     config.send_tls13_tickets = 0;
     (TlsAcceptor::from(Arc::new(config)), own.pem())

@@ -8,7 +8,7 @@ use std::{
 
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, DigestAlgorithm, ImageId, ImageSpec, Reference},
+    image::{Digest, DigestAlgorithm, ImageId, ImageSpec},
     runtime::{
         ArchivePlace, ExportRequest, ExportedImage, ImageService as _, ImportOutcome, ImportRequest, LayerState,
         LocalStore as _, Progress, PullEvent, RuntimeError, RuntimeErrorKind, no_progress,
@@ -32,7 +32,7 @@ fn folder_at(path: PathBuf) -> ArchivePlace {
 
 async fn export(engine: &Engine, image: &str, place: &ArchivePlace) -> Result<ExportedImage, RuntimeError> {
     let request = ExportRequest { image: image.into(), place: place.clone() };
-    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
     engine.export(&request, &anonymous, no_progress_ref()).await
 }
 
@@ -103,7 +103,7 @@ async fn an_image_by_sha512_is_whole_to_a_check_an_export_and_a_repair() {
     let engine = keeping(&folder.path().join("source")).await;
     engine.sweep(false).await.expect("swept");
     registry.take_layer_requests();
-    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
     let repaired = engine.repair(&ImageId::new(&id), &anonymous, no_progress_ref()).await;
     repaired.unwrap_or_else(|error| panic!("{}", error.chain()));
     assert!(is_whole(&engine).await);
@@ -412,6 +412,46 @@ async fn a_hostile_archive_changes_nothing_and_says_what_is_wrong() {
         );
         engine.sweep(true).await.expect("swept");
     }
+}
+
+#[tokio::test]
+async fn an_archive_packed_in_a_way_that_is_not_taken_is_refused_by_that_way_and_with_the_command_to_unpack_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open(&folder.path().join("store")).await;
+    for (magic, name, command) in [
+        (&b"\xfd7zXZ\0"[..], "xz", "xz -d"),
+        (b"BZh91AY&SY", "bzip2", "bzip2 -d"),
+        (b"\x04\x22\x4d\x18", "lz4", "lz4 -d"),
+        (b"\x02\x21\x4c\x18", "lz4", "lz4 -d"),
+        (b"\x5d\0\0\x80\0\xff\xff\xff", "lzma", "xz -d"),
+        (b"LZIP\x01", "lzip", "lzip -d"),
+        (b"\x89LZO\0\r\n\x1a\n", "lzop", "lzop -d"),
+        (b"\x1f\x9d\x90", "compress", "uncompress"),
+        (b"PK\x03\x04\x14\0", "zip", "unzip"),
+        (b"7z\xbc\xaf\x27\x1c", "7z", "7z x"),
+    ] {
+        // Compressed bytes, and as a layer in an archive of `docker save`.
+        let packed = [magic, &[0x5a; 2000]].concat();
+        let mut saved = docker_save();
+        saved.iter_mut().find(|(name, _)| name == "b/layer.tar").expect("a layer").1 = packed.clone();
+        for bytes in [packed, tar_of(&saved)] {
+            let place = tar_at(folder.path().join("app.tar"));
+            std::fs::write(&place.path, bytes).expect("written");
+            let error = import(&engine, &place).await.expect_err(name);
+            assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable, "{name}: {}", error.chain());
+            assert!(error.chain().contains(&format!("`{name}`")), "{name}: {}", error.chain());
+            assert!(error.chain().contains("app.tar"), "{name}: {}", error.chain());
+            let mut causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+            let hint = causes.find_map(|cause| cause.downcast_ref::<RuntimeError>()?.hint());
+            assert!(hint.is_some_and(|hint| hint.contains(command)), "{name}: {hint:?}");
+        }
+    }
+    // A name that looks like a packed file's first bytes is a name.
+    let mut saved = docker_save();
+    saved.insert(0, ("BZh9".into(), b"a file".to_vec()));
+    let place = tar_at(folder.path().join("app.tar"));
+    std::fs::write(&place.path, tar_of(&saved)).expect("written");
+    assert_eq!(import(&engine, &place).await.expect("an archive").len(), 2);
 }
 
 #[tokio::test]

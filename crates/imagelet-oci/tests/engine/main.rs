@@ -14,6 +14,7 @@ mod import;
 mod import_ends;
 mod listing;
 mod places;
+mod platforms;
 mod progress;
 mod resume;
 mod slow_tenants;

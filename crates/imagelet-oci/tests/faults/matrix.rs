@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use futures_util::{StreamExt as _, stream};
+use imagelet_core::testing::debug_text;
 use imagelet_oci::testing::{FAULTS, ONE_PERCENT, RegistryFault};
 use tokio::time::Instant;
 
@@ -59,6 +60,9 @@ async fn check(fault: &RegistryFault, hosts: usize) -> Result<(), String> {
         (Err(error), None) => return Err(format!("the pull fails: {} ({:?})", error.chain(), error.fault())),
         (Err(error), Some((class, stage))) => {
             let text = format!("{} {} {error:?}", error.chain(), error.hint().unwrap_or_default());
+            if let Some(debug) = debug_text(&error.chain()) {
+                return Err(format!("has Rust's debug format, `{debug}`: {}", error.chain()));
+            }
             let faulty = &scene.hosts[0];
             if (error.fault().class, error.fault().hop) != (class, stage) {
                 return Err(format!("reported as {:?}: {}", error.fault(), error.chain()));

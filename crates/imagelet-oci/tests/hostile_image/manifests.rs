@@ -80,8 +80,11 @@ fn b060() -> Vec<Case> {
         Case::new("B060", "image called an index", called(INDEX))
             .fails(Corrupt, &[MANIFEST, INDEX])
             .never_asks("/blobs/"),
-        Case::new("B060", "image called docker's", called(DOCKER))
-            .fails(Corrupt, &[MANIFEST, DOCKER])
+        Case::new("B060", "image called docker's", called(DOCKER)),
+        Case::new("B060", "docker's image called OCI's", docker_image().content_type(MANIFEST)),
+        Case::new("B060", "index called docker's", nested(1).content_type(DOCKER_LIST)),
+        Case::new("B060", "index called docker's image", nested(1).content_type(DOCKER))
+            .fails(Corrupt, &[INDEX, DOCKER])
             .never_asks("/blobs/"),
         Case::new("B060", "image called json", called("application/json"))
             .fails(Corrupt, &[MANIFEST, "application/json"])

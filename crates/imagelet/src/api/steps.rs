@@ -65,6 +65,10 @@ pub(crate) enum Step {
     Removed(RemovedForPull),
     /// The next request to a host is sent later.
     Retry(PullRetry),
+    /// Something that the caller should know.
+    Warning { text: String },
+    /// A host has not begun its answer for a while; `over`: it has, or is not waited for any more.
+    Waiting { host: String, over: bool },
     /// Bytes read so far, of about `total`.
     Checking { read: u64, total: u64 },
     /// Why nothing happens for a while: the daemon has sent nothing, or the command waits. Created here, never sent.
@@ -99,6 +103,8 @@ impl Step {
             PullEvent::Committing => Self::Committing,
             PullEvent::Removed(image) => Self::Removed(image.into()),
             PullEvent::Retry { host, at, is_requested } => Self::Retry(PullRetry::new(host, at, is_requested)?),
+            PullEvent::Warning { text } => Self::Warning { text },
+            PullEvent::Head { host, is_awaited } => Self::Waiting { host, over: !is_awaited },
             PullEvent::Way(_) | PullEvent::Hosts(_) | PullEvent::Token { .. } | PullEvent::Waits { .. } => return None,
         })
     }

@@ -33,6 +33,7 @@ pub(crate) fn command() -> clap::Command {
     let groups = GROUPS.map(|(title, names)| format!("  {:<18}{}", format!("{title}:"), names.join(", "))).join("\n");
     let pages = pages::titles().map(|(name, title)| format!("\n  {name:<18}{title}")).collect::<String>();
     let help = Arg::new("help").short('h').long("help").global(true).action(ArgAction::HelpShort);
+    let help = help.help_heading(None::<&'static str>);
     let mut command = Cli::command().arg(help.help("Print a screen of help"));
     // clap takes a terminal of a build machine (`CI` is set) for one with colours, whatever `TERM` says.
     if has_dumb_terminal() {

@@ -6,6 +6,11 @@ use clap::{ArgAction, Args};
 use imagelet_core::text::GoDuration;
 use serde_json::Value;
 
+use super::kubelet_options::{Pairs, gate, map_of};
+
+const ENSURE_SECRET: &str = "featureGates.KubeletEnsureSecretPulledImages";
+const MAXIMUM_AGE: &str = "featureGates.ImageMaximumGCAge";
+
 /// Which files and places the daemon uses.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServeArgs {
@@ -18,6 +23,9 @@ pub(crate) struct ServeArgs {
     /// Take the image settings from a kubelet's configuration file.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubelet_config: Option<PathBuf>,
+    /// And from the drop-ins of its `--config-dir`, the `*.conf` files of this folder.
+    #[arg(long, alias = "config-dir", value_name = "DIR", hide_short_help = true)]
+    pub(crate) kubelet_config_dir: Option<PathBuf>,
     /// Listen on this unix socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
@@ -45,6 +53,18 @@ pub(crate) struct ServeArgs {
     pub(crate) kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) kubelet: KubeletFlags,
+    /// Options of a kubelet's unit that say nothing about images.
+    #[arg(skip)]
+    pub(crate) ignored: Vec<String>,
+}
+
+impl ServeArgs {
+    /// A warning that names the options without effect.
+    pub(crate) fn ignored_options(&self) -> Option<String> {
+        let names = self.ignored.join(", ");
+        (!names.is_empty())
+            .then(|| format!("options of the kubelet that say nothing about images are ignored: {names}"))
+    }
 }
 
 /// Flags of the daemon in the kubelet's words. They win over both files.
@@ -75,14 +95,64 @@ pub(crate) struct KubeletFlags {
     /// `maxParallelImagePulls`; from 2 on, pulls are not serialized unless that is asked for.
     #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
     max_parallel_image_pulls: Option<i32>,
+    /// `evictionHard`: `imagefs.available<15%,nodefs.available<10%`.
+    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_thresholds)]
+    eviction_hard: Vec<Pairs>,
+    /// `evictionSoft`.
+    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_thresholds)]
+    eviction_soft: Vec<Pairs>,
+    /// `evictionSoftGracePeriod`: `imagefs.available=1m30s`.
+    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_assignments)]
+    eviction_soft_grace_period: Vec<Pairs>,
+    /// `evictionMinimumReclaim`.
+    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_assignments)]
+    eviction_minimum_reclaim: Vec<Pairs>,
+    /// `evictionPressureTransitionPeriod`.
+    #[arg(long, hide_short_help = true, value_name = "DURATION", allow_hyphen_values = true)]
+    eviction_pressure_transition_period: Option<GoDuration>,
+    /// `podInfraContainerImage`.
+    #[arg(long, hide_short_help = true, value_name = "REF")]
+    pod_infra_container_image: Option<String>,
+    /// `featureGates`: `KubeletEnsureSecretPulledImages=false`; gates that are not about images are ignored.
+    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_gates)]
+    feature_gates: Vec<Pairs>,
+    /// `maxPods`; 0 is the default.
+    #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
+    max_pods: Option<i32>,
+    /// `runtimeRequestTimeout`; 0 is the default.
+    #[arg(long, hide_short_help = true, value_name = "DURATION", allow_hyphen_values = true)]
+    runtime_request_timeout: Option<GoDuration>,
+    /// `nodeStatusMaxImages`.
+    #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
+    node_status_max_images: Option<i32>,
+    /// `nodeStatusUpdateFrequency`; 0 is the default.
+    #[arg(long, hide_short_help = true, value_name = "DURATION", allow_hyphen_values = true)]
+    node_status_update_frequency: Option<GoDuration>,
+    /// `localStorageCapacityIsolation`; without a value it is true.
+    #[arg(long, hide_short_help = true, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    local_storage_capacity_isolation: Option<bool>,
+    /// `eventRecordQPS`.
+    #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
+    event_qps: Option<i32>,
+    /// `eventBurst`; 0 is the default.
+    #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
+    event_burst: Option<i32>,
+    /// `containerRuntimeEndpoint`: where the kubelet asks for containers; it makes imagelet ask nothing.
+    #[arg(long, hide_short_help = true, value_name = "URI")]
+    container_runtime_endpoint: Option<String>,
+    /// `imageServiceEndpoint`.
+    #[arg(long, hide_short_help = true, value_name = "URI")]
+    image_service_endpoint: Option<String>,
 }
 
 impl KubeletFlags {
     /// Those that were given: the flag, its key and the value.
     pub(crate) fn given(&self) -> impl Iterator<Item = (&'static str, &'static str, Value)> {
-        // A burst of 0 lets no pull begin, ever; in a file it becomes the default, too.
         let duration = |given: Option<GoDuration>| Some(given?.to_string().into());
-        let burst = self.registry_burst.filter(|burst| *burst != 0);
+        // A burst of 0 lets no pull begin, ever; in a file it becomes the default, too, and so do the others.
+        let count = |given: Option<i32>| given.filter(|given| *given != 0).map(Value::from);
+        let time = |given: Option<GoDuration>| duration(given.filter(|given| given.0 != 0));
+        let text = |given: &Option<String>| given.clone().filter(|given| !given.is_empty()).map(Value::from);
         [
             ("--image-gc-high-threshold", "imageGCHighThresholdPercent", self.image_gc_high_threshold.map(Value::from)),
             ("--image-gc-low-threshold", "imageGCLowThresholdPercent", self.image_gc_low_threshold.map(Value::from)),
@@ -90,8 +160,33 @@ impl KubeletFlags {
             ("--maximum-image-ttl-duration", "imageMaximumGCAge", duration(self.maximum_image_ttl_duration)),
             ("--serialize-image-pulls", "serializeImagePulls", self.serialize_image_pulls.map(Value::from)),
             ("--registry-qps", "registryPullQPS", self.registry_qps.map(Value::from)),
-            ("--registry-burst", "registryBurst", burst.map(Value::from)),
+            ("--registry-burst", "registryBurst", count(self.registry_burst)),
             ("--max-parallel-image-pulls", "maxParallelImagePulls", self.max_parallel_image_pulls.map(Value::from)),
+            ("--eviction-hard", "evictionHard", map_of(&self.eviction_hard)),
+            ("--eviction-soft", "evictionSoft", map_of(&self.eviction_soft)),
+            ("--eviction-soft-grace-period", "evictionSoftGracePeriod", map_of(&self.eviction_soft_grace_period)),
+            ("--eviction-minimum-reclaim", "evictionMinimumReclaim", map_of(&self.eviction_minimum_reclaim)),
+            (
+                "--eviction-pressure-transition-period",
+                "evictionPressureTransitionPeriod",
+                time(self.eviction_pressure_transition_period),
+            ),
+            ("--pod-infra-container-image", "podInfraContainerImage", text(&self.pod_infra_container_image)),
+            ("--feature-gates", ENSURE_SECRET, gate(&self.feature_gates, ENSURE_SECRET)),
+            ("--feature-gates", MAXIMUM_AGE, gate(&self.feature_gates, MAXIMUM_AGE)),
+            ("--max-pods", "maxPods", count(self.max_pods)),
+            ("--runtime-request-timeout", "runtimeRequestTimeout", time(self.runtime_request_timeout)),
+            ("--node-status-max-images", "nodeStatusMaxImages", self.node_status_max_images.map(Value::from)),
+            ("--node-status-update-frequency", "nodeStatusUpdateFrequency", time(self.node_status_update_frequency)),
+            (
+                "--local-storage-capacity-isolation",
+                "localStorageCapacityIsolation",
+                self.local_storage_capacity_isolation.map(Value::from),
+            ),
+            ("--event-qps", "eventRecordQPS", self.event_qps.map(Value::from)),
+            ("--event-burst", "eventBurst", count(self.event_burst)),
+            ("--container-runtime-endpoint", "containerRuntimeEndpoint", text(&self.container_runtime_endpoint)),
+            ("--image-service-endpoint", "imageServiceEndpoint", text(&self.image_service_endpoint)),
         ]
         .into_iter()
         .filter_map(|(flag, key, value)| Some((flag, key, value?)))

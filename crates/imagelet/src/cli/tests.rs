@@ -43,6 +43,8 @@ fn contradictions_and_unknown_words_are_usage_errors() {
         "gc --free 1Gi --high 50",
         "gc --free 1Gi --now",
         "gc --high 101",
+        "gc --high 50 --low 90",
+        "gc --low 51% --high 50%",
         "gc --free lots",
         "pull x --policy Sometimes",
         "pull x --platform linux",
@@ -73,6 +75,62 @@ fn contradictions_and_unknown_words_are_usage_errors() {
     ] {
         let error = read(line).expect_err(line);
         assert_eq!(error.exit_code(), 2, "{line}");
+    }
+}
+
+#[test]
+fn a_collection_may_have_one_threshold_or_two_of_which_the_low_one_is_not_above() {
+    for line in ["gc --high 50", "gc --low 90", "gc --high 50 --low 50", "gc --high 90 --low 50"] {
+        assert!(read(line).is_ok(), "{line}");
+    }
+    let error = read("gc --high 50 --low 90").expect_err("refused").to_string();
+    assert!(error.contains("'--low 90' must not be above '--high 50'"), "{error}");
+}
+
+#[test]
+fn the_options_of_a_kubelets_unit_are_taken_or_ignored_by_name() {
+    // As of kubeadm, k3s, RKE2, EKS and older nodes.
+    let unit = "--config=/etc/c --config-dir=/etc/kubernetes/kubelet.conf.d --eviction-hard=imagefs.available<5%,nodefs.available<5% \
+                --eviction-minimum-reclaim imagefs.available=10% --eviction-hard=memory.available<50Mi \
+                --pod-infra-container-image=registry.k8s.io/pause:3.10 --max-pods 29 --v=2 -v 4 --fail-swap-on=false \
+                --cgroup-driver systemd --cloud-provider= --node-labels=a=b,c=d --register-with-taints a=b:NoSchedule \
+                --runonce --rotate-certificates --feature-gates=CloudDualStackNodeIPs=true,ImageMaximumGCAge=false \
+                --container-runtime=remote --oom-score-adj -999 --image-gc-high-threshold=100 --runtime-request-timeout=0";
+    for command in ["serve", "config show"] {
+        let cli = read(&format!("{command} {unit}")).expect("accepted");
+        let arguments = match cli.command {
+            Command::Serve(arguments) => arguments,
+            Command::Config(ConfigCommand::Show(arguments)) => *arguments,
+            other => panic!("{other:?}"),
+        };
+        let given: Vec<String> =
+            arguments.kubelet.given().map(|(flag, key, value)| format!("{flag} {key} {value}")).collect();
+        assert_eq!(
+            given,
+            [
+                "--image-gc-high-threshold imageGCHighThresholdPercent 100",
+                r#"--eviction-hard evictionHard {"imagefs.available":"5%","memory.available":"50Mi","nodefs.available":"5%"}"#,
+                r#"--eviction-minimum-reclaim evictionMinimumReclaim {"imagefs.available":"10%"}"#,
+                r#"--pod-infra-container-image podInfraContainerImage "registry.k8s.io/pause:3.10""#,
+                "--feature-gates featureGates.ImageMaximumGCAge false",
+                "--max-pods maxPods 29",
+            ]
+        );
+        let warning = arguments.ignored_options().expect("a warning");
+        for name in ["v", "fail-swap-on", "cgroup-driver", "cloud-provider", "node-labels", "runonce", "oom-score-adj"]
+        {
+            assert!(warning.contains(&format!("--{name}")), "{name}: {warning}");
+        }
+        assert!(!warning.contains("--max-pods") && !warning.contains("--docker"), "{warning}");
+    }
+    assert_eq!(ServeArgs::default().ignored_options(), None);
+    for line in [
+        "serve --eviction-hrad=a<1%",
+        "serve --eviction-hard=a",
+        "serve --feature-gates=A=perhaps",
+        "pull --node-ip 1 a",
+    ] {
+        assert_eq!(read(line).expect_err(line).exit_code(), 2, "{line}");
     }
 }
 

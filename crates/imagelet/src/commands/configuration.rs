@@ -1,29 +1,35 @@
 //! `config check` and `config show`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
+use imagelet_core::printable::printable;
+use imagelet_oci::check_registry_files;
 use serde_json::json;
 
+use super::images_write::note;
 use crate::{
-    cli::{ConfigCommand, ServeArgs},
+    cli::{ConfigCommand, Global, ServeArgs},
     config::{ConfigError, Environment, Sources},
     failure::Failure,
-    output::{Format, Table, or_dash, print},
+    output::{Table, or_dash, print},
     serve::{check_files, sources},
 };
 
 pub(super) async fn run(
     command: ConfigCommand,
-    store: Option<&PathBuf>,
+    global: &Global,
     environment: &Environment,
-    format: Format,
 ) -> Result<ExitCode, Failure> {
     let (arguments, is_check) = match command {
-        ConfigCommand::Check { file, kubelet_config } => {
-            (ServeArgs { config: file, kubelet_config, ..ServeArgs::default() }, true)
+        ConfigCommand::Check { file, kubelet_config, kubelet_config_dir } => {
+            (ServeArgs { config: file, kubelet_config, kubelet_config_dir, ..ServeArgs::default() }, true)
         }
         ConfigCommand::Show(arguments) => (*arguments, false),
     };
+    let format = global.output;
+    if let Some(warning) = arguments.ignored_options() {
+        note(&format!("warning: {warning}"));
+    }
     let invalid = |error: ConfigError| match error {
         ConfigError::Read { .. } => Failure::of(&error),
         ConfigError::Invalid(_) => Failure::of(&error).or_hint("`imagelet help configuration` lists all keys"),
@@ -31,14 +37,24 @@ pub(super) async fn run(
     if is_check {
         check(&arguments, environment).map_err(invalid)?;
     }
-    let sources = sources(&arguments, store, environment)?;
+    let sources = sources(&arguments, global, environment)?;
     let settings = sources.settings().map_err(invalid)?;
     let effective = sources.effective()?;
     if is_check {
         check_files(&settings).await?;
         let mut result = json!({ "valid": true });
+        // A pull says them, too; none keeps the daemon from its start.
+        let warnings = check_registry_files(&settings.registry.hosts_dirs);
+        warnings.iter().for_each(|warning| note(&format!("warning: {}", printable(warning))));
+        if !warnings.is_empty() {
+            result["warnings"] = json!(warnings);
+        }
         let mut files = Vec::new();
-        for (key, file) in [("kubeletConfig", &arguments.kubelet_config), ("file", &arguments.config)] {
+        for (key, file) in [
+            ("kubeletConfig", &arguments.kubelet_config),
+            ("kubeletConfigDir", &arguments.kubelet_config_dir),
+            ("file", &arguments.config),
+        ] {
             if let Some(file) = file {
                 result[key] = json!(file);
                 files.push(file.display().to_string());
@@ -61,7 +77,8 @@ pub(super) async fn run(
 fn check(arguments: &ServeArgs, environment: &Environment) -> Result<(), ConfigError> {
     let mut sources = Sources::new(environment.clone());
     let kubelet = arguments.kubelet_config.as_deref().map(|file| sources.add_kubelet_file(file));
+    let folder = arguments.kubelet_config_dir.as_deref().map(|folder| sources.add_kubelet_folder(folder));
     let own = arguments.config.as_deref().map(|file| sources.add_file(file));
-    let outcomes = [kubelet, own, Some(sources.violations())].into_iter().flatten();
+    let outcomes = [kubelet, folder, own, Some(sources.violations())].into_iter().flatten();
     ConfigError::all(outcomes.filter_map(Result::err).collect())
 }

@@ -8,7 +8,10 @@ use std::{
 
 use imagelet_core::{
     printable::printable,
-    {image::ByteSize, runtime::ArchivePlace},
+    {
+        image::{ByteSize, shown_name},
+        runtime::ArchivePlace,
+    },
 };
 use serde_json::json;
 
@@ -170,7 +173,29 @@ fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
         return Err(Failure::new("InvalidArgument", format!("`{text}` names no archive"))
             .or_hint("give a file, or `oci:DIR` for a folder"));
     }
+    if let Some((scheme, hint)) = foreign_scheme(text).filter(|_| !is_folder && !Path::new(text).exists()) {
+        let message = format!("`{scheme}` is a scheme of other tools");
+        return Err(Failure::new("InvalidArgument", message).or_hint(&hint));
+    }
     Ok(ArchivePlace { path: std::path::absolute(path)?, is_folder })
+}
+
+/// The scheme before an archive as other tools write it, and what to write instead.
+fn foreign_scheme(text: &str) -> Option<(&str, String)> {
+    let (scheme, rest) = text.split_once(':')?;
+    let rest = rest.strip_prefix("//").unwrap_or(rest);
+    let hint = match scheme {
+        "docker" => format!("imagelet pull {}", shown_name(rest)),
+        "http" | "https" | "ftp" => "download the file, and give its path".into(),
+        // Other tools write the name of the image behind that of the file.
+        "file" | "docker-archive" | "oci-archive" => {
+            format!("give the file alone: {}", rest.split(':').next().unwrap_or_default())
+        }
+        "dir" => "copy it into an OCI layout, and give `oci:DIR`".into(),
+        "docker-daemon" | "containers-storage" => "write it to a file with `docker save` or `podman save`".into(),
+        _ => return None,
+    };
+    Some((&text[..text.len() - rest.len()], hint))
 }
 
 /// The daemon has another working directory, and the store records mounts by their real path.
@@ -195,6 +220,24 @@ mod tests {
         ] {
             let found = archive_place(text).ok().map(|place| (place.path, place.is_folder));
             assert_eq!(found, expected.map(|(path, is_folder)| (PathBuf::from(path), is_folder)), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_archive_with_a_scheme_of_other_tools_is_refused_by_that_scheme_and_not_as_a_missing_file() {
+        for (text, scheme, hint) in [
+            ("docker-archive:/tmp/app.tar", "docker-archive:", "/tmp/app.tar"),
+            ("oci-archive:app.tar:v1", "oci-archive:", "app.tar"),
+            ("dir:/srv/copied", "dir:", "`oci:DIR`"),
+            ("docker-daemon:nginx:1.25", "docker-daemon:", "docker save"),
+            ("containers-storage:nginx", "containers-storage:", "save"),
+            ("docker://nginx:1.25", "docker://", "imagelet pull"),
+            ("https://files.example/app.tar", "https://", "download"),
+            ("file:///tmp/app.tar", "file://", "/tmp/app.tar"),
+        ] {
+            let refused = archive_place(text).expect_err(text);
+            assert!(refused.message.contains(&format!("`{scheme}`")), "{text}: {}", refused.message);
+            assert!(refused.hint.as_deref().is_some_and(|it| it.contains(hint)), "{text}: {:?}", refused.hint);
         }
     }
 }

@@ -49,7 +49,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
                 .await
                 .map(|_| ExitCode::SUCCESS)
         }
-        Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format).await,
+        Command::Config(command) => configuration::run(command, &cli.global, &environment).await,
         Command::Install(arguments) => crate::install::run(arguments, &environment, format).await,
         Command::Pod(PodCommand::Wait) => {
             interrupted().await;

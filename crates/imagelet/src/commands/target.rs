@@ -77,7 +77,8 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
 /// The configuration of a command in this process.
 pub(super) fn sources_of(global: &Global, environment: &Environment) -> Result<Sources, Failure> {
     let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
-    sources(&arguments, global.store.as_ref(), environment)
+    // For a command the variable stands for the flag.
+    sources(&arguments, &Global { is_store_typed: true, ..global.clone() }, environment)
 }
 
 fn patience(global: &Global) -> Duration {

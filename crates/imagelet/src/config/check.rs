@@ -334,6 +334,13 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     let PullsKeys { progress_deadline, retry_budget, bandwidth, .. } = &own.pulls;
     off_or_at_least_second("pulls.progressDeadline", *progress_deadline, found);
     found.rule(retry_budget.0 >= 0, "pulls.retryBudget", *retry_budget, "must not be negative");
+    let head_timeout = own.registry.head_timeout;
+    at_least_second("registry.headTimeout", head_timeout, found);
+    // A deadline that is shorter than the default ends the pull before, which is what it is for.
+    let is_default = head_timeout.to_std() == RegistryConfig::default().header_timeout;
+    let is_in_deadline = progress_deadline.0 == 0 || head_timeout <= *progress_deadline || is_default;
+    let rule = format!("must not exceed pulls.progressDeadline of {progress_deadline}, which ends the pull before");
+    found.rule(is_in_deadline, "registry.headTimeout", head_timeout, rule);
     let limit = found.size("pulls.bandwidth", bandwidth).unwrap_or_default();
     let is_limit = limit == 0 || limit >= BANDWIDTH_MIN;
     found.rule(is_limit, "pulls.bandwidth", format!("`{bandwidth}`"), "must be 0 or at least 1Ki");
@@ -355,6 +362,7 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
         hosts_dirs,
         signature_policy: policy,
         proxies: ProxyConfig { rules: proxy_rules(&own.registry.proxies, found), ..environment.proxies.clone() },
+        header_timeout: head_timeout.to_std(),
         silence_max: positive(*progress_deadline),
         retry_budget: positive(*retry_budget).unwrap_or_default(),
         connections_per_host: usize::try_from(connections)

@@ -1,6 +1,6 @@
 //! The environment variables of the process; no other file reads any.
 
-use std::path::PathBuf;
+use std::{ffi::OsStr, path::PathBuf};
 
 use imagelet_core::credentials::{Secret, Variables};
 use imagelet_oci::ProxyConfig;
@@ -28,6 +28,8 @@ pub(crate) struct Environment {
     pub(crate) runtime_dir: Option<PathBuf>,
     /// `config.json` in the folder that `DOCKER_CONFIG` names.
     pub(crate) docker_config: Option<PathBuf>,
+    /// The files of podman, skopeo and buildah, in their order (containers-auth.json(5)).
+    pub(crate) containers_auth: Vec<PathBuf>,
     /// `IMAGELET_CREDS`: the value of `pull --creds`, kept out of the process list.
     pub(crate) creds: Option<Secret>,
     /// `GLIBC_TUNABLES` is set; it may bound the heap.
@@ -50,20 +52,34 @@ pub(crate) fn has_dumb_terminal() -> bool {
     std::env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
+/// Whether a variable is set and empty, which counts as unset.
+pub(crate) fn is_empty_variable(name: impl AsRef<OsStr>) -> bool {
+    std::env::var_os(name).is_some_and(|value| value.is_empty())
+}
+
 impl Environment {
     pub(crate) fn of_process() -> Self {
         let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let text = |name: &str| -> Option<String> {
             std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty())
         };
+        let home = directory("HOME");
+        let auth = ContainersAuth {
+            named: text("REGISTRY_AUTH_FILE").map(PathBuf::from),
+            runtime_dir: directory("XDG_RUNTIME_DIR"),
+            config_home: directory("XDG_CONFIG_HOME"),
+            home: home.clone(),
+            user: rustix::process::getuid().as_raw(),
+        };
         Self {
             root: rustix::process::geteuid().is_root(),
-            home: directory("HOME"),
+            home,
             data_home: directory("XDG_DATA_HOME"),
             runtime_dir: directory("XDG_RUNTIME_DIR"),
             docker_config: directory("DOCKER_CONFIG").map(|folder| folder.join("config.json")),
+            containers_auth: auth.files(),
             creds: text("IMAGELET_CREDS").map(Secret::new),
-            has_tunables: std::env::var_os("GLIBC_TUNABLES").is_some(),
+            has_tunables: text("GLIBC_TUNABLES").is_some(),
             listen_names: text("LISTEN_FDNAMES"),
             config: std::env::var_os("IMAGELET_CONFIG").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             variables: Variables(
@@ -77,7 +93,7 @@ impl Environment {
 
     /// Kubernetes sets the variable in each container of a pod.
     pub(crate) fn is_in_cluster(&self) -> bool {
-        self.variables.0.iter().any(|(name, _)| name == "KUBERNETES_SERVICE_HOST")
+        self.variables.0.iter().any(|(name, value)| name == "KUBERNETES_SERVICE_HOST" && !value.is_empty())
     }
 
     pub(crate) fn socket_default(&self) -> PathBuf {
@@ -99,6 +115,30 @@ impl Environment {
         }
         let data = self.data_home.clone().or_else(|| self.home.as_ref().map(|home| home.join(".local/share")));
         data.map_or_else(|| SYSTEM_STORE.into(), |data| data.join("imagelet"))
+    }
+}
+
+/// What decides where podman, skopeo and buildah keep logins.
+struct ContainersAuth {
+    /// `REGISTRY_AUTH_FILE`.
+    named: Option<PathBuf>,
+    runtime_dir: Option<PathBuf>,
+    config_home: Option<PathBuf>,
+    home: Option<PathBuf>,
+    user: u32,
+}
+
+impl ContainersAuth {
+    /// A file that is named is the only one.
+    fn files(self) -> Vec<PathBuf> {
+        if let Some(named) = self.named {
+            return vec![named];
+        }
+        let runtime = self.runtime_dir.map(|folder| folder.join("containers"));
+        let runtime = runtime.unwrap_or_else(|| format!("/run/containers/{}", self.user).into());
+        let config = self.config_home.or_else(|| Some(self.home?.join(".config")));
+        let folders = [runtime].into_iter().chain(config.map(|folder| folder.join("containers")));
+        folders.map(|folder| folder.join("auth.json")).collect()
     }
 }
 
@@ -135,6 +175,21 @@ mod tests {
             let (https, http, no_proxy) = (secret(https), secret(http), no_proxy.into());
             let expected = ProxyConfig { https, http, no_proxy, ..ProxyConfig::default() };
             assert_eq!(proxies(find), expected, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn the_logins_of_podman_are_looked_for_where_it_keeps_them() {
+        let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        for (named, runtime_dir, config_home, home, expected) in [
+            ("a.json", "/run/user/7", "/c", "/h", &["a.json"][..]),
+            ("", "/run/user/7", "/c", "/h", &["/run/user/7/containers/auth.json", "/c/containers/auth.json"]),
+            ("", "", "", "/h", &["/run/containers/7/auth.json", "/h/.config/containers/auth.json"]),
+            ("", "", "", "", &["/run/containers/7/auth.json"]),
+        ] {
+            let [named, runtime_dir, config_home, home] = [named, runtime_dir, config_home, home].map(path);
+            let found = ContainersAuth { named, runtime_dir, config_home, home, user: 7 }.files();
+            assert_eq!(found, expected.iter().map(PathBuf::from).collect::<Vec<_>>());
         }
     }
 

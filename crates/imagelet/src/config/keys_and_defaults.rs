@@ -40,6 +40,9 @@ pub(super) const ZERO_IS_DEFAULT: [&str; 10] = [
     "containerRuntimeEndpoint",
 ];
 
+/// The one of them for which a 0 in a file of ours means 0, as with the kubelet's flag.
+pub(super) const ZERO_IS_MEANT: &str = "imageMinimumGCAge";
+
 documents! {
     File {
         /// Version of this format: `imagelet.dev/v1alpha1`.
@@ -59,7 +62,7 @@ documents! {
         /// Collect until it is no fuller than this, in percent. Must be lower than the high threshold.
         #[serde(rename = "imageGCLowThresholdPercent")]
         image_gc_low_threshold_percent: i32,
-        /// An image is not collected before it was known for this long. An explicit 0 becomes the default.
+        /// An image is not collected before it was known for this long. 0 is no minimum here and as a flag; in a kubelet's file it becomes the default, as with the kubelet.
         #[serde(rename = "imageMinimumGCAge")]
         image_minimum_gc_age: GoDuration,
         /// An image unused for longer than this is collected even when there is room. 0 is off.
@@ -191,6 +194,8 @@ documents! {
         signature_policy: PathBuf,
         /// At most this many connections to one host are open at once, over all pulls of the embedded store, 1 to 1000. Further requests wait in the order in which they came.
         connections_per_host: i32,
+        /// A host has this long to begin its answer to a request of the embedded store, at least 1s. A registry that fetches on demand, or reads a blob whole before it sends it, may need longer; `pulls.progressDeadline` must be no shorter. Before another host that can be asked, one that has not begun after 10s is not waited for alone. See [deadlines](registries.md#deadlines).
+        head_timeout: GoDuration,
         /// The proxies of some registries, before `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` of the environment: a list, the first entry with the host decides. See [proxies](registries.md#proxies).
         proxies: Vec<ProxyKeys>,
     }
@@ -442,6 +447,7 @@ impl File {
             registry: RegistryKeys {
                 config_path: "/etc/containerd/certs.d".into(),
                 connections_per_host: 48,
+                head_timeout: GoDuration::seconds(30),
                 ..RegistryKeys::default()
             },
             pulls: PullsKeys {

@@ -1,6 +1,7 @@
 //! A YAML file as a tree of values with their lines.
 
 use std::{
+    collections::HashSet,
     fmt,
     io::{ErrorKind, Read as _},
     os::unix::fs::FileTypeExt as _,
@@ -16,7 +17,7 @@ use serde::{
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Value};
-use serde_saphyr::Spanned;
+use serde_saphyr::{DuplicateKeyPolicy, Spanned};
 use tokio::time::Instant;
 
 use super::violations::ConfigError;
@@ -57,9 +58,20 @@ impl Located {
 
 /// Reads a file that contains a mapping. Aliases are allowed within a budget.
 pub(super) fn read_mapping(path: &Path) -> Result<Vec<(String, Located)>, ConfigError> {
-    let text = read(path)?;
-    let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: NODES_MAX } };
-    match serde_saphyr::from_str_with_options(&text, options) {
+    mapping(path, &read(path)?, DuplicateKeyPolicy::Error)
+}
+
+/// Reads a file as a kubelet reads its own: the first document counts, and of a repeated key the last value.
+pub(super) fn read_mapping_leniently(path: &Path) -> Result<Vec<(String, Located)>, ConfigError> {
+    mapping(path, first_document(&read(path)?), DuplicateKeyPolicy::LastWins)
+}
+
+fn mapping(path: &Path, text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Vec<(String, Located)>, ConfigError> {
+    let budget = serde_saphyr::budget! { max_nodes: NODES_MAX };
+    match serde_saphyr::from_str_with_options(
+        text,
+        serde_saphyr::options! { budget: budget, duplicate_keys: duplicate_keys },
+    ) {
         Ok(Node::Map(fields)) => Ok(fields),
         Ok(Node::Scalar(Value::Null)) => Ok(Vec::new()),
         Ok(_) => Err(ConfigError::at(path, Some(1), "the document is not a mapping")),
@@ -68,6 +80,22 @@ pub(super) fn read_mapping(path: &Path) -> Result<Vec<(String, Located)>, Config
             Err(ConfigError::at(path, line.filter(|line| *line > 0), &message(&error)))
         }
     }
+}
+
+/// The text up to the marker that ends its first document: a line of `---` or `...`, which no scalar can hold.
+fn first_document(text: &str) -> &str {
+    let (mut at, mut began) = (0, false);
+    for line in text.split_inclusive('\n') {
+        let rest = ["---", "..."].iter().find_map(|marker| line.trim_start_matches('\u{feff}').strip_prefix(marker));
+        let marked = rest.filter(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
+        if marked.is_some() && began {
+            return &text[..at];
+        }
+        let content = marked.unwrap_or(line).trim_start_matches('\u{feff}').trim_start();
+        began |= marked.is_some() || !(content.is_empty() || content.starts_with(['#', '%']));
+        at += line.len();
+    }
+    text
 }
 
 /// The parser's message without the position, which the error has already, and without advice on parser options.
@@ -136,11 +164,16 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
-        let mut fields = Vec::new();
+        let mut fields: Vec<(String, Located)> = Vec::new();
         while let Some(key) = map.next_key::<Spanned<String>>()? {
             let line = usize::try_from(key.referenced.line()).unwrap_or_default();
             fields.push((key.value, Located { line, node: map.next_value()? }));
         }
+        // Of a repeated key, where the parser lets it pass, the last value counts.
+        let mut seen = HashSet::new();
+        fields.reverse();
+        fields.retain(|(key, _)| seen.insert(key.clone()));
+        fields.reverse();
         Ok(Node::Map(fields))
     }
 
@@ -175,5 +208,31 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     fn visit_unit<E: Error>(self) -> Result<Node, E> {
         Ok(Node::Scalar(Value::Null))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_ends_at_the_marker_after_it_and_not_at_the_one_before() {
+        for (text, first) in [
+            ("a: 1\n", "a: 1\n"),
+            ("---\na: 1\n---\n", "---\na: 1\n"),
+            ("a: 1\n---\na: 2\n", "a: 1\n"),
+            ("a: 1\n---", "a: 1\n"),
+            ("a: 1\r\n---\r\nb", "a: 1\r\n"),
+            ("a: 1\n--- # next\n[", "a: 1\n"),
+            ("a: 1\n...\n[", "a: 1\n"),
+            ("\u{feff}---\na: 1\n---\n", "\u{feff}---\na: 1\n"),
+            ("%YAML 1.1\n# a comment\n\n---\na: 1\n---\n[", "%YAML 1.1\n# a comment\n\n---\na: 1\n"),
+            ("--- {a: 1}\n---\n", "--- {a: 1}\n"),
+            ("a: |\n  ---\nb: ---x\n", "a: |\n  ---\nb: ---x\n"),
+            ("---x: 1\n---y: 2\n", "---x: 1\n---y: 2\n"),
+            ("", ""),
+        ] {
+            assert_eq!(first_document(text), first, "{text:?}");
+        }
     }
 }

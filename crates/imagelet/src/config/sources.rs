@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use super::{
     check,
     environment::Environment,
-    keys_and_defaults::{File, KubeletKeys, MAPS, ZERO_IS_DEFAULT},
-    located_yaml::{Located, Node, read_mapping},
+    keys_and_defaults::{File, KubeletKeys, MAPS, ZERO_IS_DEFAULT, ZERO_IS_MEANT},
+    located_yaml::{Located, Node, read_mapping, read_mapping_leniently},
     settings::Settings,
     violations::{ConfigError, Violation, place},
 };
@@ -30,6 +30,9 @@ const REMOVED: [(&str, &str); 3] = [
     ("pulls.trickleWindow", "`pulls.rateMin` is the rate of slow pulls"),
 ];
 const KUBELET_KIND: &str = "KubeletConfiguration";
+/// Entries of a folder of a kubelet's drop-ins.
+const DROP_INS_MAX: usize = 256;
+const DROP_IN_DEPTH_MAX: usize = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -65,6 +68,8 @@ struct Given {
     value: Value,
     source: Source,
     entry_lines: Vec<usize>,
+    /// Names in a map whose value is null.
+    taken_back: Vec<String>,
 }
 
 /// All given values. A later source overrides an earlier one key by key.
@@ -97,34 +102,54 @@ impl Sources {
     }
 
     pub(crate) fn add_kubelet_file(&mut self, path: &Path) -> Result<(), ConfigError> {
-        let mut fields = read_mapping(path)?;
-        let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
-        if kind.is_none_or(|kind| kind.value() != KUBELET_KIND) {
-            let message = format!("this is not a `{KUBELET_KIND}`");
-            return Err(ConfigError::at(path, kind.map(|kind| kind.line), &message));
+        self.take(kubelet_keys(path)?)
+    }
+
+    /// Merges the `*.conf` files of a kubelet's `--config-dir` over what is given, as the kubelet does (RFC 7396): in the
+    /// order of their names, maps key by key, and a null takes a key back.
+    pub(crate) fn add_kubelet_folder(&mut self, folder: &Path) -> Result<(), ConfigError> {
+        let mut paths = Vec::new();
+        drop_ins(folder, 0, &mut paths).map_err(|source| ConfigError::Read { path: folder.to_owned(), source })?;
+        let merged = paths.iter().map(|path| self.merge(kubelet_keys(path)?));
+        ConfigError::all(merged.filter_map(Result::err).collect())
+    }
+
+    fn merge(&mut self, mut reader: Reader<'_>) -> Result<(), ConfigError> {
+        for taken_back in &reader.absent {
+            let is_below = |key: &str| key.strip_prefix(taken_back).is_some_and(|rest| rest.starts_with('.'));
+            self.given.retain(|key, _| key != taken_back && !is_below(key));
         }
-        let schema = to_value(&KubeletKeys::default());
-        fields.retain(|(key, _)| schema.get(key).is_some());
-        for (_, gates) in fields.iter_mut().filter(|(key, _)| key == "featureGates") {
-            if let Node::Map(gates) = &mut gates.node {
-                gates.retain(|(gate, _)| schema["featureGates"].get(gate).is_some());
+        // The kubelet merges into a configuration that has its defaults.
+        let defaults = to_value(&File::defaults(&self.environment));
+        for (key, given) in &mut reader.given {
+            if let Value::Object(over) = &mut given.value {
+                let below = self.given.get(key).map_or(&defaults[key], |given| &given.value);
+                let mut merged = below.as_object().cloned().unwrap_or_default();
+                merged.append(over);
+                merged.retain(|name, _| !given.taken_back.contains(name));
+                *over = merged;
             }
         }
-        let mut reader = Reader::new(path, false);
-        reader.add_fields("", &fields, &schema);
         self.take(reader)
     }
 
     pub(crate) fn add_flag(&mut self, flag: &'static str, key: &str, value: impl Into<Value>) {
-        let given = Given { value: value.into(), source: Source::Flag(flag), entry_lines: Vec::new() };
+        let source = Source::Flag(flag);
+        let given = Given { value: value.into(), source, entry_lines: Vec::new(), taken_back: Vec::new() };
         self.given.insert(key.to_owned(), given);
+    }
+
+    /// The runtime that a file names, and where.
+    pub(crate) fn runtime_of_file(&self) -> Option<(&str, &Source)> {
+        let Given { value, source, .. } = self.given.get("imageService.cri.endpoint")?;
+        Some((value.as_str().filter(|endpoint| !endpoint.is_empty())?, source))
     }
 
     /// A warning where every user may read the password of a proxy in a file.
     pub(crate) fn exposed_password(&self) -> Option<String> {
         let Given { value, source: Source::File(path, _), .. } = self.given.get(PROXIES)? else { return None };
         let mut entries = value.as_array()?.iter();
-        let mode = std::fs::metadata(path).ok()?.mode();
+        let mode = fs::metadata(path).ok()?.mode();
         let is_exposed =
             trusted_files::is_public(mode) && entries.any(|entry| entry["proxy"].as_str().is_some_and(has_password));
         let path = path.display();
@@ -193,18 +218,68 @@ fn has_password(url: &str) -> bool {
     user.split_once(':').is_some_and(|(_, password)| !password.is_empty())
 }
 
+/// The keys of a kubelet's file that are about images. The rest of the file is its own.
+fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
+    let mut fields = read_mapping_leniently(path)?;
+    let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
+    if kind.is_none_or(|kind| kind.value() != KUBELET_KIND) {
+        let message = format!("this is not a `{KUBELET_KIND}`");
+        return Err(ConfigError::at(path, kind.map(|kind| kind.line), &message));
+    }
+    let schema = to_value(&KubeletKeys::default());
+    retain_known("", &mut fields, &schema);
+    let mut reader = Reader::new(path, false);
+    reader.add_fields("", &fields, &schema);
+    Ok(reader)
+}
+
+fn retain_known(above: &str, fields: &mut Vec<(String, Located)>, schema: &Value) {
+    fields.retain(|(name, _)| schema.get(name).is_some());
+    for (name, field) in fields {
+        let key = path_to(above, name);
+        if let Node::Map(fields) = &mut field.node
+            && !MAPS.contains(&&*key)
+        {
+            retain_known(&key, fields, &schema[&*name]);
+        }
+    }
+}
+
+/// The drop-ins of a folder and of those in it, in the order in which a kubelet reads them.
+fn drop_ins(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    trusted_files::check_folder(folder)?;
+    let entries = fs::read_dir(folder)?.take(DROP_INS_MAX + 1).collect::<io::Result<Vec<_>>>()?;
+    let mut entries =
+        entries.iter().map(|entry| Ok((entry.path(), entry.file_type()?.is_dir()))).collect::<io::Result<Vec<_>>>()?;
+    entries.sort();
+    if entries.len() + found.len() > DROP_INS_MAX || depth > DROP_IN_DEPTH_MAX {
+        return Err(io::Error::other(format!("it has more than {DROP_INS_MAX} files, or {DROP_IN_DEPTH_MAX} levels")));
+    }
+    for (path, is_folder) in entries {
+        if is_folder {
+            drop_ins(&path, depth + 1, found)?;
+        } else if path.as_os_str().as_encoded_bytes().ends_with(b".conf") {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
 struct Reader<'a> {
     path: &'a Path,
     /// A number is accepted for a text, such as 0 for a duration. A kubelet rejects that.
-    coerces: bool,
+    is_own: bool,
     given: BTreeMap<String, Given>,
+    /// Keys that are null, or zero where that stands for the default.
+    absent: Vec<String>,
     refused: Vec<String>,
     errors: Vec<ConfigError>,
 }
 
 impl<'a> Reader<'a> {
-    fn new(path: &'a Path, coerces: bool) -> Self {
-        Self { path, coerces, given: BTreeMap::new(), refused: Vec::new(), errors: Vec::new() }
+    fn new(path: &'a Path, is_own: bool) -> Self {
+        let (given, absent, refused, errors) = Default::default();
+        Self { path, is_own, given, absent, refused, errors }
     }
 
     fn add_fields(&mut self, above: &str, fields: &[(String, Located)], schema: &Value) {
@@ -222,7 +297,7 @@ impl<'a> Reader<'a> {
                 continue;
             };
             match &field.node {
-                Node::Scalar(Value::Null) => {}
+                Node::Scalar(Value::Null) => self.absent.push(key),
                 _ if !schema.is_object() || MAPS.contains(&&*key) => self.add_leaf(key, field, schema),
                 Node::Map(fields) => self.add_fields(&key, fields, schema),
                 _ => self.refuse(&key, field.line, &format!("{key}: expected a mapping")),
@@ -232,7 +307,7 @@ impl<'a> Reader<'a> {
 
     fn add_leaf(&mut self, key: String, field: &Located, schema: &Value) {
         let mut value = field.value();
-        if self.coerces && schema.is_string() && value.is_number() {
+        if self.is_own && schema.is_string() && value.is_number() {
             value = value.to_string().into();
         }
         if let Err(error) = type_check(&key, value.clone()) {
@@ -245,14 +320,21 @@ impl<'a> Reader<'a> {
             }
             return self.refuse(&key, line, &format!("{part}: {error}"));
         }
-        if ZERO_IS_DEFAULT.contains(&&*key) && is_zero(&value) {
-            return;
+        let is_meant = self.is_own && key == ZERO_IS_MEANT;
+        if ZERO_IS_DEFAULT.contains(&&*key) && is_zero(&value) && !is_meant {
+            return self.absent.push(key);
         }
-        let entry_lines = match &field.node {
-            Node::List(entries) => entries.iter().map(|entry| entry.line).collect(),
-            _ => Vec::new(),
-        };
-        self.given.insert(key, Given { value, source: Source::File(self.path.to_owned(), field.line), entry_lines });
+        let (mut entry_lines, mut taken_back) = (Vec::new(), Vec::new());
+        match &field.node {
+            Node::List(entries) => entry_lines.extend(entries.iter().map(|entry| entry.line)),
+            Node::Map(entries) => {
+                let nulls = entries.iter().filter(|(_, entry)| matches!(entry.node, Node::Scalar(Value::Null)));
+                taken_back.extend(nulls.map(|(name, _)| name.clone()));
+            }
+            Node::Scalar(_) => {}
+        }
+        let source = Source::File(self.path.to_owned(), field.line);
+        self.given.insert(key, Given { value, source, entry_lines, taken_back });
     }
 
     /// In imagelet's file, the kubelet's key for its runtime must name a runtime that imagelet uses as well.

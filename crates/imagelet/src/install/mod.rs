@@ -26,7 +26,7 @@ use self::{
     plan::{Step, plan},
 };
 use crate::{
-    cli::{InstallArgs, Role, ServeArgs},
+    cli::{Global, InstallArgs, Role, ServeArgs},
     config::{Backend, Environment},
     failure::Failure,
     output::{Format, Table, or_dash, print},
@@ -63,7 +63,7 @@ pub(crate) async fn run(
     let base_configuration = request.base_configuration.as_deref().map(base).transpose()?.unwrap_or_default();
     let read = |file: &Path| {
         let arguments = ServeArgs { config: Some(file.to_owned()), ..ServeArgs::default() };
-        sources(&arguments, None, environment)?.settings().map_err(|error| Failure::of(&error))
+        sources(&arguments, &Global::default(), environment)?.settings().map_err(|error| Failure::of(&error))
     };
     let host = gather(&request, &root, base_configuration, |file| {
         Ok(match read(file)?.backend {

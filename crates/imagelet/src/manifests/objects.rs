@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use imagelet_core::{
     credentials::{PullSecretKind, Secret},
     image::Digest,
+    printable::printable_start,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -22,6 +23,7 @@ const NODES_MAX: usize = 400_000;
 const ALIASES_MAX: usize = 1_000;
 const IMAGES_MAX: usize = 1000;
 const LISTS_MAX: usize = 4;
+const POLICY_SHOWN_MAX: usize = 64;
 const POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
 const DEFAULT_ACCOUNT: &str = "default";
@@ -260,8 +262,9 @@ fn pod(kind: String, line: u64, object: &Value, template: &Value) -> Result<PodM
             return Err(ObjectError::of_field(&field(), line, "names no image"));
         }
         if !POLICIES.contains(&image.policy.as_str()) {
-            let problem = "has no pull policy of `Always`, `IfNotPresent` and `Never`";
-            return Err(ObjectError::of_field(&field(), line, problem));
+            let policy = printable_start(&image.policy, POLICY_SHOWN_MAX);
+            let problem = format!("has pull policy `{policy}`, and may have `Always`, `IfNotPresent` or `Never`");
+            return Err(ObjectError::of_field(&field(), line, &problem));
         }
     }
     if images.len() > IMAGES_MAX {
@@ -469,8 +472,8 @@ mod tests {
                 "`spec.containers[1].image` of the manifest in line 1 is not a string",
             ),
             (
-                "kind: Pod\nspec: {containers: [{image: a, imagePullPolicy: hunter2}]}\n",
-                "`spec.containers[0]` of the manifest in line 1 has no pull policy of `Always`, `IfNotPresent` and `Never`",
+                "kind: Pod\nspec: {containers: [{image: a, imagePullPolicy: Sometimes}]}\n",
+                "`spec.containers[0]` of the manifest in line 1 has pull policy `Sometimes`, and may have `Always`, `IfNotPresent` or `Never`",
             ),
             (
                 "kind: Secret\ntype: kubernetes.io/dockerconfigjson\ndata:\n  .dockerconfigjson: 'hunter2!'\n",

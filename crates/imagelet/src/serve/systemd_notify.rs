@@ -5,6 +5,8 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio_util::sync::CancellationToken;
 
+use crate::config::is_empty_variable;
+
 pub(super) fn ready(status: &str) {
     notify(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
@@ -31,6 +33,9 @@ pub(super) async fn watchdog(stop: CancellationToken) {
 }
 
 fn notify(state: &[NotifyState<'_>]) {
+    if is_empty_variable("NOTIFY_SOCKET") {
+        return;
+    }
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "could not notify systemd");
     }

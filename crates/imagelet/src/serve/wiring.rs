@@ -12,8 +12,8 @@ use imagelet_containerd::{ContainerdClient, ContainerdSizes};
 use imagelet_core::{
     audit_log::AuditLog,
     credentials::{
-        CredentialProvider, CredentialQuery, Keyring, NodeKeyring, Provided, Providers, Standalone, TokenCache,
-        TokenSource, TrackedCredential,
+        CredentialProvider, CredentialQuery, NodeKeyring, Provided, Providers, Standalone, TokenCache, TokenSource,
+        TrackedCredential,
     },
     events::{EventSink, LogEvents},
     gc::ImageGc,
@@ -407,19 +407,18 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
             Some(path) => NodeKeyring::from_file(path),
             None => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
         },
-        Role::Command => match settings.docker_config_of_command() {
-            Some(path) => NodeKeyring::from_file(path),
-            None => NodeKeyring::fixed(Keyring::new()),
-        },
+        Role::Command => NodeKeyring::from_logins(settings.logins_of_command()),
     };
+    let keyring = if settings.compatibility.is_kubelet() { keyring.as_the_kubelet() } else { keyring };
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 
-/// The node's credentials for a repository, in the order a pull tries them, and the helper and providers that failed.
+/// The node's credentials for a repository at the host of its name, in the order a pull tries them, and the helper and
+/// providers that failed.
 pub(crate) async fn node_credentials(settings: &Settings, repository: &str) -> Result<Provided, Failure> {
     let node = keyring(settings, Role::Command);
     let (of_helper, problem) = node.ask_helper(repository).await;
-    let found = of_helper.into_iter().chain(node.keyring().await.lookup(repository));
+    let found = of_helper.into_iter().chain(node.keyring().await.lookup_at(repository));
     let providers = providers(settings).await?;
     let query = CredentialQuery { repository: repository.to_owned(), ..CredentialQuery::default() };
     let mut provided = providers.provide(&query).await;

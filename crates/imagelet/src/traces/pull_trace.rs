@@ -58,6 +58,8 @@ impl PullTrace {
             | PullEvent::Hosts(_)
             | PullEvent::Retry { .. }
             | PullEvent::Waits { .. }
+            | PullEvent::Warning { .. }
+            | PullEvent::Head { .. }
             | PullEvent::Removed(_) => {}
             PullEvent::Token { service, began, is_granted } => {
                 let mut token = self.pull.sink.below(self.pull.place, "token");

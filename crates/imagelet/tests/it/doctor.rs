@@ -77,6 +77,14 @@ fn the_first_step_that_fails_is_named_with_its_host_and_a_hint() {
     let outcome = doctor(&["doctor", &name, "--creds", "user:hunter2pass"]);
     assert!(outcome.stdout.contains("✗   manifest") && outcome.stdout.contains("forbidden"), "{}", outcome.stdout);
     assert!(!format!("{outcome:?}").contains("hunter2pass"), "{outcome:?}");
+    // Behind a mirror that is away, the registry without the tag is the cause.
+    let absent = name.replace(":v1", ":v2");
+    let outcome = doctor(&["doctor", &absent, "-o", "json"]);
+    let diagnosis: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert!(steps(&diagnosis).contains(&format!("!connect {mirror}")), "{diagnosis:#}");
+    assert_eq!(diagnosis["failure"]["class"], "image-unknown", "{diagnosis:#}");
+    let stderr = outcome.refused(&[&registry_host, "hint: check"]);
+    assert!(!stderr.contains(&mirror), "{stderr}");
     doctor(&["doctor", "Not/A Name"]).refused(&["the first step that fails is `name`"]);
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Answer {
     pub(crate) stall_at: Option<usize>,
     /// Wait this long between slices of the body.
     pub(crate) pause: Duration,
+    /// Wait this long before the head.
+    pub(crate) delay: Duration,
     /// The value of `Retry-After`.
     pub(crate) retry_after: Option<&'static str>,
 }
@@ -51,6 +53,7 @@ impl Answer {
             cut_at: None,
             stall_at: None,
             pause: Duration::ZERO,
+            delay: Duration::ZERO,
             retry_after: None,
         }
     }
@@ -156,6 +159,11 @@ impl FakeRegistry {
         edit(state.answers.get_mut(&format!("/v2/{repository}/blobs/{digest}")).expect("the blob is served"));
     }
 
+    /// Delays the head of each answer.
+    pub(crate) fn delay(&self, delay: Duration) {
+        self.state.lock().unwrap().answers.values_mut().for_each(|answer| answer.delay = delay);
+    }
+
     /// Keeps whoever asks for this blob waiting until the answer is dropped.
     pub(crate) fn hold(&self, repository: &str, digest: &str) -> Held<'_> {
         let path = format!("/v2/{repository}/blobs/{digest}");
@@ -245,6 +253,7 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         while state.lock().expect("no request panics under the lock").held.contains(&path) {
             thread::sleep(Duration::from_millis(2));
         }
+        thread::sleep(answer.delay);
         let end = write_answer(stream, &method, &answer, &range, |bytes| {
             *state.lock().expect("no request panics under the lock").sent.entry(path.clone()).or_default() += bytes;
         })?;

@@ -5,7 +5,7 @@ use std::fs;
 use crate::{
     fake_registry::FakeRegistry,
     images::{Compression, Image, Layer, noise},
-    program::with_store,
+    program::{Daemon, program, run, with_store},
     testbed::{Disk, Registry, require_root, scratch},
     tree,
 };
@@ -133,6 +133,30 @@ fn an_image_of_one_platform_is_chosen_from_an_index() {
     registry.answer("/v2/multi/manifests/v1", crate::fake_registry::Answer::ok(media_type, &index));
     let folder = scratch();
     assert_eq!(with_store(folder.path(), ["pull", &registry.name("multi:v1")]).ok().trim(), here.id());
+}
+
+#[test]
+fn a_cross_built_image_is_pulled_by_its_index_with_a_warning_by_every_way_and_is_as_good_as_others() {
+    let (registry, folder) = (FakeRegistry::start(), scratch());
+    let image = Image::marked("cross", 1000).configured(|config| config["architecture"] = "s390x".into());
+    let name = registry.put_index("cross:v1", &image, &[(&Image::marked("other", 1000), "riscv64")]);
+    let own = format!("linux/{}", if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" });
+    let at = |part: &str| folder.path().join(part);
+    for (part, platform) in [("by-node", &[][..]), ("by-platform", &["--platform", &own])] {
+        let pulled = with_store(&at(part), [&["pull", "-q", &name], platform].concat());
+        assert!(pulled.stderr.contains("warning: ") && pulled.stderr.contains("linux/s390x"), "{}", pulled.stderr);
+        assert_eq!(pulled.ok().trim(), image.id());
+        with_store(&at(part), ["verify"]).ok();
+        with_store(&at(part), ["inspect", "-q", &name]).ok();
+    }
+    let doctor = with_store(&at("by-node"), ["doctor", &name]).ok();
+    assert!(doctor.contains(&format!("{own}, by the index; the image is for `linux/s390x`")), "{doctor}");
+
+    let daemon = Daemon::start(folder.path(), ["--store", at("store").to_str().unwrap()]);
+    let over_cri = |command: &str| run(program().args(["--endpoint", &daemon.endpoint(), command, "-q", &name]));
+    assert_eq!(over_cri("pull").ok().trim(), image.id());
+    over_cri("inspect").ok();
+    assert_eq!(daemon.run(["pull", "-q", "--policy", "Always", &name]).ok().trim(), image.id());
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use imagelet_core::testing::debug_text;
 use tokio::time::Instant;
 
 use crate::testbed::{Part, wait_until};
@@ -74,7 +75,11 @@ pub(crate) fn run(command: &mut Command) -> Outcome {
         }
         thread::sleep(Duration::from_millis(2));
     };
-    Outcome { code: status.code().unwrap_or(-1), stdout: read(&mut stdout), stderr: read(&mut stderr) }
+    let outcome = Outcome { code: status.code().unwrap_or(-1), stdout: read(&mut stdout), stderr: read(&mut stderr) };
+    if outcome.code != 0 {
+        assert_eq!(debug_text(&outcome.stderr), None, "Rust's debug format:\n{}", outcome.stderr);
+    }
+    outcome
 }
 
 fn read(file: &mut File) -> String {

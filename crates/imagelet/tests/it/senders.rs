@@ -1,6 +1,6 @@
 //! Which host sent what: `why` names mirrors and registry of a pull with their bytes and failures.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use serde_json::Value;
 
@@ -8,6 +8,7 @@ use crate::{
     fake_registry::{Answer, FakeRegistry},
     images::Image,
     program::Daemon,
+    relay::{connect, in_runtime, pull, request},
     testbed::scratch,
 };
 
@@ -71,6 +72,71 @@ fn why_names_the_mirror_that_broke_off_and_the_registry_that_went_on_with_their_
     let log = fs::read_dir(folder.path().join("store/state/decisions")).unwrap();
     for text in log.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).chain([why]) {
         assert!(!text.contains(PASSWORD), "{text}");
+    }
+}
+
+#[test]
+fn why_shows_a_pull_of_wrong_bytes_as_failed_with_its_host() {
+    let (origin, mirror, folder) = (FakeRegistry::start(), FakeRegistry::start(), scratch());
+    let (address, mirror_address) = (origin.name(""), mirror.name(""));
+    let (address, mirror_address) = (address.trim_end_matches('/'), mirror_address.trim_end_matches('/'));
+    let daemon = node(folder.path(), address, mirror_address);
+    // Larger than what is read into memory at once, and a blob in one piece.
+    for (number, spoiled) in ["layer", "config"].into_iter().enumerate() {
+        let image = Image::marked(spoiled, 900_000);
+        let repository = format!("team/app{number}");
+        let name = origin.put(&format!("{repository}:v1"), &image);
+        let blob = if spoiled == "layer" { &image.layers[0] } else { &image.config };
+        origin.spoil(&repository, &blob.digest, |answer| answer.body[0] ^= 1);
+        daemon.run(["pull", "-q", &name]).refused(&[&blob.digest]);
+        let why = daemon.run(["why", &name]).ok();
+        for word in ["pull failed", "digest-mismatch", address] {
+            assert!(why.contains(word), "`{word}` is missing for a {spoiled}:\n{why}");
+        }
+        let rows = hosts(&daemon, &name);
+        let row = rows.iter().find(|row| row["host"] == address).unwrap_or_else(|| panic!("{rows:?}"));
+        assert!(row["failures"]["digest-mismatch"].as_u64() > Some(0), "{rows:?}");
+        // A page of a login is no image that was built wrongly.
+        let page = Answer::ok("text/html", b"<html>log in</html>");
+        origin.answer(&format!("/v2/{repository}/manifests/v2"), page);
+        let failure = daemon.run(["pull", "-q", "-o", "json", &name.replace(":v1", ":v2")]);
+        assert!(failure.stdout.contains("answer-invalid"), "{failure:?}");
+        assert!(!failure.stderr.contains("build and push"), "{failure:?}");
+    }
+}
+
+/// A registry that reads a blob whole, or fetches an image, before it begins each answer.
+#[test]
+fn a_registry_that_takes_seconds_to_begin_each_answer_serves_a_command_and_a_kubelet_and_is_asked_once_for_each() {
+    const DELAY: Duration = Duration::from_millis(2500);
+    let (origin, folders) = (FakeRegistry::start(), [scratch(), scratch()]);
+    let names = ["command", "kubelet"].map(|way| origin.put(&format!("team/{way}:v1"), &Image::marked(way, 2000)));
+    let address = origin.name("");
+    let address = address.trim_end_matches('/');
+    origin.delay(DELAY);
+    let daemon = |folder: &Path, timeout: &str| {
+        let config = folder.join("config.yaml");
+        fs::write(&config, format!("registry: {{headTimeout: {timeout}, configPath: /nonexistent}}\n")).unwrap();
+        let store = folder.join("store");
+        Daemon::start(folder, ["--store", store.to_str().unwrap(), "--config", config.to_str().unwrap()])
+    };
+    // A deadline that is too short ends the pull of a kubelet, which asks again by itself.
+    let hasty = daemon(folders[0].path(), "1s");
+    in_runtime(async {
+        let error = pull(&connect(&hasty).await, &request(&names[1])).await.unwrap_err();
+        assert!(error.chain().contains("the connection brought no byte for 1 s"), "{}", error.chain());
+    });
+    drop(hasty);
+    let asked_before = origin.requests().len();
+    let patient = daemon(folders[1].path(), "20s");
+    let outcome = patient.run(["pull", &names[0]]);
+    assert!(outcome.stderr.contains(&format!("waiting for {address}")), "{outcome:?}");
+    outcome.ok();
+    in_runtime(async { pull(&connect(&patient).await, &request(&names[1])).await.unwrap() });
+    let requests = origin.requests().split_off(asked_before);
+    for path in ["/team/command/", "/team/kubelet/"] {
+        let asked = requests.iter().filter(|request| request.contains(path)).count();
+        assert_eq!(asked, 3, "a manifest, a configuration and a layer: {requests:?}");
     }
 }
 

@@ -110,7 +110,11 @@ impl Shared {
             PullEvent::Committing => (self.committing, self.retry) = (true, None),
             PullEvent::Retry { .. } => self.retry = Some(event.clone()),
             PullEvent::Removed(image) if self.removed.len() < REMOVED_MAX => self.removed.push(image.clone()),
-            PullEvent::Token { .. } | PullEvent::Waits { .. } | PullEvent::Removed(_) => {}
+            PullEvent::Token { .. }
+            | PullEvent::Waits { .. }
+            | PullEvent::Head { .. }
+            | PullEvent::Warning { .. }
+            | PullEvent::Removed(_) => {}
             PullEvent::Hosts(hosts) => PullHost::add_all(&mut self.hosts, hosts),
             PullEvent::Way(way) => {
                 // What an import reported before is not what the runtime does now.

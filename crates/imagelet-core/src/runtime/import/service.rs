@@ -21,8 +21,8 @@ use crate::{
     image::{Digest, Image, ImageId, ImageSpec, Reference, shown_name},
     metrics::{Family, MetricKind, Metrics},
     runtime::{
-        Freed, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullEvent, PullRequest, RuntimeError,
-        RuntimeErrorKind,
+        Freed, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullEvent, PullRequest, RegistryHost,
+        RuntimeError, RuntimeErrorKind,
     },
 };
 
@@ -442,6 +442,16 @@ impl ImageService for ImportingImages {
                 Err(error)
             }
             Err(reason) => self.forward(&pull, reason).await,
+        }
+    }
+
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        if self.mode == ImportMode::Never {
+            return Vec::new();
+        }
+        match self.choose(&self.survey(SURVEY_FRESH).await, None).await {
+            Ok(site) => site.importer.registry_hosts(image).await,
+            Err(_) => Vec::new(),
         }
     }
 

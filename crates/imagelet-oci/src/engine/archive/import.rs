@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use futures_util::FutureExt as _;
 use imagelet_core::{
     hold::HoldMeter,
     image::{ByteSize, Digest, ImageId, Platform, Reference, counted},
@@ -25,7 +26,8 @@ use crate::{
         without_links,
     },
     manifest::{
-        Descriptor, INDEX_DEPTH_MAX, Index, MANIFEST_BYTES_MAX, Manifest, ManifestDocument, corrupt, unacceptable,
+        CONFIG_BYTES_MAX, Descriptor, DocumentSource, ImageConfig, Index, MANIFEST_BYTES_MAX, Manifest,
+        ManifestDocument, Selected, corrupt, select, unacceptable,
     },
     pipeline::LayerLimits,
     registry::{Document, Resolved, about},
@@ -94,7 +96,8 @@ impl Engine {
             } else {
                 let staging = store.stage()?;
                 let folder: &Path = staging.path();
-                let plain = spool::plain(open_file(&place.path)?, folder, limits, &cancelled)?;
+                let plain = spool::plain(open_file(&place.path)?, folder, limits, &cancelled)
+                    .map_err(|error| about(error, &format!("could not read the archive `{}`", place.path.display())))?;
                 ArchiveFiles::of_tar(plain, &place.path, &memory)?
             };
             ImageArchive::read(entries, &cancelled)
@@ -114,22 +117,22 @@ impl Engine {
             reference: references[0].clone(),
             platform: request.platform.clone().unwrap_or_else(Platform::host),
             is_platform_given: request.platform.is_some(),
-            credential: None,
+            credentials: Vec::new(),
             patience: Patience::FULL,
         };
-        let (archive, wanted) = (Arc::clone(blobs), target.platform.clone());
+        let (archive, wanted) = (Arc::clone(blobs), request.platform.clone());
         let found = self.on_disk(move |store| {
-            let mut found = choose(&archive, image.roots, &wanted)?;
-            for document in [&mut found.root, &mut found.chosen] {
+            let mut found = choose(&archive, image.roots, wanted.as_ref())?;
+            for document in [&mut found.first, &mut found.chosen] {
                 document.bytes = DocumentBytes::of(document.bytes.read()?, store)?;
             }
             Ok(found)
         });
         let found = found.await?;
-        check_digests(references, &found.root.digest)?;
+        check_digests(references, &found.first.digest)?;
         let session = self.registry.archive_session(&references[0], Arc::clone(blobs));
-        let ChosenImage { root, chosen, manifest } = found;
-        let resolved = Resolved { session, root, chosen, manifest };
+        let Selected { first, chosen, manifest, is_named } = found;
+        let resolved = Resolved { session, root: first, chosen, manifest, is_named };
         announce(&resolved, progress)?;
         let id = resolved.image_id();
         let names: Vec<String> = references
@@ -150,32 +153,37 @@ impl Engine {
     }
 }
 
-pub(crate) struct ChosenImage {
-    pub(crate) root: Document,
-    pub(crate) chosen: Document,
-    pub(crate) manifest: Manifest,
-}
-
-/// The documents from a root to the image for the platform.
+/// The documents from a root to the image for the platform; `None`: that of this machine.
+///
+/// As in the runtimes, the only root is taken whatever platform the archive gives it, unless the caller names one.
 pub(crate) fn choose(
     blobs: &ArchiveBlobs,
-    roots: Vec<Descriptor>,
-    platform: &Platform,
-) -> Result<ChosenImage, RuntimeError> {
-    let first = match &roots[..] {
-        [root] => root.clone(),
-        _ => Index { manifests: roots }.choose(platform)?.clone(),
-    };
-    let (root, mut read) = document(blobs, &first)?;
-    let mut chosen = root.clone();
-    for depth in 0..=INDEX_DEPTH_MAX {
-        match read {
-            ManifestDocument::Image(manifest) => return Ok(ChosenImage { root, chosen, manifest }),
-            ManifestDocument::Index(_) if depth == INDEX_DEPTH_MAX => break,
-            ManifestDocument::Index(index) => (chosen, read) = document(blobs, index.choose(platform)?)?,
-        }
+    mut roots: Vec<Descriptor>,
+    platform: Option<&Platform>,
+) -> Result<Selected<Document>, RuntimeError> {
+    let wanted = platform.cloned().unwrap_or_else(Platform::host);
+    let only = Index { manifests: roots.clone() };
+    if let ([root], None, None) = (&mut roots[..], platform, only.chosen_alone(&wanted)) {
+        root.platform = None;
     }
-    Err(unacceptable(format!("the image is an index of more than {INDEX_DEPTH_MAX} levels")))
+    let selected = select(blobs, Index { manifests: roots }, 0, &wanted);
+    selected.now_or_never().expect("an archive answers at once")
+}
+
+impl DocumentSource for ArchiveBlobs {
+    type Document = Document;
+
+    fn may_have(&self, entry: &Descriptor) -> bool {
+        self.has(&entry.digest)
+    }
+
+    async fn manifest(&self, entry: &Descriptor) -> Result<(Document, ManifestDocument), RuntimeError> {
+        document(self, entry)
+    }
+
+    async fn config(&self, manifest: &Manifest) -> Result<ImageConfig, RuntimeError> {
+        ImageConfig::parse(&self.read(&manifest.config, CONFIG_BYTES_MAX)?)
+    }
 }
 
 fn document(blobs: &ArchiveBlobs, descriptor: &Descriptor) -> Result<(Document, ManifestDocument), RuntimeError> {

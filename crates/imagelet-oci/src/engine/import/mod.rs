@@ -22,10 +22,10 @@ use std::{
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
-    image::{Digest, ImageId},
+    image::{Digest, ImageId, Platform, Reference},
     runtime::{
         Freed, ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
-        LayerImport, LayerSink, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
+        LayerImport, LayerSink, Progress, PullEvent, PullRequest, RegistryHost, RuntimeError, RuntimeErrorKind, Taken,
     },
 };
 use tokio::{
@@ -144,6 +144,10 @@ impl ImageImporter for EngineImporter {
         })
     }
 
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        self.engine.registry.other_hosts(image).await
+    }
+
     fn reserved(&self) -> Freed {
         self.engine.reserved()
     }
@@ -198,7 +202,7 @@ impl EngineImporter {
                         diff_id: diff_id.clone(),
                     })
                     .collect(),
-                index_entries: index_entries(&resolved).await?,
+                index_entries: index_entries(&resolved, &target.platform).await?,
             };
             let chains = image.chains();
             Ok((Arc::new(image), chains))
@@ -404,13 +408,17 @@ fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     order
 }
 
-async fn index_entries(resolved: &Resolved) -> Result<Vec<Digest>, RuntimeError> {
+async fn index_entries(resolved: &Resolved, platform: &Platform) -> Result<Vec<Digest>, RuntimeError> {
     let (root, chosen) = (&resolved.root, &resolved.chosen);
     if root.digest == chosen.digest {
         return Ok(Vec::new());
     }
     let parsed = resolved.session.parse(&root.bytes, |bytes| ManifestDocument::parse(bytes, &root.media_type));
     let entries: Vec<Digest> = match parsed.await?? {
+        ManifestDocument::Index(index) if !index.leads_runtimes_to(&chosen.digest, platform) => {
+            let message = "its index names no platform for the image, which the runtime would not find";
+            return Err(RuntimeError::new(RuntimeErrorKind::Unsupported, message));
+        }
         ManifestDocument::Index(Index { manifests }) => manifests.into_iter().map(|entry| entry.digest).collect(),
         ManifestDocument::Image(_) => Vec::new(),
     };

@@ -59,12 +59,17 @@ impl PullSession {
         } else if challenges.iter().any(|challenge| challenge.scheme == "basic") {
             match credential {
                 Some(CredentialKind::Basic { username, password }) if shown.is_none() => {
+                    host.show();
                     ("Basic", basic(username, password))
                 }
                 _ => return Err(host.denied(None).into()),
             }
         } else {
-            return Err(denied(format!("registry `{place}` requires an unsupported kind of credential")).into());
+            if host.was_shown() {
+                return Err(host.denied(None).into());
+            }
+            let what = if credential.is_some() { "; the given one was not sent" } else { "" };
+            return Err(denied(format!("registry `{place}` requires an unsupported kind of credential{what}")).into());
         };
         let grant = Grant::new(scheme, secret, shown.map_or(0, |number| number + 1))
             .map_err(|_| denied(format!("the credential for registry `{place}` cannot be sent in a header")))?;
@@ -86,6 +91,9 @@ impl PullSession {
         if host.credential.is_some() && credential.is_none() {
             // Public content needs no credential.
             host.withheld.get_or_init(|| target.origin.clone());
+        }
+        if credential.is_some() {
+            host.show();
         }
         let service = challenge.parameter("service");
         let (request, as_form) = token_requests(&target, service, credential, host)?;

@@ -220,6 +220,7 @@ impl BlobSource {
                 continue;
             }
             found = true;
+            self.session.hosts[index].count_failure(error.fault().class);
             *notes.wrong.entry(index).or_default() += if is_mismatch { 1 } else { WRONG_MAX };
             tracing::warn!(
                 host = host.origin.authority(),

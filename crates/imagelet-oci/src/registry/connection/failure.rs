@@ -16,6 +16,7 @@ use super::{
     http_error::HttpError,
     proxy::{Proxy, TunnelError},
     stream::Rejected,
+    tls::extension::UnknownExtension,
 };
 use crate::{manifest::printable, registry::error::unavailable};
 
@@ -45,7 +46,14 @@ pub(crate) fn unreachable(host: &str, hop: Stage, cause: impl StdError + Send + 
             .with_fault(fault)
             .with_hint(hint)
             .not_an_outage(),
-        None => unavailable(format!("could not reach registry `{host}`")).caused_by(cause).with_fault(fault),
+        None => {
+            let error = unavailable(format!("could not reach registry `{host}`")).with_fault(fault);
+            let words = causes(&cause).find_map(|error| error.downcast_ref()).map(tls_words);
+            match words {
+                Some(words) => error.caused_by(words),
+                None => error.caused_by(cause),
+            }
+        }
     }
 }
 
@@ -140,7 +148,7 @@ fn io_class(error: &io::Error) -> Option<ErrorClass> {
 fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> {
     use AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown,
-        HandshakeFailure, NoCertificate, ProtocolVersion, UnknownCA, UnsupportedCertificate,
+        HandshakeFailure, NoCertificate, ProtocolVersion, UnknownCA, UnrecognisedName, UnsupportedCertificate,
     };
     Some(match refusal {
         rustls::Error::InvalidCertificate(problem) => certificate_problem(problem, host),
@@ -154,6 +162,10 @@ fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> 
         rustls::Error::AlertReceived(ProtocolVersion) | rustls::Error::PeerIncompatible(_) => (
             "the server speaks neither TLS 1.2 nor 1.3 as this client does".to_owned(),
             format!("enable TLS 1.2 or 1.3 with a current cipher on `{host}`; older versions are not used"),
+        ),
+        rustls::Error::AlertReceived(UnrecognisedName) => (
+            "the server has no certificate for this name".to_owned(),
+            format!("check that `{host}` is a name that the server serves"),
         ),
         rustls::Error::AlertReceived(CertificateRequired) => {
             ("the server requires a client certificate".to_owned(), client_hint(host))
@@ -180,6 +192,29 @@ fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> 
     })
 }
 
+/// What went wrong in TLS, for errors without a correction.
+fn tls_words(refusal: &rustls::Error) -> String {
+    match refusal {
+        rustls::Error::AlertReceived(alert) => format!("the server ends the TLS connection (alert `{alert:?}`)"),
+        rustls::Error::PeerMisbehaved(how) => format!("the server breaks the rules of TLS: {}", words(how)),
+        other => format!("TLS failed: {}", words(other)),
+    }
+}
+
+/// The words of the name of a variant: `BadSignature` is `bad signature`.
+fn words(variant: &impl std::fmt::Debug) -> String {
+    let debug = format!("{variant:?}");
+    let name = debug.split(|character: char| !character.is_ascii_alphanumeric()).next().unwrap_or_default();
+    let mut words = String::new();
+    for (index, letter) in name.char_indices() {
+        if index > 0 && letter.is_ascii_uppercase() {
+            words.push(' ');
+        }
+        words.push(letter.to_ascii_lowercase());
+    }
+    words.trim_end_matches(" context").to_owned()
+}
+
 fn plain_http(host: &str) -> String {
     format!(
         "say `server = \"http://{host}\"` in `{host}/hosts.toml`, or `insecure = true` for it in `registries.conf`, which accepts any certificate, too"
@@ -197,6 +232,10 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
         Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext,
     };
     let date = |time: &UnixTime| httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs()));
+    let other = if let CertificateError::Other(other) = problem { Some(&*other.0) } else { None };
+    let is_authority =
+        other.is_some_and(|other| matches!(other.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity)));
+    let unknown_extension = other.and_then(|other| other.downcast_ref::<UnknownExtension>());
     let text = match problem {
         ExpiredContext { not_after, .. } => format!("its certificate expired on {}", date(not_after)),
         NotValidYetContext { not_before, .. } => {
@@ -206,7 +245,16 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
             format!("its certificate is for another name: {}", names(presented))
         }
         CertificateError::UnknownIssuer => "its certificate is signed by an unknown authority".to_owned(),
-        other => format!("its certificate is not trusted: {other}"),
+        CertificateError::Other(_) if is_authority => {
+            "its certificate is that of an authority, as a self-signed one often is, and is not itself named as `ca`"
+                .to_owned()
+        }
+        CertificateError::Other(other) => unknown_extension
+            .map_or_else(|| format!("its certificate is not trusted: {}", words(&other.0)), ToString::to_string),
+        NotValidForNameContext { .. } | CertificateError::InvalidPurposeContext { .. } => {
+            format!("its certificate is not trusted: {problem}")
+        }
+        other => format!("its certificate is not trusted: {}", words(other)),
     };
     let hint = match problem {
         Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
@@ -215,6 +263,14 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
         NotValidForName | NotValidForNameContext { .. } => {
             format!("the certificate is for other names: ask for one with `{host}` in it, or pull by one of its names")
         }
+        _ if unknown_extension.is_some() => format!(
+            "ask for a certificate in which this extension is not critical; until then, `skip_verify = true` in \
+             `{host}/hosts.toml` takes any certificate of `{host}`"
+        ),
+        _ if is_authority => format!(
+            "if you trust it, name this very certificate as `ca` in `{host}/hosts.toml`, or where another registry's \
+             `hosts.toml` names this host"
+        ),
         _ => format!(
             "if you trust it, name its certificate authority, or the certificate itself, as `ca` in `{host}/hosts.toml`, \
              or where another registry's `hosts.toml` names this host"

@@ -3,6 +3,7 @@
 mod connector;
 mod dial;
 mod failure;
+mod head_wait;
 mod host_slots;
 mod http_error;
 mod origin;
@@ -13,8 +14,11 @@ mod stream;
 mod tls;
 mod transport;
 
+#[cfg(test)]
+pub(super) use self::head_wait::{AwaitedHead, awaits};
 pub use self::proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
 pub(super) use self::{
+    head_wait::HeadWait,
     host_slots::{HostSlots, Urgency},
     origin::{Origin, Target, listing_hint, may_send_on},
     proxy::{Proxies, Proxy},

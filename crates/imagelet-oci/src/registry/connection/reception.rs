@@ -7,7 +7,7 @@ use std::{future::Future, pin::pin, sync::Mutex, time::Duration};
 
 use tokio::time::{Instant, timeout_at};
 
-use crate::registry::locked;
+use crate::registry::{error::Retry, locked};
 
 #[derive(Debug)]
 pub(crate) struct Reception {
@@ -22,6 +22,16 @@ pub(crate) enum Silent {
     Connection(Duration),
     #[error("no connection of the pull brought a byte for {} s", .0.as_secs_f32())]
     Pull(Duration),
+}
+
+impl Silent {
+    /// A silent connection is retried; a silent pull fails.
+    pub(crate) fn retry(self) -> Retry {
+        match self {
+            Self::Connection(_) => Retry::Soon,
+            Self::Pull(_) => Retry::Never,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Sends one request and follows its redirects; credentials stay with their origin.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     connector::ConnectError,
     failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
+    head_wait::{AwaitedHead, awaits, no_answer},
     host_slots::{HostSlot, HostSlots, Urgency},
     http_error::HttpError,
     origin::{Origin, Target, listing_hint, may_send_on},
@@ -27,7 +28,7 @@ use super::{
     tls::{Clients, HttpClient},
 };
 use crate::registry::{
-    error::{Failure, Retry, unavailable},
+    error::{Failure, Retry},
     locked,
 };
 
@@ -38,6 +39,10 @@ const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Loopback registries are few; ports of tests are many.
 const LOOPBACK_MAX: usize = 64;
+/// After so many pairs of hosts the warnings of plain redirects repeat.
+const PLAIN_WARNED_MAX: usize = 256;
+/// A late head that a request watches may come after so many deadlines, beside further attempts.
+const LATE_HEADS: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Transport {
@@ -45,6 +50,8 @@ pub(crate) struct Transport {
     pub(crate) slots: HostSlots,
     /// Which loopback registries without configuration were found to speak TLS.
     pub(crate) loopback_tls: Mutex<HashMap<Origin, bool>>,
+    /// The redirects from HTTPS to plain HTTP that were warned of.
+    pub(crate) plain_warned: Mutex<BTreeSet<String>>,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
     pub(crate) user_agent: HeaderValue,
@@ -138,7 +145,9 @@ impl Transport {
             let next = location(&head.headers, &target, request.hop)?;
             let is_followed = request.form.is_none() && (request.may_stray || next.origin == origin);
             let is_downgrade = target.origin.is_https() && !next.origin.is_https();
-            if !is_followed || is_downgrade {
+            // A blob is verified by its digest, and its request has nothing bound to the registry.
+            let is_plain_refused = is_downgrade && request.hop != Stage::Blob;
+            if !is_followed || is_plain_refused {
                 let problem = if is_followed { "is not encrypted" } else { "is not followed here" };
                 let what = format!("sends on to `{}`, which {problem}", next.origin);
                 return Err(refused(&target, request.hop, &what).into());
@@ -147,11 +156,27 @@ impl Transport {
                 let what = format!("sends on to `{}`, which is inside the network, and it is not", next.origin);
                 return Err(refused(&target, request.hop, &what).with_hint(listing_hint(&next.origin)).into());
             }
+            if is_downgrade {
+                self.warn_of_plain(&target.origin, &next.origin);
+            }
             drain(body).await;
             strayed |= next.origin != origin;
             target = next;
         }
         Err(refused(&request.target, request.hop, &format!("redirects more than {REDIRECTS_MAX} times")).into())
+    }
+
+    /// Logs once that blobs of a registry on HTTPS come over plain HTTP.
+    fn warn_of_plain(&self, from: &Origin, to: &Origin) {
+        let mut warned = locked(&self.plain_warned);
+        if warned.len() >= PLAIN_WARNED_MAX {
+            warned.clear();
+        }
+        if warned.insert(format!("{from} {to}")) {
+            tracing::warn!(
+                "`{from}` redirects blobs to `{to}`, which is not encrypted: their digests are verified, and no credential is sent there"
+            );
+        }
     }
 
     /// One request. A loopback host that answers plain HTTP with 400, or not with HTTP, is tried over TLS, as by containerd.
@@ -227,7 +252,13 @@ impl Transport {
             request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
         }
         let client = self.clients.client(target.origin.is_https(), &connection).await?;
-        match self.head(&client, request, self.clients.connect_max(&connection), reception).await {
+        let head = AwaitedHead {
+            place: place.clone(),
+            hop: asked.hop,
+            is_redirected: !target.origin.is_same_place(&asked.target.origin),
+            since: Instant::now(),
+        };
+        match self.head(&client, request, self.clients.connect_max(&connection), (head, reception)).await {
             Ok(Ok(response)) => {
                 reception.received();
                 match forwards {
@@ -248,21 +279,18 @@ impl Transport {
                 };
                 Err(Failure { error, retry })
             }
-            Err(silent) => {
-                let error = unavailable(format!("registry `{place}` did not answer")).caused_by(silent);
-                let error = error.with_fault(Fault::new(ErrorClass::TimedOut, asked.hop));
-                Err(Failure { error, retry: retry(silent) })
-            }
+            Err(silent) => Err(no_answer(&place, asked.hop, silent)),
         }
     }
 
-    /// The response head. Its deadline starts when a connection is there; the connector has deadlines of its own.
+    /// The response head. Its deadline starts when a connection is there; the connector has deadlines of its own. A request
+    /// that watches the wait decides by itself when the head is late.
     async fn head(
         &self,
         client: &HttpClient,
         mut request: http::Request<Full<Bytes>>,
         connect_max: Duration,
-        reception: &Reception,
+        (head, reception): (AwaitedHead, &Reception),
     ) -> Result<Result<http::Response<Incoming>, ClientError>, Silent> {
         let mut connection = capture_connection(&mut request);
         let mut response = pin!(client.request(request));
@@ -275,7 +303,11 @@ impl Transport {
         };
         match reception.within(connect_max, Duration::ZERO, connected).await? {
             Some(response) => Ok(response),
-            None => reception.within(self.header_timeout, Duration::ZERO, response).await,
+            None => {
+                let watched = awaits(AwaitedHead { since: Instant::now(), ..head });
+                let limit = if watched.is_some() { self.header_timeout * LATE_HEADS } else { self.header_timeout };
+                reception.within(limit, Duration::ZERO, response).await
+            }
         }
     }
 
@@ -310,21 +342,13 @@ pub(crate) enum ReadError {
 impl ReadError {
     pub(crate) fn failure(self, what: &str, place: &str) -> Failure {
         let (kind, class, retry) = match self {
-            Self::Silent(silent) => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, retry(silent)),
+            Self::Silent(silent) => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, silent.retry()),
             Self::Cut(_) => (RuntimeErrorKind::RegistryUnavailable, ErrorClass::ConnectionLost, Retry::Soon),
         };
         let message = format!("could not read {what} from registry `{place}`");
         let hop = if what.starts_with("blob") { Stage::Blob } else { Stage::Manifest };
         let error = RuntimeError::new(kind, message).caused_by(self).with_fault(Fault::new(class, hop));
         Failure { error, retry }
-    }
-}
-
-/// A silent connection is retried; a silent pull fails.
-fn retry(silent: Silent) -> Retry {
-    match silent {
-        Silent::Connection(_) => Retry::Soon,
-        Silent::Pull(_) => Retry::Never,
     }
 }
 

@@ -14,11 +14,18 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use imagelet_core::{runtime::RuntimeError, text::GoDuration};
+use imagelet_core::{
+    image::{DOCKER_HUB, DOCKER_HUB_HOST},
+    runtime::RuntimeError,
+    text::GoDuration,
+};
 use serde::{Deserialize, Deserializer};
 use toml::Table;
 
-use super::{Host, check_folder, complaint, pem, read, shown, target_at, toml_problem, unread, utf8, warn_once};
+use super::{
+    Host, SourceKind, check_folder, complaint, kind_of, pem, read, shown, target_at, toml_problem, unread, utf8,
+    warn_once,
+};
 use crate::{
     manifest::printable,
     registry::connection::{ConnectionSettings, Identity, Proxy, Target, TlsSettings},
@@ -29,11 +36,17 @@ const DEFAULT_DIRECTORY: &str = "_default";
 /// The keys of one host; the file itself has `server` and `host` too.
 const HOST_KEYS: [&str; 8] =
     ["capabilities", "ca", "client", "skip_verify", "header", "override_path", "dial_timeout", "proxy"];
+/// The capabilities that containerd knows. A pull needs the first two.
+const CAPABILITIES: [&str; 4] = ["pull", "resolve", "push", "referrers"];
+/// Where containers/image looks for certificates by host.
+const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/containers/certs.d", "/etc/docker/certs.d"];
+/// Directories of a tree that a check reads.
+const DIRECTORIES_MAX: usize = 1000;
 /// Each costs a signature to check when it is read.
 const IDENTITIES_MAX: usize = 32;
 
 /// The hosts of a registry that has a directory in this tree.
-pub(super) fn load(root: &Path, registry: &str) -> Result<Option<Vec<Host>>, RuntimeError> {
+pub(super) fn load(root: &Path, registry: &str, found: &mut Vec<String>) -> Result<Option<Vec<Host>>, RuntimeError> {
     // These files decide which host receives credentials and which certificates are trusted.
     check_folder(root)?;
     let mut directories = directory_names(registry).into_iter().map(|name| root.join(name));
@@ -42,11 +55,12 @@ pub(super) fn load(root: &Path, registry: &str) -> Result<Option<Vec<Host>>, Run
     let file = directory.join("hosts.toml");
     let hosts = match read(&file) {
         Ok(bytes) => {
-            warn_once(&file, std::str::from_utf8(&bytes).map(warnings).unwrap_or_default());
+            warn_once(&file, std::str::from_utf8(&bytes).map(warnings).unwrap_or_default(), found);
             parse(&bytes, registry, &directory).map_err(|problem| complaint(&file, &problem))?
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            certificates(&directory, registry).map_err(|problem| complaint(&directory, &problem))?
+            let own = Host::own(registry).and_then(|host| with_certificates(host, &directory));
+            vec![own.map_err(|problem| complaint(&directory, &problem))?]
         }
         Err(error) => return Err(complaint(&file, &error.to_string())),
     };
@@ -70,21 +84,13 @@ struct Settings {
     server: String,
     host: Table,
     override_path: bool,
-    capabilities: Option<Vec<Capability>>,
+    capabilities: Vec<String>,
     skip_verify: bool,
     dial_timeout: Option<GoDuration>,
     ca: Option<OneOrMany<String>>,
     client: Option<OneOrMany<OneOrMany<String>>>,
     header: BTreeMap<String, OneOrMany<String>>,
     proxy: Option<String>,
-}
-
-#[derive(PartialEq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Capability {
-    Pull,
-    Resolve,
-    Push,
 }
 
 #[derive(Deserialize)]
@@ -141,10 +147,11 @@ fn host_at(url: &str, settings: &Settings) -> Result<Host, String> {
 }
 
 fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Host, String> {
-    let can =
-        |wanted: Capability| settings.capabilities.as_ref().is_none_or(|capabilities| capabilities.contains(&wanted));
+    // As in containerd, an empty list is none. An unknown capability grants nothing.
+    let granted = &settings.capabilities;
+    let can = |wanted: &str| granted.is_empty() || granted.iter().any(|granted| granted.eq_ignore_ascii_case(wanted));
     let skip_verify = settings.skip_verify;
-    let (can_pull, can_resolve) = (can(Capability::Pull), can(Capability::Resolve));
+    let (can_pull, can_resolve) = (can("pull"), can("resolve"));
     let file = |path: String| pem(&directory.join(path));
     let authorities = settings.ca.map(OneOrMany::list).unwrap_or_default();
     let authorities = authorities.into_iter().map(file).collect::<Result<_, _>>()?;
@@ -192,8 +199,7 @@ fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, S
     Ok(headers)
 }
 
-fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
-    let mut host = Host::own(registry)?;
+fn with_certificates(mut host: Host, directory: &Path) -> Result<Host, String> {
     let entries = std::fs::read_dir(directory).map_err(|error| error.to_string())?;
     let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).take(256).collect();
     paths.sort();
@@ -207,7 +213,52 @@ fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
             _ => {}
         }
     }
-    Ok(vec![host])
+    Ok(host)
+}
+
+/// Adds the certificates of a host that `registries.conf` is about (containers-certs.d(5)): those of the first folder with
+/// a directory of its name, among the configured trees, `certs.d` beside the file, and those of the system.
+pub(super) fn add_certificates(sources: &[PathBuf], host: &mut Host) -> Result<(), RuntimeError> {
+    let trees = sources.iter().filter(|source| kind_of(source) == SourceKind::CertsD).cloned();
+    let files = sources.iter().filter(|source| kind_of(source) == SourceKind::RegistriesConf);
+    let beside = files.filter_map(|file| Some(file.parent()?.join("certs.d")));
+    let roots = trees.chain(beside).chain(SYSTEM_CERTIFICATES.map(PathBuf::from));
+    let authority = host.origin.authority();
+    let names = match authority.as_str() {
+        DOCKER_HUB_HOST => vec![DOCKER_HUB.to_owned()],
+        _ => vec![authority, format!("{}:{}", host.origin.host(), host.origin.port())],
+    };
+    for root in roots {
+        if let Some(directory) = names.iter().map(|name| root.join(name)).find(|path| path.is_dir()) {
+            check_folder(&root)?;
+            check_folder(&directory)?;
+            let found = with_certificates(host.clone(), &directory);
+            *host = found.map_err(|problem| complaint(&directory, &problem))?;
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Reads each `hosts.toml` of a tree.
+pub(super) fn check(root: &Path, found: &mut Vec<String>) -> Result<(), RuntimeError> {
+    check_folder(root)?;
+    let entries = std::fs::read_dir(root).map_err(|error| complaint(root, &error.to_string()))?;
+    let mut directories: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
+    directories.sort();
+    let directories = directories.iter().filter(|directory| directory.join("hosts.toml").exists());
+    for directory in directories.take(DIRECTORIES_MAX) {
+        let name = directory.file_name().and_then(std::ffi::OsStr::to_str).unwrap_or_default();
+        let registry = match name.strip_suffix('_').and_then(|name| name.rsplit_once('_')) {
+            _ if name == DEFAULT_DIRECTORY => "registry.example".to_owned(),
+            Some((host, port)) => format!("{host}:{port}"),
+            None => name.to_owned(),
+        };
+        if let Err(error) = load(root, &registry, found) {
+            found.push(error.chain());
+        }
+    }
+    Ok(())
 }
 
 /// Reads a file or the table of one host; the error names the key.
@@ -218,17 +269,25 @@ fn settings<'de>(text: &str, source: impl Deserializer<'de, Error = toml::de::Er
     })
 }
 
-/// The keys that are not read.
+/// The keys that are not read, and the capabilities that grant nothing.
 pub(super) fn warnings(text: &str) -> Vec<String> {
     let mut file: Table = toml::from_str(text).unwrap_or_default();
     file.remove("server");
     let hosts = file.remove("host");
-    let mut found = unread(&file, &HOST_KEYS, "");
+    let mut found = without_effect(&file, "");
     for (url, host) in hosts.iter().filter_map(toml::Value::as_table).flatten() {
-        let host = host.as_table().map(|table| unread(table, &HOST_KEYS, &format!(" of host `{}`", shown(url))));
+        let host = host.as_table().map(|table| without_effect(table, &format!(" of host `{}`", shown(url))));
         found.extend(host.unwrap_or_default());
     }
     found
+}
+
+fn without_effect(table: &Table, place: &str) -> Vec<String> {
+    let granted = table.get("capabilities").and_then(toml::Value::as_array).into_iter().flatten();
+    let is_known = |name: &&str| CAPABILITIES.iter().any(|known| name.eq_ignore_ascii_case(known));
+    let unknown = granted.filter_map(toml::Value::as_str).filter(|name| !is_known(name));
+    let unknown = unknown.map(|name| format!("capability `{}`{place} is unknown and grants nothing", printable(name)));
+    unread(table, &HOST_KEYS, place).into_iter().chain(unknown).collect()
 }
 
 #[cfg(test)]
@@ -256,6 +315,60 @@ mod tests {
         );
         let each = HOST_KEYS.map(|key| format!("{key} = 1\n")).concat();
         assert!(warnings(&format!("{each}[host.\"https://m.example\"]\n{each}")).is_empty());
+    }
+
+    #[test]
+    fn an_unknown_capability_grants_nothing_and_the_others_of_its_list_hold() {
+        for (list, can_pull, can_resolve, unknown) in [
+            ("[\"pull\", \"resolve\", \"referrers\"]", true, true, None),
+            ("[\"pull\", \"referrers\"]", true, false, None),
+            ("[\"Pull\", \"RESOLVE\"]", true, true, None),
+            ("[\"resolve\", \"fly\", \"pull\"]", true, true, Some("fly")),
+            ("[\"fly\"]", false, false, Some("fly")),
+            ("[\"pull \"]", false, false, Some("pull ")),
+            ("[\"referrers\"]", false, false, None),
+            ("[\"push\"]", false, false, None),
+            ("[]", true, true, None),
+        ] {
+            for text in
+                [format!("capabilities = {list}\n"), format!("[host.\"https://m.example\"]\ncapabilities = {list}\n")]
+            {
+                let hosts = parse(text.as_bytes(), "example.com", Path::new("/nonexistent")).expect(&text);
+                assert_eq!((hosts[0].can_pull, hosts[0].can_resolve), (can_pull, can_resolve), "{text}");
+                let place = if hosts.len() == 2 { " of host `https://m.example`" } else { "" };
+                let warning = unknown.map(|name| format!("capability `{name}`{place} is unknown and grants nothing"));
+                assert_eq!(warnings(&text), Vec::from_iter(warning), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_check_names_what_has_no_effect_in_each_file_of_a_tree_and_what_cannot_be_used() {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            ("a.example", "[host.\"https://m.example\"]\nskip-verify = true\ncapabilities = [\"pull\", \"fly\"]\n"),
+            ("b.example_5000_", "server = 1\n"),
+            ("c.example:5000", "server = \"https://c.example\"\n"),
+            ("_default", "servr = \"https://d.example\"\n"),
+        ] {
+            std::fs::create_dir(root.path().join(name)).unwrap();
+            std::fs::write(root.path().join(name).join("hosts.toml"), text).unwrap();
+        }
+        std::fs::create_dir(root.path().join("empty.example")).unwrap();
+        std::fs::write(root.path().join("note.txt"), "x").unwrap();
+        let sources = [root.path().join("absent"), root.path().to_owned()];
+        let found = crate::registry::hosts::check_registry_files(&sources);
+        let file = |name: &str| format!("registry configuration `{}/{name}/hosts.toml`", root.path().display());
+        let expected = [
+            (file("_default"), ": `servr` is no key that is read"),
+            (file("a.example"), ": `skip-verify` of host `https://m.example` is no key that is read"),
+            (file("a.example"), ": capability `fly` of host `https://m.example` is unknown and grants nothing"),
+            (file("b.example_5000_"), " cannot be used: `server`: line 1: "),
+        ];
+        assert_eq!(found.len(), expected.len(), "{found:#?}");
+        for (found, (file, words)) in found.iter().zip(&expected) {
+            assert!(found.starts_with(&format!("{file}{words}")), "{found}");
+        }
     }
 
     #[test]
@@ -305,7 +418,7 @@ mod tests {
         std::fs::create_dir(&directory).unwrap();
         std::fs::write(directory.join("hosts.toml"), "[host.\"https://mirror.example\"]\nca = \"ca.pem\"\n").unwrap();
         std::fs::write(directory.join("ca.pem"), "").unwrap();
-        let load = |registry| load(&[root.path().to_owned()], &reference(registry));
+        let load = |registry| load(&[root.path().to_owned()], &reference(registry)).map(|found| found.hosts);
         let set_mode = |path: &Path, mode| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         };
@@ -373,7 +486,8 @@ mod tests {
             "server = [",
             "host = 1",
             "[host.\"ftp://x\"]",
-            "[host.\"https://x\"]\ncapabilities = [\"fly\"]",
+            "[host.\"https://x\"]\ncapabilities = [5]",
+            "[host.\"https://x\"]\ncapabilities = \"pull\"",
             "[host.\"https://x\"]\nskip_verify = \"yes\"",
             "[host.\"https://x\"]\nca = \"missing.pem\"",
             "[host.\"https://x\"]\ndial_timeout = \"5\"",
@@ -404,7 +518,8 @@ mod tests {
         std::fs::write(own.join("hosts.toml"), text).unwrap();
         let hosts =
             load(&[directory.path().join("absent"), directory.path().to_owned()], &reference("example.com:5000"))
-                .unwrap();
+                .unwrap()
+                .hosts;
         assert_eq!(hosts.len(), 2);
         assert_eq!(hosts[0].connection.tls.authorities.len(), 1);
         assert!(hosts[0].connection.tls.skip_verify && hosts[0].connection.tls.identities.len() == 1);
@@ -425,7 +540,7 @@ mod tests {
             std::fs::write(directory.path().join(name).join("hosts.toml"), format!("server = \"{server}\"")).unwrap();
         }
         let host = |registry: &str| {
-            let hosts = load(&[directory.path().to_owned()], &reference(registry)).unwrap();
+            let hosts = load(&[directory.path().to_owned()], &reference(registry)).unwrap().hosts;
             (hosts[0].origin.to_string(), hosts[0].is_mirror)
         };
         assert_eq!(host("a.example"), ("https://b.example".to_owned(), false));

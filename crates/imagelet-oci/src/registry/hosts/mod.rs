@@ -23,7 +23,7 @@ use http::HeaderMap;
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, DOCKER_HUB, DOCKER_HUB_HOST, Reference},
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{RegistryHost, RuntimeError, RuntimeErrorKind},
     trusted_files,
 };
 use toml::Table;
@@ -49,7 +49,7 @@ pub(crate) struct Host {
     pub(crate) base_path: String,
     /// The repository at this host, where it has another name there.
     pub(crate) repository: Option<String>,
-    /// A mirror receives no credential of the registry.
+    /// A mirror, or another location, receives no credential of the registry.
     pub(crate) is_mirror: bool,
     /// Requests name the registry in the query `ns`: the mirror may serve many.
     pub(crate) names_registry: bool,
@@ -78,6 +78,14 @@ impl Host {
         }
     }
 
+    /// The same place by the other scheme, which is asked where this one is not spoken.
+    pub(crate) fn is_twin(&self, other: &Self) -> bool {
+        self.origin.is_same_place(&other.origin)
+            && self.origin.is_https() != other.origin.is_https()
+            && (self.is_mirror, &self.base_path, &self.repository)
+                == (other.is_mirror, &other.base_path, &other.repository)
+    }
+
     /// The registry itself, without configuration.
     pub(crate) fn own(registry: &str) -> Result<Self, String> {
         let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };
@@ -85,6 +93,40 @@ impl Host {
         host.connection.may_be_tls = !host.origin.is_https() && host.origin.port() != 80;
         Ok(host)
     }
+}
+
+impl Host {
+    /// The repository of an image here, with the part of it that is in the path of the API.
+    pub(crate) fn repository_of(&self, reference: &Reference) -> String {
+        let prefix = self.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
+        format!("{prefix}{}", self.repository.as_deref().unwrap_or_else(|| reference.path()))
+    }
+
+    /// How keys of a docker configuration name the repository of an image here.
+    fn named(&self, reference: &Reference) -> RegistryHost {
+        let (authority, repository) = (self.origin.authority(), self.repository_of(reference));
+        let with_port = format!("{}:{}", self.origin.host(), self.origin.port());
+        let mut names = vec![authority.clone(), with_port];
+        if authority == DOCKER_HUB_HOST {
+            names = vec![DOCKER_HUB.to_owned()];
+        }
+        names.dedup();
+        let repositories = names.iter().map(|name| format!("{name}/{repository}")).collect();
+        RegistryHost { host: printable(&authority), repositories }
+    }
+}
+
+/// The hosts among these that are another place than the registry of the image, each once.
+pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<RegistryHost> {
+    let own = Host::own(reference.domain()).ok();
+    let is_other = |host: &&Host| own.as_ref().is_none_or(|own| !own.origin.is_same_place(&host.origin));
+    let mut others: Vec<RegistryHost> = Vec::new();
+    for other in hosts.iter().filter(is_other).map(|host| host.named(reference)) {
+        if !others.iter().any(|known| known.host == other.host) {
+            others.push(other);
+        }
+    }
+    others
 }
 
 /// Reads a URL without its scheme: HTTPS, but for loopback hosts at a port that `is_plain`.
@@ -96,20 +138,65 @@ fn target_at(place: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, Stri
 
 /// The hosts to try for an image, in order; the registry itself is the last. Reads files; the first source that knows
 /// the registry decides.
-pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<Vec<Host>, RuntimeError> {
+pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
     let registry = reference.domain();
+    let mut warnings = Vec::new();
     for source in sources {
-        let found = match source.extension().and_then(OsStr::to_str) {
-            Some("conf") => registries_conf::load(source, reference)?,
-            Some("yaml" | "yml") => registries_yaml::load(source, reference)?,
-            _ => certs_d::load(source, registry)?,
+        let found = match kind_of(source) {
+            SourceKind::RegistriesConf => registries_conf::load(source, reference, &mut warnings)?,
+            SourceKind::RegistriesYaml => registries_yaml::load(source, reference, &mut warnings)?,
+            SourceKind::CertsD => certs_d::load(source, registry, &mut warnings)?,
         };
-        if let Some(hosts) = found {
-            return Ok(hosts);
+        if let Some(mut hosts) = found {
+            if kind_of(source) == SourceKind::RegistriesConf {
+                hosts.iter_mut().try_for_each(|host| certs_d::add_certificates(sources, host))?;
+            }
+            return Ok(ConfiguredHosts { hosts, warnings });
         }
     }
-    let own = Host::own(registry).map_err(|problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem))?;
-    Ok(vec![own])
+    let own = Host::own(registry).map_err(|problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem));
+    let mut own = own?;
+    if sources.iter().any(|source| kind_of(source) == SourceKind::RegistriesConf) {
+        certs_d::add_certificates(sources, &mut own)?;
+    }
+    Ok(ConfiguredHosts { hosts: vec![own], warnings })
+}
+
+/// The hosts of an image, and warnings about the files that were read for it.
+#[derive(Debug)]
+pub(crate) struct ConfiguredHosts {
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) warnings: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SourceKind {
+    CertsD,
+    RegistriesConf,
+    RegistriesYaml,
+}
+
+fn kind_of(source: &Path) -> SourceKind {
+    match source.extension().and_then(OsStr::to_str) {
+        Some("conf") => SourceKind::RegistriesConf,
+        Some("yaml" | "yml") => SourceKind::RegistriesYaml,
+        _ => SourceKind::CertsD,
+    }
+}
+
+/// Reads all files of the sources of hosts, whatever registry they are about: the keys and values that have no effect, and
+/// files that cannot be used. An absent source is none.
+pub fn check_registry_files(sources: &[PathBuf]) -> Vec<String> {
+    let mut found = Vec::new();
+    for source in sources.iter().filter(|source| source.exists()) {
+        let checked = match kind_of(source) {
+            SourceKind::RegistriesConf => registries_conf::check(source, &mut found),
+            SourceKind::RegistriesYaml => registries_yaml::check(source, &mut found),
+            SourceKind::CertsD => certs_d::check(source, &mut found),
+        };
+        found.extend(checked.err().map(|error| error.chain()));
+    }
+    found
 }
 
 /// What the text of a file with this extension says, without other files.
@@ -178,11 +265,12 @@ fn complaint(path: &Path, problem: &str) -> RuntimeError {
         .with_hint(hint)
 }
 
-/// Logs each warning once in the life of the process: the files are read again for each pull.
-fn warn_once(path: &Path, warnings: Vec<String>) {
+/// Adds each warning to those found, and logs it once in the life of the process: the files are read again for each pull.
+fn warn_once(path: &Path, warnings: Vec<String>, found: &mut Vec<String>) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     for warning in warnings.into_iter().take(WARNINGS_MAX) {
         let message = format!("registry configuration `{}`: {warning}", path.display());
+        found.push(message.clone());
         let mut warned = locked(&WARNED);
         if warned.len() >= WARNED_MAX {
             warned.clear();
@@ -244,7 +332,7 @@ mod tests {
                 std::fs::write(own.join("hosts.toml"), example).unwrap();
                 folder.path().to_owned()
             };
-            let hosts = load(&[source], &reference).expect(example);
+            let hosts = load(&[source], &reference).expect(example).hosts;
             assert_eq!(
                 hosts.last().map(|host| host.origin.to_string()).as_deref(),
                 Some("https://registry-1.docker.io")

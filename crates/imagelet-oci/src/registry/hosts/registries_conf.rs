@@ -60,7 +60,29 @@ enum PullFrom {
 }
 
 /// The hosts of an image for which the file, or a file in the folder `FILE.d`, has a prefix.
-pub(super) fn load(file: &Path, reference: &Reference) -> Result<Option<Vec<Host>>, RuntimeError> {
+pub(super) fn load(
+    file: &Path,
+    reference: &Reference,
+    found: &mut Vec<String>,
+) -> Result<Option<Vec<Host>>, RuntimeError> {
+    let files = read_files(file, found)?;
+    let name = reference.repository();
+    let Some((path, registry, rest)) = choose(&files, name) else { return Ok(None) };
+    registry.hosts(rest, reference, is_blocked(&files)).map(Some).map_err(|problem| complaint(path, &problem))
+}
+
+/// Reads the file and its drop-ins, with every place in them.
+pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeError> {
+    for (path, File { registry }) in read_files(file, found)? {
+        let mirrors = registry.iter().flat_map(|registry| &registry.mirror).map(|mirror| &mirror.location);
+        let own = registry.iter().map(|registry| &registry.location).filter(|location| !location.is_empty());
+        let problems = mirrors.chain(own).filter_map(|location| hosts_at(location, "/image", false).err());
+        found.extend(problems.map(|problem| complaint(&path, &problem).chain()));
+    }
+    Ok(())
+}
+
+fn read_files(file: &Path, found: &mut Vec<String>) -> Result<Vec<(PathBuf, File)>, RuntimeError> {
     let drop_ins = drop_ins(file)?;
     let has_main = match std::fs::metadata(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => drop_ins.is_empty(),
@@ -71,14 +93,12 @@ pub(super) fn load(file: &Path, reference: &Reference) -> Result<Option<Vec<Host
     let read = |path: PathBuf| {
         let bytes = check_file(&path)?;
         let parsed = utf8(&bytes).and_then(|text| {
-            warn_once(&path, warnings(text));
+            warn_once(&path, warnings(text), found);
             File::parse(text)
         });
         parsed.map_err(|problem| complaint(&path, &problem)).map(|parsed| (path, parsed))
     };
-    let files = paths.map(read).collect::<Result<Vec<_>, _>>()?;
-    let Some((path, registry, rest)) = choose(&files, reference.repository()) else { return Ok(None) };
-    registry.hosts(rest, reference).map(Some).map_err(|problem| complaint(path, &problem))
+    paths.map(read).collect()
 }
 
 /// The `*.conf` files of `registries.conf.d` beside `registries.conf`, in the order of their names.
@@ -128,7 +148,12 @@ fn choose<'a, K>(files: &'a [(K, File)], name: &'a str) -> Option<(&'a K, &'a Re
 pub(super) fn parse(texts: &[&str], reference: &Reference) -> Result<Option<Vec<Host>>, String> {
     let files = texts.iter().map(|text| Ok(((), File::parse(text)?))).collect::<Result<Vec<_>, String>>()?;
     let chosen = choose(&files, reference.repository());
-    chosen.map(|((), registry, rest)| registry.hosts(rest, reference)).transpose()
+    chosen.map(|((), registry, rest)| registry.hosts(rest, reference, is_blocked(&files))).transpose()
+}
+
+/// Whether the entry of a place blocks it, wherever the name of the place comes from.
+fn is_blocked<K>(files: &[(K, File)]) -> impl Fn(&str) -> bool {
+    |place| choose(files, place).is_some_and(|(_, registry, _)| registry.blocked)
 }
 
 impl File {
@@ -138,18 +163,17 @@ impl File {
 }
 
 impl Registry {
-    /// `rest`: the image's name after the prefix.
-    fn hosts(&self, rest: &str, reference: &Reference) -> Result<Vec<Host>, String> {
-        if self.blocked {
-            return Err(format!(
-                "it blocks `{}`\nhint: pull from another registry; `blocked = true` is there on purpose",
-                printable(self.prefix())
-            ));
-        }
-        let mut hosts = Vec::new();
+    /// `rest`: the image's name after the prefix. What is blocked is one place: the mirrors of a blocked registry stay, as of
+    /// one that a disconnected cluster must not ask, and a mirror is blocked by its own entry.
+    fn hosts(&self, rest: &str, reference: &Reference, is_blocked: impl Fn(&str) -> bool) -> Result<Vec<Host>, String> {
+        let (mut hosts, mut has_blocked) = (Vec::new(), false);
         for mirror in &self.mirror {
             let from = if self.mirror_by_digest_only { PullFrom::DigestOnly } else { mirror.pull_from };
             if from == PullFrom::TagOnly && reference.digest().is_some() {
+                continue;
+            }
+            if is_blocked(&format!("{}{rest}", mirror.location)) {
+                has_blocked = true;
                 continue;
             }
             for host in hosts_at(&mirror.location, rest, mirror.insecure)? {
@@ -160,14 +184,29 @@ impl Registry {
             }
         }
         // Without a location, or with one that is only the prefix, the name stays as it is.
-        let own = if self.location.is_empty() || self.location == self.prefix {
+        let has_location = !(self.location.is_empty() || self.location == self.prefix);
+        let own = if self.blocked || has_location && is_blocked(&format!("{}{rest}", self.location)) {
+            has_blocked = true;
+            Vec::new()
+        } else if !has_location {
             hosts_at(reference.domain(), &format!("/{}", reference.path()), self.insecure)?
         } else {
             hosts_at(&self.location, rest, self.insecure)?
         };
         let kept = reference.path();
-        let named = |host: Host| Host { repository: host.repository.filter(|repository| repository != kept), ..host };
+        // A location elsewhere is not the registry that the name is of.
+        let registry = Host::own(reference.domain()).map_err(|problem| printable(&problem))?.origin;
+        let named = |host: Host| {
+            let is_mirror = !host.origin.is_same_place(&registry);
+            Host { repository: host.repository.filter(|repository| repository != kept), is_mirror, ..host }
+        };
         hosts.extend(own.into_iter().map(named));
+        if has_blocked && !hosts.iter().any(|host| host.can_resolve || reference.digest().is_some()) {
+            return Err(format!(
+                "it blocks `{}`\nhint: pull from another registry; `blocked = true` is there on purpose",
+                printable(self.prefix())
+            ));
+        }
         Ok(hosts)
     }
 
@@ -279,7 +318,7 @@ mod tests {
                     ][..],
                 ),
             ),
-            ("docker.io/library/app:v1", Some(&["https://own.example/copies/app"])),
+            ("docker.io/library/app:v1", Some(&["~https://own.example/copies/app"])),
             (
                 "docker.io/libraryx/app:v1",
                 Some(&[
@@ -305,6 +344,106 @@ mod tests {
         }
         assert!(chain("bad.corp.example/x:v1", file).unwrap_err().contains("blocks `bad.corp.example`"));
         assert_eq!(warnings(file), ["`unqualified-search-registries` is no key that is read"]);
+    }
+
+    #[test]
+    fn a_blocked_registry_is_not_asked_and_its_mirrors_are() {
+        let file = "[[registry]]\nlocation = \"quay.io/ocp\"\nmirror-by-digest-only = true\nblocked = true\n\
+            [[registry.mirror]]\nlocation = \"mirror.corp:5000/ocp\"\n\
+            [[registry]]\nprefix = \"\"\nlocation = \"foo.example\"\nblocked = true\n\
+            [[registry.mirror]]\nlocation = \"mirror.corp:5000/foo\"\n\
+            [[registry.mirror]]\nlocation = \"closed.example/foo\"\n\
+            [[registry]]\nlocation = \"closed.example\"\nblocked = true\n\
+            [[registry]]\nprefix = \"moved.example\"\nlocation = \"closed.example/moved\"\n\
+            [[registry.mirror]]\nlocation = \"mirror.corp:5000/moved\"\n\
+            [[registry]]\nprefix = \"gone.example\"\nlocation = \"closed.example\"\n\
+            [[registry]]\nprefix = \"other.example\"\nlocation = \"open.example\"\nblocked = true\n\
+            [[registry]]\nlocation = \"tags.example\"\nblocked = true\n\
+            [[registry.mirror]]\nlocation = \"mirror.corp:5000\"\npull-from-mirror = \"tag-only\"\n";
+        for (name, expected) in [
+            (format!("quay.io/ocp/release{DIGEST}"), Some("~https://mirror.corp:5000/ocp/release!")),
+            ("quay.io/ocp/release:4.20".to_owned(), None),
+            ("foo.example/app:v1".to_owned(), Some("~https://mirror.corp:5000/foo/app")),
+            (format!("foo.example/app{DIGEST}"), Some("~https://mirror.corp:5000/foo/app")),
+            ("closed.example/app:v1".to_owned(), None),
+            ("moved.example/app:v1".to_owned(), Some("~https://mirror.corp:5000/moved/app")),
+            ("gone.example/app:v1".to_owned(), None),
+            ("other.example/app:v1".to_owned(), None),
+            ("tags.example/app:v1".to_owned(), Some("~https://mirror.corp:5000/app")),
+            (format!("tags.example/app{DIGEST}"), None),
+        ] {
+            match (chain(&name, file), expected) {
+                (found, Some(host)) => assert_eq!(found, Ok(Some(vec![host.to_owned()])), "{name}"),
+                (found, None) => assert!(found.expect_err(&name).contains("it blocks `"), "{name}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_certificates_of_a_host_that_the_file_names_are_those_of_certs_d() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("registries.conf");
+        let text = "[[registry]]\nlocation = \"docker.io\"\n[[registry.mirror]]\nlocation = \"mirror.example:5000/hub\"\n\
+                    [[registry.mirror]]\nlocation = \"lan.example\"\ninsecure = true\n";
+        std::fs::write(&file, text).unwrap();
+        let tree = folder.path().join("tree");
+        for (place, names) in [
+            ("certs.d/mirror.example:5000", &["ca.crt", "client.cert", "client.key", "note.txt"][..]),
+            ("certs.d/docker.io", &["hub.crt"]),
+            ("certs.d/lan.example:443", &["lan.crt"]),
+            ("certs.d/unnamed.example", &["own.crt"]),
+            ("tree/docker.io", &["first.crt", "second.crt"]),
+        ] {
+            let place = folder.path().join(place);
+            std::fs::create_dir_all(&place).unwrap();
+            for name in names {
+                std::fs::write(place.join(name), *name).unwrap();
+            }
+        }
+        let certificates = |sources: &[&Path], name: &str| {
+            let sources: Vec<PathBuf> = sources.iter().map(|source| (*source).to_owned()).collect();
+            let hosts = crate::registry::hosts::load(&sources, &name.parse().unwrap()).unwrap().hosts;
+            let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+            let of_host = |host: &Host| {
+                let tls = &host.connection.tls;
+                let authorities = tls.authorities.iter().map(|bytes| text(bytes));
+                authorities
+                    .chain(tls.identities.iter().map(|identity| text(&identity.key)))
+                    .collect::<Vec<_>>()
+                    .join("+")
+            };
+            hosts.iter().map(|host| format!("{} {}", host.origin, of_host(host))).collect::<Vec<_>>()
+        };
+        let mirrors =
+            ["https://mirror.example:5000 ca.crt+client.key", "https://lan.example lan.crt", "http://lan.example "];
+        let with = |own: &str| mirrors.iter().copied().chain([own]).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(certificates(&[&file], "docker.io/a:v1"), with("https://registry-1.docker.io hub.crt"));
+        let first = with("https://registry-1.docker.io first.crt+second.crt");
+        assert_eq!(certificates(&[&file, &tree], "docker.io/a:v1"), first, "a configured tree goes before");
+        assert_eq!(certificates(&[&file], "unnamed.example/a:v1"), ["https://unnamed.example own.crt"]);
+        assert_eq!(certificates(&[&tree], "unnamed.example/a:v1"), ["https://unnamed.example "], "without the file");
+        std::fs::remove_file(folder.path().join("certs.d/mirror.example:5000/client.key")).unwrap();
+        let error = crate::registry::hosts::load(&[file], &"docker.io/a:v1".parse().unwrap()).unwrap_err();
+        assert!(error.chain().contains("client.key"), "{}", error.chain());
+    }
+
+    #[test]
+    fn a_check_names_keys_without_effect_and_places_that_lead_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, drop_in) = (folder.path().join("registries.conf"), folder.path().join("registries.conf.d/a.conf"));
+        std::fs::create_dir(drop_in.parent().unwrap()).unwrap();
+        std::fs::write(&file, "[[registry]]\nlocaton = \"a.example\"\nprefix = \"a.example\"\n").unwrap();
+        std::fs::write(&drop_in, "[[registry]]\nprefix = \"b.example\"\nlocation = \"https://u:hunter2@b\"\n").unwrap();
+        let check = || crate::registry::hosts::check_registry_files(std::slice::from_ref(&file));
+        let found = check();
+        assert!(
+            found[0].ends_with("registries.conf`: `locaton` of `[[registry]]` is no key that is read"),
+            "{found:?}"
+        );
+        assert!(found[1].contains("a.conf` cannot be used: a location is written as") && found.len() == 2, "{found:?}");
+        assert!(!found[1].contains("hunter2"), "{found:?}");
+        std::fs::write(&drop_in, "[[registry]\n").unwrap();
+        assert!(check().last().is_some_and(|last| last.contains("a.conf` cannot be used: line 1")), "{:?}", check());
     }
 
     #[test]
@@ -361,7 +500,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (file, drop_ins) = (folder.path().join("registries.conf"), folder.path().join("registries.conf.d"));
         let mirrors = |name: &str| {
-            load(&file, &name.parse().unwrap()).map(|hosts| {
+            load(&file, &name.parse().unwrap(), &mut Vec::new()).map(|hosts| {
                 let hosts = hosts.unwrap_or_default();
                 hosts.iter().filter(|host| host.is_mirror).map(|host| host.origin.authority()).collect::<Vec<_>>()
             })

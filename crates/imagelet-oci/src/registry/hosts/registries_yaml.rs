@@ -36,14 +36,32 @@ const REGEX_BYTES_MAX: usize = 256 << 10;
 const NODES_MAX: usize = 20_000;
 
 /// The hosts of an image, where the file knows its registry.
-pub(super) fn load(file: &Path, reference: &Reference) -> Result<Option<Vec<Host>>, RuntimeError> {
-    let bytes = Zeroizing::new(check_file(file)?);
+pub(super) fn load(
+    file: &Path,
+    reference: &Reference,
+    found: &mut Vec<String>,
+) -> Result<Option<Vec<Host>>, RuntimeError> {
     let folder = file.parent().unwrap_or(Path::new(""));
-    let hosts = utf8(&bytes).and_then(File::parse).and_then(|read| {
-        warn_once(file, read.warnings());
-        read.hosts(reference, folder)
-    });
-    hosts.map_err(|problem| complaint(file, &problem))
+    read_file(file, found)?.hosts(reference, folder).map_err(|problem| complaint(file, &problem))
+}
+
+/// Reads the file, with every endpoint and host in it.
+pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeError> {
+    let read = read_file(file, found)?;
+    let mirrors = read.mirrors.iter().flatten().filter_map(|(_, mirror)| mirror.as_ref());
+    for endpoint in mirrors.flat_map(|mirror| mirror.endpoint.iter().flatten()) {
+        if let Err(problem) = host_at(endpoint) {
+            found.push(complaint(file, &format!("endpoint `{}`: {problem}", shown(endpoint))).chain());
+        }
+    }
+    Ok(())
+}
+
+fn read_file(file: &Path, found: &mut Vec<String>) -> Result<File, RuntimeError> {
+    let bytes = Zeroizing::new(check_file(file)?);
+    let read = utf8(&bytes).and_then(File::parse).map_err(|problem| complaint(file, &problem))?;
+    warn_once(file, read.warnings(), found);
+    Ok(read)
 }
 
 #[derive(Default, Deserialize)]
@@ -79,11 +97,15 @@ struct Config {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Auth {
+    #[serde(deserialize_with = "or_null")]
     username: String,
+    #[serde(deserialize_with = "or_null")]
     password: Zeroizing<String>,
     /// `USER:PASSWORD` in base64.
     #[serde(rename = "auth")]
+    #[serde(deserialize_with = "or_null")]
     encoded: Zeroizing<String>,
+    #[serde(deserialize_with = "or_null")]
     identity_token: Zeroizing<String>,
     #[serde(flatten)]
     unread: Unread,
@@ -92,12 +114,21 @@ struct Auth {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Tls {
+    #[serde(deserialize_with = "or_null")]
     ca_file: String,
+    #[serde(deserialize_with = "or_null")]
     cert_file: String,
+    #[serde(deserialize_with = "or_null")]
     key_file: String,
+    #[serde(deserialize_with = "or_null")]
     insecure_skip_verify: bool,
     #[serde(flatten)]
     unread: Unread,
+}
+
+/// A null is an absent value.
+fn or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// A mapping in the order of the file.
@@ -399,6 +430,11 @@ configs:
             ("", None),
             ("mirrors:\nconfigs:\n", None),
             ("configs: {other.example: {}}", None),
+            (
+                "mirrors: null\nconfigs: {r.example: {auth: null, tls: {ca_file: null, insecure_skip_verify: ~}}}",
+                Some("https://r.example/v2"),
+            ),
+            ("mirrors: {r.example: {endpoint: null, rewrite: null}}", Some("https://r.example/v2")),
             ("configs: {r.example: {}}", Some("https://r.example/v2")),
             ("configs: {\"r.example:443\": {tls: {insecure_skip_verify: true}}}", Some("https://r.example/v2?")),
         ] {
@@ -433,6 +469,8 @@ configs:
             ("{auth: dTpwAAA=}", Some(("u", "p"))),
             ("{identity_token: t, auth: eDp5}", Some(("<token>", "t"))),
             ("{password: p}", None),
+            ("{username: null, password: ~, auth: dTpwAAA=, identity_token: }", Some(("u", "p"))),
+            ("{auth: null}", None),
             ("{}", None),
         ] {
             let text = format!("configs: {{r.example: {{auth: {auth}}}}}");
@@ -453,6 +491,21 @@ configs:
         assert!(hosts("r.example/x:v1", all).unwrap().unwrap()[0].credential.is_none());
         let warnings = File::parse(all).unwrap().warnings();
         assert_eq!(warnings, ["`auth` of `configs.*` is not used: a credential belongs to one host"]);
+    }
+
+    #[test]
+    fn a_check_names_keys_without_effect_and_endpoints_that_are_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("registries.yaml");
+        let check = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            crate::registry::hosts::check_registry_files(std::slice::from_ref(&file))
+        };
+        let found = check("mirror: 1\nmirrors: {a.example: {endpoint: [m.example, \"ftp://u:hunter2@m.example\"]}}\n");
+        assert!(found[0].ends_with("`mirror` is no key that is read"), "{found:?}");
+        assert!(found[1].contains("endpoint `ftp://m.example`") && found.len() == 2, "{found:?}");
+        assert!(check("mirrors: [").last().is_some_and(|last| last.contains("cannot be used: line ")));
+        assert_eq!(check("mirrors: {a.example: {endpoint: [m.example]}}\n"), Vec::<String>::new());
     }
 
     #[test]

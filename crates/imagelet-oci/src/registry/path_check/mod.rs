@@ -7,13 +7,16 @@ use std::{sync::Arc, time::Duration};
 use imagelet_core::{
     credentials::Credential,
     image::{Platform, Reference},
-    runtime::{ErrorClass, Patience, RuntimeError, Stage},
+    runtime::{ErrorClass, Patience, RegistryHost, RuntimeError, Stage},
 };
 use tokio::time::Instant;
 
 pub use self::steps::PathStep;
 use self::steps::recording;
-use super::{PullSession, Registry, RegistryConfig, Resolved, hosts::Host};
+use super::{
+    PullSession, Registry, RegistryConfig, Resolved,
+    hosts::{ConfiguredHosts, Host},
+};
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// What a pull of the image needs and gets.
@@ -25,6 +28,15 @@ pub struct PathReport {
     pub is_served: bool,
 }
 
+/// The hosts that a pull of an image may ask beside its registry.
+pub async fn registry_hosts(config: &RegistryConfig, reference: &Reference) -> Vec<RegistryHost> {
+    let registry = Registry::new(RegistryConfig { health_file: None, ..config.clone() });
+    match registry {
+        Ok(registry) => registry.other_hosts(reference).await,
+        Err(_) => Vec::new(),
+    }
+}
+
 /// Requests an image as a pull does, from each of its hosts in turn: the manifest, the configuration, the first byte of
 /// each layer. Nothing is retried, and nothing is stored.
 ///
@@ -33,25 +45,28 @@ pub struct PathReport {
 pub async fn check_path(
     config: RegistryConfig,
     reference: &Reference,
-    credential: Option<&Credential>,
+    credentials: &[Credential],
     platform: &Platform,
     report: &mut (dyn FnMut(PathStep) + Send),
 ) -> Result<PathReport, RuntimeError> {
     let registry = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
     let began = Instant::now();
     let mut walk = Walk { report, place: String::new(), found: PathReport::default() };
-    let hosts = match registry.hosts(reference).await {
-        Ok(hosts) => hosts,
+    let ConfiguredHosts { hosts, warnings } = match registry.configured_hosts(reference).await {
+        Ok(found) => found,
         Err(error) => {
             walk.failed("configuration", began.elapsed(), error);
             return Ok(walk.found);
         }
     };
     let places: Vec<String> = hosts.iter().map(|host| host.origin.to_string()).collect();
+    for warning in warnings {
+        walk.passed("configuration", Duration::ZERO, format!("warning: {warning}"));
+    }
     walk.passed("mirrors", began.elapsed(), format!("in this order: {}", places.join(", ")));
     for host in hosts {
         walk.place = host.origin.authority();
-        walk.check_host(&registry, host, reference, credential, platform).await;
+        walk.check_host(&registry, host, reference, credentials, platform).await;
     }
     Ok(walk.found)
 }
@@ -68,7 +83,7 @@ impl Walk<'_> {
         registry: &Registry,
         host: Host,
         reference: &Reference,
-        credential: Option<&Credential>,
+        credentials: &[Credential],
         platform: &Platform,
     ) {
         let can_resolve = host.can_resolve || reference.digest().is_some();
@@ -76,7 +91,7 @@ impl Walk<'_> {
             return self.passed("configuration", Duration::ZERO, "not asked: its capabilities do not allow it".into());
         }
         let (shared, reference) = (Arc::clone(&registry.shared), reference.canonical());
-        let session = PullSession::new(shared, reference.clone(), vec![host], credential, Patience::FULL);
+        let session = PullSession::new(shared, reference.clone(), vec![host], credentials, Patience::FULL);
         let (resolved, took) = match self.timed(session.clone().resolve(&reference, platform)).await {
             Ok(found) => found,
             Err((_, took, error)) if error.fault().class == ErrorClass::PlatformMissing => {
@@ -103,10 +118,12 @@ impl Walk<'_> {
         let described = &resolved.manifest.config;
         let (bytes, took) = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
         self.passed(Stage::Blob.word(), took, format!("configuration {}", described.digest));
-        let fits = resolved.manifest.read_config(&bytes).and_then(|config| config.check_platform(platform));
-        let fits = fits.and_then(|()| resolved.manifest.check_layers());
-        fits.map_err(|error| ("platform", Duration::ZERO, error))?;
-        self.passed("platform", Duration::ZERO, platform.to_string());
+        let config = resolved.manifest.read_config(&bytes);
+        let fits = config.and_then(|config| resolved.check_platform(&config, platform, true));
+        let fits = fits.and_then(|other| resolved.manifest.check_layers().map(|()| other));
+        let other = fits.map_err(|error| ("platform", Duration::ZERO, error))?;
+        let other = other.map(|other| format!(", by the index; {other}")).unwrap_or_default();
+        self.passed("platform", Duration::ZERO, format!("{platform}{other}"));
         for layer in &resolved.manifest.layers {
             let (first, took) = self.timed(first_byte(session, layer)).await?;
             let read = if first { "first byte" } else { "empty" };

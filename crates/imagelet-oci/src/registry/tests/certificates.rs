@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use imagelet_core::runtime::{ErrorClass, Fault, Stage};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
+use rcgen::{BasicConstraints, CertificateParams, CustomExtension, IsCa, date_time_ymd};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -66,6 +66,31 @@ async fn a_server_certificate_that_is_itself_named_as_ca_is_believed() {
 }
 
 #[tokio::test]
+async fn a_self_signed_server_certificate_with_the_flags_of_an_authority_is_refused_in_words() {
+    let (chain, hint) = ask(&authority_for("127.0.0.1"), |_| another()).await.expect_err("another one was named");
+    assert!(chain.contains("that of an authority, as a self-signed one often is"), "{chain}");
+    assert!(hint.contains("name this very certificate as `ca`"), "{hint}");
+    assert!(!chain.contains("Other(") && !chain.contains("CaUsedAsEndEntity"), "{chain}");
+}
+
+#[tokio::test]
+async fn a_critical_extension_that_is_not_known_is_named_with_the_way_around_it() {
+    for (id, name) in [
+        (&[2, 5, 29, 32][..], "`2.5.29.32` (certificate policies)"),
+        (&[1, 3, 6, 1, 4, 1, 99_999, 7], "`1.3.6.1.4.1.99999.7`"),
+    ] {
+        let mut parameters = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        let mut extension = CustomExtension::from_oid_content(id, vec![5, 0]);
+        extension.set_criticality(true);
+        parameters.custom_extensions.push(extension);
+        let (chain, hint) = ask(&parameters, |_| another()).await.expect_err("it may restrict the certificate");
+        let said = format!("its certificate has the critical extension {name}, which this client does not know");
+        assert!(chain.contains(&said), "{chain}");
+        assert!(hint.contains("is not critical") && hint.contains("`skip_verify = true`"), "{hint}");
+    }
+}
+
+#[tokio::test]
 async fn a_named_server_certificate_is_refused_out_of_its_time_and_for_other_names() {
     let (chain, hint) = ask(&authority_for("127.0.0.1"), |_| another()).await.expect_err("another one was named");
     assert!(hint.contains("`ca`") && hint.contains("hosts.toml"), "{chain}: {hint}");
@@ -124,6 +149,7 @@ async fn a_failed_handshake_says_what_the_server_speaks_or_wants() {
         (b"\x15\x03\x01\x00\x02\x02\x46", "neither TLS 1.2 nor 1.3", "enable TLS 1.2"),
         (b"\x15\x03\x03\x00\x02\x02\x28", "requires a client certificate, or a cipher", "client = "),
         (b"\x15\x03\x03\x00\x02\x02\x2a", "alert `BadCertificate`", "client = "),
+        (b"\x15\x03\x03\x00\x02\x02\x70", "no certificate for this name", "name that the server serves"),
     ] {
         let (chain, hint) = ask_server_of(answer).await;
         assert!(chain.contains(problem) && hint.contains(correction), "{chain}: {hint}");
@@ -288,7 +314,7 @@ async fn a_server_that_closes_the_connection_for_want_of_a_client_certificate_is
         let mut failed = Vec::new();
         let mut report = |step: PathStep| failed.extend(step.error.map(|error| (step.name, error.chain())));
         let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], ..RegistryConfig::default() };
-        check_path(config, &reference, None, &platform(), &mut report).await.unwrap();
+        check_path(config, &reference, &[], &platform(), &mut report).await.unwrap();
         assert!(matches!(&failed[..], [("tls", chain)] if chain.contains(words)), "{failed:?}");
         server.abort();
         assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Stage::Tls), "{}", error.chain());

@@ -210,6 +210,49 @@ async fn an_error_names_what_failed_at_each_host_also_beside_a_hint() {
 }
 
 #[tokio::test]
+async fn a_wrong_tag_names_its_one_host_once() {
+    let fake = FakeRegistry::start().await;
+    let place = fake.address.to_string();
+    let (as_mirror, _folder) = client(&fake, &[place.clone()], quick());
+    let text = resolve(&as_mirror, &fake).await.unwrap_err().chain();
+    assert!(!text.contains("mirrors failed") && text.contains("was not found"), "{text}");
+    // `insecure` of registries.conf: over TLS with any certificate, else plain.
+    let (encrypted, _) = FakeRegistry::start_encrypted().await;
+    for (fake, requests) in [(&fake, 1), (&encrypted, 1)] {
+        fake.seen();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("registries.conf");
+        let location = format!("[::ffff:127.0.0.1]:{}", fake.address.port());
+        std::fs::write(
+            &file,
+            format!("[[registry]]\nprefix = \"r.example\"\nlocation = \"{location}\"\ninsecure = true\n"),
+        )
+        .unwrap();
+        let registry = Registry::new(RegistryConfig { hosts_dirs: vec![file], ..quick() }).unwrap();
+        let reference = "r.example/team/app:v1".parse().unwrap();
+        let error = registry.resolve(&reference, None, &"linux/amd64".parse().unwrap()).await.unwrap_err();
+        let text = error.chain();
+        assert_eq!(error.fault().class, ErrorClass::ImageUnknown, "{text}");
+        assert!(!text.contains("mirrors failed"), "{text}");
+        assert_eq!(fake.seen().len(), requests, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_sends_wrong_bytes_is_recorded_with_them() {
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"layer"]);
+    let (registry, _folder) = client(&fake, &[], quick());
+    let resolved = resolve(&registry, &fake).await.unwrap();
+    let descriptor = &resolved.manifest.layers[0];
+    fake.trick(descriptor.digest.as_str(), 9, Trick::Body("other".into()));
+    resolved.session.fetch_blob_bytes(descriptor, 100).await.unwrap_err();
+    let senders = resolved.session.senders();
+    assert_eq!(senders[0].host, fake.address.to_string());
+    assert_eq!(senders[0].failures.get(ErrorClass::DigestMismatch.word()), Some(&2), "{senders:?}");
+}
+
+#[tokio::test]
 async fn an_error_goes_from_the_host_to_the_cause() {
     for (name, cause) in [
         ("dial-refused", ": Connection refused (os error 111)"),
@@ -279,7 +322,7 @@ async fn a_client_that_repeats_by_itself_gets_one_quick_retry_and_a_command_keep
     ] {
         let shared = Registry::new(RegistryConfig::default()).unwrap().shared;
         let hosts = vec![Host::own("127.0.0.1:1").unwrap()];
-        let session = PullSession::new(shared, reference.clone(), hosts, None, patience);
+        let session = PullSession::new(shared, reference.clone(), hosts, &[], patience);
         let attempt = |_| {
             async move {
                 sleep(takes).await;

@@ -373,6 +373,25 @@ async fn a_page_instead_of_a_manifest_is_named_as_such() {
     let error = pull(&fake, None).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Corrupt);
     assert!(error.chain().contains("text/html"), "{}", error.chain());
+    // Whatever it is called, and where a digest is known.
+    let digest = fake.put_image("v1", &[]);
+    for (tail, kind, page) in [
+        ("/v1", "text/html", "<html>log in</html>"),
+        ("/v1", "text/html; charset=utf-8", "\u{feff}\n <!DOCTYPE html><html></html>"),
+        ("/v1", "application/vnd.oci.image.manifest.v1+json", "<?xml version=\"1.0\"?><Error/>"),
+        (digest.as_str(), "text/html", "<html>log in</html>"),
+    ] {
+        let name = tail.strip_prefix("/v1").map_or_else(|| format!("team/app@{digest}"), |_| "team/app:v1".to_owned());
+        fake.trick(tail, 9, answer(200, &[("content-type", kind)], page));
+        let error = registry().resolve(&fake.reference(&name), None, &platform()).await.unwrap_err();
+        assert_eq!(error.fault(), Fault::new(ErrorClass::AnswerInvalid, Stage::Manifest), "{}", error.chain());
+        assert!(error.chain().contains(kind.split(';').next().unwrap()), "{}", error.chain());
+        assert!(error.hint().is_some_and(|hint| hint.contains("in place of the registry")), "{}", error.chain());
+        let session = registry().session(&fake.reference(&name), None, Patience::FULL).await.unwrap();
+        let is_confirmed = session.confirm(&fake.reference(&name), &digest).await.unwrap();
+        assert!(!is_confirmed || kind.contains("json"), "a page grants no image");
+        fake.clear_tricks();
+    }
     fake.trick("/v1", 1, Trick::Answer(200, vec![], vec![b' '; 5 << 20].into()));
     assert_eq!(pull(&fake, None).await.unwrap_err().kind(), RuntimeErrorKind::Unacceptable);
 }

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     image::Platform,
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, RuntimeError, RuntimeErrorKind},
 };
 
 use super::fake::{FakeRegistry, Guard, RecordedRequest, Trick};
@@ -125,19 +125,35 @@ async fn a_password_and_an_identity_token_stay_away_from_a_plain_token_service_e
 }
 
 #[tokio::test]
-async fn a_layer_asked_for_over_https_is_not_taken_from_a_plain_address() {
+async fn a_layer_behind_a_redirect_from_https_to_plain_http_is_fetched_without_a_credential_and_verified() {
     let (fake, authority) = FakeRegistry::start_encrypted().await;
     let storage = FakeRegistry::start().await;
     fake.put_image("v1", &[b"layer"]);
-    storage.put_blob(&b"layer"[..]);
+    fake.guard(Guard::Basic("user", "hunter2pass"));
+    let digest = storage.put_blob(&b"layer"[..]);
     let folder = tempfile::tempdir().unwrap();
-    let settings = format!("server = \"https://{}\"\nca = \"ca.pem\"\n", fake.address);
+    let settings =
+        format!("server = \"https://{}\"\nca = \"ca.pem\"\n[header]\nx-key = \"hunter2pass\"\n", fake.address);
     let registry = configured(folder.path(), &fake, &settings);
     std::fs::write(folder.path().join(fake.address.to_string()).join("ca.pem"), authority).unwrap();
-    let resolved = resolve(&registry, &fake, None).await.unwrap();
-    let digest = resolved.manifest.layers[0].digest.clone();
-    fake.trick(digest.as_str(), 9, sent_on(format!("http://{}/v2/x/blobs/{digest}", storage.address)));
-    let error = layer(&resolved).await.unwrap_err();
+    let resolved = resolve(&registry, &fake, Some(&password())).await.unwrap();
+    let elsewhere = format!("http://{}/v2/x/blobs/{digest}", storage.address);
+    fake.trick(digest.as_str(), 99, sent_on(elsewhere.clone()));
+    for _ in 0..2 {
+        assert_eq!(layer(&resolved).await.unwrap(), b"layer");
+    }
+    let seen = storage.seen();
+    assert_eq!(shown(&seen), [None, None]);
+    assert!(seen.iter().all(|seen| !format!("{:?}", seen.headers).contains("hunter2pass")), "{seen:?}");
+    assert_eq!(registry.shared.transport.plain_warned.lock().unwrap().len(), 1, "one warning");
+    storage.trick(digest.as_str(), 9, Trick::Body("other".into()));
+    let error = resolved.session.fetch_blob_bytes(&resolved.manifest.layers[0], 100).await.unwrap_err();
+    assert_eq!(error.fault().class, ErrorClass::DigestMismatch, "{}", error.chain());
+
+    // A manifest by its tag has no digest that is known before.
+    storage.seen();
+    fake.trick("/v1", 9, sent_on(elsewhere));
+    let error = resolve(&registry, &fake, Some(&password())).await.unwrap_err();
     assert!(error.chain().contains("not encrypted"), "{}", error.chain());
-    assert_eq!(storage.seen(), [], "what was fetched could be read and followed on the way");
+    assert_eq!(storage.seen(), []);
 }

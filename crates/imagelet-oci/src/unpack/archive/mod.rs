@@ -361,9 +361,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The kernel reads an owner of all ones as "unchanged".
+/// Systems with signed ids write a negative owner, such as -2 for `nobody`: the kernel takes its bits. It reads an owner of
+/// all ones, -1, as "unchanged".
 fn owner(id: i64, what: &'static str) -> Result<u32, Fault> {
+    let negative = || i32::try_from(id).map(i32::cast_unsigned);
     u32::try_from(id)
+        .or_else(|_| negative())
         .ok()
         .filter(|&id| id != u32::MAX)
         .ok_or_else(|| Fault::malformed(format!("its {what} {id} is out of range")))

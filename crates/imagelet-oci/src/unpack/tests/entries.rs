@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Site, UnpackError, UnpackErrorKind,
-    archive::{Archive, Header},
+    archive::{Archive, Header, pax_records},
     is_root, require_root, xattr,
 };
 use crate::unpack::OwnershipRecord;
@@ -187,9 +187,38 @@ fn as_root_owners_and_devices_are_applied() {
 
 #[test]
 fn owners_that_the_kernel_would_misread_are_malformed() {
-    for uid in ["4294967295", "-1", "9223372036854775807"] {
+    for uid in ["4294967295", "-1", "-2147483649", "9223372036854775807"] {
         let error = Site::new().unpack(&Archive::new().pax(&[("uid", uid.as_bytes())]).file("f", "").end());
         assert!(matches!(error, Err(UnpackError { kind: UnpackErrorKind::Malformed, .. })), "{uid}");
+    }
+}
+
+#[test]
+fn a_negative_owner_is_the_unsigned_number_of_its_bits_in_each_way_that_tar_writes_it() {
+    let negative = |value: i64, width: usize| {
+        let bytes = value.to_be_bytes();
+        [vec![0xff; width - 8], bytes.to_vec()].concat()
+    };
+    let by_header = |id: i64| {
+        let mut header = Header::new(b'0', "f", 0);
+        header.put(108, &negative(id, 8)).put(116, &negative(id, 8));
+        Archive::new().header(header.gnu())
+    };
+    let by_pax = |id: i64| {
+        let text = id.to_string();
+        Archive::new().pax(&[("uid", text.as_bytes()), ("gid", text.as_bytes())]).file("f", "")
+    };
+    let by_global = |id: i64| {
+        let text = id.to_string();
+        Archive::new().pax_raw(b'g', &pax_records(&[("uid", text.as_bytes()), ("gid", text.as_bytes())])).file("f", "")
+    };
+    for (id, expected) in [(-2, 4_294_967_294), (-3, 4_294_967_293), (i64::from(i32::MIN), 2_147_483_648)] {
+        for archive in [by_header(id), by_pax(id), by_global(id)] {
+            let site = Site::rootless();
+            let report = site.unpack(&archive.end()).unwrap_or_else(|error| panic!("{id}: {error}"));
+            let owner = report.ownership.first().map(|record| (record.uid, record.gid));
+            assert_eq!(owner, Some((expected, expected)), "{id}");
+        }
     }
 }
 

@@ -9,9 +9,9 @@ use imagelet_core::{
     credentials::{Credential, Secret},
     disks::{DiskProbe as _, StatVfs},
     image::{ByteSize, Platform, Reference},
-    runtime::{ErrorClass, RuntimeError, Stage},
+    runtime::{ErrorClass, RegistryHost, RuntimeError, Stage},
 };
-use imagelet_oci::{PathReport, PathStep, check_path, check_signature_policy};
+use imagelet_oci::{PathReport, PathStep, check_path, check_signature_policy, registry_hosts};
 use serde::Serialize;
 
 use super::login;
@@ -20,7 +20,7 @@ use crate::{
     cli::{DoctorArgs, Global},
     commands::target::{Target, find_target, sources_of},
     config::{Backend, Environment, Settings},
-    failure::{Failure, advice},
+    failure::{Failure, FaultWords, advice},
     node::Node,
     output::{DIGEST_SHOWN, Format, Table, or_dash, print},
     serve::{node_credentials, runtime_filesystems},
@@ -34,7 +34,7 @@ struct Diagnosis {
     /// Whether any host serves the image.
     served: bool,
     steps: Vec<DiagnosisStep>,
-    /// The first failure.
+    /// The failure that decides what becomes of a pull.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<Failure>,
 }
@@ -62,7 +62,7 @@ pub(crate) async fn doctor(
         steps.push(DiagnosisStep::of_node(step, Err(failure)));
         false
     });
-    let failure = steps.iter().find(|step| !step.ok).map(first_failure);
+    let failure = decisive(&steps, served).map(|(step, is_first)| explained(step, is_first));
     let diagnosis =
         Diagnosis { image: arguments.image, healthy: failure.is_none(), served, steps, failure: failure.clone() };
     print(global.output, &diagnosis, |out| {
@@ -93,10 +93,11 @@ async fn walk(
     let settings = settings.map_err(|failure| ("configuration", failure))?;
     let files = settings.registry.hosts_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
     steps.push(DiagnosisStep::of_node("configuration", Ok(format!("registries by {}", files.join(", ")))));
-    let (credential, found) = match credential(arguments, environment, &settings, &reference).await {
-        Ok(found) => found,
-        Err(failure) => (None, Err(failure)),
+    let (mut credentials, found) = match credential(arguments, environment, &settings, &reference).await {
+        Ok((credential, found)) => (Vec::from_iter(credential), found),
+        Err(failure) => (Vec::new(), Err(failure)),
     };
+    credentials.extend(host_credentials(&settings, &reference).await);
     steps.push(DiagnosisStep::of_node("credentials", found));
     if let Some(policy) = settings.registry.signature_policy.clone() {
         let reference = reference.clone();
@@ -110,7 +111,7 @@ async fn walk(
     }
     let platform = arguments.platform.clone().unwrap_or_else(Platform::host);
     let mut report = |step: PathStep| steps.push(DiagnosisStep::of_host(step));
-    let found = check_path(settings.registry.clone(), &reference, credential.as_ref(), &platform, &mut report).await;
+    let found = check_path(settings.registry.clone(), &reference, &credentials, &platform, &mut report).await;
     let PathReport { layer_bytes, is_served } = found.map_err(|error| ("configuration", Failure::of(&error)))?;
     let place = image_disk(global, environment, &settings).await;
     let room = place.and_then(|place| room(place, ByteSize(layer_bytes.unwrap_or_default())));
@@ -140,6 +141,19 @@ async fn credential(
         (None, count) => Ok(format!("the first of {count} of the node")),
     };
     Ok((provided.credentials.into_iter().next().map(|tracked| tracked.credential), detail))
+}
+
+/// The first credential of the node for each host beside the registry; the pull itself names a source that fails.
+async fn host_credentials(settings: &Settings, reference: &Reference) -> Vec<Credential> {
+    let mut found = Vec::new();
+    for RegistryHost { host, repositories } in registry_hosts(&settings.registry, reference).await {
+        for repository in repositories {
+            let provided = node_credentials(settings, &repository).await.unwrap_or_default();
+            let own = provided.credentials.into_iter().next();
+            found.extend(own.map(|own| Credential { server_address: host.clone(), ..own.credential }));
+        }
+    }
+    found
 }
 
 /// The directory that a pull fills, and the free space of its disk; `None`: the disk is not visible.
@@ -220,11 +234,27 @@ impl DiagnosisStep {
     }
 }
 
+/// The step that decides, and whether it is the first that fails: the first one, but where no host serves the image and
+/// hosts alone fail, that of the last host that answered. A host that is away says nothing of the image.
+fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bool)> {
+    let first = steps.iter().find(|step| !step.ok)?;
+    let has_answered = |step: &&DiagnosisStep| {
+        let fault = step.failure.as_ref().and_then(|failure| failure.fault.as_deref());
+        let is_way = |fault: &FaultWords| ["dns", "connect", "tls", "proxy"].contains(&fault.hop.as_str());
+        let is_silent = |fault: &FaultWords| ["timed-out", "connection-lost"].contains(&fault.class.as_str());
+        !step.ok && !step.host.is_empty() && fault.is_some_and(|fault| !is_way(fault) && !is_silent(fault))
+    };
+    let answered = steps.iter().rev().find(has_answered).filter(|_| !served && !first.host.is_empty());
+    let step = answered.unwrap_or(first);
+    Some((step, std::ptr::eq(step, first)))
+}
+
 /// The failure of a step, with step and host before its causes.
-fn first_failure(step: &DiagnosisStep) -> Failure {
+fn explained(step: &DiagnosisStep, is_first: bool) -> Failure {
     let mut failure = step.failure.clone().unwrap_or_default();
     let place = if step.host.is_empty() { String::new() } else { format!(" at `{}`", step.host) };
-    let message = format!("the first step that fails is `{}`{place}", step.step);
+    let which = if is_first { "the first step that fails" } else { "the step of the host that answered" };
+    let message = format!("{which} is `{}`{place}", step.step);
     failure.causes.insert(0, std::mem::replace(&mut failure.message, message));
     failure
 }
@@ -272,6 +302,37 @@ fn conclusion(diagnosis: &Diagnosis) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_diagnosis_judges_by_the_host_that_answered() {
+        let host = |name: &str, step, class, hop| DiagnosisStep {
+            host: name.into(),
+            ..DiagnosisStep::of_node(step, Err(Failure::default().at(class, hop)))
+        };
+        let refused = || host("mirror", "connect", ErrorClass::ConnectionRefused, Stage::Connect);
+        let silent = || host("mirror", "manifest", ErrorClass::TimedOut, Stage::Manifest);
+        let untrusted = || host("mirror", "tls", ErrorClass::CertificateInvalid, Stage::Tls);
+        let absent = |name| host(name, "manifest", ErrorClass::ImageUnknown, Stage::Manifest);
+        let denied = || host("registry", "manifest", ErrorClass::Unauthorized, Stage::Manifest);
+        let helper = || DiagnosisStep::of_node("credentials", Err(Failure::default()));
+        let disk = || DiagnosisStep::of_node("disk", Err(Failure::default()));
+        let away = || host("registry", "dns", ErrorClass::HostNotFound, Stage::Dns);
+        for (what, served, steps, expected) in [
+            ("a dead mirror", false, vec![refused(), absent("registry")], ("manifest", "registry")),
+            ("a silent mirror", false, vec![silent(), absent("registry")], ("manifest", "registry")),
+            ("a mirror that is not trusted", false, vec![untrusted(), denied(), disk()], ("manifest", "registry")),
+            ("a dead registry", false, vec![absent("mirror"), away()], ("manifest", "mirror")),
+            ("two answers", false, vec![absent("mirror"), denied()], ("manifest", "registry")),
+            ("no answer", false, vec![refused(), away()], ("connect", "mirror")),
+            ("another host serves it", true, vec![refused()], ("connect", "mirror")),
+            ("the node's own fault", false, vec![helper(), denied()], ("credentials", "")),
+        ] {
+            let (step, is_first) = decisive(&steps, served).expect(what);
+            assert_eq!((step.step, step.host.as_str()), expected, "{what}");
+            assert_eq!(is_first, (step.step, &step.host) == (steps[0].step, &steps[0].host), "{what}");
+        }
+        assert!(decisive(&[DiagnosisStep::of_node("name", Ok(String::new()))], true).is_none());
+    }
 
     #[test]
     fn the_conclusion_says_what_failed_steps_mean_for_a_pull() {

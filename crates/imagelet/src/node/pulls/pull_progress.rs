@@ -73,6 +73,8 @@ struct Pull {
     retry: Option<(Instant, String, bool)>,
     /// What its layers wait for.
     waits: BTreeMap<Digest, PullWait>,
+    /// Hosts that have not begun their answers, with the number of requests.
+    unanswered: BTreeMap<String, usize>,
     version: u64,
     trace: Option<PullTrace>,
 }
@@ -97,7 +99,7 @@ impl PullTracker {
     /// What running pulls wait for, by image.
     pub(crate) fn waits(&self) -> BTreeMap<String, String> {
         let pulls = self.lock();
-        let wait = |pull: &Pull| Some((pull.shown.image.clone(), pull.waits.values().next()?.to_string()));
+        let wait = |pull: &Pull| Some((pull.shown.image.clone(), pull.awaited()?));
         pulls.by_number.values().filter_map(wait).collect()
     }
 
@@ -127,6 +129,12 @@ impl PullTracker {
 }
 
 impl Pull {
+    /// What it waits for: a thing that another pull holds, else the answer of a host.
+    fn awaited(&self) -> Option<String> {
+        let host = || self.unanswered.keys().next().map(|host| format!("waiting for {host}"));
+        self.waits.values().next().map(ToString::to_string).or_else(host)
+    }
+
     fn bytes(&self) -> (u64, u64) {
         let fetched = self.shown.layers.iter().filter(|layer| layer.state != "present");
         fetched.fold((0, 0), |(total, received), layer| (total + layer.size, received + layer.received))
@@ -212,7 +220,16 @@ impl Pull {
             PullEvent::Waits { layer, .. } => {
                 self.waits.remove(layer);
             }
-            PullEvent::Hosts(_) | PullEvent::Token { .. } => {}
+            PullEvent::Head { host, is_awaited: true } if self.unanswered.len() < LAYERS_MAX => {
+                *self.unanswered.entry(host.clone()).or_default() += 1;
+            }
+            PullEvent::Head { host, .. } => {
+                if let Some(count) = self.unanswered.get_mut(host) {
+                    *count = count.saturating_sub(1);
+                }
+                self.unanswered.retain(|_, count| *count > 0);
+            }
+            PullEvent::Hosts(_) | PullEvent::Token { .. } | PullEvent::Warning { .. } => {}
             PullEvent::Way(PullWay::Imported) => shown.phase = phase::RESOLVING.into(),
             PullEvent::Way(PullWay::Forwarded(_)) => {
                 // The runtime does not reuse what an import fetched.
@@ -233,7 +250,7 @@ impl Pull {
             bytes_per_second: speed,
             remaining_ms: remaining,
             elapsed_ms: milliseconds_of(self.ended.unwrap_or(now).saturating_duration_since(self.began)),
-            waits: self.waits.values().next().map(ToString::to_string).unwrap_or_default(),
+            waits: self.awaited().unwrap_or_default(),
             retry: self.retry.clone().and_then(|(at, host, requested)| PullRetry::new(host, at, requested)),
             ..self.shown.clone()
         }
@@ -263,6 +280,7 @@ impl PullObserver for PullTracker {
                 counted: 0,
                 retry: None,
                 waits: BTreeMap::new(),
+                unanswered: BTreeMap::new(),
                 version,
                 trace: self.tracer.pull(&request.image.image),
             };
@@ -298,6 +316,7 @@ impl PullObserver for PullTracker {
         self.change(pull, |pull| {
             (pull.ended, pull.retry) = (Some(Instant::now()), None);
             pull.waits.clear();
+            pull.unanswered.clear();
             if let Some(trace) = pull.trace.take() {
                 trace.end(end);
             }
@@ -360,6 +379,26 @@ mod tests {
         tracker.step(pull, &wait(None));
         assert_eq!(tracker.since(0, Instant::now()).1[0].waits, "");
         assert!(tracker.waits().is_empty());
+    }
+
+    #[test]
+    fn a_pull_whose_registry_is_slow_to_answer_says_for_which_host_it_waits() {
+        let tracker = PullTracker::default();
+        let pull = tracker.begin(&request("app:v1"));
+        let waits = || tracker.since(0, Instant::now()).1[0].waits.clone();
+        let head = |is_awaited| PullEvent::Head { host: "zot.test:5000".into(), is_awaited };
+        for (is_awaited, shown) in [
+            (true, "waiting for zot.test:5000"),
+            (true, "waiting for zot.test:5000"),
+            (false, "waiting for zot.test:5000"),
+            (false, ""),
+        ] {
+            tracker.step(pull, &head(is_awaited));
+            assert_eq!(waits(), shown, "{is_awaited}");
+        }
+        tracker.step(pull, &head(true));
+        tracker.end(pull, PullEnd::Pulled);
+        assert_eq!(tracker.waits().len(), 0);
     }
 
     #[test]

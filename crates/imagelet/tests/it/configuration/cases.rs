@@ -292,6 +292,14 @@ fn out_of_range() -> Vec<Case> {
         own(Range, "a relative store", "store:\n  directory: images\n", 2, &["absolute"]),
         own(Range, "a relative folder of registries", "registry:\n  configPath: /a:b\n", 2, &["`b`", "absolute"]),
         own(Range, "no connections", "registry:\n  connectionsPerHost: 0\n", 2, &["between 1 and 1000"]),
+        own(Range, "no time for an answer", "registry:\n  headTimeout: 0s\n", 2, &["at least 1s"]),
+        own(
+            Range,
+            "more time for an answer than for a byte",
+            "registry:\n  headTimeout: 3m0s\n",
+            2,
+            &["registry.headTimeout", "must not exceed pulls.progressDeadline of 1m0s"],
+        ),
         own(Range, "a bandwidth of a few bytes", "pulls: {bandwidth: '1000'}\n", 1, &["`1000`", "at least 1Ki"]),
         own(Range, "a relative docker configuration", "credentials:\n  dockerConfig: c.json\n", 2, &["absolute"]),
         own(Range, "an address without a port", "http:\n  address: localhost\n", 2, &["HOST:PORT"]),
@@ -488,7 +496,7 @@ fn no_files() -> Vec<Case> {
 
 /// Keys of a kubelet's file that are not about images may be anything.
 fn kubelets() -> Vec<Case> {
-    use Wrong::{BrokenYaml, Contradiction, Duplicate, NoText, OtherDocument, OtherType, OutOfRange, TooMuch};
+    use Wrong::{BrokenYaml, Contradiction, NoText, OtherDocument, OtherType, OutOfRange, TooMuch};
     let any = |wrong, what: &str, text: String, line, words: &[&'static str]| {
         whole(wrong, Kind::Kubelet, &format!("kubelet: {what}"), text, line, words)
     };
@@ -500,7 +508,6 @@ fn kubelets() -> Vec<Case> {
         kubelet(OutOfRange, "more than a disk", "imageGCHighThresholdPercent: 101\n", 1, &["between 0 and 100"]),
         kubelet(OutOfRange, "a rate below zero", "registryPullQPS: -5\n", 1, &["must not be a negative number"]),
         kubelet(Contradiction, "low above high", "imageGCLowThresholdPercent: 95\n", 1, &["less than"]),
-        kubelet(Duplicate, "a key twice", "registryBurst: 1\nregistryBurst: 2\n", 2, &["duplicate"]),
         kubelet(BrokenYaml, "an open brace", "authentication: {anonymous: {enabled: false}\n", 1, &["unclosed"]),
         kubelet(BrokenYaml, "a tab", "authentication:\n\tanonymous: {}\n", 2, &["tab"]),
         any(OtherDocument, "a Pod", "apiVersion: v1\nkind: Pod\n".into(), Some(2), &["KubeletConfiguration"]),
@@ -531,6 +538,7 @@ pub(super) fn accepted() -> Vec<(String, &'static str, Value)> {
     vec![
         (own("registryPullQPS: null\n"), "registryPullQPS", json!(5)),
         (own("registryPullQPS: 0\n"), "registryPullQPS", json!(0)),
+        (own("imageMinimumGCAge: 0s\n"), "imageMinimumGCAge", json!("0s")),
         (own("imageMaximumGCAge: 0\n"), "imageMaximumGCAge", json!("0s")),
         (own("store:\n"), "store.layersInFlight", json!(4)),
         (own("socket: '/run/5'\n"), "socket", json!("/run/5")),

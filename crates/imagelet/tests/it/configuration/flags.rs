@@ -78,3 +78,56 @@ fn a_bad_value_of_a_kubelets_flag_is_refused_by_the_flags_name() {
         }
     }
 }
+
+#[test]
+fn a_store_of_the_environment_beside_a_runtime_of_the_configuration_is_refused_with_both_names() {
+    let folder = scratch();
+    let [config, store, socket] = ["own.yaml", "store", "i.sock"].map(|name| folder.path().join(name));
+    let runtime = "unix:///run/containerd/containerd.sock";
+    std::fs::write(&config, format!("registryPullQPS: 5\nimageService: {{cri: {{endpoint: '{runtime}'}}}}\n")).unwrap();
+    let place = format!("{}:2", config.display());
+    let words = ["IMAGELET_STORE", store.to_str().unwrap(), &place, runtime];
+    let with_store = || {
+        let mut command = program();
+        command.env("IMAGELET_STORE", &store);
+        command
+    };
+    run(with_store().args(["config", "check"]).arg(&config)).refused(&words);
+    run(with_store().args(["config", "show", "--config"]).arg(&config)).refused(&words);
+    run(with_store().args(["serve", "--config"]).arg(&config).arg("--socket").arg(&socket)).refused(&words);
+    assert!(!store.exists() && !socket.exists(), "nothing is opened");
+    // The flag, an empty variable and a configuration without a runtime are no contradiction.
+    let backend = |shown: &Value| setting(shown, "imageService.cri.endpoint")["value"].clone();
+    let show = |command: &mut std::process::Command| {
+        run(command.args(["config", "show", "-o", "json", "--config"]).arg(&config)).json()
+    };
+    assert_eq!(backend(&show(with_store().arg("--store").arg(&store))), "");
+    assert_eq!(backend(&show(program().env("IMAGELET_STORE", ""))), runtime);
+    std::fs::write(&config, "registryPullQPS: 5\n").unwrap();
+    assert_eq!(run(with_store().args(["config", "check"]).arg(&config)).code, 0);
+}
+
+#[test]
+fn a_variable_that_is_set_and_empty_is_as_one_that_is_not_set() {
+    let folder = scratch();
+    let store = folder.path().join("store");
+    for (variable, arguments) in [
+        ("IMAGELET_STORE", &["ls"][..]),
+        ("IMAGELET_ENDPOINT", &["ls"]),
+        ("IMAGELET_CONFIG", &["config", "show"]),
+        ("IMAGELET_CREDS", &["ls"]),
+        ("IMAGELET_LOG", &["ls"]),
+        ("KUBECONFIG", &["prefetch", "ls"]),
+        ("XDG_RUNTIME_DIR", &["ls"]),
+        ("DOCKER_CONFIG", &["ls"]),
+        ("HTTPS_PROXY", &["doctor", "127.0.0.1:1/a:b"]),
+        ("KUBERNETES_SERVICE_HOST", &["config", "show", "--node-name", "a"]),
+    ] {
+        let outcome = |command: &mut std::process::Command| {
+            let outcome = run(command.env("HOME", &store).args(arguments));
+            let stderr = outcome.stderr.lines().filter(|line| !line.contains("ms ")).collect::<Vec<_>>().join("\n");
+            (outcome.code, stderr)
+        };
+        assert_eq!(outcome(program().env(variable, "")), outcome(&mut program()), "{variable}");
+    }
+}

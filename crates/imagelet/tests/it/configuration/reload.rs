@@ -12,7 +12,7 @@ use super::{
 use crate::{
     fake_registry::FakeRegistry,
     images::Image,
-    program::Daemon,
+    program::{Daemon, program, run},
     testbed::{Registry, scratch, wait_until},
 };
 
@@ -126,6 +126,48 @@ fn two_files_that_contradict_one_another_are_refused_at_the_one_to_mend() {
 }
 
 #[test]
+fn the_thresholds_of_a_kubelet_with_drop_ins_are_in_force_at_the_start_and_after_a_reload() {
+    let folder = scratch();
+    let (kubelet, drop_ins) = (folder.path().join("kubelet.yaml"), folder.path().join("kubelet.conf.d"));
+    let drop_in = |name: &str, more: &str| {
+        let text = format!("kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n{more}");
+        fs::write(drop_ins.join(name), text).unwrap();
+    };
+    fs::create_dir(&drop_ins).unwrap();
+    put(&kubelet, &good(Kind::Kubelet, 90, 80));
+    drop_in("10-platform.conf", "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\n");
+    drop_in(
+        "50-team.conf",
+        "imageGCLowThresholdPercent: 50\nevictionHard: {imagefs.available: 7%}\nimageGCLowThresholdPercent: 55\n---\n",
+    );
+    let store = folder.path().join("store");
+    let arguments = ["--kubelet-config", kubelet.to_str().unwrap(), "--config-dir", drop_ins.to_str().unwrap()];
+    let unit = ["--store", store.to_str().unwrap(), "--cgroup-driver=systemd", "--eviction-soft=", "--v=2"];
+    let daemon = Daemon::start(folder.path(), arguments.into_iter().chain(unit));
+    assert_eq!(thresholds(&daemon), (70, 55));
+    let shown = run(program().args(["config", "show", "-o", "json"]).args(arguments)).json();
+    let hard = shown["settings"].as_array().unwrap().iter().find(|one| one["key"] == "evictionHard").unwrap();
+    assert_eq!(hard["value"]["imagefs.available"], "7%", "{hard}");
+    assert_eq!(hard["value"]["memory.available"], "100Mi", "{hard}");
+    assert_eq!(hard["source"], format!("{}:4", drop_ins.join("50-team.conf").display()));
+    let log = daemon.part.log();
+    assert!(log.contains("say nothing about images and are ignored: --cgroup-driver, --v"), "{log}");
+
+    drop_in("90-local.conf", "imageGCHighThresholdPercent: 75\n");
+    reload(&daemon, TAKEN);
+    assert_eq!(thresholds(&daemon), (75, 55));
+    drop_in("90-local.conf", "imageGCHighThresholdPercent: 40\n");
+    reload(&daemon, REFUSED);
+    let told = refusal(&daemon, REFUSED);
+    assert!(told.contains("50-team.conf:5: ") && told.contains("less than"), "{told}");
+    assert_eq!(thresholds(&daemon), (75, 55));
+    fs::remove_dir_all(&drop_ins).unwrap();
+    reload(&daemon, REFUSED);
+    assert!(refusal(&daemon, REFUSED).contains(drop_ins.to_str().unwrap()));
+    assert_eq!(thresholds(&daemon), (75, 55), "a kubelet does not start without the folder");
+}
+
+#[test]
 fn each_reload_names_what_waits_for_a_restart_and_takes_the_rest() {
     let folder = scratch();
     let (config, store) = (folder.path().join("own.yaml"), folder.path().join("store"));
@@ -207,7 +249,7 @@ fn a_broken_registry_configuration_refuses_that_registry_alone_until_it_is_mende
         ("a server that is no text", b"server = 5\n".to_vec(), "`server`"),
         ("hosts that are no table", b"host = [1]\n".to_vec(), "`host`"),
         ("a host that is no table", b"[host]\na = 1\n".to_vec(), "host `a`"),
-        ("an unknown capability", format!("{host}capabilities = [\"eat\"]\n").into_bytes(), "`eat`"),
+        ("a capability that is no text", format!("{host}capabilities = [5]\n").into_bytes(), "`capabilities"),
         ("a flag that is no flag", format!("{host}skip_verify = \"no\"\n").into_bytes(), "skip_verify"),
         ("a certificate that is not there", format!("{host}ca = \"none.pem\"\n").into_bytes(), "none.pem"),
         ("a header no wire carries", format!("{host}header = {{x = \"a\\nb\"}}\n").into_bytes(), "header `x`"),

@@ -1,6 +1,7 @@
 //! HTTP clients, one per set of TLS settings.
 
 pub(super) mod client_certificate;
+pub(super) mod extension;
 
 use std::{
     collections::HashMap,
@@ -140,7 +141,8 @@ impl Clients {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| RuntimeError::other("TLS cannot be set up").caused_by(error))?;
-        let builder = if !settings.skip_verify && named.is_empty() {
+        // Plain HTTP, and a system without authorities.
+        let builder = if !settings.skip_verify && roots.is_empty() {
             builder.with_root_certificates(roots)
         } else {
             let trust = if settings.skip_verify {
@@ -167,7 +169,7 @@ fn system_roots() -> RootCertStore {
     roots
 }
 
-/// Verifies a server's certificate where the configuration extends the system's authorities.
+/// Verifies a server's certificate by the system's authorities and those of the configuration.
 #[derive(Debug)]
 struct ConfiguredTrust {
     provider: Arc<CryptoProvider>,
@@ -199,7 +201,8 @@ impl ServerCertVerifier for ConfiguredTrust {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let Trust::Named { webpki, named } = &self.trust else { return Ok(ServerCertVerified::assertion()) };
-        match webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+        let verified = webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        match verified.map_err(|error| extension::named(error, end_entity, intermediates)) {
             Err(error) if is_authority_as_server(&error) && named.contains(end_entity) => {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())

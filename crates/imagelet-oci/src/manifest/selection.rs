@@ -1,0 +1,242 @@
+//! Selects the image for a platform below an index: the index decides where it names a platform, else the
+//! configurations do.
+
+use imagelet_core::{
+    image::{Digest, Platform},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+};
+
+use super::{
+    Descriptor, DescriptorPlatform, DocumentKind, INDEX_DEPTH_MAX, ImageConfig, Index, Manifest, ManifestDocument,
+    platform::OfferedPlatforms, unacceptable,
+};
+
+/// Documents that are fetched because no index names their platform: more than an image has platforms.
+const LOOKS_MAX: usize = 32;
+
+/// Where the documents of an image come from.
+pub(crate) trait DocumentSource: Sync {
+    type Document: Clone + Send;
+
+    /// Names the image in an error.
+    fn about(&self, error: RuntimeError) -> RuntimeError {
+        error
+    }
+
+    /// Whether it can have a document; an archive need not have all that an index lists.
+    fn may_have(&self, _entry: &Descriptor) -> bool {
+        true
+    }
+
+    fn manifest(
+        &self,
+        entry: &Descriptor,
+    ) -> impl Future<Output = Result<(Self::Document, ManifestDocument), RuntimeError>> + Send;
+
+    fn config(&self, manifest: &Manifest) -> impl Future<Output = Result<ImageConfig, RuntimeError>> + Send;
+}
+
+/// The image for a platform.
+#[derive(Clone, Debug)]
+pub(crate) struct Selected<D> {
+    /// The document of the index's own entry; equal to `chosen` where that is no index.
+    pub(crate) first: D,
+    pub(crate) chosen: D,
+    pub(crate) manifest: Manifest,
+    /// An index names the platform, so the configuration has no veto.
+    pub(crate) is_named: bool,
+}
+
+/// What an index by itself says about a platform.
+pub(crate) enum IndexChoice<'a> {
+    /// The entry for it.
+    Named(&'a Descriptor),
+    /// None names it; the configurations of these may.
+    Unnamed(Vec<&'a Descriptor>),
+}
+
+impl Index {
+    /// The best match wins; among equals the first. An artifact is the image only where the index has nothing else.
+    pub(crate) fn choose(&self, platform: &Platform) -> IndexChoice<'_> {
+        let rank = |entry: &Descriptor| entry.platform.as_ref().and_then(|offered| offered.rank(platform));
+        let named = self.manifests.iter().filter_map(|entry| rank(entry).map(|rank| (entry, rank)));
+        if let Some((entry, _)) = named.min_by_key(|(entry, rank)| (entry.is_artifact(), *rank)) {
+            return IndexChoice::Named(entry);
+        }
+        let may_be = |entry: &&Descriptor| {
+            let is_open = entry.platform.as_ref().is_none_or(|offered| offered.may_be_for(platform));
+            is_open && (self.manifests.len() == 1 || DocumentKind::may_lead_to_image(&entry.media_type))
+        };
+        let open = || self.manifests.iter().filter(may_be);
+        let images: Vec<_> = open().filter(|entry| !entry.is_artifact()).collect();
+        if images.is_empty() && !self.names_platforms() {
+            return IndexChoice::Unnamed(open().take(1).collect());
+        }
+        IndexChoice::Unnamed(images)
+    }
+
+    /// Why the index alone has no image for a platform.
+    pub(crate) fn refusal(&self, wanted: &Platform) -> Option<RuntimeError> {
+        let IndexChoice::Unnamed(entries) = self.choose(wanted) else { return None };
+        let mut found = Found::<()>::default();
+        self.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| found.offered.add(it));
+        if entries.is_empty() { found.end(wanted).err() } else { None }
+    }
+
+    /// The entry for a platform where no configuration has to be asked, and whether the index names it.
+    pub(crate) fn chosen_alone(&self, platform: &Platform) -> Option<(&Descriptor, bool)> {
+        match self.choose(platform) {
+            IndexChoice::Named(entry) => Some((entry, true)),
+            IndexChoice::Unnamed(entries) if self.manifests.len() == 1 => entries.first().map(|entry| (*entry, false)),
+            IndexChoice::Unnamed(_) => None,
+        }
+    }
+
+    /// Whether containerd finds the chosen image too: of entries without a platform it looks at the first alone.
+    pub(crate) fn leads_runtimes_to(&self, chosen: &Digest, platform: &Platform) -> bool {
+        let first = || self.manifests.iter().find(|entry| entry.platform.is_none());
+        matches!(self.choose(platform), IndexChoice::Named(_)) || first().is_some_and(|entry| entry.digest == *chosen)
+    }
+
+    fn names_platforms(&self) -> bool {
+        self.manifests.iter().filter_map(|entry| entry.platform.as_ref()).any(DescriptorPlatform::is_of_a_machine)
+    }
+}
+
+/// The image for a platform below an index, which is the last one of so many levels.
+///
+/// Entries without a platform are looked at in order, a bounded number of them. What names no platform in its
+/// configuration either, and an artifact, is taken only where nothing names one.
+pub(crate) async fn select<S: DocumentSource>(
+    source: &S,
+    index: Index,
+    levels: usize,
+    wanted: &Platform,
+) -> Result<Selected<S::Document>, RuntimeError> {
+    let mut search = Search { wanted, pending: Vec::new(), looks: 0, found: Found::default() };
+    search.open(&index, Place { levels, first: None, is_named: false, is_only: true });
+    while let Some((entry, place)) = search.pending.pop() {
+        if !place.is_only && !source.may_have(&entry) {
+            continue;
+        }
+        let (document, read) = match source.manifest(&entry).await {
+            Err(error) if !place.is_only && error.kind() == RuntimeErrorKind::NotFound => continue,
+            read => read?,
+        };
+        let first = place.first.clone().unwrap_or_else(|| document.clone());
+        match read {
+            ManifestDocument::Index(_) if place.levels >= INDEX_DEPTH_MAX => {
+                let message = format!("the image is an index of more than {INDEX_DEPTH_MAX} levels");
+                return Err(source.about(unacceptable(message)));
+            }
+            ManifestDocument::Index(index) => {
+                search.open(&index, Place { levels: place.levels + 1, first: Some(first), ..place });
+            }
+            ManifestDocument::Image(manifest) => {
+                let image = Selected { first, chosen: document, manifest, is_named: place.is_named };
+                if place.is_only {
+                    return Ok(image);
+                }
+                if image.manifest.artifact_kind().is_some() {
+                    search.found.artifact.get_or_insert(image);
+                    continue;
+                }
+                let platform = source.config(&image.manifest).await?.platform();
+                if search.found.judge(image, &platform, wanted) {
+                    break;
+                }
+            }
+        }
+    }
+    search.found.end(wanted).map_err(|error| source.about(error))
+}
+
+/// Where a document stands.
+#[derive(Clone)]
+struct Place<D> {
+    levels: usize,
+    first: Option<D>,
+    is_named: bool,
+    /// There is nothing else to choose.
+    is_only: bool,
+}
+
+struct Search<'a, D> {
+    wanted: &'a Platform,
+    /// The next one is the last.
+    pending: Vec<(Descriptor, Place<D>)>,
+    looks: usize,
+    found: Found<D>,
+}
+
+impl<D: Clone> Search<'_, D> {
+    /// Adds what an index leads to.
+    fn open(&mut self, index: &Index, place: Place<D>) {
+        self.found.is_offered |= index.names_platforms();
+        index.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| self.found.offered.add(it));
+        match index.choose(self.wanted) {
+            IndexChoice::Named(entry) => {
+                self.pending = vec![(entry.clone(), Place { is_named: true, is_only: true, ..place })];
+                self.found.best = None;
+            }
+            IndexChoice::Unnamed(entries) => {
+                let place = Place { is_only: place.is_only && index.manifests.len() == 1, ..place };
+                let looks = entries.len().min(LOOKS_MAX - self.looks);
+                self.looks += looks;
+                self.found.is_cut |= looks < entries.len();
+                let taken = entries[..looks].iter().rev();
+                self.pending.extend(taken.map(|entry| ((*entry).clone(), place.clone())));
+            }
+        }
+    }
+}
+
+struct Found<D> {
+    best: Option<(usize, Selected<D>)>,
+    /// Of no platform.
+    plain: Option<Selected<D>>,
+    artifact: Option<Selected<D>>,
+    offered: OfferedPlatforms,
+    /// An index or a configuration names a platform.
+    is_offered: bool,
+    /// There are more entries than are looked at.
+    is_cut: bool,
+}
+
+impl<D> Default for Found<D> {
+    fn default() -> Self {
+        let offered = OfferedPlatforms::default();
+        Self { best: None, plain: None, artifact: None, offered, is_offered: false, is_cut: false }
+    }
+}
+
+impl<D> Found<D> {
+    /// Compares an image with those before it, and returns whether no other can be better.
+    fn judge(&mut self, image: Selected<D>, platform: &DescriptorPlatform, wanted: &Platform) -> bool {
+        if !platform.is_named() {
+            self.plain.get_or_insert(image);
+            return false;
+        }
+        self.is_offered = true;
+        self.offered.add(platform);
+        let Some(rank) = platform.rank(wanted) else { return false };
+        if self.best.as_ref().is_none_or(|(best, _)| rank < *best) {
+            self.best = Some((rank, image));
+        }
+        rank == 0
+    }
+
+    fn end(self, wanted: &Platform) -> Result<Selected<D>, RuntimeError> {
+        let unnamed = self.plain.or(self.artifact).filter(|_| !self.is_offered);
+        let cut = if self.is_cut {
+            format!("; of the entries without a platform, {LOOKS_MAX} were looked at")
+        } else {
+            String::new()
+        };
+        self.best.map(|(_, image)| image).or(unnamed).ok_or_else(|| {
+            unacceptable(format!("the image is not offered for `{wanted}`, only for: {}{cut}", self.offered))
+                .with_hint("ask for one of these with --platform, or use another tag")
+                .with_fault(Fault::new(ErrorClass::PlatformMissing, Stage::Manifest))
+        })
+    }
+}

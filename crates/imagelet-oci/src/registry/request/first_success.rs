@@ -1,0 +1,215 @@
+//! Runs the attempts of one request: the next host is asked where one fails, and beside one whose answer is late.
+//!
+//! The head of an answer may take long: a registry that fetches on demand has to get the content first. So an attempt is
+//! not ended where its turn is over. While it goes on, the next host is asked; the first answer counts.
+
+#[cfg(test)]
+mod tests;
+
+use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use imagelet_core::runtime::{PullEvent, RuntimeError};
+use tokio::time::{Instant, sleep_until};
+
+use crate::registry::{
+    attempts::{Attempts, Next, Standing},
+    connection::HeadWait,
+    error::Failure,
+    pull_session::PullSession,
+};
+
+/// How long a host that has others behind it may let a request wait before the next one is asked, too.
+const TURN_MAX: Duration = Duration::from_secs(10);
+/// A wait for a head is reported after this time.
+const REPORTED_WAIT_MIN: Duration = Duration::from_secs(2);
+
+/// An attempt at one host.
+struct Run<'a, T> {
+    host: usize,
+    began: Instant,
+    head: Arc<HeadWait>,
+    attempt: BoxFuture<'a, Result<T, Failure>>,
+    turn: Turn,
+    report: Option<HeadReport<'a>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Other hosts wait for it.
+    Own,
+    /// Its head is late: other hosts are asked beside it.
+    Shared,
+    /// Its head is too late, and it counts as failed; it may still be the first that answers.
+    Over,
+}
+
+/// What happens to a run next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    Report,
+    Share,
+    End,
+}
+
+enum Event<'a, T> {
+    Ended(Run<'a, T>, Result<T, Failure>),
+    Due(usize, Due),
+}
+
+/// Reports the end of a wait when it is dropped.
+struct HeadReport<'a> {
+    session: &'a PullSession,
+    host: String,
+}
+
+impl<'a> HeadReport<'a> {
+    fn begin(session: &'a PullSession, host: String) -> Self {
+        session.report(PullEvent::Head { host: host.clone(), is_awaited: true });
+        Self { session, host }
+    }
+}
+
+impl Drop for HeadReport<'_> {
+    fn drop(&mut self) {
+        self.session.report(PullEvent::Head { host: std::mem::take(&mut self.host), is_awaited: false });
+    }
+}
+
+/// When a wait for a head that has lasted since a moment has a consequence, and which.
+fn due(turn: Turn, is_reported: bool, since: Instant, head_max: Duration) -> Option<(Instant, Due)> {
+    let report = (!is_reported).then_some((REPORTED_WAIT_MIN, Due::Report));
+    let turn = match turn {
+        Turn::Own if head_max > TURN_MAX => Some((TURN_MAX, Due::Share)),
+        Turn::Own | Turn::Shared => Some((head_max, Due::End)),
+        Turn::Over => None,
+    };
+    report.into_iter().chain(turn).min_by_key(|(after, _)| *after).map(|(after, due)| (since + after, due))
+}
+
+impl<T> Run<'_, T> {
+    fn due(&self, head_max: Duration) -> Option<(Instant, Due)> {
+        due(self.turn, self.report.is_some(), self.head.awaited()?.since, head_max)
+    }
+}
+
+/// The next thing that happens to any of the runs. Dropping the future loses nothing.
+async fn next_event<'a, T>(runs: &mut Vec<Run<'a, T>>, head_max: Duration) -> Event<'a, T> {
+    let mut alarm = pin!(sleep_until(Instant::now()));
+    poll_fn(|context| {
+        for index in 0..runs.len() {
+            if let Poll::Ready(outcome) = runs[index].attempt.poll_unpin(context) {
+                return Poll::Ready(Event::Ended(runs.swap_remove(index), outcome));
+            }
+        }
+        // After the runs, which may have sent a request or received a head.
+        let dues = runs.iter().enumerate().filter_map(|(index, run)| Some((index, run.due(head_max)?)));
+        let Some((index, (at, due))) = dues.min_by_key(|(_, (at, _))| *at) else { return Poll::Pending };
+        alarm.as_mut().reset(at);
+        alarm.as_mut().poll(context).map(|()| Event::Due(index, due))
+    })
+    .await
+}
+
+impl PullSession {
+    /// Tries the hosts, each in its turn, until one succeeds, none is left, or the pull's retry budget is spent.
+    /// The caller reports the success of a host when the content is complete.
+    pub(crate) async fn first_success<'a, T: 'a>(
+        &'a self,
+        attempts: &mut Attempts,
+        subject: &str,
+        attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
+    ) -> Result<T, RuntimeError> {
+        let head_max = self.shared.config.header_timeout;
+        let (mut runs, mut retrying) = (Vec::new(), None);
+        loop {
+            let next = self.next_beside(attempts, &runs);
+            let is_pending = runs.iter().any(|run: &Run<'a, T>| run.turn != Turn::Over);
+            let event = match next {
+                Some(next) if next.wait.is_zero() => {
+                    runs.push(self.run(attempts, next.host, &attempt));
+                    continue;
+                }
+                _ if is_pending => next_event(&mut runs, head_max).await,
+                None => return Err(self.given_up(attempts, subject, None)),
+                Some(next) => {
+                    let (_, tried) = attempts.spent(Instant::now());
+                    if !self.retry_budget.permits(&next, tried) {
+                        return Err(self.given_up(attempts, subject, Some(next)));
+                    }
+                    retrying.get_or_insert_with(|| self.retry_budget.retrying());
+                    tokio::select! {
+                        biased;
+                        event = next_event(&mut runs, head_max) => event,
+                        // Meanwhile another request may have learned more.
+                        () = self.pause(next) => continue,
+                    }
+                }
+            };
+            match event {
+                Event::Ended(run, Ok(found)) => {
+                    drop(run);
+                    self.overtaken(attempts, &runs);
+                    return Ok(found);
+                }
+                Event::Ended(run, Err(failure)) => {
+                    if run.turn != Turn::Over {
+                        self.record_failure(attempts, run.host, failure, run.began);
+                    }
+                }
+                Event::Due(index, Due::Report) => {
+                    let host = runs[index].head.awaited().map_or_else(String::new, |head| head.place);
+                    runs[index].report = Some(HeadReport::begin(self, host));
+                }
+                Event::Due(index, Due::Share) => runs[index].turn = Turn::Shared,
+                Event::Due(index, Due::End) => self.end_turn(attempts, &mut runs, index, head_max),
+            }
+        }
+    }
+
+    /// The next attempt, where no other one is in its own turn. Beside a late one, no host is asked again.
+    fn next_beside<T>(&self, attempts: &Attempts, runs: &[Run<'_, T>]) -> Option<Next> {
+        if runs.iter().any(|run| run.turn == Turn::Own) {
+            return None;
+        }
+        let is_asked = |host| runs.iter().any(|run| run.host == host && run.turn != Turn::Over);
+        let standing = |host| Standing { is_asked: is_asked(host), ..self.standing(host) };
+        let next = attempts.next(Instant::now(), standing)?;
+        let is_beside = runs.iter().any(|run| run.turn == Turn::Shared);
+        (!is_beside || !attempts.has_failed(next.host)).then_some(next)
+    }
+
+    fn run<'a, T: 'a>(
+        &'a self,
+        attempts: &mut Attempts,
+        host: usize,
+        attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
+    ) -> Run<'a, T> {
+        let (began, head) = (Instant::now(), Arc::<HeadWait>::default());
+        attempts.began(began);
+        let attempt: BoxFuture<'a, _> = Arc::clone(&head).of(attempt(host)).boxed();
+        Run { host, began, head, attempt, turn: Turn::Own, report: None }
+    }
+
+    /// A head is too late. Of one host only the first such attempt goes on: it is the next to its answer.
+    fn end_turn<T>(&self, attempts: &mut Attempts, runs: &mut Vec<Run<'_, T>>, index: usize, head_max: Duration) {
+        let run = &mut runs[index];
+        let (host, began) = (run.host, run.began);
+        if let Some(head) = run.head.awaited() {
+            self.record_failure(attempts, host, head.late(head_max), began);
+        }
+        run.turn = Turn::Over;
+        if runs.iter().any(|run| run.host == host && run.turn == Turn::Over && run.began < began) {
+            runs.remove(index);
+        }
+    }
+
+    /// Another host answered while these were late.
+    fn overtaken<T>(&self, attempts: &mut Attempts, runs: &[Run<'_, T>]) {
+        for run in runs.iter().filter(|run| run.turn == Turn::Shared) {
+            if let Some(head) = run.head.awaited() {
+                self.record_failure(attempts, run.host, head.late(TURN_MAX), run.began);
+            }
+        }
+    }
+}
