@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{image::ByteSize, printable::printable};
+use imagelet_core::{
+    image::{ByteSize, counted},
+    printable::printable,
+};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use rustix::termios::tcgetwinsize;
 use tokio::time::Instant;
@@ -116,8 +119,7 @@ fn line(said: &mut Said, step: &Step) -> Option<String> {
         Step::Resolved { layers: resolved, .. } => {
             said.sizes = resolved.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect();
             let total: ByteSize = resolved.iter().map(|layer| ByteSize(layer.size)).sum();
-            let plural = if resolved.len() == 1 { "" } else { "s" };
-            Some(format!("{} layer{plural}, {total} to fetch at most", resolved.len()))
+            Some(format!("{}, {total} to fetch at most", counted(resolved.len(), "layer")))
         }
         Step::Silence { note } => Some(printable(note)),
         Step::Waiting { host, over } => {
@@ -284,8 +286,9 @@ pub(crate) fn standing(pull: &PullProgress) -> String {
     let over = pull.layers.iter().filter(|layer| ["done", "present"].contains(&layer.state.as_str())).count();
     let speed = pull.bytes_per_second.map_or_else(String::new, |speed| format!(", {}/s", ByteSize(speed)));
     let left = pull.remaining_ms.map_or_else(String::new, |left| format!(", {} s left", left.div_ceil(1000)));
-    let (received, layers) = (ByteSize(pull.bytes_received), pull.layers.len() as u64 + pull.layers_hidden);
-    format!("{} {received} of {}{speed}{left}, {over} of {layers} layers{retry}", pull.phase, ByteSize(total))
+    let (received, all) = (ByteSize(pull.bytes_received), pull.layers.len() as u64 + pull.layers_hidden);
+    let layers = counted(all, "layer");
+    format!("{} {received} of {}{speed}{left}, {over} of {layers}{retry}", pull.phase, ByteSize(total))
 }
 
 /// How many layers have a bar on a terminal of so many lines.

@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 
 use super::{Secret, registry_match::registry_key};
 use crate::{
-    image::{DOCKER_HUB, is_docker_hub},
+    image::{ByteSize, DOCKER_HUB, is_docker_hub},
     text::json_error,
     trusted_files,
 };
@@ -108,7 +108,8 @@ pub(crate) struct DockerConfigError(String);
 impl DockerConfig {
     pub(crate) fn parse(kind: PullSecretKind, document: &[u8]) -> Result<Self, DockerConfigError> {
         if document.len() > DOCKER_CONFIG_LENGTH_MAX {
-            return Err(DockerConfigError(format!("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")));
+            let limit = ByteSize(DOCKER_CONFIG_LENGTH_MAX as u64);
+            return Err(DockerConfigError(format!("the document is longer than {limit}")));
         }
         let text = String::from_utf8_lossy(document);
         let root = serde_json::from_str(&text).map_err(|error| DockerConfigError(json_error(&error, &text)))?;
@@ -311,7 +312,7 @@ mod tests {
         let parsed = |text: &str| DockerConfig::parse(PullSecretKind::DockerConfigJson, text.as_bytes());
         assert_eq!(parsed(&longest).unwrap().entries.len(), 1);
         let error = parsed(&(longest + " ")).unwrap_err().to_string();
-        assert_eq!(error, format!("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes"));
+        assert_eq!(error, "the document is longer than 1.05MB");
     }
 
     #[test]

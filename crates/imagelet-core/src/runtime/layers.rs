@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 
 use super::RuntimeError;
-use crate::image::{ByteSize, ImageId};
+use crate::image::{ByteSize, ImageId, counted};
 
 /// Reads the layer graph of a runtime whose [`super::ImageService`] has none, as CRI has none.
 #[async_trait]
@@ -218,7 +218,9 @@ impl fmt::Display for Certainty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exact => f.write_str("exact"),
-            Self::Partial { measured, layers } => write!(f, "partial ({measured} of {layers} layers measured)"),
+            Self::Partial { measured, layers } => {
+                write!(f, "partial ({measured} of {} measured)", counted(*layers, "layer"))
+            }
             Self::Claimed => f.write_str("as the runtime claims"),
         }
     }

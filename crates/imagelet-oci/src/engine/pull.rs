@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
-    image::{ByteSize, Digest, ImageId, ImageUser},
+    image::{ByteSize, Digest, ImageId, ImageUser, counted},
     runtime::{Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
@@ -299,7 +299,8 @@ pub(super) fn check_layers(resolved: &Resolved, diff_ids: usize) -> Result<(), R
         return Ok(());
     }
     let id = resolved.image_id();
-    let message = format!("the manifest has {layers} layers and the configuration `{id}` {diff_ids}");
+    let layers = counted(layers, "layer");
+    let message = format!("the manifest has {layers} and the configuration `{id}` {diff_ids}");
     Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
 }
 

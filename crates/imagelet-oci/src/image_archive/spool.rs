@@ -7,7 +7,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::{image::ByteSize, runtime::RuntimeError};
 
 use super::check_cancelled;
 use crate::{
@@ -96,7 +96,8 @@ pub(crate) fn plain(
         };
         written += read as u64;
         if written > inflated_max {
-            return Err(unacceptable(format!("the archive inflates to more than {inflated_max} bytes")));
+            let limit = ByteSize(inflated_max);
+            return Err(unacceptable(format!("the archive inflates to more than {limit}")));
         }
         unchecked += read as u64;
         if unchecked >= BYTES_BETWEEN_CHECKS {

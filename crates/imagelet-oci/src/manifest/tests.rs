@@ -305,6 +305,6 @@ fn what_is_kept_of_a_document_has_few_texts_whatever_its_size() {
     ] {
         let error = refused.expect_err("it would stay in memory");
         assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
-        assert!(error.to_string().contains("more than 4096 are refused"), "{error}");
+        assert!(error.to_string().contains("the limit is 4.1kB"), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use futures_util::FutureExt as _;
 use http::{Method, StatusCode};
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, DigestError, ImageId, Platform, Reference},
+    image::{ByteSize, Digest, DigestError, ImageId, Platform, Reference},
     runtime::{ErrorClass, Fault, Patience, PullEvent, RegistryHost, RuntimeError, RuntimeErrorKind, Stage},
 };
 
@@ -235,7 +235,8 @@ impl PullSession {
             body.next().await.map_err(|error| error.failure(subject, &place).of_redirect(answer.strayed))?
         {
             if document.len() + chunk.len() > limit {
-                let message = format!("the manifest of {subject} is larger than {MANIFEST_BYTES_MAX} bytes");
+                let limit = ByteSize(MANIFEST_BYTES_MAX);
+                let message = format!("the manifest of {subject} is larger than {limit}");
                 return Err(unacceptable(message).into());
             }
             document.push(&chunk).await?;

@@ -161,9 +161,9 @@ fn decide_space(policy: &GcPolicy, disk: &DiskUse, estimate: Option<&PullEstimat
     let assumed = || ByteSize(estimate.bytes_missing.0.saturating_mul(EXPANSION_ASSUMED));
     let needed = estimate.bytes_unpacked.unwrap_or_else(assumed);
     if needed > ByteSize::ZERO && policy.is_reached_with(disk, needed) {
-        let (needed, free) = (needed.0, disk.available.0);
+        let free = disk.available;
         return Err(format!(
-            "the image needs about {needed} bytes of {free} free ones, and would raise the disk of images to {high} %, where a \
+            "the image needs about {needed} of {free} free, and would raise the disk of images to {high} %, where a \
              collection starts"
         ));
     }
@@ -225,7 +225,7 @@ mod tests {
             (500, None, None),
             (150, None, Some("the disk of images is at 85 %")),
             (500, Some(estimate(100, None)), None),
-            (500, Some(estimate(117, None)), Some("the image needs about 351 bytes of 500 free ones")),
+            (500, Some(estimate(117, None)), Some("the image needs about 351B of 500B free")),
             (500, Some(estimate(117, Some(200))), None),
             (500, Some(estimate(10, Some(350))), Some("would raise the disk of images to 85 %")),
             (160, Some(estimate(0, Some(0))), None),

@@ -452,7 +452,7 @@ pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &S
     let configured = configured.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
     configured.map_err(|error| {
         Failure::because("could not register the credential providers", &error)
-            .or_hint("see docs/credentials.md for their configuration")
+            .or_hint("`imagelet help credentials` describes their configuration")
     })
 }
 

@@ -320,7 +320,8 @@ impl ImportingImages {
         self.metrics.increment(&PULLS, &[code, reason, outcome]);
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         let failure = failure.map(RuntimeError::chain);
-        tracing::info!(image, way = code, reason, took_ms, failure, "{way}");
+        let ended = if failure.is_some() { format!("failed: {}", way.of_failed()) } else { way.to_string() };
+        tracing::info!(image, way = code, reason, took_ms, failure, "{ended}");
         let mut shared = self.shared();
         if shared.ways.len() == WAYS_MAX {
             shared.ways.pop_front();

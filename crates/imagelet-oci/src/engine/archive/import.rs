@@ -8,7 +8,7 @@ use std::{
 use futures_util::FutureExt as _;
 use imagelet_core::{
     hold::HoldMeter,
-    image::{Digest, ImageId, Platform, Reference},
+    image::{ByteSize, Digest, ImageId, Platform, Reference, counted},
     runtime::{ArchivePlace, ImportOutcome, ImportRequest, Patience, Progress, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
@@ -50,7 +50,7 @@ impl Engine {
         self.check_archive(&place, archive.format).await?;
         let count = archive.images.len();
         if request.name.is_some() && count != 1 {
-            let message = format!("the archive has {count} images, and one name is given");
+            let message = format!("the archive has {}, and one name is given", counted(count, "image"));
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
                 .with_hint("leave out `--name`: each image gets its own names"));
         }
@@ -61,8 +61,9 @@ impl Engine {
             let names = found.iter().flatten().map(ToString::to_string).collect();
             let outcome = match found {
                 Ok(_) if failed_bytes > archive.blobs.reads().failed_max() => Err(unacceptable(format!(
-                    "images that failed read {failed_bytes} bytes of the archive; the limit is {}",
-                    archive.blobs.reads().failed_max()
+                    "images that failed read {} of the archive; the limit is {}",
+                    ByteSize(failed_bytes),
+                    ByteSize(archive.blobs.reads().failed_max())
                 ))),
                 Ok(references) => self
                     .import_one(&archive.blobs, image, &references, request, progress)

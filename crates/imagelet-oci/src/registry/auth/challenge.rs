@@ -1,6 +1,7 @@
 //! Parses `WWW-Authenticate`.
 
 use http::{HeaderMap, header};
+use imagelet_core::image::ByteSize;
 
 const CHALLENGE_BYTES_MAX: usize = 8 << 10;
 const CHALLENGES_MAX: usize = 8;
@@ -15,7 +16,7 @@ pub(crate) struct Challenge {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChallengeError {
-    #[error("the header is longer than {CHALLENGE_BYTES_MAX} bytes")]
+    #[error("the header is longer than {}", ByteSize(CHALLENGE_BYTES_MAX as u64))]
     TooLong,
     #[error("the header is malformed")]
     Malformed,

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    image::ByteSize,
     runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, Stage},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -136,7 +137,8 @@ impl PullSession {
         let (body, cut) = body.map_err(|error| error.failure("a token", place))?;
         let body = Zeroizing::new(Vec::from(body));
         if cut {
-            return Err(unusable(place, &format!("answered with more than {TOKEN_BYTES_MAX} bytes")));
+            let limit = ByteSize(TOKEN_BYTES_MAX as u64);
+            return Err(unusable(place, &format!("answered with more than {limit}")));
         }
         if answer.status == StatusCode::OK {
             let with = media_type_base(&kind);

@@ -22,7 +22,7 @@ use std::{
 use http::HeaderMap;
 use imagelet_core::{
     credentials::Credential,
-    image::{DOCKER_HUB, DOCKER_HUB_HOST, Reference},
+    image::{ByteSize, DOCKER_HUB, DOCKER_HUB_HOST, Reference},
     runtime::{RegistryHost, RuntimeError, RuntimeErrorKind},
     trusted_files,
 };
@@ -218,7 +218,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     trusted_files::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, "larger than 1 MiB"));
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {}", ByteSize(FILE_BYTES_MAX))));
     }
     Ok(bytes)
 }

@@ -104,7 +104,7 @@ async fn walk(
         let checked = tokio::task::spawn_blocking(move || check_signature_policy(&policy, &reference)).await;
         let checked = checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let refused = |error: RuntimeError| {
-            let hint = "sign the image, or correct the policy: docs/trust.md";
+            let hint = "sign the image, or correct the policy: `imagelet help trust`";
             Failure::of(&error).at(ErrorClass::SignatureRejected, Stage::Policy).or_hint(hint)
         };
         steps.push(DiagnosisStep::of_node("signature", checked.map_err(refused)));
@@ -227,7 +227,7 @@ impl DiagnosisStep {
             let fault = error.fault();
             Failure::of(&error)
                 .at(fault.class, fault.hop)
-                .or_hint(advice(fault.class).unwrap_or("see docs/errors.md for the class of the failure"))
+                .or_hint(advice(fault.class).unwrap_or("`imagelet help errors` describes the class of the failure"))
         });
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         Self { step: name, host, ok: failure.is_none(), took_ms, detail, failure }
